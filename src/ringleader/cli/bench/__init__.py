@@ -1,0 +1,204 @@
+"""``ringleader bench``: our collectives beside Gloo and OpenMPI, in the same run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn as RemainingColumn
+
+from ringleader.cli import units
+from ringleader.cli.bench import report
+from ringleader.cli.bench.plan import (
+    ALGORITHMS,
+    DEFAULT_SIZES,
+    LAN_SIZES,
+    OPERATIONS,
+    QUICK_SIZES,
+    Plan,
+    contenders,
+)
+from ringleader.cli.bench.result import check_auto
+from ringleader.cli.bench.run import Outcome, run
+from ringleader.cli.bench.session import Place
+from ringleader.cli.bench.table import auto_sheet, draw, sheets
+from ringleader.cli.interrupt import terminated_like_interrupted
+from ringleader.errors import ConfigError, RingleaderError
+
+Places = Callable[[int], Sequence[Place]]
+"""Where the ranks of a session run, given how many there are."""
+
+_QUICK_BATCH_S = 0.02
+_BATCH_S = 0.05
+_MAX_RANKS = 64  # on one machine; beyond it only the scheduler is measured
+
+
+def bench(  # noqa: PLR0913 - one argument per flag
+    ranks: Annotated[
+        str | None, typer.Option(help="Numbers of ranks [2,4,8; quick: 2,4].")
+    ] = None,
+    sizes: Annotated[
+        str | None, typer.Option(help=f"Total sizes [{DEFAULT_SIZES}].")
+    ] = None,
+    operations: Annotated[str, typer.Option(help="Which collectives.")] = ",".join(
+        OPERATIONS
+    ),
+    transport: Annotated[str, typer.Option(help="Our transports.")] = "shm,tcp",
+    peers: Annotated[
+        str, typer.Option(help="Engines to compare with; '' for none.")
+    ] = "gloo,mpi",
+    rounds: Annotated[
+        int | None, typer.Option(help="Turns per contender and size [5; quick: 3].")
+    ] = None,
+    algorithms: Annotated[
+        str,
+        typer.Option(help="Also measure these fixed algorithms of ours, or 'all'."),
+    ] = "",
+    lan: Annotated[
+        int, typer.Option(help="Hosts of a LAN of network namespaces (needs root).")
+    ] = 0,
+    rate: Annotated[str, typer.Option(help="Speed of each host's link.")] = "1gbit",
+    quick: Annotated[bool, typer.Option(help="A small grid, in a minute.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write JSON, markdown and a plot here.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="JSON on standard output.")
+    ] = False,
+) -> None:
+    """Time our collectives beside Gloo and OpenMPI, here and now, in the same run."""
+    try:
+        plan = Plan(
+            ranks=_ranks(ranks, quick=quick, lan=lan),
+            sizes_bytes=_sizes(sizes, quick=quick, lan=lan),
+            operations=_names(operations),
+            contenders=contenders(
+                _without("shm" if lan else None, transport),
+                _without("mpi" if lan else None, peers),
+                ALGORITHMS if algorithms == "all" else _names(algorithms),
+            ),
+            rounds=rounds or (3 if quick else 5),
+            batch_s=_QUICK_BATCH_S if quick else _BATCH_S,
+        )
+    except ConfigError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+    try:
+        with terminated_like_interrupted(), _places(lan, rate) as places:
+            _bench(plan, places, out, as_json=as_json)
+    except RingleaderError as exc:
+        Console(stderr=True).print(f"bench: {exc}", style="bold red", markup=False)
+        raise typer.Exit(1) from exc
+
+
+def _bench(plan: Plan, places: Places, out: Path | None, *, as_json: bool) -> None:
+    """Run, then show and save; what was measured before an error is shown too."""
+    started = datetime.now().astimezone()
+    outcome = Outcome()
+    try:
+        with _progress(plan) as tick:
+            run(plan, places, tick, outcome)
+    except RingleaderError as exc:
+        outcome.note(f"stopped early: {exc}")
+        raise
+    finally:
+        if outcome.results.all():
+            _show(plan, outcome, started, out, as_json=as_json)
+
+
+def _show(
+    plan: Plan, outcome: Outcome, started: datetime, out: Path | None, *, as_json: bool
+) -> None:
+    whole = report.document(plan, outcome, started)
+    if as_json:
+        typer.echo(json.dumps(whole, indent=1))
+    else:
+        _print_tables(outcome)
+    if out is not None:
+        for path in report.save(whole, outcome, started, out):
+            typer.echo(f"wrote {path}", err=True)
+
+
+def _print_tables(outcome: Outcome) -> None:
+    console = Console()
+    tables = [draw(sheet) for sheet in sheets(outcome.results)]
+    checks = check_auto(outcome.results)
+    if checks:
+        tables.append(draw(auto_sheet(checks)))
+    for table in tables:
+        # A pipe has no width: never cut a table there.
+        width = None if console.is_terminal else console.measure(table).maximum
+        console.print(table, width=width)
+    console.print(report.HOW, style="dim")
+    for note in outcome.notes:
+        console.print(f"Note: {note}", markup=False)
+
+
+@contextmanager
+def _places(lan: int, rate: str) -> Iterator[Places]:
+    if not lan:
+        yield lambda ranks: [Place()] * ranks
+        return
+    from ringleader.testing.lan import lan as open_lan  # Linux only
+
+    with open_lan(hosts=lan, rate=rate) as net:
+        there = [Place(host.address, host.popen, "eth0") for host in net.hosts]
+        yield lambda ranks: there[:ranks]
+
+
+@contextmanager
+def _progress(plan: Plan) -> Iterator[Callable[[str, float], None]]:
+    """A bar on stderr, so that standard output stays clean for tables and JSON.
+
+    Where stderr is a file or a pipe, one line per cell takes its place.
+    """
+    console = Console(stderr=True)
+    columns = (
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f} %"),
+        TimeElapsedColumn(),
+        RemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    bar = Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    )
+    shown = ""
+    with bar:
+        task = bar.add_task("starting", total=plan.cost_s())
+
+        def tick(what: str, cost_s: float) -> None:
+            nonlocal shown
+            bar.update(task, description=what, advance=cost_s)
+            cell = what.partition(":")[0]
+            if not console.is_terminal and cell != shown:
+                shown = cell
+                console.print(cell, highlight=False)
+
+        yield tick
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _without(impossible: str | None, text: str) -> tuple[str, ...]:
+    """On a LAN hosts share no memory, and mpirun would need ssh into namespaces."""
+    return tuple(name for name in _names(text) if name != impossible)
+
+
+def _ranks(text: str | None, *, quick: bool, lan: int) -> tuple[int, ...]:
+    default = str(lan) if lan else "2,4" if quick else "2,4,8"
+    most = lan or _MAX_RANKS
+    return tuple(units.parse_counts(text or default, what="ranks", most=most))
+
+
+def _sizes(text: str | None, *, quick: bool, lan: int) -> tuple[int, ...]:
+    default = QUICK_SIZES if quick else LAN_SIZES if lan else DEFAULT_SIZES
+    return tuple(units.parse_size(name) for name in _names(text or default))

@@ -1,0 +1,64 @@
+"""One MPI rank of a benchmark, started by mpirun as ``python -m``.
+
+It imports no torch: OpenMPI works on the numpy arrays themselves. Between its turns the
+rank sleeps in ``recv`` on its control line, outside MPI, whose waits would spin.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+
+from mpi4py import MPI
+
+from ringleader.cli.bench.station import Buffers, Station
+from ringleader.cli.line import Message, Report, serve
+from ringleader.errors import ConfigError
+
+
+class OpenMpi:
+    """The collectives of COMM_WORLD."""
+
+    def barrier(self) -> None:
+        """Return once every rank has come here."""
+        MPI.COMM_WORLD.Barrier()
+
+    def prepare(
+        self, operation: str, buffers: Buffers, algorithm: str | None
+    ) -> Callable[[], object]:
+        """See Engine."""
+        if algorithm is not None:
+            raise ConfigError("OpenMPI chooses its algorithm itself")
+        comm = MPI.COMM_WORLD
+        source, result = buffers
+        match operation:
+            case "all_reduce":
+                return partial(comm.Allreduce, MPI.IN_PLACE, source)
+            case "broadcast":
+                return partial(comm.Bcast, source, 0)
+            case "all_gather":
+                return partial(comm.Allgather, source, result)
+            case "reduce_scatter":
+                return partial(comm.Reduce_scatter_block, source, result)
+            case _:
+                return partial(comm.Alltoall, source, result)
+
+
+def main() -> None:
+    """Serve the parent until it closes the line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--control", required=True)
+    arguments = parser.parse_args()
+    comm = MPI.COMM_WORLD
+    station = Station(comm.rank, comm.size, {"mpi": OpenMpi()})
+
+    def handle(task: Message, report: Report) -> Message:
+        return station.handle(task)
+
+    version = MPI.Get_library_version().split(",")[0].strip()
+    serve(arguments.control, {"rank": comm.rank, "version": version}, handle)
+
+
+if __name__ == "__main__":
+    main()

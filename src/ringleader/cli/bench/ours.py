@@ -1,0 +1,43 @@
+"""The contender Ringleader: a group, called synchronously from the main thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from ringleader.cli.bench.station import Buffers
+from ringleader.group.group import Group
+
+
+class Ours:
+    """One group; the algorithm is named per call."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.links = ", ".join(sorted(set(group.links().values())))
+
+    def barrier(self) -> None:
+        """Return once every rank has come here."""
+        self._group.barrier()
+
+    def prepare(
+        self, operation: str, buffers: Buffers, algorithm: str | None
+    ) -> Callable[[], object]:
+        """See Engine."""
+        group = self._group
+        source, result = map(torch.from_numpy, buffers)
+        match operation:
+            case "all_reduce":
+                return partial(group.all_reduce, source, algorithm=algorithm)
+            case "broadcast":
+                return partial(group.broadcast, source, 0, algorithm=algorithm)
+            case "all_gather":
+                return partial(group.all_gather, result, source, algorithm=algorithm)
+            case "reduce_scatter":
+                return partial(
+                    group.reduce_scatter, result, source, algorithm=algorithm
+                )
+            case _:
+                return partial(group.all_to_all, result, source)

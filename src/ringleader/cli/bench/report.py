@@ -1,0 +1,85 @@
+"""A finished run as JSON, markdown and a plot, with everything needed to repeat it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from ringleader.cli.bench.machine import describe
+from ringleader.cli.bench.plan import Plan
+from ringleader.cli.bench.result import Results, check_auto
+from ringleader.cli.bench.run import Outcome
+from ringleader.cli.bench.table import auto_sheet, markdown, sheets
+from ringleader.cli.line import Message
+
+FORMAT = 1
+"""Version of the JSON layout; it grows when a field changes its meaning."""
+
+HOW = (
+    "float32; time per call = a batch of back-to-back calls after a barrier, on its "
+    "slowest rank, divided by the calls; median of the rounds. Contenders take turns "
+    "in every round, in reversed order every other round; every result was checked "
+    "for exact values first. Size is the largest tensor of a rank. xGloo = Gloo's "
+    "time / ours: above 1 we are faster."
+)
+
+
+def document(plan: Plan, outcome: Outcome, started: datetime) -> Message:
+    """All of a run, ready for json.dumps."""
+    return {
+        "format": FORMAT,
+        "started": started.isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "machine": {**describe(), "libraries": dict(outcome.versions)},
+        "how": HOW,
+        "rounds": plan.rounds,
+        "batch_s": plan.batch_s,
+        "notes": list(outcome.notes),
+        "results": [found.to_json() for found in outcome.results.all()],
+    }
+
+
+def save(
+    whole: Message, outcome: Outcome, started: datetime, directory: Path
+) -> list[Path]:
+    """Write NAME.json, NAME.md and NAME.png into ``directory``; the paths written."""
+    from ringleader.cli.bench.plot import save_plot  # costs a second: only if wanted
+
+    directory.mkdir(parents=True, exist_ok=True)
+    stem = directory / f"bench-{started:%Y-%m-%d-%H%M%S}"
+    paths = [stem.with_suffix(suffix) for suffix in (".json", ".md", ".png")]
+    paths[0].write_text(json.dumps(whole, indent=1) + "\n")
+    paths[1].write_text(text(whole, outcome.results))
+    save_plot(outcome.results, _headline(whole), paths[2])
+    return paths
+
+
+def text(whole: Message, results: Results) -> str:
+    """The markdown page: what, where, how, then the tables."""
+    notes = whole["notes"]
+    assert isinstance(notes, list), "document() makes a list of notes"
+    lines = [
+        f"# {_headline(whole)}",
+        "",
+        f"`{whole['command']}`",
+        "",
+        str(whole["how"]),
+    ]
+    lines += ["", *(f"- {note}" for note in notes), ""]
+    lines += [markdown(sheet) for sheet in sheets(results)]
+    checks = check_auto(results)
+    if checks:
+        lines.append(markdown(auto_sheet(checks)))
+    return "\n".join(lines)
+
+
+def _headline(whole: Message) -> str:
+    machine = whole["machine"]
+    assert isinstance(machine, dict), "document() describes the machine"
+    memory = machine["memory_bytes"]
+    ram = f", {memory / (1 << 30):.0f} GiB" if isinstance(memory, int) else ""
+    where = f"{machine['cpu']}, {machine['cores']} cores{ram}"
+    return f"Collectives on {where}, {str(whole['started'])[:10]}"

@@ -1,0 +1,83 @@
+"""One rank of the demo: ``python -m ringleader.cli.demo.worker``."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from ringleader.cli.demo.training import Digits, Recipe, Trained, load_digits, train
+from ringleader.cli.line import Message, Report, serve
+from ringleader.collectives.config import CollectiveConfig
+from ringleader.errors import ConfigError
+from ringleader.group.form import group
+
+_TIMEOUT_S = 30.0
+"""Bound on one all_reduce: a rank that is stuck ends the demo, nobody waits longer."""
+
+_IN_WORDS = {"shm": "shared memory", "tcp": "TCP"}
+
+
+class Rank:
+    """Trains when told to, then compares itself with a run without any group."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._recipe = Recipe()
+        self._digits: Digits | None = None
+        self._trained: Trained | None = None
+
+    def handle(self, task: Message, report: Report) -> Message:
+        """Carry out one task of the parent."""
+        match task:
+            case {"do": "train", "peers": [*peers], "epochs": int(epochs)}:
+                self._recipe = Recipe(epochs=epochs)
+                return self._train([str(peer) for peer in peers], report)
+            case {"do": "compare"}:
+                return self._compare()
+            case _:
+                raise ConfigError(f"demo worker: no such task {task}")
+
+    def _train(self, peers: list[str], report: Report) -> Message:
+        def on_epoch(epoch: int, loss: float) -> None:
+            if self._rank == 0:
+                report({"epoch": epoch, "loss": loss})
+
+        self._digits = load_digits(self._recipe)
+        config = CollectiveConfig(timeout_s=_TIMEOUT_S)
+        with group(peers, self._rank, config=config) as ranks:
+            trained = train(self._recipe, self._digits, ranks, on_epoch)
+            kinds = sorted(set(ranks.links().values()))
+        self._trained = trained
+        return {
+            "transport": " and ".join(_IN_WORDS.get(kind, kind) for kind in kinds),
+            "digest": trained.digest(),
+            "accuracy": trained.accuracy,
+            "loss": trained.loss,
+            "steps": trained.steps,
+            "step_bytes": trained.step_bytes,
+            "parameters": trained.parameters.numel(),
+            "seconds": trained.seconds,
+            "test_digits": len(self._digits.test_labels),
+        }
+
+    def _compare(self) -> Message:
+        assert self._trained is not None, "compare comes after train"
+        assert self._digits is not None, "compare comes after train"
+        alone = train(self._recipe, self._digits, None, lambda epoch, loss: None)
+        apart = (self._trained.parameters - alone.parameters).abs().max()
+        return {"largest_difference": float(apart)}
+
+
+def main() -> None:
+    """Serve the parent until it closes the line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--control", required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)  # ranks share the cores; also the same sums every time
+    serve(arguments.control, {"rank": arguments.rank}, Rank(arguments.rank).handle)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""``ringleader simulate``: predicted times on networks that you describe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ringleader.cli import units
+from ringleader.collectives.algorithm import OPERATIONS, algorithms
+from ringleader.errors import ConfigError
+from ringleader.testing import network as networks
+from ringleader.testing import simulator
+
+PAYLOAD_SHARE = 1448 / 1538
+"""What TCP over Ethernet leaves of the line rate: 1448 bytes of every 1538 on the wire
+(preamble, gap, Ethernet, IP and TCP headers with timestamps take the rest)."""
+
+MAX_NODES = 4096
+"""Beyond it even the cheap methods need gigabytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked, parsed: rates in payload bytes per second."""
+
+    operation: str
+    num_bytes: int
+    nodes: list[int]
+    algorithms: list[str]
+    latency_s: float
+    bytes_per_s: float
+    reduce_bytes_per_s: float
+    arity: int
+    slow_bytes_per_s: float | None
+    num_islands: int | None
+    island_bytes_per_s: float
+    island_latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One cell of the table: a time, or the reason why there is none."""
+
+    nodes: int
+    algorithm: str
+    time_s: float | None = None
+    bytes_sent_most: int | None = None
+    skipped: str | None = None
+    is_best: bool = False
+
+
+def simulate(  # noqa: PLR0913 (typer makes one option of each argument)
+    nodes: Annotated[str, typer.Option(help="Node counts, as in 2,8,64.")] = "2,8,64",
+    size: Annotated[
+        str, typer.Option("--bytes", help="Tensor size, as in 25M.")
+    ] = "25M",
+    latency: Annotated[str, typer.Option(help="One way, as in 0.5ms.")] = "0.5ms",
+    bandwidth: Annotated[
+        str, typer.Option(help="Line rate of wires and cards, as in 1gbit or 125MB/s.")
+    ] = "1gbit",
+    operation: Annotated[str, typer.Option(help="Which collective.")] = "all_reduce",
+    algorithm_names: Annotated[
+        str, typer.Option("--algorithms", help="As in ring,tree. Empty: all there are.")
+    ] = "",
+    slow_link: Annotated[
+        str, typer.Option(help="Line rate of the wire between ranks 0 and 1.")
+    ] = "",
+    islands: Annotated[
+        int, typer.Option(help="Spread the nodes over this many islands; 0: one LAN.")
+    ] = 0,
+    island_bandwidth: Annotated[
+        str, typer.Option(help="Line rate of the trunk between two islands.")
+    ] = "100mbit",
+    island_latency: Annotated[
+        str, typer.Option(help="One way between two islands.")
+    ] = "10ms",
+    reduce_speed: Annotated[
+        str, typer.Option(help="How fast a node adds, in bytes.")
+    ] = "3GB/s",
+    arity: Annotated[int, typer.Option(help="Children per node of the tree.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Predict how long a collective takes: its schedules, replayed in virtual time."""
+    try:
+        question = Question(
+            operation=_known_operation(operation),
+            num_bytes=units.parse_size(size, what="--bytes"),
+            nodes=units.parse_counts(nodes, what="--nodes", most=MAX_NODES),
+            algorithms=_known_algorithms(operation, algorithm_names),
+            latency_s=units.parse_seconds(latency, what="--latency"),
+            bytes_per_s=_payload_rate(bandwidth, "--bandwidth"),
+            reduce_bytes_per_s=units.parse_rate(reduce_speed, what="--reduce-speed"),
+            arity=arity,
+            slow_bytes_per_s=_payload_rate(slow_link, "--slow-link")
+            if slow_link
+            else None,
+            num_islands=islands or None,
+            island_bytes_per_s=_payload_rate(island_bandwidth, "--island-bandwidth"),
+            island_latency_s=units.parse_seconds(
+                island_latency, what="--island-latency"
+            ),
+        )
+        _check(question)
+        answers = ask(question)
+    except ConfigError as error:
+        typer.echo(f"ringleader simulate: {error}", err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(
+            json.dumps({**asdict(question), "results": _plain(answers)}, indent=2)
+        )
+    else:
+        show(question, answers)
+
+
+def ask(question: Question) -> list[Answer]:
+    """All cells of the table, with the best of each node count marked."""
+    answers: list[Answer] = []
+    with Console(stderr=True).status("") as status:
+        for count in question.nodes:
+            column = []
+            for name in question.algorithms:
+                status.update(f"{name} on {count} nodes")
+                column.append(_answer(question, count, name))
+            answers += _mark_best(column)
+    return answers
+
+
+def show(question: Question, answers: list[Answer]) -> None:
+    """A table of algorithms by node counts, and the reasons for what is missing."""
+    table = Table(caption="predicted; * is the fastest, to 1 %")
+    table.add_column("algorithm")
+    for count in question.nodes:
+        table.add_column(f"{count} nodes" if count != 1 else "1 node", justify="right")
+    cells = {(a.algorithm, a.nodes): _cell(a) for a in answers}
+    for name in question.algorithms:
+        table.add_row(name, *(cells[name, count] for count in question.nodes))
+    console = Console()
+    console.print(
+        f"{question.operation} of {units.format_bytes(question.num_bytes)} over links "
+        f"of {units.format_rate(question.bytes_per_s / PAYLOAD_SHARE)} and "
+        f"{units.format_seconds(question.latency_s)}",
+        highlight=False,
+    )
+    console.print(table)
+    for reason in dict.fromkeys(a.skipped for a in answers if a.skipped):
+        console.print(f"- {reason}", style="dim", highlight=False)
+
+
+def _known_operation(operation: str) -> str:
+    if operation not in OPERATIONS:
+        raise ConfigError(
+            f"--operation: no {operation!r}; there are: {', '.join(OPERATIONS)}"
+        )
+    return operation
+
+
+def _known_algorithms(operation: str, names: str) -> list[str]:
+    known = algorithms(_known_operation(operation))
+    if not names.strip():
+        return list(known)
+    wanted = [name.strip() for name in names.split(",")]
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"--algorithms: {operation} has no {unknown[0]!r}, only {', '.join(known)}"
+        )
+    return list(dict.fromkeys(wanted))
+
+
+def _payload_rate(text: str, what: str) -> float:
+    return units.parse_rate(text, what=what) * PAYLOAD_SHARE
+
+
+def _check(question: Question) -> None:
+    """Refuse what makes no sense for one of the node counts, before any is replayed."""
+    if question.arity < 2:
+        raise ConfigError(f"--arity: must be 2 or more, got {question.arity}")
+    fewest = min(question.nodes)
+    if question.slow_bytes_per_s is not None and fewest < 2:
+        raise ConfigError(
+            "--slow-link: needs at least 2 nodes, so leave 1 out of --nodes"
+        )
+    if question.num_islands is not None and not 1 <= question.num_islands <= fewest:
+        raise ConfigError(
+            f"--islands: {question.num_islands} islands cannot share {fewest} nodes"
+        )
+
+
+def _network(question: Question, size: int) -> networks.Network:
+    network = networks.Network.uniform(
+        size,
+        latency_s=question.latency_s,
+        bytes_per_s=question.bytes_per_s,
+        reduce_bytes_per_s=question.reduce_bytes_per_s,
+    )
+    if question.slow_bytes_per_s is not None:
+        slow = networks.Wire(question.latency_s, question.slow_bytes_per_s)
+        network = networks.one_slow_link(network, slow)
+    if question.num_islands is not None:
+        trunk = networks.Wire(question.island_latency_s, question.island_bytes_per_s)
+        network = networks.islands(network, question.num_islands, trunk)
+    return network
+
+
+def _answer(question: Question, size: int, algorithm: str) -> Answer:
+    reason = simulator.why_not(algorithm, size)
+    if reason is not None:
+        return Answer(size, algorithm, skipped=reason)
+    network = _network(question, size)
+    try:
+        result = simulator.predict(
+            question.operation,
+            algorithm,
+            question.num_bytes,
+            network,
+            arity=question.arity,
+        )
+    except ConfigError as error:  # too many messages; the question itself was checked
+        return Answer(size, algorithm, skipped=str(error))
+    return Answer(size, algorithm, result.time_s, max(result.bytes_sent))
+
+
+def _mark_best(column: Sequence[Answer]) -> list[Answer]:
+    times = [a.time_s for a in column if a.time_s is not None]
+    if len(times) < 2 or max(times) == 0:
+        return list(column)
+    limit = 1.01 * min(times)  # nobody would feel, nor the model know, the difference
+    return [
+        Answer(a.nodes, a.algorithm, a.time_s, a.bytes_sent_most, is_best=True)
+        if a.time_s is not None and a.time_s <= limit
+        else a
+        for a in column
+    ]
+
+
+def _cell(answer: Answer) -> str:
+    if answer.time_s is None:
+        return "-"
+    text = units.format_seconds(answer.time_s)
+    return f"[bold green]{text} *[/]" if answer.is_best else text
+
+
+def _plain(answers: Sequence[Answer]) -> list[dict[str, object]]:
+    return [asdict(answer) for answer in answers]

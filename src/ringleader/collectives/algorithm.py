@@ -1,0 +1,91 @@
+"""Which algorithms exist for which operation, and how to get a rank's program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from ringleader.collectives import direct, doubling, ring, star, tree
+from ringleader.collectives.schedule import Program
+from ringleader.errors import ConfigError
+
+ROOTED = frozenset({"reduce", "broadcast", "gather", "scatter"})
+"""Operations that have a root."""
+
+# Builders take (rank, size) or, for rooted operations, (rank, size, root); those of
+# the tree take the arity as their last argument.
+_BUILDERS: dict[str, dict[str, Callable[..., Program]]] = {
+    "all_reduce": {
+        "exchange": direct.exchange_all_reduce,
+        "direct": direct.all_reduce,
+        "ring": ring.all_reduce,
+        "doubling": doubling.all_reduce,
+        "halving": doubling.halving_all_reduce,
+        "tree": tree.all_reduce,
+        "star": star.all_reduce,
+    },
+    "reduce_scatter": {
+        "direct": direct.reduce_scatter,
+        "ring": ring.reduce_scatter,
+        "halving": doubling.reduce_scatter,
+        "tree": tree.reduce_scatter,
+        "star": star.reduce_scatter,
+    },
+    "all_gather": {
+        "direct": direct.all_gather,
+        "ring": ring.all_gather,
+        "doubling": doubling.all_gather,
+        "tree": tree.all_gather,
+        "star": star.all_gather,
+    },
+    "reduce": {
+        "ring": ring.reduce_to,
+        "doubling": doubling.reduce_to,
+        "tree": tree.reduce_to,
+        "star": star.reduce_to,
+    },
+    "broadcast": {
+        "ring": ring.broadcast,
+        "doubling": doubling.broadcast,
+        "tree": tree.broadcast,
+        "star": star.broadcast,
+    },
+    "gather": {"star": star.gather, "tree": tree.gather},
+    "scatter": {"star": star.scatter, "tree": tree.scatter},
+    "all_to_all": {"direct": direct.all_to_all},
+}
+
+OPERATIONS = tuple(_BUILDERS)
+"""Every collective that has schedules; a barrier is an all_reduce of one byte."""
+
+
+def algorithms(operation: str) -> tuple[str, ...]:
+    """The names that ``program`` accepts for ``operation``."""
+    return tuple(_BUILDERS[operation])
+
+
+@lru_cache(maxsize=4096)
+def _program(
+    operation: str, algorithm: str, rank: int, size: int, root: int, arity: int
+) -> tuple[tuple[object, ...], ...]:
+    build = _BUILDERS[operation][algorithm]
+    args = [rank, size]
+    if operation in ROOTED:
+        args.append(root)
+    if algorithm == "tree":
+        args.append(arity)
+    return tuple(build(*args))
+
+
+def program(
+    operation: str, algorithm: str, rank: int, size: int, *, root: int = 0, arity: int = 2
+) -> Program:
+    """The moves of ``rank``; raises ConfigError for a name that does not exist."""
+    if algorithm not in _BUILDERS.get(operation, {}):
+        known = ", ".join(_BUILDERS.get(operation, {})) or "none"
+        raise ConfigError(f"{operation}: no algorithm {algorithm!r}; there are: {known}")
+    if arity < 2:
+        raise ConfigError(f"{operation}: tree arity must be >= 2, got {arity}")
+    if not 0 <= root < size:
+        raise ConfigError(f"{operation}: root {root} is not a rank of {size}")
+    return list(_program(operation, algorithm, rank, size, root, arity))  # type: ignore[arg-type]

@@ -1,0 +1,190 @@
+"""What a schedule costs on a measured network.
+
+A schedule is reduced to a profile: the longest chain of messages, and the share of the
+tensor each rank sends, receives and reduces. With cut-through the bytes of all steps
+overlap, so
+
+    time = depth * (software + latency) + max over ranks (bytes) / bandwidth + reduction
+
+which needs no simulation and is exact for the patterns here when links are equal. On one
+host all ranks share its cores, so the bytes of all ranks there are summed instead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Self
+
+from ringleader.collectives.algorithm import program
+from ringleader.collectives.schedule import Kind, Program
+
+
+COPY_BANDWIDTH = 3.5e9
+"""Bytes per second one core moves through a TCP socket, on either side."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCost:
+    """One direction of one pair, as measured when the group was formed."""
+
+    latency_s: float
+    bandwidth: float
+    """Bytes per second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What the cost model knows of a group; equal on all its ranks."""
+
+    links: tuple[tuple[LinkCost | None, ...], ...]
+    """links[a][b]: from a to b; None on the diagonal."""
+    hosts: tuple[int, ...]
+    """hosts[rank]: the number of the host it lives on."""
+    shares_memory: bool = False
+    """Whether ranks of one host have mapped each other's segments."""
+    cores: int = 2
+    software_s: float = 30e-6
+    """What our own code costs per step of a schedule."""
+    reduce_bandwidth: float = 5e9
+    """Bytes per second that one core adds."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.hosts)
+
+    @classmethod
+    def unknown(cls, size: int) -> Self:
+        """Before anything is measured: a home network, every rank a host of its own."""
+        link = LinkCost(latency_s=100e-6, bandwidth=125e6)
+        row = tuple(link for _ in range(size))
+        return cls(links=(row,) * size, hosts=tuple(range(size)))
+
+    def part(self, ranks: Sequence[int]) -> Self:
+        """What is known of the links among some of the ranks."""
+        links = tuple(tuple(self.links[a][b] for b in ranks) for a in ranks)
+        return replace(self, links=links, hosts=tuple(self.hosts[r] for r in ranks))
+
+    def host_lists(self) -> list[list[int]]:
+        """The ranks of each host, hosts in the order of their first rank."""
+        hosts: dict[int, list[int]] = {}
+        for rank, host in enumerate(self.hosts):
+            hosts.setdefault(host, []).append(rank)
+        return list(hosts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A schedule in numbers; shares are fractions of the whole tensor."""
+
+    depth: int
+    messages: int
+    """The most messages any rank sends and receives."""
+    sent: tuple[float, ...]
+    received: tuple[float, ...]
+    reduced: tuple[float, ...]
+    links: dict[tuple[int, int], float]
+
+
+@lru_cache(maxsize=1024)
+def profile(operation: str, algorithm: str, size: int, root: int, arity: int) -> Profile:
+    """The profile of one named schedule."""
+    programs = [
+        program(operation, algorithm, r, size, root=root, arity=arity)
+        for r in range(size)
+    ]
+    return profile_of(operation, programs)
+
+
+def profile_of(operation: str, programs: list[Program]) -> Profile:
+    """The profile of any schedule; chunks count as equal shares."""
+    size = len(programs)
+    chunks = 1 + max((m.chunk for p in programs for m in p), default=0)
+    if operation == "all_to_all":
+        chunks = size  # each rank's tensor has n parts
+    sent, received, reduced = [0.0] * size, [0.0] * size, [0.0] * size
+    links: dict[tuple[int, int], float] = {}
+    for rank, moves in enumerate(programs):
+        for move in moves:
+            if move.kind is Kind.SEND:
+                sent[rank] += 1 / chunks
+                pair = (rank, move.peer)
+                links[pair] = links.get(pair, 0.0) + 1 / chunks
+            else:
+                received[rank] += 1 / chunks
+                reduced[rank] += (move.kind is Kind.REDUCE) / chunks
+    messages = max((len(p) for p in programs), default=0)
+    return Profile(
+        _depth(programs),
+        messages,
+        tuple(sent),
+        tuple(received),
+        tuple(reduced),
+        links,
+    )
+
+
+def _depth(programs: list[Program]) -> int:
+    """Length of the longest chain of messages that wait for one another."""
+    ready: dict[tuple[int, int], int] = {}
+    wires: dict[tuple[int, int], deque[int]] = {}
+    at = [0] * len(programs)
+    moving = True
+    while moving:
+        moving = False
+        for rank, moves in enumerate(programs):
+            while at[rank] < len(moves):
+                move = moves[at[rank]]
+                here = (rank, move.chunk)
+                if move.kind is Kind.SEND:
+                    wire = wires.setdefault((rank, move.peer), deque())
+                    wire.append(ready.get(here, 0) + 1)
+                else:
+                    wire = wires.setdefault((move.peer, rank), deque())
+                    if not wire:
+                        break
+                    ready[here] = max(ready.get(here, 0), wire.popleft())
+                at[rank] += 1
+                moving = True
+    return max(ready.values(), default=0)
+
+
+def price(shape: Profile, num_bytes: int, network: Network) -> float:
+    """Predicted seconds of one operation on ``num_bytes``."""
+    used = [network.links[a][b] for a, b in shape.links]
+    latency_s = max((link.latency_s for link in used if link), default=0.0)
+    step_s = latency_s + network.software_s
+    steps_s = shape.depth * step_s + shape.messages * 0.15 * network.software_s
+    return steps_s + max(
+        _wire_s(shape, num_bytes, network), _host_s(shape, num_bytes, network)
+    )
+
+
+def _wire_s(shape: Profile, num_bytes: int, network: Network) -> float:
+    """The busiest link, or the busiest card: a rank's fastest link bounds their sum."""
+    slowest = 0.0
+    for (a, b), share in shape.links.items():
+        link = network.links[a][b]
+        if link is not None:
+            slowest = max(slowest, share * num_bytes / link.bandwidth)
+    for rank in range(network.size):
+        fastest = max((c.bandwidth for c in network.links[rank] if c), default=1e12)
+        share = max(shape.sent[rank], shape.received[rank])
+        slowest = max(slowest, share * num_bytes / fastest)
+    return slowest
+
+
+def _host_s(shape: Profile, num_bytes: int, network: Network) -> float:
+    """What the cores of the busiest host do: copies into and out of sockets, adds."""
+    worst = 0.0
+    for host in set(network.hosts):
+        ranks = [r for r in range(network.size) if network.hosts[r] == host]
+        copied = sum(shape.sent[r] + shape.received[r] for r in ranks) * num_bytes
+        added = sum(shape.reduced[r] for r in ranks) * num_bytes
+        busy_s = copied / COPY_BANDWIDTH + added / network.reduce_bandwidth
+        cores = min(network.cores, len(ranks))
+        worst = max(worst, busy_s / cores)
+    return worst

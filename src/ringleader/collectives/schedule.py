@@ -1,0 +1,67 @@
+"""What a collective is here: one list of moves per rank, and nothing else.
+
+Theory of operation. A tensor is cut into chunks. A schedule is the program of one rank:
+moves in order, each sending one chunk to a peer, or receiving one and either adding it
+to what the rank holds (REDUCE) or putting it in its place (COPY). Two rules make a set
+of programs executable:
+
+* links are ordered, so the chunks rank a sends to b are those b receives from a, in
+  the same order;
+* a move touches its chunk only after every earlier move of the same program on that
+  chunk. Moves on different chunks are independent.
+
+The engine may therefore run far ahead of program order, byte by byte, and the result is
+still the one of the program read from top to bottom. ``check.py`` proves programs,
+``cost.py`` prices them, ``testing/simulator.py`` replays them in virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class Kind(IntEnum):
+    """What a move does with its chunk."""
+
+    SEND = 0
+    REDUCE = 1
+    COPY = 2
+
+
+class Move(NamedTuple):
+    """One chunk to or from one peer."""
+
+    kind: Kind
+    peer: int
+    chunk: int
+
+
+Program = list[Move]
+"""The moves of one rank, in order."""
+
+Schedule = Callable[[int], Program]
+"""rank -> its program."""
+
+
+def send(peer: int, chunk: int) -> Move:
+    """Send ``chunk`` as it is held when all earlier moves on it are done."""
+    return Move(Kind.SEND, peer, chunk)
+
+
+def reduce(peer: int, chunk: int) -> Move:
+    """Receive from ``peer`` and combine with what is held."""
+    return Move(Kind.REDUCE, peer, chunk)
+
+
+def copy(peer: int, chunk: int) -> Move:
+    """Receive from ``peer`` and replace what is held."""
+    return Move(Kind.COPY, peer, chunk)
+
+
+def split(count: int, parts: int) -> list[tuple[int, int]]:
+    """Cut ``range(count)`` into ``parts`` runs that differ by at most one in length."""
+    base, extra = divmod(count, parts)
+    starts = [i * base + min(i, extra) for i in range(parts + 1)]
+    return list(zip(starts, starts[1:], strict=False))

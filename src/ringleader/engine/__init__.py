@@ -1,0 +1,1 @@
+"""The engine: runs schedules over links, and collectives in shared memory."""

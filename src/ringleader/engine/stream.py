@@ -1,0 +1,249 @@
+"""Run a plan over links: one thread, all lanes at once, bytes forwarded as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringleader.collectives.schedule import Kind
+from ringleader.engine.flow import Flow, Plan
+from ringleader.engine.kernel import Combine
+from ringleader.engine.waiter import Waiter
+from ringleader.transport.link import Link, relax
+from ringleader.wire.header import HEADER_BYTES
+
+CALL_BYTES = 1 << 20
+"""At most this much per system call: enough to be cheap, little enough that the other
+direction is never starved."""
+INBOX_BYTES = 512 << 10
+"""What arrives for a reduction lands here first, and is added while still in cache."""
+ALL_INBOXES_BYTES = 8 << 20
+SPINS = 20
+"""Rounds of looking and yielding before sleeping: about 50 us."""
+
+OnMismatch = Callable[[int, bytes], None]
+"""Called with the peer and its header when that is not the one we expect; raises."""
+
+
+class OutLane:
+    """Everything this rank sends to one peer in one operation, in order."""
+
+    __slots__ = ("_at", "_flows", "_header", "link")
+
+    def __init__(self, link: Link, flows: list[Flow], header: bytes) -> None:
+        self.link = link
+        self._flows = [f for f in flows if f.num_bytes]
+        self._header = memoryview(header)
+        self._at = 0
+
+    def is_finished(self) -> bool:
+        return not self._header and self._at == len(self._flows)
+
+    def has_work(self) -> bool:
+        """Whether there is something to send now."""
+        if self._header:
+            return True
+        flow = self._flows[self._at]
+        return flow.limit() > flow.done
+
+    def push(self) -> bool:
+        """Send what can be sent; True when something moved."""
+        if self._header:
+            sent = self.link.try_send(self._header)
+            self._header = self._header[sent:]
+            if self._header:
+                return sent > 0
+            if self._at == len(self._flows):
+                return True
+        flow = self._flows[self._at]
+        start, limit = flow.done, flow.limit()
+        if start == limit:
+            return False
+        lo = start % flow.wrap if flow.wrap else start
+        hi = min(lo + min(limit - start, CALL_BYTES), flow.wrap or limit)
+        sent = self.link.try_send(flow.bytes[lo:hi])
+        flow.done = start + sent
+        if flow.done == flow.num_bytes:
+            self._at += 1
+        return sent > 0
+
+
+class InLane:
+    """Everything this rank receives from one peer in one operation, in order."""
+
+    __slots__ = (
+        "_at",
+        "_combine",
+        "_expected",
+        "_filled",
+        "_flows",
+        "_header",
+        "_inbox",
+        "_inbox_bytes",
+        "_item",
+        "_on_mismatch",
+        "link",
+    )
+
+    def __init__(
+        self,
+        link: Link,
+        flows: list[Flow],
+        expected: bytes,
+        inbox: NDArray[Any],
+        combine: Combine | None,
+        on_mismatch: OnMismatch,
+    ) -> None:
+        self.link = link
+        self._flows = [f for f in flows if f.num_bytes]
+        self._at = 0
+        self._expected = expected
+        self._header = bytearray(HEADER_BYTES)
+        self._filled = -HEADER_BYTES  # bytes of the current piece; < 0: of the header
+        self._inbox = inbox
+        self._inbox_bytes = memoryview(inbox.view(np.uint8))
+        self._item = inbox.itemsize
+        self._combine = combine
+        self._on_mismatch = on_mismatch
+
+    def is_finished(self) -> bool:
+        return self._filled == 0 and self._at == len(self._flows)
+
+    def has_room(self) -> bool:
+        """Whether what the peer sends next could be taken now."""
+        if self._filled < 0:
+            return True
+        flow = self._flows[self._at]
+        item = self._item if flow.kind is Kind.REDUCE else 1
+        return flow.limit() >= flow.done + item
+
+    def pull(self) -> bool:
+        """Receive what is there and fits; True when something moved."""
+        if self._filled < 0:
+            return self._pull_header()
+        flow = self._flows[self._at]
+        start, limit = flow.done, flow.limit()
+        if start == limit:
+            return False
+        lo = start % flow.wrap if flow.wrap else start
+        hi = min(lo + min(limit - start, CALL_BYTES), flow.wrap or limit)
+        if flow.kind is Kind.COPY:
+            received = self.link.try_recv_into(flow.bytes[lo:hi])
+            flow.done = start + received
+        else:
+            received = self._pull_and_combine(flow, lo, hi)
+        if flow.done == flow.num_bytes:
+            self._at += 1
+        return received > 0
+
+    def _pull_header(self) -> bool:
+        view = memoryview(self._header)[self._filled :]
+        received = self.link.try_recv_into(view)
+        self._filled += received
+        if self._filled == 0 and self._header != self._expected:
+            self._on_mismatch(self.link.peer, bytes(self._header))
+        return received > 0
+
+    def _pull_and_combine(self, flow: Flow, lo: int, hi: int) -> int:
+        """Into the inbox, then add every whole element to what is held."""
+        end = min(hi - lo, len(self._inbox_bytes)) // self._item * self._item
+        if end <= self._filled:
+            return 0
+        received = self.link.try_recv_into(self._inbox_bytes[self._filled : end])
+        filled = self._filled + received
+        count = filled // self._item
+        if count:
+            assert self._combine is not None
+            assert flow.own is not None
+            assert flow.home is not None
+            at, to = flow.done // self._item, lo // self._item
+            # A source is addressed from the chunk's start, a window by its wrap.
+            mine = to if flow.own is flow.home else at
+            self._combine(
+                flow.own[mine : mine + count],
+                self._inbox[:count],
+                flow.home[to : to + count],
+            )
+            flow.done += count * self._item
+            rest = filled - count * self._item
+            if rest:
+                self._inbox_bytes[:rest] = self._inbox_bytes[filled - rest : filled]
+            filled = rest
+        self._filled = filled
+        return received
+
+
+class StreamEngine:
+    """Runs plans over the links of one group. One thread at a time."""
+
+    def __init__(self, links: Mapping[int, Link], waiter: Waiter) -> None:
+        self._links = links
+        self._waiter = waiter
+        self._inbox: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def run(
+        self,
+        plan: Plan,
+        *,
+        headers: Mapping[int, tuple[bytes, bytes]],
+        dtype: np.dtype[Any],
+        combine: Combine | None,
+        on_mismatch: OnMismatch,
+    ) -> None:
+        """Move every byte of a bound plan; ``headers``: peer -> (ours, the expected)."""
+        links = self._links
+        outs = [OutLane(links[p], f, headers[p][0]) for p, f in plan.sends.items()]
+        inboxes = self._inboxes(len(plan.recvs), dtype)
+        ins = [
+            InLane(links[p], flows, headers[p][1], inbox, combine, on_mismatch)
+            for (p, flows), inbox in zip(plan.recvs.items(), inboxes, strict=True)
+        ]
+        spins = 0
+        while outs or ins:
+            moved = False
+            for out in outs:
+                moved |= out.push()
+            for lane in ins:
+                moved |= lane.pull()
+            if moved:
+                if spins == SPINS:
+                    self._waiter.moved()
+                spins = 0
+                outs = [o for o in outs if not o.is_finished()]
+                ins = [i for i in ins if not i.is_finished()]
+            elif spins < SPINS:
+                spins += 1
+                relax()
+            else:
+                self._sleep(outs, ins)
+
+    def _inboxes(self, count: int, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
+        if not count:
+            return []
+        size = min(INBOX_BYTES, ALL_INBOXES_BYTES // count) // 64 * 64
+        if len(self._inbox) < count * size:
+            self._inbox = np.empty(count * size, np.uint8)
+        starts = range(0, count * size, size)
+        return [self._inbox[i : i + size].view(dtype) for i in starts]
+
+    def _sleep(self, outs: list[OutLane], ins: list[InLane]) -> None:
+        """Until a link that blocks us has news."""
+        sending = {o.link.peer for o in outs if o.has_work()}
+        receiving = {i.link.peer for i in ins if i.has_room()}
+        armed = [self._links[p] for p in sending | receiving]
+        wanted: list[tuple[int, int]] = []
+        try:
+            for link in armed:
+                pairs = link.arm(
+                    sending=link.peer in sending, receiving=link.peer in receiving
+                )
+                if pairs is None:
+                    return
+                wanted += pairs
+            self._waiter.idle(wanted, lambda: sorted(receiving) + sorted(sending))
+        finally:
+            for link in armed:
+                link.disarm()

@@ -1,0 +1,84 @@
+"""How an operation waits: with a deadline, an open ear, and a guess whom it waits for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn, Protocol
+
+from ringleader.deadline import Deadline
+from ringleader.errors import DeadlineExceeded
+from ringleader.transport.link import wait_ready
+
+NAP_S = 0.05
+"""The longest sleep. A missed doorbell (see transport/shm.py) costs at most this."""
+PROBE_AFTER_S = 0.2
+"""Waiting this long is unusual: ask the peer whether it makes the same call."""
+
+
+class Ear(Protocol):
+    """What the waiter listens to besides the links: the mailbox of the group."""
+
+    def wanted(self) -> list[tuple[int, int]]:
+        """Descriptors and events that mean news."""
+        ...
+
+    def progress(self, stalled_s: float) -> None:
+        """Read and write what is there; raises when the group is broken.
+
+        A peer that vanished without a word is only an error once we are stalled: what
+        it sent before may still be enough to finish.
+        """
+        ...
+
+    def ask(self, peer: int) -> None:
+        """Tell ``peer`` that we wait for it, and in which call."""
+        ...
+
+
+class Waiter:
+    """One per group; used by the thread that holds the engine."""
+
+    def __init__(self, ear: Ear) -> None:
+        self._ear = ear
+        self._deadline = Deadline.after(0)
+        self._what: object = ""
+        self._stalled_at_s = 0.0
+        self._probe_at_s = 0.0
+
+    def start(self, deadline: Deadline, what: object) -> None:
+        """A new operation begins; ``str(what)`` is the call in the user's words."""
+        self._deadline = deadline
+        self._what = what
+        self._stalled_at_s = 0.0
+
+    def moved(self) -> None:
+        """Something arrived or left after we had slept."""
+        self._stalled_at_s = 0.0
+
+    def idle(
+        self, links: Sequence[tuple[int, int]], blocked_on: Callable[[], list[int]]
+    ) -> None:
+        """Sleep until something may have changed; raise when it is too late."""
+        now_s = time.monotonic()
+        if not self._stalled_at_s:
+            self._stalled_at_s = now_s
+            self._probe_at_s = now_s + PROBE_AFTER_S
+        self._ear.progress(now_s - self._stalled_at_s)
+        left_s = self._deadline.at_s - now_s
+        if left_s <= 0:
+            self.expire(blocked_on())
+        if now_s >= self._probe_at_s:
+            self._probe_at_s = now_s + PROBE_AFTER_S
+            for peer in blocked_on():
+                self._ear.ask(peer)
+        wait_ready([*links, *self._ear.wanted()], min(NAP_S, left_s))
+
+    def expire(self, peers: list[int]) -> NoReturn:
+        """Raise the timeout, naming whom we waited for and in which call."""
+        others = f" (and for ranks {', '.join(map(str, peers[1:]))})" if peers[1:] else ""
+        text = (
+            f"waited {self._deadline.after_s:.1f} s for it{others} in {self._what}; "
+            "it may be slow, stopped or cut off. Raise the timeout or form a new group"
+        )
+        raise DeadlineExceeded(peers[0], text)

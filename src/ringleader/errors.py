@@ -1,0 +1,84 @@
+"""Every error this package raises, ordered by what the caller should do.
+
+RingleaderError
+|-- ConfigError (ValueError)        the request makes no sense        -> fix the call
+|-- PeerError            .peer      one peer is the trouble           -> regroup without it
+|   |-- PeerUnreachable             it never answered
+|   |-- PeerLost                    it answered, then went away
+|   |-- PeerUntrusted               it could not prove who it is
+|   |-- PeerRefused                 it answered and said no
+|   `-- ProtocolError               it sent bytes the wire format forbids
+|-- CallMismatch         .peer      two ranks made different calls    -> fix the program
+|-- DeadlineExceeded (TimeoutError) we stopped waiting; it may live   -> retry, or regroup
+|-- GroupAborted                    abort() or close() ended the group -> form a new one
+`-- InternalError                   a bug in this library             -> report it
+
+Fields go to ``super().__init__`` and the text is built in ``__str__``: an error must
+survive pickling between processes.
+"""
+
+from __future__ import annotations
+
+
+class RingleaderError(Exception):
+    """Base of all errors raised by Ringleader."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class ConfigError(RingleaderError, ValueError):
+    """The request makes no sense as it stands."""
+
+
+class InternalError(RingleaderError):
+    """A bug in this library; please report it."""
+
+
+class GroupAborted(RingleaderError):
+    """The group was ended on purpose, by ``abort()`` or ``close()``."""
+
+
+class PeerError(RingleaderError):
+    """One peer is the trouble. ``peer`` is its rank, or its address before it had one."""
+
+    def __init__(self, peer: int | str, text: str) -> None:
+        Exception.__init__(self, peer, text)
+        self.peer = peer
+        self.text = text
+
+    def __str__(self) -> str:
+        who = f"rank {self.peer}" if isinstance(self.peer, int) else self.peer
+        return f"{who}: {self.text}"
+
+
+class PeerUnreachable(PeerError):
+    """It never answered."""
+
+
+class PeerLost(PeerError):
+    """It answered, then went away."""
+
+
+class PeerUntrusted(PeerError):
+    """It could not prove who it is."""
+
+
+class PeerRefused(PeerError):
+    """It answered and turned us away."""
+
+
+class ProtocolError(PeerError):
+    """It sent bytes that the wire format forbids."""
+
+
+class CallMismatch(PeerError):
+    """Two ranks made different calls; ``peer`` is the one whose call differs from ours."""
+
+
+class DeadlineExceeded(PeerError, TimeoutError):
+    """We stopped waiting for ``peer``; it may still be alive."""

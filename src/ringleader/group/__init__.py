@@ -1,0 +1,1 @@
+"""A group of ranks and what it can do."""

@@ -1,0 +1,293 @@
+"""From a call to bytes: the header, the algorithm, the engine that runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from ringleader.collectives.algorithm import program
+from ringleader.collectives.choice import hierarchy_program, choose
+from ringleader.collectives.config import CollectiveConfig
+from ringleader.collectives.cost import Network
+from ringleader.collectives.schedule import Program, split
+from ringleader.deadline import Deadline
+from ringleader.engine import kernel
+from ringleader.engine.arena import Arena
+from ringleader.engine.exchange import ExchangeEngine
+from ringleader.engine.flow import Plan, Windows
+from ringleader.engine.kernel import Array, Combine
+from ringleader.engine.stream import StreamEngine
+from ringleader.engine.waiter import Waiter
+from ringleader.errors import ConfigError
+from ringleader.group.call import Call
+from ringleader.group.mailbox import Mailbox, mismatch
+from ringleader.transport.mesh import Mesh
+from ringleader.wire import header as wire
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the last operation came; of use after a failure."""
+
+    call: str
+    """The call in the user's words."""
+    count: int
+    """Elements of the result on this rank."""
+    complete: tuple[tuple[int, int], ...]
+    """(start, stop) of the runs that hold their final value."""
+
+
+_BYTE = torch.uint8
+
+
+class Executor:
+    """Runs calls of one group, one at a time, in the order they come."""
+
+    def __init__(
+        self,
+        rank: int,
+        group: int,
+        mesh: Mesh,
+        mailbox: Mailbox,
+        waiter: Waiter,
+    ) -> None:
+        self.rank = rank
+        self.size = len(mesh.bulk) + 1
+        self.network = Network.unknown(self.size)
+        self.config = CollectiveConfig()
+        self._group = group
+        self._mailbox = mailbox
+        self._waiter = waiter
+        self._sequence = 0
+        self._header = wire.Header(operation="none", group=group, sequence=0, count=0)
+        self._windows = Windows()
+        self._plans: dict[tuple[str, str, int, int], Plan] = {}
+        self._stream = StreamEngine(mesh.bulk, waiter)
+        self._exchange = ExchangeEngine(rank, mesh.bulk, waiter, self._mismatch)
+        self.arena: Arena | None = None
+        if mesh.segment and len(mesh.neighbours) == self.size - 1 > 0:
+            self.arena = Arena(
+                rank, mesh.neighbours, mesh.segment, waiter, self._mismatch
+            )
+        self._last: tuple[Call, Plan | None] | None = None
+
+    def choose(self, call: Call, algorithm: str | None) -> tuple[str, int, str]:
+        """(algorithm, arity, reason) for ``call``."""
+        name, arity, reason = choose(
+            call.operation,
+            call.num_bytes,
+            self.network,
+            root=call.root or 0,
+            config=self.config,
+            algorithm=algorithm,
+        )
+        if name == "shm" and self.arena is None and self.size > 1:
+            raise ConfigError("shm: not all ranks of this group share memory")
+        return name, arity, reason
+
+    def run(self, call: Call, name: str, arity: int, deadline: Deadline) -> None:
+        """Do it; an exception leaves the group unusable."""
+        header = self._begin(call, name, arity, deadline)
+        combine = None
+        if call.reduce_op != "none":
+            combine = kernel.combine(call.dtype, call.reduce_op)
+        with kernel.quiet():
+            if self.size == 1:
+                self._copy_own(call, None)
+            elif name == "shm":
+                self._run_shared(call, header, combine)
+            elif name == "exchange":
+                source, home = call.sources[0], call.homes[0]
+                assert source is not None
+                assert home is not None
+                assert combine is not None
+                self._exchange.all_reduce(header, source, home, combine)
+            else:
+                self._run_stream(call, name, arity, header, combine)
+            if call.reduce_op == "mean":
+                for home in call.homes:
+                    if home is not None:
+                        kernel.divide(home, call.dtype, self.size)
+        for finish in call.finishers:
+            finish()
+
+    def barrier(self, deadline: Deadline) -> None:
+        """Return when every rank has called."""
+        token = np.zeros(1, np.uint8)
+        call = Call(
+            operation="barrier",
+            dtype=_BYTE,
+            count=0,
+            num_bytes=1,
+            reduce_op="none",
+            sources=[token],
+            homes=[token],
+            lengths=[1],
+            whole=True,
+        )
+        name = "shm" if self.arena else "exchange"
+        header = self._begin(call, name, 0, deadline)
+        if self.arena:
+            self.arena.barrier(header)
+        elif self.size > 1:
+            combine = kernel.combine(_BYTE, "bor")
+            self._exchange.all_reduce(header, token, token, combine)
+
+    # -- header --------------------------------------------------------------------
+
+    def _begin(self, call: Call, name: str, arity: int, deadline: Deadline) -> bytes:
+        self._sequence += 1
+        self._last = (call, None)
+        self._header = wire.Header(
+            operation=call.operation,
+            group=self._group,
+            sequence=self._sequence,
+            count=call.count,
+            dtype=kernel.dtype_name(call.dtype),
+            reduce_op=call.reduce_op,
+            root=call.root,
+            algorithm=name,
+            arity=arity if name == "tree" else 0,
+        )
+        header = wire.encode(self._header)
+        self._mailbox.begin(self._sequence, header)
+        self._waiter.start(deadline, self._header)
+        return header
+
+    def _headers(self, call: Call, header: bytes) -> dict[int, tuple[bytes, bytes]]:
+        """peer -> (ours, the expected); only all_to_all has different ones."""
+        peers = [p for p in range(self.size) if p != self.rank]
+        if not call.pairs:
+            return dict.fromkeys(peers, (header, header))
+        at = wire.COUNT_OFFSET
+        return {
+            p: tuple(  # type: ignore[misc]
+                header[:at] + n.to_bytes(8, "little") + header[at + 8 :]
+                for n in call.pairs[p]
+            )
+            for p in peers
+        }
+
+    def _mismatch(self, peer: int, theirs: bytes) -> None:
+        raise mismatch(peer, wire.decode(theirs, peer), self.rank, self._header)
+
+    # -- shared memory -------------------------------------------------------------
+
+    def _run_shared(self, call: Call, header: bytes, combine: Combine | None) -> None:
+        arena = self.arena
+        assert arena is not None
+        me, root = self.rank, call.root or 0
+        sources, homes = call.sources, call.homes
+        arena.complete = 0
+        if call.operation == "all_reduce":
+            arena.all_reduce(header, _some(sources[0]), _some(homes[0]), _some(combine))
+        elif call.operation == "reduce_scatter":
+            parts = [_some(s) for s in sources]
+            arena.reduce_scatter(header, parts, _some(homes[me]), _some(combine))
+        elif call.operation == "all_gather":
+            arena.all_gather(header, _some(sources[me]), [_some(h) for h in homes])
+        elif call.operation == "broadcast":
+            tensor = sources[0] if me == root else homes[0]
+            arena.broadcast(header, _some(tensor), root)
+        elif call.operation == "reduce":
+            arena.reduce(header, _some(sources[0]), homes[0], _some(combine), root)
+        elif call.operation == "gather":
+            outs = [_some(h) for h in homes] if me == root else None
+            arena.gather(header, _some(sources[me]), outs, root)
+        elif call.operation == "scatter":
+            parts = [_some(s) for s in sources] if me == root else None
+            arena.scatter(header, parts, _some(homes[me]), root)
+        else:
+            n = self.size
+            outs = [_some(homes[p * n + me]) for p in range(n)]
+            parts = [_some(sources[me * n + p]) for p in range(n)]
+            arena.all_to_all(self._headers(call, header), parts, outs)
+
+    # -- links ---------------------------------------------------------------------
+
+    def _plan(self, call: Call, name: str, arity: int) -> Plan:
+        key = (call.operation, name, call.root or 0, arity)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = Plan(self._program(*key))
+        return plan
+
+    def _program(self, operation: str, name: str, root: int, arity: int) -> Program:
+        if name == "hierarchy":
+            return hierarchy_program(self.rank, self.network, self.config)
+        return program(operation, name, self.rank, self.size, root=root, arity=arity)
+
+    def _run_stream(
+        self, call: Call, name: str, arity: int, header: bytes, combine: Combine | None
+    ) -> None:
+        plan = self._plan(call, name, arity)
+        self._last = (call, plan)
+        sources, homes, lengths = call.sources, call.homes, call.lengths
+        if call.whole:
+            sources, homes, lengths = _cut(call, plan.num_chunks)
+        dtype = kernel.storage(call.dtype)
+        self._windows.dtype = dtype
+        plan.bind(sources, homes, lengths, self._windows)
+        self._stream.run(
+            plan,
+            headers=self._headers(call, header),
+            dtype=dtype,
+            combine=combine,
+            on_mismatch=self._mismatch,
+        )
+        self._copy_own(call, plan)
+        plan.release()
+
+    def _copy_own(self, call: Call, plan: Plan | None) -> None:
+        """What a rank keeps for itself never travels."""
+        for chunk, (source, home) in enumerate(
+            zip(call.sources, call.homes, strict=True)
+        ):
+            if source is None or home is None:
+                continue
+            if plan is not None and plan.is_written(chunk):
+                continue
+            if source.ctypes.data != home.ctypes.data:
+                np.copyto(home, source)
+
+    def progress(self) -> Progress:
+        """What of the last operation's result is final on this rank."""
+        if self._last is None:
+            return Progress("no operation yet", 0, ())
+        call, plan = self._last
+        runs: list[tuple[int, int]] = []
+        total = sum(len(h) for h in call.homes if h is not None)
+        if plan is not None and call.whole and call.homes[0] is not None:
+            item = call.homes[0].itemsize
+            cuts = split(len(call.homes[0]), plan.num_chunks)
+            for chunk, (start, _) in enumerate(cuts):
+                done = plan.complete_bytes(chunk) // item
+                if done > 0:
+                    runs.append((start, start + done))
+        elif plan is None and self.arena is not None and self.arena.complete:
+            runs.append((0, self.arena.complete))
+        return Progress(str(self._header), total, tuple(runs))
+
+
+T = TypeVar("T")
+
+
+def _some(value: T | None) -> T:
+    assert value is not None
+    return value
+
+
+def _cut(
+    call: Call, num_chunks: int
+) -> tuple[list[Array | None], list[Array | None], list[int]]:
+    """A whole call in the chunks of its algorithm."""
+    cuts = split(call.lengths[0], num_chunks)
+    source, home = call.sources[0], call.homes[0]
+    return (
+        [None if source is None else source[a:b] for a, b in cuts],
+        [None if home is None else home[a:b] for a, b in cuts],
+        [b - a for a, b in cuts],
+    )

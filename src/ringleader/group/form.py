@@ -1,0 +1,243 @@
+"""Ways to form a group: from an address list, or from the environment of a launcher."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import socket
+import threading
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+
+import numpy as np
+from torch.distributed import Store, TCPStore
+
+from ringleader.collectives.config import CollectiveConfig
+from ringleader.deadline import Deadline
+from ringleader.errors import ConfigError, PeerUnreachable
+from ringleader.group.group import Group, view_hash
+from ringleader.group.measure import measure, share
+from ringleader.settings import Launch
+from ringleader.transport import mesh as meshes
+from ringleader.transport import tcp
+from ringleader.transport.listener import Listener
+from ringleader.transport.mesh import Mesh, MeshConfig
+
+TRANSPORTS = ("auto", "tcp")
+
+_open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_open_groups() -> None:
+    """A program that just ends has not crashed; say goodbye for it."""
+    for each in list(_open_groups):
+        with contextlib.suppress(Exception):
+            each.close()
+
+
+class _Connector:
+    """Makes the meshes of a group and its sub-groups over one listener."""
+
+    def __init__(
+        self,
+        rank: int,
+        addresses: Sequence[tuple[str, int]],
+        listener: Listener,
+        *,
+        share_memory: bool,
+        num_stripes: int,
+    ) -> None:
+        self._rank = rank
+        self._addresses = addresses
+        self._listener = listener
+        self._share_memory = share_memory
+        self._num_stripes = num_stripes
+        self._lock = threading.Lock()
+
+    def __call__(self, ranks: Sequence[int], view_id: str, deadline: Deadline) -> Mesh:
+        config = MeshConfig(
+            rank=list(ranks).index(self._rank),
+            size=len(ranks),
+            group=view_hash(view_id),
+            addresses=tuple(self._addresses[r] for r in ranks),
+            share_memory=self._share_memory,
+            num_stripes=self._num_stripes,
+        )
+        with self._lock:
+            return meshes.connect(config, self._listener, deadline)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._listener.close()
+
+
+def group(
+    peers: Sequence[str] | None = None,
+    rank: int | None = None,
+    *,
+    transport: str = "auto",
+    config: CollectiveConfig | None = None,
+    connections: int = 1,
+    timeout_s: float = 60.0,
+) -> Group:
+    """Form a group and return when all ranks are connected.
+
+    ``peers`` are the "host:port" of all ranks, in the same order everywhere, and
+    ``rank`` is our place in it. Without them the environment of torchrun, mpirun or
+    Slurm is used. ``transport`` "auto" shares memory between ranks of one host, "tcp"
+    never does. ``connections`` > 1 opens several TCP connections per peer, for long fat
+    networks. ``timeout_s`` bounds forming; operations take theirs from ``config``.
+    """
+    if transport not in TRANSPORTS:
+        raise ConfigError(f"transport {transport!r}; there are: {', '.join(TRANSPORTS)}")
+    options = {"share_memory": transport == "auto", "num_stripes": connections}
+    deadline = Deadline.after(timeout_s)
+    if peers is None:
+        if rank is not None:
+            raise ConfigError("rank without peers; give both or neither")
+        launch = Launch.from_environment()
+        return from_environment(launch, config, deadline, **options)
+    if rank is None:
+        raise ConfigError("peers without rank: say which of them we are")
+    addresses = _check_peers(peers, rank)
+    listener = Listener(tcp.listen(*addresses[rank]))
+    view_id = f"peers:{','.join(peers)}"
+    return _form(rank, addresses, listener, view_id, config, deadline, **options)
+
+
+def _check_peers(peers: Sequence[str], rank: int) -> list[tuple[str, int]]:
+    if not peers:
+        raise ConfigError("the peer list is empty")
+    if not 0 <= rank < len(peers):
+        raise ConfigError(f"rank {rank} is not in a list of {len(peers)} peers")
+    addresses = [tcp.parse_address(p) for p in peers]
+    doubles = {a for a in addresses if addresses.count(a) > 1}
+    if doubles:
+        host, port = sorted(doubles)[0]
+        raise ConfigError(f"{host}:{port} is twice in the peer list")
+    return addresses
+
+
+def from_environment(
+    launch: Launch,
+    config: CollectiveConfig | None,
+    deadline: Deadline,
+    **options: int | bool,
+) -> Group:
+    """Meet at the store of MASTER_ADDR:MASTER_PORT, which rank 0 or the launcher keeps."""
+    if launch.size == 1:
+        listener = Listener(tcp.listen("127.0.0.1", 0), with_door=False)
+        address = [("127.0.0.1", listener.port)]
+        return _form(0, address, listener, "alone", config, deadline, **options)
+    where = f"{launch.master}:{launch.port}"
+    try:
+        store = TCPStore(
+            launch.master,
+            launch.port,
+            is_master=launch.rank == 0 and not launch.store_exists,
+            timeout=timedelta(seconds=max(1.0, deadline.left_s())),
+            wait_for_workers=False,
+        )
+    except (RuntimeError, ValueError) as exc:
+        text = f"no store there: {_first_line(exc)}"
+        raise PeerUnreachable(where, text) from exc
+    view_id = f"env:{where}:{launch.size}:{launch.attempt}"
+    return over_store(store, launch.rank, launch.size, view_id, config, deadline, **options)
+
+
+def over_store(
+    store: Store,
+    rank: int,
+    size: int,
+    view_id: str,
+    config: CollectiveConfig | None,
+    deadline: Deadline,
+    **options: int | bool,
+) -> Group:
+    """Publish our address in any torch store, read the others', connect."""
+    if store.add(f"ringleader/{view_id}/claim/{rank}", 1) > 1:
+        raise ConfigError(f"two processes say they are rank {rank}")
+    listener = Listener(tcp.listen("", 0))
+    try:
+        host = _own_address(store)
+        store.set(f"ringleader/{view_id}/{rank}", f"[{host}]:{listener.port}")
+        addresses = []
+        for peer in range(size):
+            addresses.append(_lookup(store, f"ringleader/{view_id}/{peer}", peer, deadline))
+    except BaseException:
+        listener.close()
+        raise
+    return _form(rank, addresses, listener, view_id, config, deadline, **options)
+
+
+def _lookup(store: Store, key: str, peer: int, deadline: Deadline) -> tuple[str, int]:
+    try:
+        store.wait([key], timedelta(seconds=max(0.001, deadline.left_s())))
+        value = store.get(key)
+    except RuntimeError as exc:
+        text = f"did not join within {deadline.after_s:.1f} s ({_first_line(exc)})"
+        raise PeerUnreachable(peer, text) from exc
+    return tcp.parse_address(value[:256].decode(errors="replace"))
+
+
+def _own_address(store: Store) -> str:
+    """The address of ours that reaches the store, and so the other ranks."""
+    host = getattr(store, "host", "127.0.0.1")
+    port = getattr(store, "port", 1) or 1
+    for family, kind, _, _, address in socket.getaddrinfo(
+        host, port, type=socket.SOCK_DGRAM
+    ):
+        with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing: it only asks for the route
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def _first_line(exc: BaseException) -> str:
+    return (str(exc).splitlines() or [type(exc).__name__])[0][:200]
+
+
+def _form(
+    rank: int,
+    addresses: Sequence[tuple[str, int]],
+    listener: Listener,
+    view_id: str,
+    config: CollectiveConfig | None,
+    deadline: Deadline,
+    *,
+    share_memory: int | bool = True,
+    num_stripes: int | bool = 1,
+) -> Group:
+    connector = _Connector(
+        rank,
+        addresses,
+        listener,
+        share_memory=bool(share_memory),
+        num_stripes=int(num_stripes),
+    )
+    formed: Group | None = None
+    try:
+        mesh = connector(range(len(addresses)), view_id, deadline)
+        formed = Group(rank, mesh, view_id=view_id, connect=connector, config=config)
+        formed.on_close = connector.close
+        learn_network(formed, mesh, deadline)
+    except BaseException:
+        if formed is not None:
+            formed.close()
+        listener.close()
+        raise
+    _open_groups.add(formed)
+    return formed
+
+
+def learn_network(formed: Group, mesh: Mesh, deadline: Deadline) -> None:
+    """Measure links where there is a choice to make; all ranks end with one picture."""
+    if formed.size == 1:
+        return
+    if len(mesh.neighbours) == formed.size - 1:
+        row = np.full(formed.size, 1e-6), np.full(formed.size, 5e9)
+        formed.network = share(formed, *row)
+    else:
+        formed.network = measure(formed, mesh.bulk, deadline)

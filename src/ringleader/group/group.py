@@ -1,0 +1,389 @@
+"""A group: ranks that move tensors together, in one epoch of the membership.
+
+A group is immutable. When a peer is lost, calls differ or time runs out, it is broken
+for good: every pending and later call raises the same typed error, and a new group is
+formed instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor
+
+from ringleader.collectives.config import CollectiveConfig
+from ringleader.collectives.cost import Network
+from ringleader.deadline import Deadline
+from ringleader.engine import kernel
+from ringleader.errors import ConfigError, GroupAborted
+from ringleader.group import call as calls
+from ringleader.group.call import Call
+from ringleader.group.execute import Executor, Progress
+from ringleader.group.mailbox import Mailbox, Outgoing, Wish
+from ringleader.group.runner import Runner
+from ringleader.group.work import Work
+from ringleader.transport.mesh import Mesh
+
+Connect = Callable[[Sequence[int], str, Deadline], Mesh]
+"""(ranks of a sub-group, its view id, deadline) -> its mesh."""
+
+CLOSE_S = 2.0
+
+
+def view_hash(view_id: str) -> int:
+    """The 64 bits that stand for a view on the wire."""
+    return int.from_bytes(hashlib.blake2b(view_id.encode(), digest_size=8).digest(), "little")
+
+
+class Group:
+    """Collectives and messages between ``size`` ranks. Methods may be called from any
+    thread; collectives run in the order they are called, which must be the same on all
+    ranks. Tensors belong to the group until the operation has ended.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        mesh: Mesh,
+        *,
+        view_id: str,
+        connect: Connect,
+        config: CollectiveConfig | None = None,
+        network: Network | None = None,
+    ) -> None:
+        self.rank = rank
+        self.size = len(mesh.bulk) + 1
+        self.view_id = view_id
+        self.config = config or CollectiveConfig()
+        self.timeout_s = self.config.timeout_s
+        self._mesh = mesh
+        self._connect = connect
+        self._mailbox = Mailbox(rank, mesh.mail)
+        self._runner = Runner(self._mailbox, f"rank{rank}")
+        self._executor = Executor(
+            rank, view_hash(view_id), mesh, self._mailbox, self._runner.waiter
+        )
+        self._executor.config = self.config
+        self.network = network or Network.unknown(self.size)
+        self._subgroups: dict[tuple[int, ...], int] = {}
+        self._closed = False
+        self.on_close: Callable[[], None] = lambda: None
+        """What else ends with the group: the listener it was formed with."""
+
+    @property
+    def network(self) -> Network:
+        """What is known of the links; equal on all ranks."""
+        return self._executor.network
+
+    @network.setter
+    def network(self, network: Network) -> None:
+        self._executor.network = network
+
+    def links(self) -> dict[int, str]:
+        """peer -> what connects us: "shm", "tcp", and why not shm where that failed."""
+        notes = self._mesh.notes
+        return {
+            p: link.kind + (f" ({notes[p]})" if p in notes else "")
+            for p, link in self._mesh.bulk.items()
+        }
+
+    def progress(self) -> Progress:
+        """How far the last collective came; meant to be read after a failure."""
+        return self._executor.progress()
+
+    def choice(self, operation: str, num_bytes: int) -> tuple[str, str]:
+        """(algorithm, reason) that a call of this size would get."""
+        blank: list[kernel.Array | None] = []
+        call = Call(
+            operation=operation,
+            dtype=calls.torch.uint8,
+            count=num_bytes,
+            num_bytes=num_bytes,
+            sources=blank,
+            homes=blank,
+            lengths=[],
+        )
+        name, _, reason = self._executor.choose(call, None)
+        return name, reason
+
+    # -- collectives ---------------------------------------------------------------
+
+    def all_reduce(
+        self,
+        tensor: Tensor,
+        op: str = "sum",
+        *,
+        out: Tensor | None = None,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+        async_op: bool = False,
+    ) -> Work:
+        """Combine everybody's ``tensor``, in place, or into ``out`` leaving it alone."""
+        call = calls.all_reduce(tensor, op, out)
+        return self._submit(call, algorithm, timeout_s, async_op=async_op)
+
+    def reduce(
+        self,
+        tensor: Tensor,
+        root: int,
+        op: str = "sum",
+        *,
+        out: Tensor | None = None,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+        async_op: bool = False,
+    ) -> Work:
+        """Combine everybody's ``tensor`` on ``root``; the others' stay as they are."""
+        self._check_rank(root, "root")
+        call = calls.reduce(tensor, op, out, root=root, is_root=self.rank == root)
+        return self._submit(call, algorithm, timeout_s, async_op=async_op)
+
+    def broadcast(
+        self,
+        tensor: Tensor,
+        root: int,
+        *,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+        async_op: bool = False,
+    ) -> Work:
+        """Put the root's values into everybody's ``tensor``."""
+        self._check_rank(root, "root")
+        call = calls.broadcast(tensor, root=root, is_root=self.rank == root)
+        return self._submit(call, algorithm, timeout_s, async_op=async_op)
+
+    def all_gather(
+        self,
+        outs: Tensor | Sequence[Tensor],
+        tensor: Tensor,
+        *,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+        async_op: bool = False,
+    ) -> Work:
+        """Everybody's ``tensor`` into ``outs``: one per rank, or one tensor for all."""
+        call = calls.all_gather(outs, tensor, rank=self.rank, size=self.size)
+        return self._submit(call, algorithm, timeout_s, async_op=async_op)
+
+    def reduce_scatter(
+        self,
+        out: Tensor,
+        tensors: Tensor | Sequence[Tensor],
+        op: str = "sum",
+        *,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+        async_op: bool = False,
+    ) -> Work:
+        """Combine the parts meant for this rank into ``out``."""
+        call = calls.reduce_scatter(out, tensors, op, rank=self.rank, size=self.size)
+        return self._submit(call, algorithm, timeout_s, async_op=async_op)
+
+    def gather(
+        self,
+        outs: Tensor | Sequence[Tensor] | None,
+        tensor: Tensor,
+        root: int,
+        *,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+        async_op: bool = False,
+    ) -> Work:
+        """Everybody's ``tensor`` into ``outs`` of the root; others pass None."""
+        self._check_rank(root, "root")
+        call = calls.gather(outs, tensor, root=root, rank=self.rank, size=self.size)
+        return self._submit(call, algorithm, timeout_s, async_op=async_op)
+
+    def scatter(
+        self,
+        out: Tensor,
+        tensors: Tensor | Sequence[Tensor] | None,
+        root: int,
+        *,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+        async_op: bool = False,
+    ) -> Work:
+        """The root's i-th tensor into ``out`` of rank i; others pass None."""
+        self._check_rank(root, "root")
+        call = calls.scatter(out, tensors, root=root, rank=self.rank, size=self.size)
+        return self._submit(call, algorithm, timeout_s, async_op=async_op)
+
+    def all_to_all(
+        self,
+        out: Tensor | Sequence[Tensor],
+        tensor: Tensor | Sequence[Tensor],
+        *,
+        out_splits: Sequence[int] | None = None,
+        in_splits: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+        async_op: bool = False,
+    ) -> Work:
+        """Send the i-th part of ``tensor`` to rank i, for every i at once.
+
+        Parts are tensors of a list, equal cuts of one tensor, or ``splits`` rows of it.
+        """
+        finishers: list[Callable[[], object]] = []
+        homes = calls.split_all_to_all(out, out_splits, self.size, finishers)
+        sources = calls.split_all_to_all(tensor, in_splits, self.size, None)
+        dtype = (tensor if isinstance(tensor, Tensor) else tensor[0]).dtype
+        call = calls.all_to_all(homes, sources, dtype, finishers, rank=self.rank)
+        return self._submit(call, None, timeout_s, async_op=async_op)
+
+    def barrier(self, *, timeout_s: float | None = None, async_op: bool = False) -> Work:
+        """Return when every rank has called it."""
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        return self._runner.call(self._executor.barrier, limit_s, async_op=async_op)
+
+    def _submit(
+        self, call: Call, algorithm: str | None, timeout_s: float | None, *, async_op: bool
+    ) -> Work:
+        name, arity, _ = self._executor.choose(call, algorithm)
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+
+        def body(deadline: Deadline) -> None:
+            self._executor.run(call, name, arity, deadline)
+
+        return self._runner.call(body, limit_s, async_op=async_op)
+
+    # -- messages ------------------------------------------------------------------
+
+    def send(
+        self,
+        tensor: Tensor,
+        to: int,
+        *,
+        tag: int = 0,
+        timeout_s: float | None = None,
+        async_op: bool = False,
+    ) -> Work:
+        """Send ``tensor`` to rank ``to``; ends when the tensor may be used again."""
+        self._check_peer(to)
+        array = calls.reading(tensor, "send")
+        message = Outgoing(
+            peer=to,
+            tag=tag,
+            view=calls.bytes_of(array),
+            dtype=kernel.dtype_name(tensor.dtype),
+            count=tensor.numel(),
+            deadline=Deadline.after(self.timeout_s if timeout_s is None else timeout_s),
+            work=self._runner.message_work(),
+        )
+        return self._runner.deliver(message, async_op=async_op)
+
+    def recv(
+        self,
+        tensor: Tensor,
+        source: int | None = None,
+        *,
+        tag: int = 0,
+        timeout_s: float | None = None,
+        async_op: bool = False,
+    ) -> Work:
+        """Receive into ``tensor`` from ``source``, or from whoever sends this tag first.
+
+        ``work.source`` says who it was.
+        """
+        if source is not None:
+            self._check_peer(source)
+        finishers: list[Callable[[], object]] = []
+        array = calls.writing(tensor, "recv", finishers)
+        work = self._runner.message_work()
+        work.finishers = finishers
+        wish = Wish(
+            source=source,
+            tag=tag,
+            view=calls.bytes_of(array),
+            dtype=kernel.dtype_name(tensor.dtype),
+            count=tensor.numel(),
+            deadline=Deadline.after(self.timeout_s if timeout_s is None else timeout_s),
+            work=work,
+        )
+        return self._runner.deliver(wish, async_op=async_op)
+
+    def sendrecv(
+        self,
+        tensor: Tensor,
+        to: int,
+        out: Tensor,
+        source: int | None,
+        *,
+        tag: int = 0,
+        timeout_s: float | None = None,
+    ) -> Work:
+        """Send one tensor and receive another at the same time."""
+        sent = self.send(tensor, to, tag=tag, timeout_s=timeout_s, async_op=True)
+        received = self.recv(out, source, tag=tag, timeout_s=timeout_s)
+        sent.wait()
+        return received
+
+    # -- the group itself ----------------------------------------------------------
+
+    def subgroup(
+        self, ranks: Sequence[int], *, timeout_s: float | None = None
+    ) -> Group | None:
+        """A group of some of us, with links of its own; None if we are not in it.
+
+        Every member must call it with the same ranks in the same order; the position in
+        ``ranks`` becomes the rank.
+        """
+        chosen = tuple(ranks)
+        if len(set(chosen)) != len(chosen) or not chosen:
+            raise ConfigError(f"subgroup: ranks {list(ranks)} must be different, not none")
+        for rank in chosen:
+            self._check_rank(rank, "rank")
+        self._runner.check()
+        turn = self._subgroups[chosen] = self._subgroups.get(chosen, 0) + 1
+        if self.rank not in chosen:
+            return None
+        view_id = f"{self.view_id}/{','.join(map(str, chosen))}#{turn}"
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        mesh = self._connect(chosen, view_id, Deadline.after(limit_s))
+        return Group(
+            chosen.index(self.rank),
+            mesh,
+            view_id=view_id,
+            connect=lambda r, v, d: self._connect([chosen[i] for i in r], v, d),
+            config=self.config,
+            network=self.network.part(chosen),
+        )
+
+    def abort(self, reason: str = "abort() was called") -> None:
+        """End the group now, from any thread; pending calls raise GroupAborted."""
+        self._runner.abort(GroupAborted(reason))
+
+    def close(self) -> None:
+        """Leave the group: tell the others, end the thread, hang up. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._runner.close(CLOSE_S)
+            self._mailbox.close()
+            self._mesh.close()
+            self.on_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            with contextlib.suppress(Exception):
+                self.abort(f"rank {self.rank} left with {type(error).__name__}: {error}")
+        self.close()
+
+    def _check_rank(self, rank: int, what: str) -> None:
+        if not 0 <= rank < self.size:
+            raise ConfigError(f"{what} {rank} is not a rank of a group of {self.size}")
+
+    def _check_peer(self, peer: int) -> None:
+        self._check_rank(peer, "peer")
+        if peer == self.rank:
+            raise ConfigError(f"rank {peer} cannot exchange messages with itself")

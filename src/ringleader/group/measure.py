@@ -1,0 +1,161 @@
+"""Measure the links of a new group, and give all ranks the same picture.
+
+Pairs meet in rounds, everybody at once, as they will in a collective; so ranks that
+share a network or its cores see the share they will get. A pair sends a few small
+messages for the latency, then bursts that double until one takes long enough to mean
+something. The rows are gathered on every rank, because all must choose alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+
+import numpy as np
+import torch
+
+from ringleader.collectives.cost import LinkCost, Network
+from ringleader.deadline import Deadline
+from ringleader.errors import DeadlineExceeded
+from ringleader.group.group import Group
+from ringleader.transport.host import host_token
+from ringleader.transport.link import Link, relax, wait_ready
+
+PINGS = 5
+PING_BYTES = 64
+FIRST_BURST = 64 << 10
+LAST_BURST = 4 << 20
+ENOUGH_S = 0.01
+"""A burst of this length is long against scheduling noise and short for a person."""
+
+
+def measure(group: Group, links: dict[int, Link], deadline: Deadline) -> Network:
+    """The network of ``group``; every rank must call it, nothing else may be under way."""
+    size, rank = group.size, group.rank
+    latencies, bandwidths = np.zeros(size), np.ones(size)
+    for partner in _partners(rank, size):
+        latency_s, bandwidth = _measure_pair(links[partner], rank < partner, deadline)
+        latencies[partner], bandwidths[partner] = latency_s, bandwidth
+    return share(group, latencies, bandwidths)
+
+
+def share(group: Group, latencies: np.ndarray, bandwidths: np.ndarray) -> Network:
+    """Put everybody's row together."""
+    size = group.size
+    token = int.from_bytes(hashlib.blake2b(host_token(), digest_size=6).digest(), "big")
+    shares = all(kind.startswith("shm") for kind in group.links().values())
+    head = np.array([token, os.cpu_count() or 1, shares], dtype=np.float64)
+    row = torch.from_numpy(np.concatenate([head, latencies, bandwidths]))
+    rows = [torch.empty_like(row) for _ in range(size)]
+    group.all_gather(rows, row, algorithm="shm" if shares and size > 1 else "direct")
+    hosts = [int(r[0]) for r in rows]
+    links = tuple(
+        tuple(
+            None if a == b else LinkCost(float(r[3 + b]), float(r[3 + size + b]))
+            for b in range(size)
+        )
+        for a, r in enumerate(rows)
+    )
+    return Network(
+        links=links,
+        hosts=tuple(hosts.index(h) for h in hosts),
+        shares_memory=all(bool(r[2]) for r in rows),
+        cores=int(min(r[1] for r in rows)),
+    )
+
+
+def _partners(rank: int, size: int) -> list[int]:
+    """Whom ``rank`` meets in each round of a tournament where all meet all."""
+    seats = size + size % 2
+    partners = []
+    for turn in range(seats - 1):
+        if rank == seats - 1:
+            other = turn * (seats // 2) % (seats - 1)
+        else:
+            other = (turn - rank) % (seats - 1)
+            if other == rank:
+                other = seats - 1
+        if other < size:
+            partners.append(other)
+    return partners
+
+
+def _measure_pair(link: Link, leads: bool, deadline: Deadline) -> tuple[float, float]:
+    """(latency, bandwidth) of what we send to the peer; both directions in turn."""
+    if leads:
+        result = _lead(link, deadline)
+        _follow(link, deadline)
+    else:
+        _follow(link, deadline)
+        result = _lead(link, deadline)
+    return result
+
+
+def _lead(link: Link, deadline: Deadline) -> tuple[float, float]:
+    round_trips = []
+    for _ in range(PINGS):
+        started_s = time.perf_counter()
+        _send(link, bytearray(PING_BYTES), deadline)
+        _recv(link, PING_BYTES, deadline)
+        round_trips.append(time.perf_counter() - started_s)
+    latency_s = min(round_trips) / 2
+    burst = FIRST_BURST
+    while True:
+        started_s = time.perf_counter()
+        more = bytearray(PING_BYTES)
+        more[:8] = burst.to_bytes(8, "little")
+        _send(link, more, deadline)
+        _send(link, bytearray(burst), deadline)
+        _recv(link, PING_BYTES, deadline)
+        took_s = time.perf_counter() - started_s
+        if took_s > ENOUGH_S or burst >= LAST_BURST:
+            _send(link, bytearray(PING_BYTES), deadline)
+            return latency_s, burst / max(took_s - 2 * latency_s, took_s / 10)
+        burst *= 2
+
+
+def _follow(link: Link, deadline: Deadline) -> None:
+    for _ in range(PINGS):
+        _recv(link, PING_BYTES, deadline)
+        _send(link, bytearray(PING_BYTES), deadline)
+    while burst := int.from_bytes(_recv(link, PING_BYTES, deadline)[:8], "little"):
+        left = min(burst, LAST_BURST)
+        while left:
+            left -= len(_recv(link, min(left, 256 << 10), deadline))
+        _send(link, bytearray(PING_BYTES), deadline)
+
+
+def _send(link: Link, data: bytearray, deadline: Deadline) -> None:
+    view = memoryview(data)
+    while view:
+        sent = link.try_send(view)
+        view = view[sent:]
+        if not sent:
+            _pause(link, deadline, sending=True)
+
+
+def _recv(link: Link, num_bytes: int, deadline: Deadline) -> bytearray:
+    data = bytearray(num_bytes)
+    view = memoryview(data)
+    spins = 0
+    while view:
+        received = link.try_recv_into(view)
+        view = view[received:]
+        spins += 1
+        if not received and spins < 50:
+            relax()
+        elif not received:
+            _pause(link, deadline, sending=False)
+    return data
+
+
+def _pause(link: Link, deadline: Deadline, *, sending: bool) -> None:
+    if deadline.is_over():
+        raise DeadlineExceeded(link.peer, "silent while the links were measured")
+    try:
+        wanted = link.arm(sending=sending, receiving=not sending)
+        if wanted is not None:
+            wait_ready(wanted, min(0.05, deadline.left_s()))
+    finally:
+        link.disarm()

@@ -1,0 +1,246 @@
+"""Who runs what when: operations in order, one thread at a time, and one end for all.
+
+The engine of a group belongs to whoever holds ``lock``. A synchronous call on an idle
+group takes it and runs at once, in the caller: a thread switch costs more than a small
+collective. Asynchronous calls queue up for a background thread, which starts with the
+first of them; a caller that waits takes over the queue if the thread is not at it.
+
+The first error breaks the group for good. It is told to all peers, every queued
+operation fails with it, and every later call raises it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ringleader.deadline import Deadline
+from ringleader.engine.waiter import NAP_S, Waiter
+from ringleader.errors import (
+    GroupAborted,
+    InternalError,
+    PeerLost,
+    RingleaderError,
+)
+from ringleader.group.mailbox import Mailbox, Outgoing, Wish
+from ringleader.group.work import DONE, Work, same_again
+from ringleader.transport.link import relax, wait_ready
+
+ATTRIBUTE_S = 0.1
+"""How long a lost connection may wait for the notice that explains it."""
+LINGER_S = 1.0
+"""How long an idle background thread stays before it ends."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One operation in the queue."""
+
+    body: Callable[[Deadline], None]
+    deadline: Deadline
+    work: Work
+
+
+class Runner:
+    """The order of one group's operations, and its end."""
+
+    def __init__(self, mailbox: Mailbox, name: str) -> None:
+        self.mailbox = mailbox
+        self.waiter = Waiter(mailbox)
+        self.lock = threading.Lock()
+        self.failure: RingleaderError | None = None
+        self._name = name
+        self._queue: deque[Job] = deque()
+        self._wanted = 0
+        self._thread: threading.Thread | None = None
+        self._thread_lock = threading.Lock()
+        self._news = threading.Event()
+
+    # -- operations ----------------------------------------------------------------
+
+    def call(
+        self, body: Callable[[Deadline], None], timeout_s: float, *, async_op: bool
+    ) -> Work:
+        """Run ``body`` after everything submitted before it."""
+        if not async_op and not self._queue and self.lock.acquire(blocking=False):
+            try:
+                self._run(body, Deadline.after(timeout_s))
+            finally:
+                self.lock.release()
+            return DONE
+        self.check()
+        job = Job(body, Deadline.after(timeout_s), Work(self._help))
+        self._queue.append(job)
+        if async_op:
+            self._ensure_thread()
+        else:
+            job.work.wait()
+        return job.work
+
+    def deliver(self, item: Outgoing | Wish, *, async_op: bool) -> Work:
+        """Send or receive one message, concurrently with everything else."""
+        self.check()
+        self.mailbox.post(item)
+        self.mailbox.wake()
+        if async_op:
+            self._ensure_thread()
+        else:
+            item.work.wait()
+        return item.work
+
+    def message_work(self) -> Work:
+        """The handle for a message; who waits for it may move the mail."""
+        return Work(self._help)
+
+    def check(self) -> None:
+        """Raise if the group has ended."""
+        error = self.failure or self.mailbox.aborted
+        if error is not None:
+            raise same_again(error)
+
+    def _run(self, body: Callable[[Deadline], None], deadline: Deadline) -> None:
+        """With the lock held: one operation, whose failure ends the group."""
+        self.check()
+        try:
+            body(deadline)
+        except BaseException as exc:
+            raise self.broken(exc) from exc
+
+    def broken(self, exc: BaseException) -> BaseException:
+        """End the group because of ``exc``; what to raise instead of it."""
+        if self.failure is None:
+            if isinstance(exc, RingleaderError):
+                self.failure = self._attribute(exc)
+            else:
+                self.failure = InternalError(f"{type(exc).__name__}: {exc}")
+            with contextlib.suppress(OSError, RingleaderError):
+                self.mailbox.say_broken(self.failure)
+            self._fail_all(self.failure)
+        if isinstance(exc, RingleaderError):
+            return same_again(self.failure)
+        return exc
+
+    def _attribute(self, exc: RingleaderError) -> RingleaderError:
+        """A lost connection may have a better explanation in the mail."""
+        if self.mailbox.aborted is not None:
+            return self.mailbox.aborted
+        if not isinstance(exc, PeerLost):
+            return exc
+        until = Deadline.after(ATTRIBUTE_S)
+        try:
+            while not until.is_over():
+                self.mailbox.progress()
+                vanished = self.mailbox.who_vanished()
+                if exc.peer in vanished:
+                    return exc
+                wait_ready(self.mailbox.wanted(), min(0.01, until.left_s()))
+        except RingleaderError as better:
+            return better
+        return exc
+
+    def _fail_all(self, error: BaseException) -> None:
+        while self._queue:
+            job = self._queue.popleft()
+            job.work.finish(error)
+        self.mailbox.fail(error)
+
+    # -- who runs the queue --------------------------------------------------------
+
+    def _help(self, work: Work) -> None:
+        """Called by a thread that waits for ``work``: run the queue, move the mail."""
+        self._wanted += 1
+        self.mailbox.wake()
+        has_lock = self.lock.acquire(timeout=0.05)
+        self._wanted -= 1
+        if has_lock:
+            try:
+                while self._queue and not work.done():
+                    self._run_job(self._queue.popleft())
+                if not work.done():
+                    self._move_mail()
+            finally:
+                self.lock.release()
+
+    def _run_job(self, job: Job) -> None:
+        try:
+            self._run(job.body, job.deadline)
+        except Exception as exc:  # noqa: BLE001 - it reaches the user through the work
+            job.work.finish(exc)
+        else:
+            job.work.finish()
+
+    def _move_mail(self) -> None:
+        """Move mail and wait a moment for more of it; who needs the lock wakes us."""
+        try:
+            self.check()
+            self.mailbox.progress()
+            if self.mailbox.has_pending():
+                wait_ready(self.mailbox.wanted(), NAP_S)
+                self.mailbox.progress(stalled_s=NAP_S)
+        except RingleaderError as exc:
+            self.broken(exc)
+
+    def _ensure_thread(self) -> None:
+        with self._thread_lock:
+            self._news.set()
+            if self._thread is None:
+                name = f"ringleader-engine-{self._name}"
+                self._thread = threading.Thread(
+                    target=self._serve, name=name, daemon=True
+                )
+                self._thread.start()
+
+    def _serve(self) -> None:
+        """The background thread: runs what is queued, ends when that was a while ago."""
+        while self.failure is None:
+            if self._serve_once() or self._news.wait(LINGER_S):
+                continue
+            with self._thread_lock:
+                if not self._news.is_set():
+                    self._thread = None
+                    return
+
+    def _serve_once(self) -> bool:
+        """One turn of the background thread; False when there is nothing to do."""
+        self._news.clear()
+        if self._wanted:
+            relax()  # a waiting caller does the work faster than we would
+        with self.lock:
+            if self._queue:
+                self._run_job(self._queue.popleft())
+                return True
+            if self.mailbox.has_pending():
+                self._move_mail()
+                return True
+        return False
+
+    # -- the end -------------------------------------------------------------------
+
+    def abort(self, error: GroupAborted) -> None:
+        """End the group from any thread; pending calls raise ``error`` at once."""
+        if self.failure is not None or self.mailbox.aborted is not None:
+            return
+        self.mailbox.aborted = error
+        self.mailbox.wake()
+        # Whoever holds the engine sees the flag within a nap; if nobody does, we end it.
+        if self.lock.acquire(timeout=0.005):
+            try:
+                self.broken(error)
+            finally:
+                self.lock.release()
+
+    def close(self, timeout_s: float) -> None:
+        """Say goodbye, end the thread. The caller has finished its own operations."""
+        with self.lock:
+            if self.failure is None:
+                with contextlib.suppress(OSError, RingleaderError):
+                    self.mailbox.say_goodbye()
+                self.failure = GroupAborted("the group is closed")
+                self._fail_all(self.failure)
+        self._news.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_s)

@@ -1,0 +1,74 @@
+"""The only reader of the environment: what torchrun, mpirun and Slurm say about us."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from ringleader.errors import ConfigError
+
+_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Our place in a job that a launcher started."""
+
+    rank: int
+    size: int
+    master: str
+    port: int
+    store_exists: bool
+    """The launcher keeps the store at ``master``; nobody else may open it."""
+    attempt: str
+    """Changes when the launcher restarts the job, so that no old rank is met again."""
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str] | None = None) -> Self:
+        """Read it; ConfigError names what is missing."""
+        env = os.environ if env is None else env
+        rank, size = _first(env, _RANK), _first(env, _SIZE)
+        master = env.get("MASTER_ADDR", "127.0.0.1" if size == 1 else "")
+        port = _number(env, "MASTER_PORT") if "MASTER_PORT" in env else None
+        missing = [
+            name
+            for name, value in (
+                ("RANK", rank),
+                ("WORLD_SIZE", size),
+                ("MASTER_ADDR", master or None),
+                ("MASTER_PORT", port if size != 1 else 0),
+            )
+            if value is None
+        ]
+        if missing or rank is None or size is None:
+            text = f"not set in the environment: {', '.join(missing)}"
+            raise ConfigError(f"{text}; use a launcher, or pass peers= and rank=")
+        if size < 1 or not 0 <= rank < size:
+            raise ConfigError(f"the environment says rank {rank} of {size}")
+        agent = env.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
+        attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return cls(
+            rank=rank,
+            size=size,
+            master=master,
+            port=port or 0,
+            store_exists=agent,
+            attempt=attempt,
+        )
+
+
+def _first(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        if name in env:
+            return _number(env, name)
+    return None
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    try:
+        return int(env[name])
+    except ValueError as exc:
+        raise ConfigError(f"{name} is {env[name]!r}, not a number") from exc

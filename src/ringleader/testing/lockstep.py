@@ -1,0 +1,142 @@
+"""Rings on uneven networks, as a recurrence on arrays over all ranks at once.
+
+In a ring every node has one lane out and one lane in, so nothing has to be arbitrated:
+when a segment leaves depends only on earlier moves of the same rank, and when it
+arrives only on the left neighbour. All ranks have the same shape, so move i of all
+ranks is one array operation. The result equals ``replay.py`` exactly.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringleader.collectives.schedule import Kind
+from ringleader.testing.network import Network
+from ringleader.testing.shape import Shape
+
+MAX_CELLS = 24_000_000
+"""Messages times segments, at most: about a second, and 100 MB for a thousand nodes."""
+
+Array = NDArray[np.float64]
+
+
+def is_ring(shape: Shape, network: Network) -> bool:
+    """Whether the recurrence holds: one lane per node, no trunk shared by two lanes."""
+    distances = set(shape.distances)
+    if len(distances) != 1 or not _is_ordered(shape):
+        return False
+    if len(shape.kinds) * network.size > 2 * MAX_CELLS:
+        return False
+    [distance] = distances
+    size = network.size
+    trunks = [network.trunk_of(r, (r + distance) % size) for r in range(size)]
+    used = [t for t in trunks if t is not None]
+    return len(used) == len(set(used))
+
+
+def _is_ordered(shape: Shape) -> bool:
+    """Whether the k-th send comes before the k-th receive, for all k."""
+    ahead = 0
+    for kind in shape.kinds:
+        ahead += 1 if kind is Kind.SEND else -1
+        if ahead < 0:
+            return False
+    return ahead == 0
+
+
+@dataclass(slots=True)
+class _Ring:
+    """Times of a segment on every rank, and when each resource is free again."""
+
+    distance: int
+    egress: Array
+    lane: Array
+    is_wire_slow: NDArray[np.bool_]
+    latency: Array
+    ingress: Array
+    reduce: Array
+    card_free: Array
+    wire_free: Array
+    ingress_free: Array
+    reduce_free: Array
+
+
+def _ring(shape: Shape, network: Network, segment: float) -> _Ring:
+    size, distance = network.size, shape.distances[0]
+    wires = [network.wire_of(r, (r + distance) % size) for r in range(size)]
+    egress = np.array([segment / n.egress_bytes_per_s for n in network.nodes])
+    wire = np.array([segment / w.bytes_per_s for w in wires])
+    return _Ring(
+        distance=distance,
+        egress=egress,
+        lane=np.maximum(wire, egress),
+        is_wire_slow=wire > egress,
+        latency=np.array([w.latency_s for w in wires]),
+        ingress=np.array([segment / n.ingress_bytes_per_s for n in network.nodes]),
+        reduce=np.array([segment / n.reduce_bytes_per_s for n in network.nodes]),
+        card_free=np.zeros(size),
+        wire_free=np.zeros(size),
+        ingress_free=np.zeros(size),
+        reduce_free=np.zeros(size),
+    )
+
+
+def finish_times(
+    shape: Shape, network: Network, chunk_bytes: int, segments: int
+) -> list[float]:
+    """When each rank is done."""
+    ring = _ring(shape, network, chunk_bytes / segments)
+    nothing = np.zeros((segments, network.size))
+    done: dict[int, Array] = {}
+    uses = Counter(before for befores in shape.befores for before in befores)
+    arrived: list[Array] = []
+    num_received = 0
+    finish = np.zeros(network.size)
+    for index, kind in enumerate(shape.kinds):
+        ready = nothing
+        for before in shape.befores[index]:
+            ready = np.maximum(ready, done[before])
+            uses[before] -= 1
+            if not uses[before]:
+                del done[before]  # a thousand ranks times a thousand chunks is a lot
+        if kind is Kind.SEND:
+            done[index], landed = _send(ring, ready)
+            arrived.append(landed)
+            end = done[index][-1] + ring.lane
+        else:
+            there = np.maximum(arrived[num_received], ready)
+            arrived[num_received] = nothing  # lets go of the memory
+            num_received += 1
+            done[index] = _sum(ring, there) if kind is Kind.REDUCE else there
+            end = done[index][-1]
+        np.maximum(finish, end, out=finish)
+        if not uses[index]:
+            del done[index]
+    return [float(f) for f in finish]
+
+
+def _send(ring: _Ring, ready: Array) -> tuple[Array, Array]:
+    """When the segments of one message leave, and when they are there on the right."""
+    left, landed = np.empty_like(ready), np.empty_like(ready)
+    for at, row in enumerate(ready):
+        start = np.maximum(row, np.maximum(ring.card_free, ring.wire_free))
+        ring.card_free = start + ring.egress
+        ring.wire_free = np.where(ring.is_wire_slow, start + ring.lane, 0.0)
+        left[at] = start
+        head = np.roll(start + ring.latency, ring.distance)
+        ring.ingress_free = np.maximum(head, ring.ingress_free) + ring.ingress
+        tail = head + np.roll(ring.lane, ring.distance)
+        landed[at] = np.maximum(ring.ingress_free, tail)
+    return left, landed
+
+
+def _sum(ring: _Ring, there: Array) -> Array:
+    summed = np.empty_like(there)
+    for at, row in enumerate(there):
+        ring.reduce_free = np.maximum(row, ring.reduce_free) + ring.reduce
+        summed[at] = ring.reduce_free
+    return summed

@@ -1,0 +1,207 @@
+"""The event-driven heart of the simulator: programs, segment by segment.
+
+Theory of operation. A chunk crosses a lane (an ordered pair of ranks) in equal
+segments. A segment of a move is done
+
+* for a send, when the card has taken it. That needs: the moves on the chunk that it
+  follows have done this segment, everything before it on the lane has gone, the wire
+  of the lane is free, and it is the lane's turn (lanes take turns on a card);
+* for a receive, when it has arrived, the moves on the chunk that it follows have done
+  this segment, and the node has added it up (one sum at a time; a copy takes no time).
+
+A segment holds the card, the wire, the trunk and the receiving card for its own time on
+each, and these overlap as they do for a stream of small packets: its head moves on at
+once, and its tail comes as late as the slowest of them lets it. The lanes into a node
+take turns on its card as well, which is what TCP's flow control comes to. Nothing is
+ever lost, and the buffers between two cards have no limit.
+
+Events at the same moment are ordered by kind, then by the place of the lane in the
+programs of its own node, never by rank: so ranks with the same program and the same
+network live exactly the same life, which ``simulator.py`` exploits.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Final
+
+from ringleader.collectives.check import ScheduleError
+from ringleader.collectives.schedule import Kind
+from ringleader.testing.stage import Lane, Step
+
+# What can happen, in the order in which it happens at one moment. Plain numbers: they
+# are compared millions of times, and comparing enums takes half of the run.
+SUMMED: Final = 0
+HEAD: Final = 1  # the first byte of a segment reaches the receiving card
+INLET_FREE: Final = 2  # the receiving card can take the next one
+TAIL: Final = 3  # the last byte has passed it
+WIRE_FREE: Final = 4
+CARD_FREE: Final = 5  # the sending card can take the next one
+
+
+class Replay:
+    """One run. Build the steps, call ``run`` once, read ``finish_s`` of the nodes."""
+
+    def __init__(self, lanes: list[Lane], num_segments: int) -> None:
+        self._lanes = lanes
+        self._num_segments = num_segments
+        self._events: list[tuple[float, int, int, int, Lane]] = []
+
+    def run(self) -> None:
+        """Replay to the end; raises ScheduleError when somebody waits for ever."""
+        for lane in sorted(self._lanes, key=lambda lane: lane.out_order):
+            self._offer(lane, 0.0)
+        events = self._events
+        react = (
+            self._finish_sum,
+            self._enter,
+            self._admit,
+            self._arrive,
+            self._queue,
+            self._dispatch,
+        )
+        while events:
+            now_s, event, _, _, lane = heappop(events)
+            react[event](lane, now_s)
+        self._check_all_done()
+
+    def _at(self, time_s: float, event: int, lane: Lane) -> None:
+        order = lane.out_order if event >= WIRE_FREE else lane.in_order
+        heappush(self._events, (time_s, event, order, lane.number, lane))
+
+    def _offer(self, lane: Lane, now_s: float) -> None:
+        """Let the lane ask for the card if its next segment is there."""
+        at = lane.num_left // self._num_segments
+        if lane.is_waiting or at >= len(lane.sends):
+            return
+        step = lane.sends[at]
+        for before in step.before:
+            if before.done <= step.done:
+                return
+        lane.is_waiting = True
+        if lane.free_s > now_s:
+            self._at(lane.free_s, WIRE_FREE, lane)
+        else:
+            self._queue(lane, now_s)
+
+    def _queue(self, lane: Lane, now_s: float) -> None:
+        lane.source.waiting.append(lane)
+        self._wake_card(lane, now_s)
+
+    def _wake_card(self, lane: Lane, now_s: float) -> None:
+        node = lane.source
+        if not node.is_card_due:
+            node.is_card_due = True
+            self._at(max(now_s, node.egress_free_s), CARD_FREE, lane)
+
+    def _dispatch(self, woken_by: Lane, now_s: float) -> None:
+        """The card takes the next segment of the lane that has waited longest."""
+        node = woken_by.source
+        lane = node.waiting.popleft()
+        lane.is_waiting = node.is_card_due = False
+        node.egress_free_s = now_s + node.egress_segment_s
+        if lane.is_wire_slow:
+            lane.free_s = now_s + lane.segment_s
+        head_s = now_s
+        if lane.trunk is not None:
+            head_s = max(now_s, lane.trunk.free_s)
+            lane.trunk.free_s = head_s + lane.trunk.segment_s
+        self._at(head_s + lane.latency_s, HEAD, lane)
+        step = lane.sends[lane.num_left // self._num_segments]
+        lane.num_left += 1
+        self._advance(step, now_s + lane.segment_s)
+        self._wake_after(step, now_s)
+        self._offer(lane, now_s)
+        if node.waiting:
+            self._wake_card(lane, now_s)
+
+    def _enter(self, lane: Lane, now_s: float) -> None:
+        """Join the queue of the receiving card; its lanes take turns there too."""
+        if not lane.heads_s:
+            lane.to.arriving.append(lane)
+        lane.heads_s.append(now_s)
+        self._wake_inlet(lane, now_s)
+
+    def _wake_inlet(self, lane: Lane, now_s: float) -> None:
+        node = lane.to
+        if not node.is_inlet_due:
+            node.is_inlet_due = True
+            self._at(max(now_s, node.ingress_free_s), INLET_FREE, lane)
+
+    def _admit(self, woken_by: Lane, now_s: float) -> None:
+        """The receiving card takes a segment of the lane that has waited longest."""
+        node = woken_by.to
+        lane = node.arriving.popleft()
+        node.is_inlet_due = False
+        head_s = lane.heads_s.popleft()
+        if lane.heads_s:
+            node.arriving.append(lane)
+        node.ingress_free_s = now_s + node.ingress_segment_s
+        end_s = max(node.ingress_free_s, head_s + lane.segment_s)
+        self._at(end_s, TAIL, lane)
+        if node.arriving:
+            self._wake_inlet(lane, now_s)
+
+    def _arrive(self, lane: Lane, now_s: float) -> None:
+        at = lane.num_arrived // self._num_segments
+        if at >= len(lane.receives):
+            raise ScheduleError(f"sent but never received on lane {lane.number}")
+        step = lane.receives[at]
+        lane.num_arrived += 1
+        step.arrived += 1
+        if self._take(step, now_s):
+            self._wake_after(step, now_s)
+
+    def _take(self, step: Step, now_s: float) -> bool:
+        """Copy or add what may be; True when that is done at once."""
+        limit = step.arrived
+        for before in step.before:
+            if before.done < limit:
+                limit = before.done
+        if step.taken >= limit:
+            return False
+        reduce_s = step.node.reduce_segment_s if step.kind is Kind.REDUCE else 0.0
+        while step.taken < limit:
+            step.taken += 1
+            if reduce_s:
+                self._sum(step, now_s)
+            else:
+                self._advance(step, now_s)
+        return not reduce_s
+
+    def _sum(self, step: Step, now_s: float) -> None:
+        node = step.node
+        node.reduce_free_s = max(now_s, node.reduce_free_s) + node.reduce_segment_s
+        node.summing.append(step)
+        self._at(node.reduce_free_s, SUMMED, step.lane)
+
+    def _finish_sum(self, lane: Lane, now_s: float) -> None:
+        """Sums of one node end in the order in which they began."""
+        step = lane.to.summing.popleft()
+        self._advance(step, now_s)
+        self._wake_after(step, now_s)
+
+    def _advance(self, step: Step, now_s: float) -> None:
+        step.done += 1
+        if step.done == self._num_segments and now_s > step.node.finish_s:
+            step.node.finish_s = now_s
+
+    def _wake_after(self, step: Step, now_s: float) -> None:
+        """Go down the moves on this chunk as far as something moves."""
+        moved = [step]
+        while moved:
+            for following in moved.pop().after:
+                if following.kind is Kind.SEND:
+                    self._offer(following.lane, now_s)
+                elif self._take(following, now_s):
+                    moved.append(following)
+
+    def _check_all_done(self) -> None:
+        steps = [s for lane in self._lanes for s in (*lane.sends, *lane.receives)]
+        stuck = [s for s in steps if s.done < self._num_segments]
+        if stuck:
+            first = stuck[0]
+            raise ScheduleError(
+                f"{len(stuck)} moves wait for ever, the first a {first.kind.name} of "
+                f"node {first.node.number}"
+            )

@@ -1,0 +1,190 @@
+"""Replay schedules in virtual time: how long would this take on N nodes?
+
+``simulate`` takes the very programs the engine runs and a ``Network``. Three methods
+give the same answer, and ``tests/unit/testing/test_simulator.py`` holds them to it:
+
+* event by event (``replay.py``), for every schedule and every network;
+* one node for all, when every rank has the same program up to rotation and the network
+  is uniform: all ranks then live the same life, and what a rank receives from the rank
+  d to its left is what it sends to the rank d to its right;
+* a recurrence on arrays (``lockstep.py``), for rings on any network.
+
+The last two make a ring of a thousand nodes, two million messages, a matter of
+milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ringleader.collectives.algorithm import program
+from ringleader.collectives.schedule import Kind, Program
+from ringleader.errors import ConfigError
+from ringleader.testing import lockstep
+from ringleader.testing.network import Network
+from ringleader.testing.replay import Replay
+from ringleader.testing.shape import Shape, common_shape, shape_of
+from ringleader.testing.stage import Stage
+
+SEGMENT_BYTES = 64 * 1024
+"""The engine reduces and forwards every 64 KiB; smaller would only cost events."""
+
+MAX_SEGMENTS = 120_000
+"""About two seconds of replay. Beyond it segments grow, and then we give up."""
+
+MAX_ALL_TO_ALL_NODES = 64
+"""Where everybody talks to everybody n*n streams share n cards: 4032 is plenty."""
+
+MESH = frozenset({"direct", "exchange"})
+"""Algorithms in which every rank talks to every other."""
+
+WHOLE = frozenset({"all_reduce", "reduce", "broadcast"})
+"""Operations whose algorithm decides into how many chunks the tensor is cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a replay says."""
+
+    time_s: float
+    """When the last rank is done."""
+
+    per_rank_finish_s: tuple[float, ...]
+    bytes_sent: tuple[int, ...]
+    """Per rank, payload only."""
+
+
+def simulate(
+    programs: Sequence[Program],
+    chunk_bytes: int,
+    network: Network,
+    *,
+    segment_bytes: int = SEGMENT_BYTES,
+    is_shortcut_allowed: bool = True,
+) -> Result:
+    """The time ``programs`` take when every chunk has ``chunk_bytes``.
+
+    ``is_shortcut_allowed=False`` forces the event-driven method.
+    """
+    if len(programs) != network.size:
+        raise ConfigError(
+            f"simulate: {len(programs)} programs for a network of {network.size} nodes"
+        )
+    shape = common_shape(programs) if is_shortcut_allowed else None
+    if shape is not None:
+        result = _shortcut(shape, chunk_bytes, network, segment_bytes=segment_bytes)
+        if result is not None:
+            return result
+    segments = _num_segments(programs, chunk_bytes, segment_bytes)
+    shapes = [shape_of(p, rank, network.size) for rank, p in enumerate(programs)]
+    finish_s = _replay(shapes, network, chunk_bytes, segments)
+    return _result(finish_s, tuple(chunk_bytes * _num_sends(p) for p in programs))
+
+
+def predict(
+    operation: str,
+    algorithm: str,
+    num_bytes: int,
+    network: Network,
+    *,
+    root: int = 0,
+    arity: int = 2,
+) -> Result:
+    """The time of a collective on tensors of ``num_bytes``; ``why_not`` says if it can.
+
+    ``num_bytes`` is the larger side: the output of an all_gather or gather, the input
+    of a reduce_scatter or scatter.
+    """
+    size = network.size
+
+    def build(rank: int) -> Program:
+        return program(operation, algorithm, rank, size, root=root, arity=arity)
+
+    # Above 64 ranks a sample stands for all: the builders are one formula in the rank.
+    sample = range(size) if size <= 64 else (0, 1, size // 2, size - 1)
+    some = [build(rank) for rank in sample]
+    shape = common_shape(some, ranks=sample, size=size)
+    if shape is not None:
+        chunk_bytes = -(-num_bytes // _num_chunks(operation, some[:1], size))
+        result = _shortcut(shape, chunk_bytes, network, segment_bytes=SEGMENT_BYTES)
+        if result is not None:
+            return result
+    programs = _build_all(build, size, f"{operation} by {algorithm}")
+    chunk_bytes = -(-num_bytes // _num_chunks(operation, programs, size))
+    return simulate(programs, chunk_bytes, network, is_shortcut_allowed=False)
+
+
+def why_not(algorithm: str, size: int) -> str | None:
+    """Why an algorithm is not worth replaying at this size, or None when it is."""
+    if algorithm in MESH and size > MAX_ALL_TO_ALL_NODES:
+        return (
+            f"{algorithm} opens {size * (size - 1):,} streams at {size} nodes; "
+            f"it is for at most {MAX_ALL_TO_ALL_NODES}"
+        )
+    return None
+
+
+def _build_all(build: Callable[[int], Program], size: int, what: str) -> list[Program]:
+    """All programs, or ConfigError as soon as they are more than we replay."""
+    programs: list[Program] = []
+    num_moves = 0
+    for rank in range(size):
+        programs.append(build(rank))
+        num_moves += len(programs[-1])
+        if num_moves > 2 * MAX_SEGMENTS:
+            raise ConfigError(
+                f"{what} on this network at {size} nodes has more than "
+                f"{MAX_SEGMENTS:,} messages, more than the simulator replays"
+            )
+    return programs
+
+
+def _num_chunks(operation: str, programs: Sequence[Program], size: int) -> int:
+    if operation not in WHOLE:
+        return size
+    return 1 + max((m.chunk for p in programs for m in p), default=0)
+
+
+def _num_sends(moves: Program) -> int:
+    return sum(m.kind is Kind.SEND for m in moves)
+
+
+def _num_segments(
+    programs: Sequence[Program], chunk_bytes: int, segment_bytes: int
+) -> int:
+    messages = max(1, sum(_num_sends(p) for p in programs))
+    wanted = -(-chunk_bytes // segment_bytes)
+    return max(1, min(wanted, MAX_SEGMENTS // messages))
+
+
+def _shortcut(
+    shape: Shape, chunk_bytes: int, network: Network, *, segment_bytes: int
+) -> Result | None:
+    """The same answer as the replay of all ranks, for less; None when none is known."""
+    num_sends = sum(kind is Kind.SEND for kind in shape.kinds)
+    sent = (num_sends * chunk_bytes,) * network.size
+    wanted = max(1, -(-chunk_bytes // segment_bytes))
+    if network.is_uniform:
+        segments = max(1, min(wanted, MAX_SEGMENTS // max(1, num_sends)))
+        [one_s] = _replay([shape], network, chunk_bytes, segments)
+        return _result([one_s] * network.size, sent)
+    if not lockstep.is_ring(shape, network):
+        return None
+    limit = lockstep.MAX_CELLS // max(1, num_sends * network.size)
+    segments = max(1, min(wanted, limit))
+    finish_s = lockstep.finish_times(shape, network, chunk_bytes, segments)
+    return _result(finish_s, sent)
+
+
+def _replay(
+    shapes: Sequence[Shape], network: Network, chunk_bytes: int, segments: int
+) -> list[float]:
+    """When each node is done, event by event."""
+    stage = Stage(shapes, network, chunk_bytes / segments)
+    Replay(stage.lanes, segments).run()
+    return [node.finish_s for node in stage.nodes]
+
+
+def _result(finish_s: Sequence[float], sent: tuple[int, ...]) -> Result:
+    return Result(max(finish_s), tuple(finish_s), sent)

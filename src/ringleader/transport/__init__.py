@@ -1,0 +1,1 @@
+"""Links: ordered byte streams between two ranks, and how they are made."""

@@ -1,0 +1,340 @@
+"""A full mesh between the ranks of one group: mail and bulk to every peer.
+
+Lower ranks are dialled, higher ranks come to our door. Each pair first opens its mail
+stream; the answer tells whether both share a host. If so they exchange segments over a
+Unix socket and become neighbours, else they open their bulk connections.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, field
+
+from ringleader.deadline import Deadline
+from ringleader.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    PeerLost,
+    PeerRefused,
+    PeerUnreachable,
+)
+from ringleader.transport import segment, tcp
+from ringleader.transport.host import host_token, new_incarnation
+from ringleader.transport.link import Link
+from ringleader.transport.listener import (
+    Authenticate,
+    Listener,
+    Visitor,
+    door_path,
+    no_authentication,
+)
+from ringleader.transport.shm import Neighbour, ShmLink
+from ringleader.transport.stream import SocketLink, StripedLink
+from ringleader.wire import hello as wire
+
+_YES, _NO = b"\1", b"\0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshConfig:
+    """How one group connects."""
+
+    rank: int
+    size: int
+    group: int
+    """Hash of the view id."""
+    addresses: tuple[tuple[str, int], ...]
+    namespace: bytes = bytes(16)
+    num_stripes: int = 1
+    """TCP connections per peer; more than one pays on long fat networks only."""
+    share_memory: bool = True
+    authenticate: Authenticate = no_authentication
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_stripes <= wire.MAX_STRIPES:
+            text = f"need 1 <= num_stripes <= {wire.MAX_STRIPES}, got {self.num_stripes}"
+            raise ConfigError(text)
+
+
+@dataclass(slots=True)
+class Mesh:
+    """Everything that connects us to the other ranks of one group."""
+
+    mail: dict[int, socket.socket] = field(default_factory=dict)
+    bulk: dict[int, Link] = field(default_factory=dict)
+    neighbours: dict[int, Neighbour] = field(default_factory=dict)
+    segment: segment.Segment | None = None
+    notes: dict[int, str] = field(default_factory=dict)
+    """Why a peer on this host is not a neighbour, where that happened."""
+
+    def close(self) -> None:
+        """Hang up on everybody. Idempotent."""
+        for sock in self.mail.values():
+            sock.close()
+        for link in self.bulk.values():
+            link.close()
+
+
+class _Builder:
+    """The state of one mesh while it is being connected."""
+
+    def __init__(self, config: MeshConfig, listener: Listener, deadline: Deadline) -> None:
+        self.config = config
+        self.listener = listener
+        self.deadline = deadline
+        self.mesh = Mesh()
+        self.incarnation = new_incarnation()
+        self.incarnations: dict[int, bytes] = {}
+        self.geometry = segment.Geometry(config.size)
+        self.fd = -1
+        self.shares = config.share_memory and bool(listener.door)
+        self.host = host_token() if self.shares else bytes(16)
+        self.waiting: dict[int, dict[int, socket.socket]] = {}
+
+    def hello(self, to: int, purpose: wire.Purpose, stripe: int = 0) -> wire.Hello:
+        return wire.Hello(
+            purpose=purpose,
+            group=self.config.group,
+            from_rank=self.config.rank,
+            to_rank=to,
+            size=self.config.size,
+            incarnation=self.incarnation,
+            host=self.host,
+            namespace=self.config.namespace,
+            stripe=stripe,
+            num_stripes=self.config.num_stripes,
+        )
+
+    def answer(self, status: wire.Status) -> wire.Answer:
+        return wire.Answer(
+            status=status,
+            rank=self.config.rank,
+            incarnation=self.incarnation,
+            host=self.host,
+            door=self.listener.door,
+        )
+
+    def my_segment(self) -> segment.Segment:
+        if self.mesh.segment is None:
+            self.fd, self.mesh.segment = segment.create(self.geometry, self.incarnation)
+        return self.mesh.segment
+
+    # -- the dialling side ---------------------------------------------------------
+
+    def dial(self, to: int) -> None:
+        """Open everything towards the lower rank ``to``."""
+        sock, answer = self._open(to, wire.Purpose.MAIL)
+        self.mesh.mail[to] = sock
+        same_host = self.shares and answer.host == self.host
+        if same_host and self._dial_neighbour(to, answer):
+            return
+        links = []
+        for stripe in range(self.config.num_stripes):
+            sock, _ = self._open(to, wire.Purpose.BULK, stripe)
+            links.append(SocketLink(sock, to, "tcp"))
+        self.mesh.bulk[to] = links[0] if len(links) == 1 else StripedLink(links)
+
+    def _open(
+        self, to: int, purpose: wire.Purpose, stripe: int = 0
+    ) -> tuple[socket.socket, wire.Answer]:
+        address = self.config.addresses[to]
+        while True:
+            sock = tcp.dial(address, to, self.deadline)
+            try:
+                sock = self.config.authenticate(sock, self.deadline)
+                return sock, self._greet(sock, to, purpose, stripe)
+            except PeerLost as exc:
+                # Its listener went away between our two steps (it may be restarting).
+                sock.close()
+                if self.deadline.is_over():
+                    raise PeerUnreachable(to, exc.text) from exc
+            except BaseException:
+                sock.close()
+                raise
+
+    def _greet(
+        self, sock: socket.socket, to: int, purpose: wire.Purpose, stripe: int = 0
+    ) -> wire.Answer:
+        hello = wire.encode_hello(self.hello(to, purpose, stripe))
+        tcp.send_all(sock, hello, to, self.deadline)
+        data = tcp.recv_exact(sock, wire.ANSWER_BYTES, to, self.deadline)
+        answer = wire.decode_answer(data, f"rank {to}")
+        if answer.status is not wire.Status.OK:
+            raise PeerRefused(to, f"refused us: {wire.EXPLANATION[answer.status]}")
+        return answer
+
+    def _dial_neighbour(self, to: int, answer: wire.Answer) -> bool:
+        """Exchange segments; False, with a note, when that does not work out."""
+        bell = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            bell.settimeout(max(0.05, self.deadline.left_s()))
+            bell.connect(door_path(answer.door))
+            bell.setblocking(False)
+            self._greet(bell, to, wire.Purpose.SHM)
+            mine = self.my_segment()
+            _send_fd(bell, self.fd, to)
+            theirs = self._receive_segment(bell, to, answer.incarnation)
+        except (OSError, PeerLost, PeerRefused) as exc:
+            self.mesh.notes[to] = f"shared memory not possible: {exc}"
+            bell.close()
+            return False
+        self._add_neighbour(bell, to, mine, theirs)
+        return True
+
+    # -- the accepting side --------------------------------------------------------
+
+    def accept(self) -> None:
+        """Let every higher rank in."""
+        expected = set(range(self.config.rank + 1, self.config.size))
+        while missing := expected - self.mesh.bulk.keys():
+            names = ", ".join(str(r) for r in sorted(missing))
+            try:
+                visitor = self.listener.take(self._for_us, self.deadline, f"rank {names}")
+            except DeadlineExceeded as exc:
+                raise PeerUnreachable(min(missing), exc.text) from exc
+            try:
+                self._welcome(visitor)
+            except (PeerLost, PeerRefused) as exc:
+                # It will dial again, or give up; either way it is not our end.
+                visitor.sock.close()
+                self.mesh.notes[visitor.hello.from_rank] = str(exc)
+
+    def _for_us(self, hello: wire.Hello) -> bool:
+        return hello.group == self.config.group
+
+    def _welcome(self, visitor: Visitor) -> None:
+        hello, rank = visitor.hello, visitor.hello.from_rank
+        status = self._judge(hello)
+        answer = wire.encode_answer(self.answer(status))
+        tcp.send_all(visitor.sock, answer, rank, self.deadline)
+        if status is not wire.Status.OK:
+            raise PeerRefused(rank, f"turned away: {wire.EXPLANATION[status]}")
+        if hello.purpose is wire.Purpose.MAIL:
+            self.incarnations[rank] = hello.incarnation
+            if rank in self.mesh.mail:  # it lost our answer and dialled again
+                self.mesh.mail[rank].close()
+            self.mesh.mail[rank] = visitor.sock
+        elif hello.purpose is wire.Purpose.SHM:
+            self._accept_neighbour(visitor)
+        else:
+            self._accept_bulk(visitor)
+
+    def _judge(self, hello: wire.Hello) -> wire.Status:
+        rank = hello.from_rank
+        if hello.namespace != self.config.namespace:
+            return wire.Status.WRONG_NAMESPACE
+        if hello.size != self.config.size:
+            return wire.Status.WRONG_SIZE
+        if hello.to_rank != self.config.rank or rank <= self.config.rank:
+            return wire.Status.WRONG_RANK
+        if hello.purpose is wire.Purpose.MAIL:
+            known = self.incarnations.get(rank, hello.incarnation)
+            same = known == hello.incarnation
+            return wire.Status.OK if same else wire.Status.DUPLICATE
+        if self.incarnations.get(rank) != hello.incarnation:
+            return wire.Status.DUPLICATE
+        if hello.num_stripes != self.config.num_stripes:
+            return wire.Status.WRONG_SIZE
+        return wire.Status.OK
+
+    def _accept_neighbour(self, visitor: Visitor) -> None:
+        rank, bell = visitor.hello.from_rank, visitor.sock
+        mine = self.my_segment()
+        try:
+            fd = _receive_fd(bell, rank, self.deadline)
+            theirs = _attach(fd, self.geometry, visitor.hello.incarnation)
+            _send_fd(bell, self.fd, rank)
+            if tcp.recv_exact(bell, 1, rank, self.deadline) != _YES:
+                raise OSError("the peer could not map our segment")
+        except (OSError, PeerLost) as exc:
+            self.mesh.notes[rank] = f"shared memory not possible: {exc}"
+            bell.close()
+            return
+        self._add_neighbour(bell, rank, mine, theirs)
+
+    def _accept_bulk(self, visitor: Visitor) -> None:
+        rank = visitor.hello.from_rank
+        stripes = self.waiting.setdefault(rank, {})
+        stripes[visitor.hello.stripe] = visitor.sock
+        if len(stripes) == self.config.num_stripes:
+            links = [SocketLink(stripes[i], rank, "tcp") for i in sorted(stripes)]
+            self.mesh.bulk[rank] = links[0] if len(links) == 1 else StripedLink(links)
+            del self.waiting[rank]
+
+    # -- both sides ----------------------------------------------------------------
+
+    def _receive_segment(
+        self, bell: socket.socket, rank: int, incarnation: bytes
+    ) -> segment.Segment:
+        fd = _receive_fd(bell, rank, self.deadline)
+        try:
+            theirs = _attach(fd, self.geometry, incarnation)
+        except OSError:
+            tcp.send_all(bell, _NO, rank, self.deadline)
+            raise
+        tcp.send_all(bell, _YES, rank, self.deadline)
+        return theirs
+
+    def _add_neighbour(
+        self,
+        bell: socket.socket,
+        rank: int,
+        mine: segment.Segment,
+        theirs: segment.Segment,
+    ) -> None:
+        ranks = (self.config.rank, rank)
+        neighbour = Neighbour(bell, ranks, (mine, theirs), self.geometry)
+        self.mesh.neighbours[rank] = neighbour
+        self.mesh.bulk[rank] = ShmLink(neighbour)
+
+    def finish(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        for stripes in self.waiting.values():
+            for sock in stripes.values():
+                sock.close()
+
+
+def connect(config: MeshConfig, listener: Listener, deadline: Deadline) -> Mesh:
+    """Connect to every other rank before ``deadline``, or raise and leave nothing open."""
+    builder = _Builder(config, listener, deadline)
+    try:
+        for to in range(config.rank):
+            builder.dial(to)
+        builder.accept()
+    except BaseException:
+        builder.mesh.close()
+        raise
+    finally:
+        builder.finish()
+    return builder.mesh
+
+
+def _attach(fd: int, geometry: segment.Geometry, incarnation: bytes) -> segment.Segment:
+    try:
+        return segment.attach(fd, geometry, incarnation)
+    finally:
+        os.close(fd)
+
+
+def _send_fd(bell: socket.socket, fd: int, rank: int) -> None:
+    """One byte with a descriptor on an empty Unix socket: it cannot block."""
+    try:
+        socket.send_fds(bell, [_YES], [fd])
+    except OSError as exc:
+        raise PeerLost(rank, f"while sharing memory: {exc.strerror or exc}") from exc
+
+
+def _receive_fd(bell: socket.socket, rank: int, deadline: Deadline) -> int:
+    """One descriptor; surplus ones are closed, none at all is an error."""
+    tcp.wait_readable(bell, rank, deadline)
+    try:
+        data, fds, _, _ = socket.recv_fds(bell, 1, 4)
+    except OSError as exc:
+        raise PeerLost(rank, f"while sharing memory: {exc.strerror or exc}") from exc
+    for extra in fds[1:]:
+        os.close(extra)
+    if not data or not fds:
+        raise PeerLost(rank, "sent no segment")
+    return fds[0]

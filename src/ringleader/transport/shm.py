@@ -1,0 +1,255 @@
+"""Ranks of one host: signals, and a byte stream through shared memory.
+
+A neighbour is a peer whose segment we have mapped. Signals go through semaphores in the
+segments; a sleeping rank raises a flag and is woken by a byte on the doorbell, a Unix
+socket that also tells us, by its end, that the peer died. Where the system has no
+process-shared semaphores, every signal is a byte on the doorbell: the kernel then
+orders memory.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from ringleader.errors import PeerLost, ProtocolError
+from ringleader.transport.link import POLLIN, lost
+from ringleader.transport.segment import (
+    NUM_SIGNALS,
+    PAGE,
+    RING,
+    Geometry,
+    Segment,
+    Signal,
+    announcements,
+    semaphore,
+)
+
+SLEEP_FLAG = 64
+_RING = NUM_SIGNALS
+"""The doorbell byte that only wakes."""
+
+
+class Neighbour:
+    """One peer on this host. One thread at a time, like a link."""
+
+    def __init__(
+        self,
+        bell: socket.socket,
+        ranks: tuple[int, int],
+        segments: tuple[Segment, Segment],
+        geometry: Geometry,
+    ) -> None:
+        """``ranks`` and ``segments`` are (mine, the peer's)."""
+        self.me, self.peer = ranks
+        self.mine, self.theirs = segments
+        self.geometry = geometry
+        self.bell = bell
+        self._my_flag = self.mine.view[SLEEP_FLAG : SLEEP_FLAG + 1]
+        self._their_flag = self.theirs.view[SLEEP_FLAG : SLEEP_FLAG + 1]
+        self._heard = [0] * NUM_SIGNALS
+        self.has_semaphores = bool(self.mine.view[16] and self.theirs.view[16])
+        self._out_ring = announcements(self.mine, geometry, self.peer)
+        self._in_ring = announcements(self.theirs, geometry, self.me)
+        self._announcements = self._hearings = 0
+        self.post: list[Callable[[], None]] = []
+        """post[signal]() tells the peer."""
+        self.take: list[Callable[[bool], bool]] = []
+        """take[signal](False) is True once for every post of the peer."""
+        for signal in Signal:
+            make = self._through_semaphore if self.has_semaphores else self._through_bell
+            post, take = make(signal)
+            self.post.append(post)
+            self.take.append(take)
+
+    def _through_semaphore(
+        self, signal: Signal
+    ) -> tuple[Callable[[], None], Callable[[bool], bool]]:
+        release, _ = semaphore(self.mine, self.geometry, self.peer, signal)
+        _, acquire = semaphore(self.theirs, self.geometry, self.me, signal)
+        flag, ring = self._their_flag, self.ring
+
+        def post() -> None:
+            release()
+            if flag[0]:
+                ring()
+
+        return post, acquire
+
+    def _through_bell(
+        self, signal: Signal
+    ) -> tuple[Callable[[], None], Callable[[bool], bool]]:
+        byte, heard, hear = bytes([signal]), self._heard, self.hear
+
+        def post() -> None:
+            self._say(byte)
+
+        def take(_block: bool) -> bool:  # noqa: FBT001 - the shape of SemLock.acquire
+            if not heard[signal]:
+                hear()
+            if not heard[signal]:
+                return False
+            heard[signal] -= 1
+            return True
+
+        return post, take
+
+    def ring(self) -> None:
+        """Wake the peer if it sleeps; signals it has not heard yet are not lost."""
+        self._say(bytes([_RING]))
+
+    def _say(self, byte: bytes) -> None:
+        try:
+            self.bell.send(byte)
+        except BlockingIOError:
+            # The peer has thousands of unread bytes and will wake anyway; but without
+            # semaphores a byte is a signal, and must not be dropped.
+            if byte[0] != _RING:
+                raise PeerLost(self.peer, "stopped reading its doorbell") from None
+        except OSError as exc:
+            raise lost(self.peer, exc) from exc
+
+    def hear(self) -> None:
+        """Empty the doorbell; PeerLost when the peer has gone."""
+        try:
+            data = self.bell.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError as exc:
+            raise lost(self.peer, exc) from exc
+        if not data:
+            raise PeerLost(self.peer, "closed the connection")
+        if not self.has_semaphores:
+            for signal in Signal:
+                self._heard[signal] += data.count(signal)
+
+    def hear_unless(self, ready: Callable[[], bool]) -> bool:
+        """Empty the doorbell and return ``ready()``.
+
+        A peer may signal and leave at once, so its end is an error only if what we wait
+        for has not come before it.
+        """
+        try:
+            self.hear()
+        except PeerLost:
+            if ready():
+                return True
+            raise
+        return ready()
+
+    def announce(self, number: int) -> None:
+        """Tell the peer, with the next POST, which one-way slot is meant."""
+        self._out_ring[self._announcements % RING] = number
+        self._announcements += 1
+
+    def announced(self) -> int:
+        """The slot the peer meant with the POST just taken."""
+        number = self._in_ring[self._hearings % RING]
+        self._hearings += 1
+        return number
+
+    def arm(self) -> None:
+        """From now on the peer rings when it signals. Check once more before sleeping."""
+        self._my_flag[0] = 1
+
+    def disarm(self) -> None:
+        """Awake again."""
+        self._my_flag[0] = 0
+
+    def close(self) -> None:
+        """Hang up; the peer sees the end of the doorbell."""
+        self.bell.close()
+
+
+class ShmLink:
+    """A byte stream to a neighbour through the slots of its segments.
+
+    Each slot is one page with the length of its content, then the content. FULL and
+    FREE signals pass slots back and forth, so neither side reads what the other writes.
+    """
+
+    kind = "shm"
+
+    def __init__(self, neighbour: Neighbour) -> None:
+        self.peer = neighbour.peer
+        self.neighbour = neighbour
+        geometry = neighbour.geometry
+        self._out = _slots(neighbour.mine, geometry, neighbour.peer)
+        self._in = _slots(neighbour.theirs, geometry, neighbour.me)
+        self._num = geometry.num_streams
+        self._free = geometry.num_streams
+        self._sent = self._received = 0
+        self._left = memoryview(b"")
+        self._take_full = neighbour.take[Signal.FULL]
+        self._take_free = neighbour.take[Signal.FREE]
+        self._post_full = neighbour.post[Signal.FULL]
+        self._post_free = neighbour.post[Signal.FREE]
+
+    def try_send(self, view: memoryview) -> int:
+        """See Link. Copies into the next free slot."""
+        ready = self._has_free
+        if not ready() and not self.neighbour.hear_unless(ready):
+            return 0
+        length, content = self._out[self._sent % self._num]
+        size = min(len(view), len(content))
+        content[:size] = view[:size]
+        length[0] = size
+        self._free -= 1
+        self._sent += 1
+        self._post_full()
+        return size
+
+    def try_recv_into(self, view: memoryview) -> int:
+        """See Link. Copies out of the oldest filled slot."""
+        ready = self._has_content
+        if not ready() and not self.neighbour.hear_unless(ready):
+            return 0
+        size = min(len(view), len(self._left))
+        view[:size] = self._left[:size]
+        self._left = self._left[size:]
+        if not self._left:
+            self._received += 1
+            self._post_free()
+        return size
+
+    def _has_free(self) -> bool:
+        if not self._free and self._take_free(False):
+            self._free = 1
+        return self._free > 0
+
+    def _has_content(self) -> bool:
+        if not self._left and self._take_full(False):
+            length, content = self._in[self._received % self._num]
+            if not 0 < length[0] <= len(content):
+                raise ProtocolError(self.peer, f"wrote {length[0]} bytes into one slot")
+            self._left = content[: length[0]]
+        return len(self._left) > 0
+
+    def arm(self, *, sending: bool, receiving: bool) -> list[tuple[int, int]] | None:
+        """See Link. Looks once more after raising the flag, as the protocol demands."""
+        self.neighbour.arm()
+        if (receiving and self._has_content()) or (sending and self._has_free()):
+            return None
+        return [(self.neighbour.bell.fileno(), POLLIN)]
+
+    def disarm(self) -> None:
+        """See Link."""
+        self.neighbour.disarm()
+
+    def close(self) -> None:
+        """See Link."""
+        self.neighbour.close()
+
+
+def _slots(
+    segment: Segment, geometry: Geometry, to: int
+) -> list[tuple[memoryview, memoryview]]:
+    """(length, content) of each slot of the stream that ``segment`` holds for ``to``."""
+    stride = PAGE + geometry.stream_bytes
+    start = geometry.streams_at + to * geometry.num_streams * stride
+    slots = []
+    for i in range(geometry.num_streams):
+        at = start + i * stride
+        length = segment.view[at : at + 8].cast("Q")
+        slots.append((length, segment.view[at + PAGE : at + stride]))
+    return slots

@@ -1,0 +1,106 @@
+"""Links over stream sockets: TCP, Unix, socketpairs; one or several per peer."""
+
+from __future__ import annotations
+
+import socket
+
+from ringleader.errors import PeerLost
+from ringleader.transport.link import POLLIN, POLLOUT, lost
+
+STRIPE_BYTES = 256 << 10
+"""What goes through one of several connections before the next takes over: below the
+usual send buffer, so that all of them stay busy; large enough to cost few calls."""
+
+
+class SocketLink:
+    """A link over one connected socket, which it owns."""
+
+    def __init__(self, sock: socket.socket, peer: int, kind: str) -> None:
+        self.peer = peer
+        self.kind = kind
+        self.sock = sock
+        self._send = sock.send
+        self._recv_into = sock.recv_into
+
+    def try_send(self, view: memoryview) -> int:
+        """See Link."""
+        try:
+            return self._send(view)
+        except BlockingIOError:
+            return 0
+        except OSError as exc:
+            raise lost(self.peer, exc) from exc
+
+    def try_recv_into(self, view: memoryview) -> int:
+        """See Link."""
+        try:
+            received = self._recv_into(view)
+        except BlockingIOError:
+            return 0
+        except OSError as exc:
+            raise lost(self.peer, exc) from exc
+        if received == 0 and len(view) > 0:
+            raise PeerLost(self.peer, "closed the connection")
+        return received
+
+    def arm(self, *, sending: bool, receiving: bool) -> list[tuple[int, int]] | None:
+        """See Link."""
+        events = (POLLOUT if sending else 0) | (POLLIN if receiving else 0)
+        return [(self.sock.fileno(), events)]
+
+    def disarm(self) -> None:
+        """See Link."""
+
+    def close(self) -> None:
+        """See Link."""
+        self.sock.close()
+
+
+class StripedLink:
+    """A link over several connections used in turn: for long, fat networks.
+
+    Both sides switch connection after every ``STRIPE_BYTES`` of the stream, so order is
+    kept without any header.
+    """
+
+    def __init__(self, links: list[SocketLink]) -> None:
+        self.peer = links[0].peer
+        self.kind = f"{links[0].kind} x {len(links)}"
+        self._links = links
+        self._sent = 0
+        self._received = 0
+
+    def _at(self, position: int) -> tuple[SocketLink, int]:
+        """The connection that carries ``position``, and how far it may go."""
+        stripe, offset = divmod(position, STRIPE_BYTES)
+        return self._links[stripe % len(self._links)], STRIPE_BYTES - offset
+
+    def try_send(self, view: memoryview) -> int:
+        """See Link."""
+        link, room = self._at(self._sent)
+        sent = link.try_send(view[:room])
+        self._sent += sent
+        return sent
+
+    def try_recv_into(self, view: memoryview) -> int:
+        """See Link."""
+        link, room = self._at(self._received)
+        received = link.try_recv_into(view[:room])
+        self._received += received
+        return received
+
+    def arm(self, *, sending: bool, receiving: bool) -> list[tuple[int, int]] | None:
+        """See Link. Sending and receiving may wait on different connections."""
+        out, into = self._at(self._sent)[0].sock, self._at(self._received)[0].sock
+        wanted = [(out.fileno(), POLLOUT)] if sending else []
+        if receiving and sending and into is out:
+            return [(out.fileno(), POLLOUT | POLLIN)]
+        return wanted + ([(into.fileno(), POLLIN)] if receiving else [])
+
+    def disarm(self) -> None:
+        """See Link."""
+
+    def close(self) -> None:
+        """See Link."""
+        for link in self._links:
+            link.close()

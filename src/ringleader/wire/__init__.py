@@ -1,0 +1,1 @@
+"""Bytes on the wire: pure encoders and decoders that own no socket."""

@@ -1,0 +1,101 @@
+"""``ringleader demo`` with real processes, and its training inside one process."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ringleader.cli.demo.training import Recipe, Trained, load_digits, train
+from ringleader.group.group import Group
+from ringleader.testing import world
+
+pytestmark = pytest.mark.timeout(110)
+
+DEMO = [sys.executable, "-m", "ringleader.cli.main", "demo"]
+
+
+def test_the_demo_learns_and_proves_it(tmp_path: Path) -> None:
+    done = subprocess.run(
+        DEMO, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path
+    )
+
+    assert done.returncode == 0, done.stderr
+    said = re.search(r"digits never seen in training: ([\d.]+)%", done.stdout)
+    assert said is not None, done.stdout
+    assert float(said[1]) >= 95
+    assert "bit-identical on all 3 ranks: yes" in done.stdout
+    assert "shared memory" in done.stdout
+    assert "epoch 30/30" in done.stderr
+
+
+def test_json_holds_the_same_facts() -> None:
+    flags = ["--ranks", "2", "--epochs", "2", "--json"]
+    done = subprocess.run(
+        [*DEMO, *flags], capture_output=True, text=True, timeout=100, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    story = json.loads(done.stdout)
+    assert (story["ranks"], story["epochs"], story["troubles"]) == (2, 2, [])
+    assert len(set(story["digests"])) == 1
+    assert story["largest_difference"] <= 1e-5
+
+
+def test_a_killed_rank_ends_the_demo_with_its_name() -> None:
+    with subprocess.Popen(
+        [*DEMO, "--epochs", "1000000"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as demo:
+        try:
+            assert demo.stderr is not None
+            next(line for line in demo.stderr if "epoch 1/" in line)
+            family = psutil.Process(demo.pid).children(recursive=True)
+            [victim] = [p for p in family if p.cmdline()[-2:] == ["--rank", "1"]]
+            victim.kill()
+            begin_s = time.monotonic()
+
+            assert demo.wait(timeout=20) == 1
+            assert time.monotonic() - begin_s < 15
+            said = demo.stderr.read()
+        finally:
+            demo.kill()  # does nothing to a demo that has ended
+    assert "demo rank 1" in said
+    assert "SIGKILL" in said
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_ranks_in_one_process_end_with_the_parameters_of_a_run_alone(size: int) -> None:
+    recipe = Recipe(epochs=2)
+    digits = load_digits(recipe)
+
+    def run(group: Group) -> Trained:
+        return train(recipe, digits, group, lambda epoch, loss: None)
+
+    with world(size) as groups, ThreadPoolExecutor(size) as threads:
+        trained = list(threads.map(run, groups))
+    alone = train(recipe, digits, None, lambda epoch, loss: None)
+
+    assert len({each.digest() for each in trained}) == 1
+    assert float((trained[0].parameters - alone.parameters).abs().max()) <= 1e-5
+    assert trained[0].loss == pytest.approx(alone.loss, abs=1e-5)
+
+
+def test_the_loss_is_told_after_every_epoch_and_falls() -> None:
+    recipe = Recipe(epochs=3)
+    told: list[tuple[int, float]] = []
+
+    train(recipe, load_digits(recipe), None, lambda *epoch: told.append(epoch))
+
+    assert [epoch for epoch, _ in told] == [1, 2, 3]
+    assert told[2][1] < told[0][1]

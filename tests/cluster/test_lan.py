@@ -1,0 +1,168 @@
+"""The LAN of namespaces is a LAN: it carries bytes, at its rate, and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringleader.errors import ConfigError
+from ringleader.testing.lan import Host, Lan, can_make_lan, lan
+
+IS_POSSIBLE, REASON = can_make_lan()
+pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no LAN here: {REASON}")
+
+DEADLINE_S = 20.0
+PORT = 5000
+
+# Each stream says when its first and last byte arrived; stdout is the only channel out.
+RECEIVER = """
+import json, selectors, socket, sys, time
+address, num_streams, deadline_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+family = socket.AF_INET6 if ":" in address else socket.AF_INET
+server = socket.create_server((address, int(sys.argv[4])), family=family)
+server.settimeout(deadline_s)
+print("ready", flush=True)
+streams = [server.accept()[0] for _ in range(num_streams)]
+start, total = time.monotonic(), 0
+selector = selectors.DefaultSelector()
+for stream in streams:
+    selector.register(stream, selectors.EVENT_READ)
+while selector.get_map():
+    for key, _ in selector.select(deadline_s):
+        data = key.fileobj.recv(1 << 20)
+        total += len(data)
+        if not data:
+            selector.unregister(key.fileobj)
+            key.fileobj.close()
+print(json.dumps([total, time.monotonic() - start]))
+"""
+
+SENDER = """
+import socket, sys
+address, num_bytes, deadline_s, port = sys.argv[1:]
+with socket.create_connection((address, int(port)), float(deadline_s)) as stream:
+    stream.sendall(bytes(int(num_bytes)))
+"""
+
+
+def _python(host: Host, code: str, *args: object) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", code, *map(str, args)]
+    return host.popen(argv, stdout=subprocess.PIPE, text=True)
+
+
+def _carry(
+    senders: list[Host], to: Host, num_bytes: int, *, address: str | None = None
+) -> tuple[int, float]:
+    """Bytes that arrived on ``to`` and the seconds they took."""
+    address = address or to.address
+    receiver = _python(to, RECEIVER, address, len(senders), DEADLINE_S, PORT)
+    assert receiver.stdout is not None
+    assert receiver.stdout.readline() == "ready\n"
+    sending = [
+        _python(h, SENDER, address, num_bytes, DEADLINE_S, PORT) for h in senders
+    ]
+    total, seconds = json.loads(receiver.communicate(timeout=DEADLINE_S)[0])
+    for process in sending:
+        process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0
+    return int(total), float(seconds)
+
+
+def _is_there(net: Lan) -> bool:
+    names = [net.switch, *(host.name for host in net.hosts)]
+    return any(Path("/run/netns", name).exists() for name in names)
+
+
+def test_two_hosts_talk_at_about_the_rate_of_the_wire() -> None:
+    with lan(hosts=2, rate="200mbit") as net:
+        total, seconds = _carry([net.hosts[0]], net.hosts[1], 10_000_000)
+        sent, received = net.hosts[0].bytes_sent(), net.hosts[1].bytes_received()
+    assert total == 10_000_000
+    # 200 Mbit/s is 25 MB/s, of which 23.9 are payload; the burst makes it a bit more.
+    assert 20e6 < total / seconds < 26e6
+    assert total < sent < 1.1 * total
+    assert total < received < 1.1 * total
+
+
+def test_what_two_hosts_send_to_a_third_shares_its_card() -> None:
+    with lan(hosts=3, rate="200mbit") as net:
+        total, seconds = _carry(net.hosts[1:], net.hosts[0], 5_000_000)
+    assert total == 10_000_000
+    assert 20e6 < total / seconds < 26e6
+
+
+def test_without_a_rate_nothing_is_slowed_down() -> None:
+    with lan(hosts=2) as net:
+        total, seconds = _carry([net.hosts[0]], net.hosts[1], 20_000_000)
+    assert total / seconds > 60e6
+
+
+def test_ipv6_works_too() -> None:
+    with lan(hosts=2) as net:
+        there = net.hosts[1]
+        total, _ = _carry([net.hosts[0]], there, 100_000, address=there.address6)
+    assert total == 100_000
+
+
+def test_a_cut_host_is_silent_until_it_is_mended() -> None:
+    with lan(hosts=2) as net:
+        net.cut(1)
+        receiver = _python(net.hosts[1], RECEIVER, net.hosts[1].address, 1, 20, PORT)
+        assert receiver.stdout is not None
+        assert receiver.stdout.readline() == "ready\n"
+        argv = [
+            sys.executable,
+            "-c",
+            SENDER,
+            net.hosts[1].address,
+            "10",
+            "0.3",
+            str(PORT),
+        ]
+        vain = net.hosts[0].popen(argv, stderr=subprocess.PIPE, text=True)
+        assert "TimeoutError" in vain.communicate(timeout=DEADLINE_S)[1]
+        net.mend(1)
+        sender = _python(net.hosts[0], SENDER, net.hosts[1].address, 10, 20, PORT)
+        assert json.loads(receiver.communicate(timeout=DEADLINE_S)[0])[0] == 10
+        sender.communicate(timeout=DEADLINE_S)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_nothing_is_left_after_an_exception(error: type[BaseException]) -> None:
+    with pytest.raises(error), lan(hosts=2) as net:  # noqa: PT012
+        child = net.hosts[0].popen(["sleep", "100"])
+        raise error
+    assert not _is_there(net)
+    assert child.returncode == -9
+
+
+def test_nothing_is_left_when_the_lan_cannot_be_finished() -> None:
+    before = set(Path("/run/netns").iterdir())
+    with pytest.raises(Exception, match="tbf"), lan(hosts=2, rate="fast"):
+        pass
+    assert set(Path("/run/netns").iterdir()) <= before
+
+
+def test_what_a_dead_process_left_is_removed_by_the_next_lan() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    stale = f"ringleader-{gone.pid}-abc123-host0"
+    subprocess.run(["ip", "netns", "add", stale], check=True)
+    with lan(hosts=1):
+        assert not Path("/run/netns", stale).exists()
+
+
+def test_two_lans_live_side_by_side() -> None:
+    with lan(hosts=2) as one, lan(hosts=2) as other:
+        assert one.switch != other.switch
+        _carry([one.hosts[0]], one.hosts[1], 1000)
+        _carry([other.hosts[0]], other.hosts[1], 1000)
+
+
+def test_a_lan_needs_a_sensible_number_of_hosts() -> None:
+    with pytest.raises(ConfigError, match="got 0"), lan(hosts=0):
+        pass

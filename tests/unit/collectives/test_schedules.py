@@ -1,0 +1,235 @@
+"""Every schedule is proven for every size, and the proof catches every wrong one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Union
+
+import pytest
+
+from ringleader.collectives import (
+    algorithm,
+    direct,
+    doubling,
+    hierarchy,
+    ring,
+    star,
+    tree,
+)
+from ringleader.collectives.check import CHECKS, ScheduleError, check_all_reduce
+from ringleader.collectives.schedule import Kind, Move, Program, copy, send, split
+from ringleader.errors import ConfigError
+
+SIZES = range(1, 18)
+
+PAIRS = [
+    (operation, name)
+    for operation in algorithm.OPERATIONS
+    for name in algorithm.algorithms(operation)
+]
+
+
+def programs_of(
+    operation: str, name: str, size: int, *, root: int = 0, arity: int = 2
+) -> list[Program]:
+    return [
+        algorithm.program(operation, name, rank, size, root=root, arity=arity)
+        for rank in range(size)
+    ]
+
+
+def prove(operation: str, programs: list[Program], root: int) -> None:
+    rooted = (root,) if operation in algorithm.ROOTED else ()
+    CHECKS[operation](programs, *rooted)
+
+
+@pytest.mark.parametrize(("operation", "name"), PAIRS)
+def test_every_schedule_is_proven_for_every_size_and_root(
+    operation: str, name: str
+) -> None:
+    for size in SIZES:
+        for root in range(size if operation in algorithm.ROOTED else 1):
+            prove(operation, programs_of(operation, name, size, root=root), root)
+
+
+@pytest.mark.parametrize("arity", [3, 4, 7, 100])
+@pytest.mark.parametrize(
+    "operation", [operation for operation, name in PAIRS if name == "tree"]
+)
+def test_trees_of_any_arity_are_proven(operation: str, arity: int) -> None:
+    for size in SIZES:
+        root = size // 2
+        programs = programs_of(operation, "tree", size, root=root, arity=arity)
+        prove(operation, programs, root)
+
+
+@pytest.mark.parametrize(("operation", "name"), PAIRS)
+def test_a_rank_alone_has_nothing_to_move(operation: str, name: str) -> None:
+    assert algorithm.program(operation, name, 0, 1) == []
+
+
+# The seeds' defects (spec.md): PM-1, PM-16, ZF-3.
+
+
+def seed_ring(rank: int, size: int) -> Program:
+    """PM-1: the gather half uses the indices of the reduce half once more."""
+    right, left = (rank + 1) % size, (rank - 1) % size
+    moves = ring.reduce_scatter(rank, size)
+    for i in range(1, size):
+        moves += send(right, (rank - i) % size), copy(left, (rank - i - 1) % size)
+    return moves
+
+
+@pytest.mark.parametrize("size", range(2, 18))
+def test_the_wrong_gather_indices_of_the_seed_are_caught(size: int) -> None:
+    with pytest.raises(ScheduleError, match="should hold"):
+        check_all_reduce([seed_ring(rank, size) for rank in range(size)])
+
+
+@pytest.mark.parametrize("arity", [0, 1, -1])
+def test_a_tree_without_branches_is_refused(arity: int) -> None:
+    with pytest.raises(ConfigError, match="arity must be >= 2"):
+        algorithm.program("all_reduce", "tree", 0, 4, arity=arity)
+
+
+@pytest.mark.parametrize(("root", "size"), [(4, 4), (-1, 4), (0, 0)])
+def test_a_root_that_is_no_rank_is_refused(root: int, size: int) -> None:
+    with pytest.raises(ConfigError, match="not a rank"):
+        algorithm.program("reduce", "tree", 0, size, root=root)
+
+
+def test_an_unknown_algorithm_is_refused_and_the_known_ones_are_named() -> None:
+    with pytest.raises(ConfigError, match="there are: star, tree"):
+        algorithm.program("gather", "ring", 0, 4)
+
+
+def compositions(total: int) -> Iterator[list[int]]:
+    """All ways to write ``total`` as an ordered sum: all splits of ranks into hosts."""
+    if total == 0:
+        yield []
+    for first in range(1, total + 1):
+        yield from ([first, *rest] for rest in compositions(total - first))
+
+
+def hosts_of(sizes: list[int]) -> list[list[int]]:
+    """Ranks dealt to hosts in turn, so that a host's ranks are not neighbours."""
+    hosts: list[list[int]] = [[] for _ in sizes]
+    rank = 0
+    while any(len(h) < s for h, s in zip(hosts, sizes, strict=True)):
+        for host, size in zip(hosts, sizes, strict=True):
+            if len(host) < size:
+                host.append(rank)
+                rank += 1
+    return hosts
+
+
+ACROSS: dict[str, Callable[[int, int], Program]] = {
+    "direct": direct.all_reduce,
+    "ring": ring.all_reduce,
+    "halving": doubling.halving_all_reduce,
+    "tree": tree.all_reduce,
+    "star": star.all_reduce,
+}
+
+
+@pytest.mark.parametrize("across", ACROSS)
+def test_unequal_hosts_count_every_rank_once(across: str) -> None:
+    """ZF-3: a mean over hosts is not the mean over ranks when hosts are unequal."""
+    for total in range(1, 8):
+        for sizes in compositions(total):
+            hosts = hosts_of(sizes)
+            programs = [
+                hierarchy.all_reduce(
+                    rank,
+                    hosts,
+                    local_reduce=tree.reduce_to,
+                    across=ACROSS[across],
+                    local_broadcast=doubling.broadcast,
+                )
+                for rank in range(total)
+            ]
+            check_all_reduce(programs)
+
+
+def mutants(programs: list[Program]) -> Iterator[list[Program]]:
+    """One move dropped, or one receive of the wrong kind; every such program."""
+    flip = {Kind.REDUCE: Kind.COPY, Kind.COPY: Kind.REDUCE}
+    for rank, moves in enumerate(programs):
+        for index, move in enumerate(moves):
+            changes: list[Program] = [[]]
+            if move.kind is not Kind.SEND:
+                changes.append([Move(flip[move.kind], move.peer, move.chunk)])
+            for change in changes:
+                wrong = [*moves[:index], *change, *moves[index + 1 :]]
+                yield [*programs[:rank], wrong, *programs[rank + 1 :]]
+
+
+@pytest.mark.parametrize("name", algorithm.algorithms("all_reduce"))
+def test_every_dropped_or_confused_move_is_caught(name: str) -> None:
+    for wrong in mutants(programs_of("all_reduce", name, 5)):
+        with pytest.raises(ScheduleError):
+            check_all_reduce(wrong)
+
+
+def test_ranks_that_wait_for_each_other_are_caught() -> None:
+    with pytest.raises(ScheduleError, match="nobody can move"):
+        check_all_reduce([[copy(1, 0), send(1, 0)], [copy(0, 0), send(0, 0)]])
+
+
+Sum = Union[int, frozenset["Sum"]]  # noqa: UP007 (a string is no operand of |)
+"""Whose data, in which order of additions; a + b and b + a have the same bits."""
+
+
+def sums_of(programs: list[Program]) -> list[dict[int, Sum]]:
+    """Per rank and chunk, the expression that an all_reduce computes."""
+    chunks = {move.chunk for moves in programs for move in moves}
+    held: list[dict[int, Sum]] = [
+        dict.fromkeys(chunks, r) for r in range(len(programs))
+    ]
+    wires: dict[tuple[int, int], deque[Sum]] = {}
+    waiting = deque((rank, deque(moves)) for rank, moves in enumerate(programs))
+    while waiting:
+        rank, moves = waiting.popleft()
+        while moves:
+            kind, peer, chunk = moves[0]
+            if kind is Kind.SEND:
+                wires.setdefault((rank, peer), deque()).append(held[rank][chunk])
+            elif not wires.get((peer, rank)):
+                waiting.append((rank, moves))
+                break
+            else:
+                value = wires[peer, rank].popleft()
+                both = frozenset({held[rank][chunk], value})
+                held[rank][chunk] = both if kind is Kind.REDUCE else value
+            moves.popleft()
+    return held
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=pytest.mark.xfail(
+                name == "exchange", reason="every rank begins with its own data"
+            ),
+        )
+        for name in algorithm.algorithms("all_reduce")
+    ],
+)
+def test_all_ranks_compute_the_same_bits(name: str) -> None:
+    for size in range(2, 10):
+        first, *others = sums_of(programs_of("all_reduce", name, size))
+        assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize(("count", "parts"), [(0, 3), (2, 3), (17, 5), (100, 1)])
+def test_a_split_covers_everything_in_nearly_equal_parts(
+    count: int, parts: int
+) -> None:
+    runs = split(count, parts)
+    assert [i for start, end in runs for i in range(start, end)] == list(range(count))
+    assert len(runs) == parts
+    lengths = {end - start for start, end in runs}
+    assert max(lengths) - min(lengths) <= 1
