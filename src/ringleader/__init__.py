@@ -22,9 +22,9 @@ from ringleader.errors import (
 
 if TYPE_CHECKING:
     from ringleader.collectives.config import CollectiveConfig
-    from ringleader.group.form import group
-    from ringleader.group.group import Group
-    from ringleader.group.work import Work
+    from ringleader.groups.form import group
+    from ringleader.groups.group import Group
+    from ringleader.groups.work import Work
 
 __version__ = "0.1.0"
 
@@ -51,9 +51,9 @@ __all__ = [
 # What needs torch is imported on first use, so that the command line starts at once.
 _LAZY = {
     "CollectiveConfig": "ringleader.collectives.config",
-    "Group": "ringleader.group.group",
-    "Work": "ringleader.group.work",
-    "group": "ringleader.group.form",
+    "Group": "ringleader.groups.group",
+    "Work": "ringleader.groups.work",
+    "group": "ringleader.groups.form",
 }
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from ringleader.cli.demo.training import Recipe, Trained, load_digits, train
-from ringleader.group.group import Group
+from ringleader.groups.group import Group
 from ringleader.testing import world
 
 pytestmark = pytest.mark.timeout(110)

@@ -213,7 +213,7 @@ class Crew:
             silent = {rank: line for rank, line in silent.items() if rank not in said}
 
     def _obituary(self, dead: set[int]) -> tuple[str, str]:
-        """Who died, and how. A launcher ends all ranks when one dies: it knows which."""
+        """Who died, and how; a launcher that ended all ranks knows which was first."""
         launched = len(self._processes) < self.size
         first = min(dead)
         process = self._processes[0 if launched else first]

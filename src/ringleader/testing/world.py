@@ -14,8 +14,8 @@ from typing import TypeVar
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, DeadlineExceeded
-from ringleader.group.form import group as form_group
-from ringleader.group.group import Group
+from ringleader.groups.form import group as form_group
+from ringleader.groups.group import Group
 from ringleader.transport import memory, tcp
 from ringleader.transport.link import Link
 from ringleader.transport.mesh import Mesh

@@ -81,7 +81,7 @@ def test_a_table_shows_times_ratios_and_what_is_missing() -> None:
     [sheet] = sheets(results)
 
     assert sheet.title == "all_reduce, 2 ranks"
-    assert sheet.headers[-2:] == ("shm xGloo", "shm xOpenMPI")
+    assert sheet.headers[-2:] == ("shm xGloo", "shm xMPI")
     texts = [[entry.text for entry in row] for row in sheet.rows]
     assert texts == [
         ["4 B", "5 us", "250 us", "2 us", "50.0", "0.40"],
@@ -122,6 +122,21 @@ def test_auto_is_held_against_the_best_fixed_algorithm() -> None:
     sheet = auto_sheet([check])
     assert sheet.title.endswith("in 0 of 1")
     assert sheet.rows[0][-1].is_good is False
+
+
+def test_fixed_algorithms_have_a_table_of_their_own() -> None:
+    ring = Contender("shm", "ring")
+    results = Results([measured(SHM, 1e-4), measured(ring, 2e-4), measured(GLOO, 3e-4)])
+
+    duels, algorithms = sheets(results)
+
+    assert duels.headers == ("size", "shm", "Gloo", "shm xGloo")
+    assert algorithms.headers == ("size", "auto", "ring")
+    assert [entry.text for entry in algorithms.rows[0]] == [
+        "64 KiB",
+        "100 us",
+        "200 us",
+    ]
 
 
 @pytest.mark.parametrize(

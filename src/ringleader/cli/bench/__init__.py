@@ -37,6 +37,7 @@ Places = Callable[[int], Sequence[Place]]
 
 _QUICK_BATCH_S = 0.02
 _BATCH_S = 0.05
+_PIPE_WIDTH = 200  # a file has no width; never cut a table there
 _MAX_RANKS = 64  # on one machine; beyond it only the scheduler is measured
 
 
@@ -127,15 +128,15 @@ def _show(
 
 def _print_tables(outcome: Outcome) -> None:
     console = Console()
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
     tables = [draw(sheet) for sheet in sheets(outcome.results)]
     checks = check_auto(outcome.results)
     if checks:
         tables.append(draw(auto_sheet(checks)))
     for table in tables:
-        # A pipe has no width: never cut a table there.
-        width = None if console.is_terminal else console.measure(table).maximum
-        console.print(table, width=width)
-    console.print(report.HOW, style="dim")
+        console.print(table)
+    console.print(report.HOW, style="dim", highlight=False)
     for note in outcome.notes:
         console.print(f"Note: {note}", markup=False)
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from ringleader.cli.bench.station import Buffers
-from ringleader.group.group import Group
+from ringleader.groups.group import Group
 
 
 class Ours:

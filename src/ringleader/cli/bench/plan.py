@@ -24,6 +24,9 @@ TITLES = {
     "mpi": "OpenMPI",
 }
 
+SHORT_TITLES = {"shm": "shm", "tcp": "tcp", "gloo": "Gloo", "mpi": "MPI"}
+"""Where space is short; tables explain them."""
+
 ITEM_BYTES = 4
 """Everything is float32, the type of gradients."""
 
@@ -51,9 +54,13 @@ class Contender:
 
     @property
     def title(self) -> str:
-        """What tables and plots call it."""
-        name = TITLES[self.engine]
-        return f"{name} {self.algorithm}" if self.algorithm else name
+        """What plots and messages call it."""
+        return " ".join(filter(None, (TITLES[self.engine], self.algorithm)))
+
+    @property
+    def short_title(self) -> str:
+        """What tables call it."""
+        return " ".join(filter(None, (SHORT_TITLES[self.engine], self.algorithm)))
 
     @property
     def is_ours(self) -> bool:

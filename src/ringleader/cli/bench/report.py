@@ -22,8 +22,9 @@ HOW = (
     "float32; time per call = a batch of back-to-back calls after a barrier, on its "
     "slowest rank, divided by the calls; median of the rounds. Contenders take turns "
     "in every round, in reversed order every other round; every result was checked "
-    "for exact values first. Size is the largest tensor of a rank. xGloo = Gloo's "
-    "time / ours: above 1 we are faster."
+    "for exact values first. Size is the largest tensor of a rank. shm and tcp: "
+    "Ringleader over shared memory and over TCP; MPI: OpenMPI; xGloo: Gloo's time "
+    "divided by ours, above 1 we are faster."
 )
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from ringleader.cli import units
-from ringleader.cli.bench.plan import Cell, Contender
+from ringleader.cli.bench.plan import OURS, Cell, Contender
 from ringleader.cli.bench.result import AutoCheck, Results
 
 AUTO_LIMIT = 1.10
 """Our own choice may lose this much against the best fixed algorithm, not more."""
-
-_SHORT = {"shm": "shm", "tcp": "tcp", "gloo": "Gloo", "mpi": "OpenMPI"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +34,14 @@ class Sheet:
 
 
 def sheets(results: Results) -> list[Sheet]:
-    """One table per operation and number of ranks."""
-    return [
-        _sheet(results, ranks, operation)
-        for ranks in results.ranks()
-        for operation in results.operations()
-        if results.cells(ranks, operation)
-    ]
+    """A table per operation and number of ranks; fixed algorithms in tables of theirs."""
+    found: list[Sheet] = []
+    for ranks in results.ranks():
+        for operation in results.operations():
+            if results.cells(ranks, operation):
+                found.append(_duel_sheet(results, ranks, operation))
+                found += _algorithm_sheets(results, ranks, operation)
+    return found
 
 
 def auto_sheet(checks: list[AutoCheck]) -> Sheet:
@@ -68,9 +68,10 @@ def auto_sheet(checks: list[AutoCheck]) -> Sheet:
 
 def draw(sheet: Sheet) -> Table:
     """For a terminal: green where we are ahead, red where we are behind."""
-    table = Table(title=sheet.title, title_justify="left", title_style="bold")
+    table = Table(title=sheet.title, title_justify="left", box=box.SIMPLE_HEAD)
     for header in sheet.headers:
-        table.add_column(header, justify="right", no_wrap=True)
+        # Two lines of words: nine columns fit into a terminal of eighty characters.
+        table.add_column(header.replace(" ", "\n"), justify="right", no_wrap=True)
     for row in sheet.rows:
         table.add_row(*(Text(entry.text, _style(entry)) for entry in row))
     return table
@@ -99,21 +100,38 @@ def time_text(seconds: float | None) -> str:
     return "-" if seconds is None else units.format_seconds(seconds)
 
 
-def _sheet(results: Results, ranks: int, operation: str) -> Sheet:
-    contenders = results.contenders()
-    duels = [
-        (ours, peer)
-        for ours in contenders
-        if ours.is_ours and ours.algorithm is None
-        for peer in results.peers()
-    ]
-    headers = ["size", *(contender.title for contender in contenders)]
-    headers += [f"{_SHORT[a.engine]} x{_SHORT[b.engine]}" for a, b in duels]
+def _duel_sheet(results: Results, ranks: int, operation: str) -> Sheet:
+    """Our own choice beside the peers, with ratios."""
+    contenders = [c for c in results.contenders() if c.algorithm is None]
+    ours = [contender for contender in contenders if contender.is_ours]
+    duels = [(our, peer) for our in ours for peer in results.peers()]
+    headers = ["size", *(contender.short_title for contender in contenders)]
+    headers += [f"{our.short_title} x{peer.short_title}" for our, peer in duels]
     rows = tuple(
         _row(results, ranks, cell, contenders, duels)
         for cell in results.cells(ranks, operation)
     )
     return Sheet(f"{operation}, {ranks} ranks", tuple(headers), rows)
+
+
+def _algorithm_sheets(results: Results, ranks: int, operation: str) -> list[Sheet]:
+    """Our own choice beside every fixed algorithm, a table per transport."""
+    found: list[Sheet] = []
+    cells = results.cells(ranks, operation)
+    for engine in OURS:
+        mine = [
+            contender
+            for contender in results.contenders()
+            if contender.engine == engine
+            and any(results.call_s(ranks, cell, contender) for cell in cells)
+        ]
+        if all(contender.algorithm is None for contender in mine):
+            continue
+        headers = ("size", *(contender.algorithm or "auto" for contender in mine))
+        rows = tuple(_row(results, ranks, cell, mine, []) for cell in cells)
+        title = f"{operation}, {ranks} ranks, algorithms over {engine}"
+        found.append(Sheet(title, headers, rows))
+    return found
 
 
 def _row(

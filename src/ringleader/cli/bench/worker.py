@@ -18,7 +18,7 @@ from ringleader.cli.bench.station import Engine, Station
 from ringleader.cli.line import Message, Report, serve
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.errors import ConfigError
-from ringleader.group.form import group
+from ringleader.groups.form import group
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ringleader.errors import ConfigError
-from ringleader.group.group import Group
+from ringleader.groups.group import Group
 
 _HIDDEN = 64
 _TRAINING_SHARE = 0.8

@@ -10,7 +10,7 @@ from ringleader.cli.demo.training import Digits, Recipe, Trained, load_digits, t
 from ringleader.cli.line import Message, Report, serve
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.errors import ConfigError
-from ringleader.group.form import group
+from ringleader.groups.form import group
 
 _TIMEOUT_S = 30.0
 """Bound on one all_reduce: a rank that is stuck ends the demo, nobody waits longer."""
@@ -50,7 +50,7 @@ class Rank:
             kinds = sorted(set(ranks.links().values()))
         self._trained = trained
         return {
-            "transport": " and ".join(_IN_WORDS.get(kind, kind) for kind in kinds),
+            "transport": " and ".join(_IN_WORDS.get(k, k) for k in kinds) or "no link",
             "digest": trained.digest(),
             "accuracy": trained.accuracy,
             "loss": trained.loss,

@@ -20,12 +20,12 @@ from ringleader.collectives.cost import Network
 from ringleader.deadline import Deadline
 from ringleader.engine import kernel
 from ringleader.errors import ConfigError, GroupAborted
-from ringleader.group import call as calls
-from ringleader.group.call import Call
-from ringleader.group.execute import Executor, Progress
-from ringleader.group.mailbox import Mailbox, Outgoing, Wish
-from ringleader.group.runner import Runner
-from ringleader.group.work import Work
+from ringleader.groups import call as calls
+from ringleader.groups.call import Call
+from ringleader.groups.execute import Executor, Progress
+from ringleader.groups.mailbox import Mailbox, Outgoing, Wish
+from ringleader.groups.runner import Runner
+from ringleader.groups.work import Work
 from ringleader.transport.mesh import Mesh
 
 Connect = Callable[[Sequence[int], str, Deadline], Mesh]

@@ -18,7 +18,7 @@ import torch
 from ringleader.collectives.cost import LinkCost, Network
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded
-from ringleader.group.group import Group
+from ringleader.groups.group import Group
 from ringleader.transport.host import host_token
 from ringleader.transport.link import Link, relax, wait_ready
 

@@ -22,8 +22,8 @@ from ringleader.engine.kernel import Array, Combine
 from ringleader.engine.stream import StreamEngine
 from ringleader.engine.waiter import Waiter
 from ringleader.errors import ConfigError
-from ringleader.group.call import Call
-from ringleader.group.mailbox import Mailbox, mismatch
+from ringleader.groups.call import Call
+from ringleader.groups.mailbox import Mailbox, mismatch
 from ringleader.transport.mesh import Mesh
 from ringleader.wire import header as wire
 

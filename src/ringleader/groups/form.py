@@ -16,8 +16,8 @@ from torch.distributed import Store, TCPStore
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, PeerUnreachable
-from ringleader.group.group import Group, view_hash
-from ringleader.group.measure import measure, share
+from ringleader.groups.group import Group, view_hash
+from ringleader.groups.measure import measure, share
 from ringleader.settings import Launch
 from ringleader.transport import mesh as meshes
 from ringleader.transport import tcp

@@ -26,7 +26,7 @@ from ringleader.errors import (
     ProtocolError,
     RingleaderError,
 )
-from ringleader.group.work import Work
+from ringleader.groups.work import Work
 from ringleader.transport.link import POLLIN, POLLOUT
 from ringleader.transport.memory import socket_pair
 from ringleader.wire import header as op_header

@@ -25,8 +25,8 @@ from ringleader.errors import (
     PeerLost,
     RingleaderError,
 )
-from ringleader.group.mailbox import Mailbox, Outgoing, Wish
-from ringleader.group.work import DONE, Work, same_again
+from ringleader.groups.mailbox import Mailbox, Outgoing, Wish
+from ringleader.groups.work import DONE, Work, same_again
 from ringleader.transport.link import relax, wait_ready
 
 ATTRIBUTE_S = 0.1
