@@ -101,6 +101,7 @@ def endless(*flags: str) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=hear_ctrl_c,
     ) as bench:
         try:
             assert bench.stderr is not None
@@ -111,6 +112,11 @@ def endless(*flags: str) -> Iterator[subprocess.Popen[str]]:
             yield bench
         finally:
             bench.kill()  # does nothing to a run that has ended
+
+
+def hear_ctrl_c() -> None:
+    """A shell that runs the tests in the background lets its children ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def worker(bench: subprocess.Popen[str], which: str) -> psutil.Process:

@@ -164,27 +164,39 @@ def price(shape: Profile, num_bytes: int, network: Network) -> float:
 
 
 def _wire_s(shape: Profile, num_bytes: int, network: Network) -> float:
-    """The busiest link, or the busiest card: a rank's fastest link bounds their sum."""
+    """The busiest link between hosts, or the busiest card behind several of them."""
     slowest = 0.0
+    sent, received = [0.0] * network.size, [0.0] * network.size
+    fastest = [1.0] * network.size
     for (a, b), share in shape.links.items():
         link = network.links[a][b]
-        if link is not None:
-            slowest = max(slowest, share * num_bytes / link.bandwidth)
+        if link is None or network.hosts[a] == network.hosts[b]:
+            continue
+        slowest = max(slowest, share * num_bytes / link.bandwidth)
+        sent[a] += share
+        received[b] += share
+        fastest[a] = max(fastest[a], link.bandwidth)
+        fastest[b] = max(fastest[b], link.bandwidth)
     for rank in range(network.size):
-        fastest = max((c.bandwidth for c in network.links[rank] if c), default=1e12)
-        share = max(shape.sent[rank], shape.received[rank])
-        slowest = max(slowest, share * num_bytes / fastest)
+        busiest = max(sent[rank], received[rank])
+        slowest = max(slowest, busiest * num_bytes / fastest[rank])
     return slowest
 
 
 def _host_s(shape: Profile, num_bytes: int, network: Network) -> float:
-    """What the cores of the busiest host do: copies into and out of sockets, adds."""
-    worst = 0.0
-    for host in set(network.hosts):
-        ranks = [r for r in range(network.size) if network.hosts[r] == host]
-        copied = sum(shape.sent[r] + shape.received[r] for r in ranks) * num_bytes
-        added = sum(shape.reduced[r] for r in ranks) * num_bytes
-        busy_s = copied / COPY_BANDWIDTH + added / network.reduce_bandwidth
-        cores = min(network.cores, len(ranks))
-        worst = max(worst, busy_s / cores)
-    return worst
+    """What the cores of the busiest host do: copies into and out of links, adds.
+
+    A rank is one thread, so neither the busiest rank nor the sum can be beaten. Inside a
+    host the measured bandwidth of a link is what its copies cost.
+    """
+    busy = [share / network.reduce_bandwidth for share in shape.reduced]
+    for (a, b), share in shape.links.items():
+        link = network.links[a][b]
+        same = link is not None and network.hosts[a] == network.hosts[b]
+        speed = link.bandwidth if link is not None and same else COPY_BANDWIDTH
+        busy[a] += share / speed
+        busy[b] += share / speed
+    worst = max(busy)
+    for ranks in network.host_lists():
+        worst = max(worst, sum(busy[r] for r in ranks) / network.cores)
+    return worst * num_bytes

@@ -36,13 +36,15 @@ from ringleader.engine.kernel import Combine
 from ringleader.engine.waiter import Waiter
 from ringleader.errors import ProtocolError
 from ringleader.transport.link import POLLIN, relax
-from ringleader.transport.segment import PAGE, Geometry, Segment, Signal
+from ringleader.transport.segment import NUM_SHOTS, PAGE, Geometry, Segment, Signal
 from ringleader.transport.shm import Neighbour
 from ringleader.wire.header import HEADER_BYTES
 
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
 Take = Callable[[bool], bool]
+Finish = Callable[[Array], object]
+Views = list[list[list[Array]]]
 
 SPINS = 400
 """Looks at a signal before sleeping, yielding the core at every eighth: about 100 us
@@ -78,7 +80,7 @@ class Arena:
         self.peers = [p for p in range(self.size) if p != rank]
         self._neighbours = neighbours
         self._waiter = waiter
-        self._on_mismatch = on_mismatch
+        self.mismatch = on_mismatch
         segments = [
             segment if r == rank else neighbours[r].theirs for r in range(self.size)
         ]
@@ -89,11 +91,22 @@ class Arena:
         self.post = [[n.post[s] for n in self._in_order()] for s in Signal]
         self.take = [{p: neighbours[p].take[s] for p in self.peers} for s in Signal]
         self._round = 0
+        self._typed: dict[np.dtype[Any], Views] = {}
         self._published = 0
         self._unread: list[set[int]] = [set() for _ in range(geometry.num_oneways)]
         self._owed: dict[int, deque[int]] = {p: deque() for p in self.peers}
         self.complete = 0
         """Elements of the result that are final, for who asks after a failure."""
+
+    def _views(self, dtype: np.dtype[Any]) -> Views:
+        """[rank][slot][part] of the two-shot slots as arrays of ``dtype``, made once."""
+        views = self._typed.get(dtype)
+        if views is None:
+            views = self._typed[dtype] = [
+                [[part.view(dtype) for part in parts] for _, parts in slots]
+                for slots in self.shots
+            ]
+        return views
 
     def _in_order(self) -> list[Neighbour]:
         return [self._neighbours[p] for p in self.peers]
@@ -127,14 +140,13 @@ class Arena:
 
     def _expect(self, peer: int, slot: Slot, header: bytes) -> None:
         if slot.header != header:
-            self._on_mismatch(peer, bytes(slot.header))
+            self.mismatch(peer, bytes(slot.header))
 
     # -- exchange ------------------------------------------------------------------
 
     def _exchange(self, header: bytes, fill: Callable[[Bytes], None]) -> list[Bytes]:
         """Fill my slot, wait for everybody's; the contents in rank order."""
-        k = self._round & 1
-        self._round += 1
+        k = self.next_turn()
         mine = self.exchanges[self.rank][k]
         fill(mine.content)
         mine.header[:] = header
@@ -145,18 +157,33 @@ class Arena:
             self._expect(peer, self.exchanges[peer][k], header)
         return [slots[k].content for slots in self.exchanges]
 
+    def next_turn(self) -> int:
+        """Which of the two exchange slots is used now; they alternate for ever."""
+        self._round ^= 1
+        return self._round
+
     def barrier(self, header: bytes) -> None:
         """Everybody has come."""
         self._exchange(header, lambda _content: None)
 
     def all_reduce(
-        self, header: bytes, source: Array, out: Array, combine: Combine
+        self,
+        header: bytes,
+        source: Array,
+        out: Array,
+        combine: Combine,
+        finish: Finish | None = None,
     ) -> None:
-        """One-shot for what fits a slot comfortably, two-shot beyond."""
+        """One-shot for what fits a slot comfortably, two-shot beyond.
+
+        ``finish`` is applied to every run of finished sums, by who owns it.
+        """
         if source.nbytes * self.size <= TWO_SHOT_BYTES:
             self._one_shot(header, source, out, combine)
+            if finish is not None:
+                finish(out)
         else:
-            self._two_shot(header, source, out, combine)
+            self._two_shot(header, source, out, combine, finish)
 
     def _one_shot(
         self, header: bytes, source: Array, out: Array, combine: Combine
@@ -175,7 +202,12 @@ class Arena:
         self.complete = len(out)
 
     def reduce_scatter(
-        self, header: bytes, sources: Sequence[Array], out: Array, combine: Combine
+        self,
+        header: bytes,
+        sources: Sequence[Array],
+        out: Array,
+        combine: Combine,
+        finish: Finish | None = None,
     ) -> None:
         """``sources[i]`` is for rank i; ``out`` is mine."""
         me, item = self.rank, out.itemsize
@@ -196,6 +228,8 @@ class Arena:
                 theirs = blocks[p].view(out.dtype)[at : at + len(mine)]
                 combine(mine, theirs, result)
                 mine = result
+            if finish is not None:
+                finish(result)
             self.complete = start + len(result)
 
     def all_gather(self, header: bytes, source: Array, outs: Sequence[Array]) -> None:
@@ -217,28 +251,47 @@ class Arena:
     # -- two-shot ------------------------------------------------------------------
 
     def _two_shot(
-        self, header: bytes, source: Array, out: Array, combine: Combine
+        self,
+        header: bytes,
+        source: Array,
+        out: Array,
+        combine: Combine,
+        finish: Finish | None,
     ) -> None:
         part = self.geometry.part_bytes // source.itemsize
         pieces = _pieces(len(source), part * self.size, self.size)
+        views = self._views(source.dtype)
         num = len(pieces)
         for c in range(num + 2):
             if c < num:
-                self._copy_in(header, c, source, pieces[c])
+                self._copy_in(header, c, source, pieces[c], views)
             if 0 <= c - 1 < num:
-                self._reduce(header, c - 1, source, out, pieces[c - 1], combine)
-            if 0 <= c - 2 < num:
-                self._copy_out(c - 2, out, pieces[c - 2])
+                self._reduce(header, c - 1, source, pieces[c - 1], views, combine)
+                lo, hi = pieces[c - 1][self.rank]
+                result = views[self.rank][(c - 1) % NUM_SHOTS][self.rank][: hi - lo]
+                if finish is not None:
+                    finish(result)
+                for post in self.post[Signal.DONE]:
+                    post()
+                np.copyto(out[lo:hi], result)
+            if c >= 2:
+                self._copy_out(c - 2, out, pieces[c - 2], views)
                 self.complete = pieces[c - 2][-1][1]
 
     def _copy_in(
-        self, header: bytes, c: int, source: Array, piece: list[tuple[int, int]]
+        self,
+        header: bytes,
+        c: int,
+        source: Array,
+        piece: list[tuple[int, int]],
+        views: Views,
     ) -> None:
-        slot_header, parts = self.shots[self.rank][c % self.geometry.num_shots]
+        k = c % NUM_SHOTS
+        mine = views[self.rank][k]
         for p in self.peers:
             lo, hi = piece[p]
-            np.copyto(parts[p].view(source.dtype)[: hi - lo], source[lo:hi])
-        slot_header[:] = header
+            np.copyto(mine[p][: hi - lo], source[lo:hi])
+        self.shots[self.rank][k][0][:] = header
         for post in self.post[Signal.POST]:
             post()
 
@@ -247,34 +300,35 @@ class Arena:
         header: bytes,
         c: int,
         source: Array,
-        out: Array,
         piece: list[tuple[int, int]],
+        views: Views,
         combine: Combine,
     ) -> None:
-        k, me = c % self.geometry.num_shots, self.rank
+        """Add everybody's part of mine into my slot.
+
+        All posts come first: only then has every peer read what lay in my slot before.
+        """
+        k, me = c % NUM_SHOTS, self.rank
         lo, hi = piece[me]
-        mine = source[lo:hi]
-        result = self.shots[me][k][1][me].view(source.dtype)[: hi - lo]
+        mine, result = source[lo:hi], views[me][k][me][: hi - lo]
         take = self.take[Signal.POST]
         for p in self.peers:
             self.wait(take[p], p)
-            slot_header, parts = self.shots[p][k]
-            if slot_header != header:
-                self._on_mismatch(p, bytes(slot_header))
-            combine(mine, parts[me].view(source.dtype)[: hi - lo], result)
+            if self.shots[p][k][0] != header:
+                self.mismatch(p, bytes(self.shots[p][k][0]))
+        for p in self.peers:
+            combine(mine, views[p][k][me][: hi - lo], result)
             mine = result
-        for post in self.post[Signal.DONE]:
-            post()
-        np.copyto(out[lo:hi], result)
 
-    def _copy_out(self, c: int, out: Array, piece: list[tuple[int, int]]) -> None:
-        k = c % self.geometry.num_shots
+    def _copy_out(
+        self, c: int, out: Array, piece: list[tuple[int, int]], views: Views
+    ) -> None:
+        k = c % NUM_SHOTS
         take = self.take[Signal.DONE]
         for p in self.peers:
             lo, hi = piece[p]
             self.wait(take[p], p)
-            result = self.shots[p][k][1][p].view(out.dtype)[: hi - lo]
-            np.copyto(out[lo:hi], result)
+            np.copyto(out[lo:hi], views[p][k][p][: hi - lo])
 
     # -- one-way -------------------------------------------------------------------
 
@@ -428,7 +482,7 @@ def _pieces(count: int, step: int, parts: int) -> list[list[tuple[int, int]]]:
 def _shots(segment: Segment, geometry: Geometry) -> list[tuple[memoryview, list[Bytes]]]:
     """Per slot: the header, and one part per rank at a fixed place."""
     slots = []
-    for k in range(geometry.num_shots):
+    for k in range(NUM_SHOTS):
         at = geometry.shots_at + k * geometry.shot_stride
         header = segment.view[at : at + HEADER_BYTES]
         first = at + PAGE

@@ -23,7 +23,7 @@ SPINS = 60
 
 
 
-class _Size:
+class Size:
     """Views of the fixed buffers for one message length, made once."""
 
     __slots__ = ("inbox", "out", "payload", "seen", "total")
@@ -53,7 +53,7 @@ class ExchangeEngine:
         self._on_mismatch = on_mismatch
         length = HEADER_BYTES + PIECE_BYTES
         self._boxes = [np.empty(length, np.uint8) for _ in range(self.size)]
-        self._sizes: dict[int, _Size] = {}
+        self._sizes: dict[int, Size] = {}
 
     def all_reduce(
         self, header: bytes, source: Array, out: Array, combine: Combine
@@ -63,7 +63,7 @@ class ExchangeEngine:
         for start in range(0, len(source), step) or (0,):
             piece = source[start : start + step]
             num_bytes = piece.nbytes
-            size = self._sizes.get(num_bytes) or self._prepare(num_bytes)
+            size = self._sizes.get(num_bytes) or self.prepare(num_bytes)
             size.payload[self.rank][:] = piece.view(np.uint8)
             self.swap(size, header)
             blocks = [p.view(source.dtype) for p in size.payload]
@@ -72,13 +72,14 @@ class ExchangeEngine:
             for block in blocks[2:]:
                 combine(result, block, result)
 
-    def _prepare(self, num_bytes: int) -> _Size:
+    def prepare(self, num_bytes: int) -> Size:
+        """The views of the buffers for messages of ``num_bytes``."""
         if len(self._sizes) > 256:
             self._sizes.clear()
-        size = self._sizes[num_bytes] = _Size(self._boxes, self.rank, num_bytes)
+        size = self._sizes[num_bytes] = Size(self._boxes, self.rank, num_bytes)
         return size
 
-    def swap(self, size: _Size, header: bytes) -> None:
+    def swap(self, size: Size, header: bytes) -> None:
         """Send my box to everybody, fill theirs with what they sent."""
         out = size.out
         out[:HEADER_BYTES] = header
@@ -100,7 +101,7 @@ class ExchangeEngine:
             if unsent:
                 self._sleep(None, unsent)
 
-    def _rest(self, link: Link, size: _Size, got: int, unsent: dict[Link, int]) -> None:
+    def _rest(self, link: Link, size: Size, got: int, unsent: dict[Link, int]) -> None:
         """What one try did not bring: look again, yield, at last sleep."""
         inbox, total, spins = size.inbox[link.peer], size.total, 0
         while got < total:
@@ -118,7 +119,7 @@ class ExchangeEngine:
             if unsent:
                 self._push(unsent, size)
 
-    def _push(self, unsent: dict[Link, int], size: _Size) -> None:
+    def _push(self, unsent: dict[Link, int], size: Size) -> None:
         for link, sent in list(unsent.items()):
             unsent[link] = sent + link.try_send(size.out[sent:])
             if unsent[link] == size.total:

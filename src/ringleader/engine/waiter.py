@@ -9,6 +9,7 @@ from typing import NoReturn, Protocol
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded
 from ringleader.transport.link import wait_ready
+from ringleader.wire import header
 
 NAP_S = 0.05
 """The longest sleep. A missed doorbell (see transport/shm.py) costs at most this."""
@@ -41,7 +42,9 @@ class Waiter:
 
     def __init__(self, ear: Ear) -> None:
         self._ear = ear
-        self._deadline = Deadline.after(0)
+        self.default_s = 60.0
+        """The limit of operations that are not given one."""
+        self._deadline: Deadline | None = None
         self._what: object = ""
         self._stalled_at_s = 0.0
         self._probe_at_s = 0.0
@@ -50,6 +53,12 @@ class Waiter:
         """A new operation begins; ``str(what)`` is the call in the user's words."""
         self._deadline = deadline
         self._what = what
+        self._stalled_at_s = 0.0
+
+    def start_lazily(self, what: bytes) -> None:
+        """A small operation begins; its clock starts if it ever has to sleep."""
+        self._what = what
+        self._deadline = None
         self._stalled_at_s = 0.0
 
     def moved(self) -> None:
@@ -61,6 +70,8 @@ class Waiter:
     ) -> None:
         """Sleep until something may have changed; raise when it is too late."""
         now_s = time.monotonic()
+        if self._deadline is None:
+            self._deadline = Deadline.after(self.default_s)
         if not self._stalled_at_s:
             self._stalled_at_s = now_s
             self._probe_at_s = now_s + PROBE_AFTER_S
@@ -77,8 +88,12 @@ class Waiter:
     def expire(self, peers: list[int]) -> NoReturn:
         """Raise the timeout, naming whom we waited for and in which call."""
         others = f" (and for ranks {', '.join(map(str, peers[1:]))})" if peers[1:] else ""
+        what = self._what
+        if isinstance(what, bytes):
+            what = header.decode(what, peers[0])
+        after_s = self._deadline.after_s if self._deadline else 0.0
         text = (
-            f"waited {self._deadline.after_s:.1f} s for it{others} in {self._what}; "
+            f"waited {after_s:.1f} s for it{others} in {what}; "
             "it may be slow, stopped or cut off. Raise the timeout or form a new group"
         )
         raise DeadlineExceeded(peers[0], text)

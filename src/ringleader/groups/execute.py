@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from ringleader.engine.arena import Arena
 from ringleader.engine.exchange import ExchangeEngine
 from ringleader.engine.flow import Plan, Windows
 from ringleader.engine.kernel import Array, Combine
+from ringleader.engine.small import SMALL_BYTES, Small, Stamp, over_links, shared
 from ringleader.engine.stream import StreamEngine
 from ringleader.engine.waiter import Waiter
 from ringleader.errors import ConfigError
@@ -56,7 +58,7 @@ class Executor:
     ) -> None:
         self.rank = rank
         self.size = len(mesh.bulk) + 1
-        self.network = Network.unknown(self.size)
+        self._network = Network.unknown(self.size)
         self.config = CollectiveConfig()
         self._group = group
         self._mailbox = mailbox
@@ -64,6 +66,8 @@ class Executor:
         self._sequence = 0
         self._header = wire.Header(operation="none", group=group, sequence=0, count=0)
         self._windows = Windows()
+        self._quiet = kernel.quiet_context()
+        self._choices: dict[tuple[str, int, int], tuple[str, int, str]] = {}
         self._plans: dict[tuple[str, str, int, int], Plan] = {}
         self._stream = StreamEngine(mesh.bulk, waiter)
         self._exchange = ExchangeEngine(rank, mesh.bulk, waiter, self._mismatch)
@@ -75,44 +79,117 @@ class Executor:
         self._last: tuple[Call, Plan | None] | None = None
 
     def choose(self, call: Call, algorithm: str | None) -> tuple[str, int, str]:
-        """(algorithm, arity, reason) for ``call``."""
-        name, arity, reason = choose(
+        """(algorithm, arity, reason) for ``call``; what was priced once is kept."""
+        if algorithm is not None:
+            return self._check(self._choose(call, algorithm))
+        key = (call.operation, call.num_bytes, call.root or 0)
+        choice = self._choices.get(key)
+        if choice is None:
+            if len(self._choices) > 4096:
+                self._choices.clear()
+            choice = self._choices[key] = self._check(self._choose(call, None))
+        return choice
+
+    def _choose(self, call: Call, algorithm: str | None) -> tuple[str, int, str]:
+        return choose(
             call.operation,
             call.num_bytes,
-            self.network,
+            self._network,
             root=call.root or 0,
             config=self.config,
             algorithm=algorithm,
         )
-        if name == "shm" and self.arena is None and self.size > 1:
+
+    def _check(self, choice: tuple[str, int, str]) -> tuple[str, int, str]:
+        if choice[0] == "shm" and self.arena is None and self.size > 1:
             raise ConfigError("shm: not all ranks of this group share memory")
-        return name, arity, reason
+        return choice
+
+    @property
+    def network(self) -> Network:
+        """What choices are based on."""
+        return self._network
+
+    @network.setter
+    def network(self, network: Network) -> None:
+        self._network = network
+        self._choices.clear()
 
     def run(self, call: Call, name: str, arity: int, deadline: Deadline) -> None:
         """Do it; an exception leaves the group unusable."""
         header = self._begin(call, name, arity, deadline)
+        self._quiet.run(self._run, call, name, arity, header)
+        for finish in call.finishers:
+            finish()
+
+    def _run(self, call: Call, name: str, arity: int, header: bytes) -> None:
         combine = None
         if call.reduce_op != "none":
             combine = kernel.combine(call.dtype, call.reduce_op)
-        with kernel.quiet():
-            if self.size == 1:
-                self._copy_own(call, None)
-            elif name == "shm":
-                self._run_shared(call, header, combine)
-            elif name == "exchange":
-                source, home = call.sources[0], call.homes[0]
-                assert source is not None
-                assert home is not None
-                assert combine is not None
-                self._exchange.all_reduce(header, source, home, combine)
-            else:
-                self._run_stream(call, name, arity, header, combine)
-            if call.reduce_op == "mean":
-                for home in call.homes:
-                    if home is not None:
-                        kernel.divide(home, call.dtype, self.size)
-        for finish in call.finishers:
-            finish()
+        if self.size == 1:
+            self._copy_own(call, None)
+        elif name == "shm":
+            self._run_shared(call, header, combine)
+        elif name == "exchange":
+            source, home = _some(call.sources[0]), _some(call.homes[0])
+            self._exchange.all_reduce(header, source, home, _some(combine))
+        else:
+            self._run_stream(call, name, arity, header, combine)
+        if call.reduce_op == "mean" and not self._has_divided(call, name):
+            for home in call.homes:
+                if home is not None:
+                    kernel.divide(home, call.dtype, self.size)
+
+    def _has_divided(self, call: Call, name: str) -> bool:
+        """In shared memory the owner of a part divides it while it is in its cache."""
+        return name == "shm" and call.operation in ("all_reduce", "reduce_scatter")
+
+    def small(self, call: Call, name: str) -> Small | None:
+        """The prepared form of ``call``, if it is one that can be prepared."""
+        source = call.sources[0]
+        if (
+            call.operation != "all_reduce"
+            or source is None
+            or not 0 < source.nbytes <= SMALL_BYTES
+            or self.size == 1
+            or call.dtype.is_complex
+        ):
+            return None
+        combine = kernel.combine(call.dtype, call.reduce_op)
+        finish = self._divider(call) or (lambda _result: None)
+        stamp = self._stamper(call, name)
+        run: Small
+        if name == "shm" and self.arena is not None:
+            run = shared(self.arena, call.count, source.dtype, combine, stamp, finish)
+        elif name == "exchange":
+            run = over_links(
+                self._exchange, call.count, source.dtype, combine, stamp, finish
+            )
+        else:
+            return None
+        return lambda address: self._quiet.run(run, address)
+
+    def _divider(self, call: Call) -> Callable[[Array], None] | None:
+        if call.reduce_op != "mean":
+            return None
+        dtype, size = call.dtype, self.size
+        return lambda result: kernel.divide(result, dtype, size)
+
+    def _stamper(self, call: Call, name: str) -> Stamp:
+        """Begins an operation like ``call`` at the cost of a few bytes."""
+        header = self._header_of(call, name, 0)
+        template = wire.encode(header)
+        head, tail = template[: wire.SEQUENCE_OFFSET], template[wire.COUNT_OFFSET :]
+        begin, start = self._mailbox.begin, self._waiter.start_lazily
+
+        def stamp() -> bytes:
+            self._sequence = sequence = self._sequence + 1
+            now = head + sequence.to_bytes(8, "little") + tail
+            begin(sequence, now)
+            start(now)
+            return now
+
+        return stamp
 
     def barrier(self, deadline: Deadline) -> None:
         """Return when every rank has called."""
@@ -141,7 +218,14 @@ class Executor:
     def _begin(self, call: Call, name: str, arity: int, deadline: Deadline) -> bytes:
         self._sequence += 1
         self._last = (call, None)
-        self._header = wire.Header(
+        self._header = self._header_of(call, name, arity)
+        header = wire.encode(self._header)
+        self._mailbox.begin(self._sequence, header)
+        self._waiter.start(deadline, self._header)
+        return header
+
+    def _header_of(self, call: Call, name: str, arity: int) -> wire.Header:
+        return wire.Header(
             operation=call.operation,
             group=self._group,
             sequence=self._sequence,
@@ -152,10 +236,6 @@ class Executor:
             algorithm=name,
             arity=arity if name == "tree" else 0,
         )
-        header = wire.encode(self._header)
-        self._mailbox.begin(self._sequence, header)
-        self._waiter.start(deadline, self._header)
-        return header
 
     def _headers(self, call: Call, header: bytes) -> dict[int, tuple[bytes, bytes]]:
         """peer -> (ours, the expected); only all_to_all has different ones."""
@@ -172,7 +252,8 @@ class Executor:
         }
 
     def _mismatch(self, peer: int, theirs: bytes) -> None:
-        raise mismatch(peer, wire.decode(theirs, peer), self.rank, self._header)
+        ours = wire.decode(self._mailbox.current, self.rank)
+        raise mismatch(peer, wire.decode(theirs, peer), self.rank, ours)
 
     # -- shared memory -------------------------------------------------------------
 
@@ -183,10 +264,13 @@ class Executor:
         sources, homes = call.sources, call.homes
         arena.complete = 0
         if call.operation == "all_reduce":
-            arena.all_reduce(header, _some(sources[0]), _some(homes[0]), _some(combine))
+            source, home = _some(sources[0]), _some(homes[0])
+            arena.all_reduce(header, source, home, _some(combine), self._divider(call))
         elif call.operation == "reduce_scatter":
             parts = [_some(s) for s in sources]
-            arena.reduce_scatter(header, parts, _some(homes[me]), _some(combine))
+            home = _some(homes[me])
+            divider = self._divider(call)
+            arena.reduce_scatter(header, parts, home, _some(combine), divider)
         elif call.operation == "all_gather":
             arena.all_gather(header, _some(sources[me]), [_some(h) for h in homes])
         elif call.operation == "broadcast":

@@ -13,25 +13,29 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.collectives.cost import Network
 from ringleader.deadline import Deadline
 from ringleader.engine import kernel
+from ringleader.engine.small import Small
 from ringleader.errors import ConfigError, GroupAborted
 from ringleader.groups import call as calls
 from ringleader.groups.call import Call
 from ringleader.groups.execute import Executor, Progress
 from ringleader.groups.mailbox import Mailbox, Outgoing, Wish
 from ringleader.groups.runner import Runner
-from ringleader.groups.work import Work
+from ringleader.groups.work import DONE, Work
 from ringleader.transport.mesh import Mesh
 
 Connect = Callable[[Sequence[int], str, Deadline], Mesh]
 """(ranks of a sub-group, its view id, deadline) -> its mesh."""
 
 CLOSE_S = 2.0
+MAX_SMALL = 256
+"""Prepared small operations kept; a model has far fewer sizes of small tensors."""
 
 
 def view_hash(view_id: str) -> int:
@@ -68,7 +72,9 @@ class Group:
             rank, view_hash(view_id), mesh, self._mailbox, self._runner.waiter
         )
         self._executor.config = self.config
+        self._small: dict[tuple[torch.dtype, int, str], Small] = {}
         self.network = network or Network.unknown(self.size)
+        self._runner.waiter.default_s = self.timeout_s
         self._subgroups: dict[tuple[int, ...], int] = {}
         self._closed = False
         self.on_close: Callable[[], None] = lambda: None
@@ -82,6 +88,7 @@ class Group:
     @network.setter
     def network(self, network: Network) -> None:
         self._executor.network = network
+        self._small.clear()
 
     def links(self) -> dict[int, str]:
         """peer -> what connects us: "shm", "tcp", and why not shm where that failed."""
@@ -100,7 +107,7 @@ class Group:
         blank: list[kernel.Array | None] = []
         call = Call(
             operation=operation,
-            dtype=calls.torch.uint8,
+            dtype=torch.uint8,
             count=num_bytes,
             num_bytes=num_bytes,
             sources=blank,
@@ -123,8 +130,30 @@ class Group:
         async_op: bool = False,
     ) -> Work:
         """Combine everybody's ``tensor``, in place, or into ``out`` leaving it alone."""
+        plain = out is None and algorithm is None and timeout_s is None and not async_op
+        key = (tensor.dtype, tensor.numel(), op)
+        if plain:
+            small = self._small.get(key)
+            if (
+                small is not None
+                and tensor.is_cpu
+                and tensor.is_contiguous()
+                and self._runner.run_small(small, tensor.data_ptr())
+            ):
+                return DONE
         call = calls.all_reduce(tensor, op, out)
+        if plain and key not in self._small:
+            self._prepare_small(key, call)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
+
+    def _prepare_small(self, key: tuple[torch.dtype, int, str], call: Call) -> None:
+        """Next time a tensor like this comes, everything is looked up already."""
+        name, _, _ = self._executor.choose(call, None)
+        small = self._executor.small(call, name)
+        if small is not None:
+            if len(self._small) >= MAX_SMALL:
+                self._small.clear()
+            self._small[key] = small
 
     def reduce(
         self,

@@ -110,8 +110,9 @@ class Mailbox:
         self._posted: deque[Outgoing | Wish] = deque()
         self._wishes: list[Wish] = []
         self._offers: list[_Offer] = []
-        self._calls: dict[int, bytes] = {}
-        self._current: bytes = b""
+        self._calls: list[tuple[int, bytes]] = [(0, b"")] * HISTORY
+        self.current = b""
+        """The header of our call under way, or of the last one."""
         self._ear, self._mouth = socket_pair()
         self.aborted: GroupAborted | None = None
         """Set from any thread; the engine raises it at its next look."""
@@ -131,14 +132,13 @@ class Mailbox:
 
     def begin(self, sequence: int, header: bytes) -> None:
         """Remember our current call, to compare it with what peers wait for."""
-        self._current = header
-        self._calls[sequence] = header
-        self._calls.pop(sequence - HISTORY, None)
+        self.current = header
+        self._calls[sequence % HISTORY] = (sequence, header)
 
     def ask(self, peer: int) -> None:
         """Tell ``peer`` that we wait for it, and in which call."""
-        if self._current:
-            self._queue(peer, Frame(kind=Kind.WAITING, length=64), self._current)
+        if self.current:
+            self._queue(peer, Frame(kind=Kind.WAITING, length=64), self.current)
 
     def wanted(self) -> list[tuple[int, int]]:
         """Descriptors and events that mean news."""
@@ -317,8 +317,8 @@ class Mailbox:
     def _compare(self, peer: int, theirs: bytes) -> None:
         """``peer`` waits for us in a call: is it the one we made under that number?"""
         call = op_header.decode(theirs, peer)
-        mine = self._calls.get(call.sequence)
-        if mine is None:
+        sequence, mine = self._calls[call.sequence % HISTORY]
+        if sequence != call.sequence or not mine:
             return
         ours = op_header.decode(mine, self.rank)
         if not same_call(ours, call):

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringleader.deadline import Deadline
+from ringleader.engine.small import Small
 from ringleader.engine.waiter import NAP_S, Waiter
 from ringleader.errors import (
     GroupAborted,
@@ -79,6 +80,20 @@ class Runner:
         else:
             job.work.wait()
         return job.work
+
+    def run_small(self, small: Small, address: int) -> bool:
+        """Run a prepared operation now; False when others are before it."""
+        if self._queue or not self.lock.acquire(blocking=False):
+            return False
+        try:
+            if self.failure is not None or self.mailbox.aborted is not None:
+                self.check()
+            small(address)
+        except BaseException as exc:
+            raise self.broken(exc) from exc
+        finally:
+            self.lock.release()
+        return True
 
     def deliver(self, item: Outgoing | Wish, *, async_op: bool) -> Work:
         """Send or receive one message, concurrently with everything else."""

@@ -41,6 +41,8 @@ class Signal(IntEnum):
 
 
 NUM_SIGNALS = len(Signal)
+NUM_SHOTS = 3
+"""Two-shot slots: one to fill, one to reduce, one to read; see engine/arena.py."""
 RING = 16
 """Announcements kept per destination; more than there are one-way slots."""
 
@@ -53,7 +55,6 @@ class Geometry:
     part_bytes: int = 256 << 10
     """Bytes of one rank's part of a two-shot slot. Two parts of 256 KiB in three slots
     stay within a 2 MiB L2 cache; 128 KiB costs 10 % in Python, 512 KiB in misses."""
-    num_shots: int = 3
     exchange_bytes: int = 512 << 10
     num_exchanges: int = 2
     oneway_bytes: int = 512 << 10
@@ -80,7 +81,7 @@ class Geometry:
     @property
     def exchanges_at(self) -> int:
         """Offset of the exchange slots."""
-        return self.shots_at + self.num_shots * self.shot_stride
+        return self.shots_at + NUM_SHOTS * self.shot_stride
 
     @property
     def oneways_at(self) -> int:

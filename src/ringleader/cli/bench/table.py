@@ -34,7 +34,7 @@ class Sheet:
 
 
 def sheets(results: Results) -> list[Sheet]:
-    """A table per operation and number of ranks; fixed algorithms in tables of theirs."""
+    """A table per operation and ranks; fixed algorithms in tables of their own."""
     found: list[Sheet] = []
     for ranks in results.ranks():
         for operation in results.operations():

@@ -164,9 +164,16 @@ class _Learner:
 
 
 def _model(seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(64, _HIDDEN), nn.Tanh(), nn.Linear(_HIDDEN, 10))
+    """The same first parameters everywhere: from a generator of our own, because the
+    global one belongs to all threads, and ranks may be threads of one process."""
+    model = nn.Sequential(nn.Linear(64, _HIDDEN), nn.Tanh(), nn.Linear(_HIDDEN, 10))
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            nn.init.zeros_(parameter)
+        else:
+            nn.init.xavier_uniform_(parameter, generator=generator)
+    return model
 
 
 def _shuffled(count: int, seed: int) -> Tensor:

@@ -1,0 +1,332 @@
+"""Ranks in real processes, to be killed and stopped by tests.
+
+A nursery is one process that has imported torch and never starts a thread; ranks are
+forked from it, which takes milliseconds where a fresh interpreter takes seconds. It is
+also their parent: a rank that ended stays a zombie until the nursery reaps it, so the
+process ids that tests kill are never anybody else's. When the test process dies, the
+nursery reads the end of its socket, kills all ranks and ends too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from types import ModuleType
+from typing import Any, NoReturn, Self
+
+import torch
+
+from ringleader.collectives.config import CollectiveConfig
+from ringleader.deadline import Deadline
+from ringleader.errors import DeadlineExceeded, InternalError
+from ringleader.groups.form import group as form_group
+from ringleader.groups.group import Group
+from ringleader.testing.world import free_ports
+
+Ready = Callable[[], None]
+Body = Callable[..., object]
+"""body(group, ready, *args), defined at the top of a module."""
+
+WARM_UP_S = 60.0
+FORM_S = 30.0
+REAP_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Birth:
+    """What a new rank has to know."""
+
+    path: str
+    """The file that defines the body; test modules have no importable name."""
+    name: str
+    args: tuple[Any, ...]
+    peers: tuple[str, ...]
+    rank: int
+    transport: str
+    timeout_s: float
+
+
+class Rank:
+    """One rank in a process of its own, seen from the test."""
+
+    def __init__(self, rank: int, pid: int, pipe: Connection) -> None:
+        self.rank = rank
+        self.pid = pid
+        self.ended_at_s = 0.0
+        """When the body returned or raised, on ``time.monotonic`` of this machine."""
+        self._pipe = pipe
+        self._is_ready = False
+        self._outcome: tuple[bool, Any] | None = None
+
+    def wait_ready(self, within_s: float) -> None:
+        """Return when the body has called ``ready()``."""
+        deadline = Deadline.after(within_s)
+        while not self._is_ready:
+            self._listen(deadline, "did not call ready()")
+            if self._outcome is not None and not self._is_ready:
+                raise AssertionError(f"rank {self.rank} ended early: {self._outcome[1]!r}")
+
+    def kill(self) -> float:
+        """SIGKILL: a pulled plug, no goodbye. Returns when that was."""
+        return self._signal(signal.SIGKILL)
+
+    def stop(self) -> float:
+        """SIGSTOP: alive, but silent from now on."""
+        return self._signal(signal.SIGSTOP)
+
+    def cont(self) -> float:
+        """SIGCONT: goes on where it was stopped."""
+        return self._signal(signal.SIGCONT)
+
+    def result(self, within_s: float) -> Any:  # noqa: ANN401 - whatever the body returns
+        """What the body returned; raises what it raised."""
+        failed, value = self._end(within_s)
+        if failed:
+            raise value
+        return value
+
+    def error(self, within_s: float) -> BaseException:
+        """What the body raised; an AssertionError if it returned instead."""
+        failed, value = self._end(within_s)
+        if not failed:
+            raise AssertionError(f"rank {self.rank} returned {value!r} and raised nothing")
+        assert isinstance(value, BaseException)
+        return value
+
+    def close(self) -> None:
+        """Stop listening to it."""
+        self._pipe.close()
+
+    def _signal(self, number: signal.Signals) -> float:
+        os.kill(self.pid, number)
+        return time.monotonic()
+
+    def _end(self, within_s: float) -> tuple[bool, Any]:
+        deadline = Deadline.after(within_s)
+        while self._outcome is None:
+            self._listen(deadline, "has not ended")
+        return self._outcome
+
+    def _listen(self, deadline: Deadline, what: str) -> None:
+        """Take in one message of the rank."""
+        if not self._pipe.poll(deadline.left_s()):
+            raise DeadlineExceeded(self.rank, f"{what} within {deadline.after_s} s")
+        try:
+            kind, at_s, value = self._pipe.recv()
+        except (EOFError, OSError):
+            text = f"rank {self.rank} died without a word"
+            kind, at_s, value = "error", time.monotonic(), InternalError(text)
+        if kind == "ready":
+            self._is_ready = True
+        else:
+            self.ended_at_s = at_s
+            self._outcome = (kind == "error", value)
+
+
+class Nursery:
+    """The warm process that ranks are forked from; use it for many worlds."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._pipe: Connection | None = None
+
+    def __enter__(self) -> Self:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            code = f"from {__name__} import serve; serve({theirs.fileno()})"
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        self._socket = ours
+        self._pipe = Connection(os.dup(ours.fileno()))
+        self._answer(WARM_UP_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pipe and self._socket and self._process:
+            self._pipe.close()
+            self._socket.close()
+            try:
+                self._process.wait(REAP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(REAP_S)
+
+    def fork(self, birth: _Birth) -> Rank:
+        """Start one rank."""
+        assert self._socket is not None
+        assert self._pipe is not None
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            socket.send_fds(self._socket, [b"F"], [theirs.fileno()])
+            self._pipe.send(birth)
+            pid = self._answer(REAP_S)
+            return Rank(birth.rank, pid, Connection(os.dup(ours.fileno())))
+
+    def reap(self, ranks: Sequence[Rank]) -> None:
+        """Kill what still lives and wait for its end."""
+        assert self._socket is not None
+        assert self._pipe is not None
+        self._socket.send(b"R")
+        self._pipe.send([rank.pid for rank in ranks])
+        self._answer(REAP_S)
+        for rank in ranks:
+            rank.close()
+
+    def _answer(self, within_s: float) -> int:
+        assert self._pipe is not None
+        if not self._pipe.poll(within_s):
+            raise InternalError(f"the nursery has not answered within {within_s} s")
+        try:
+            return int(self._pipe.recv())
+        except EOFError:
+            raise InternalError("the nursery has died") from None
+
+
+@contextlib.contextmanager
+def spawn_ranks(
+    size: int,
+    body: Body,
+    *args: object,
+    transport: str = "tcp",
+    timeout_s: float = 10.0,
+    nursery: Nursery | None = None,
+) -> Iterator[list[Rank]]:
+    """``size`` processes that form a group and run ``body(group, ready, *args)``.
+
+    ``transport``: "tcp" or "shm". ``timeout_s`` is the group's. Every process has ended
+    and been reaped when the block ends, however it ends. Without a ``nursery`` one is
+    started for this world alone, which takes the time to import torch.
+    """
+    with contextlib.ExitStack() as stack:
+        home = nursery or stack.enter_context(Nursery())
+        peers = tuple(f"127.0.0.1:{port}" for port in free_ports(size))
+        ranks: list[Rank] = []
+        stack.callback(lambda: home.reap(ranks))
+        for rank in range(size):
+            birth = _Birth(
+                path=body.__code__.co_filename,
+                name=body.__name__,
+                args=args,
+                peers=peers,
+                rank=rank,
+                transport=transport,
+                timeout_s=timeout_s,
+            )
+            ranks.append(home.fork(birth))
+        yield ranks
+
+
+# -- inside the nursery ------------------------------------------------------------
+
+
+def serve(fd: int) -> None:
+    """The life of a nursery: fork and reap as told over the socket ``fd``."""
+    torch.set_num_threads(1)  # a thread would not survive the fork, its locks would
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the test process decides
+    sock = socket.socket(fileno=fd)
+    pipe = Connection(os.dup(fd))
+    modules: dict[str, ModuleType] = {}
+    children: set[int] = set()
+    try:
+        pipe.send(0)
+        while True:
+            order, fds, _, _ = socket.recv_fds(sock, 1, 1)
+            if not order:
+                return
+            if order == b"F":
+                birth: _Birth = pipe.recv()
+                if birth.path not in modules:
+                    modules[birth.path] = _load(birth.path)
+                body = getattr(modules[birth.path], birth.name)
+                pid = os.fork()
+                if pid == 0:
+                    sock.close()
+                    pipe.close()
+                    _live(birth, body, Connection(fds[0]))
+                os.close(fds[0])
+                children.add(pid)
+                pipe.send(pid)
+            else:
+                pids = pipe.recv()
+                _reap(pids)
+                children.difference_update(pids)
+                pipe.send(0)
+    finally:
+        _reap(children)
+
+
+def _load(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"bodies_{abs(hash(path))}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _reap(pids: Iterable[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)  # ends stopped processes as well
+    for pid in pids:
+        os.waitpid(pid, 0)
+
+
+def _live(birth: _Birth, body: Body, pipe: Connection) -> NoReturn:
+    """The life of a rank; it never returns into the nursery's loop."""
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        pipe.send(_outcome(birth, body, pipe))
+        code = 0
+    except BaseException:  # noqa: BLE001 - nothing may get out of the fork
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _outcome(birth: _Birth, body: Body, pipe: Connection) -> tuple[str, float, object]:
+    """What became of the body, when, and the value or the error."""
+    group: Group | None = None
+    try:
+        group = form_group(
+            birth.peers,
+            birth.rank,
+            transport="tcp" if birth.transport == "tcp" else "auto",
+            config=CollectiveConfig(timeout_s=birth.timeout_s),
+            timeout_s=FORM_S,
+        )
+        value = body(group, lambda: pipe.send(("ready", time.monotonic(), None)), *birth.args)
+        return "result", time.monotonic(), value
+    except Exception as exc:  # noqa: BLE001 - handed to the test
+        return "error", time.monotonic(), _portable(exc)
+    finally:
+        if group is not None:
+            group.close()
+
+
+def _portable(exc: Exception) -> Exception:
+    """Itself if it survives pickling, else its text."""
+    try:
+        pickle.loads(pickle.dumps(exc))
+    except Exception:  # noqa: BLE001 - any class may refuse in its own way
+        return InternalError("".join(traceback.format_exception(exc)))
+    return exc
