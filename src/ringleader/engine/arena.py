@@ -7,12 +7,7 @@ exchange    every rank fills its slot and posts; when all have posted, everybody
             everybody. Two slots alternate for ever: to reach the slot of round s again
             a rank has finished round s+1, for which every peer had posted, and a peer
             posts s+1 only after it has read all of s.
-two-shot    all_reduce of large tensors. Rank p owns part p of every piece: the others
-            copy their part p in and post; p adds them up into part p of its own slot,
-            says DONE, and the others copy it out. Three slots, software pipeline of
-            depth two: copy in piece c, reduce c-1, copy out c-2. A peer writes its
-            slot again only after my DONE; I write my result again only after every
-            peer's next post, which it makes after having copied the last one out.
+two-shot    all_reduce of large tensors; see twoshot.py.
 one-way     a rank fills a slot for some readers; each returns a CREDIT when it has read
             it, and the slot is filled again only when all have. Credits are collected
             lazily, across operations.
@@ -31,12 +26,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringleader.collectives.schedule import split
 from ringleader.engine.kernel import Combine
+from ringleader.engine.twoshot import TwoShot
 from ringleader.engine.waiter import Waiter
 from ringleader.errors import ProtocolError
 from ringleader.transport.link import POLLIN, relax
-from ringleader.transport.segment import NUM_SHOTS, PAGE, Geometry, Segment, Signal
+from ringleader.transport.segment import PAGE, Geometry, Segment, Signal
 from ringleader.transport.shm import Neighbour
 from ringleader.wire.header import HEADER_BYTES
 
@@ -44,7 +39,6 @@ Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
 Take = Callable[[bool], bool]
 Finish = Callable[[Array], object]
-Views = list[list[list[Array]]]
 
 SPINS = 400
 """Looks at a signal before sleeping, yielding the core at every eighth: about 100 us
@@ -84,29 +78,18 @@ class Arena:
         segments = [
             segment if r == rank else neighbours[r].theirs for r in range(self.size)
         ]
-        self.shots = [_shots(s, geometry) for s in segments]
         self.exchanges = [_exchanges(s, geometry) for s in segments]
         self.oneways = [_oneways(s, geometry) for s in segments]
         self.geometry = geometry
         self.post = [[n.post[s] for n in self._in_order()] for s in Signal]
         self.take = [{p: neighbours[p].take[s] for p in self.peers} for s in Signal]
         self._round = 0
-        self._typed: dict[np.dtype[Any], Views] = {}
         self._published = 0
         self._unread: list[set[int]] = [set() for _ in range(geometry.num_oneways)]
         self._owed: dict[int, deque[int]] = {p: deque() for p in self.peers}
+        self._two_shot = TwoShot(self, segments)
         self.complete = 0
         """Elements of the result that are final, for who asks after a failure."""
-
-    def _views(self, dtype: np.dtype[Any]) -> Views:
-        """[rank][slot][part] of the two-shot slots as arrays of ``dtype``, made once."""
-        views = self._typed.get(dtype)
-        if views is None:
-            views = self._typed[dtype] = [
-                [[part.view(dtype) for part in parts] for _, parts in slots]
-                for slots in self.shots
-            ]
-        return views
 
     def _in_order(self) -> list[Neighbour]:
         return [self._neighbours[p] for p in self.peers]
@@ -183,7 +166,7 @@ class Arena:
             if finish is not None:
                 finish(out)
         else:
-            self._two_shot(header, source, out, combine, finish)
+            self._two_shot.all_reduce(header, source, out, combine, finish)
 
     def _one_shot(
         self, header: bytes, source: Array, out: Array, combine: Combine
@@ -247,88 +230,6 @@ class Arena:
                 piece[:] = blocks[p].view(source.dtype)[: len(piece)]
         if outs[self.rank].ctypes.data != source.ctypes.data:
             outs[self.rank][:] = source
-
-    # -- two-shot ------------------------------------------------------------------
-
-    def _two_shot(
-        self,
-        header: bytes,
-        source: Array,
-        out: Array,
-        combine: Combine,
-        finish: Finish | None,
-    ) -> None:
-        part = self.geometry.part_bytes // source.itemsize
-        pieces = _pieces(len(source), part * self.size, self.size)
-        views = self._views(source.dtype)
-        num = len(pieces)
-        for c in range(num + 2):
-            if c < num:
-                self._copy_in(header, c, source, pieces[c], views)
-            if 0 <= c - 1 < num:
-                self._reduce(header, c - 1, source, pieces[c - 1], views, combine)
-                lo, hi = pieces[c - 1][self.rank]
-                result = views[self.rank][(c - 1) % NUM_SHOTS][self.rank][: hi - lo]
-                if finish is not None:
-                    finish(result)
-                for post in self.post[Signal.DONE]:
-                    post()
-                np.copyto(out[lo:hi], result)
-            if c >= 2:
-                self._copy_out(c - 2, out, pieces[c - 2], views)
-                self.complete = pieces[c - 2][-1][1]
-
-    def _copy_in(
-        self,
-        header: bytes,
-        c: int,
-        source: Array,
-        piece: list[tuple[int, int]],
-        views: Views,
-    ) -> None:
-        k = c % NUM_SHOTS
-        mine = views[self.rank][k]
-        for p in self.peers:
-            lo, hi = piece[p]
-            np.copyto(mine[p][: hi - lo], source[lo:hi])
-        self.shots[self.rank][k][0][:] = header
-        for post in self.post[Signal.POST]:
-            post()
-
-    def _reduce(
-        self,
-        header: bytes,
-        c: int,
-        source: Array,
-        piece: list[tuple[int, int]],
-        views: Views,
-        combine: Combine,
-    ) -> None:
-        """Add everybody's part of mine into my slot.
-
-        All posts come first: only then has every peer read what lay in my slot before.
-        """
-        k, me = c % NUM_SHOTS, self.rank
-        lo, hi = piece[me]
-        mine, result = source[lo:hi], views[me][k][me][: hi - lo]
-        take = self.take[Signal.POST]
-        for p in self.peers:
-            self.wait(take[p], p)
-            if self.shots[p][k][0] != header:
-                self.mismatch(p, bytes(self.shots[p][k][0]))
-        for p in self.peers:
-            combine(mine, views[p][k][me][: hi - lo], result)
-            mine = result
-
-    def _copy_out(
-        self, c: int, out: Array, piece: list[tuple[int, int]], views: Views
-    ) -> None:
-        k = c % NUM_SHOTS
-        take = self.take[Signal.DONE]
-        for p in self.peers:
-            lo, hi = piece[p]
-            self.wait(take[p], p)
-            np.copyto(out[lo:hi], views[p][k][p][: hi - lo])
 
     # -- one-way -------------------------------------------------------------------
 
@@ -468,30 +369,6 @@ def _combiner(combine: Combine, mine: Array, result: Array) -> Callable[[Bytes],
         combine(mine, content.view(mine.dtype)[: len(mine)], result)
 
     return read
-
-
-def _pieces(count: int, step: int, parts: int) -> list[list[tuple[int, int]]]:
-    """Runs of at most ``step`` elements, each cut into ``parts`` (start, stop)."""
-    pieces = []
-    for start in range(0, count, step):
-        cut = split(min(step, count - start), parts)
-        pieces.append([(start + a, start + b) for a, b in cut])
-    return pieces
-
-
-def _shots(segment: Segment, geometry: Geometry) -> list[tuple[memoryview, list[Bytes]]]:
-    """Per slot: the header, and one part per rank at a fixed place."""
-    slots = []
-    for k in range(NUM_SHOTS):
-        at = geometry.shots_at + k * geometry.shot_stride
-        header = segment.view[at : at + HEADER_BYTES]
-        first = at + PAGE
-        parts = [
-            segment.bytes[first + p * geometry.part_bytes :][: geometry.part_bytes]
-            for p in range(geometry.size)
-        ]
-        slots.append((header, parts))
-    return slots
 
 
 def _exchanges(segment: Segment, geometry: Geometry) -> list[Slot]:

@@ -32,8 +32,12 @@ class Ear(Protocol):
         """
         ...
 
-    def ask(self, peer: int) -> None:
-        """Tell ``peer`` that we wait for it, and in which call."""
+    def ask(self, peers: list[int]) -> None:
+        """Tell ``peers`` that we wait for them, and everybody else as well."""
+        ...
+
+    def suspect(self, peers: list[int]) -> int:
+        """Who holds us up: of ``peers``, or one of them waits for it."""
         ...
 
 
@@ -81,13 +85,15 @@ class Waiter:
             self.expire(blocked_on())
         if now_s >= self._probe_at_s:
             self._probe_at_s = now_s + PROBE_AFTER_S
-            for peer in blocked_on():
-                self._ear.ask(peer)
+            self._ear.ask(blocked_on())
         wait_ready([*links, *self._ear.wanted()], min(NAP_S, left_s))
 
     def expire(self, peers: list[int]) -> NoReturn:
         """Raise the timeout, naming whom we waited for and in which call."""
-        others = f" (and for ranks {', '.join(map(str, peers[1:]))})" if peers[1:] else ""
+        blamed = self._ear.suspect(peers)
+        others = ", ".join(str(p) for p in peers if p != blamed)
+        if others:
+            others = f" (and for rank {others}, which may wait for it as well)"
         what = self._what
         if isinstance(what, bytes):
             what = header.decode(what, peers[0])
@@ -96,4 +102,4 @@ class Waiter:
             f"waited {after_s:.1f} s for it{others} in {what}; "
             "it may be slow, stopped or cut off. Raise the timeout or form a new group"
         )
-        raise DeadlineExceeded(peers[0], text)
+        raise DeadlineExceeded(blamed, text)

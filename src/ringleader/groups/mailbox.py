@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +39,10 @@ GRACE_S = 0.05
 before its end may still be on the way."""
 HISTORY = 64
 """Our last calls, for peers that ask about them late."""
+WAITS_S = 0.5
+"""A peer that said so this lately waits for somebody itself; it says so every 0.2 s."""
+MAX_QUESTIONS = 64
+"""Frames to a peer that does not read, beyond which we stop asking it."""
 MAX_OFFERS = 4096
 MAX_EAGER_BYTES = 1 << 20
 """Per sender: what may lie here unasked for."""
@@ -111,6 +116,8 @@ class Mailbox:
         self._wishes: list[Wish] = []
         self._offers: list[_Offer] = []
         self._calls: list[tuple[int, bytes]] = [(0, b"")] * HISTORY
+        self._waits: dict[int, tuple[int, float]] = {}
+        """peer -> (for whom it waits, when it said so)"""
         self.current = b""
         """The header of our call under way, or of the last one."""
         self._ear, self._mouth = socket_pair()
@@ -135,10 +142,33 @@ class Mailbox:
         self.current = header
         self._calls[sequence % HISTORY] = (sequence, header)
 
-    def ask(self, peer: int) -> None:
-        """Tell ``peer`` that we wait for it, and in which call."""
-        if self.current:
-            self._queue(peer, Frame(kind=Kind.WAITING, length=64), self.current)
+    def ask(self, peers: list[int]) -> None:
+        """Tell everybody for whom we wait, and in which call."""
+        suspect = self.suspect(peers)
+        for box in self._boxes.values():
+            # Who does not read any more needs no pile of questions.
+            if self.current and not box.is_gone and len(box.out) < MAX_QUESTIONS:
+                frame = Frame(kind=Kind.WAITING, rank=suspect, length=64)
+                self._queue(box.peer, frame, self.current)
+
+    def suspect(self, peers: list[int]) -> int:
+        """Who holds us up: a rank that waits for nobody, reached from ``peers``.
+
+        Of ranks in a ring all but one wait for a neighbour that waits in turn.
+        """
+        fresh_s = time.monotonic() - WAITS_S
+        seen: list[int] = []
+        ahead = list(peers)
+        while ahead:
+            peer = ahead.pop(0)
+            if peer in seen or peer == self.rank:
+                continue
+            seen.append(peer)
+            waits_for, said_s = self._waits.get(peer, (peer, 0.0))
+            if said_s < fresh_s:
+                return peer
+            ahead.append(waits_for)
+        return peers[0]
 
     def wanted(self) -> list[tuple[int, int]]:
         """Descriptors and events that mean news."""
@@ -306,6 +336,7 @@ class Mailbox:
         if frame.kind is Kind.GOODBYE:
             box.said_goodbye = True
         elif frame.kind is Kind.WAITING:
+            self._waits[box.peer] = (frame.rank, time.monotonic())
             self._compare(box.peer, payload)
         elif frame.kind is Kind.OFFER:
             self._offered(box, frame, payload)

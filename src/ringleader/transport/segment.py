@@ -41,8 +41,6 @@ class Signal(IntEnum):
 
 
 NUM_SIGNALS = len(Signal)
-NUM_SHOTS = 3
-"""Two-shot slots: one to fill, one to reduce, one to read; see engine/arena.py."""
 RING = 16
 """Announcements kept per destination; more than there are one-way slots."""
 
@@ -52,15 +50,20 @@ class Geometry:
     """Where things lie in every segment of a group of ``size`` ranks."""
 
     size: int
-    part_bytes: int = 256 << 10
-    """Bytes of one rank's part of a two-shot slot. Two parts of 256 KiB in three slots
-    stay within a 2 MiB L2 cache; 128 KiB costs 10 % in Python, 512 KiB in misses."""
+    part_bytes: int = 384 << 10
+    """Bytes of one rank's part of a two-shot slot. 256 to 512 KiB are within 5 % of each
+    other where the L2 cache has 2 MiB; less costs Python, more costs misses."""
     exchange_bytes: int = 512 << 10
     num_exchanges: int = 2
     oneway_bytes: int = 512 << 10
     num_oneways: int = 4
     stream_bytes: int = 128 << 10
     num_streams: int = 8
+
+    @property
+    def num_shots(self) -> int:
+        """Two-shot slots; engine/twoshot.py says why so many."""
+        return 3 if self.size == 2 else 4
 
     @property
     def signals_at(self) -> int:
@@ -81,7 +84,7 @@ class Geometry:
     @property
     def exchanges_at(self) -> int:
         """Offset of the exchange slots."""
-        return self.shots_at + NUM_SHOTS * self.shot_stride
+        return self.shots_at + self.num_shots * self.shot_stride
 
     @property
     def oneways_at(self) -> int:

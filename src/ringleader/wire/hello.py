@@ -144,7 +144,15 @@ def _seal(body: bytes) -> bytes:
     return body[:-4] + struct.pack("<I", zlib.crc32(body[:-4]))
 
 
-def _open(data: bytes, layout: struct.Struct, magic: bytes, peer: str) -> list[object]:
+def speaks_other_version(data: bytes | bytearray) -> bool:
+    """Whether ``data`` begins like a hello of a version that is not ours."""
+    version = int.from_bytes(data[8:10], "little")
+    return len(data) >= 10 and data[:8] == HELLO_MAGIC and version != VERSION
+
+
+def _open(
+    data: bytes, layout: struct.Struct, magic: bytes, peer: int | str
+) -> list[object]:
     """Length, magic, version and CRC; then the fields after the version."""
     if len(data) != layout.size:
         raise ProtocolError(peer, f"hello: {len(data)} bytes instead of {layout.size}")
@@ -160,8 +168,8 @@ def _open(data: bytes, layout: struct.Struct, magic: bytes, peer: str) -> list[o
     return list(layout.unpack(data))[2:-1]
 
 
-def decode_hello(data: bytes, peer: str) -> Hello:
-    """The hello in ``data``; ProtocolError naming ``peer`` (an address) otherwise."""
+def decode_hello(data: bytes, peer: int | str) -> Hello:
+    """The hello in ``data``; ProtocolError naming ``peer`` otherwise."""
     fields = _open(data, HELLO, HELLO_MAGIC, peer)
     purpose, stripe, stripes, group, source, to, size, namespace, inc, host = fields
     assert isinstance(purpose, int)
@@ -181,7 +189,7 @@ def decode_hello(data: bytes, peer: str) -> Hello:
         raise ProtocolError(peer, text)
     if not stripe < stripes <= MAX_STRIPES:
         raise ProtocolError(peer, f"hello: stripe {stripe} of {stripes} makes no sense")
-    return Hello(
+    hello = Hello(
         purpose=Purpose(purpose),
         group=group,
         from_rank=source,
@@ -193,10 +201,13 @@ def decode_hello(data: bytes, peer: str) -> Hello:
         stripe=stripe,
         num_stripes=stripes,
     )
+    if encode_hello(hello) != data:
+        raise ProtocolError(peer, "hello: reserved bytes are not zero")
+    return hello
 
 
-def decode_answer(data: bytes, peer: str) -> Answer:
-    """The answer in ``data``; ProtocolError naming ``peer`` (an address) otherwise."""
+def decode_answer(data: bytes, peer: int | str) -> Answer:
+    """The answer in ``data``; ProtocolError naming ``peer`` otherwise."""
     fields = _open(data, ANSWER, ANSWER_MAGIC, peer)
     status, rank, incarnation, host, door = fields
     assert isinstance(status, int)
@@ -206,10 +217,15 @@ def decode_answer(data: bytes, peer: str) -> Answer:
     assert isinstance(door, bytes)
     if status not in Status.__members__.values():
         raise ProtocolError(peer, f"hello: status {status} is unknown")
-    return Answer(
+    if rank >= MAX_SIZE or not door.isascii() or b"\0" in door.rstrip(b"\0"):
+        raise ProtocolError(peer, f"hello: rank {rank}, door {door!r} make no sense")
+    answer = Answer(
         status=Status(status),
         rank=rank,
         incarnation=incarnation,
         host=host,
         door=door.rstrip(b"\0"),
     )
+    if encode_answer(answer) != data:
+        raise ProtocolError(peer, "hello: reserved bytes are not zero")
+    return answer

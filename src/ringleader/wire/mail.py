@@ -10,7 +10,7 @@ Offset  size  field
 6       1     dtype       of a message (names.DTYPES)
 7       1     code        BROKEN: which error (names below)
 8       4     length      payload bytes that follow
-12      4     rank        BROKEN: who is to blame
+12      4     rank        BROKEN: who is to blame; WAITING: for whom we wait
 16      8     tag         of a message, signed
 24      8     message     number of the message at its sender
 32      8     count       elements of a message

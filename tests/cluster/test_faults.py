@@ -1,0 +1,369 @@
+"""Ranks in real processes that are killed or stopped in the middle of everything.
+
+Each world runs one operation in a tight loop, so that the fault lands in any phase of
+it. Whatever happens, survivors raise a typed error in time, it names who is to blame,
+and nothing stays behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from ringleader.errors import DeadlineExceeded, PeerLost
+from ringleader.groups.group import Group
+from ringleader.testing.processes import Nursery, Rank, Ready, spawn_ranks
+
+SIZE = 4
+KILL_TIMEOUT_S = 8.0
+"""The group's; a kill must be noticed long before."""
+LOST_WITHIN_S = 2.0
+STOP_TIMEOUT_S = 1.5
+SLACK_S = 1.0
+SMALL, LARGE = 5_000, 400_000
+"""float32 elements: one message or slot, and many segments."""
+
+VICTIMS = [0, 2, SIZE - 1]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation in a loop."""
+
+    step: str
+    count: int = LARGE
+    algorithm: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.step} {self.algorithm or ''} {self.count}"
+
+
+CASES = {
+    "tcp": [
+        Case("all_reduce", SMALL, "exchange"),
+        Case("all_reduce", LARGE, "exchange"),
+        *(
+            Case("all_reduce", LARGE, name)
+            for name in ("direct", "ring", "doubling", "halving", "tree", "star")
+        ),
+        *(
+            Case(step)
+            for step in ("broadcast", "all_gather", "reduce_scatter", "all_to_all")
+        ),
+        Case("barrier"),
+        Case("send_recv", SMALL),
+        Case("send_recv"),
+        Case("mixture"),
+    ],
+    "shm": [
+        Case("all_reduce", 10),  # prepared
+        Case("all_reduce", SMALL * 4, "shm"),  # one-shot
+        Case("all_reduce", LARGE, "shm"),  # two-shot
+        Case("all_reduce", LARGE, "ring"),  # the stream through shared memory
+        *(
+            Case(step)
+            for step in ("broadcast", "all_gather", "reduce_scatter", "all_to_all")
+        ),
+        Case("gather_scatter"),
+        Case("barrier"),
+        Case("send_recv"),
+        Case("mixture"),
+    ],
+}
+
+
+# -- what the ranks do -------------------------------------------------------------
+
+
+def all_reduce(group: Group, case: Case) -> Callable[[], object]:
+    tensor = torch.ones(case.count)
+    if case.algorithm is None:
+        return lambda: group.all_reduce(tensor)
+    return lambda: group.all_reduce(tensor, algorithm=case.algorithm)
+
+
+def broadcast(group: Group, case: Case) -> Callable[[], object]:
+    tensor, turn = torch.ones(case.count), iter(range(10**9))
+    return lambda: group.broadcast(tensor, root=next(turn) % group.size)
+
+
+def all_gather(group: Group, case: Case) -> Callable[[], object]:
+    out, part = torch.ones(case.count), torch.ones(case.count // group.size)
+    return lambda: group.all_gather(out, part)
+
+
+def reduce_scatter(group: Group, case: Case) -> Callable[[], object]:
+    whole, out = torch.ones(case.count), torch.ones(case.count // group.size)
+    return lambda: group.reduce_scatter(out, whole)
+
+
+def all_to_all(group: Group, case: Case) -> Callable[[], object]:
+    out, whole = torch.ones(case.count), torch.ones(case.count)
+    return lambda: group.all_to_all(out, whole)
+
+
+def gather_scatter(group: Group, case: Case) -> Callable[[], object]:
+    whole, part = torch.ones(case.count), torch.ones(case.count // group.size)
+    turn = iter(range(10**9))
+
+    def step() -> None:
+        root = next(turn) % group.size
+        mine = whole if group.rank == root else None
+        group.gather(mine, part, root)
+        group.scatter(part, mine, root)
+
+    return step
+
+
+def barrier(group: Group, _: Case) -> Callable[[], object]:
+    return group.barrier
+
+
+def send_recv(group: Group, case: Case) -> Callable[[], object]:
+    """Everybody with everybody, so that every survivor deals with the victim."""
+    mine = torch.ones(case.count)
+    peers = [p for p in range(group.size) if p != group.rank]
+    boxes = [torch.ones(case.count) for _ in peers]
+
+    def step() -> None:
+        works = [group.send(mine, p, async_op=True) for p in peers]
+        works += [
+            group.recv(b, p, async_op=True) for p, b in zip(peers, boxes, strict=True)
+        ]
+        for work in works:
+            work.wait()
+
+    return step
+
+
+def mixture(group: Group, case: Case) -> Callable[[], object]:
+    """Several operations in flight, of several kinds."""
+    large, small = torch.ones(case.count), torch.ones(7)
+    out, part = torch.ones(case.count), torch.ones(case.count // group.size)
+
+    def step() -> None:
+        works = [
+            group.all_reduce(large, async_op=True),
+            group.all_gather(out, part, async_op=True),
+            group.all_reduce(small, async_op=True),
+        ]
+        group.barrier()
+        for work in works:
+            work.wait()
+
+    return step
+
+
+STEPS: dict[str, Callable[[Group, Case], Callable[[], object]]] = {
+    f.__name__: f
+    for f in (
+        all_reduce,
+        broadcast,
+        all_gather,
+        reduce_scatter,
+        all_to_all,
+        gather_scatter,
+        barrier,
+        send_recv,
+        mixture,
+    )
+}
+
+
+def loop(
+    group: Group, ready: Ready, name: str, count: int, algorithm: str | None
+) -> None:
+    """Until it fails. Afterwards every other call must fail the same way at once."""
+    case = Case(name, count, algorithm)
+    step = STEPS[name](group, case)
+    step()
+    step()
+    ready()
+    try:
+        while True:
+            step()
+    except Exception as first:
+        asked_s = time.monotonic()
+        for again in (group.barrier, lambda: group.all_reduce(torch.ones(3))):
+            try:
+                again()
+            except type(first) as error:
+                assert str(error) == str(first)
+            else:
+                raise AssertionError("a broken group went on") from first
+        assert time.monotonic() - asked_s < 0.5, "a broken group must raise at once"
+        raise
+
+
+# -- the tests ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as warm:
+        yield warm
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_in_shared_memory() -> Iterator[None]:
+    before = set(os.listdir("/dev/shm"))
+    yield
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def world(
+    case: Case, transport: str, timeout_s: float, nursery: Nursery
+) -> contextlib.AbstractContextManager[list[Rank]]:
+    return spawn_ranks(
+        SIZE,
+        loop,
+        case.step,
+        case.count,
+        case.algorithm,
+        transport=transport,
+        timeout_s=timeout_s,
+        nursery=nursery,
+    )
+
+
+def run_a_moment(ranks: list[Rank], dice: random.Random) -> None:
+    """Let the loop run, for an odd time so that no phase is always spared."""
+    for rank in ranks:
+        rank.wait_ready(within_s=30)
+    time.sleep(dice.uniform(0, 0.02))
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_killed_rank_is_named_by_every_survivor_within_two_seconds(
+    transport: str, victim: int, nursery: Nursery
+) -> None:
+    dice = random.Random(f"kill {transport} {victim}")
+    for case in CASES[transport]:
+        with world(case, transport, KILL_TIMEOUT_S, nursery) as ranks:
+            run_a_moment(ranks, dice)
+            killed_s = ranks[victim].kill()
+            for rank in ranks[:victim] + ranks[victim + 1 :]:
+                error = rank.error(within_s=KILL_TIMEOUT_S + SLACK_S)
+                where = f"{case} at rank {rank.rank}"
+                assert isinstance(error, PeerLost), f"{where}: {error!r}"
+                assert error.peer == victim, f"{where} blames another: {error}"
+                took_s = rank.ended_at_s - killed_s
+                assert took_s < LOST_WITHIN_S, f"{where} took {took_s:.2f} s"
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_stopped_rank_is_named_by_every_survivor_in_time(
+    transport: str, victim: int, nursery: Nursery
+) -> None:
+    """The stops overlap: a world that waits for its deadline needs no processor."""
+    dice = random.Random(f"stop {transport} {victim}")
+    with contextlib.ExitStack() as stack:
+        stopped: list[tuple[Case, list[Rank], float]] = []
+        for case in CASES[transport]:
+            made = world(case, transport, STOP_TIMEOUT_S, nursery)
+            ranks = stack.enter_context(made)
+            run_a_moment(ranks, dice)
+            stopped.append((case, ranks, ranks[victim].stop()))
+        for case, ranks, stopped_s in stopped:
+            for rank in ranks[:victim] + ranks[victim + 1 :]:
+                error = rank.error(within_s=STOP_TIMEOUT_S + 10)
+                where = f"{case} at rank {rank.rank}"
+                assert isinstance(error, DeadlineExceeded), f"{where}: {error!r}"
+                names_it = error.peer == victim or f"rank {victim}" in str(error)
+                assert names_it, f"{where} blames another: {error}"
+                took_s = rank.ended_at_s - stopped_s
+                assert took_s < STOP_TIMEOUT_S + SLACK_S, f"{where} took {took_s:.2f} s"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_rank_that_wakes_up_too_late_learns_what_happened(
+    transport: str, nursery: Nursery
+) -> None:
+    with world(Case("all_reduce"), transport, STOP_TIMEOUT_S, nursery) as ranks:
+        run_a_moment(ranks, random.Random(1))
+        ranks[1].stop()
+        for rank in (ranks[0], ranks[2], ranks[3]):
+            assert isinstance(rank.error(within_s=10), DeadlineExceeded)
+        woken_s = ranks[1].cont()
+        error = ranks[1].error(within_s=10)
+        assert isinstance(error, DeadlineExceeded | PeerLost), repr(error)
+        assert ranks[1].ended_at_s - woken_s < STOP_TIMEOUT_S + SLACK_S
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_short_stop_is_not_an_error(transport: str, nursery: Nursery) -> None:
+    with spawn_ranks(
+        3, count_steps, 300, transport=transport, timeout_s=20, nursery=nursery
+    ) as ranks:
+        run_a_moment(ranks, random.Random(2))
+        for rank in ranks:
+            rank.stop()
+            time.sleep(0.3)  # long enough for the others to ask what is going on
+            rank.cont()
+        assert [rank.result(within_s=30) for rank in ranks] == [300.0 * 3] * 3
+
+
+def count_steps(group: Group, ready: Ready, steps: int) -> float:
+    """The sum over ``steps`` all_reduces of ones."""
+    total = torch.zeros(1000, dtype=torch.float64)
+    for step in range(steps):
+        if step == 10:
+            ready()
+        tensor = torch.ones(1000, dtype=torch.float64)
+        group.all_reduce(tensor)
+        total += tensor
+    assert bool((total == total[0]).all())
+    return float(total[0])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_two_ranks_killed_at_once_are_still_an_error_in_time(
+    transport: str, nursery: Nursery
+) -> None:
+    with world(Case("all_reduce"), transport, KILL_TIMEOUT_S, nursery) as ranks:
+        run_a_moment(ranks, random.Random(3))
+        killed_s = ranks[1].kill()
+        ranks[2].kill()
+        for rank in (ranks[0], ranks[3]):
+            error = rank.error(within_s=KILL_TIMEOUT_S + SLACK_S)
+            assert isinstance(error, PeerLost)
+            assert error.peer in (1, 2)
+            assert rank.ended_at_s - killed_s < LOST_WITHIN_S
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_rank_that_ends_without_close_is_lost_to_the_others(
+    transport: str, nursery: Nursery
+) -> None:
+    with spawn_ranks(
+        3, leave_in_the_middle, transport=transport, nursery=nursery
+    ) as ranks:
+        for rank in ranks[1:]:
+            error = rank.error(within_s=10)
+            assert isinstance(error, PeerLost), repr(error)
+            assert error.peer == 0
+
+
+def leave_in_the_middle(group: Group, ready: Ready) -> None:
+    """Rank 0 is gone from one moment to the next, the others notice."""
+    tensor = torch.ones(10)
+    group.all_reduce(tensor)
+    ready()
+    if group.rank == 0:
+        os._exit(0)
+    group.all_reduce(tensor)

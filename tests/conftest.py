@@ -1,0 +1,120 @@
+"""Every test leaves the process as it found it: no thread, descriptor, child or file.
+
+The check costs a fraction of a millisecond when the test was clean. When it was not, it
+collects garbage and waits a moment, because threads and processes take time to end.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PATIENCE_S = 2.0
+"""How long what is ending may take to end: an idle engine thread lingers for one."""
+
+_SHM = Path("/dev/shm")
+# Libraries open these on first use and keep them; they are not the test's.
+_LAZY = ("/dev/null", "/dev/urandom", "/dev/random", "/sys/", sys.prefix, sys.base_prefix)
+# multiprocessing starts it on first use and keeps it until the interpreter ends.
+_HELPER = b"multiprocessing.resource_tracker"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a test could leave behind, as sentences about each thing."""
+
+    threads: frozenset[threading.Thread]
+    descriptors: frozenset[tuple[str, str]]
+    children: frozenset[int]
+    shared: frozenset[str]
+
+    def leaks_since(self, before: State) -> list[str]:
+        """What is here now and was not there ``before``."""
+        leaks = [f"thread {t.name!r} still runs" for t in self.threads - before.threads]
+        leaks += [
+            f"descriptor {number} is still open ({target})"
+            for number, target in sorted(self.descriptors - before.descriptors)
+            if not target.startswith(_LAZY)
+        ]
+        leaks += [
+            f"child process {pid} is still there ({_command(pid)})"
+            for pid in sorted(self.children - before.children)
+            if _HELPER not in _command(pid)
+        ]
+        leaks += [
+            f"/dev/shm/{name} was left behind"
+            for name in sorted(self.shared - before.shared)
+            if not _is_in_use_elsewhere(name)
+        ]
+        return leaks
+
+
+def look() -> State:
+    """The state of this process now."""
+    return State(
+        threads=frozenset(t for t in threading.enumerate() if t.is_alive()),
+        descriptors=frozenset(_descriptors()),
+        children=frozenset(_children()),
+        shared=frozenset(_names(_SHM)),
+    )
+
+
+def _descriptors() -> Iterator[tuple[str, str]]:
+    for number in _names(Path("/proc/self/fd")):
+        with suppress(OSError):  # the descriptor of the listing itself is gone
+            yield number, os.readlink(f"/proc/self/fd/{number}")
+
+
+def _children() -> Iterator[int]:
+    for task in _names(Path("/proc/self/task")):
+        with suppress(OSError), open(f"/proc/self/task/{task}/children") as file:
+            yield from map(int, file.read().split())
+
+
+def _names(folder: Path) -> list[str]:
+    """What lies in ``folder``; nothing where the system has none."""
+    with suppress(OSError):
+        return os.listdir(folder)
+    return []
+
+
+def _command(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
+    return b""
+
+
+def _is_in_use_elsewhere(name: str) -> bool:
+    """Whether a process that is not ours has it mapped: then it is not our leak."""
+    path = f"/dev/shm/{name}".encode()
+    ours = {os.getpid(), *_children()}
+    for pid in (int(n) for n in _names(Path("/proc")) if n.isdecimal()):
+        with suppress(OSError):
+            if pid not in ours and path in Path(f"/proc/{pid}/maps").read_bytes():
+                return True
+    return False
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing_behind() -> Iterator[None]:
+    """Fail a test that leaves threads, descriptors, children or shared memory."""
+    before = look()
+    yield
+    leaks = look().leaks_since(before)
+    if leaks:
+        gc.collect()
+    until_s = time.monotonic() + PATIENCE_S
+    while leaks and time.monotonic() < until_s:
+        leaks = look().leaks_since(before)
+        time.sleep(0.01 if leaks else 0)
+    if leaks:
+        pytest.fail("the test left something behind: " + "; ".join(leaks), pytrace=False)
