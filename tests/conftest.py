@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,14 @@ PATIENCE_S = 2.0
 
 _SHM = Path("/dev/shm")
 # Libraries open these on first use and keep them; they are not the test's.
-_LAZY = ("/dev/null", "/dev/urandom", "/dev/random", "/sys/", sys.prefix, sys.base_prefix)
+_LAZY = (
+    "/dev/null",
+    "/dev/urandom",
+    "/dev/random",
+    "/sys/",
+    sys.prefix,
+    sys.base_prefix,
+)
 # multiprocessing starts it on first use and keeps it until the interpreter ends.
 _HELPER = b"multiprocessing.resource_tracker"
 
@@ -104,11 +111,26 @@ def _is_in_use_elsewhere(name: str) -> bool:
     return False
 
 
+HAS_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember a failure: its traceback keeps alive what the test had opened."""
+    report = yield
+    item.stash[HAS_FAILED] = item.stash.get(HAS_FAILED, False) or report.failed
+    return report
+
+
 @pytest.fixture(autouse=True)
-def leave_nothing_behind() -> Iterator[None]:
+def leave_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves threads, descriptors, children or shared memory."""
     before = look()
     yield
+    if request.node.stash.get(HAS_FAILED, False):
+        return
     leaks = look().leaks_since(before)
     if leaks:
         gc.collect()
@@ -117,4 +139,6 @@ def leave_nothing_behind() -> Iterator[None]:
         leaks = look().leaks_since(before)
         time.sleep(0.01 if leaks else 0)
     if leaks:
-        pytest.fail("the test left something behind: " + "; ".join(leaks), pytrace=False)
+        pytest.fail(
+            "the test left something behind: " + "; ".join(leaks), pytrace=False
+        )

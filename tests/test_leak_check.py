@@ -48,14 +48,21 @@ def test_every_kind_of_leak_is_reported(tmp_path: Path) -> None:
     left = Path(f"/dev/shm/ringleader-leak-{os.getpid()}")
     options = ["-p", "no:cacheprovider", "-q", "-rEfp", "--rootdir", str(tmp_path)]
     command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
-    env = {**os.environ, "LEFT_BEHIND": str(left), "COLUMNS": "200"}
+    env = {**os.environ, "LEFT_BEHIND": str(left), "COLUMNS": "500"}
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=50)
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=50
+        )
     finally:
         left.unlink(missing_ok=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("ERROR")]
     found = {line.split("::")[1].split(" ")[0]: line for line in lines}
-    assert found.keys() == {"test_thread", "test_descriptor", "test_child", "test_shared"}
+    assert found.keys() == {
+        "test_thread",
+        "test_descriptor",
+        "test_child",
+        "test_shared",
+    }
     assert "thread 'ringleader-x' still runs" in found["test_thread"]
     assert "socket:" in found["test_descriptor"]
     assert "child process" in found["test_child"]

@@ -2,15 +2,15 @@
 
 RingleaderError
 |-- ConfigError (ValueError)        the request makes no sense        -> fix the call
-|-- PeerError            .peer      one peer is the trouble           -> regroup without it
+|-- PeerError            .peer      one peer is the trouble           -> do without it
 |   |-- PeerUnreachable             it never answered
 |   |-- PeerLost                    it answered, then went away
 |   |-- PeerUntrusted               it could not prove who it is
 |   |-- PeerRefused                 it answered and said no
 |   `-- ProtocolError               it sent bytes the wire format forbids
 |-- CallMismatch         .peer      two ranks made different calls    -> fix the program
-|-- DeadlineExceeded (TimeoutError) we stopped waiting; it may live   -> retry, or regroup
-|-- GroupAborted                    abort() or close() ended the group -> form a new one
+|-- DeadlineExceeded (TimeoutError) we stopped waiting; it may live   -> try again
+|-- GroupAborted                    abort() or close() ended it       -> form a new one
 `-- InternalError                   a bug in this library             -> report it
 
 Fields go to ``super().__init__`` and the text is built in ``__str__``: an error must
@@ -44,7 +44,7 @@ class GroupAborted(RingleaderError):
 
 
 class PeerError(RingleaderError):
-    """One peer is the trouble. ``peer`` is its rank, or its address before it had one."""
+    """One peer is the trouble. ``peer`` is its rank, or its address before that."""
 
     def __init__(self, peer: int | str, text: str) -> None:
         Exception.__init__(self, peer, text)
@@ -77,7 +77,7 @@ class ProtocolError(PeerError):
 
 
 class CallMismatch(PeerError):
-    """Two ranks made different calls; ``peer`` is the one whose call differs from ours."""
+    """Two ranks made different calls; ``peer`` is the other one."""
 
 
 class DeadlineExceeded(PeerError, TimeoutError):

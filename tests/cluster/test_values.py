@@ -185,9 +185,7 @@ def test_real_numbers_are_rounded_alike_on_all_ranks() -> None:
     for place in PLACES:
         names = all_reduce_names(place)
 
-        def body(
-            group: Group, names: list[str | None] = names
-        ) -> list[torch.Tensor]:
+        def body(group: Group, names: list[str | None] = names) -> list[torch.Tensor]:
             results = []
             for name in names:
                 tensor = rows[group.rank].clone()
@@ -247,7 +245,9 @@ def _check_gather_scatter(
     rows = [values(r, count, torch.int64) for r in range(group.size)]
     for name in names:
         is_root = group.rank == root
-        outs = [torch.zeros(count, dtype=torch.int64) for _ in rows] if is_root else None
+        outs = (
+            [torch.zeros(count, dtype=torch.int64) for _ in rows] if is_root else None
+        )
         group.gather(outs, rows[group.rank], root, algorithm=name)
         if outs is not None:
             assert all(torch.equal(a, b) for a, b in zip(outs, rows, strict=True)), name
@@ -277,7 +277,9 @@ def test_gathering_and_scattering_sums_are_right(size: int, place: str) -> None:
                 group.reduce_scatter(out, source, algorithm=name)
                 part = want[group.rank * count : (group.rank + 1) * count]
                 assert_close(out, part, f"reduce_scatter {name} {count}")
-                assert torch.equal(source, kept), f"reduce_scatter {name} wrote its input"
+                assert torch.equal(source, kept), (
+                    f"reduce_scatter {name} wrote its input"
+                )
 
     run_world(size, body, place)
 
@@ -319,7 +321,10 @@ def test_all_to_all_is_right_even_and_uneven(size: int, place: str) -> None:
         def rows(source: int, to: int) -> int:
             return (source * 3 + to * 5) % 4 * 7001
 
-        ins, outs = [rows(me, p) for p in range(size)], [rows(p, me) for p in range(size)]
+        ins, outs = (
+            [rows(me, p) for p in range(size)],
+            [rows(p, me) for p in range(size)],
+        )
         source = torch.cat([part(me, p, ins[p]) for p in range(size)])
         out = torch.zeros(sum(outs), dtype=torch.int64)
         group.all_to_all(out, source, out_splits=outs, in_splits=ins)
@@ -359,14 +364,13 @@ def test_hosts_of_unequal_size_weigh_what_they_should() -> None:
 def test_halves_keep_special_values() -> None:
     """Infinities and NaN pass through every reduction without a warning."""
 
-    def body(group: Group) -> torch.Tensor:
+    def body(group: Group) -> None:
         for dtype in FLOATS:
             tensor = torch.tensor([1e4, float("inf"), float("nan"), -1.0]).to(dtype)
             for _ in range(4):
                 group.all_reduce(tensor)
             assert torch.isnan(tensor[2])
             assert torch.isinf(tensor[1])
-        return tensor
 
     run_world(2, body, "memory")
     run_world(2, body, "shm")

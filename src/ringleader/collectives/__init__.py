@@ -1,1 +1,1 @@
-"""Collectives as data: schedules, their proof, their price, and the choice among them."""
+"""Collectives as data: schedules, their proof, their price, the choice among them."""

@@ -78,12 +78,20 @@ def _program(
 
 
 def program(
-    operation: str, algorithm: str, rank: int, size: int, *, root: int = 0, arity: int = 2
+    operation: str,
+    algorithm: str,
+    rank: int,
+    size: int,
+    *,
+    root: int = 0,
+    arity: int = 2,
 ) -> Program:
     """The moves of ``rank``; raises ConfigError for a name that does not exist."""
     if algorithm not in _BUILDERS.get(operation, {}):
         known = ", ".join(_BUILDERS.get(operation, {})) or "none"
-        raise ConfigError(f"{operation}: no algorithm {algorithm!r}; there are: {known}")
+        raise ConfigError(
+            f"{operation}: no algorithm {algorithm!r}; there are: {known}"
+        )
     if arity < 2:
         raise ConfigError(f"{operation}: tree arity must be >= 2, got {arity}")
     if not 0 <= root < size:

@@ -27,7 +27,9 @@ def execute(programs: list[Program], held: Held) -> Held:
     while any(at[r] < len(p) for r, p in enumerate(programs)):
         before = sum(at)
         for rank, program in enumerate(programs):
-            while at[rank] < len(program) and _step(rank, program[at[rank]], held, wires):
+            while at[rank] < len(program) and _step(
+                rank, program[at[rank]], held, wires
+            ):
                 at[rank] += 1
         if sum(at) == before:
             stuck = {r: p[at[r]] for r, p in enumerate(programs) if at[r] < len(p)}

@@ -9,7 +9,9 @@ from ringleader.collectives.algorithm import algorithms, program
 from ringleader.collectives.config import AUTO, CollectiveConfig, parse_strategy
 from ringleader.collectives.cost import Network, Profile, price, profile, profile_of
 from ringleader.collectives.schedule import Program
+from ringleader.errors import ConfigError
 
+HIERARCHICAL = frozenset({"all_reduce", "reduce", "broadcast"})
 EXCHANGE_BYTES = 64 << 10
 """Beyond this the exchange needs several messages and is never the best."""
 
@@ -34,22 +36,39 @@ def choose(
         return name, arity, "asked for in the call"
     if network.size == 1:
         return algorithms(operation)[0], 2, "a group of one"
+    if config.num_nodes is not None and operation in HIERARCHICAL:
+        _check_hosts(network, config)
+        return "hierarchy", config.tree_arity, "the configuration names hosts"
     name, arity = config.strategy(operation)
     if name != AUTO:
         return name, arity, "set in the configuration"
-    if config.num_nodes is not None and operation == "all_reduce":
-        return "hierarchy", arity, "the configuration names hosts"
-    if len(set(network.hosts)) == 1 and network.shares_memory:
-        return "shm", 2, "all ranks share memory"
     threshold = config.tree_threshold_bytes
-    if threshold is not None and "tree" in algorithms(operation):
-        if num_bytes < threshold:
-            return "tree", arity, f"{num_bytes} bytes are below the tree threshold"
+    is_below = threshold is not None and num_bytes < threshold
+    if is_below and "tree" in algorithms(operation):
+        return "tree", arity, f"{num_bytes} bytes are below the tree threshold"
+    if network.shares_memory:
+        return "shm", 2, "all ranks share memory"
     return _cheapest(operation, num_bytes, network, root, config)
 
 
+def _check_hosts(network: Network, config: CollectiveConfig) -> None:
+    hosts = network.host_lists()
+    most = max(len(h) for h in hosts)
+    if len(hosts) != config.num_nodes or most > config.num_devices:
+        text = (
+            f"the configuration says num_nodes={config.num_nodes} with up to "
+            f"num_devices={config.num_devices} ranks each, but the group has "
+            f"{len(hosts)} hosts with up to {most}"
+        )
+        raise ConfigError(text)
+
+
 def _cheapest(
-    operation: str, num_bytes: int, network: Network, root: int, config: CollectiveConfig
+    operation: str,
+    num_bytes: int,
+    network: Network,
+    root: int,
+    config: CollectiveConfig,
 ) -> tuple[str, int, str]:
     arity = config.tree_arity
     prices = {}
@@ -72,28 +91,51 @@ def _cheapest(
 def _hierarchy_profile(network: Network) -> Profile:
     config = CollectiveConfig()
     ranks = range(network.size)
-    programs = [hierarchy_program(r, network, config) for r in ranks]
+    programs = [hierarchy_program("all_reduce", r, network, 0, config) for r in ranks]
     return profile_of("all_reduce", programs)
 
 
 def hierarchy_program(
-    rank: int, network: Network, config: CollectiveConfig
+    operation: str, rank: int, network: Network, root: int, config: CollectiveConfig
 ) -> Program:
-    """Local reduce, all_reduce across hosts, local broadcast, as configured."""
+    """One algorithm inside each host, another across, as configured."""
+    hosts = network.host_lists()
+    # The seeds' configurations set the local all_reduce; its two halves follow it.
+    inner = config.local_all_reduce
+    local_reduce = _rooted("reduce", (config.local_reduce, inner), config)
+    local_broadcast = _rooted("broadcast", (config.local_broadcast, inner), config)
+    if operation == "all_reduce":
+        wish = config.global_all_reduce or AUTO
+        across, arity = parse_strategy(operation, wish, config.tree_arity)
+        if across not in algorithms(operation) or across == "exchange":
+            across = "ring"
+        return hierarchy.all_reduce(
+            rank,
+            hosts,
+            local_reduce=local_reduce,
+            across=lambda r, n: program(operation, across, r, n, arity=arity),
+            local_broadcast=local_broadcast,
+        )
+    if operation == "reduce":
+        outer = _rooted(operation, (config.global_reduce or AUTO,), config)
+        return hierarchy.reduce_to(rank, hosts, root, local=local_reduce, across=outer)
+    if operation == "broadcast":
+        outer = _rooted(operation, (config.global_broadcast or AUTO,), config)
+        return hierarchy.broadcast(
+            rank, hosts, root, local=local_broadcast, across=outer
+        )
+    text = f"{operation}: there is no hierarchy for it, only for {sorted(HIERARCHICAL)}"
+    raise ConfigError(text)
 
-    def rooted(operation: str, wish: str) -> hierarchy.Rooted:
-        name, arity = parse_strategy(operation, wish, config.tree_arity)
-        name = name if name in algorithms(operation) else "star"
-        return lambda r, n, root: program(operation, name, r, n, root=root, arity=arity)
 
-    wish = config.global_all_reduce or AUTO
-    across, arity = parse_strategy("all_reduce", wish, config.tree_arity)
-    if across not in algorithms("all_reduce") or across == "exchange":
-        across = "ring"
-    return hierarchy.all_reduce(
-        rank,
-        network.host_lists(),
-        local_reduce=rooted("reduce", config.local_reduce),
-        across=lambda r, n: program("all_reduce", across, r, n, arity=arity),
-        local_broadcast=rooted("broadcast", config.local_broadcast),
-    )
+def _rooted(
+    operation: str, wishes: tuple[str, ...], config: CollectiveConfig
+) -> hierarchy.Rooted:
+    """The first wish that names an algorithm of ``operation``, else the star."""
+    name, arity = "star", config.tree_arity
+    for wish in wishes:
+        base = wish.partition(":")[0]
+        if base in algorithms(operation):
+            name, arity = parse_strategy(operation, wish, config.tree_arity)
+            break
+    return lambda r, n, root: program(operation, name, r, n, root=root, arity=arity)

@@ -21,7 +21,7 @@ class CollectiveConfig:
     """
 
     num_devices: int = 1
-    """Ranks per host that the local strategies are meant for."""
+    """The most ranks on one host; only looked at when ``num_nodes`` is set."""
 
     local_all_reduce: str = AUTO
     """Inside one host, and for groups that have no hierarchy."""
@@ -30,8 +30,9 @@ class CollectiveConfig:
     local_broadcast: str = AUTO
 
     num_nodes: int | None = None
-    """Hosts. Setting it turns the hierarchy on: local reduce, global all_reduce among
-    one rank per host, local broadcast. All three global strategies must then be set."""
+    """Hosts. Setting it turns the hierarchy on: the local strategies inside each host,
+    the global ones among one rank per host. All three of those must then be set, and
+    the group must really have that many hosts."""
 
     global_all_reduce: str | None = None
     global_reduce: str | None = None
@@ -93,7 +94,7 @@ class CollectiveConfig:
         )
 
     def strategy(self, operation: str) -> tuple[str, int]:
-        """(algorithm or auto, arity) that applies to ``operation`` without hierarchy."""
+        """(algorithm or auto, arity) for ``operation`` without hierarchy."""
         text = getattr(self, f"local_{operation}", AUTO)
         return parse_strategy(operation, text, self.tree_arity)
 

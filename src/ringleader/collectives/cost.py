@@ -6,8 +6,8 @@ overlap, so
 
     time = depth * (software + latency) + max over ranks (bytes) / bandwidth + reduction
 
-which needs no simulation and is exact for the patterns here when links are equal. On one
-host all ranks share its cores, so the bytes of all ranks there are summed instead.
+which needs no simulation and is exact for the patterns here when links are equal. On
+one host all ranks share its cores, so what they copy and add is summed instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Self
 
 from ringleader.collectives.algorithm import program
 from ringleader.collectives.schedule import Kind, Program
-
 
 COPY_BANDWIDTH = 3.5e9
 """Bytes per second one core moves through a TCP socket, on either side."""
@@ -90,7 +89,9 @@ class Profile:
 
 
 @lru_cache(maxsize=1024)
-def profile(operation: str, algorithm: str, size: int, root: int, arity: int) -> Profile:
+def profile(
+    operation: str, algorithm: str, size: int, root: int, arity: int
+) -> Profile:
     """The profile of one named schedule."""
     programs = [
         program(operation, algorithm, r, size, root=root, arity=arity)
@@ -186,8 +187,8 @@ def _wire_s(shape: Profile, num_bytes: int, network: Network) -> float:
 def _host_s(shape: Profile, num_bytes: int, network: Network) -> float:
     """What the cores of the busiest host do: copies into and out of links, adds.
 
-    A rank is one thread, so neither the busiest rank nor the sum can be beaten. Inside a
-    host the measured bandwidth of a link is what its copies cost.
+    A rank is one thread, so neither the busiest rank nor the sum can be beaten. Inside
+    a host the measured bandwidth of a link is what its copies cost.
     """
     busy = [share / network.reduce_bandwidth for share in shape.reduced]
     for (a, b), share in shape.links.items():

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -64,4 +65,4 @@ def split(count: int, parts: int) -> list[tuple[int, int]]:
     """Cut ``range(count)`` into ``parts`` runs that differ by at most one in length."""
     base, extra = divmod(count, parts)
     starts = [i * base + min(i, extra) for i in range(parts + 1)]
-    return list(zip(starts, starts[1:], strict=False))
+    return list(pairwise(starts))

@@ -42,7 +42,7 @@ Finish = Callable[[Array], object]
 
 SPINS = 400
 """Looks at a signal before sleeping, yielding the core at every eighth: about 100 us
-when nobody else wants the core, a few turns of the scheduler when ranks outnumber cores."""
+when nobody else wants the core, a few turns of the scheduler when cores are scarce."""
 TWO_SHOT_BYTES = 1 << 20
 """bytes * ranks from which two-shot beats exchange; see docs/decisions."""
 
@@ -275,7 +275,12 @@ class Arena:
             self.complete = start + len(piece)
 
     def reduce(
-        self, header: bytes, source: Array, out: Array | None, combine: Combine, root: int
+        self,
+        header: bytes,
+        source: Array,
+        out: Array | None,
+        combine: Combine,
+        root: int,
     ) -> None:
         """Everybody's tensor, added by the root in rank order after its own."""
         step = self.geometry.oneway_bytes // source.itemsize

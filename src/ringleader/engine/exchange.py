@@ -1,4 +1,4 @@
-"""The shortest all_reduce over links: everybody sends to everybody, one system call each.
+"""The shortest all_reduce over links: everybody to everybody, one system call each.
 
 For a few kilobytes the price of a collective is its calls, so header and payload travel
 as one message, all memory is made once, and what every rank received is added in rank
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ringleader.engine.kernel import Array, Combine
+from ringleader.engine.kernel import Array, Combine, bytes_of
 from ringleader.engine.waiter import Waiter
 from ringleader.transport.link import Link, relax
 from ringleader.wire.header import HEADER_BYTES
@@ -22,17 +22,18 @@ PIECE_BYTES = 64 << 10
 SPINS = 60
 
 
-
 class Size:
     """Views of the fixed buffers for one message length, made once."""
 
     __slots__ = ("inbox", "out", "payload", "seen", "total")
 
-    def __init__(self, boxes: list[NDArray[np.uint8]], rank: int, num_bytes: int) -> None:
+    def __init__(
+        self, boxes: list[NDArray[np.uint8]], rank: int, num_bytes: int
+    ) -> None:
         self.total = HEADER_BYTES + num_bytes
-        self.out = memoryview(boxes[rank])[: self.total]
-        self.inbox = [memoryview(b)[: self.total] for b in boxes]
-        self.seen = [memoryview(b)[:HEADER_BYTES] for b in boxes]
+        self.out = bytes_of(boxes[rank])[: self.total]
+        self.inbox = [bytes_of(b)[: self.total] for b in boxes]
+        self.seen = [bytes_of(b)[:HEADER_BYTES] for b in boxes]
         self.payload = [b[HEADER_BYTES : self.total] for b in boxes]
 
 
@@ -109,7 +110,10 @@ class ExchangeEngine:
             got += received
             if received:
                 self._waiter.moved()
-                if got >= HEADER_BYTES and size.seen[link.peer] != size.out[:HEADER_BYTES]:
+                if (
+                    got >= HEADER_BYTES
+                    and size.seen[link.peer] != size.out[:HEADER_BYTES]
+                ):
                     self._on_mismatch(link.peer, bytes(size.seen[link.peer]))
             elif spins < SPINS:
                 spins += 1

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringleader.collectives.schedule import Kind, Program
+from ringleader.engine.kernel import bytes_of
 from ringleader.errors import InternalError
 
 Array = NDArray[Any]
@@ -121,7 +122,7 @@ class Plan:
                     raise InternalError(f"chunk {chunk} is moved but nobody holds it")
                 flow.num_bytes = lengths[chunk] * held.itemsize
                 flow.wrap = held.nbytes if held is window else 0
-                flow.bytes = memoryview(held.view(np.uint8))
+                flow.bytes = bytes_of(held)
 
     def is_written(self, chunk: int) -> bool:
         """Whether any move of this rank writes ``chunk``."""

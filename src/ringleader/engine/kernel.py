@@ -1,7 +1,7 @@
 """Reductions: one function per dtype and operation, on preallocated numpy arrays.
 
-numpy does the arithmetic where it has the dtype: its calls cost a quarter of torch's and
-never start threads. Halves and bfloat16 are stored as 16-bit integers and added by
+numpy does the arithmetic where it has the dtype: its calls cost a quarter of torch's
+and never start threads. Halves and bfloat16 are stored as 16-bit integers and added by
 torch in blocks small enough to stay on one thread (its grain size is 32768 elements).
 """
 
@@ -101,6 +101,11 @@ def as_array(tensor: torch.Tensor) -> Array:
     if bits is not None:
         flat = flat.view(bits)
     return flat.numpy()
+
+
+def bytes_of(array: Array) -> memoryview:
+    """The bytes of a contiguous array."""
+    return memoryview(array.view(np.uint8))  # type: ignore[arg-type]
 
 
 def storage(dtype: torch.dtype) -> np.dtype[Any]:

@@ -1,4 +1,4 @@
-"""Small all_reduces, prepared once per (dtype, length, reduction) and run in microseconds.
+"""Small all_reduces, prepared once per dtype, length and reduction, run in no time.
 
 A collective of a few bytes costs what its Python costs. Here every view, address and
 function is looked up beforehand; a run is two copies by address, the signals or system
@@ -30,7 +30,10 @@ _memmove = ctypes.memmove
 
 
 def _adder(
-    blocks: list[Array], result: Array, combine: Combine, finish: Callable[[Array], object]
+    blocks: list[Array],
+    result: Array,
+    combine: Combine,
+    finish: Callable[[Array], object],
 ) -> Callable[[], None]:
     """Add ``blocks`` in rank order into ``result``."""
     first, second, rest = blocks[0], blocks[1], blocks[2:]
@@ -48,7 +51,7 @@ def _nothing(_result: Array) -> None:
     pass
 
 
-def shared(
+def in_memory(
     arena: Arena,
     count: int,
     dtype: np.dtype[Any],

@@ -1,4 +1,4 @@
-"""Run a plan over links: one thread, all lanes at once, bytes forwarded as they come."""
+"""Run a plan over links: one thread, all lanes at once, bytes forwarded on arrival."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ringleader.collectives.schedule import Kind
 from ringleader.engine.flow import Flow, Plan
-from ringleader.engine.kernel import Combine
+from ringleader.engine.kernel import Combine, bytes_of
 from ringleader.engine.waiter import Waiter
 from ringleader.transport.link import Link, relax
 from ringleader.wire.header import HEADER_BYTES
@@ -104,7 +104,7 @@ class InLane:
         self._header = bytearray(HEADER_BYTES)
         self._filled = -HEADER_BYTES  # bytes of the current piece; < 0: of the header
         self._inbox = inbox
-        self._inbox_bytes = memoryview(inbox.view(np.uint8))
+        self._inbox_bytes = bytes_of(inbox)
         self._item = inbox.itemsize
         self._combine = combine
         self._on_mismatch = on_mismatch
@@ -193,7 +193,7 @@ class StreamEngine:
         combine: Combine | None,
         on_mismatch: OnMismatch,
     ) -> None:
-        """Move every byte of a bound plan; ``headers``: peer -> (ours, the expected)."""
+        """Move every byte of a bound plan; ``headers``: peer -> (ours, expected)."""
         links = self._links
         outs = [OutLane(links[p], f, headers[p][0]) for p, f in plan.sends.items()]
         inboxes = self._inboxes(len(plan.recvs), dtype)

@@ -86,7 +86,7 @@ class TwoShot:
         combine: Combine,
         finish: Finish | None,
     ) -> None:
-        """Reduce ``source`` over all ranks into ``out``, which may be the same memory."""
+        """Reduce ``source`` over all ranks into ``out``, maybe the same memory."""
         arena = self._arena
         step = arena.geometry.part_bytes // source.itemsize * arena.size
         pieces = _pieces(len(source), step, arena.size)

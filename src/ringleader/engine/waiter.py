@@ -1,4 +1,4 @@
-"""How an operation waits: with a deadline, an open ear, and a guess whom it waits for."""
+"""How an operation waits: with a deadline, an open ear, and a guess for whom."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -42,6 +43,15 @@ class Call:
     """Copies back into tensors that were not contiguous."""
 
 
+T = TypeVar("T")
+
+
+def some(value: T | None) -> T:
+    """What is known to be there."""
+    assert value is not None
+    return value
+
+
 def _check_cpu(tensor: Tensor, what: str) -> None:
     if not isinstance(tensor, Tensor):
         raise ConfigError(f"{what}: expected a tensor, got {type(tensor).__name__}")
@@ -66,6 +76,9 @@ def writing(tensor: Tensor, what: str, finishers: list[Callable[[], object]]) ->
     _check_cpu(tensor, what)
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return kernel.as_array(tensor)
+    if any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride())):
+        text = "several elements of this tensor share one place in memory (expand())"
+        raise ConfigError(f"{what}: {text}; nothing can be written to it, clone it first")
     stage = tensor.detach().contiguous()
     if stage.data_ptr() == tensor.data_ptr():
         stage = stage.clone()
@@ -88,7 +101,7 @@ def pieces(
     """One array per rank, from a list of tensors or one tensor cut evenly."""
     if isinstance(value, Tensor):
         if value.numel() % size:
-            text = f"{what}: {value.numel()} elements cannot be cut into {size} equal parts"
+            text = f"{what}: {value.numel()} elements in {size} equal parts do not go"
             raise ConfigError(text)
         array = _array(value, what, finishers)
         step = len(array) // size
@@ -353,7 +366,9 @@ def split_all_to_all(
         raise ConfigError(f"{what}: splits {list(splits)} do not fit {size} ranks")
     rows = value.shape[0] if value.dim() else 0
     if sum(splits) != rows:
-        raise ConfigError(f"{what}: splits {list(splits)} sum up to {sum(splits)}, not {rows}")
+        raise ConfigError(
+            f"{what}: splits {list(splits)} sum up to {sum(splits)}, not {rows}"
+        )
     array = _array(value, what, finishers)
     width = len(array) // rows if rows else 0
     arrays, start = [], 0
@@ -361,8 +376,3 @@ def split_all_to_all(
         arrays.append(array[start * width : (start + num_rows) * width])
         start += num_rows
     return arrays
-
-
-def bytes_of(array: Array) -> memoryview:
-    """The bytes of a flat array."""
-    return memoryview(array.view("u1"))

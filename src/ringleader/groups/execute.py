@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
 
 from ringleader.collectives.algorithm import program
-from ringleader.collectives.choice import hierarchy_program, choose
+from ringleader.collectives.choice import choose, hierarchy_program
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.collectives.cost import Network
 from ringleader.collectives.schedule import Program, split
@@ -20,11 +19,12 @@ from ringleader.engine.arena import Arena
 from ringleader.engine.exchange import ExchangeEngine
 from ringleader.engine.flow import Plan, Windows
 from ringleader.engine.kernel import Array, Combine
-from ringleader.engine.small import SMALL_BYTES, Small, Stamp, over_links, shared
+from ringleader.engine.small import SMALL_BYTES, Small, Stamp, in_memory, over_links
 from ringleader.engine.stream import StreamEngine
 from ringleader.engine.waiter import Waiter
 from ringleader.errors import ConfigError
-from ringleader.groups.call import Call
+from ringleader.groups import shared
+from ringleader.groups.call import Call, some
 from ringleader.groups.mailbox import Mailbox, mismatch
 from ringleader.transport.mesh import Mesh
 from ringleader.wire import header as wire
@@ -131,14 +131,14 @@ class Executor:
         elif name == "shm":
             self._run_shared(call, header, combine)
         elif name == "exchange":
-            source, home = _some(call.sources[0]), _some(call.homes[0])
-            self._exchange.all_reduce(header, source, home, _some(combine))
+            source, home = some(call.sources[0]), some(call.homes[0])
+            self._exchange.all_reduce(header, source, home, some(combine))
         else:
             self._run_stream(call, name, arity, header, combine)
         if call.reduce_op == "mean" and not self._has_divided(call, name):
-            for home in call.homes:
-                if home is not None:
-                    kernel.divide(home, call.dtype, self.size)
+            for result in call.homes:
+                if result is not None:
+                    kernel.divide(result, call.dtype, self.size)
 
     def _has_divided(self, call: Call, name: str) -> bool:
         """In shared memory the owner of a part divides it while it is in its cache."""
@@ -160,7 +160,9 @@ class Executor:
         stamp = self._stamper(call, name)
         run: Small
         if name == "shm" and self.arena is not None:
-            run = shared(self.arena, call.count, source.dtype, combine, stamp, finish)
+            run = in_memory(
+                self.arena, call.count, source.dtype, combine, stamp, finish
+            )
         elif name == "exchange":
             run = over_links(
                 self._exchange, call.count, source.dtype, combine, stamp, finish
@@ -239,56 +241,33 @@ class Executor:
 
     def _headers(self, call: Call, header: bytes) -> dict[int, tuple[bytes, bytes]]:
         """peer -> (ours, the expected); only all_to_all has different ones."""
-        peers = [p for p in range(self.size) if p != self.rank]
-        if not call.pairs:
-            return dict.fromkeys(peers, (header, header))
+        pairs = [(p, n) for p, n in call.pairs.items() if p != self.rank]
+        if not pairs:
+            return dict.fromkeys(range(self.size), (header, header))
         at = wire.COUNT_OFFSET
-        return {
-            p: tuple(  # type: ignore[misc]
-                header[:at] + n.to_bytes(8, "little") + header[at + 8 :]
-                for n in call.pairs[p]
-            )
-            for p in peers
-        }
+
+        def with_count(count: int) -> bytes:
+            return header[:at] + count.to_bytes(8, "little") + header[at + 8 :]
+
+        return {p: (with_count(out), with_count(into)) for p, (out, into) in pairs}
 
     def _mismatch(self, peer: int, theirs: bytes) -> None:
         ours = wire.decode(self._mailbox.current, self.rank)
         raise mismatch(peer, wire.decode(theirs, peer), self.rank, ours)
 
-    # -- shared memory -------------------------------------------------------------
-
     def _run_shared(self, call: Call, header: bytes, combine: Combine | None) -> None:
-        arena = self.arena
-        assert arena is not None
-        me, root = self.rank, call.root or 0
-        sources, homes = call.sources, call.homes
+        arena = some(self.arena)
         arena.complete = 0
-        if call.operation == "all_reduce":
-            source, home = _some(sources[0]), _some(homes[0])
-            arena.all_reduce(header, source, home, _some(combine), self._divider(call))
-        elif call.operation == "reduce_scatter":
-            parts = [_some(s) for s in sources]
-            home = _some(homes[me])
-            divider = self._divider(call)
-            arena.reduce_scatter(header, parts, home, _some(combine), divider)
-        elif call.operation == "all_gather":
-            arena.all_gather(header, _some(sources[me]), [_some(h) for h in homes])
-        elif call.operation == "broadcast":
-            tensor = sources[0] if me == root else homes[0]
-            arena.broadcast(header, _some(tensor), root)
-        elif call.operation == "reduce":
-            arena.reduce(header, _some(sources[0]), homes[0], _some(combine), root)
-        elif call.operation == "gather":
-            outs = [_some(h) for h in homes] if me == root else None
-            arena.gather(header, _some(sources[me]), outs, root)
-        elif call.operation == "scatter":
-            parts = [_some(s) for s in sources] if me == root else None
-            arena.scatter(header, parts, _some(homes[me]), root)
-        else:
-            n = self.size
-            outs = [_some(homes[p * n + me]) for p in range(n)]
-            parts = [_some(sources[me * n + p]) for p in range(n)]
-            arena.all_to_all(self._headers(call, header), parts, outs)
+        shared.RUN[call.operation](
+            arena,
+            call,
+            shared.Task(
+                header=header,
+                headers=self._headers(call, header),
+                combine=combine,
+                finish=self._divider(call),
+            ),
+        )
 
     # -- links ---------------------------------------------------------------------
 
@@ -301,7 +280,9 @@ class Executor:
 
     def _program(self, operation: str, name: str, root: int, arity: int) -> Program:
         if name == "hierarchy":
-            return hierarchy_program(self.rank, self.network, self.config)
+            return hierarchy_program(
+                operation, self.rank, self.network, root, self.config
+            )
         return program(operation, name, self.rank, self.size, root=root, arity=arity)
 
     def _run_stream(
@@ -354,14 +335,6 @@ class Executor:
         elif plan is None and self.arena is not None and self.arena.complete:
             runs.append((0, self.arena.complete))
         return Progress(str(self._header), total, tuple(runs))
-
-
-T = TypeVar("T")
-
-
-def _some(value: T | None) -> T:
-    assert value is not None
-    return value
 
 
 def _cut(

@@ -8,10 +8,11 @@ import socket
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
-from torch.distributed import Store, TCPStore
+import torch.distributed as dist
 
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
@@ -37,6 +38,16 @@ def _close_open_groups() -> None:
             each.close()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to form a group, apart from who is in it."""
+
+    deadline: Deadline
+    config: CollectiveConfig | None = None
+    share_memory: bool = True
+    num_stripes: int = 1
+
+
 class _Connector:
     """Makes the meshes of a group and its sub-groups over one listener."""
 
@@ -45,15 +56,12 @@ class _Connector:
         rank: int,
         addresses: Sequence[tuple[str, int]],
         listener: Listener,
-        *,
-        share_memory: bool,
-        num_stripes: int,
+        options: Options,
     ) -> None:
         self._rank = rank
         self._addresses = addresses
         self._listener = listener
-        self._share_memory = share_memory
-        self._num_stripes = num_stripes
+        self._options = options
         self._lock = threading.Lock()
 
     def __call__(self, ranks: Sequence[int], view_id: str, deadline: Deadline) -> Mesh:
@@ -62,8 +70,8 @@ class _Connector:
             size=len(ranks),
             group=view_hash(view_id),
             addresses=tuple(self._addresses[r] for r in ranks),
-            share_memory=self._share_memory,
-            num_stripes=self._num_stripes,
+            share_memory=self._options.share_memory,
+            num_stripes=self._options.num_stripes,
         )
         with self._lock:
             return meshes.connect(config, self._listener, deadline)
@@ -91,20 +99,25 @@ def group(
     networks. ``timeout_s`` bounds forming; operations take theirs from ``config``.
     """
     if transport not in TRANSPORTS:
-        raise ConfigError(f"transport {transport!r}; there are: {', '.join(TRANSPORTS)}")
-    options = {"share_memory": transport == "auto", "num_stripes": connections}
-    deadline = Deadline.after(timeout_s)
+        raise ConfigError(
+            f"transport {transport!r}; there are: {', '.join(TRANSPORTS)}"
+        )
+    options = Options(
+        deadline=Deadline.after(timeout_s),
+        config=config,
+        share_memory=transport == "auto",
+        num_stripes=connections,
+    )
     if peers is None:
         if rank is not None:
             raise ConfigError("rank without peers; give both or neither")
-        launch = Launch.from_environment()
-        return from_environment(launch, config, deadline, **options)
+        return from_environment(Launch.from_environment(), options)
     if rank is None:
         raise ConfigError("peers without rank: say which of them we are")
     addresses = _check_peers(peers, rank)
     listener = Listener(tcp.listen(*addresses[rank]))
     view_id = f"peers:{','.join(peers)}"
-    return _form(rank, addresses, listener, view_id, config, deadline, **options)
+    return _form(rank, addresses, listener, view_id, options)
 
 
 def _check_peers(peers: Sequence[str], rank: int) -> list[tuple[str, int]]:
@@ -120,41 +133,29 @@ def _check_peers(peers: Sequence[str], rank: int) -> list[tuple[str, int]]:
     return addresses
 
 
-def from_environment(
-    launch: Launch,
-    config: CollectiveConfig | None,
-    deadline: Deadline,
-    **options: int | bool,
-) -> Group:
-    """Meet at the store of MASTER_ADDR:MASTER_PORT, which rank 0 or the launcher keeps."""
+def from_environment(launch: Launch, options: Options) -> Group:
+    """Meet at the store at MASTER_ADDR:MASTER_PORT, kept by rank 0 or the launcher."""
     if launch.size == 1:
         listener = Listener(tcp.listen("127.0.0.1", 0), with_door=False)
-        address = [("127.0.0.1", listener.port)]
-        return _form(0, address, listener, "alone", config, deadline, **options)
+        return _form(0, [("127.0.0.1", listener.port)], listener, "alone", options)
     where = f"{launch.master}:{launch.port}"
     try:
-        store = TCPStore(
+        store = dist.TCPStore(
             launch.master,
             launch.port,
             is_master=launch.rank == 0 and not launch.store_exists,
-            timeout=timedelta(seconds=max(1.0, deadline.left_s())),
+            timeout=timedelta(seconds=max(1.0, options.deadline.left_s())),
             wait_for_workers=False,
         )
     except (RuntimeError, ValueError) as exc:
         text = f"no store there: {_first_line(exc)}"
         raise PeerUnreachable(where, text) from exc
     view_id = f"env:{where}:{launch.size}:{launch.attempt}"
-    return over_store(store, launch.rank, launch.size, view_id, config, deadline, **options)
+    return over_store(store, launch.rank, launch.size, view_id, options)
 
 
 def over_store(
-    store: Store,
-    rank: int,
-    size: int,
-    view_id: str,
-    config: CollectiveConfig | None,
-    deadline: Deadline,
-    **options: int | bool,
+    store: dist.Store, rank: int, size: int, view_id: str, options: Options
 ) -> Group:
     """Publish our address in any torch store, read the others', connect."""
     if store.add(f"ringleader/{view_id}/claim/{rank}", 1) > 1:
@@ -163,16 +164,19 @@ def over_store(
     try:
         host = _own_address(store)
         store.set(f"ringleader/{view_id}/{rank}", f"[{host}]:{listener.port}")
-        addresses = []
-        for peer in range(size):
-            addresses.append(_lookup(store, f"ringleader/{view_id}/{peer}", peer, deadline))
+        keys = [f"ringleader/{view_id}/{peer}" for peer in range(size)]
+        addresses = [
+            _lookup(store, key, peer, options.deadline) for peer, key in enumerate(keys)
+        ]
     except BaseException:
         listener.close()
         raise
-    return _form(rank, addresses, listener, view_id, config, deadline, **options)
+    return _form(rank, addresses, listener, view_id, options)
 
 
-def _lookup(store: Store, key: str, peer: int, deadline: Deadline) -> tuple[str, int]:
+def _lookup(
+    store: dist.Store, key: str, peer: int, deadline: Deadline
+) -> tuple[str, int]:
     try:
         store.wait([key], timedelta(seconds=max(0.001, deadline.left_s())))
         value = store.get(key)
@@ -182,7 +186,7 @@ def _lookup(store: Store, key: str, peer: int, deadline: Deadline) -> tuple[str,
     return tcp.parse_address(value[:256].decode(errors="replace"))
 
 
-def _own_address(store: Store) -> str:
+def _own_address(store: dist.Store) -> str:
     """The address of ours that reaches the store, and so the other ranks."""
     host = getattr(store, "host", "127.0.0.1")
     port = getattr(store, "port", 1) or 1
@@ -204,23 +208,16 @@ def _form(
     addresses: Sequence[tuple[str, int]],
     listener: Listener,
     view_id: str,
-    config: CollectiveConfig | None,
-    deadline: Deadline,
-    *,
-    share_memory: int | bool = True,
-    num_stripes: int | bool = 1,
+    options: Options,
 ) -> Group:
-    connector = _Connector(
-        rank,
-        addresses,
-        listener,
-        share_memory=bool(share_memory),
-        num_stripes=int(num_stripes),
-    )
+    connector = _Connector(rank, addresses, listener, options)
+    deadline = options.deadline
     formed: Group | None = None
     try:
         mesh = connector(range(len(addresses)), view_id, deadline)
-        formed = Group(rank, mesh, view_id=view_id, connect=connector, config=config)
+        formed = Group(
+            rank, mesh, view_id=view_id, connect=connector, config=options.config
+        )
         formed.on_close = connector.close
         learn_network(formed, mesh, deadline)
     except BaseException:

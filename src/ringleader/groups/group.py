@@ -40,7 +40,9 @@ MAX_SMALL = 256
 
 def view_hash(view_id: str) -> int:
     """The 64 bits that stand for a view on the wire."""
-    return int.from_bytes(hashlib.blake2b(view_id.encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(view_id.encode(), digest_size=8).digest(), "little"
+    )
 
 
 class Group:
@@ -129,7 +131,7 @@ class Group:
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
-        """Combine everybody's ``tensor``, in place, or into ``out`` leaving it alone."""
+        """Combine everybody's ``tensor``, in place, or into ``out`` and leave it."""
         plain = out is None and algorithm is None and timeout_s is None and not async_op
         key = (tensor.dtype, tensor.numel(), op)
         if plain:
@@ -263,13 +265,20 @@ class Group:
         call = calls.all_to_all(homes, sources, dtype, finishers, rank=self.rank)
         return self._submit(call, None, timeout_s, async_op=async_op)
 
-    def barrier(self, *, timeout_s: float | None = None, async_op: bool = False) -> Work:
+    def barrier(
+        self, *, timeout_s: float | None = None, async_op: bool = False
+    ) -> Work:
         """Return when every rank has called it."""
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         return self._runner.call(self._executor.barrier, limit_s, async_op=async_op)
 
     def _submit(
-        self, call: Call, algorithm: str | None, timeout_s: float | None, *, async_op: bool
+        self,
+        call: Call,
+        algorithm: str | None,
+        timeout_s: float | None,
+        *,
+        async_op: bool,
     ) -> Work:
         name, arity, _ = self._executor.choose(call, algorithm)
         limit_s = self.timeout_s if timeout_s is None else timeout_s
@@ -292,11 +301,12 @@ class Group:
     ) -> Work:
         """Send ``tensor`` to rank ``to``; ends when the tensor may be used again."""
         self._check_peer(to)
+        _check_tag(tag)
         array = calls.reading(tensor, "send")
         message = Outgoing(
             peer=to,
             tag=tag,
-            view=calls.bytes_of(array),
+            view=kernel.bytes_of(array),
             dtype=kernel.dtype_name(tensor.dtype),
             count=tensor.numel(),
             deadline=Deadline.after(self.timeout_s if timeout_s is None else timeout_s),
@@ -313,12 +323,13 @@ class Group:
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
-        """Receive into ``tensor`` from ``source``, or from whoever sends this tag first.
+        """Receive into ``tensor`` from ``source``, or from who sends this tag first.
 
         ``work.source`` says who it was.
         """
         if source is not None:
             self._check_peer(source)
+        _check_tag(tag)
         finishers: list[Callable[[], object]] = []
         array = calls.writing(tensor, "recv", finishers)
         work = self._runner.message_work()
@@ -326,7 +337,7 @@ class Group:
         wish = Wish(
             source=source,
             tag=tag,
-            view=calls.bytes_of(array),
+            view=kernel.bytes_of(array),
             dtype=kernel.dtype_name(tensor.dtype),
             count=tensor.numel(),
             deadline=Deadline.after(self.timeout_s if timeout_s is None else timeout_s),
@@ -362,7 +373,9 @@ class Group:
         """
         chosen = tuple(ranks)
         if len(set(chosen)) != len(chosen) or not chosen:
-            raise ConfigError(f"subgroup: ranks {list(ranks)} must be different, not none")
+            raise ConfigError(
+                f"subgroup: ranks {list(ranks)} must be different, not none"
+            )
         for rank in chosen:
             self._check_rank(rank, "rank")
         self._runner.check()
@@ -405,7 +418,9 @@ class Group:
     ) -> None:
         if error is not None:
             with contextlib.suppress(Exception):
-                self.abort(f"rank {self.rank} left with {type(error).__name__}: {error}")
+                self.abort(
+                    f"rank {self.rank} left with {type(error).__name__}: {error}"
+                )
         self.close()
 
     def _check_rank(self, rank: int, what: str) -> None:
@@ -416,3 +431,8 @@ class Group:
         self._check_rank(peer, "peer")
         if peer == self.rank:
             raise ConfigError(f"rank {peer} cannot exchange messages with itself")
+
+
+def _check_tag(tag: int) -> None:
+    if not isinstance(tag, int) or not -(2**63) <= tag < 2**63:
+        raise ConfigError(f"tag {tag!r} is not a whole number of 64 bits")

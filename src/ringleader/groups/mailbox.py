@@ -259,7 +259,11 @@ class Mailbox:
     # -- bytes in and out ----------------------------------------------------------
 
     def _queue(
-        self, peer: int, frame: Frame, payload: bytes | memoryview, work: Work | None = None
+        self,
+        peer: int,
+        frame: Frame,
+        payload: bytes | memoryview,
+        work: Work | None = None,
     ) -> None:
         box = self._boxes[peer]
         box.out.append((memoryview(mail.encode(frame)), None if len(payload) else work))
@@ -513,4 +517,3 @@ def _rebuild(frame: Frame, payload: bytes, reporter: int) -> RingleaderError:
     if issubclass(kind, errors.PeerError):  # type: ignore[arg-type]
         return kind(frame.rank, text)
     return kind(f"rank {reporter}: {text}")
-

@@ -31,7 +31,7 @@ ENOUGH_S = 0.01
 
 
 def measure(group: Group, links: dict[int, Link], deadline: Deadline) -> Network:
-    """The network of ``group``; every rank must call it, nothing else may be under way."""
+    """The network of ``group``; every rank calls it, nothing else is under way."""
     size, rank = group.size, group.rank
     latencies, bandwidths = np.zeros(size), np.ones(size)
     for partner in _partners(rank, size):

@@ -195,7 +195,7 @@ class Runner:
             if self.mailbox.has_pending():
                 wait_ready(self.mailbox.wanted(), NAP_S)
                 self.mailbox.progress(stalled_s=NAP_S)
-        except RingleaderError as exc:
+        except Exception as exc:  # noqa: BLE001 - a bug must not end the thread silently
             self.broken(exc)
 
     def _ensure_thread(self) -> None:
@@ -209,7 +209,7 @@ class Runner:
                 self._thread.start()
 
     def _serve(self) -> None:
-        """The background thread: runs what is queued, ends when that was a while ago."""
+        """The background thread: runs what is queued, ends when it has been idle."""
         while self.failure is None:
             if self._serve_once() or self._news.wait(LINGER_S):
                 continue
@@ -240,7 +240,7 @@ class Runner:
             return
         self.mailbox.aborted = error
         self.mailbox.wake()
-        # Whoever holds the engine sees the flag within a nap; if nobody does, we end it.
+        # Who holds the engine is awake now and sees the flag; if nobody does, we end.
         if self.lock.acquire(timeout=0.005):
             try:
                 self.broken(error)

@@ -17,7 +17,7 @@ def same_again(error: BaseException) -> BaseException:
 
 
 class Work:
-    """An operation under way. ``wait`` may be called from any thread, any number of times.
+    """An operation under way. ``wait`` may be called from any thread, repeatedly.
 
     ``help_out`` lets the waiting thread do the work itself when nobody else does, which
     is faster than waking another.
@@ -49,7 +49,9 @@ class Work:
         deadline = Deadline.after(timeout_s) if timeout_s is not None else None
         while not self._finished.is_set():
             if deadline and deadline.is_over():
-                raise TimeoutError(f"the operation is still under way after {timeout_s} s")
+                raise TimeoutError(
+                    f"the operation is still under way after {timeout_s} s"
+                )
             if self._help and deadline is None:
                 self._help(self)
             if not self._finished.is_set():

@@ -75,7 +75,9 @@ class Rank:
         while not self._is_ready:
             self._listen(deadline, "did not call ready()")
             if self._outcome is not None and not self._is_ready:
-                raise AssertionError(f"rank {self.rank} ended early: {self._outcome[1]!r}")
+                raise AssertionError(
+                    f"rank {self.rank} ended early: {self._outcome[1]!r}"
+                )
 
     def kill(self) -> float:
         """SIGKILL: a pulled plug, no goodbye. Returns when that was."""
@@ -100,7 +102,9 @@ class Rank:
         """What the body raised; an AssertionError if it returned instead."""
         failed, value = self._end(within_s)
         if not failed:
-            raise AssertionError(f"rank {self.rank} returned {value!r} and raised nothing")
+            raise AssertionError(
+                f"rank {self.rank} returned {value!r} and raised nothing"
+            )
         assert isinstance(value, BaseException)
         return value
 
@@ -314,7 +318,9 @@ def _outcome(birth: _Birth, body: Body, pipe: Connection) -> tuple[str, float, o
             config=CollectiveConfig(timeout_s=birth.timeout_s),
             timeout_s=FORM_S,
         )
-        value = body(group, lambda: pipe.send(("ready", time.monotonic(), None)), *birth.args)
+        value = body(
+            group, lambda: pipe.send(("ready", time.monotonic(), None)), *birth.args
+        )
         return "result", time.monotonic(), value
     except Exception as exc:  # noqa: BLE001 - handed to the test
         return "error", time.monotonic(), _portable(exc)

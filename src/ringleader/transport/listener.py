@@ -1,8 +1,9 @@
-"""Who comes to our door: accept connections, hear their hello, keep them until asked for.
+"""Who comes to our door: accept, hear the hello, keep visitors until asked for.
 
-There is no thread: whoever waits for a peer pumps the listener. A connection for a group
-that is not being formed yet stays parked, unanswered and unread, so a peer that is early
-waits in its socket instead of being refused. Strangers are bounded in number and time.
+There is no thread: whoever waits for a peer pumps the listener. A connection for a
+group that is not being formed yet stays parked, unanswered and unread, so a peer that
+is early waits in its socket instead of being refused. Strangers are bounded in number
+and time.
 """
 
 from __future__ import annotations
@@ -80,9 +81,9 @@ class Listener:
     ) -> Visitor:
         """The first visitor ``want`` accepts; DeadlineExceeded when none comes."""
         while True:
-            for i, visitor in enumerate(self._parked):
-                if want(visitor.hello):
-                    return self._parked.pop(i)
+            visitor = self._find(want)
+            if visitor is not None:
+                return visitor
             if deadline.is_over():
                 text = f"did not connect to us within {deadline.after_s:.1f} s"
                 if self.rejected:
@@ -90,10 +91,25 @@ class Listener:
                 raise DeadlineExceeded(waiting_for, text)
             self._pump(deadline)
 
+    def num_parked(self) -> int:
+        """How many wait for groups that nobody here is forming."""
+        return len(self._parked)
+
+    def _find(self, want: Callable[[wire.Hello], bool]) -> Visitor | None:
+        """The first parked visitor ``want`` accepts who has not given up meanwhile."""
+        for visitor in [v for v in self._parked if want(v.hello)]:
+            self._parked.remove(visitor)
+            if not tcp.has_hung_up(visitor.sock):
+                return visitor
+            visitor.sock.close()
+            self._reject(f"{visitor.address}: hung up before we had time for it")
+        return None
+
     def _pump(self, deadline: Deadline) -> None:
         """Wait for news, accept, read hellos, show out the silent."""
         wanted = [(s.sock.fileno(), POLLIN) for s in self._strangers]
-        wanted += [(s.fileno(), POLLIN) for s in self._listening()]
+        if len(self._strangers) < MAX_STRANGERS:  # else they wait in the backlog
+            wanted += [(s.fileno(), POLLIN) for s in self._listening()]
         wait_ready(wanted, min(deadline.left_s(), 0.5))
         for listening in self._listening():
             self._accept(listening)
@@ -109,7 +125,9 @@ class Listener:
                 sock, address = listening.accept()
             except OSError:
                 return
-            name = f"{address[0]}:{address[1]}" if len(address) >= 2 else "this host"
+            name = "this host"
+            if isinstance(address, tuple):
+                name = f"{address[0]}:{address[1]}"
             until = Deadline.after(GREETING_S)
             try:
                 tcp.tune(sock)
@@ -118,7 +136,7 @@ class Listener:
                 sock.close()
                 self._reject(f"{name}: {exc}")
             else:
-                self._strangers.append(_Stranger(sock, str(name), until))
+                self._strangers.append(_Stranger(sock, name, until))
 
     def _hear(self, stranger: _Stranger) -> None:
         """Read what is there of a hello; park its sender once it is complete."""
@@ -128,7 +146,9 @@ class Listener:
             if not data:
                 raise ProtocolError(stranger.address, "hung up before saying hello")
             stranger.data += data
-            if len(stranger.data) < wire.HELLO_BYTES:
+            if wire.speaks_other_version(stranger.data):
+                self._tell_version(stranger.sock)
+            elif len(stranger.data) < wire.HELLO_BYTES:
                 return
             hello = wire.decode_hello(bytes(stranger.data), stranger.address)
         except BlockingIOError:
@@ -141,12 +161,30 @@ class Listener:
         self._strangers.remove(stranger)
         self._park(Visitor(stranger.sock, hello, stranger.address))
 
+    def _tell_version(self, sock: socket.socket) -> None:
+        """So that the other side learns why it is shown out."""
+        answer = wire.Answer(
+            status=wire.Status.BAD_VERSION,
+            rank=0,
+            incarnation=bytes(16),
+            host=bytes(16),
+        )
+        with contextlib.suppress(OSError):
+            sock.send(wire.encode_answer(answer))
+
     def _park(self, visitor: Visitor) -> None:
+        if len(self._parked) >= MAX_PARKED:
+            self._forget_the_gone()
         if len(self._parked) >= MAX_PARKED:
             self._reject(f"{visitor.address}: too many connections wait")
             visitor.sock.close()
         else:
             self._parked.append(visitor)
+
+    def _forget_the_gone(self) -> None:
+        for visitor in [v for v in self._parked if tcp.has_hung_up(v.sock)]:
+            self._parked.remove(visitor)
+            visitor.sock.close()
 
     def _show_out(self, stranger: _Stranger, why: str) -> None:
         self._strangers.remove(stranger)
@@ -160,8 +198,10 @@ class Listener:
         """Stop listening; everybody who waits is shown out."""
         for sock in self._listening():
             sock.close()
-        for waiting in [*self._strangers, *self._parked]:
-            waiting.sock.close()
+        for stranger in self._strangers:
+            stranger.sock.close()
+        for visitor in self._parked:
+            visitor.sock.close()
         self._strangers.clear()
         self._parked.clear()
         if self.door and not self.door.startswith(b"@"):

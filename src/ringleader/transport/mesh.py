@@ -53,7 +53,9 @@ class MeshConfig:
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_stripes <= wire.MAX_STRIPES:
-            text = f"need 1 <= num_stripes <= {wire.MAX_STRIPES}, got {self.num_stripes}"
+            text = (
+                f"need 1 <= num_stripes <= {wire.MAX_STRIPES}, got {self.num_stripes}"
+            )
             raise ConfigError(text)
 
 
@@ -79,7 +81,9 @@ class Mesh:
 class _Builder:
     """The state of one mesh while it is being connected."""
 
-    def __init__(self, config: MeshConfig, listener: Listener, deadline: Deadline) -> None:
+    def __init__(
+        self, config: MeshConfig, listener: Listener, deadline: Deadline
+    ) -> None:
         self.config = config
         self.listener = listener
         self.deadline = deadline
@@ -190,7 +194,9 @@ class _Builder:
         while missing := expected - self.mesh.bulk.keys():
             names = ", ".join(str(r) for r in sorted(missing))
             try:
-                visitor = self.listener.take(self._for_us, self.deadline, f"rank {names}")
+                visitor = self.listener.take(
+                    self._for_us, self.deadline, f"rank {names}"
+                )
             except DeadlineExceeded as exc:
                 raise PeerUnreachable(min(missing), exc.text) from exc
             try:
@@ -297,7 +303,7 @@ class _Builder:
 
 
 def connect(config: MeshConfig, listener: Listener, deadline: Deadline) -> Mesh:
-    """Connect to every other rank before ``deadline``, or raise and leave nothing open."""
+    """Connect to all other ranks in time, or raise and leave nothing open."""
     builder = _Builder(config, listener, deadline)
     try:
         for to in range(config.rank):

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import mmap
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +24,9 @@ from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
+
+if sys.platform != "win32":
+    import fcntl
 
 PAGE = 4096
 SEM_STRIDE = 128
@@ -51,8 +54,8 @@ class Geometry:
 
     size: int
     part_bytes: int = 384 << 10
-    """Bytes of one rank's part of a two-shot slot. 256 to 512 KiB are within 5 % of each
-    other where the L2 cache has 2 MiB; less costs Python, more costs misses."""
+    """Bytes of one rank's part of a two-shot slot. 256 to 512 KiB are within 5 % of
+    each other where the L2 cache has 2 MiB; less costs Python, more costs misses."""
     exchange_bytes: int = 512 << 10
     num_exchanges: int = 2
     oneway_bytes: int = 512 << 10
@@ -125,7 +128,7 @@ def create(geometry: Geometry, incarnation: bytes) -> tuple[int, Segment]:
     """A new segment and its descriptor, which the caller closes when all have it."""
     fd = _anonymous_file()
     os.ftruncate(fd, geometry.total_bytes)
-    if hasattr(fcntl, "F_ADD_SEALS"):
+    if sys.platform == "linux":
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     segment = Segment(mmap.mmap(fd, geometry.total_bytes))
     segment.view[:16] = incarnation
@@ -137,7 +140,7 @@ def attach(fd: int, geometry: Geometry, incarnation: bytes) -> Segment:
     """Map the segment behind ``fd``; OSError when it is not what a peer would send."""
     if os.fstat(fd).st_size != geometry.total_bytes:
         raise OSError("the segment has another size")
-    if hasattr(fcntl, "F_GET_SEALS"):
+    if sys.platform == "linux":
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         if not seals & fcntl.F_SEAL_SHRINK:
             raise OSError("the segment could shrink under our feet")
@@ -150,7 +153,7 @@ def attach(fd: int, geometry: Geometry, incarnation: bytes) -> Segment:
 def _init_semaphores(geometry: Geometry, segment: Segment) -> bool:
     """Make the semaphores inside the segment; False where the system has none."""
     with contextlib.suppress(OSError, AttributeError, ImportError):
-        from _multiprocessing import SemLock  # noqa: F401, PLC0415
+        from _multiprocessing import SemLock  # noqa: F401
 
         sem_init = ctypes.CDLL(None, use_errno=True).sem_init
         for i in range(geometry.size * NUM_SIGNALS):
@@ -171,7 +174,7 @@ def semaphore(
     per call where ctypes needs 600. POSIX makes both calls memory barriers, which is
     what keeps slots and signals in order on every processor.
     """
-    from _multiprocessing import SemLock  # noqa: PLC0415
+    from _multiprocessing import SemLock
 
     index = dst * NUM_SIGNALS + signal
     where = segment.address + geometry.signals_at + index * SEM_STRIDE

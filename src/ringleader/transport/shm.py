@@ -57,7 +57,9 @@ class Neighbour:
         self.take: list[Callable[[bool], bool]] = []
         """take[signal](False) is True once for every post of the peer."""
         for signal in Signal:
-            make = self._through_semaphore if self.has_semaphores else self._through_bell
+            make = (
+                self._through_semaphore if self.has_semaphores else self._through_bell
+            )
             post, take = make(signal)
             self.post.append(post)
             self.take.append(take)
@@ -84,7 +86,7 @@ class Neighbour:
         def post() -> None:
             self._say(byte)
 
-        def take(_block: bool) -> bool:  # noqa: FBT001 - the shape of SemLock.acquire
+        def take(_block: bool) -> bool:
             if not heard[signal]:
                 hear()
             if not heard[signal]:
@@ -149,7 +151,7 @@ class Neighbour:
         return number
 
     def arm(self) -> None:
-        """From now on the peer rings when it signals. Check once more before sleeping."""
+        """From now on the peer rings when it signals; look once more, then sleep."""
         self._my_flag[0] = 1
 
     def disarm(self) -> None:
@@ -187,6 +189,8 @@ class ShmLink:
 
     def try_send(self, view: memoryview) -> int:
         """See Link. Copies into the next free slot."""
+        if not len(view):
+            return 0  # a slot of no bytes would be a forbidden one
         ready = self._has_free
         if not ready() and not self.neighbour.hear_unless(ready):
             return 0
@@ -209,8 +213,19 @@ class ShmLink:
         self._left = self._left[size:]
         if not self._left:
             self._received += 1
-            self._post_free()
+            self._give_back()
         return size
+
+    def _give_back(self) -> None:
+        """Tell the peer that its slot is free; if it is gone, nobody wants it back.
+
+        The end is told by the next call that finds nothing to read: what came before
+        it still counts.
+        """
+        try:
+            self._post_free()
+        except PeerLost:
+            return
 
     def _has_free(self) -> bool:
         if not self._free and self._take_free(False):
@@ -220,16 +235,20 @@ class ShmLink:
     def _has_content(self) -> bool:
         if not self._left and self._take_full(False):
             length, content = self._in[self._received % self._num]
-            if not 0 < length[0] <= len(content):
-                raise ProtocolError(self.peer, f"wrote {length[0]} bytes into one slot")
-            self._left = content[: length[0]]
+            size = length[0]  # read once: the peer could change it under our feet
+            if not 0 < size <= len(content):
+                raise ProtocolError(self.peer, f"wrote {size} bytes into one slot")
+            self._left = content[:size]
         return len(self._left) > 0
 
     def arm(self, *, sending: bool, receiving: bool) -> list[tuple[int, int]] | None:
         """See Link. Looks once more after raising the flag, as the protocol demands."""
         self.neighbour.arm()
-        if (receiving and self._has_content()) or (sending and self._has_free()):
-            return None
+        try:
+            if (receiving and self._has_content()) or (sending and self._has_free()):
+                return None
+        except PeerLost:
+            return None  # the next try says so
         return [(self.neighbour.bell.fileno(), POLLIN)]
 
     def disarm(self) -> None:
@@ -244,7 +263,7 @@ class ShmLink:
 def _slots(
     segment: Segment, geometry: Geometry, to: int
 ) -> list[tuple[memoryview, memoryview]]:
-    """(length, content) of each slot of the stream that ``segment`` holds for ``to``."""
+    """(length, content) of each slot of the stream in ``segment`` for ``to``."""
     stride = PAGE + geometry.stream_bytes
     start = geometry.streams_at + to * geometry.num_streams * stride
     slots = []

@@ -6,6 +6,7 @@ import errno
 import random
 import socket
 import time
+from collections.abc import Iterator
 
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, DeadlineExceeded, PeerLost, PeerUnreachable
@@ -68,21 +69,33 @@ def dial(address: tuple[str, int], who: int | str, deadline: Deadline) -> socket
     Every address the name resolves to is tried in each round; a peer that has not
     started yet is the usual case, so a refused connection is no reason to give up.
     """
-    pause_s = FIRST_PAUSE_S
+    rests = pauses()
     last: OSError | None = None
     while not deadline.is_over():
         try:
             return _try_all(address, deadline)
         except OSError as exc:
             last = exc
-        time.sleep(min(pause_s * random.uniform(0.5, 1.0), deadline.left_s()))
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        rest(rests, deadline)
     text = (
         f"{address[0]}:{address[1]} did not answer within {deadline.after_s:.1f} s "
         f"({last.strerror or last if last else 'no attempt was possible'}); is it "
         "started, and is the port open in its firewall?"
     )
     raise PeerUnreachable(who, text) from last
+
+
+def pauses() -> Iterator[float]:
+    """Seconds between attempts: growing, and not the same on every rank."""
+    pause_s = FIRST_PAUSE_S
+    while True:
+        yield pause_s * random.uniform(0.5, 1.0)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def rest(rests: Iterator[float], deadline: Deadline) -> None:
+    """Sleep for the next of ``pauses()``, but not beyond ``deadline``."""
+    time.sleep(min(next(rests), deadline.left_s()))
 
 
 def _try_all(address: tuple[str, int], deadline: Deadline) -> socket.socket:
@@ -94,6 +107,10 @@ def _try_all(address: tuple[str, int], deadline: Deadline) -> socket.socket:
             # One silent address must not eat the time of the others.
             sock.settimeout(max(0.05, min(3.0, deadline.left_s())))
             sock.connect(sockaddr)
+            # A port in the ephemeral range that nobody listens on can be met by
+            # itself: our own end, chosen by the kernel, becomes the other end.
+            if sock.getsockname() == sock.getpeername():
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "met itself")
         except OSError as exc:
             sock.close()
             last = exc
@@ -148,6 +165,16 @@ def wait_readable(sock: socket.socket, who: int | str, deadline: Deadline) -> No
     """Return when a read would not block; DeadlineExceeded when that never comes."""
     while not _is_readable(sock):
         _wait(sock, POLLIN, who, deadline)
+
+
+def has_hung_up(sock: socket.socket) -> bool:
+    """Whether the other side has closed and left nothing to read."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _is_readable(sock: socket.socket) -> bool:

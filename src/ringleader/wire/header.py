@@ -53,7 +53,9 @@ class Header:
 
     def __str__(self) -> str:
         """The call in the words of the program that made it."""
-        details = [f"{self.count} x {self.dtype}"] if self.operation != "barrier" else []
+        details = (
+            [f"{self.count} x {self.dtype}"] if self.operation != "barrier" else []
+        )
         if self.reduce_op != "none":
             details.append(self.reduce_op)
         if self.root is not None:

@@ -19,8 +19,8 @@ Hello, 192 bytes              Answer, 128 bytes
 188  4   CRC-32 of the bytes before
 
 Group is the hash of the view id; incarnation is random per process; host tells ranks
-that share memory; namespace is the cluster's tag (zero: none). The CRC catches strangers
-that speak something else, not attackers: those are the business of the TLS hook.
+that share memory; namespace is the cluster's tag (zero: none). The CRC catches
+strangers that speak something else, not attackers: those are the TLS hook's business.
 """
 
 from __future__ import annotations
@@ -161,7 +161,9 @@ def _open(
         raise ProtocolError(peer, text)
     version = int.from_bytes(data[8:10], "little")
     if version != VERSION:
-        text = f"hello: protocol version {version}, we speak {VERSION}; upgrade one side"
+        text = (
+            f"hello: protocol version {version}, we speak {VERSION}; upgrade one side"
+        )
         raise ProtocolError(peer, text)
     if data != _seal(data):
         raise ProtocolError(peer, "hello: checksum is wrong")

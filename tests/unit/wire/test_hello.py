@@ -126,7 +126,8 @@ answers = st.builds(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("hello", HELLO), ("answer", ANSWER), ("answer-refusal", REFUSAL)]
+    ("name", "value"),
+    [("hello", HELLO), ("answer", ANSWER), ("answer-refusal", REFUSAL)],
 )
 def test_the_bytes_of_version_1_are_pinned(name: str, value: Hello | Answer) -> None:
     pinned = bytes.fromhex((GOLDEN / f"v1-{name}.hex").read_text())
@@ -229,7 +230,9 @@ def test_an_unknown_status_is_refused(status: int) -> None:
 )
 def test_impossible_ranks_are_refused(source: int, to: int, size: int) -> None:
     data = altered(HELLO, 24, struct.pack("<III", source, to, size))
-    with pytest.raises(ProtocolError, match=f"{source} -> {to} of {size} make no sense"):
+    with pytest.raises(
+        ProtocolError, match=f"{source} -> {to} of {size} make no sense"
+    ):
         wire.decode_hello(data, PEER)
 
 
@@ -261,7 +264,9 @@ def test_random_bytes_end_in_a_typed_error(data: bytes) -> None:
 
 
 @given(
-    st.sampled_from([HELLO, ANSWER]), st.integers(10, 123), st.binary(min_size=1, max_size=8)
+    st.sampled_from([HELLO, ANSWER]),
+    st.integers(10, 123),
+    st.binary(min_size=1, max_size=8),
 )
 def test_a_sealed_forgery_is_another_value_or_a_typed_error(
     value: Hello | Answer, at: int, new: bytes

@@ -111,7 +111,9 @@ def test_a_payload_beyond_the_limit_is_refused_before_it_is_read(kind: Kind) -> 
     limit = mail.LIMITS[kind]
     mail.decode(altered(kind, 8, struct.pack("<I", limit)), PEER)
     for lie in (limit + 1, 2**31, 2**32 - 1):
-        with pytest.raises(ProtocolError, match=f"{lie} bytes of payload, limit {limit}"):
+        with pytest.raises(
+            ProtocolError, match=f"{lie} bytes of payload, limit {limit}"
+        ):
             mail.decode(altered(kind, 8, struct.pack("<I", lie)), PEER)
 
 

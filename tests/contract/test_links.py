@@ -1,0 +1,108 @@
+"""Every link keeps the promises of ringleader.testing.link_contract."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from ringleader.deadline import Deadline
+from ringleader.testing import link_contract
+from ringleader.testing.link_contract import CHECKS, LEFT, RIGHT, Check, MakePair
+from ringleader.transport import memory, segment, tcp
+from ringleader.transport.link import Link, wait_ready
+from ringleader.transport.shm import Neighbour, ShmLink
+from ringleader.transport.stream import SocketLink, StripedLink
+
+pytestmark = pytest.mark.timeout(60)
+
+POLLIN = 1
+
+
+def memory_pair() -> tuple[Link, Link]:
+    return memory.pair(LEFT, RIGHT)
+
+
+def _tcp_sockets(host: str) -> tuple[socket.socket, socket.socket]:
+    listening = tcp.listen(host, 0)
+    port: int = listening.getsockname()[1]
+    dialled = tcp.dial((host, port), RIGHT, Deadline.after(5.0))
+    wait_ready([(listening.fileno(), POLLIN)], 5.0)
+    accepted, _ = listening.accept()
+    tcp.tune(accepted)
+    listening.close()
+    return dialled, accepted
+
+
+def _tcp_pair(host: str) -> tuple[SocketLink, SocketLink]:
+    dialled, accepted = _tcp_sockets(host)
+    return SocketLink(dialled, RIGHT, "tcp"), SocketLink(accepted, LEFT, "tcp")
+
+
+def tcp4_pair() -> tuple[Link, Link]:
+    return _tcp_pair("127.0.0.1")
+
+
+def tcp6_pair() -> tuple[Link, Link]:
+    return _tcp_pair("::1")
+
+
+def _striped(num: int) -> MakePair:
+    def make() -> tuple[Link, Link]:
+        pairs = [_tcp_pair("127.0.0.1") for _ in range(num)]
+        return StripedLink([a for a, _ in pairs]), StripedLink([b for _, b in pairs])
+
+    return make
+
+
+def neighbours(*, semaphores: bool) -> tuple[Neighbour, Neighbour]:
+    """Two ranks of one host, as the mesh makes them, inside one process."""
+    geometry = segment.Geometry(2)
+    bells = memory.socket_pair()
+    own, seen = [], []
+    for rank in (LEFT, RIGHT):
+        fd, mine = segment.create(geometry, bytes([rank]) * 16)
+        if not semaphores:  # as on systems without process-shared semaphores
+            mine.view[16] = 0
+        own.append(mine)
+        seen.append(segment.attach(fd, geometry, bytes([rank]) * 16))
+        os.close(fd)
+    return (
+        Neighbour(bells[0], (LEFT, RIGHT), (own[0], seen[1]), geometry),
+        Neighbour(bells[1], (RIGHT, LEFT), (own[1], seen[0]), geometry),
+    )
+
+
+def shm_pair() -> tuple[Link, Link]:
+    left, right = neighbours(semaphores=True)
+    assert left.has_semaphores
+    return ShmLink(left), ShmLink(right)
+
+
+def doorbell_pair() -> tuple[Link, Link]:
+    left, right = neighbours(semaphores=False)
+    assert not left.has_semaphores
+    return ShmLink(left), ShmLink(right)
+
+
+PAIRS: dict[str, Callable[[], tuple[Link, Link]]] = {
+    "memory": memory_pair,
+    "tcp-ipv4": tcp4_pair,
+    "tcp-ipv6": tcp6_pair,
+    "tcp-x2": _striped(2),
+    "tcp-x3": _striped(3),
+    "shm": shm_pair,
+    "shm-doorbell": doorbell_pair,
+}
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("make_pair", PAIRS.values(), ids=PAIRS)
+def test_link_keeps_its_promise(make_pair: MakePair, check: Check) -> None:
+    link_contract.run_check(check, make_pair)
+
+
+def test_the_whole_contract_in_one_call() -> None:
+    link_contract.check_link(memory_pair)
