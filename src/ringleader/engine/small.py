@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ringleader.engine.arena import Arena
+from ringleader.engine.arena import Arena, Finish
 from ringleader.engine.exchange import ExchangeEngine
 from ringleader.engine.kernel import Array, Combine
 from ringleader.transport.segment import Signal
 
-SMALL_BYTES = 32 << 10
-"""Beyond this the general path costs little in comparison."""
+SMALL_BYTES = 64 << 10
+"""Beyond this the general path costs little in comparison, and an extra copy much."""
 
 Stamp = Callable[[], bytes]
 """Begins the next operation and returns its header."""
@@ -29,53 +29,27 @@ Small = Callable[[int], None]
 _memmove = ctypes.memmove
 
 
-def _adder(
-    blocks: list[Array],
-    result: Array,
-    combine: Combine,
-    finish: Callable[[Array], object],
-) -> Callable[[], None]:
-    """Add ``blocks`` in rank order into ``result``."""
-    first, second, rest = blocks[0], blocks[1], blocks[2:]
-
-    def add() -> None:
-        combine(first, second, result)
-        for block in rest:
-            combine(result, block, result)
-        finish(result)
-
-    return add
-
-
-def _nothing(_result: Array) -> None:
-    pass
-
-
 def in_memory(
     arena: Arena,
     count: int,
     dtype: np.dtype[Any],
     combine: Combine,
     stamp: Stamp,
-    finish: Callable[[Array], object] = _nothing,
+    finish: Finish | None = None,
 ) -> Small:
     """Through the exchange slots of shared memory."""
     num_bytes = count * dtype.itemsize
     result = np.empty(count, dtype)
     result_at = result.ctypes.data
     slots = [[s[k] for s in arena.exchanges] for k in range(2)]
-    mine = [turn[arena.rank] for turn in slots]
-    my_at = [slot.content.ctypes.data for slot in mine]
-    my_header = [slot.header for slot in mine]
-    headers = [[turn[p].header for p in arena.peers] for turn in slots]
-    adders = [
-        _adder(
-            [s.content[:num_bytes].view(dtype) for s in turn], result, combine, finish
-        )
-        for turn in slots
-    ]
+    my_at = [turn[arena.rank].content.ctypes.data for turn in slots]
+    my_header = [turn[arena.rank].header for turn in slots]
+    blocks = [[s.content[:num_bytes].view(dtype) for s in turn] for turn in slots]
     posts = arena.post[Signal.POST]
-    takes = [(arena.take[Signal.POST][p], p) for p in arena.peers]
+    theirs = [
+        (p, arena.take[Signal.POST][p], [turn[p].header for turn in slots])
+        for p in arena.peers
+    ]
     wait, mismatch, next_turn = arena.wait, arena.mismatch, arena.next_turn
 
     def run(address: int) -> None:
@@ -85,12 +59,14 @@ def in_memory(
         my_header[k][:] = header
         for post in posts:
             post()
-        for take, peer in takes:
-            wait(take, peer)
-        for theirs, (_, peer) in zip(headers[k], takes, strict=True):
-            if theirs != header:
-                mismatch(peer, bytes(theirs))
-        adders[k]()
+        for peer, take, seen in theirs:
+            if not take(False):
+                wait(take, peer)
+            if seen[k] != header:
+                mismatch(peer, bytes(seen[k]))
+        _add(blocks[k], result, combine)
+        if finish is not None:
+            finish(result)
         _memmove(address, result_at, num_bytes)
 
     return run
@@ -102,7 +78,7 @@ def over_links(
     dtype: np.dtype[Any],
     combine: Combine,
     stamp: Stamp,
-    finish: Callable[[Array], object] = _nothing,
+    finish: Finish | None = None,
 ) -> Small:
     """Through one message to and from every peer."""
     num_bytes = count * dtype.itemsize
@@ -110,14 +86,23 @@ def over_links(
     result_at = result.ctypes.data
     size = exchange.prepare(num_bytes)
     payload_at = size.payload[exchange.rank].ctypes.data
-    add = _adder([p.view(dtype) for p in size.payload], result, combine, finish)
+    blocks = [p.view(dtype) for p in size.payload]
     swap = exchange.swap
 
     def run(address: int) -> None:
         header = stamp()
         _memmove(payload_at, address, num_bytes)
         swap(size, header)
-        add()
+        _add(blocks, result, combine)
+        if finish is not None:
+            finish(result)
         _memmove(address, result_at, num_bytes)
 
     return run
+
+
+def _add(blocks: list[Array], result: Array, combine: Combine) -> None:
+    """Add ``blocks`` in rank order into ``result``."""
+    combine(blocks[0], blocks[1], result)
+    for block in blocks[2:]:
+        combine(result, block, result)

@@ -20,6 +20,9 @@ PROBE_AFTER_S = 0.2
 class Ear(Protocol):
     """What the waiter listens to besides the links: the mailbox of the group."""
 
+    current: bytes
+    """The header of the call under way."""
+
     def wanted(self) -> list[tuple[int, int]]:
         """Descriptors and events that mean news."""
         ...
@@ -45,24 +48,21 @@ class Waiter:
     """One per group; used by the thread that holds the engine."""
 
     def __init__(self, ear: Ear) -> None:
-        self._ear = ear
         self.default_s = 60.0
         """The limit of operations that are not given one."""
-        self._deadline: Deadline | None = None
-        self._what: object = ""
+        self._ear = ear
+        self._call = b""
+        self._deadline = Deadline.after(0)
         self._stalled_at_s = 0.0
         self._probe_at_s = 0.0
 
-    def start(self, deadline: Deadline, what: object) -> None:
-        """A new operation begins; ``str(what)`` is the call in the user's words."""
-        self._deadline = deadline
-        self._what = what
-        self._stalled_at_s = 0.0
+    def start(self, deadline: Deadline, call: bytes) -> None:
+        """The call with this header begins and has a deadline of its own.
 
-    def start_lazily(self, what: bytes) -> None:
-        """A small operation begins; its clock starts if it ever has to sleep."""
-        self._what = what
-        self._deadline = None
+        Small calls do not say so: their clock starts when they first have to sleep.
+        """
+        self._call = call
+        self._deadline = deadline
         self._stalled_at_s = 0.0
 
     def moved(self) -> None:
@@ -73,33 +73,30 @@ class Waiter:
         self, links: Sequence[tuple[int, int]], blocked_on: Callable[[], list[int]]
     ) -> None:
         """Sleep until something may have changed; raise when it is too late."""
+        if self._call is not self._ear.current:
+            self.start(Deadline.after(self.default_s), self._ear.current)
         now_s = time.monotonic()
-        if self._deadline is None:
-            self._deadline = Deadline.after(self.default_s)
         if not self._stalled_at_s:
             self._stalled_at_s = now_s
             self._probe_at_s = now_s + PROBE_AFTER_S
         self._ear.progress(now_s - self._stalled_at_s)
         left_s = self._deadline.at_s - now_s
         if left_s <= 0:
-            self.expire(blocked_on())
+            self._expire(blocked_on())
         if now_s >= self._probe_at_s:
             self._probe_at_s = now_s + PROBE_AFTER_S
             self._ear.ask(blocked_on())
         wait_ready([*links, *self._ear.wanted()], min(NAP_S, left_s))
 
-    def expire(self, peers: list[int]) -> NoReturn:
+    def _expire(self, peers: list[int]) -> NoReturn:
         """Raise the timeout, naming whom we waited for and in which call."""
         blamed = self._ear.suspect(peers)
         others = ", ".join(str(p) for p in peers if p != blamed)
         if others:
             others = f" (and for rank {others}, which may wait for it as well)"
-        what = self._what
-        if isinstance(what, bytes):
-            what = header.decode(what, peers[0])
-        after_s = self._deadline.after_s if self._deadline else 0.0
+        call = header.decode(self._call, blamed)
         text = (
-            f"waited {after_s:.1f} s for it{others} in {what}; "
+            f"waited {self._deadline.after_s:.1f} s for it{others} in {call}; "
             "it may be slow, stopped or cut off. Raise the timeout or form a new group"
         )
         raise DeadlineExceeded(blamed, text)

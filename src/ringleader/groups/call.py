@@ -76,9 +76,14 @@ def writing(tensor: Tensor, what: str, finishers: list[Callable[[], object]]) ->
     _check_cpu(tensor, what)
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return kernel.as_array(tensor)
-    if any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride())):
+    if any(
+        n > 1 and step == 0
+        for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
         text = "several elements of this tensor share one place in memory (expand())"
-        raise ConfigError(f"{what}: {text}; nothing can be written to it, clone it first")
+        raise ConfigError(
+            f"{what}: {text}; nothing can be written to it, clone it first"
+        )
     stage = tensor.detach().contiguous()
     if stage.data_ptr() == tensor.data_ptr():
         stage = stage.clone()
@@ -144,19 +149,14 @@ def all_reduce(tensor: Tensor, op: str, out: Tensor | None) -> Call:
     )
 
 
-def reduce(
-    tensor: Tensor, op: str, out: Tensor | None, *, root: int, is_root: bool
-) -> Call:
+def reduce(tensor: Tensor, op: str, *, root: int, is_root: bool) -> Call:
     """Like all_reduce, but only the root gets the result; others keep their tensor."""
     kernel.combine(tensor.dtype, op)
-    if is_root and out is not None:
-        _same(tensor, out, "reduce: tensor and out")
     finishers: list[Callable[[], object]] = []
     source = reading(tensor, "reduce")
     home: Array | None = None
     if is_root:
-        target = tensor if out is None else out
-        home = writing(target, "reduce", finishers)
+        home = writing(tensor, "reduce", finishers)
     return Call(
         operation="reduce",
         dtype=tensor.dtype,

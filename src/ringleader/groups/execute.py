@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,8 +27,12 @@ from ringleader.errors import ConfigError
 from ringleader.groups import shared
 from ringleader.groups.call import Call, some
 from ringleader.groups.mailbox import Mailbox, mismatch
+from ringleader.transport.link import wait_ready
 from ringleader.transport.mesh import Mesh
 from ringleader.wire import header as wire
+
+EXPLAIN_S = 0.5
+"""How long a peer whose call is not ours may take to tell what it called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,8 @@ class Progress:
 
 
 _BYTE = torch.uint8
+MAX_KEPT = 4096
+"""Choices and headers kept for calls like earlier ones; a model makes far fewer."""
 
 
 class Executor:
@@ -64,9 +71,9 @@ class Executor:
         self._mailbox = mailbox
         self._waiter = waiter
         self._sequence = 0
-        self._header = wire.Header(operation="none", group=group, sequence=0, count=0)
         self._windows = Windows()
         self._quiet = kernel.quiet_context()
+        self._stamps: dict[tuple[object, ...], Stamp] = {}
         self._choices: dict[tuple[str, int, int], tuple[str, int, str]] = {}
         self._plans: dict[tuple[str, str, int, int], Plan] = {}
         self._stream = StreamEngine(mesh.bulk, waiter)
@@ -77,6 +84,8 @@ class Executor:
                 rank, mesh.neighbours, mesh.segment, waiter, self._mismatch
             )
         self._last: tuple[Call, Plan | None] | None = None
+        """The operation under way or failed; what has succeeded is let go of."""
+        self._last_sequence = 0
 
     def choose(self, call: Call, algorithm: str | None) -> tuple[str, int, str]:
         """(algorithm, arity, reason) for ``call``; what was priced once is kept."""
@@ -85,7 +94,7 @@ class Executor:
         key = (call.operation, call.num_bytes, call.root or 0)
         choice = self._choices.get(key)
         if choice is None:
-            if len(self._choices) > 4096:
+            if len(self._choices) >= MAX_KEPT:
                 self._choices.clear()
             choice = self._choices[key] = self._check(self._choose(call, None))
         return choice
@@ -121,6 +130,7 @@ class Executor:
         self._quiet.run(self._run, call, name, arity, header)
         for finish in call.finishers:
             finish()
+        self._last = None
 
     def _run(self, call: Call, name: str, arity: int, header: bytes) -> None:
         combine = None
@@ -156,8 +166,8 @@ class Executor:
         ):
             return None
         combine = kernel.combine(call.dtype, call.reduce_op)
-        finish = self._divider(call) or (lambda _result: None)
-        stamp = self._stamper(call, name)
+        finish = self._divider(call)
+        stamp = self._stamp(call, name, 0)
         run: Small
         if name == "shm" and self.arena is not None:
             run = in_memory(
@@ -169,7 +179,7 @@ class Executor:
             )
         else:
             return None
-        return lambda address: self._quiet.run(run, address)
+        return partial(self._quiet.run, run)  # type: ignore[call-arg]
 
     def _divider(self, call: Call) -> Callable[[Array], None] | None:
         if call.reduce_op != "mean":
@@ -177,18 +187,45 @@ class Executor:
         dtype, size = call.dtype, self.size
         return lambda result: kernel.divide(result, dtype, size)
 
-    def _stamper(self, call: Call, name: str) -> Stamp:
-        """Begins an operation like ``call`` at the cost of a few bytes."""
-        header = self._header_of(call, name, 0)
+    def _stamp(self, call: Call, name: str, arity: int) -> Stamp:
+        """What begins operations like ``call``: made once, it only numbers them."""
+        root = wire.NO_ROOT if call.root is None else call.root
+        key = (
+            call.operation,
+            call.dtype,
+            call.reduce_op,
+            call.count,
+            root,
+            name,
+            arity,
+        )
+        stamp = self._stamps.get(key)
+        if stamp is None:
+            if len(self._stamps) >= MAX_KEPT:
+                self._stamps.clear()
+            stamp = self._stamps[key] = self._make_stamp(call, name, arity)
+        return stamp
+
+    def _make_stamp(self, call: Call, name: str, arity: int) -> Stamp:
+        header = wire.Header(
+            operation=call.operation,
+            group=self._group,
+            sequence=0,
+            count=call.count,
+            dtype=kernel.dtype_name(call.dtype),
+            reduce_op=call.reduce_op,
+            root=call.root,
+            algorithm=name,
+            arity=arity if name == "tree" else 0,
+        )
         template = wire.encode(header)
         head, tail = template[: wire.SEQUENCE_OFFSET], template[wire.COUNT_OFFSET :]
-        begin, start = self._mailbox.begin, self._waiter.start_lazily
+        begin = self._mailbox.begin
 
         def stamp() -> bytes:
             self._sequence = sequence = self._sequence + 1
             now = head + sequence.to_bytes(8, "little") + tail
             begin(sequence, now)
-            start(now)
             return now
 
         return stamp
@@ -218,26 +255,13 @@ class Executor:
     # -- header --------------------------------------------------------------------
 
     def _begin(self, call: Call, name: str, arity: int, deadline: Deadline) -> bytes:
-        self._sequence += 1
         self._last = (call, None)
-        self._header = self._header_of(call, name, arity)
-        header = wire.encode(self._header)
-        self._mailbox.begin(self._sequence, header)
-        self._waiter.start(deadline, self._header)
+        self._last_sequence = self._sequence + 1
+        if self.arena is not None:
+            self.arena.complete = 0
+        header = self._stamp(call, name, arity)()
+        self._waiter.start(deadline, header)
         return header
-
-    def _header_of(self, call: Call, name: str, arity: int) -> wire.Header:
-        return wire.Header(
-            operation=call.operation,
-            group=self._group,
-            sequence=self._sequence,
-            count=call.count,
-            dtype=kernel.dtype_name(call.dtype),
-            reduce_op=call.reduce_op,
-            root=call.root,
-            algorithm=name,
-            arity=arity if name == "tree" else 0,
-        )
 
     def _headers(self, call: Call, header: bytes) -> dict[int, tuple[bytes, bytes]]:
         """peer -> (ours, the expected); only all_to_all has different ones."""
@@ -252,8 +276,21 @@ class Executor:
         return {p: (with_count(out), with_count(into)) for p, (out, into) in pairs}
 
     def _mismatch(self, peer: int, theirs: bytes) -> None:
+        """Raise what says best how ``peer`` and we differ."""
+        seen = wire.decode(theirs, peer)
         ours = wire.decode(self._mailbox.current, self.rank)
-        raise mismatch(peer, wire.decode(theirs, peer), self.rank, ours)
+        if self._last is not None and peer in self._last[0].pairs:
+            ours = replace(ours, count=self._last[0].pairs[peer][1])
+        if seen.sequence != ours.sequence:
+            self._mailbox.compare(peer, theirs)
+            # We read what it wrote in an earlier call that was alike: its present one
+            # uses other memory. It will tell when asked, or find out by itself.
+            self._mailbox.ask([peer])
+            until = Deadline.after(EXPLAIN_S)
+            while not until.is_over():
+                self._mailbox.progress()
+                wait_ready(self._mailbox.wanted(), until.left_s())
+        raise mismatch(peer, seen, self.rank, ours)
 
     def _run_shared(self, call: Call, header: bytes, combine: Combine | None) -> None:
         arena = some(self.arena)
@@ -319,13 +356,18 @@ class Executor:
                 np.copyto(home, source)
 
     def progress(self) -> Progress:
-        """What of the last operation's result is final on this rank."""
-        if self._last is None:
+        """What of the operation that failed is final on this rank."""
+        if not self._mailbox.current:
             return Progress("no operation yet", 0, ())
+        header = wire.decode(self._mailbox.current, self.rank)
+        if self._last is None or self._last_sequence != self._sequence:
+            return Progress(str(header), header.count, ())
         call, plan = self._last
         runs: list[tuple[int, int]] = []
         total = sum(len(h) for h in call.homes if h is not None)
-        if plan is not None and call.whole and call.homes[0] is not None:
+        if call.finishers or (plan is not None and call.reduce_op == "mean"):
+            pass  # it becomes final in one go at the end: copied back, or divided
+        elif plan is not None and call.whole and call.homes[0] is not None:
             item = call.homes[0].itemsize
             cuts = split(len(call.homes[0]), plan.num_chunks)
             for chunk, (start, _) in enumerate(cuts):
@@ -334,7 +376,7 @@ class Executor:
                     runs.append((start, start + done))
         elif plan is None and self.arena is not None and self.arena.complete:
             runs.append((0, self.arena.complete))
-        return Progress(str(self._header), total, tuple(runs))
+        return Progress(str(header), total, tuple(runs))
 
 
 def _cut(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
 
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
@@ -140,7 +140,7 @@ def from_environment(launch: Launch, options: Options) -> Group:
         return _form(0, [("127.0.0.1", listener.port)], listener, "alone", options)
     where = f"{launch.master}:{launch.port}"
     try:
-        store = dist.TCPStore(
+        store = TCPStore(
             launch.master,
             launch.port,
             is_master=launch.rank == 0 and not launch.store_exists,
@@ -155,7 +155,7 @@ def from_environment(launch: Launch, options: Options) -> Group:
 
 
 def over_store(
-    store: dist.Store, rank: int, size: int, view_id: str, options: Options
+    store: Store, rank: int, size: int, view_id: str, options: Options
 ) -> Group:
     """Publish our address in any torch store, read the others', connect."""
     if store.add(f"ringleader/{view_id}/claim/{rank}", 1) > 1:
@@ -174,9 +174,7 @@ def over_store(
     return _form(rank, addresses, listener, view_id, options)
 
 
-def _lookup(
-    store: dist.Store, key: str, peer: int, deadline: Deadline
-) -> tuple[str, int]:
+def _lookup(store: Store, key: str, peer: int, deadline: Deadline) -> tuple[str, int]:
     try:
         store.wait([key], timedelta(seconds=max(0.001, deadline.left_s())))
         value = store.get(key)
@@ -186,7 +184,7 @@ def _lookup(
     return tcp.parse_address(value[:256].decode(errors="replace"))
 
 
-def _own_address(store: dist.Store) -> str:
+def _own_address(store: Store) -> str:
     """The address of ours that reaches the store, and so the other ranks."""
     host = getattr(store, "host", "127.0.0.1")
     port = getattr(store, "port", 1) or 1

@@ -163,14 +163,13 @@ class Group:
         root: int,
         op: str = "sum",
         *,
-        out: Tensor | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
         """Combine everybody's ``tensor`` on ``root``; the others' stay as they are."""
         self._check_rank(root, "root")
-        call = calls.reduce(tensor, op, out, root=root, is_root=self.rank == root)
+        call = calls.reduce(tensor, op, root=root, is_root=self.rank == root)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
 
     def broadcast(

@@ -341,7 +341,7 @@ class Mailbox:
             box.said_goodbye = True
         elif frame.kind is Kind.WAITING:
             self._waits[box.peer] = (frame.rank, time.monotonic())
-            self._compare(box.peer, payload)
+            self.compare(box.peer, payload)
         elif frame.kind is Kind.OFFER:
             self._offered(box, frame, payload)
         elif frame.kind is Kind.ACCEPT:
@@ -349,7 +349,7 @@ class Mailbox:
         else:
             self._received(box, frame)
 
-    def _compare(self, peer: int, theirs: bytes) -> None:
+    def compare(self, peer: int, theirs: bytes) -> None:
         """``peer`` waits for us in a call: is it the one we made under that number?"""
         call = op_header.decode(theirs, peer)
         sequence, mine = self._calls[call.sequence % HISTORY]

@@ -148,7 +148,8 @@ class Listener:
             stranger.data += data
             if wire.speaks_other_version(stranger.data):
                 self._tell_version(stranger.sock)
-            elif len(stranger.data) < wire.HELLO_BYTES:
+                raise ProtocolError(stranger.address, "speaks another version")
+            if len(stranger.data) < wire.HELLO_BYTES:
                 return
             hello = wire.decode_hello(bytes(stranger.data), stranger.address)
         except BlockingIOError:

@@ -18,6 +18,7 @@ from ringleader.errors import (
     PeerLost,
     PeerRefused,
     PeerUnreachable,
+    ProtocolError,
 )
 from ringleader.transport import segment, tcp
 from ringleader.transport.host import host_token, new_incarnation
@@ -133,16 +134,15 @@ class _Builder:
         same_host = self.shares and answer.host == self.host
         if same_host and self._dial_neighbour(to, answer):
             return
-        links = []
         for stripe in range(self.config.num_stripes):
             sock, _ = self._open(to, wire.Purpose.BULK, stripe)
-            links.append(SocketLink(sock, to, "tcp"))
-        self.mesh.bulk[to] = links[0] if len(links) == 1 else StripedLink(links)
+            self._add_stripe(to, stripe, sock)
 
     def _open(
         self, to: int, purpose: wire.Purpose, stripe: int = 0
     ) -> tuple[socket.socket, wire.Answer]:
         address = self.config.addresses[to]
+        rests = tcp.pauses()
         while True:
             sock = tcp.dial(address, to, self.deadline)
             try:
@@ -152,7 +152,11 @@ class _Builder:
                 # Its listener went away between our two steps (it may be restarting).
                 sock.close()
                 if self.deadline.is_over():
-                    raise PeerUnreachable(to, exc.text) from exc
+                    raise self._unreachable(to, exc.text) from exc
+                tcp.rest(rests, self.deadline)
+            except DeadlineExceeded as exc:
+                sock.close()
+                raise self._unreachable(to, exc.text) from exc
             except BaseException:
                 sock.close()
                 raise
@@ -163,9 +167,11 @@ class _Builder:
         hello = wire.encode_hello(self.hello(to, purpose, stripe))
         tcp.send_all(sock, hello, to, self.deadline)
         data = tcp.recv_exact(sock, wire.ANSWER_BYTES, to, self.deadline)
-        answer = wire.decode_answer(data, f"rank {to}")
+        answer = wire.decode_answer(data, to)
         if answer.status is not wire.Status.OK:
             raise PeerRefused(to, f"refused us: {wire.EXPLANATION[answer.status]}")
+        if answer.rank != to:
+            raise ProtocolError(to, f"hello: answers as rank {answer.rank}")
         return answer
 
     def _dial_neighbour(self, to: int, answer: wire.Answer) -> bool:
@@ -183,6 +189,9 @@ class _Builder:
             self.mesh.notes[to] = f"shared memory not possible: {exc}"
             bell.close()
             return False
+        except BaseException:
+            bell.close()
+            raise
         self._add_neighbour(bell, to, mine, theirs)
         return True
 
@@ -198,13 +207,16 @@ class _Builder:
                     self._for_us, self.deadline, f"rank {names}"
                 )
             except DeadlineExceeded as exc:
-                raise PeerUnreachable(min(missing), exc.text) from exc
+                raise self._unreachable(min(missing), exc.text) from exc
             try:
                 self._welcome(visitor)
             except (PeerLost, PeerRefused) as exc:
                 # It will dial again, or give up; either way it is not our end.
                 visitor.sock.close()
                 self.mesh.notes[visitor.hello.from_rank] = str(exc)
+            except BaseException:
+                visitor.sock.close()
+                raise
 
     def _for_us(self, hello: wire.Hello) -> bool:
         return hello.group == self.config.group
@@ -218,13 +230,12 @@ class _Builder:
             raise PeerRefused(rank, f"turned away: {wire.EXPLANATION[status]}")
         if hello.purpose is wire.Purpose.MAIL:
             self.incarnations[rank] = hello.incarnation
-            if rank in self.mesh.mail:  # it lost our answer and dialled again
-                self.mesh.mail[rank].close()
+            self._forget(rank)  # it lost our answer, or restarted, and dialled again
             self.mesh.mail[rank] = visitor.sock
         elif hello.purpose is wire.Purpose.SHM:
             self._accept_neighbour(visitor)
         else:
-            self._accept_bulk(visitor)
+            self._add_stripe(rank, hello.stripe, visitor.sock)
 
     def _judge(self, hello: wire.Hello) -> wire.Status:
         rank = hello.from_rank
@@ -236,8 +247,8 @@ class _Builder:
             return wire.Status.WRONG_RANK
         if hello.purpose is wire.Purpose.MAIL:
             known = self.incarnations.get(rank, hello.incarnation)
-            same = known == hello.incarnation
-            return wire.Status.OK if same else wire.Status.DUPLICATE
+            is_new = known == hello.incarnation or self._has_left(rank)
+            return wire.Status.OK if is_new else wire.Status.DUPLICATE
         if self.incarnations.get(rank) != hello.incarnation:
             return wire.Status.DUPLICATE
         if hello.num_stripes != self.config.num_stripes:
@@ -259,16 +270,42 @@ class _Builder:
             return
         self._add_neighbour(bell, rank, mine, theirs)
 
-    def _accept_bulk(self, visitor: Visitor) -> None:
-        rank = visitor.hello.from_rank
+    def _has_left(self, rank: int) -> bool:
+        """Whether a rank that began to connect has ended before it was done."""
+        return rank not in self.mesh.bulk and tcp.has_hung_up(self.mesh.mail[rank])
+
+    def _forget(self, rank: int) -> None:
+        """Close what ``rank`` had opened so far."""
+        if rank in self.mesh.mail:
+            self.mesh.mail.pop(rank).close()
+        for sock in self.waiting.pop(rank, {}).values():
+            sock.close()
+
+    # -- both sides ----------------------------------------------------------------
+
+    def _add_stripe(self, rank: int, stripe: int, sock: socket.socket) -> None:
+        """One of our bulk connections; the link exists once there are all of them."""
         stripes = self.waiting.setdefault(rank, {})
-        stripes[visitor.hello.stripe] = visitor.sock
+        if stripe in stripes:
+            stripes[stripe].close()
+        stripes[stripe] = sock
         if len(stripes) == self.config.num_stripes:
+            if rank in self.mesh.bulk:  # the dialler did not get what we had agreed on
+                self.mesh.bulk[rank].close()
             links = [SocketLink(stripes[i], rank, "tcp") for i in sorted(stripes)]
             self.mesh.bulk[rank] = links[0] if len(links) == 1 else StripedLink(links)
             del self.waiting[rank]
 
-    # -- both sides ----------------------------------------------------------------
+    def _unreachable(self, rank: int, why: str) -> PeerUnreachable:
+        """The error that names address and limit, and the usual reason."""
+        host, port = self.config.addresses[rank]
+        text = (
+            f"{host}:{port} {why}; is it started, with the same peer list in the same "
+            "order as ours?"
+        )
+        if others := self.listener.num_parked():
+            text += f" {others} connections wait here for a group with another list"
+        return PeerUnreachable(rank, text)
 
     def _receive_segment(
         self, bell: socket.socket, rank: int, incarnation: bytes

@@ -21,7 +21,8 @@ def parse_address(text: str) -> tuple[str, int]:
     """``host:port`` or ``[ipv6]:port``; ConfigError for anything else."""
     host, colon, port = text.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    is_number = port.isascii() and port.isdecimal() and len(port) <= 5
+    if not colon or not host or not is_number or not 0 < int(port) < 65536:
         raise ConfigError(f"address {text!r}: write host:port, or [ipv6]:port")
     return host, int(port)
 

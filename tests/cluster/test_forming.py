@@ -1,0 +1,271 @@
+"""Groups from address lists: how they form, and how they say that they cannot."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+import ringleader
+from ringleader import ConfigError, Group, PeerUnreachable
+from ringleader.testing.world import free_ports, run_threads, world
+from ringleader.transport import tcp
+
+pytestmark = pytest.mark.timeout(60)
+
+SHORT_S = 1.0
+SLACK_S = 1.0
+"""An error may come this much after its deadline."""
+
+Outcome = Group | Exception
+
+
+def loopback(count: int, host: str = "127.0.0.1") -> list[str]:
+    return [f"{host}:{port}" for port in free_ports(count)]
+
+
+def attempt(peers: Sequence[str], rank: int, timeout_s: float) -> Outcome:
+    """The group, or why there is none; never later than promised."""
+    start_s = time.monotonic()
+    try:
+        return ringleader.group(peers, rank, timeout_s=timeout_s)
+    except ringleader.RingleaderError as exc:
+        took_s = time.monotonic() - start_s
+        assert took_s < timeout_s + SLACK_S, f"took {took_s:.1f} s to say {exc}"
+        return exc
+
+
+def form_all(attempts: Sequence[Callable[[], Outcome]]) -> list[Outcome]:
+    return run_threads(attempts, 30.0)
+
+
+def groups_of(outcomes: Sequence[Outcome]) -> list[Group]:
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return [outcome for outcome in outcomes if isinstance(outcome, Group)]
+
+
+def form(peers: Sequence[str], **options: object) -> list[Group]:
+    """All ranks, one thread each."""
+
+    def one(rank: int) -> Group:
+        return ringleader.group(peers, rank, timeout_s=20.0, **options)  # type: ignore[arg-type]
+
+    return run_threads([lambda r=r: one(r) for r in range(len(peers))])  # type: ignore[misc]
+
+
+def assert_works(groups: Sequence[Group]) -> None:
+    """An all_reduce among them gives the right sum everywhere."""
+
+    def add(group: Group) -> float:
+        tensor = torch.full((5,), float(group.rank + 1))
+        group.all_reduce(tensor, timeout_s=10.0)
+        return float(tensor[4])
+
+    sums = run_threads([lambda g=g: add(g) for g in groups], 20.0)  # type: ignore[misc]
+    assert sums == [sum(range(1, len(groups) + 1))] * len(groups)
+
+
+def close(groups: Sequence[Group]) -> None:
+    for group in groups:
+        group.close()
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_a_group_forms_from_an_address_list(size: int, transport: str) -> None:
+    groups = form(loopback(size), transport=transport)
+    assert [(g.rank, g.size) for g in groups] == [(r, size) for r in range(size)]
+    kinds = {kind for group in groups for kind in group.links().values()}
+    assert kinds <= {"shm" if transport == "auto" else "tcp"}
+    assert_works(groups)
+    close(groups)
+
+
+def test_a_group_forms_over_ipv6() -> None:
+    groups = form(loopback(3, "[::1]"), transport="tcp")
+    assert_works(groups)
+    close(groups)
+
+
+def test_several_connections_per_peer_make_one_link() -> None:
+    groups = form(loopback(3), transport="tcp", connections=3)
+    assert groups[0].links() == {1: "tcp x 3", 2: "tcp x 3"}
+    assert_works(groups)
+    close(groups)
+
+
+def test_a_port_in_use_is_named() -> None:
+    peers = loopback(2)
+    host, port = tcp.parse_address(peers[0])
+    taken = tcp.listen(host, port)
+    with pytest.raises(ConfigError, match=f"port {port} is already in use"):
+        ringleader.group(peers, 0, timeout_s=SHORT_S)
+    taken.close()
+
+
+def test_an_address_of_another_machine_is_no_place_to_listen() -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1 port 4711"):
+        ringleader.group(["192.0.2.1:4711", "127.0.0.1:1"], 0, timeout_s=SHORT_S)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_peer_that_never_comes_is_named_with_its_address(rank: int) -> None:
+    peers = loopback(3)
+    outcome = attempt(peers, rank, SHORT_S)
+    assert isinstance(outcome, PeerUnreachable)
+    blamed = 1 if rank == 0 else 0
+    assert outcome.peer == blamed
+    assert peers[blamed] in str(outcome)
+    assert "within 1.0 s" in str(outcome)
+
+
+def test_a_machine_that_does_not_answer_is_named_in_time() -> None:
+    """192.0.2.1 is reserved for documentation: packets to it go nowhere."""
+    outcome = attempt(["192.0.2.1:4711", loopback(1)[0]], 1, SHORT_S)
+    assert isinstance(outcome, PeerUnreachable)
+    assert outcome.peer == 0
+    assert "192.0.2.1:4711" in str(outcome)
+
+
+@pytest.mark.parametrize(
+    ("peers", "rank", "says"),
+    [
+        ([], 0, "empty"),
+        (["127.0.0.1:1", "127.0.0.1:2"], 2, "rank 2 is not in a list of 2"),
+        (["127.0.0.1:1", "127.0.0.1:2"], -1, "rank -1 is not in a list of 2"),
+        (["127.0.0.1:1", "h:2", "127.0.0.1:1"], 0, "127.0.0.1:1 is twice"),
+        (["127.0.0.1:1", " 127.0.0.1:1"], 0, "127.0.0.1:1 is twice"),
+        (["127.0.0.1:1", "nonsense"], 0, "'nonsense': write host:port"),
+    ],
+)
+def test_a_list_that_makes_no_sense_is_refused(
+    peers: list[str], rank: int, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        ringleader.group(peers, rank, timeout_s=SHORT_S)
+
+
+def test_half_of_an_address_list_is_refused() -> None:
+    with pytest.raises(ConfigError, match="rank without peers"):
+        ringleader.group(rank=0)
+    with pytest.raises(ConfigError, match="peers without rank"):
+        ringleader.group(["127.0.0.1:1"])
+
+
+@pytest.mark.parametrize("connections", [0, 65])
+def test_an_impossible_number_of_connections_is_refused(connections: int) -> None:
+    with pytest.raises(ConfigError, match=f"got {connections}"):
+        ringleader.group(loopback(2), 0, connections=connections, timeout_s=SHORT_S)
+
+
+def test_an_unknown_transport_is_refused() -> None:
+    with pytest.raises(ConfigError, match="carrier pigeon"):
+        ringleader.group(["127.0.0.1:1"], 0, transport="carrier pigeon")
+
+
+def test_different_lists_end_in_an_error_that_says_to_compare_them() -> None:
+    peers = loopback(2)
+    others = [peers[0].replace("127.0.0.1", "localhost"), peers[1]]
+    outcomes = form_all(
+        [lambda: attempt(peers, 0, SHORT_S), lambda: attempt(others, 1, SHORT_S)]
+    )
+    for outcome, blamed in zip(outcomes, (1, 0), strict=True):
+        assert isinstance(outcome, PeerUnreachable)
+        assert outcome.peer == blamed
+        assert "the same peer list in the same order" in str(outcome)
+    assert "wait here for a group with another list" in str(outcomes[0])
+
+
+def test_a_list_in_another_order_ends_in_an_error_that_says_so() -> None:
+    peers = loopback(2)
+    outcomes = form_all(
+        [lambda: attempt(peers, 0, SHORT_S), lambda: attempt(peers[::-1], 0, SHORT_S)]
+    )
+    for outcome in outcomes:
+        assert isinstance(outcome, PeerUnreachable)
+        assert "the same peer list in the same order" in str(outcome)
+
+
+def test_a_longer_list_on_one_rank_ends_in_an_error_that_says_so() -> None:
+    peers = loopback(3)
+    outcomes = form_all(
+        [lambda: attempt(peers, 0, SHORT_S), lambda: attempt(peers[:2], 1, SHORT_S)]
+    )
+    for outcome in outcomes:
+        assert isinstance(outcome, PeerUnreachable)
+        assert "the same peer list in the same order" in str(outcome)
+
+
+def test_a_rank_that_joins_twice_is_refused_and_the_group_lives_on() -> None:
+    peers = loopback(2)
+    groups = form(peers)
+    with pytest.raises(ConfigError, match="already in use"):
+        ringleader.group(peers, 1, timeout_s=SHORT_S)
+    assert_works(groups)
+    close(groups)
+
+
+def test_a_group_can_be_formed_again_over_the_same_addresses() -> None:
+    peers = loopback(2)
+    for _ in range(3):
+        groups = form(peers)
+        assert_works(groups)
+        close(groups)
+
+
+@pytest.mark.parametrize("transport", ["memory", "tcp", "shm"])
+@pytest.mark.parametrize("ranks", [[0, 1], [1, 0]])
+def test_a_peer_that_is_early_for_a_subgroup_waits(
+    ranks: list[int], transport: str
+) -> None:
+    with world(2, transport) as groups:
+
+        def join(group: Group, after_s: float) -> Group:
+            time.sleep(after_s)
+            made = group.subgroup(ranks, timeout_s=10.0)
+            assert made is not None
+            return made
+
+        made = run_threads([lambda: join(groups[0], 0.5), lambda: join(groups[1], 0.0)])
+        assert [g.rank for g in made] == ranks
+        assert_works(made)
+        assert_works(groups)
+        close(made)
+
+
+def test_a_peer_for_a_group_announced_later_is_parked_not_refused() -> None:
+    """Rank 2 dials rank 0 for B while rank 0 still forms A with a late rank 1."""
+    with world(3, "tcp") as groups:
+        knocked = threading.Event()
+
+        def zero() -> list[Group | None]:
+            return [groups[0].subgroup([0, 1]), groups[0].subgroup([0, 2])]
+
+        def one() -> list[Group | None]:
+            knocked.wait(10.0)
+            time.sleep(0.3)  # rank 2 is at the door by now
+            return [groups[1].subgroup([0, 1]), groups[1].subgroup([0, 2])]
+
+        def two() -> list[Group | None]:
+            first = groups[2].subgroup([0, 1])
+            knocked.set()
+            return [first, groups[2].subgroup([0, 2])]
+
+        made = run_threads([zero, one, two], 20.0)
+        first = [g for g in (made[0][0], made[1][0]) if g is not None]
+        second = [g for g in (made[0][1], made[2][1]) if g is not None]
+        assert made[2][0] is made[1][1] is None
+        for pair in (first, second):
+            assert_works(pair)
+            close(pair)
+
+
+def test_a_group_of_one_needs_nobody() -> None:
+    with ringleader.group(loopback(1), 0, timeout_s=SHORT_S) as group:
+        assert_works([group])
+        assert group.links() == {}
