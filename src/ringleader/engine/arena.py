@@ -1,12 +1,12 @@
-"""Collectives in shared memory: all ranks on one host read each other's slots.
+"""Shared memory as ranks of one host use it: slots, signals, and who may fill when.
 
 Theory of operation. Every rank owns a segment (transport/segment.py) with three areas,
 and tells others with signals that order memory. Three patterns use them:
 
 exchange    every rank fills its slot and posts; when all have posted, everybody reads
-            everybody. Two slots alternate for ever: to reach the slot of round s again
-            a rank has finished round s+1, for which every peer had posted, and a peer
-            posts s+1 only after it has read all of s.
+            everybody. Filling may run one round ahead of reading. Four slots take turns
+            for ever: who fills round s+4 has read round s+2, for which every peer had
+            posted, and a peer fills s+2 only after it has read all of s.
 two-shot    all_reduce of large tensors; see twoshot.py.
 one-way     a rank fills a slot for some readers; each returns a CREDIT when it has read
             it, and the slot is filled again only when all have. Credits are collected
@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringleader.engine.kernel import Combine
 from ringleader.engine.twoshot import TwoShot
 from ringleader.engine.waiter import Waiter
 from ringleader.errors import ProtocolError
@@ -43,8 +42,6 @@ Finish = Callable[[Array], object]
 SPINS = 400
 """Looks at a signal before sleeping, yielding the core at every eighth: about 100 us
 when nobody else wants the core, a few turns of the scheduler when cores are scarce."""
-TWO_SHOT_BYTES = 1 << 20
-"""bytes * ranks from which two-shot beats exchange; see docs/decisions."""
 
 
 class Slot:
@@ -83,11 +80,11 @@ class Arena:
         self.geometry = geometry
         self.post = [[n.post[s] for n in self._in_order()] for s in Signal]
         self.take = [{p: neighbours[p].take[s] for p in self.peers} for s in Signal]
-        self._round = 0
+        self._turn = 0
         self._published = 0
         self._unread: list[set[int]] = [set() for _ in range(geometry.num_oneways)]
         self._owed: dict[int, deque[int]] = {p: deque() for p in self.peers}
-        self._two_shot = TwoShot(self, segments)
+        self.two_shot = TwoShot(self, segments)
         self.complete = 0
         """Elements of the result that are final, for who asks after a failure."""
 
@@ -121,119 +118,49 @@ class Arena:
                 self._waiter.moved()
                 return
 
-    def _expect(self, peer: int, slot: Slot, header: bytes) -> None:
+    def expect(self, peer: int, slot: Slot, header: bytes) -> None:
+        """Raise unless ``peer`` makes the call we make."""
         if slot.header != header:
             self.mismatch(peer, bytes(slot.header))
 
     # -- exchange ------------------------------------------------------------------
 
-    def _exchange(self, header: bytes, fill: Callable[[Bytes], None]) -> list[Bytes]:
-        """Fill my slot, wait for everybody's; the contents in rank order."""
-        k = self.next_turn()
-        mine = self.exchanges[self.rank][k]
-        fill(mine.content)
-        mine.header[:] = header
-        for post in self.post[Signal.POST]:
-            post()
-        for peer in self.peers:
-            self.wait(self.take[Signal.POST][peer], peer)
-            self._expect(peer, self.exchanges[peer][k], header)
-        return [slots[k].content for slots in self.exchanges]
+    def rounds(
+        self,
+        header: bytes,
+        count: int,
+        fill: Callable[[int, Bytes], None],
+        use: Callable[[int, list[Bytes]], None],
+    ) -> None:
+        """``count`` exchanges: fill my slot for round c, use everybody's of round c.
+
+        Filling runs one round ahead of using, so that ranks need not keep step.
+        """
+        first, num = self._turn, self.geometry.num_exchanges
+        self._turn += count
+        for c in range(count + 1):
+            if c < count:
+                mine = self.exchanges[self.rank][(first + c) % num]
+                fill(c, mine.content)
+                mine.header[:] = header
+                for post in self.post[Signal.POST]:
+                    post()
+            if c > 0:
+                k = (first + c - 1) % num
+                for peer in self.peers:
+                    self.wait(self.take[Signal.POST][peer], peer)
+                    self.expect(peer, self.exchanges[peer][k], header)
+                use(c - 1, [slots[k].content for slots in self.exchanges])
 
     def next_turn(self) -> int:
-        """Which of the two exchange slots is used now; they alternate for ever."""
-        self._round ^= 1
-        return self._round
-
-    def barrier(self, header: bytes) -> None:
-        """Everybody has come."""
-        self._exchange(header, lambda _content: None)
-
-    def all_reduce(
-        self,
-        header: bytes,
-        source: Array,
-        out: Array,
-        combine: Combine,
-        finish: Finish | None = None,
-    ) -> None:
-        """One-shot for what fits a slot comfortably, two-shot beyond.
-
-        ``finish`` is applied to every run of finished sums, by who owns it.
-        """
-        if source.nbytes * self.size <= TWO_SHOT_BYTES:
-            self._one_shot(header, source, out, combine)
-            if finish is not None:
-                finish(out)
-        else:
-            self._two_shot.all_reduce(header, source, out, combine, finish)
-
-    def _one_shot(
-        self, header: bytes, source: Array, out: Array, combine: Combine
-    ) -> None:
-        num_bytes = source.nbytes
-        raw = source.view(np.uint8)
-
-        def fill(content: Bytes) -> None:
-            content[:num_bytes] = raw
-
-        blocks = self._exchange(header, fill)
-        views = [b[:num_bytes].view(source.dtype) for b in blocks]
-        combine(views[0], views[1], out)
-        for view in views[2:]:
-            combine(out, view, out)
-        self.complete = len(out)
-
-    def reduce_scatter(
-        self,
-        header: bytes,
-        sources: Sequence[Array],
-        out: Array,
-        combine: Combine,
-        finish: Finish | None = None,
-    ) -> None:
-        """``sources[i]`` is for rank i; ``out`` is mine."""
-        me, item = self.rank, out.itemsize
-        step = self.geometry.exchange_bytes // self.size // 64 * 64 // item
-        longest = max(len(s) for s in sources)
-        for start in range(0, longest, step) or (0,):
-
-            def fill(content: Bytes, start: int = start) -> None:
-                parts = content.view(out.dtype)
-                for p in self.peers:
-                    piece = sources[p][start : start + step]
-                    parts[p * step : p * step + len(piece)] = piece
-
-            blocks = self._exchange(header, fill)
-            mine, result = sources[me][start : start + step], out[start : start + step]
-            for p in self.peers:
-                at = me * step
-                theirs = blocks[p].view(out.dtype)[at : at + len(mine)]
-                combine(mine, theirs, result)
-                mine = result
-            if finish is not None:
-                finish(result)
-            self.complete = start + len(result)
-
-    def all_gather(self, header: bytes, source: Array, outs: Sequence[Array]) -> None:
-        """``outs[i]`` receives rank i's tensor; lengths may differ, all know them."""
-        step = self.geometry.exchange_bytes // source.itemsize
-        for start in range(0, max(len(o) for o in outs), step) or (0,):
-
-            def fill(content: Bytes, start: int = start) -> None:
-                piece = source[start : start + step]
-                content.view(source.dtype)[: len(piece)] = piece
-
-            blocks = self._exchange(header, fill)
-            for p in self.peers:
-                piece = outs[p][start : start + step]
-                piece[:] = blocks[p].view(source.dtype)[: len(piece)]
-        if outs[self.rank].ctypes.data != source.ctypes.data:
-            outs[self.rank][:] = source
+        """The exchange slot to use now; they take turns for ever."""
+        turn = self._turn % self.geometry.num_exchanges
+        self._turn += 1
+        return turn
 
     # -- one-way -------------------------------------------------------------------
 
-    def _publish(
+    def publish(
         self, header: bytes, readers: Sequence[int], fill: Callable[[Bytes], None]
     ) -> None:
         """Fill the next one-way slot, once all who had to read it have."""
@@ -252,128 +179,16 @@ class Arena:
             self._neighbours[reader].announce(k)
             self._neighbours[reader].post[Signal.POST]()
 
-    def _consume(self, header: bytes, peer: int, use: Callable[[Bytes], None]) -> None:
+    def consume(self, header: bytes, peer: int, use: Callable[[Bytes], None]) -> None:
         """Use what ``peer`` published for me, and give it credit."""
         self.wait(self.take[Signal.POST][peer], peer)
         k = self._neighbours[peer].announced()
         if k >= self.geometry.num_oneways:
             raise ProtocolError(peer, f"announced slot {k} in shared memory")
         slot = self.oneways[peer][k]
-        self._expect(peer, slot, header)
+        self.expect(peer, slot, header)
         use(slot.content)
         self._neighbours[peer].post[Signal.CREDIT]()
-
-    def broadcast(self, header: bytes, tensor: Array, root: int) -> None:
-        """The root's tensor, piece by piece, to everybody."""
-        step = self.geometry.oneway_bytes // tensor.itemsize
-        for start in range(0, len(tensor), step) or (0,):
-            piece = tensor[start : start + step]
-            if self.rank == root:
-                self._publish(header, self.peers, _filler(piece))
-            else:
-                self._consume(header, root, _reader(piece))
-            self.complete = start + len(piece)
-
-    def reduce(
-        self,
-        header: bytes,
-        source: Array,
-        out: Array | None,
-        combine: Combine,
-        root: int,
-    ) -> None:
-        """Everybody's tensor, added by the root in rank order after its own."""
-        step = self.geometry.oneway_bytes // source.itemsize
-        for start in range(0, len(source), step) or (0,):
-            mine = source[start : start + step]
-            if out is None:
-                self._publish(header, [root], _filler(mine))
-                continue
-            result = out[start : start + step]
-            for p in self.peers:
-                self._consume(header, p, _combiner(combine, mine, result))
-                mine = result
-            self.complete = start + len(result)
-
-    def gather(
-        self, header: bytes, source: Array, outs: Sequence[Array] | None, root: int
-    ) -> None:
-        """``outs[i]``, at the root, receives rank i's tensor."""
-        step = self.geometry.oneway_bytes // source.itemsize
-        if outs is None:
-            for start in range(0, len(source), step) or (0,):
-                self._publish(header, [root], _filler(source[start : start + step]))
-            return
-        longest = max(len(outs[p]) for p in self.peers)
-        for start in range(0, longest, step) or (0,):
-            for p in self.peers:
-                if start < len(outs[p]) or start == 0:
-                    self._consume(header, p, _reader(outs[p][start : start + step]))
-        np.copyto(outs[root], source)
-
-    def scatter(
-        self, header: bytes, sources: Sequence[Array] | None, out: Array, root: int
-    ) -> None:
-        """``sources[i]``, at the root, goes to rank i."""
-        step = self.geometry.oneway_bytes // out.itemsize
-        if sources is None:
-            for start in range(0, len(out), step) or (0,):
-                self._consume(header, root, _reader(out[start : start + step]))
-            return
-        longest = max(len(sources[p]) for p in self.peers)
-        for start in range(0, longest, step) or (0,):
-            for p in self.peers:
-                if start < len(sources[p]) or start == 0:
-                    piece = sources[p][start : start + step]
-                    self._publish(header, [p], _filler(piece))
-        np.copyto(out, sources[root])
-
-    def all_to_all(
-        self,
-        headers: dict[int, tuple[bytes, bytes]],
-        sources: Sequence[Array],
-        outs: Sequence[Array],
-    ) -> None:
-        """``sources[i]`` goes to rank i, ``outs[i]`` comes from it.
-
-        Lengths differ per pair and only the pair knows them, so each pair has its own
-        number of rounds; ``headers``: peer -> (ours, the expected).
-        """
-        step = self.geometry.oneway_bytes // outs[0].itemsize
-        longest = max(len(a) for p in self.peers for a in (sources[p], outs[p]))
-        for start in range(0, longest, step) or (0,):
-            # In step i everybody publishes for the i-th rank on and reads from the
-            # i-th back: no rank can wait for a credit that waits for itself.
-            for i in range(1, self.size):
-                to, source = (self.rank + i) % self.size, (self.rank - i) % self.size
-                if start < len(sources[to]) or start == 0:
-                    piece = sources[to][start : start + step]
-                    self._publish(headers[to][0], [to], _filler(piece))
-                if start < len(outs[source]) or start == 0:
-                    piece = outs[source][start : start + step]
-                    self._consume(headers[source][1], source, _reader(piece))
-        np.copyto(outs[self.rank], sources[self.rank])
-
-
-def _filler(piece: Array) -> Callable[[Bytes], None]:
-    def fill(content: Bytes) -> None:
-        np.copyto(content.view(piece.dtype)[: len(piece)], piece)
-
-    return fill
-
-
-def _reader(piece: Array) -> Callable[[Bytes], None]:
-    def read(content: Bytes) -> None:
-        np.copyto(piece, content.view(piece.dtype)[: len(piece)])
-
-    return read
-
-
-def _combiner(combine: Combine, mine: Array, result: Array) -> Callable[[Bytes], None]:
-    def read(content: Bytes) -> None:
-        combine(mine, content.view(mine.dtype)[: len(mine)], result)
-
-    return read
 
 
 def _exchanges(segment: Segment, geometry: Geometry) -> list[Slot]:

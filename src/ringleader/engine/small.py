@@ -41,7 +41,8 @@ def in_memory(
     num_bytes = count * dtype.itemsize
     result = np.empty(count, dtype)
     result_at = result.ctypes.data
-    slots = [[s[k] for s in arena.exchanges] for k in range(2)]
+    turns = range(arena.geometry.num_exchanges)
+    slots = [[s[k] for s in arena.exchanges] for k in turns]
     my_at = [turn[arena.rank].content.ctypes.data for turn in slots]
     my_header = [turn[arena.rank].header for turn in slots]
     blocks = [[s.content[:num_bytes].view(dtype) for s in turn] for turn in slots]

@@ -20,10 +20,11 @@ from ringleader.engine.arena import Arena
 from ringleader.engine.exchange import ExchangeEngine
 from ringleader.engine.flow import Plan, Windows
 from ringleader.engine.kernel import Array, Combine
+from ringleader.engine.shared import barrier as shared_barrier
 from ringleader.engine.small import SMALL_BYTES, Small, Stamp, in_memory, over_links
 from ringleader.engine.stream import StreamEngine
 from ringleader.engine.waiter import Waiter
-from ringleader.errors import ConfigError
+from ringleader.errors import CallMismatch, ConfigError
 from ringleader.groups import shared
 from ringleader.groups.call import Call, some
 from ringleader.groups.mailbox import Mailbox, mismatch
@@ -247,7 +248,7 @@ class Executor:
         name = "shm" if self.arena else "exchange"
         header = self._begin(call, name, 0, deadline)
         if self.arena:
-            self.arena.barrier(header)
+            shared_barrier(self.arena, header)
         elif self.size > 1:
             combine = kernel.combine(_BYTE, "bor")
             self._exchange.all_reduce(header, token, token, combine)
@@ -277,20 +278,23 @@ class Executor:
 
     def _mismatch(self, peer: int, theirs: bytes) -> None:
         """Raise what says best how ``peer`` and we differ."""
-        seen = wire.decode(theirs, peer)
         ours = wire.decode(self._mailbox.current, self.rank)
         if self._last is not None and peer in self._last[0].pairs:
             ours = replace(ours, count=self._last[0].pairs[peer][1])
-        if seen.sequence != ours.sequence:
-            self._mailbox.compare(peer, theirs)
-            # We read what it wrote in an earlier call that was alike: its present one
-            # uses other memory. It will tell when asked, or find out by itself.
+        # What we read may be what the peer wrote in an earlier call, or nothing yet: in
+        # shared memory its present call may use other slots. Then it tells when asked.
+        is_blank = not any(theirs)
+        if is_blank or wire.decode(theirs, peer).sequence != ours.sequence:
+            if not is_blank:
+                self._mailbox.compare(peer, theirs)
             self._mailbox.ask([peer])
             until = Deadline.after(EXPLAIN_S)
             while not until.is_over():
                 self._mailbox.progress()
                 wait_ready(self._mailbox.wanted(), until.left_s())
-        raise mismatch(peer, seen, self.rank, ours)
+        if is_blank:
+            raise CallMismatch(peer, f"called something else while we called {ours}")
+        raise mismatch(peer, wire.decode(theirs, peer), self.rank, ours)
 
     def _run_shared(self, call: Call, header: bytes, combine: Combine | None) -> None:
         arena = some(self.arena)
@@ -365,7 +369,8 @@ class Executor:
         call, plan = self._last
         runs: list[tuple[int, int]] = []
         total = sum(len(h) for h in call.homes if h is not None)
-        if call.finishers or (plan is not None and call.reduce_op == "mean"):
+        divides = plan is not None or call.operation == "reduce"
+        if call.finishers or (call.reduce_op == "mean" and divides):
             pass  # it becomes final in one go at the end: copied back, or divided
         elif plan is not None and call.whole and call.homes[0] is not None:
             item = call.homes[0].itemsize

@@ -1,10 +1,11 @@
-"""Calls as the arena wants them: one short function per operation."""
+"""Calls as shared memory wants them: one short function per operation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ringleader.engine import shared
 from ringleader.engine.arena import Arena, Finish
 from ringleader.engine.kernel import Combine
 from ringleader.groups.call import Call, some
@@ -22,47 +23,49 @@ class Task:
 
 def _all_reduce(arena: Arena, call: Call, task: Task) -> None:
     source, home = some(call.sources[0]), some(call.homes[0])
-    arena.all_reduce(task.header, source, home, some(task.combine), task.finish)
+    shared.all_reduce(arena, task.header, source, home, some(task.combine), task.finish)
 
 
 def _reduce_scatter(arena: Arena, call: Call, task: Task) -> None:
     parts, home = [some(s) for s in call.sources], some(call.homes[arena.rank])
-    arena.reduce_scatter(task.header, parts, home, some(task.combine), task.finish)
+    shared.reduce_scatter(
+        arena, task.header, parts, home, some(task.combine), task.finish
+    )
 
 
 def _all_gather(arena: Arena, call: Call, task: Task) -> None:
     source = some(call.sources[arena.rank])
-    arena.all_gather(task.header, source, [some(h) for h in call.homes])
+    shared.all_gather(arena, task.header, source, [some(h) for h in call.homes])
 
 
 def _broadcast(arena: Arena, call: Call, task: Task) -> None:
     root = some(call.root)
     tensor = call.sources[0] if arena.rank == root else call.homes[0]
-    arena.broadcast(task.header, some(tensor), root)
+    shared.broadcast(arena, task.header, some(tensor), root)
 
 
 def _reduce(arena: Arena, call: Call, task: Task) -> None:
     source, combine = some(call.sources[0]), some(task.combine)
-    arena.reduce(task.header, source, call.homes[0], combine, some(call.root))
+    shared.reduce(arena, task.header, source, call.homes[0], combine, some(call.root))
 
 
 def _gather(arena: Arena, call: Call, task: Task) -> None:
     root = some(call.root)
     outs = [some(h) for h in call.homes] if arena.rank == root else None
-    arena.gather(task.header, some(call.sources[arena.rank]), outs, root)
+    shared.gather(arena, task.header, some(call.sources[arena.rank]), outs, root)
 
 
 def _scatter(arena: Arena, call: Call, task: Task) -> None:
     root = some(call.root)
     parts = [some(s) for s in call.sources] if arena.rank == root else None
-    arena.scatter(task.header, parts, some(call.homes[arena.rank]), root)
+    shared.scatter(arena, task.header, parts, some(call.homes[arena.rank]), root)
 
 
 def _all_to_all(arena: Arena, call: Call, task: Task) -> None:
     me, n = arena.rank, arena.size
     outs = [some(call.homes[p * n + me]) for p in range(n)]
     parts = [some(call.sources[me * n + p]) for p in range(n)]
-    arena.all_to_all(task.headers, parts, outs)
+    shared.all_to_all(arena, task.headers, parts, outs)
 
 
 RUN: dict[str, Callable[[Arena, Call, Task], None]] = {

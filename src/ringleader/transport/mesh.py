@@ -151,9 +151,9 @@ class _Builder:
             except PeerLost as exc:
                 # Its listener went away between our two steps (it may be restarting).
                 sock.close()
+                tcp.rest(rests, self.deadline)
                 if self.deadline.is_over():
                     raise self._unreachable(to, exc.text) from exc
-                tcp.rest(rests, self.deadline)
             except DeadlineExceeded as exc:
                 sock.close()
                 raise self._unreachable(to, exc.text) from exc

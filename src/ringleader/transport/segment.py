@@ -57,7 +57,7 @@ class Geometry:
     """Bytes of one rank's part of a two-shot slot. 256 to 512 KiB are within 5 % of
     each other where the L2 cache has 2 MiB; less costs Python, more costs misses."""
     exchange_bytes: int = 512 << 10
-    num_exchanges: int = 2
+    num_exchanges: int = 4
     oneway_bytes: int = 512 << 10
     num_oneways: int = 4
     stream_bytes: int = 128 << 10

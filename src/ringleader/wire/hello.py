@@ -71,7 +71,7 @@ EXPLANATION = {
     Status.WRONG_GROUP: "it does not know this group",
     Status.WRONG_RANK: "another rank answers there; is the peer list in the same order "
     "on every machine?",
-    Status.WRONG_SIZE: "it counts another number of ranks",
+    Status.WRONG_SIZE: "it counts another number of ranks, or of connections",
     Status.DUPLICATE: "somebody with our rank is already connected; "
     "every process needs a rank of its own",
     Status.BUSY: "it has too many strangers waiting; try again",

@@ -1,0 +1,348 @@
+"""How a group ends: by timeout, abort and close; and what is known afterwards."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ringleader.collectives.config import CollectiveConfig
+from ringleader.errors import (
+    DeadlineExceeded,
+    GroupAborted,
+    PeerLost,
+    RingleaderError,
+)
+from ringleader.groups.group import Group
+from ringleader.groups.work import Work
+from ringleader.testing.world import run_threads, world
+
+TRANSPORTS = ["memory", "tcp", "shm"]
+SHORT_S = 0.3
+LARGE = 2_000_000
+"""float32 elements: more than all buffers between two ranks can hold."""
+
+
+def failure(call: Callable[[], object]) -> RingleaderError:
+    """What ``call`` raises."""
+    with pytest.raises(RingleaderError) as caught:
+        call()
+    return caught.value
+
+
+def wait_until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+    """Poll, because what happens inside a blocked call makes no event for others."""
+    until_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < until_s, "it never came true"
+        time.sleep(0.001)
+
+
+class Blocked:
+    """A call that runs in a thread of its own until it ends or is ended."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.error: BaseException | None = None
+        self.ended_s = 0.0
+        self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
+        self._thread.start()
+
+    def _run(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception as exc:  # noqa: BLE001 - the test looks at it
+            self.error = exc
+        self.ended_s = time.monotonic()
+
+    def join(self) -> BaseException | None:
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "the call never ended"
+        return self.error
+
+
+BLOCKING: dict[str, Callable[[Group], object]] = {
+    "small all_reduce": lambda g: g.all_reduce(torch.ones(3)),
+    "large all_reduce": lambda g: g.all_reduce(torch.ones(LARGE)),
+    "ring": lambda g: g.all_reduce(torch.ones(LARGE), algorithm="ring"),
+    "barrier": lambda g: g.barrier(),
+    "broadcast": lambda g: g.broadcast(torch.ones(LARGE), root=1),
+    "all_gather": lambda g: g.all_gather(torch.ones(g.size * 50), torch.ones(50)),
+    "recv": lambda g: g.recv(torch.ones(5), 1),
+    "large send": lambda g: g.send(torch.ones(LARGE), 1),
+}
+
+
+# -- timeouts ----------------------------------------------------------------------
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_timeout_says_for_whom_and_in_which_call(transport: str) -> None:
+    config = CollectiveConfig(timeout_s=SHORT_S)
+    with world(3, transport, config=config) as groups:
+        # Rank 2 never comes.
+        started_s = time.monotonic()
+        calls = [lambda g=g: g.all_reduce(torch.ones(77)) for g in groups[:2]]
+        errors = run_threads([lambda c=c: failure(c) for c in calls])  # type: ignore[misc]
+        took_s = time.monotonic() - started_s
+        for error in errors:
+            assert isinstance(error, DeadlineExceeded)
+            assert isinstance(error, TimeoutError)
+            assert error.peer == 2, error
+            assert "all_reduce(77 x float32, sum" in str(error)
+        assert SHORT_S <= took_s < SHORT_S + 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_limit_of_a_call_goes_before_that_of_the_group(transport: str) -> None:
+    with world(2, transport) as groups:
+        started_s = time.monotonic()
+        error = failure(lambda: groups[0].barrier(timeout_s=SHORT_S))
+        assert isinstance(error, DeadlineExceeded)
+        assert time.monotonic() - started_s < SHORT_S + 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_barrier_after_one_that_timed_out_raises_and_frees_nobody(
+    transport: str,
+) -> None:
+    """ZF-10: the arrival of a rank that gave up must not be counted later."""
+    with world(2, transport) as groups:
+        first = failure(lambda: groups[0].barrier(timeout_s=SHORT_S))
+        late = failure(lambda: groups[1].barrier(timeout_s=5))
+        again = failure(lambda: groups[0].barrier(timeout_s=5))
+        assert isinstance(first, DeadlineExceeded)
+        assert isinstance(late, DeadlineExceeded)
+        assert (type(again), str(again)) == (type(first), str(first))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_broken_group_raises_the_same_error_for_ever_after(transport: str) -> None:
+    with world(2, transport) as groups:
+        group = groups[0]
+        queued = [group.all_reduce(torch.ones(9), timeout_s=SHORT_S, async_op=True)]
+        queued += [group.barrier(async_op=True) for _ in range(3)]
+        queued.append(group.recv(torch.ones(2), 1, async_op=True))
+        first = failure(queued[0].wait)
+        assert isinstance(first, DeadlineExceeded)
+        calls: list[Callable[[], object]] = [
+            *(w.wait for w in queued[1:]),
+            *(lambda c=c: c(group) for c in BLOCKING.values()),  # type: ignore[misc]
+            lambda: group.subgroup([0, 1]),
+        ]
+        started_s = time.monotonic()
+        for _ in range(3):
+            for call in calls:
+                error = failure(call)
+                assert (type(error), str(error)) == (type(first), str(first))
+        assert time.monotonic() - started_s < 1
+        assert all(w.done() and w.error() is not None for w in queued)
+
+
+# -- abort -------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("name", BLOCKING)
+def test_abort_from_another_thread_ends_a_blocked_call_at_once(
+    name: str, transport: str
+) -> None:
+    with world(2, transport) as groups:
+        blocked = Blocked(lambda: BLOCKING[name](groups[0]))
+        time.sleep(0.1)  # deep inside, asleep
+        called_s = time.monotonic()
+        groups[0].abort("the user pressed a key")
+        returned_s = time.monotonic()
+        error = blocked.join()
+        assert isinstance(error, GroupAborted)
+        assert "the user pressed a key" in str(error)
+        assert returned_s - called_s < 0.05
+        assert blocked.ended_s - called_s < 0.05
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_peers_learn_of_an_abort_while_they_wait_and_later(transport: str) -> None:
+    with world(3, transport) as groups:
+        blocked = Blocked(lambda: groups[0].all_reduce(torch.ones(LARGE)))
+        time.sleep(0.1)
+        aborted_s = time.monotonic()
+        groups[1].abort("no more")
+        error = blocked.join()
+        assert isinstance(error, GroupAborted)
+        assert "rank 1" in str(error)
+        assert "no more" in str(error)
+        assert blocked.ended_s - aborted_s < 1
+        assert isinstance(failure(groups[2].barrier), GroupAborted)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_abort_is_idempotent_and_the_first_reason_stays(transport: str) -> None:
+    with world(2, transport) as groups:
+        group = groups[0]
+        threads = [Blocked(lambda: group.abort("reason")) for _ in range(4)]
+        for thread in threads:
+            assert thread.join() is None
+        group.abort("another")
+        error = failure(group.barrier)
+        assert isinstance(error, GroupAborted)
+        assert "reason" in str(error)
+        assert "another" not in str(error)
+        group.close()
+        group.abort()
+        group.close()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_abort_fails_every_operation_in_flight(transport: str) -> None:
+    with world(2, transport) as groups:
+        group = groups[0]
+        works: list[Work] = [
+            group.all_reduce(torch.ones(n), async_op=True) for n in (1, LARGE, 100)
+        ]
+        works.append(group.recv(torch.ones(3), 1, async_op=True))
+        works.append(group.send(torch.ones(LARGE), 1, async_op=True))
+        time.sleep(0.05)
+        group.abort()
+        for work in works:
+            assert isinstance(failure(lambda w=work: w.wait(5)), GroupAborted)  # type: ignore[misc]
+
+
+# -- close -------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_close_is_idempotent_and_the_end(transport: str) -> None:
+    with world(2, transport) as groups:
+        run_threads([lambda g=g: g.barrier() for g in groups])  # type: ignore[misc]
+        for group in groups:
+            group.close()
+            group.close()
+            assert isinstance(failure(group.barrier), GroupAborted)
+            assert "closed" in str(failure(group.barrier))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_call_with_a_rank_that_closed_raises_soon(transport: str) -> None:
+    with world(2, transport) as groups:
+        groups[1].close()
+        started_s = time.monotonic()
+        error = failure(lambda: groups[0].all_reduce(torch.ones(5)))
+        assert isinstance(error, PeerLost)
+        assert error.peer == 1
+        assert time.monotonic() - started_s < 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_rank_may_close_right_after_its_last_call(transport: str) -> None:
+    """The others still get everything it sent before."""
+
+    def last_words(group: Group) -> float:
+        tensor = torch.full((100_000,), float(group.rank + 1))
+        group.all_reduce(tensor)
+        group.broadcast(tensor, root=0)
+        group.close()
+        return tensor.sum().item()
+
+    for _ in range(20):
+        with world(3, transport) as groups:
+            sums = run_threads([lambda g=g: last_words(g) for g in groups])  # type: ignore[misc]
+        assert sums == [600_000.0] * 3
+
+
+@pytest.mark.timeout(60)
+def test_leaving_the_block_with_an_error_tells_the_others_why() -> None:
+    with world(2, "tcp") as groups:
+        blocked = Blocked(lambda: groups[1].barrier())
+        with pytest.raises(ZeroDivisionError), groups[0]:
+            _ = 1 / 0
+        error = blocked.join()
+        assert isinstance(error, GroupAborted)
+        assert "ZeroDivisionError" in str(error)
+
+
+# -- what is known after a failure -------------------------------------------------
+
+
+ALGORITHMS = {
+    "memory": ["ring", "direct", "halving", "doubling", "tree", "star"],
+    "tcp": ["ring", "halving"],
+    "shm": ["shm", "ring", "tree"],
+}
+CASES = [(t, a) for t, names in ALGORITHMS.items() for a in names]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("op", ["sum", "mean"])
+@pytest.mark.parametrize(("transport", "algorithm"), CASES)
+def test_runs_that_are_reported_complete_hold_final_values(
+    transport: str, algorithm: str, op: str
+) -> None:
+    """Rank 2 is aborted half-way; what the others call complete must be right."""
+    size, count = 3, 8_000_000
+    reported = 0
+    for attempt in range(4):
+        with world(size, transport) as groups:
+            inputs = [torch.arange(count) % 1000 + g.rank for g in groups]
+            outs = [torch.full((count,), -1.0) for _ in groups]
+            sources = [i.float() for i in inputs]
+            final = sum(inputs).double()  # type: ignore[union-attr]
+            if op == "mean":
+                final /= size
+            kept = [s.clone() for s in sources]
+            calls = [
+                Blocked(
+                    lambda i=i: groups[i].all_reduce(  # type: ignore[misc]
+                        sources[i], op, out=outs[i], algorithm=algorithm
+                    )
+                )
+                for i in range(size)
+            ]
+            wait_until(lambda: bool(outs[0][0] != -1) or bool(outs[0][-1] != -1))
+            time.sleep(0.001 * attempt)
+            groups[2].abort()
+            for call in calls:
+                assert isinstance(call.join(), GroupAborted | None)
+            for i in range(size):
+                assert torch.equal(sources[i], kept[i]), "the input was written"
+                if calls[i].error is None:
+                    assert torch.allclose(outs[i].double(), final)
+                    continue
+                progress = groups[i].progress()
+                assert f"all_reduce({count} x float32, {op}" in progress.call
+                assert progress.count == count
+                for start, stop in progress.complete:
+                    assert 0 <= start < stop <= count
+                    assert torch.allclose(outs[i][start:stop].double(), final[start:stop])
+                    reported += stop - start
+    if op == "sum" and algorithm not in ("direct", "star"):
+        assert reported > 0, "the abort came too early or too late every time"
+
+
+@pytest.mark.timeout(60)
+def test_progress_is_about_the_call_that_failed_and_not_the_one_before() -> None:
+    with world(2, "shm") as groups:
+        run_threads(
+            [lambda g=g: g.all_reduce(torch.ones(LARGE)) for g in groups]  # type: ignore[misc]
+        )
+        for _ in range(2):
+            run_threads([lambda g=g: g.all_reduce(torch.ones(4)) for g in groups])  # type: ignore[misc]
+        blocked = Blocked(lambda: groups[0].all_reduce(torch.ones(4)))
+        time.sleep(0.05)
+        groups[0].abort()
+        assert isinstance(blocked.join(), GroupAborted)
+        progress = groups[0].progress()
+        assert "all_reduce(4 x" in progress.call
+        assert progress.complete == ()

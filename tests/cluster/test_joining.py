@@ -1,0 +1,267 @@
+"""Who may join a mesh while it forms: duplicates, wrong clusters, the restarted."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ringleader.deadline import Deadline
+from ringleader.errors import PeerRefused, PeerUnreachable, RingleaderError
+from ringleader.testing.world import run_threads
+from ringleader.transport import mesh as meshes
+from ringleader.transport import segment, tcp
+from ringleader.transport.listener import Listener
+from ringleader.transport.mesh import Mesh, MeshConfig
+from ringleader.wire import hello as wire
+
+pytestmark = pytest.mark.timeout(60)
+
+GROUP = 0xC0FFEE
+FORM_S = 15.0
+
+Outcome = Mesh | RingleaderError
+
+
+@contextlib.contextmanager
+def open_listeners(count: int) -> Iterator[list[Listener]]:
+    made = [Listener(tcp.listen("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        yield made
+    finally:
+        for each in made:
+            each.close()
+
+
+class Table:
+    """The ranks of one group, who may come in any order, and more than once."""
+
+    def __init__(self, doors: list[Listener]) -> None:
+        self.doors = doors
+
+    def join(
+        self,
+        rank: int,
+        door: Listener | None = None,
+        limit_s: float = FORM_S,
+        **changes: object,
+    ) -> Outcome:
+        """Connect as ``rank``; the mesh, or why there is none."""
+        fields: dict[str, object] = {
+            "rank": rank,
+            "size": len(self.doors),
+            "group": GROUP,
+            "addresses": tuple(("127.0.0.1", each.port) for each in self.doors),
+            "share_memory": False,
+        }
+        config = MeshConfig(**{**fields, **changes})  # type: ignore[arg-type]
+        try:
+            return meshes.connect(
+                config, door or self.doors[rank], Deadline.after(limit_s)
+            )
+        except RingleaderError as exc:
+            return exc
+
+
+def run(bodies: list[Callable[[], Outcome]]) -> list[Outcome]:
+    return run_threads(bodies, 30.0)
+
+
+def hang_up(outcomes: list[Outcome]) -> None:
+    """All of them are connected; the end."""
+    for outcome in outcomes:
+        assert isinstance(outcome, Mesh), outcome
+        outcome.close()
+
+
+def hello(rank: int, size: int, **changes: object) -> bytes:
+    fields: dict[str, object] = {
+        "purpose": wire.Purpose.MAIL,
+        "group": GROUP,
+        "from_rank": rank,
+        "to_rank": 0,
+        "size": size,
+        "incarnation": bytes(range(16)),
+        "host": bytes(16),
+    }
+    return wire.encode_hello(wire.Hello(**{**fields, **changes}))  # type: ignore[arg-type]
+
+
+def greet(door: Listener, words: bytes) -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", door.port), 5.0)
+    sock.settimeout(5.0)
+    sock.sendall(words)
+    return sock
+
+
+def status_of(sock: socket.socket) -> wire.Status:
+    data = sock.recv(wire.ANSWER_BYTES, socket.MSG_WAITALL)
+    return wire.decode_answer(data, "the listener").status
+
+
+def test_a_second_process_with_our_rank_is_refused_and_the_group_forms() -> None:
+    with open_listeners(4) as (*doors, spare):
+        table = Table(doors)
+
+        def one_and_its_double() -> Outcome:
+            with greet(doors[0], hello(1, 3)) as first:
+                assert status_of(first) is wire.Status.OK
+                refused = table.join(1, spare)
+                assert isinstance(refused, PeerRefused)
+                assert refused.peer == 0
+                assert "every process needs a rank of its own" in str(refused)
+            return table.join(1)
+
+        hang_up(run([lambda: table.join(0), one_and_its_double, lambda: table.join(2)]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"namespace": b"another cluster!"}, "belongs to another cluster"),
+        ({"size": 3, "addresses": None}, "another number of ranks"),
+        ({"num_stripes": 2}, "or of connections"),
+    ],
+    ids=["namespace", "size", "connections"],
+)
+def test_who_does_not_fit_is_refused_and_the_group_forms(
+    changes: dict[str, object], says: str
+) -> None:
+    with open_listeners(3) as (*doors, spare):
+        table = Table(doors)
+        if "addresses" in changes:
+            ports = [each.port for each in (*doors, spare)]
+            addresses = tuple(("127.0.0.1", port) for port in ports)
+            changes = {**changes, "addresses": addresses}
+
+        def misfit_then_one() -> Outcome:
+            refused = table.join(1, spare, **changes)
+            assert isinstance(refused, PeerRefused)
+            assert refused.peer == 0
+            assert says in str(refused)
+            return table.join(1)
+
+        hang_up(run([lambda: table.join(0), misfit_then_one]))
+
+
+def test_a_swapped_order_is_refused_by_whoever_is_met() -> None:
+    """One group, but rank 2 believes that ranks 0 and 1 live the other way round."""
+    with open_listeners(4) as (*doors, spare):
+        table = Table(doors)
+        swapped = [doors[1].port, doors[0].port, spare.port]
+        addresses = tuple(("127.0.0.1", port) for port in swapped)
+
+        def confused_then_two() -> Outcome:
+            refused = table.join(2, spare, addresses=addresses)
+            assert isinstance(refused, PeerRefused)
+            assert refused.peer == 0
+            assert "is the peer list in the same order" in str(refused)
+            return table.join(2)
+
+        hang_up(run([lambda: table.join(0), lambda: table.join(1), confused_then_two]))
+
+
+def test_who_gave_up_before_we_listened_does_not_take_the_place() -> None:
+    """It tried, timed out and was started again, with another incarnation."""
+    with open_listeners(2) as doors:
+        for _ in range(3):
+            greet(doors[0], hello(1, 2)).close()
+        table = Table(doors)
+        hang_up(run([lambda: table.join(0), lambda: table.join(1)]))
+        assert any("hung up" in why for why in doors[0].rejected)
+
+
+@pytest.mark.parametrize("num_bulk", [0, 1])
+def test_a_rank_that_restarts_while_the_group_forms_is_let_in(num_bulk: int) -> None:
+    with open_listeners(2) as doors:
+        table = Table(doors)
+
+        def restart() -> Outcome:
+            opened = [greet(doors[0], hello(1, 2, num_stripes=2))]
+            assert status_of(opened[0]) is wire.Status.OK
+            for stripe in range(num_bulk):
+                words = {"purpose": wire.Purpose.BULK, "stripe": stripe}
+                opened.append(greet(doors[0], hello(1, 2, num_stripes=2, **words)))
+                assert status_of(opened[-1]) is wire.Status.OK
+            for sock in opened:
+                sock.close()
+            return table.join(1, num_stripes=2)
+
+        hang_up(run([lambda: table.join(0, num_stripes=2), restart]))
+
+
+def test_a_bulk_connection_without_mail_is_refused() -> None:
+    with open_listeners(2) as doors:
+        table = Table(doors)
+
+        def sneak_in() -> Outcome:
+            with greet(doors[0], hello(1, 2, purpose=wire.Purpose.BULK)) as sock:
+                assert status_of(sock) is wire.Status.DUPLICATE
+            return table.join(1)
+
+        hang_up(run([lambda: table.join(0), sneak_in]))
+
+
+def test_half_of_the_connections_leaves_nothing_open() -> None:
+    """The leak check of the fixture is the assertion: one of two stripes was open."""
+    with open_listeners(2) as (door, spare):
+        table = Table([door, spare])
+
+        def accept_two() -> Outcome:
+            """Rank 0 lets mail and one stripe in, then its machine dies."""
+            accepted = []
+            for _ in range(2):
+                visitor = door.take(lambda hello: True, Deadline.after(5.0), "rank 1")
+                ok = wire.Answer(
+                    status=wire.Status.OK,
+                    rank=0,
+                    incarnation=bytes(16),
+                    host=bytes(16),
+                )
+                visitor.sock.sendall(wire.encode_answer(ok))
+                accepted.append(visitor.sock)
+            door.close()
+            for sock in accepted:
+                sock.close()
+            return Mesh()
+
+        _, outcome = run([accept_two, lambda: table.join(1, None, 1.0, num_stripes=2)])
+        assert isinstance(outcome, PeerUnreachable)
+        assert outcome.peer == 0
+
+
+def test_ranks_that_cannot_map_each_other_use_tcp_and_say_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> segment.Segment:
+        raise OSError("not on this system")
+
+    monkeypatch.setattr(segment, "attach", refuse)
+    with open_listeners(3) as doors:
+        table = Table(doors)
+        outcomes = run(
+            [lambda r=r: table.join(r, share_memory=True) for r in range(3)]  # type: ignore[misc]
+        )
+        for outcome in outcomes:
+            assert isinstance(outcome, Mesh), outcome
+            assert {link.kind for link in outcome.bulk.values()} == {"tcp"}
+            assert all(
+                "shared memory not possible" in n for n in outcome.notes.values()
+            )
+        hang_up(outcomes)
+
+
+@pytest.mark.parametrize("shares", [(True, True), (True, False), (False, True)])
+def test_memory_is_shared_when_both_want_it(shares: tuple[bool, bool]) -> None:
+    with open_listeners(2) as doors:
+        table = Table(doors)
+        outcomes = run(
+            [lambda r=r: table.join(r, share_memory=shares[r]) for r in range(2)]  # type: ignore[misc]
+        )
+        for outcome in outcomes:
+            assert isinstance(outcome, Mesh), outcome
+            (link,) = outcome.bulk.values()
+            assert link.kind == ("shm" if all(shares) else "tcp")
+        hang_up(outcomes)
