@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from ringleader.deadline import Deadline
 from ringleader.testing.world import free_ports
 
 pytestmark = pytest.mark.timeout(100)
@@ -29,7 +31,8 @@ else:
     with group:
         tensor = torch.full((3,), float(group.rank + 1))
         group.all_reduce(tensor)
-        print(f"rank {group.rank} of {group.size}: {tensor.tolist()}")
+        print(f"rank {group.rank} of {group.size}: {tensor.tolist()}", flush=True)
+        sys.stdin.read()  # stay until we are told to go
 """
 
 # Whatever started this test must not speak through us.
@@ -37,14 +40,18 @@ _FOREIGN = ("RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "S
 
 
 def run_all(
-    environments: Sequence[dict[str, object]], timeout_s: float = 20.0
+    environments: Sequence[dict[str, object]],
+    timeout_s: float = 20.0,
+    *,
+    stay: bool = False,
 ) -> list[str]:
-    """What each process prints."""
+    """What each process prints; with ``stay``, groups last until somebody has ended."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", SCRIPT, str(timeout_s)],
             env={**clean, **{name: str(value) for name, value in env.items()}},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -52,6 +59,10 @@ def run_all(
         for env in environments
     ]
     try:
+        deadline = Deadline.after(WITHIN_S)
+        while stay and all(p.poll() is None for p in processes):
+            assert not deadline.is_over(), "nobody has ended"
+            time.sleep(0.02)
         outputs = [process.communicate(timeout=WITHIN_S) for process in processes]
     finally:
         for process in processes:
@@ -66,20 +77,11 @@ def meeting() -> dict[str, object]:
     return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_ports(1)[0]}
 
 
-def test_a_group_forms_from_the_names_of_torch() -> None:
+def test_a_group_forms_from_the_names_of_torchrun_and_of_mpirun() -> None:
     place = meeting()
-    outputs = run_all([{**place, "RANK": r, "WORLD_SIZE": 2} for r in range(2)])
-    assert outputs == [f"rank {r} of 2: [3.0, 3.0, 3.0]" for r in range(2)]
-
-
-def test_a_group_forms_from_the_names_of_mpirun() -> None:
-    place = meeting()
-    outputs = run_all(
-        [
-            {**place, "OMPI_COMM_WORLD_RANK": r, "OMPI_COMM_WORLD_SIZE": 2}
-            for r in range(2)
-        ]
-    )
+    torchrun = {**place, "RANK": 0, "WORLD_SIZE": 2}
+    mpirun = {**place, "OMPI_COMM_WORLD_RANK": 1, "OMPI_COMM_WORLD_SIZE": 2}
+    outputs = run_all([torchrun, mpirun])
     assert outputs == [f"rank {r} of 2: [3.0, 3.0, 3.0]" for r in range(2)]
 
 
@@ -92,7 +94,8 @@ def test_a_group_of_one_and_a_process_that_lacks_variables() -> None:
 
 def test_of_two_processes_with_one_rank_the_second_is_refused() -> None:
     place = meeting()
-    outputs = run_all([{**place, "RANK": r, "WORLD_SIZE": 2} for r in (0, 1, 1)])
+    claims = [{**place, "RANK": rank, "WORLD_SIZE": 2} for rank in (0, 1, 1)]
+    outputs = run_all(claims, stay=True)
     refused = [text for text in outputs if text.startswith("ConfigError")]
     assert refused == ["ConfigError two processes say they are rank 1"]
     formed = sorted(text for text in outputs if text not in refused)
@@ -121,7 +124,7 @@ def test_a_script_started_by_torchrun_finds_its_group(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "torch.distributed.run", *options, str(script), "30"]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
     done = subprocess.run(
-        argv, env=clean, capture_output=True, text=True, timeout=WITHIN_S
+        argv, env=clean, input="", capture_output=True, text=True, timeout=WITHIN_S
     )
     assert done.returncode == 0, done.stderr
     for rank in range(2):

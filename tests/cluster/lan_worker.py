@@ -1,0 +1,80 @@
+"""One rank on one host of a test LAN: forms a group, does what it is told, reports.
+
+Run as ``python lan_worker.py '{"rank": 0, "peers": [...], "tasks": [...]}'``; prints one
+JSON line per task.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ringleader
+
+SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
+"""What this host has sent, its own network namespace's counter."""
+
+
+def time_all_reduce(group: ringleader.Group, task: dict[str, Any]) -> dict[str, Any]:
+    """Median seconds of one fixed algorithm, the value checked."""
+    tensor = torch.zeros(task["bytes"] // 4)
+    times = []
+    sent_before = int(SENT.read_text())
+    for _ in range(task["rounds"]):
+        tensor.fill_(group.rank + 1)
+        group.barrier()
+        started_s = time.perf_counter()
+        group.all_reduce(tensor, algorithm=task.get("algorithm"))
+        times.append(time.perf_counter() - started_s)
+    want = group.size * (group.size + 1) / 2
+    right = bool((tensor == want).all())
+    group.barrier()
+    sent = int(SENT.read_text()) - sent_before
+    return {"seconds": statistics.median(times), "right": right, "sent": sent}
+
+
+def describe(group: ringleader.Group, _task: dict[str, Any]) -> dict[str, Any]:
+    """What the group knows of its links."""
+    links = {str(p): kind for p, kind in group.links().items()}
+    choice = group.choice("all_reduce", 4 << 20)
+    return {"links": links, "hosts": group.network.hosts, "choice": choice[0]}
+
+
+def wait_for_fault(group: ringleader.Group, task: dict[str, Any]) -> dict[str, Any]:
+    """All-reduce until it fails; who is blamed, and how long the last call took."""
+    print(json.dumps({"ready": True}), flush=True)  # noqa: T201
+    tensor = torch.zeros(100_000)
+    while True:
+        started_s = time.monotonic()
+        try:
+            group.all_reduce(tensor, timeout_s=task["timeout_s"])
+        except ringleader.RingleaderError as exc:
+            return {
+                "error": type(exc).__name__,
+                "peer": getattr(exc, "peer", None),
+                "text": str(exc),
+                "seconds": time.monotonic() - started_s,
+            }
+
+
+TASKS = {"time": time_all_reduce, "describe": describe, "fault": wait_for_fault}
+
+
+def main() -> None:
+    """Form the group and do the tasks in order."""
+    torch.set_num_threads(1)
+    job = json.loads(sys.argv[1])
+    with ringleader.group(job["peers"], job["rank"], timeout_s=60) as group:
+        for task in job["tasks"]:
+            result = TASKS[task["do"]](group, task)
+            print(json.dumps(result), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
