@@ -32,7 +32,7 @@ _LAZY = (
     sys.base_prefix,
 )
 # multiprocessing starts it on first use and keeps it until the interpreter ends.
-_HELPER = b"multiprocessing.resource_tracker"
+_HELPER = "multiprocessing.resource_tracker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,11 @@ def _names(folder: Path) -> list[str]:
     return []
 
 
-def _command(pid: int) -> bytes:
+def _command(pid: int) -> str:
     with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
-    return b""
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return b" ".join(words).decode(errors="replace").strip()
+    return ""
 
 
 def _is_in_use_elsewhere(name: str) -> bool:

@@ -31,38 +31,37 @@ else:
     with group:
         tensor = torch.full((3,), float(group.rank + 1))
         group.all_reduce(tensor)
-        print(f"rank {group.rank} of {group.size}: {tensor.tolist()}", flush=True)
-        sys.stdin.read()  # stay until we are told to go
+        print(f"rank {group.rank} of {group.size}: {tensor.tolist()}")
 """
 
 # Whatever started this test must not speak through us.
 _FOREIGN = ("RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "SLURM_")
 
 
+def start(env: dict[str, object], timeout_s: float) -> subprocess.Popen[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(timeout_s)],
+        env={**clean, **{name: str(value) for name, value in env.items()}},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def run_all(
     environments: Sequence[dict[str, object]],
     timeout_s: float = 20.0,
-    *,
-    stay: bool = False,
+    late: Sequence[dict[str, object]] = (),
 ) -> list[str]:
-    """What each process prints; with ``stay``, groups last until somebody has ended."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(timeout_s)],
-            env={**clean, **{name: str(value) for name, value in env.items()}},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for env in environments
-    ]
+    """What each process prints. The ``late`` ones start when another has ended."""
+    processes = [start(env, timeout_s) for env in environments]
     try:
         deadline = Deadline.after(WITHIN_S)
-        while stay and all(p.poll() is None for p in processes):
+        while late and all(process.poll() is None for process in processes):
             assert not deadline.is_over(), "nobody has ended"
             time.sleep(0.02)
+        processes += [start(env, timeout_s) for env in late]
         outputs = [process.communicate(timeout=WITHIN_S) for process in processes]
     finally:
         for process in processes:
@@ -94,12 +93,12 @@ def test_a_group_of_one_and_a_process_that_lacks_variables() -> None:
 
 def test_of_two_processes_with_one_rank_the_second_is_refused() -> None:
     place = meeting()
-    claims = [{**place, "RANK": rank, "WORLD_SIZE": 2} for rank in (0, 1, 1)]
-    outputs = run_all(claims, stay=True)
+    claims = [{**place, "RANK": rank, "WORLD_SIZE": 3} for rank in (0, 1, 1, 2)]
+    outputs = run_all(claims[:3], late=claims[3:])
     refused = [text for text in outputs if text.startswith("ConfigError")]
     assert refused == ["ConfigError two processes say they are rank 1"]
     formed = sorted(text for text in outputs if text not in refused)
-    assert formed == [f"rank {r} of 2: [3.0, 3.0, 3.0]" for r in range(2)]
+    assert formed == [f"rank {r} of 3: [6.0, 6.0, 6.0]" for r in range(3)]
 
 
 def test_a_master_nobody_keeps_and_a_rank_that_never_comes_are_named() -> None:
@@ -124,7 +123,7 @@ def test_a_script_started_by_torchrun_finds_its_group(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "torch.distributed.run", *options, str(script), "30"]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
     done = subprocess.run(
-        argv, env=clean, input="", capture_output=True, text=True, timeout=WITHIN_S
+        argv, env=clean, capture_output=True, text=True, timeout=WITHIN_S
     )
     assert done.returncode == 0, done.stderr
     for rank in range(2):

@@ -177,13 +177,14 @@ def test_a_dict_of_tensors_in_another_order_is_never_a_wrong_number(
 @pytest.mark.parametrize("count", [10, 500_000])
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("transport", ["memory", "tcp"])
-def test_two_ranks_that_both_broadcast_are_found_in_the_next_call(
+def test_two_ranks_that_both_broadcast_are_found_in_the_next_calls(
     transport: str, size: int, count: int
 ) -> None:
     """A root only sends: it can notice in its next call at the earliest."""
 
     def step(group: Group) -> None:
         broadcast(group.rank % 2, count)(group)
+        barrier(group)
         barrier(group)
 
     with world(size, transport) as groups:
@@ -216,6 +217,7 @@ def test_uneven_all_to_all_that_does_not_add_up_is_found(transport: str) -> None
             timeout_s=LIMIT_S,
         )
         barrier(group)  # rank 0 got what it wanted and notices here
+        barrier(group)
 
     with world(2, transport) as groups:
         check_all_raised(outcomes(groups, [step, step]), ("15 x", "10 x"))

@@ -137,7 +137,7 @@ def test_who_does_not_fit_is_refused_and_the_group_forms(
             changes = {**changes, "addresses": addresses}
 
         def misfit_then_one() -> Outcome:
-            refused = table.join(1, spare, **changes)
+            refused = table.join(1, spare, FORM_S, **changes)
             assert isinstance(refused, PeerRefused)
             assert refused.peer == 0
             assert says in str(refused)

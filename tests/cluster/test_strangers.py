@@ -65,7 +65,7 @@ def join(rank: int, doors: list[Listener], **changes: object) -> Mesh:
 
 def form_all(doors: list[Listener], **changes: object) -> list[Mesh]:
     bodies = [lambda r=r: join(r, doors, **changes) for r in range(len(doors))]
-    return run_threads(bodies, 30.0)  # type: ignore[arg-type]
+    return run_threads(bodies, 30.0)
 
 
 def assert_connected(mesh_list: list[Mesh]) -> None:
@@ -96,6 +96,12 @@ other_group = wire.encode_hello(
     wire.Hello(**{f: getattr(HELLO, f) for f in HELLO.__slots__} | {"group": 1})
 )
 
+
+def say_half(sock: socket.socket) -> None:
+    sock.sendall(whole_hello[:100])
+    sock.close()
+
+
 STRANGERS: dict[str, Callable[[socket.socket], object]] = {
     "silent": lambda sock: None,
     "hangs up": lambda sock: sock.close(),
@@ -105,10 +111,7 @@ STRANGERS: dict[str, Callable[[socket.socket], object]] = {
     "http": lambda sock: sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
     "tls": lambda sock: sock.sendall(bytes.fromhex("16030100c8010000c40303") * 20),
     "half a hello": lambda sock: sock.sendall(whole_hello[:100]),
-    "half a hello and out": lambda sock: (
-        sock.sendall(whole_hello[:100]),
-        sock.close(),
-    ),
+    "half a hello and out": say_half,
     "hello and more": lambda sock: sock.sendall(other_group + bytes(100_000)),
     "broken checksum": lambda sock: sock.sendall(whole_hello[:-1] + b"\0"),
     "another group": lambda sock: sock.sendall(other_group),

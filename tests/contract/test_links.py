@@ -9,12 +9,13 @@ from collections.abc import Callable
 import pytest
 
 from ringleader.deadline import Deadline
+from ringleader.errors import PeerLost
 from ringleader.testing import link_contract
 from ringleader.testing.link_contract import CHECKS, LEFT, RIGHT, Check, MakePair
 from ringleader.transport import memory, segment, tcp
 from ringleader.transport.link import Link, wait_ready
 from ringleader.transport.shm import Neighbour, ShmLink
-from ringleader.transport.stream import SocketLink, StripedLink
+from ringleader.transport.stream import STRIPE_BYTES, SocketLink, StripedLink
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -106,3 +107,38 @@ def test_link_keeps_its_promise(make_pair: MakePair, check: Check) -> None:
 
 def test_the_whole_contract_in_one_call() -> None:
     link_contract.check_link(memory_pair)
+
+
+def test_a_striped_link_changes_connection_after_every_stripe() -> None:
+    """It is part of the wire format: both sides must agree without a word."""
+    pairs = [memory.pair(LEFT, RIGHT) for _ in range(3)]
+    link = StripedLink([left for left, _ in pairs])
+    stripes = [bytes([i]) * STRIPE_BYTES for i in range(7)]
+    view = memoryview(b"".join(stripes))
+    arrived = [bytearray() for _ in pairs]
+    while view:
+        view = view[link.try_send(view) :]
+        for (_, right), data in zip(pairs, arrived, strict=True):
+            buffer = bytearray(STRIPE_BYTES)
+            data += buffer[: right.try_recv_into(memoryview(buffer))]
+    for (_, right), data in zip(pairs, arrived, strict=True):
+        buffer = bytearray(STRIPE_BYTES)
+        while received := right.try_recv_into(memoryview(buffer)):
+            data += buffer[:received]
+    for i, data in enumerate(arrived):
+        assert bytes(data) == b"".join(stripes[i::3])
+    link.close()
+    for _, right in pairs:
+        right.close()
+
+
+@pytest.mark.parametrize("semaphores", [True, False])
+def test_what_a_peer_signalled_before_its_end_counts(semaphores: bool) -> None:
+    """It may come between our last look at the signal and our look at the doorbell."""
+    left, right = neighbours(semaphores=semaphores)
+    left.close()
+    assert right.hear_unless(lambda: True)
+    with pytest.raises(PeerLost) as caught:
+        right.hear_unless(lambda: False)
+    assert caught.value.peer == LEFT
+    right.close()

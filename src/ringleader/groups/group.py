@@ -140,6 +140,7 @@ class Group:
                 small is not None
                 and tensor.is_cpu
                 and tensor.is_contiguous()
+                and not tensor.is_neg()
                 and self._runner.run_small(small, tensor.data_ptr())
             ):
                 return DONE

@@ -43,9 +43,13 @@ WAITS_S = 0.5
 """A peer that said so this lately waits for somebody itself; it says so every 0.2 s."""
 MAX_QUESTIONS = 64
 """Frames to a peer that does not read, beyond which we stop asking it."""
+EXPIRE_S = 0.01
+"""Time between two looks at the deadlines of messages; there may be thousands."""
 MAX_OFFERS = 4096
 MAX_EAGER_BYTES = 1 << 20
 """Per sender: what may lie here unasked for."""
+
+_NOTHING = memoryview(b"")
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +97,7 @@ class _Box:
         self.head = bytearray(mail.FRAME_BYTES)
         self.filled = 0
         self.frame: Frame | None = None
-        self.payload = memoryview(b"")
+        self.payload = _NOTHING
         self.stored = bytearray()
         self.said_goodbye = False
         self.is_gone = False
@@ -118,6 +122,7 @@ class Mailbox:
         self._calls: list[tuple[int, bytes]] = [(0, b"")] * HISTORY
         self._waits: dict[int, tuple[int, float]] = {}
         """peer -> (for whom it waits, when it said so)"""
+        self._expire_at_s = 0.0
         self.current = b""
         """The header of our call under way, or of the last one."""
         self._ear, self._mouth = socket_pair()
@@ -193,7 +198,9 @@ class Mailbox:
                 self._write(box)
             elif not box.said_goodbye and stalled_s >= GRACE_S:
                 raise PeerLost(box.peer, "vanished: its process ended or was killed")
-        self._expire()
+        if time.monotonic() >= self._expire_at_s:
+            self._expire()
+            self._expire_at_s = time.monotonic() + EXPIRE_S
 
     def has_pending(self) -> bool:
         """Whether any message or wish is under way."""
@@ -316,6 +323,7 @@ class Mailbox:
         else:
             box.payload = box.payload[received:]
         if not box.payload:
+            box.payload = _NOTHING  # an empty view would still keep the tensor
             frame, box.frame = box.frame, None
             self._act(box, frame)
 

@@ -1,0 +1,171 @@
+"""What users and their programs rely on, pinned: changing it is a conscious act."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+import ringleader
+from ringleader import errors
+from ringleader.cli.main import app
+from ringleader.errors import PeerError, RingleaderError
+from ringleader.testing.world import world
+from ringleader.wire import hello, mail
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+PUBLIC = (
+    "CallMismatch CollectiveConfig ConfigError DeadlineExceeded Group GroupAborted "
+    "InternalError PeerError PeerLost PeerRefused PeerUnreachable PeerUntrusted "
+    "ProtocolError RingleaderError Work __version__ group"
+)
+
+GROUP = (
+    "abort all_gather all_reduce all_to_all barrier broadcast choice close config "
+    "gather links network on_close progress rank recv reduce reduce_scatter scatter "
+    "send sendrecv size subgroup timeout_s view_id"
+)
+
+FLAGS = {
+    "bench": "--ranks --sizes --operations --transport --peers --rounds --algorithms "
+    "--lan --rate --quick --no-quick --out --json",
+    "demo": "--ranks --epochs --json",
+    "simulate": "--nodes --bytes --latency --bandwidth --operation --algorithms "
+    "--slow-link --islands --island-bandwidth --island-latency --reduce-speed --arity "
+    "--json",
+}
+
+# error -> its bases, and so what an existing except clause catches.
+TREE = {
+    "RingleaderError": "Exception",
+    "ConfigError": "RingleaderError ValueError",
+    "InternalError": "RingleaderError",
+    "GroupAborted": "RingleaderError",
+    "PeerError": "RingleaderError",
+    "PeerUnreachable": "PeerError",
+    "PeerLost": "PeerError",
+    "PeerUntrusted": "PeerError",
+    "PeerRefused": "PeerError",
+    "ProtocolError": "PeerError",
+    "CallMismatch": "PeerError",
+    "DeadlineExceeded": "PeerError TimeoutError",
+}
+
+ERRORS = [
+    each
+    for each in vars(errors).values()
+    if inspect.isclass(each) and issubclass(each, RingleaderError)
+]
+
+
+def examples() -> list[RingleaderError]:
+    """Every error, with a rank and with an address where it has a peer."""
+    made: list[RingleaderError] = []
+    for kind in ERRORS:
+        if issubclass(kind, PeerError):
+            made += [kind(3, "text"), kind("10.0.0.7:4711", "more text")]
+        else:
+            made.append(kind("text"))
+    return made
+
+
+def test_the_public_names_are_pinned() -> None:
+    assert ringleader.__all__ == PUBLIC.split()
+    for name in PUBLIC.split():
+        assert getattr(ringleader, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'grop'"):
+        _ = ringleader.grop
+
+
+def test_everything_a_group_offers_is_pinned() -> None:
+    with world(1) as (group,):
+        names = [name for name in dir(group) if not name.startswith("_")]
+    assert names == GROUP.split()
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    project = Path(__file__).parents[1] / "pyproject.toml"
+    assert f'version = "{ringleader.__version__}"' in project.read_text()
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import sys, ringleader, ringleader.cli.main; print('torch' in sys.modules)"
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.strip() == "False", "ringleader --help must answer at once"
+
+
+def test_the_commands_and_their_flags_are_pinned() -> None:
+    command = typer.main.get_command(app)
+    commands = getattr(command, "commands", {})
+    flags = {
+        name: [o for p in each.params for o in (*p.opts, *p.secondary_opts)]
+        for name, each in commands.items()
+    }
+    assert flags == {name: text.split() for name, text in FLAGS.items()}
+
+
+def test_the_tree_of_errors_is_pinned() -> None:
+    tree = {
+        each.__name__: [base.__name__ for base in each.__bases__] for each in ERRORS
+    }
+    assert tree == {name: bases.split() for name, bases in TREE.items()}
+    assert {*tree} <= {*ringleader.__all__}, "every error is public"
+
+
+def test_every_error_is_in_the_tree_that_the_module_prints() -> None:
+    printed = re.findall(r"\w+", str(errors.__doc__))
+    for kind in ERRORS:
+        assert kind.__name__ in printed, (
+            f"{kind.__name__} is missing in errors.py's tree"
+        )
+
+
+@pytest.mark.parametrize("error", examples(), ids=repr)
+def test_an_error_survives_pickling_and_copying(error: RingleaderError) -> None:
+    for twin in (
+        *(pickle.loads(pickle.dumps(error, p)) for p in range(6)),
+        copy.copy(error),
+        copy.deepcopy(error),
+    ):
+        assert type(twin) is type(error)
+        assert str(twin) == str(error)
+        assert twin.args == error.args
+        assert vars(twin) == vars(error)
+
+
+@pytest.mark.parametrize("error", examples(), ids=repr)
+def test_an_error_names_its_peer(error: RingleaderError) -> None:
+    assert error.text in str(error)
+    if isinstance(error, PeerError):
+        who = f"rank {error.peer}" if isinstance(error.peer, int) else error.peer
+        assert str(error) == f"{who}: {error.text}"
+    else:
+        assert str(error) == error.text
+
+
+def test_every_error_is_documented() -> None:
+    text = (DOCS / "errors.md").read_text()
+    for kind in ERRORS:
+        assert f"`{kind.__name__}`" in text, f"docs/errors.md lacks {kind.__name__}"
+
+
+def test_every_word_of_the_wire_is_documented() -> None:
+    text = (DOCS / "wire-format.md").read_text()
+    words = [*hello.Purpose, *hello.Status, *mail.Kind]
+    for word in words:
+        row = f"| {word.value} | `{word.name}` |"
+        assert row in text, f"docs/wire-format.md lacks {row}"
+    for code, blame in enumerate(mail.BLAMES):
+        assert f"| {code} | `{blame}` |" in text, f"docs/wire-format.md lacks {blame}"
+    for kind, limit in mail.LIMITS.items():
+        row = f"| {kind.value} | `{kind.name}` | {limit} |"
+        assert row in text, f"docs/wire-format.md lacks the limit of {kind.name}"
