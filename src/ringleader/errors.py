@@ -7,9 +7,9 @@ RingleaderError
 |   |-- PeerLost                    it answered, then went away
 |   |-- PeerUntrusted               it could not prove who it is
 |   |-- PeerRefused                 it answered and said no
-|   `-- ProtocolError               it sent bytes the wire format forbids
-|-- CallMismatch         .peer      two ranks made different calls    -> fix the program
-|-- DeadlineExceeded (TimeoutError) we stopped waiting; it may live   -> try again
+|   |-- ProtocolError               it sent bytes the wire format forbids
+|   |-- CallMismatch                it made another call than we did  -> fix the program
+|   `-- DeadlineExceeded (TimeoutError)  we stopped waiting; it may live -> try again
 |-- GroupAborted                    abort() or close() ended it       -> form a new one
 `-- InternalError                   a bug in this library             -> report it
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from ringleader.collectives.config import CollectiveConfig
 from ringleader.errors import (
     DeadlineExceeded,
     GroupAborted,
+    InternalError,
     PeerLost,
     RingleaderError,
 )
@@ -79,7 +82,7 @@ def test_a_timeout_says_for_whom_and_in_which_call(transport: str) -> None:
         # Rank 2 never comes.
         started_s = time.monotonic()
         calls = [lambda g=g: g.all_reduce(torch.ones(77)) for g in groups[:2]]
-        errors = run_threads([lambda c=c: failure(c) for c in calls])  # type: ignore[misc]
+        errors = run_threads([partial(failure, c) for c in calls])
         took_s = time.monotonic() - started_s
         for error in errors:
             assert isinstance(error, DeadlineExceeded)
@@ -128,7 +131,7 @@ def test_a_broken_group_raises_the_same_error_for_ever_after(transport: str) -> 
         assert isinstance(first, DeadlineExceeded)
         calls: list[Callable[[], object]] = [
             *(w.wait for w in queued[1:]),
-            *(lambda c=c: c(group) for c in BLOCKING.values()),  # type: ignore[misc]
+            *(lambda c=c: c(group) for c in BLOCKING.values()),
             lambda: group.subgroup([0, 1]),
         ]
         started_s = time.monotonic()
@@ -177,6 +180,71 @@ def test_peers_learn_of_an_abort_while_they_wait_and_later(transport: str) -> No
         assert blocked.ended_s - aborted_s < 1
         late = failure(lambda: groups[2].all_reduce(torch.ones(LARGE)))
         assert isinstance(late, GroupAborted)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("count", [4, 300_000])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_abort_of_a_group_that_never_rests_reaches_everybody(
+    transport: str, count: int
+) -> None:
+    """Nobody is asleep, so nobody is woken: the flag must be seen anyway."""
+    with world(3, transport) as groups:
+
+        def reduce_for_ever(group: Group) -> None:
+            tensor = torch.ones(count)
+            while True:
+                group.all_reduce(tensor, "max")
+
+        threads = [Blocked(partial(reduce_for_ever, group)) for group in groups]
+        time.sleep(0.05)
+        aborted_s = time.monotonic()
+        groups[1].abort("busy or not")
+        for thread in threads:
+            error = thread.join()
+            assert isinstance(error, GroupAborted)
+            assert "busy or not" in str(error)
+            assert thread.ended_s - aborted_s < 1
+
+
+@pytest.mark.timeout(60)
+def test_an_abort_after_which_nobody_calls_anything_is_told_to_the_others() -> None:
+    with world(2, "tcp") as groups:
+
+        def reduce(group: Group) -> None:
+            group.all_reduce(torch.ones(30 * LARGE))
+
+        threads = [Blocked(partial(reduce, group)) for group in groups]
+        time.sleep(0.03)
+        groups[0].abort("late")
+        for thread in threads:
+            assert isinstance(thread.join(), GroupAborted | None)
+        started_s = time.monotonic()
+        error = failure(groups[1].barrier)  # rank 0 makes no call any more
+        assert isinstance(error, GroupAborted)
+        assert time.monotonic() - started_s < 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("async_op", [True, False])
+def test_an_interrupt_by_the_user_ends_the_group_and_leaves_nobody_waiting(
+    async_op: bool,
+) -> None:
+    with world(2, "tcp") as groups:
+        me = threading.get_ident()
+        timer = threading.Timer(0.2, lambda: signal.pthread_kill(me, signal.SIGINT))
+        timer.start()
+        work: Work | None = None
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the handle is needed
+            work = groups[0].all_reduce(torch.ones(5), async_op=async_op)
+            work.wait()
+        timer.join()
+        if work is not None:
+            wait_s = time.monotonic()
+            groups[0].abort()
+            failure(work.wait)
+            assert time.monotonic() - wait_s < 1
+        assert isinstance(failure(groups[0].barrier), InternalError | GroupAborted)
 
 
 @pytest.mark.timeout(60)

@@ -1,10 +1,10 @@
-"""Ranks that call different things: all learn of it, at once, and nobody gets numbers."""
+"""Ranks that call different things: all learn of it at once, nobody gets numbers."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ PAIRS: dict[str, tuple[Step, Step, tuple[str, str]]] = {
 }
 
 
-def outcomes(groups: list[Group], steps: list[Step]) -> list[tuple[object, float]]:
+def outcomes(groups: list[Group], steps: Sequence[Step]) -> list[tuple[object, float]]:
     """(error or None, seconds it took) of every rank."""
 
     def run(group: Group, step: Step) -> tuple[object, float]:
@@ -89,10 +89,7 @@ def outcomes(groups: list[Group], steps: list[Step]) -> list[tuple[object, float
             return exc, time.monotonic() - started_s
         return None, time.monotonic() - started_s
 
-    bodies = [
-        lambda g=g, s=s: run(g, s)  # type: ignore[misc]
-        for g, s in zip(groups, steps, strict=True)
-    ]
+    bodies = [lambda g=g, s=s: run(g, s) for g, s in zip(groups, steps, strict=True)]
     return run_threads(bodies, within_s=2 * LIMIT_S)
 
 

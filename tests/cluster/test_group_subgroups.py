@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ def total(group: Group | None, value: float) -> float:
     small, large = torch.full((3,), value), torch.full((200_000,), value)
     group.all_reduce(small)
     group.all_reduce(large)
-    assert large.unique().tolist() == [small[0].item()]
+    assert bool((large == small[0]).all())
     return small[0].item()
 
 
@@ -129,9 +131,11 @@ def test_the_end_of_a_sub_group_is_not_the_end_of_its_parent(transport: str) -> 
         if sub is not None:
             if group.rank == 0:
                 sub.abort("enough")
+            with contextlib.suppress(GroupAborted):
+                sub.barrier()
+                sub.barrier()
             with pytest.raises(GroupAborted):
-                for _ in range(3):
-                    sub.barrier()
+                sub.barrier()
             sub.close()
         assert total(group, 1.0) == 3.0
 
@@ -159,7 +163,7 @@ def test_operations_of_two_groups_in_flight_at_once(transport: str) -> None:
                 for work in works:
                     work.wait()
                 for i in range(8):
-                    assert first[i].unique().tolist() == [3.0 * i]
-                    assert second[i].unique().tolist() == [3.0 * i]
+                    assert bool((first[i] == 3.0 * i).all())
+                    assert bool((second[i] == 3.0 * i).all())
 
         run_threads([lambda g=g: body(g) for g in groups])  # type: ignore[misc]

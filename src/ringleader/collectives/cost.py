@@ -168,7 +168,7 @@ def price(shape: Profile, num_bytes: int, network: Network) -> float:
 
 
 def _wire_s(shape: Profile, num_bytes: int, network: Network) -> float:
-    """The busiest link between hosts, or the busiest card, which a host's ranks share."""
+    """The busiest link between hosts, or card; the ranks of a host share one."""
     slowest = 0.0
     sent: dict[int, float] = {}
     received: dict[int, float] = {}

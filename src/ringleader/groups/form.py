@@ -116,7 +116,7 @@ def group(
         raise ConfigError("peers without rank: say which of them we are")
     addresses = _check_peers(peers, rank)
     listener = Listener(tcp.listen(*addresses[rank]))
-    view_id = f"peers:{','.join(peers)}"
+    view_id = "peers:" + ",".join(f"{host}:{port}" for host, port in addresses)
     return _form(rank, addresses, listener, view_id, options)
 
 
@@ -139,15 +139,22 @@ def from_environment(launch: Launch, options: Options) -> Group:
         listener = Listener(tcp.listen("127.0.0.1", 0), with_door=False)
         return _form(0, [("127.0.0.1", listener.port)], listener, "alone", options)
     where = f"{launch.master}:{launch.port}"
+    keeps_store = launch.rank == 0 and not launch.store_exists
+    if not keeps_store:
+        # TCPStore itself waits up to twice its timeout, and prints a stack trace.
+        tcp.dial((launch.master, launch.port), where, options.deadline).close()
     try:
         store = TCPStore(
             launch.master,
             launch.port,
-            is_master=launch.rank == 0 and not launch.store_exists,
+            is_master=keeps_store,
             timeout=timedelta(seconds=max(1.0, options.deadline.left_s())),
             wait_for_workers=False,
         )
     except (RuntimeError, ValueError) as exc:
+        if keeps_store:
+            text = f"rank 0 cannot keep the store at {where}; is there another rank 0?"
+            raise ConfigError(f"{text} ({_first_line(exc)})") from exc
         text = f"no store there: {_first_line(exc)}"
         raise PeerUnreachable(where, text) from exc
     view_id = f"env:{where}:{launch.size}:{launch.attempt}"

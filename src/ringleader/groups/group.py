@@ -433,6 +433,6 @@ class Group:
             raise ConfigError(f"rank {peer} cannot exchange messages with itself")
 
 
-def _check_tag(tag: int) -> None:
+def _check_tag(tag: object) -> None:
     if not isinstance(tag, int) or not -(2**63) <= tag < 2**63:
         raise ConfigError(f"tag {tag!r} is not a whole number of 64 bits")

@@ -220,6 +220,12 @@ class Mailbox:
         rank = peer if isinstance(peer, int) and peer >= 0 else self.rank
         frame = Frame(kind=Kind.BROKEN, code=code, rank=rank, length=len(text))
         self._tell_all(frame, text)
+        for box in self._boxes.values():
+            if box.out and not box.is_gone:
+                # It does not read now and we shall not write again; it will see the
+                # end of the stream instead of the notice, and need not wait for us.
+                with contextlib.suppress(OSError):
+                    box.sock.shutdown(socket.SHUT_WR)
 
     def say_goodbye(self) -> None:
         """Tell everybody that we leave on purpose."""

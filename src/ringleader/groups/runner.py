@@ -118,8 +118,8 @@ class Runner:
 
     def _run(self, body: Callable[[Deadline], None], deadline: Deadline) -> None:
         """With the lock held: one operation, whose failure ends the group."""
-        self.check()
         try:
+            self.check()  # may be the first to see an abort: then it tells the others
             body(deadline)
         except BaseException as exc:
             raise self.broken(exc) from exc
@@ -133,7 +133,7 @@ class Runner:
                 self.failure = InternalError(f"{type(exc).__name__}: {exc}")
             with contextlib.suppress(OSError, RingleaderError):
                 self.mailbox.say_broken(self.failure)
-            self._fail_all(self.failure)
+        self._fail_all(self.failure)  # again: something may have been posted since
         if isinstance(exc, RingleaderError):
             return same_again(self.failure)
         return exc
@@ -184,6 +184,9 @@ class Runner:
             self._run(job.body, job.deadline)
         except Exception as exc:  # noqa: BLE001 - it reaches the user through the work
             job.work.finish(exc)
+        except BaseException:  # Ctrl-C in the thread that helps: others may wait, too
+            job.work.finish(self.failure)
+            raise
         else:
             job.work.finish()
 
@@ -224,6 +227,9 @@ class Runner:
         if self._wanted:
             relax()  # a waiting caller does the work faster than we would
         with self.lock:
+            if self.mailbox.aborted is not None:
+                self.broken(self.mailbox.aborted)
+                return True
             if self._queue:
                 self._run_job(self._queue.popleft())
                 return True
@@ -241,15 +247,20 @@ class Runner:
         self.mailbox.aborted = error
         self.mailbox.wake()
         # Who holds the engine is awake now and sees the flag; if nobody does, we end.
+        # It may also be too busy to look: then the thread tells the others afterwards.
         if self.lock.acquire(timeout=0.005):
             try:
                 self.broken(error)
             finally:
                 self.lock.release()
+        else:
+            self._ensure_thread()
 
     def close(self, timeout_s: float) -> None:
         """Say goodbye, end the thread. The caller has finished its own operations."""
         with self.lock:
+            if self.mailbox.aborted is not None:
+                self.broken(self.mailbox.aborted)
             if self.failure is None:
                 with contextlib.suppress(OSError, RingleaderError):
                     self.mailbox.say_goodbye()

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import ModuleType
@@ -254,16 +254,7 @@ def serve(fd: int) -> None:
             if not order:
                 return
             if order == b"F":
-                birth: _Birth = pipe.recv()
-                if birth.path not in modules:
-                    modules[birth.path] = _load(birth.path)
-                body = getattr(modules[birth.path], birth.name)
-                pid = os.fork()
-                if pid == 0:
-                    sock.close()
-                    pipe.close()
-                    _live(birth, body, Connection(fds[0]))
-                os.close(fds[0])
+                pid = _fork(pipe.recv(), fds[0], modules, [sock, pipe])
                 children.add(pid)
                 pipe.send(pid)
             else:
@@ -273,6 +264,25 @@ def serve(fd: int) -> None:
                 pipe.send(0)
     finally:
         _reap(children)
+
+
+def _fork(
+    birth: _Birth,
+    fd: int,
+    modules: dict[str, ModuleType],
+    ours: Sequence[socket.socket | Connection],
+) -> int:
+    """The process id of a new rank, which reports to ``fd``."""
+    if birth.path not in modules:
+        modules[birth.path] = _load(birth.path)
+    body = getattr(modules[birth.path], birth.name)
+    pid = os.fork()
+    if pid == 0:
+        for each in ours:
+            each.close()
+        _live(birth, body, Connection(fd))
+    os.close(fd)
+    return pid
 
 
 def _load(path: str) -> ModuleType:
@@ -285,7 +295,7 @@ def _load(path: str) -> ModuleType:
     return module
 
 
-def _reap(pids: Iterable[int]) -> None:
+def _reap(pids: Collection[int]) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)  # ends stopped processes as well
     for pid in pids:

@@ -108,8 +108,10 @@ class Neighbour:
             # semaphores a byte is a signal, and must not be dropped.
             if byte[0] != _RING:
                 raise PeerLost(self.peer, "stopped reading its doorbell") from None
-        except OSError as exc:
-            raise lost(self.peer, exc) from exc
+        except OSError:
+            # Who has gone needs no signal. It may have left with all its work done; if
+            # not, we learn of it when we wait for it.
+            pass
 
     def hear(self) -> None:
         """Empty the doorbell; PeerLost when the peer has gone."""

@@ -58,23 +58,19 @@ class Status(IntEnum):
     OK = 0
     BAD_VERSION = 1
     WRONG_NAMESPACE = 2
-    WRONG_GROUP = 3
     WRONG_RANK = 4
     WRONG_SIZE = 5
     DUPLICATE = 6
-    BUSY = 7
 
 
 EXPLANATION = {
     Status.BAD_VERSION: "it speaks another protocol version; upgrade the older side",
     Status.WRONG_NAMESPACE: "it belongs to another cluster",
-    Status.WRONG_GROUP: "it does not know this group",
     Status.WRONG_RANK: "another rank answers there; is the peer list in the same order "
     "on every machine?",
     Status.WRONG_SIZE: "it counts another number of ranks, or of connections",
     Status.DUPLICATE: "somebody with our rank is already connected; "
     "every process needs a rank of its own",
-    Status.BUSY: "it has too many strangers waiting; try again",
 }
 
 

@@ -303,9 +303,7 @@ def test_purposes_and_statuses_are_append_only() -> None:
         ("OK", 0),
         ("BAD_VERSION", 1),
         ("WRONG_NAMESPACE", 2),
-        ("WRONG_GROUP", 3),
         ("WRONG_RANK", 4),
         ("WRONG_SIZE", 5),
         ("DUPLICATE", 6),
-        ("BUSY", 7),
     ]
