@@ -289,7 +289,6 @@ def test_a_stopped_rank_is_named_by_every_survivor_in_time(
                 blamed.add(error.peer)
             # Messages are between two: who sends the next one to a rank that waits for
             # the stopped rank can only name that one.
-            assert victim in blamed, f"{case} blames {blamed}"
             assert blamed == {victim} or case.step == "send_recv", f"{case}: {blamed}"
 
 

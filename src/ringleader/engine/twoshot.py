@@ -1,20 +1,22 @@
 """Two-shot all_reduce in shared memory, for tensors that exceed the cache of a core.
 
-The tensor is walked in pieces; rank p owns part p of every piece. For piece c a rank
+The tensor is walked in pieces; rank p owns part p of every piece. In turn c a rank
 
-    reduces   piece c-1: waits for everybody's POST, adds the parts meant for it, writes
-              the sum over the last one it read, says DONE, and takes a copy
-    copies in piece c: its parts for the others, into its slot; POST
+    copies in  piece c: its parts for the others, into its slot; POST
+    reduces    piece c-1: waits for everybody's POST, adds the parts meant for it and
+               writes the sum over the last one, says DONE, and takes a copy
     copies out piece c-2: waits for each owner's DONE and copies its sum
+
+in this order, so that three steps lie between a signal and who waits for it.
 
 Writing the sum over the last contribution, in the slot of the rank before the owner,
 costs a quarter less than a place of its own: those lines are in the owner's cache.
 
-Slots are numbered through across operations. Why slot k may be filled again NUM pieces
-later: (1) its contributions were read, because their owners' DONE came before I copied
-their sums out; (2) its sum, which third ranks read, was copied out by all: I have their
-POST of the piece before this one, sent two copy-outs later. With two ranks there is no
-third, and three slots are enough; else there are four.
+Slots are numbered through across operations. Why the slot of piece c may be filled
+again: (1) its contributions were read, because I copied the sums out, after their
+owners' DONE, in turn c+2; (2) its sum, which third ranks read, was copied out by all of
+them in their turn c+2, before their POST of c+3, which I await in turn c+4. So five
+slots are enough; with two ranks there is no third, and three are.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from ringleader.wire.header import HEADER_BYTES
 Array = NDArray[Any]
 Finish = Callable[[Array], object]
 Part = tuple[int, int]
+Parts = list[list[Array]]
+"""[rank][part] of one slot."""
 
 
 class Host(Protocol):
@@ -52,31 +56,50 @@ class Host(Protocol):
         ...
 
 
+class _Turn:
+    """One slot of every rank as arrays of one dtype: what a turn touches, looked up."""
+
+    def __init__(self, arena: Host, headers: list[memoryview], parts: Parts) -> None:
+        me = arena.rank
+        self.my_header = headers[me]
+        self.mine = [(p, parts[me][p]) for p in arena.peers]
+        """Where my contribution for each owner goes."""
+        self.posts = [(p, arena.take[Signal.POST][p], headers[p]) for p in arena.peers]
+        """Whose post to await, and the header that comes with it."""
+        keeper = (me - 1) % arena.size
+        self.others = [parts[p][me] for p in arena.peers if p != keeper]
+        """Contributions for me, in rank order, but for the last."""
+        self.total = parts[keeper][me]
+        """The last contribution; my sum is written over it."""
+        self.sums = [
+            (p, arena.take[Signal.DONE][p], parts[(p - 1) % arena.size][p])
+            for p in arena.peers
+        ]
+        """Where each owner's sum lies."""
+
+
 class TwoShot:
     """The two-shot slots of all ranks, and the walk over them."""
 
     def __init__(self, arena: Host, segments: list[Segment]) -> None:
         self._arena = arena
-        self._num = arena.geometry.num_shots
         self._headers = [_headers(s, arena.geometry) for s in segments]
         self._parts = [_parts(s, arena.geometry) for s in segments]
-        self._typed: dict[np.dtype[Any], list[list[list[Array]]]] = {}
-        self._turn = 0
-        size, rank = arena.size, arena.rank
-        # The sum of owner o lies in the slot of the rank before it, added last.
-        self._keeper = [(owner - 1) % size for owner in range(size)]
-        self._order = [p for p in arena.peers if p != self._keeper[rank]]
-        self._order.append(self._keeper[rank])
+        self._turns: dict[np.dtype[Any], list[_Turn]] = {}
+        self._number = 0
 
-    def _views(self, dtype: np.dtype[Any]) -> list[list[list[Array]]]:
-        """[rank][slot][part] as arrays of ``dtype``, made once."""
-        views = self._typed.get(dtype)
-        if views is None:
-            views = self._typed[dtype] = [
-                [[part.view(dtype) for part in slot] for slot in slots]
-                for slots in self._parts
+    def _turns_of(self, dtype: np.dtype[Any]) -> list[_Turn]:
+        """One per slot, made once per dtype."""
+        if dtype not in self._turns:
+            self._turns[dtype] = [
+                _Turn(
+                    self._arena,
+                    [headers[k] for headers in self._headers],
+                    [[part.view(dtype) for part in slots[k]] for slots in self._parts],
+                )
+                for k in range(self._arena.geometry.num_shots)
             ]
-        return views
+        return self._turns[dtype]
 
     def all_reduce(
         self,
@@ -90,63 +113,53 @@ class TwoShot:
         arena = self._arena
         step = arena.geometry.part_bytes // source.itemsize * arena.size
         pieces = _pieces(len(source), step, arena.size)
-        views = self._views(source.dtype)
-        first, num = self._turn, len(pieces)
-        self._turn += num
+        slots = self._turns_of(source.dtype)
+        first, num = self._number, len(pieces)
+        self._number += num
+        turns = [slots[(first + c) % len(slots)] for c in range(num)]
         for c in range(num + 2):
-            if 0 <= c - 1 < num:
-                k = (first + c - 1) % self._num
-                self._await_posts(header, k)
-                self._reduce(views, k, source, out, pieces[c - 1], combine, finish)
             if c < num:
-                self._copy_in(header, views, (first + c) % self._num, source, pieces[c])
-            if c >= 2:
-                self._copy_out(views, (first + c - 2) % self._num, out, pieces[c - 2])
+                self._copy_in(header, turns[c], source, pieces[c])
+            if 0 < c <= num:
+                self._await_posts(header, turns[c - 1])
+                lo, hi = pieces[c - 1][arena.rank]
+                self._reduce(turns[c - 1], source[lo:hi], out[lo:hi], combine, finish)
+            if c > 1:
+                self._copy_out(turns[c - 2], out, pieces[c - 2])
                 arena.complete = pieces[c - 2][-1][1]
 
     def _copy_in(
-        self,
-        header: bytes,
-        views: list[list[list[Array]]],
-        k: int,
-        source: Array,
-        piece: list[Part],
+        self, header: bytes, turn: _Turn, source: Array, piece: list[Part]
     ) -> None:
-        arena = self._arena
-        mine = views[arena.rank][k]
-        for p in arena.peers:
+        for p, slot in turn.mine:
             lo, hi = piece[p]
-            np.copyto(mine[p][: hi - lo], source[lo:hi])
-        self._headers[arena.rank][k][:] = header
-        for post in arena.post[Signal.POST]:
+            np.copyto(slot[: hi - lo], source[lo:hi])
+        turn.my_header[:] = header
+        for post in self._arena.post[Signal.POST]:
             post()
 
-    def _await_posts(self, header: bytes, k: int) -> None:
+    def _await_posts(self, header: bytes, turn: _Turn) -> None:
         """Everybody's contribution is there; so all have read what was there before."""
-        arena = self._arena
-        take = arena.take[Signal.POST]
-        for p in arena.peers:
-            arena.wait(take[p], p)
-            if self._headers[p][k] != header:
-                arena.mismatch(p, bytes(self._headers[p][k]))
+        for p, take, theirs in turn.posts:
+            if not take(False):
+                self._arena.wait(take, p)
+            if theirs != header:
+                self._arena.mismatch(p, bytes(theirs))
 
-    def _reduce(  # noqa: PLR0913 - one look at one step is worth the arguments
+    def _reduce(
         self,
-        views: list[list[list[Array]]],
-        k: int,
-        source: Array,
-        out: Array,
-        piece: list[Part],
+        turn: _Turn,
+        held: Array,
+        mine: Array,
         combine: Combine,
         finish: Finish | None,
     ) -> None:
-        me = self._arena.rank
-        lo, hi = piece[me]
-        held, mine = source[lo:hi], out[lo:hi]
-        for p in self._order[:-1]:
-            combine(held, views[p][k][me][: hi - lo], mine)
+        """Add everybody's contribution to my own part."""
+        length = len(held)
+        for contribution in turn.others:
+            combine(held, contribution[:length], mine)
             held = mine
-        total = views[self._order[-1]][k][me][: hi - lo]
+        total = turn.total[:length]
         combine(held, total, total)
         if finish is not None:
             finish(total)
@@ -154,15 +167,12 @@ class TwoShot:
             post()
         np.copyto(mine, total)
 
-    def _copy_out(
-        self, views: list[list[list[Array]]], k: int, out: Array, piece: list[Part]
-    ) -> None:
-        arena = self._arena
-        take = arena.take[Signal.DONE]
-        for p in arena.peers:
+    def _copy_out(self, turn: _Turn, out: Array, piece: list[Part]) -> None:
+        for p, take, total in turn.sums:
+            if not take(False):
+                self._arena.wait(take, p)
             lo, hi = piece[p]
-            arena.wait(take[p], p)
-            np.copyto(out[lo:hi], views[self._keeper[p]][k][p][: hi - lo])
+            np.copyto(out[lo:hi], total[: hi - lo])
 
 
 def _pieces(count: int, step: int, parts: int) -> list[list[Part]]:

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from ringleader import errors
 from ringleader.deadline import Deadline
@@ -28,7 +29,7 @@ from ringleader.errors import (
     RingleaderError,
 )
 from ringleader.groups.work import Work
-from ringleader.transport.link import POLLIN, POLLOUT
+from ringleader.transport.link import POLLIN, POLLOUT, wait_ready
 from ringleader.transport.memory import socket_pair
 from ringleader.wire import header as op_header
 from ringleader.wire import mail
@@ -43,6 +44,8 @@ WAITS_S = 0.5
 """A peer that said so this lately waits for somebody itself; it says so every 0.2 s."""
 MAX_QUESTIONS = 64
 """Frames to a peer that does not read, beyond which we stop asking it."""
+FLUSH_S = 0.2
+"""How long the notice of the end may take to leave, where a peer reads slowly."""
 EXPIRE_S = 0.01
 """Time between two looks at the deadlines of messages; there may be thousands."""
 MAX_OFFERS = 4096
@@ -93,7 +96,8 @@ class _Box:
     def __init__(self, peer: int, sock: socket.socket) -> None:
         self.peer = peer
         self.sock = sock
-        self.out: deque[tuple[memoryview, Work | None]] = deque()
+        self.out: deque[tuple[memoryview, Work | None, bool]] = deque()
+        """What to send, who waits for that, whether a frame begins there."""
         self.head = bytearray(mail.FRAME_BYTES)
         self.filled = 0
         self.frame: Frame | None = None
@@ -109,6 +113,14 @@ class _Box:
         self.sending: dict[int, Outgoing] = {}
         self.receiving: dict[int, Wish] = {}
 
+    def drop_unsent(self) -> list[Work]:
+        """Forget every frame of which no byte has left; who waited for them."""
+        started = list(takewhile(lambda entry: not entry[2], self.out))
+        dropped = [work for _, work, _ in self.out if work]
+        kept = [work for _, work, _ in started if work]
+        self.out = deque(started)
+        return [work for work in dropped if work not in kept]
+
 
 class Mailbox:
     """All mail streams of one rank in one group."""
@@ -123,6 +135,8 @@ class Mailbox:
         self._waits: dict[int, tuple[int, float]] = {}
         """peer -> (for whom it waits, when it said so)"""
         self._expire_at_s = 0.0
+        self._orphans: list[Work] = []
+        """Waiting for frames that were dropped at the end."""
         self.current = b""
         """The header of our call under way, or of the last one."""
         self._ear, self._mouth = socket_pair()
@@ -219,13 +233,24 @@ class Mailbox:
         text = error.text.encode()[: mail.TEXT_BYTES]
         rank = peer if isinstance(peer, int) and peer >= 0 else self.rank
         frame = Frame(kind=Kind.BROKEN, code=code, rank=rank, length=len(text))
-        self._tell_all(frame, text)
         for box in self._boxes.values():
-            if box.out and not box.is_gone:
-                # It does not read now and we shall not write again; it will see the
-                # end of the stream instead of the notice, and need not wait for us.
-                with contextlib.suppress(OSError):
-                    box.sock.shutdown(socket.SHUT_WR)
+            self._orphans += box.drop_unsent()
+        self._tell_all(frame, text)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send what is left, for a moment; who does not read sees our end instead."""
+        until = Deadline.after(FLUSH_S)
+        while True:
+            left = [b for b in self._boxes.values() if b.out and not b.is_gone]
+            if not left or until.is_over():
+                break
+            wait_ready([(b.sock.fileno(), POLLOUT) for b in left], until.left_s())
+            for box in left:
+                self._write(box)
+        for box in left:
+            with contextlib.suppress(OSError):
+                box.sock.shutdown(socket.SHUT_WR)
 
     def say_goodbye(self) -> None:
         """Tell everybody that we leave on purpose."""
@@ -243,7 +268,7 @@ class Mailbox:
         pending: list[Outgoing | Wish] = [*self._posted, *self._wishes]
         for box in self._boxes.values():
             pending += [*box.backlog, *box.sending.values(), *box.receiving.values()]
-            for _, work in box.out:
+            for _, work, _ in box.out:
                 if work and not work.done():
                     work.finish(error)
             box.out.clear()
@@ -252,9 +277,10 @@ class Mailbox:
             box.receiving.clear()
         self._posted.clear()
         self._wishes.clear()
-        for item in pending:
-            if not item.work.done():
-                item.work.finish(error)
+        for work in [*self._orphans, *(item.work for item in pending)]:
+            if not work.done():
+                work.finish(error)
+        self._orphans.clear()
 
     def close(self) -> None:
         """Hang up. Idempotent."""
@@ -279,13 +305,14 @@ class Mailbox:
         work: Work | None = None,
     ) -> None:
         box = self._boxes[peer]
-        box.out.append((memoryview(mail.encode(frame)), None if len(payload) else work))
+        first = None if len(payload) else work
+        box.out.append((memoryview(mail.encode(frame)), first, True))
         if len(payload):
-            box.out.append((memoryview(payload), work))
+            box.out.append((memoryview(payload), work, False))
 
     def _write(self, box: _Box) -> None:
         while box.out:
-            view, work = box.out[0]
+            view, work, _ = box.out[0]
             try:
                 sent = box.sock.send(view)
             except BlockingIOError:
@@ -294,7 +321,7 @@ class Mailbox:
                 box.is_gone = True  # reading tells how it ended, if it said anything
                 return
             if sent < len(view):
-                box.out[0] = (view[sent:], work)
+                box.out[0] = (view[sent:], work, False)
                 continue
             box.out.popleft()
             if work:

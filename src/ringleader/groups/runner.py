@@ -59,6 +59,7 @@ class Runner:
         self._thread: threading.Thread | None = None
         self._thread_lock = threading.Lock()
         self._news = threading.Event()
+        self._closing = False
 
     # -- operations ----------------------------------------------------------------
 
@@ -213,7 +214,7 @@ class Runner:
 
     def _serve(self) -> None:
         """The background thread: runs what is queued, ends when it has been idle."""
-        while self.failure is None:
+        while self.failure is None and not self._closing:
             if self._serve_once() or self._news.wait(LINGER_S):
                 continue
             with self._thread_lock:
@@ -258,6 +259,10 @@ class Runner:
 
     def close(self, timeout_s: float) -> None:
         """Say goodbye, end the thread. The caller has finished its own operations."""
+        # The thread may hold the lock, and take it again and again to move mail.
+        self._closing = True
+        self._news.set()
+        self.mailbox.wake()
         with self.lock:
             if self.mailbox.aborted is not None:
                 self.broken(self.mailbox.aborted)
@@ -266,7 +271,6 @@ class Runner:
                     self.mailbox.say_goodbye()
                 self.failure = GroupAborted("the group is closed")
                 self._fail_all(self.failure)
-        self._news.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)

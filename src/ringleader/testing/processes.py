@@ -10,6 +10,7 @@ nursery reads the end of its socket, kills all ranks and ends too.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib.util
 import os
 import pickle
@@ -125,6 +126,7 @@ class Rank:
     def _listen(self, deadline: Deadline, what: str) -> None:
         """Take in one message of the rank."""
         if not self._pipe.poll(deadline.left_s()):
+            self._signal(signal.SIGUSR1)  # it prints where it is
             raise DeadlineExceeded(self.rank, f"{what} within {deadline.after_s} s")
         try:
             kind, at_s, value = self._pipe.recv()
@@ -307,6 +309,7 @@ def _live(birth: _Birth, body: Body, pipe: Connection) -> NoReturn:
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        faulthandler.register(signal.SIGUSR1)
         pipe.send(_outcome(birth, body, pipe))
         code = 0
     except BaseException:  # noqa: BLE001 - nothing may get out of the fork

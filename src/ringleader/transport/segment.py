@@ -66,7 +66,7 @@ class Geometry:
     @property
     def num_shots(self) -> int:
         """Two-shot slots; engine/twoshot.py says why so many."""
-        return 3 if self.size == 2 else 4
+        return 3 if self.size == 2 else 5
 
     @property
     def signals_at(self) -> int:
