@@ -310,6 +310,19 @@ def test_a_call_with_a_rank_that_closed_raises_soon(transport: str) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
+def test_close_does_not_wait_for_messages_that_nobody_takes(transport: str) -> None:
+    with world(2, transport) as groups:
+        works = [groups[0].send(torch.ones(LARGE), 1, async_op=True) for _ in range(3)]
+        time.sleep(0.1)  # the background thread is at it
+        started_s = time.monotonic()
+        assert Blocked(groups[0].close).join() is None
+        assert time.monotonic() - started_s < 1
+        for work in works:
+            assert isinstance(failure(work.wait), GroupAborted)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_rank_may_close_right_after_its_last_call(transport: str) -> None:
     """The others still get everything it sent before."""
 

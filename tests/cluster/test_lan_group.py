@@ -90,7 +90,12 @@ def test_namespaces_count_as_hosts_and_ranks_of_one_share_memory() -> None:
 
 def test_a_hierarchy_sends_every_byte_out_of_a_host_once() -> None:
     num_bytes, rounds = 2 << 20, 2
-    task = {"do": "time", "algorithm": "hierarchy", "bytes": num_bytes, "rounds": rounds}
+    task = {
+        "do": "time",
+        "algorithm": "hierarchy",
+        "bytes": num_bytes,
+        "rounds": rounds,
+    }
     with lan(hosts=2) as net:
         answers = reports(start(net, 2, [task]))
     # A ring of two hosts sends S from each per all_reduce; the frames of TCP add a few

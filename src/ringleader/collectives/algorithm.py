@@ -16,24 +16,24 @@ ROOTED = frozenset({"reduce", "broadcast", "gather", "scatter"})
 # the tree take the arity as their last argument.
 _BUILDERS: dict[str, dict[str, Callable[..., Program]]] = {
     "all_reduce": {
+        "ring": ring.all_reduce,
         "exchange": direct.exchange_all_reduce,
         "direct": direct.all_reduce,
-        "ring": ring.all_reduce,
         "doubling": doubling.all_reduce,
         "halving": doubling.halving_all_reduce,
         "tree": tree.all_reduce,
         "star": star.all_reduce,
     },
     "reduce_scatter": {
-        "direct": direct.reduce_scatter,
         "ring": ring.reduce_scatter,
+        "direct": direct.reduce_scatter,
         "halving": doubling.reduce_scatter,
         "tree": tree.reduce_scatter,
         "star": star.reduce_scatter,
     },
     "all_gather": {
-        "direct": direct.all_gather,
         "ring": ring.all_gather,
+        "direct": direct.all_gather,
         "doubling": doubling.all_gather,
         "tree": tree.all_gather,
         "star": star.all_gather,

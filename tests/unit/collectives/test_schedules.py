@@ -206,17 +206,10 @@ def sums_of(programs: list[Program]) -> list[dict[int, Sum]]:
     return held
 
 
+# An exchange leaves the order to its engine, which adds in rank order: the bits are
+# compared in tests/cluster/test_values.py.
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name,
-            marks=pytest.mark.xfail(
-                name == "exchange", reason="every rank begins with its own data"
-            ),
-        )
-        for name in algorithm.algorithms("all_reduce")
-    ],
+    "name", [n for n in algorithm.algorithms("all_reduce") if n != "exchange"]
 )
 def test_all_ranks_compute_the_same_bits(name: str) -> None:
     for size in range(2, 10):
