@@ -42,7 +42,6 @@ HOMES = {
 
 LIMIT_LINES = 300
 LONGER = {
-    "groups/mailbox.py": (530, "notices and messages share one stream per peer"),
     "groups/group.py": (450, "the whole public surface of a group, mostly signatures"),
     "groups/execute.py": (400, "one dispatch over all operations and algorithms"),
     "groups/call.py": (400, "one constructor per operation"),

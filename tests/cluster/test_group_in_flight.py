@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work
+from ringleader.testing.processes import Nursery, Ready, spawn_ranks
 from ringleader.testing.world import run_threads, run_world
 
 TRANSPORTS = ["memory", "tcp", "shm"]
@@ -239,6 +241,42 @@ def test_a_wait_with_a_limit_leaves_the_operation_alone() -> None:
         assert torch.equal(tensor, total(2, 0, 10))
 
     run_world(2, body, "tcp")
+
+
+def count_wrong_elements(group: Group, ready: Ready, count: int, steps: int) -> int:
+    """Of many large sums, each of other numbers."""
+    wrong = 0
+    tensor = torch.empty(count)
+    for step in range(steps):
+        tensor.fill_(10**group.rank + step)
+        group.all_reduce(tensor)
+        right = sum(10**r + step for r in range(group.size))
+        wrong += int((tensor != right).sum())
+    ready()
+    return wrong
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize(("transport", "steps"), [("tcp", 15), ("shm", 70)])
+def test_every_element_is_right_when_ranks_outnumber_cores_by_far(
+    transport: str, steps: int
+) -> None:
+    """Ranks lose the core in every possible place while others reuse the memory."""
+    with contextlib.ExitStack() as stack:
+        nursery = stack.enter_context(Nursery())
+        ranks = []
+        for size in (2, 2, 2, 2, 3, 4):
+            made = spawn_ranks(
+                size,
+                count_wrong_elements,
+                3_000_000,
+                steps,
+                transport=transport,
+                timeout_s=60,
+                nursery=nursery,
+            )
+            ranks += stack.enter_context(made)
+        assert [rank.result(within_s=80) for rank in ranks] == [0] * len(ranks)
 
 
 @pytest.mark.timeout(60)

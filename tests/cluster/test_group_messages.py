@@ -14,7 +14,7 @@ import torch
 
 from ringleader.errors import CallMismatch, ConfigError, DeadlineExceeded
 from ringleader.groups.group import Group
-from ringleader.groups.mailbox import MAX_EAGER_BYTES
+from ringleader.groups.messages import MAX_EAGER_BYTES
 from ringleader.testing.world import run_threads, run_world, world
 from ringleader.wire.mail import EAGER_BYTES
 

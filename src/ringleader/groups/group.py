@@ -25,7 +25,8 @@ from ringleader.errors import ConfigError, GroupAborted
 from ringleader.groups import call as calls
 from ringleader.groups.call import Call
 from ringleader.groups.execute import Executor, Progress
-from ringleader.groups.mailbox import Mailbox, Outgoing, Wish
+from ringleader.groups.mailbox import Mailbox
+from ringleader.groups.messages import Outgoing, Wish
 from ringleader.groups.runner import Runner
 from ringleader.groups.work import DONE, Work
 from ringleader.transport.mesh import Mesh

@@ -26,7 +26,8 @@ from ringleader.errors import (
     PeerLost,
     RingleaderError,
 )
-from ringleader.groups.mailbox import Mailbox, Outgoing, Wish
+from ringleader.groups.mailbox import Mailbox
+from ringleader.groups.messages import Outgoing, Wish
 from ringleader.groups.work import DONE, Work, same_again
 from ringleader.transport.link import relax, wait_ready
 
