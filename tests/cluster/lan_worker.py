@@ -1,6 +1,6 @@
 """One rank on one host of a test LAN: forms a group, does what it is told, reports.
 
-Run with one argument, the JSON of {"rank": 0, "peers": [...], "tasks": [...]}; prints one
+Its argument is the JSON of {"rank": 0, "peers": [...], "tasks": [...]}; it prints one
 JSON line per task.
 """
 

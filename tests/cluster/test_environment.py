@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ringleader.deadline import Deadline
-from ringleader.testing.world import free_ports
+from ringleader.testing.inprocess import free_ports
 
 pytestmark = pytest.mark.timeout(100)
 

@@ -11,7 +11,7 @@ import torch
 
 import ringleader
 from ringleader import ConfigError, Group, PeerUnreachable
-from ringleader.testing.world import free_ports, run_threads, world
+from ringleader.testing.inprocess import free_ports, run_threads, world
 from ringleader.transport import tcp
 
 pytestmark = pytest.mark.timeout(60)

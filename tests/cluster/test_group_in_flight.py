@@ -14,7 +14,7 @@ from torch import Tensor
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work
 from ringleader.testing.processes import Nursery, Ready, spawn_ranks
-from ringleader.testing.world import run_threads, run_world
+from ringleader.testing.inprocess import run_threads, run_world
 
 TRANSPORTS = ["memory", "tcp", "shm"]
 
