@@ -12,8 +12,8 @@ import pytest
 
 from ringleader.deadline import Deadline
 from ringleader.errors import PeerRefused, PeerUnreachable, ProtocolError
-from ringleader.testing.link_driver import receive, send
 from ringleader.testing.inprocess import run_threads
+from ringleader.testing.link_driver import receive, send
 from ringleader.transport import listener as listeners
 from ringleader.transport import mesh as meshes
 from ringleader.transport import tcp

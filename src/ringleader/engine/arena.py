@@ -71,6 +71,7 @@ class Arena:
         self.peers = [p for p in range(self.size) if p != rank]
         self._neighbours = neighbours
         self._waiter = waiter
+        self.check = waiter.check
         self.mismatch = on_mismatch
         segments = [
             segment if r == rank else neighbours[r].theirs for r in range(self.size)
@@ -139,6 +140,7 @@ class Arena:
         first, num = self._turn, self.geometry.num_exchanges
         self._turn += count
         for c in range(count + 1):
+            self.check()
             if c < count:
                 mine = self.exchanges[self.rank][(first + c) % num]
                 fill(c, mine.content)
@@ -164,6 +166,7 @@ class Arena:
         self, header: bytes, readers: Sequence[int], fill: Callable[[Bytes], None]
     ) -> None:
         """Fill the next one-way slot, once all who had to read it have."""
+        self.check()
         k = self._published % self.geometry.num_oneways
         self._published += 1
         while self._unread[k]:
@@ -177,11 +180,12 @@ class Arena:
             self._unread[k].add(reader)
             self._owed[reader].append(k)
             self._neighbours[reader].announce(k)
-            self._neighbours[reader].post[Signal.POST]()
+            self._neighbours[reader].post[Signal.ONEWAY]()
 
     def consume(self, header: bytes, peer: int, use: Callable[[Bytes], None]) -> None:
         """Use what ``peer`` published for me, and give it credit."""
-        self.wait(self.take[Signal.POST][peer], peer)
+        self.check()
+        self.wait(self.take[Signal.ONEWAY][peer], peer)
         k = self._neighbours[peer].announced()
         if k >= self.geometry.num_oneways:
             raise ProtocolError(peer, f"announced slot {k} in shared memory")

@@ -62,6 +62,7 @@ class ExchangeEngine:
         """Any length, in pieces; only the first carries a header that can differ."""
         step = PIECE_BYTES // source.itemsize
         for start in range(0, len(source), step) or (0,):
+            self._waiter.check()
             piece = source[start : start + step]
             num_bytes = piece.nbytes
             size = self._sizes.get(num_bytes) or self.prepare(num_bytes)

@@ -203,6 +203,7 @@ class StreamEngine:
         ]
         spins = 0
         while outs or ins:
+            self._waiter.check()
             moved = False
             for out in outs:
                 moved |= out.push()

@@ -16,7 +16,8 @@ Slots are numbered through across operations. Why the slot of piece c may be fil
 again: (1) its contributions were read, because I copied the sums out, after their
 owners' DONE, in turn c+2; (2) its sum, which third ranks read, was copied out by all of
 them in their turn c+2, before their POST of c+3, which I await in turn c+4. So five
-slots are enough; with two ranks there is no third, and three are.
+slots are enough. With two ranks there is no third; but the owner itself still takes its
+copy while I go on, until its POST of c+2, which I await in turn c+3: four.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class Host(Protocol):
     post: list[list[Callable[[], None]]]
     take: list[dict[int, Callable[[bool], bool]]]
     mismatch: Callable[[int, bytes], None]
+    check: Callable[[], None]
+    """Raises if the group is being aborted."""
 
     def wait(self, take: Callable[[bool], bool], peer: int) -> None:
         """Return when ``peer`` has given the signal behind ``take``."""
@@ -118,6 +121,7 @@ class TwoShot:
         self._number += num
         turns = [slots[(first + c) % len(slots)] for c in range(num)]
         for c in range(num + 2):
+            arena.check()
             if c < num:
                 self._copy_in(header, turns[c], source, pieces[c])
             if 0 < c <= num:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
 from ringleader.deadline import Deadline
-from ringleader.errors import DeadlineExceeded
+from ringleader.errors import DeadlineExceeded, GroupAborted
 from ringleader.transport.link import wait_ready
 from ringleader.wire import header
 
@@ -22,6 +22,8 @@ class Ear(Protocol):
 
     current: bytes
     """The header of the call under way."""
+    aborted: GroupAborted | None
+    """Set from any thread, to be raised at once."""
 
     def wanted(self) -> list[tuple[int, int]]:
         """Descriptors and events that mean news."""
@@ -64,6 +66,11 @@ class Waiter:
         self._call = call
         self._deadline = deadline
         self._stalled_at_s = 0.0
+
+    def check(self) -> None:
+        """Raise if the group is being aborted; for who never has to wait."""
+        if self._ear.aborted is not None:
+            raise self._ear.aborted
 
     def moved(self) -> None:
         """Something arrived or left after we had slept."""

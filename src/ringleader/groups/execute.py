@@ -21,13 +21,14 @@ from ringleader.engine.exchange import ExchangeEngine
 from ringleader.engine.flow import Plan, Windows
 from ringleader.engine.kernel import Array, Combine
 from ringleader.engine.shared import barrier as shared_barrier
-from ringleader.engine.small import SMALL_BYTES, Small, Stamp, in_memory, over_links
+from ringleader.engine.small import SMALL_BYTES, Small, in_memory, over_links
 from ringleader.engine.stream import StreamEngine
 from ringleader.engine.waiter import Waiter
 from ringleader.errors import CallMismatch, ConfigError
 from ringleader.groups import shared
 from ringleader.groups.call import Call, some
 from ringleader.groups.mailbox import Mailbox, mismatch
+from ringleader.groups.stamp import Stamps
 from ringleader.transport.link import wait_ready
 from ringleader.transport.mesh import Mesh
 from ringleader.wire import header as wire
@@ -50,7 +51,7 @@ class Progress:
 
 _BYTE = torch.uint8
 MAX_KEPT = 4096
-"""Choices and headers kept for calls like earlier ones; a model makes far fewer."""
+"""Choices kept for calls like earlier ones; a model makes far fewer."""
 
 
 class Executor:
@@ -68,13 +69,11 @@ class Executor:
         self.size = len(mesh.bulk) + 1
         self._network = Network.unknown(self.size)
         self.config = CollectiveConfig()
-        self._group = group
         self._mailbox = mailbox
         self._waiter = waiter
-        self._sequence = 0
+        self._stamps = Stamps(group, mailbox)
         self._windows = Windows()
         self._quiet = kernel.quiet_context()
-        self._stamps: dict[tuple[object, ...], Stamp] = {}
         self._choices: dict[tuple[str, int, int], tuple[str, int, str]] = {}
         self._plans: dict[tuple[str, str, int, int], Plan] = {}
         self._stream = StreamEngine(mesh.bulk, waiter)
@@ -168,7 +167,7 @@ class Executor:
             return None
         combine = kernel.combine(call.dtype, call.reduce_op)
         finish = self._divider(call)
-        stamp = self._stamp(call, name, 0)
+        stamp = self._stamps.of(call, name, 0)
         run: Small
         if name == "shm" and self.arena is not None:
             run = in_memory(
@@ -187,49 +186,6 @@ class Executor:
             return None
         dtype, size = call.dtype, self.size
         return lambda result: kernel.divide(result, dtype, size)
-
-    def _stamp(self, call: Call, name: str, arity: int) -> Stamp:
-        """What begins operations like ``call``: made once, it only numbers them."""
-        root = wire.NO_ROOT if call.root is None else call.root
-        key = (
-            call.operation,
-            call.dtype,
-            call.reduce_op,
-            call.count,
-            root,
-            name,
-            arity,
-        )
-        stamp = self._stamps.get(key)
-        if stamp is None:
-            if len(self._stamps) >= MAX_KEPT:
-                self._stamps.clear()
-            stamp = self._stamps[key] = self._make_stamp(call, name, arity)
-        return stamp
-
-    def _make_stamp(self, call: Call, name: str, arity: int) -> Stamp:
-        header = wire.Header(
-            operation=call.operation,
-            group=self._group,
-            sequence=0,
-            count=call.count,
-            dtype=kernel.dtype_name(call.dtype),
-            reduce_op=call.reduce_op,
-            root=call.root,
-            algorithm=name,
-            arity=arity if name == "tree" else 0,
-        )
-        template = wire.encode(header)
-        head, tail = template[: wire.SEQUENCE_OFFSET], template[wire.COUNT_OFFSET :]
-        begin = self._mailbox.begin
-
-        def stamp() -> bytes:
-            self._sequence = sequence = self._sequence + 1
-            now = head + sequence.to_bytes(8, "little") + tail
-            begin(sequence, now)
-            return now
-
-        return stamp
 
     def barrier(self, deadline: Deadline) -> None:
         """Return when every rank has called."""
@@ -257,10 +213,10 @@ class Executor:
 
     def _begin(self, call: Call, name: str, arity: int, deadline: Deadline) -> bytes:
         self._last = (call, None)
-        self._last_sequence = self._sequence + 1
+        self._last_sequence = self._stamps.sequence + 1
         if self.arena is not None:
             self.arena.complete = 0
-        header = self._stamp(call, name, arity)()
+        header = self._stamps.of(call, name, arity)()
         self._waiter.start(deadline, header)
         return header
 
@@ -364,7 +320,7 @@ class Executor:
         if not self._mailbox.current:
             return Progress("no operation yet", 0, ())
         header = wire.decode(self._mailbox.current, self.rank)
-        if self._last is None or self._last_sequence != self._sequence:
+        if self._last is None or self._last_sequence != self._stamps.sequence:
             return Progress(str(header), header.count, ())
         call, plan = self._last
         runs: list[tuple[int, int]] = []

@@ -134,7 +134,11 @@ class Group:
     ) -> Work:
         """Combine everybody's ``tensor``, in place, or into ``out`` and leave it."""
         plain = out is None and algorithm is None and timeout_s is None and not async_op
-        key = (tensor.dtype, tensor.numel(), op)
+        try:
+            key = (tensor.dtype, tensor.numel(), op)
+        except AttributeError as exc:
+            text = f"all_reduce: expected a tensor, got {type(tensor).__name__}"
+            raise ConfigError(text) from exc
         if plain:
             small = self._small.get(key)
             if (

@@ -14,6 +14,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from ringleader import errors
 from ringleader.deadline import Deadline
@@ -230,7 +231,7 @@ class Mailbox:
 def same_call(ours: op_header.Header, theirs: op_header.Header) -> bool:
     """Whether two headers announce one operation; parts of all_to_all may differ."""
     if ours.operation == "all_to_all":
-        return theirs.operation == "all_to_all" and ours.dtype == theirs.dtype
+        theirs = replace(theirs, count=ours.count)
     return ours == theirs
 
 
@@ -238,10 +239,11 @@ def mismatch(
     peer: int, theirs: op_header.Header, rank: int, ours: op_header.Header
 ) -> CallMismatch:
     """The error that prints both calls."""
-    text = (
-        f"called {theirs} while rank {rank} called {ours}; every rank of a group must "
-        "make the same calls in the same order"
-    )
+    rule = "every rank of a group must make the same calls in the same order"
+    if replace(theirs, history=ours.history) == ours:
+        text = f"its calls before {theirs} were not those of rank {rank}; {rule}"
+    else:
+        text = f"called {theirs} while rank {rank} called {ours}; {rule}"
     return CallMismatch(peer, text)
 
 
@@ -249,7 +251,7 @@ def _rebuild(frame: Frame, payload: bytes, reporter: int) -> RingleaderError:
     """The error behind a BROKEN notice, with a word on who told us."""
     kind: Callable[..., RingleaderError] = getattr(errors, mail.BLAMES[frame.code])
     text = bytes(payload).decode(errors="replace")
-    if frame.rank != reporter:
+    if frame.rank != reporter and "(reported by" not in text:
         text = f"{text} (reported by rank {reporter})"
     if issubclass(kind, errors.PeerError):  # type: ignore[arg-type]
         return kind(frame.rank, text)

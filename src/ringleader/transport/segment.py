@@ -33,6 +33,12 @@ SEM_STRIDE = 128
 """Two cache lines: neighbours' semaphores never share one."""
 
 
+SHOTS_BYTES = 8 << 20
+"""Memory of two-shot that one rank may touch, its own and the others'."""
+SLOT_BYTES = 1 << 20
+"""One slot of every rank together: four of them for exchanges, four one-way."""
+
+
 class Signal(IntEnum):
     """What one rank can tell another without a message."""
 
@@ -41,6 +47,7 @@ class Signal(IntEnum):
     CREDIT = 2  # I have read your one-way slot
     FULL = 3  # a slot of my stream to you is filled
     FREE = 4  # I have emptied a slot of your stream
+    ONEWAY = 5  # a one-way slot of mine is filled for you
 
 
 NUM_SIGNALS = len(Signal)
@@ -53,12 +60,7 @@ class Geometry:
     """Where things lie in every segment of a group of ``size`` ranks."""
 
     size: int
-    part_bytes: int = 384 << 10
-    """Bytes of one rank's part of a two-shot slot. 256 to 512 KiB are within 5 % of
-    each other where the L2 cache has 2 MiB; less costs Python, more costs misses."""
-    exchange_bytes: int = 512 << 10
     num_exchanges: int = 4
-    oneway_bytes: int = 512 << 10
     num_oneways: int = 4
     stream_bytes: int = 128 << 10
     num_streams: int = 8
@@ -66,7 +68,28 @@ class Geometry:
     @property
     def num_shots(self) -> int:
         """Two-shot slots; engine/twoshot.py says why so many."""
-        return 3 if self.size == 2 else 5
+        return 4 if self.size == 2 else 5
+
+    @property
+    def part_bytes(self) -> int:
+        """Bytes of one rank's part of a two-shot slot.
+
+        256 to 512 KiB are within 5 % of each other where the L2 cache has 2 MiB; less
+        costs Python, more costs misses. With many ranks the memory bounds it: a rank
+        touches its own slots, its part of all others, and the sums of all owners.
+        """
+        touched = self.num_shots * (3 * self.size - 2)
+        return max(PAGE, min(384 << 10, SHOTS_BYTES // touched // PAGE * PAGE))
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes of an exchange slot; a rank reads those of all."""
+        return max(PAGE, SLOT_BYTES // self.size // PAGE * PAGE)
+
+    @property
+    def oneway_bytes(self) -> int:
+        """Bytes of a one-way slot; the root of a gather reads those of all."""
+        return max(PAGE, SLOT_BYTES // self.size // PAGE * PAGE)
 
     @property
     def signals_at(self) -> int:
@@ -183,7 +206,7 @@ def semaphore(
 
 
 def announcements(segment: Segment, geometry: Geometry, dst: int) -> memoryview:
-    """The ring of slot numbers for ``dst``, in the spare bytes beside its POST."""
-    index = dst * NUM_SIGNALS + Signal.POST
+    """The ring of slot numbers for ``dst``, in the spare bytes beside its ONEWAY."""
+    index = dst * NUM_SIGNALS + Signal.ONEWAY
     at = geometry.signals_at + index * SEM_STRIDE + 64
     return segment.view[at : at + RING]

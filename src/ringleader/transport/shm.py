@@ -142,12 +142,12 @@ class Neighbour:
         return ready()
 
     def announce(self, number: int) -> None:
-        """Tell the peer, with the next POST, which one-way slot is meant."""
+        """Tell the peer, with the next ONEWAY, which one-way slot is meant."""
         self._out_ring[self._announcements % RING] = number
         self._announcements += 1
 
     def announced(self) -> int:
-        """The slot the peer meant with the POST just taken."""
+        """The slot the peer meant with the ONEWAY just taken."""
         number = self._in_ring[self._hearings % RING]
         self._hearings += 1
         return number

@@ -13,10 +13,12 @@ Offset  size  field
 36      1     algorithm        (names.ALGORITHMS)
 37      1     codec            (names.CODECS)
 38      2     arity            of the tree, else 0
-40      24    zero
+40      4     history          CRC-32 over the headers of all earlier operations
+44      20    zero
 
 All integers are little-endian. Two ranks in the same operation write the same bytes, so
-the check on the hot path is one comparison; only a difference is ever decoded.
+the check on the hot path is one comparison; only a difference is ever decoded. The
+history makes ranks that once went apart, without meeting, find out when they next meet.
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ from ringleader.wire import names
 
 MAGIC = b"RLOP"
 VERSION = 1
-HEADER = struct.Struct("<4sBBBBQQQIBBH24x")
+HEADER = struct.Struct("<4sBBBBQQQIBBHI20x")
 HEADER_BYTES = HEADER.size
 SEQUENCE_OFFSET = 16
 COUNT_OFFSET = 24
+HISTORY_OFFSET = 40
 NO_ROOT = 0xFFFF_FFFF
 
 
@@ -50,6 +53,7 @@ class Header:
     algorithm: str = "none"
     codec: str = "none"
     arity: int = 0
+    history: int = 0
 
     def __str__(self) -> str:
         """The call in the words of the program that made it."""
@@ -80,6 +84,7 @@ def encode(header: Header) -> bytes:
         names.ALGORITHMS.index(header.algorithm),
         names.CODECS.index(header.codec),
         header.arity,
+        header.history,
     )
 
 
@@ -94,14 +99,15 @@ def decode(data: bytes | bytearray | memoryview, peer: int | str) -> Header:
     if len(data) != HEADER_BYTES:
         text = f"operation header: {len(data)} bytes instead of {HEADER_BYTES}"
         raise ProtocolError(peer, text)
-    magic, version, op, rop, dtype, group, seq, count, root, alg, codec, arity = (
-        HEADER.unpack(data)
+    fields = HEADER.unpack(data)
+    magic, version, op, rop, dtype, group, seq, count, root, alg, codec, arity, past = (
+        fields
     )
     if magic != MAGIC:
         raise ProtocolError(peer, f"operation header: magic {magic!r}, not {MAGIC!r}")
     if version != VERSION:
         raise ProtocolError(peer, f"operation header: version {version}, not {VERSION}")
-    if any(data[HEADER_BYTES - 24 :]):
+    if any(data[HEADER_BYTES - 20 :]):
         raise ProtocolError(peer, "operation header: reserved bytes are not zero")
     return Header(
         operation=_name(names.OPERATIONS, op, "operation", peer),
@@ -114,4 +120,5 @@ def decode(data: bytes | bytearray | memoryview, peer: int | str) -> Header:
         algorithm=_name(names.ALGORITHMS, alg, "algorithm", peer),
         codec=_name(names.CODECS, codec, "codec", peer),
         arity=arity,
+        history=past,
     )

@@ -24,7 +24,7 @@ from ringleader.transport.segment import (
 from ringleader.transport.shm import SLEEP_FLAG, Neighbour, ShmLink, _slots
 
 ME = bytes(range(16))
-SMALL = Geometry(2, part_bytes=PAGE, exchange_bytes=PAGE, oneway_bytes=PAGE)
+SMALL = Geometry(2, stream_bytes=PAGE)
 
 
 def areas(geometry: Geometry) -> Iterator[tuple[str, int, int]]:
@@ -37,7 +37,7 @@ def areas(geometry: Geometry) -> Iterator[tuple[str, int, int]]:
             index = dst * NUM_SIGNALS + signal
             at = geometry.signals_at + index * SEM_STRIDE
             yield f"semaphore {signal} of {dst}", at, at + 32
-            if signal == Signal.POST:
+            if signal == Signal.ONEWAY:
                 yield f"announcements of {dst}", at + 64, at + 64 + RING
     for shot in range(geometry.num_shots):
         at = geometry.shots_at + shot * geometry.shot_stride

@@ -1,0 +1,73 @@
+"""Headers by the stamp: all of a call's bytes are known but its number and its past."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+from ringleader.engine import kernel
+from ringleader.engine.small import Stamp
+from ringleader.groups.call import Call
+from ringleader.groups.mailbox import Mailbox
+from ringleader.wire import header as wire
+
+MAX_KEPT = 4096
+"""Stamps kept for calls like earlier ones; a model makes far fewer."""
+
+
+class Stamps:
+    """Numbers the operations of one group and announces each to the mailbox."""
+
+    def __init__(self, group: int, mailbox: Mailbox) -> None:
+        self.sequence = 0
+        self._group = group
+        self._mailbox = mailbox
+        self._history = 0
+        self._kept: dict[tuple[object, ...], Stamp] = {}
+
+    def of(self, call: Call, name: str, arity: int) -> Stamp:
+        """What begins operations like ``call``: made once, it only numbers them."""
+        root = wire.NO_ROOT if call.root is None else call.root
+        key = (
+            call.operation,
+            call.dtype,
+            call.reduce_op,
+            call.count,
+            root,
+            name,
+            arity,
+        )
+        stamp = self._kept.get(key)
+        if stamp is None:
+            if len(self._kept) >= MAX_KEPT:
+                self._kept.clear()
+            stamp = self._kept[key] = self._make(call, name, arity)
+        return stamp
+
+    def _make(self, call: Call, name: str, arity: int) -> Stamp:
+        header = wire.Header(
+            operation=call.operation,
+            group=self._group,
+            sequence=0,
+            count=call.count,
+            dtype=kernel.dtype_name(call.dtype),
+            reduce_op=call.reduce_op,
+            root=call.root,
+            algorithm=name,
+            arity=arity if name == "tree" else 0,
+        )
+        template = wire.encode(header)
+        head = template[: wire.SEQUENCE_OFFSET]
+        middle = template[wire.COUNT_OFFSET : wire.HISTORY_OFFSET]
+        tail = template[wire.HISTORY_OFFSET + 4 :]
+        begin = self._mailbox.begin
+
+        def stamp() -> bytes:
+            self.sequence = sequence = self.sequence + 1
+            past = self._history.to_bytes(4, "little")
+            number = sequence.to_bytes(8, "little")
+            now = b"".join((head, number, middle, past, tail))
+            self._history = crc32(now)
+            begin(sequence, now)
+            return now
+
+        return stamp
