@@ -173,7 +173,7 @@ def test_a_dict_of_tensors_in_another_order_is_never_a_wrong_number(
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("count", [10, 500_000])
 @pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("transport", ["memory", "tcp"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_two_ranks_that_both_broadcast_are_found_in_the_next_calls(
     transport: str, size: int, count: int
 ) -> None:

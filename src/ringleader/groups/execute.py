@@ -239,18 +239,27 @@ class Executor:
             ours = replace(ours, count=self._last[0].pairs[peer][1])
         # What we read may be what the peer wrote in an earlier call, or nothing yet: in
         # shared memory its present call may use other slots. Then it tells when asked.
-        is_blank = not any(theirs)
-        if is_blank or wire.decode(theirs, peer).sequence != ours.sequence:
-            if not is_blank:
-                self._mailbox.compare(peer, theirs)
+        if not any(theirs):
             self._mailbox.ask([peer])
-            until = Deadline.after(EXPLAIN_S)
-            while not until.is_over():
-                self._mailbox.progress()
-                wait_ready(self._mailbox.wanted(), until.left_s())
-        if is_blank:
+            self._hear_out()
             raise CallMismatch(peer, f"called something else while we called {ours}")
-        raise mismatch(peer, wire.decode(theirs, peer), self.rank, ours)
+        call = wire.decode(theirs, peer)
+        if call.sequence != ours.sequence:
+            self._mailbox.compare(peer, theirs)
+            self._mailbox.ask([peer])
+            self._hear_out()
+        elif replace(call, history=ours.history) == ours:
+            # We agree now but did not before: both tell their calls, and compare.
+            self._mailbox.recount(peer)
+            self._hear_out()
+        raise mismatch(peer, call, self.rank, ours)
+
+    def _hear_out(self) -> None:
+        """Give the peer a moment to say what it called; that raises a better error."""
+        until = Deadline.after(EXPLAIN_S)
+        while not until.is_over():
+            self._mailbox.progress()
+            wait_ready(self._mailbox.wanted(), until.left_s())
 
     def _run_shared(self, call: Call, header: bytes, combine: Combine | None) -> None:
         arena = some(self.arena)

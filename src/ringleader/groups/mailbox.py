@@ -33,6 +33,8 @@ GRACE_S = 0.05
 before its end may still be on the way."""
 HISTORY = 64
 """Our last calls, for peers that ask about them late."""
+RECOUNTED = 16
+"""Of those, how many are told to a peer whose history is not ours."""
 WAITS_S = 0.5
 """A peer that said so this lately waits for somebody itself; it says so every 0.2 s."""
 MAX_QUESTIONS = 64
@@ -89,6 +91,13 @@ class Mailbox:
             if self.current and not box.is_gone and len(box.out) < MAX_QUESTIONS:
                 frame = Frame(kind=Kind.WAITING, rank=suspect, length=64)
                 box.queue(frame, self.current)
+
+    def recount(self, peer: int) -> None:
+        """Tell ``peer`` our last calls; it finds the first that was not its own."""
+        for sequence, header in sorted(self._calls)[-RECOUNTED:]:
+            if sequence:
+                frame = Frame(kind=Kind.WAITING, rank=peer, length=64)
+                self._boxes[peer].queue(frame, header)
 
     def suspect(self, peers: list[int]) -> int:
         """Who holds us up: a rank that waits for nobody, reached from ``peers``.
