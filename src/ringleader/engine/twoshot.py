@@ -3,26 +3,28 @@
 The tensor is walked in pieces; rank p owns part p of every piece. In turn c a rank
 
     copies in  piece c: its parts for the others, into its slot; POST
-    reduces    piece c-1: waits for everybody's POST, adds the parts meant for it and
-               writes the sum over the last one, says DONE, and takes a copy
+    reduces    piece c-1: waits for everybody's POST, adds the parts meant for it, takes
+               a copy of the sum and says DONE
     copies out piece c-2: waits for each owner's DONE and copies its sum
 
-in this order, so that three steps lie between a signal and who waits for it.
+in this order, so that three steps lie between a signal and who waits for it. With two
+ranks the sum is written over the other's contribution, whose cache lines the owner has
+just fetched: a quarter faster than a place of its own. With more it lies in the owner's
+own slot, in the part nobody else writes.
 
-Writing the sum over the last contribution, in the slot of the rank before the owner,
-costs a quarter less than a place of its own: those lines are in the owner's cache.
-
-Slots are numbered through across operations. Why the slot of piece c may be filled
-again: (1) its contributions were read, because I copied the sums out, after their
-owners' DONE, in turn c+2; (2) its sum, which third ranks read, was copied out by all of
-them in their turn c+2, before their POST of c+3, which I await in turn c+4. So five
-slots are enough. With two ranks there is no third; but the owner itself still takes its
-copy while I go on, until its POST of c+2, which I await in turn c+3: four.
+Slots are numbered through across operations, and three are enough:
+* the slot of piece c is filled again in turn c+3; its contributions were read (and with
+  two ranks its sum copied) before their owners' DONE, which was awaited in turn c+2;
+* the sum of piece c in the owner's slot is written again in turn c+4, after everybody's
+  POST of c+3, and who posts that has copied the sum of c out in its turn c+2.
+Fewer slots are faster, because they stay in the cache: with a fourth, 64 MiB took 30 %
+longer (2026-11-15, 2 ranks, 2 MiB of L2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,7 +32,7 @@ from numpy.typing import NDArray
 
 from ringleader.collectives.schedule import split
 from ringleader.engine.kernel import Combine
-from ringleader.transport.segment import PAGE, Geometry, Segment, Signal
+from ringleader.transport.segment import NUM_SHOTS, PAGE, Geometry, Segment, Signal
 from ringleader.wire.header import HEADER_BYTES
 
 Array = NDArray[Any]
@@ -69,13 +71,13 @@ class _Turn:
         """Where my contribution for each owner goes."""
         self.posts = [(p, arena.take[Signal.POST][p], headers[p]) for p in arena.peers]
         """Whose post to await, and the header that comes with it."""
-        keeper = (me - 1) % arena.size
-        self.others = [parts[p][me] for p in arena.peers if p != keeper]
-        """Contributions for me, in rank order, but for the last."""
+        keeper = 1 - me if arena.size == 2 else me
         self.total = parts[keeper][me]
-        """The last contribution; my sum is written over it."""
+        """Where my sum is made."""
+        self.contributions = [parts[p][me] for p in arena.peers]
+        """For me, in rank order."""
         self.sums = [
-            (p, arena.take[Signal.DONE][p], parts[(p - 1) % arena.size][p])
+            (p, arena.take[Signal.DONE][p], parts[me if arena.size == 2 else p][p])
             for p in arena.peers
         ]
         """Where each owner's sum lies."""
@@ -100,7 +102,7 @@ class TwoShot:
                     [headers[k] for headers in self._headers],
                     [[part.view(dtype) for part in slots[k]] for slots in self._parts],
                 )
-                for k in range(self._arena.geometry.num_shots)
+                for k in range(NUM_SHOTS)
             ]
         return self._turns[dtype]
 
@@ -160,16 +162,15 @@ class TwoShot:
     ) -> None:
         """Add everybody's contribution to my own part."""
         length = len(held)
-        for contribution in turn.others:
-            combine(held, contribution[:length], mine)
-            held = mine
         total = turn.total[:length]
-        combine(held, total, total)
+        for contribution in turn.contributions:
+            combine(held, contribution[:length], total)
+            held = total
         if finish is not None:
             finish(total)
+        np.copyto(mine, total)
         for post in self._arena.post[Signal.DONE]:
             post()
-        np.copyto(mine, total)
 
     def _copy_out(self, turn: _Turn, out: Array, piece: list[Part]) -> None:
         for p, take, total in turn.sums:
@@ -179,6 +180,7 @@ class TwoShot:
             np.copyto(out[lo:hi], total[: hi - lo])
 
 
+@lru_cache(maxsize=64)
 def _pieces(count: int, step: int, parts: int) -> list[list[Part]]:
     """Runs of at most ``step`` elements, each cut into ``parts`` (start, stop)."""
     pieces = []
@@ -190,7 +192,7 @@ def _pieces(count: int, step: int, parts: int) -> list[list[Part]]:
 
 def _slot_starts(geometry: Geometry) -> list[int]:
     stride = geometry.shot_stride
-    return [geometry.shots_at + k * stride for k in range(geometry.num_shots)]
+    return [geometry.shots_at + k * stride for k in range(NUM_SHOTS)]
 
 
 def _headers(segment: Segment, geometry: Geometry) -> list[memoryview]:

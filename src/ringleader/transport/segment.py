@@ -33,6 +33,8 @@ SEM_STRIDE = 128
 """Two cache lines: neighbours' semaphores never share one."""
 
 
+NUM_SHOTS = 3
+"""Two-shot slots; engine/twoshot.py says why so many."""
 SHOTS_BYTES = 8 << 20
 """Memory of two-shot that one rank may touch, its own and the others'."""
 SLOT_BYTES = 1 << 20
@@ -66,11 +68,6 @@ class Geometry:
     num_streams: int = 8
 
     @property
-    def num_shots(self) -> int:
-        """Two-shot slots; engine/twoshot.py says why so many."""
-        return 4 if self.size == 2 else 5
-
-    @property
     def part_bytes(self) -> int:
         """Bytes of one rank's part of a two-shot slot.
 
@@ -78,8 +75,8 @@ class Geometry:
         costs Python, more costs misses. With many ranks the memory bounds it: a rank
         touches its own slots, its part of all others, and the sums of all owners.
         """
-        touched = self.num_shots * (3 * self.size - 2)
-        return max(PAGE, min(384 << 10, SHOTS_BYTES // touched // PAGE * PAGE))
+        touched = NUM_SHOTS * (3 * self.size - 2)
+        return max(PAGE, min(256 << 10, SHOTS_BYTES // touched // PAGE * PAGE))
 
     @property
     def exchange_bytes(self) -> int:
@@ -110,7 +107,7 @@ class Geometry:
     @property
     def exchanges_at(self) -> int:
         """Offset of the exchange slots."""
-        return self.shots_at + self.num_shots * self.shot_stride
+        return self.shots_at + NUM_SHOTS * self.shot_stride
 
     @property
     def oneways_at(self) -> int:

@@ -13,6 +13,7 @@ import pytest
 from ringleader.errors import ProtocolError
 from ringleader.transport import memory, segment
 from ringleader.transport.segment import (
+    NUM_SHOTS,
     NUM_SIGNALS,
     PAGE,
     RING,
@@ -39,7 +40,7 @@ def areas(geometry: Geometry) -> Iterator[tuple[str, int, int]]:
             yield f"semaphore {signal} of {dst}", at, at + 32
             if signal == Signal.ONEWAY:
                 yield f"announcements of {dst}", at + 64, at + 64 + RING
-    for shot in range(geometry.num_shots):
+    for shot in range(NUM_SHOTS):
         at = geometry.shots_at + shot * geometry.shot_stride
         yield f"shot {shot}", at, at + PAGE + geometry.size * geometry.part_bytes
     for name, start, count, size in (
