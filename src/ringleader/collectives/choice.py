@@ -12,8 +12,9 @@ from ringleader.collectives.schedule import Program
 from ringleader.errors import ConfigError
 
 HIERARCHICAL = frozenset({"all_reduce", "reduce", "broadcast"})
-EXCHANGE_BYTES = 64 << 10
-"""Beyond this the exchange needs several messages and is never the best."""
+EXCHANGE_BYTES = 256 << 10
+"""What a rank may send in one exchange, to all peers together; its pieces travel in
+lock-step, so beyond this it is never the best."""
 
 
 def choose(
@@ -73,7 +74,7 @@ def _cheapest(
     arity = config.tree_arity
     prices = {}
     for name in algorithms(operation):
-        if name == "exchange" and num_bytes > EXCHANGE_BYTES:
+        if name == "exchange" and num_bytes * (network.size - 1) > EXCHANGE_BYTES:
             continue
         shape = profile(operation, name, network.size, root, arity)
         prices[name] = price(shape, num_bytes, network)

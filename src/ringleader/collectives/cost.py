@@ -27,8 +27,14 @@ share it evenly, and the last one counts. Measured at 1 Gbit/s: 3 senders 7 to 9
 HOST_FAN_IN = 0.08
 """The same inside a host, where more lanes mean more, smaller system calls. Measured on
 loopback, 4 ranks on 2 cores, 4 MiB: 3 senders 20 %."""
-COPY_BANDWIDTH = 3.5e9
-"""Bytes per second one core moves through a TCP socket, on either side."""
+COPY_BANDWIDTH = 5e9
+"""Bytes per second one core moves through a link, on either side."""
+SOFTWARE_S = 30e-6
+"""What our own code costs per step, when every rank has a core to itself."""
+MESSAGE_SHARE = 0.15
+"""Of that, what each message costs its rank."""
+STREAM_SHARE = 2.5
+"""Of that, what it costs to set the lanes of a stream up; an exchange needs none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +57,6 @@ class Network:
     shares_memory: bool = False
     """Whether ranks of one host have mapped each other's segments."""
     cores: int = 2
-    software_s: float = 30e-6
-    """What our own code costs per step of a schedule."""
     reduce_bandwidth: float = 5e9
     """Bytes per second that one core adds."""
 
@@ -94,6 +98,8 @@ class Profile:
     links: dict[tuple[int, int], float]
     fan_in: int
     """The most peers that send to one rank."""
+    is_exchange: bool = False
+    """Run by the exchange engine: one call to and from everybody."""
 
 
 @lru_cache(maxsize=1024)
@@ -105,7 +111,7 @@ def profile(
         program(operation, algorithm, r, size, root=root, arity=arity)
         for r in range(size)
     ]
-    return profile_of(operation, programs)
+    return replace(profile_of(operation, programs), is_exchange=algorithm == "exchange")
 
 
 def profile_of(operation: str, programs: list[Program]) -> Profile:
@@ -166,8 +172,12 @@ def price(shape: Profile, num_bytes: int, network: Network) -> float:
     """Predicted seconds of one operation on ``num_bytes``."""
     used = [network.links[a][b] for a, b in shape.links]
     latency_s = max((link.latency_s for link in used if link), default=0.0)
-    step_s = latency_s + network.software_s
-    steps_s = shape.depth * step_s + shape.messages * 0.15 * network.software_s
+    most = max(len(ranks) for ranks in network.host_lists())
+    software_s = SOFTWARE_S * max(1.0, most / network.cores)
+    steps_s = shape.depth * (latency_s + software_s)
+    steps_s += shape.messages * MESSAGE_SHARE * software_s
+    if not shape.is_exchange:
+        steps_s += STREAM_SHARE * software_s
     return steps_s + max(
         _wire_s(shape, num_bytes, network), _host_s(shape, num_bytes, network)
     )
@@ -197,16 +207,13 @@ def _wire_s(shape: Profile, num_bytes: int, network: Network) -> float:
 def _host_s(shape: Profile, num_bytes: int, network: Network) -> float:
     """What the cores of the busiest host do: copies into and out of links, adds.
 
-    A rank is one thread, so neither the busiest rank nor the sum can be beaten. Inside
-    a host the measured bandwidth of a link is what its copies cost.
+    A rank is one thread, so neither the busiest rank nor the sum can be beaten.
     """
-    busy = [share / network.reduce_bandwidth for share in shape.reduced]
-    for (a, b), share in shape.links.items():
-        link = network.links[a][b]
-        same = link is not None and network.hosts[a] == network.hosts[b]
-        speed = link.bandwidth if link is not None and same else COPY_BANDWIDTH
-        busy[a] += share / speed
-        busy[b] += share / speed
+    busy = [
+        (shape.sent[r] + shape.received[r]) / COPY_BANDWIDTH
+        + shape.reduced[r] / network.reduce_bandwidth
+        for r in range(network.size)
+    ]
     worst = max(busy)
     for ranks in network.host_lists():
         worst = max(worst, sum(busy[r] for r in ranks) / network.cores)
