@@ -100,9 +100,14 @@ def all_gather(
     step = arena.geometry.exchange_bytes // source.itemsize
     starts = _starts(max(len(o) for o in outs), step)
 
+    own = outs[arena.rank]
+    is_in_place = own.ctypes.data == source.ctypes.data
+
     def fill(c: int, content: Bytes) -> None:
         piece = source[starts[c] : starts[c] + step]
         np.copyto(content.view(source.dtype)[: len(piece)], piece)
+        if not is_in_place:  # now, while the piece is in the cache
+            np.copyto(own[starts[c] : starts[c] + step], piece)
 
     def use(c: int, blocks: list[Bytes]) -> None:
         for p in arena.peers:
@@ -110,8 +115,6 @@ def all_gather(
             np.copyto(piece, blocks[p].view(source.dtype)[: len(piece)])
 
     arena.rounds(header, len(starts), fill, use)
-    if outs[arena.rank].ctypes.data != source.ctypes.data:
-        np.copyto(outs[arena.rank], source)
 
 
 def broadcast(arena: Arena, header: bytes, tensor: Array, root: int) -> None:
