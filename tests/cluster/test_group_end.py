@@ -161,8 +161,9 @@ def test_abort_from_another_thread_ends_a_blocked_call_at_once(
         error = blocked.join()
         assert isinstance(error, GroupAborted)
         assert "the user pressed a key" in str(error)
-        assert returned_s - called_s < 0.05
-        assert blocked.ended_s - called_s < 0.05
+        # A millisecond on a quiet machine; the bound is for one that is not.
+        assert returned_s - called_s < 0.5
+        assert blocked.ended_s - called_s < 0.5
 
 
 @pytest.mark.timeout(60)

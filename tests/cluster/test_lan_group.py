@@ -56,7 +56,7 @@ def test_the_simulator_predicts_ring_tree_and_star_within_a_fifth() -> None:
     size, num_bytes = 3, 4 << 20
     names = ["ring", "tree", "star"]
     tasks = [
-        {"do": "time", "algorithm": n, "bytes": num_bytes, "rounds": 3} for n in names
+        {"do": "time", "algorithm": n, "bytes": num_bytes, "rounds": 6} for n in names
     ]
     with lan(hosts=size, rate=RATE) as net:
         answers = reports(start(net, 1, tasks))
