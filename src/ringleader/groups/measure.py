@@ -77,7 +77,7 @@ def _smooth(rows: list[torch.Tensor], size: int) -> None:
     usual = float(table[~torch.eye(size, dtype=torch.bool)].median())
     for row in rows:
         speeds = row[3 + size :]
-        speeds[(speeds > 0.6 * usual) & (speeds < 1.4 * usual)] = usual
+        speeds[(speeds > 0.5 * usual) & (speeds < 1.4 * usual)] = usual
 
 
 def _partners(rank: int, size: int) -> list[int]:
