@@ -23,15 +23,16 @@ from ringleader.wire import hello, mail
 DOCS = Path(__file__).parents[1] / "docs"
 
 PUBLIC = (
-    "CallMismatch CollectiveConfig ConfigError DeadlineExceeded Group GroupAborted "
+    "BackendOptions CallMismatch CollectiveConfig ConfigError DeadlineExceeded Group GroupAborted "
     "InternalError PeerError PeerLost PeerRefused PeerUnreachable PeerUntrusted "
-    "ProtocolError RingleaderError Work __version__ group"
+    "ProtocolError RingleaderError SyncBatchNorm Work __version__ backends compression "
+    "group require"
 )
 
 GROUP = (
     "abort all_gather all_reduce all_to_all barrier broadcast choice close config "
     "gather links network on_close progress rank recv reduce reduce_scatter scatter "
-    "send sendrecv size subgroup timeout_s view_id"
+    "send sendrecv size subgroup timeout_s together view_id"
 )
 
 FLAGS = {
@@ -45,7 +46,7 @@ FLAGS = {
 
 # error -> its bases, and so what an existing except clause catches.
 TREE = {
-    "RingleaderError": "Exception",
+    "RingleaderError": "RuntimeError",
     "ConfigError": "RingleaderError ValueError",
     "InternalError": "RingleaderError",
     "GroupAborted": "RingleaderError",

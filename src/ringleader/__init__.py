@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -21,14 +22,19 @@ from ringleader.errors import (
 )
 
 if TYPE_CHECKING:
+    from ringleader import compression
+    from ringleader.backend.engines import backends, require
+    from ringleader.backend.form import BackendOptions
     from ringleader.collectives.config import CollectiveConfig
     from ringleader.groups.form import group
     from ringleader.groups.group import Group
     from ringleader.groups.work import Work
+    from ringleader.parallel.sync_batch_norm import SyncBatchNorm
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BackendOptions",
     "CallMismatch",
     "CollectiveConfig",
     "ConfigError",
@@ -43,21 +49,38 @@ __all__ = [
     "PeerUntrusted",
     "ProtocolError",
     "RingleaderError",
+    "SyncBatchNorm",
     "Work",
     "__version__",
+    "backends",
+    "compression",
     "group",
+    "require",
 ]
 
 # What needs torch is imported on first use, so that the command line starts at once.
 _LAZY = {
+    "BackendOptions": "ringleader.backend.form",
     "CollectiveConfig": "ringleader.collectives.config",
     "Group": "ringleader.groups.group",
+    "SyncBatchNorm": "ringleader.parallel.sync_batch_norm",
     "Work": "ringleader.groups.work",
+    "backends": "ringleader.backend.engines",
     "group": "ringleader.groups.form",
+    "require": "ringleader.backend.engines",
 }
 
 
 def __getattr__(name: str) -> object:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
+    if name == "compression":
+        return import_module("ringleader.compression")
     raise AttributeError(f"module 'ringleader' has no attribute {name!r}")
+
+
+# torch registers the backend itself, through an entry point. Where that is turned off
+# (TORCH_DEVICE_BACKEND_AUTOLOAD=0) or the package is not installed, importing it after
+# torch does.
+if "torch" in sys.modules:
+    import_module("ringleader.backend.register").autoload()

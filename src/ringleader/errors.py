@@ -1,6 +1,6 @@
 """Every error this package raises, ordered by what the caller should do.
 
-RingleaderError
+RingleaderError (RuntimeError)
 |-- ConfigError (ValueError)        the request makes no sense        -> fix the call
 |-- PeerError            .peer      one peer is the trouble           -> do without it
 |   |-- PeerUnreachable             it never answered
@@ -13,14 +13,15 @@ RingleaderError
 |-- GroupAborted                    abort() or close() ended it       -> form a new one
 `-- InternalError                   a bug in this library             -> report it
 
-Fields go to ``super().__init__`` and the text is built in ``__str__``: an error must
-survive pickling between processes.
+They are RuntimeErrors because torch's own backends raise those: an ``except`` written
+for Gloo keeps working. Fields go to ``super().__init__`` and the text is built in
+``__str__``: an error must survive pickling between processes.
 """
 
 from __future__ import annotations
 
 
-class RingleaderError(Exception):
+class RingleaderError(RuntimeError):
     """Base of all errors raised by Ringleader."""
 
     def __init__(self, text: str) -> None:

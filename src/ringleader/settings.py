@@ -72,3 +72,42 @@ def _number(env: Mapping[str, str], name: str) -> int:
         return int(env[name])
     except ValueError as exc:
         raise ConfigError(f"{name} is {env[name]!r}, not a number") from exc
+
+
+def switch_interval_s(env: Mapping[str, str] | None = None) -> float:
+    """How often threads hand over the GIL while an operation runs; 0: as they do."""
+    env = os.environ if env is None else env
+    text = env.get("RINGLEADER_SWITCH_INTERVAL_S", "1e-4")
+    try:
+        value = float(text)
+    except ValueError as exc:
+        text = f"RINGLEADER_SWITCH_INTERVAL_S is {text!r}, not a number of seconds"
+        raise ConfigError(text) from exc
+    if not 0 <= value <= 1:
+        raise ConfigError(f"RINGLEADER_SWITCH_INTERVAL_S is {text}; 0 to 1 s go")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wires:
+    """How ranks are connected, where the program does not say."""
+
+    transport: str
+    connections: int
+    address: str
+    """Of this machine, as the others see it; empty: found out."""
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str] | None = None) -> Self:
+        """RINGLEADER_TRANSPORT, RINGLEADER_CONNECTIONS and RINGLEADER_ADDRESS."""
+        env = os.environ if env is None else env
+        connections = 1
+        if "RINGLEADER_CONNECTIONS" in env:
+            connections = _number(env, "RINGLEADER_CONNECTIONS")
+        if connections < 1:
+            raise ConfigError(f"RINGLEADER_CONNECTIONS is {connections}; at least 1")
+        return cls(
+            transport=env.get("RINGLEADER_TRANSPORT", "auto"),
+            connections=connections,
+            address=env.get("RINGLEADER_ADDRESS", ""),
+        )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
@@ -26,6 +26,8 @@ from ringleader.transport.listener import Listener
 from ringleader.transport.mesh import Mesh, MeshConfig
 
 TRANSPORTS = ("auto", "tcp")
+OUTSIDE = "192.0.2.1"
+"""An address nobody has (RFC 5737): what routes to it leads out of this machine."""
 
 _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
@@ -44,8 +46,18 @@ class Options:
 
     deadline: Deadline
     config: CollectiveConfig | None = None
-    share_memory: bool = True
+    transport: str = "auto"
+    """"auto" shares memory between ranks of one host, "tcp" never does."""
     num_stripes: int = 1
+    address: str = ""
+    """Ours, as the others reach it; empty: the one that reaches the store."""
+
+    def __post_init__(self) -> None:
+        if self.transport not in TRANSPORTS:
+            known = ", ".join(TRANSPORTS)
+            raise ConfigError(f"transport {self.transport!r}; there are: {known}")
+        if self.num_stripes < 1:
+            raise ConfigError(f"{self.num_stripes} connections; at least 1")
 
 
 class _Connector:
@@ -70,7 +82,7 @@ class _Connector:
             size=len(ranks),
             group=view_hash(view_id),
             addresses=tuple(self._addresses[r] for r in ranks),
-            share_memory=self._options.share_memory,
+            share_memory=self._options.transport == "auto",
             num_stripes=self._options.num_stripes,
         )
         with self._lock:
@@ -98,14 +110,10 @@ def group(
     never does. ``connections`` > 1 opens several TCP connections per peer, for long fat
     networks. ``timeout_s`` bounds forming; operations take theirs from ``config``.
     """
-    if transport not in TRANSPORTS:
-        raise ConfigError(
-            f"transport {transport!r}; there are: {', '.join(TRANSPORTS)}"
-        )
     options = Options(
         deadline=Deadline.after(timeout_s),
         config=config,
-        share_memory=transport == "auto",
+        transport=transport,
         num_stripes=connections,
     )
     if peers is None:
@@ -169,7 +177,7 @@ def over_store(
         raise ConfigError(f"two processes say they are rank {rank}")
     listener = Listener(tcp.listen("", 0))
     try:
-        host = _own_address(store)
+        host = options.address or _own_address(store)
         store.set(f"ringleader/{view_id}/{rank}", f"[{host}]:{listener.port}")
         keys = [f"ringleader/{view_id}/{peer}" for peer in range(size)]
         addresses = [
@@ -192,16 +200,32 @@ def _lookup(store: Store, key: str, peer: int, deadline: Deadline) -> tuple[str,
 
 
 def _own_address(store: Store) -> str:
-    """The address of ours that reaches the store, and so the other ranks."""
-    host = getattr(store, "host", "127.0.0.1")
-    port = getattr(store, "port", 1) or 1
-    for family, kind, _, _, address in socket.getaddrinfo(
-        host, port, type=socket.SOCK_DGRAM
-    ):
-        with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
-            probe.connect(address)  # sends nothing: it only asks for the route
-            return str(probe.getsockname()[0])
-    return "127.0.0.1"
+    """The address of ours that reaches the store, and so the other ranks.
+
+    A store that is a file has none, and a host may know itself as 127.0.1.1, which is
+    of no use to others: then it is the address that leads out of this machine.
+    """
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    host = getattr(store, "host", "")
+    if host:
+        found = _route(host, getattr(store, "port", 1) or 1)
+        is_local = host == "localhost" or host.startswith(("127.", "::1"))
+        if found and (is_local or not found.startswith(("127.", "::1"))):
+            return found
+    return _route(OUTSIDE, 9) or "127.0.0.1"
+
+
+def _route(host: str, port: int) -> str:
+    """Our address on the way to ``host``; empty if there is no way."""
+    with contextlib.suppress(socket.gaierror):
+        for family, kind, _, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_DGRAM
+        ):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(address)  # sends nothing: it only asks for the route
+                return str(probe.getsockname()[0])
+    return ""
 
 
 def _first_line(exc: BaseException) -> str:

@@ -66,7 +66,6 @@ class Group:
         self.size = len(mesh.bulk) + 1
         self.view_id = view_id
         self.config = config or CollectiveConfig()
-        self.timeout_s = self.config.timeout_s
         self._mesh = mesh
         self._connect = connect
         self._mailbox = Mailbox(rank, mesh.mail)
@@ -77,11 +76,20 @@ class Group:
         self._executor.config = self.config
         self._small: dict[tuple[torch.dtype, int, str], Small] = {}
         self.network = network or Network.unknown(self.size)
-        self._runner.waiter.default_s = self.timeout_s
+        self.timeout_s = self.config.timeout_s
         self._subgroups: dict[tuple[int, ...], int] = {}
         self._closed = False
         self.on_close: Callable[[], None] = lambda: None
         """What else ends with the group: the listener it was formed with."""
+
+    @property
+    def timeout_s(self) -> float:
+        """The limit of operations that are not given one."""
+        return self._runner.waiter.default_s
+
+    @timeout_s.setter
+    def timeout_s(self, seconds: float) -> None:
+        self._runner.waiter.default_s = seconds
 
     @property
     def network(self) -> Network:
@@ -276,6 +284,25 @@ class Group:
         """Return when every rank has called it."""
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         return self._runner.call(self._executor.barrier, limit_s, async_op=async_op)
+
+    def together(
+        self,
+        body: Callable[[], object],
+        *,
+        timeout_s: float | None = None,
+        async_op: bool = False,
+    ) -> Work:
+        """Run the collectives that ``body`` calls on this group as one operation.
+
+        Nothing comes between them, and they share one deadline. ``body`` may run in
+        another thread; an exception in it breaks the group, as the others wait for us.
+        """
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+
+        def run(_: Deadline) -> None:
+            body()
+
+        return self._runner.call(run, limit_s, async_op=async_op)
 
     def _submit(
         self,

@@ -26,6 +26,7 @@ from ringleader.errors import (
     PeerLost,
     RingleaderError,
 )
+from ringleader.groups import haste
 from ringleader.groups.mailbox import Mailbox
 from ringleader.groups.messages import Outgoing, Wish
 from ringleader.groups.work import DONE, Work, same_again
@@ -61,13 +62,22 @@ class Runner:
         self._thread_lock = threading.Lock()
         self._news = threading.Event()
         self._closing = False
+        self._owner = 0
+        """The thread that runs an operation; calls it makes then are part of it."""
+        self._deadline = Deadline.after(0)
 
     # -- operations ----------------------------------------------------------------
 
     def call(
         self, body: Callable[[Deadline], None], timeout_s: float, *, async_op: bool
     ) -> Work:
-        """Run ``body`` after everything submitted before it."""
+        """Run ``body`` after everything submitted before it.
+
+        A call from within an operation is part of it: it runs at once, on its deadline.
+        """
+        if self._owner == threading.get_ident():
+            body(self._deadline)
+            return DONE
         if not async_op and not self._queue and self.lock.acquire(blocking=False):
             try:
                 self._run(body, Deadline.after(timeout_s))
@@ -87,6 +97,7 @@ class Runner:
         """Run a prepared operation now; False when others are before it."""
         if self._queue or not self.lock.acquire(blocking=False):
             return False
+        haste.begin()
         try:
             if self.failure is not None or self.mailbox.aborted is not None:
                 self.check()
@@ -94,6 +105,7 @@ class Runner:
         except BaseException as exc:
             raise self.broken(exc) from exc
         finally:
+            haste.end()
             self.lock.release()
         return True
 
@@ -120,11 +132,16 @@ class Runner:
 
     def _run(self, body: Callable[[Deadline], None], deadline: Deadline) -> None:
         """With the lock held: one operation, whose failure ends the group."""
+        self._owner, self._deadline = threading.get_ident(), deadline
+        haste.begin()
         try:
             self.check()  # may be the first to see an abort: then it tells the others
             body(deadline)
         except BaseException as exc:
             raise self.broken(exc) from exc
+        finally:
+            haste.end()
+            self._owner = 0
 
     def broken(self, exc: BaseException) -> BaseException:
         """End the group because of ``exc``; what to raise instead of it."""

@@ -31,6 +31,7 @@ class Work:
         """The sender of a received message."""
         self.finishers: list[Callable[[], object]] = []
         """Copies back into tensors that were not contiguous."""
+        self._followers: list[Callable[[], None]] = []
 
     def done(self) -> bool:
         """Whether it has ended, well or badly."""
@@ -67,6 +68,24 @@ class Work:
                 copy_back()
         self._error = error
         self._finished.set()
+        self._call_followers()
+
+    def when_done(self, follower: Callable[[], None]) -> None:
+        """Call ``follower`` once when it has ended, at once if it has already.
+
+        It runs in the engine's thread: it must be quick and never wait.
+        """
+        self._followers.append(follower)
+        if self._finished.is_set():
+            self._call_followers()
+
+    def _call_followers(self) -> None:
+        while self._followers:
+            try:
+                follower = self._followers.pop(0)
+            except IndexError:  # another thread was faster
+                return
+            follower()
 
 
 class DoneWork(Work):

@@ -1,0 +1,1 @@
+"""The group as a torch.distributed backend named ``ringleader``."""

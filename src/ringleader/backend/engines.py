@@ -1,0 +1,96 @@
+"""Which engines torch.distributed can use here and, if not, why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ringleader.backend.register import NAME
+from ringleader.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One backend of torch.distributed on this machine."""
+
+    name: str
+    available: bool
+    reason: str
+    """Why not; what it is good for where it can run."""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {'yes' if self.available else 'no'} ({self.reason})"
+
+    def __bool__(self) -> bool:
+        return self.available
+
+
+def backends() -> dict[str, Engine]:
+    """name -> whether ``init_process_group(name)`` can work here, and why not."""
+    return {name: _probe(name, probe) for name, probe in _PROBES.items()}
+
+
+def require(name: str) -> str:
+    """``name``, if that engine can run here; ConfigError says why it cannot.
+
+    For scripts that let users choose: ``init_process_group(ringleader.require(name))``.
+    """
+    engines = backends()
+    if name not in engines:
+        raise ConfigError(f"no backend {name!r}; there are: {', '.join(engines)}")
+    engine = engines[name]
+    if not engine:
+        able = ", ".join(n for n, e in engines.items() if e)
+        raise ConfigError(f"{name} cannot run here: {engine.reason}; these can: {able}")
+    return name
+
+
+def _probe(name: str, probe: Callable[[], tuple[bool, str]]) -> Engine:
+    if not dist.is_available():
+        return Engine(name, False, "this torch was built without torch.distributed")
+    return Engine(name, *probe())
+
+
+def _ringleader() -> tuple[bool, str]:
+    if NAME.upper() in dist.Backend._plugins:
+        return True, "CPU tensors directly, CUDA and MPS through host memory"
+    return False, "not registered with torch; import ringleader after torch"
+
+
+def _gloo() -> tuple[bool, str]:
+    if dist.is_gloo_available():
+        return True, "CPU tensors, and CUDA through host memory"
+    return False, "this torch was built without Gloo"
+
+
+def _nccl() -> tuple[bool, str]:
+    if not dist.is_nccl_available():
+        return False, "this torch was built without NCCL"
+    if not torch.cuda.is_available():
+        return False, "NCCL needs an NVIDIA GPU, and torch finds none here"
+    return True, f"CUDA tensors, on {torch.cuda.device_count()} GPU(s)"
+
+
+def _mpi() -> tuple[bool, str]:
+    if not dist.is_mpi_available():
+        text = "this torch was built without MPI; only builds from source have it"
+        return False, text
+    return True, "whatever the MPI library can do; start with mpirun"
+
+
+def _ucc() -> tuple[bool, str]:
+    if not dist.is_ucc_available():
+        return False, "this torch was built without UCC"
+    return True, "CPU and CUDA tensors"
+
+
+_PROBES: dict[str, Callable[[], tuple[bool, str]]] = {
+    NAME: _ringleader,
+    "gloo": _gloo,
+    "nccl": _nccl,
+    "mpi": _mpi,
+    "ucc": _ucc,
+}

@@ -1,0 +1,51 @@
+"""For C++ callers of methods that torch's trampoline does not know.
+
+Such a call ends in a dispatcher operator. A kernel at the key that is asked first acts
+if the group is ours, and passes the call on if it is not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    ProcessGroup,
+    PythonCallbackWork,
+)
+
+_library: Any = None
+"""Kernels live as long as this object does."""
+
+
+def install() -> None:
+    """Register the kernels; once per process, with the first group."""
+    global _library
+    if _library is not None:
+        return
+    library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl("_allgather_base_", _all_gather, "BackendSelect", with_keyset=True)
+    _library = library
+
+
+def _all_gather(
+    keys: Any,
+    output: torch.Tensor,
+    source: torch.Tensor,
+    process_group: Any,
+    async_op: bool = True,
+    timeout: int = -1,
+) -> tuple[torch.Tensor, Any]:
+    group: Any = ProcessGroup.unbox(process_group)
+    if not hasattr(group, "all_gather_single") or type(group) is ProcessGroup:
+        operator = torch.ops.c10d._allgather_base_.default
+        rest = keys.remove(torch._C.DispatchKey.BackendSelect)
+        result: tuple[torch.Tensor, Any] = operator.redispatch(
+            rest, output, source, process_group, async_op, timeout
+        )
+        return result
+    options = AllgatherOptions()
+    options.asyncOp = async_op
+    work = group.all_gather_single(output, source, options)
+    return output, PythonCallbackWork(work.wait).boxed()

@@ -1,0 +1,66 @@
+"""A barrier that says who did not come.
+
+Every rank writes to rank 0 and waits for its answer; rank 0 reads them in order. The
+messages are torch's: programs, and torch's own tests, look for their words.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ringleader.deadline import Deadline
+from ringleader.errors import DeadlineExceeded, RingleaderError
+from ringleader.groups.group import Group
+
+TAG = -(2**62)
+"""Beyond the tags of users, which are not negative."""
+
+
+def barrier(group: Group, timeout_s: float, *, wait_all_ranks: bool) -> None:
+    """Return when every rank has called it; rank 0 names those who did not."""
+    token = torch.zeros(1, dtype=torch.uint8)
+    deadline = Deadline.after(timeout_s)
+    if group.size == 1:
+        return
+    if group.rank == 0:
+        _collect(group, token, deadline, wait_all_ranks=wait_all_ranks)
+    else:
+        _report(group, token, timeout_s)
+
+
+def _report(group: Group, token: torch.Tensor, timeout_s: float) -> None:
+    try:
+        group.send(token, 0, tag=TAG, timeout_s=timeout_s)
+        group.recv(token, 0, tag=TAG, timeout_s=timeout_s)
+    except RingleaderError as exc:
+        text = (
+            f"Rank {group.rank} successfully reached monitoredBarrier, but received "
+            f"errors while waiting for send/recv from rank 0. Please check rank 0 "
+            f"logs for faulty rank. ({exc})"
+        )
+        raise DeadlineExceeded(0, text) from exc
+
+
+def _collect(
+    group: Group, token: torch.Tensor, deadline: Deadline, *, wait_all_ranks: bool
+) -> None:
+    missing: list[int] = []
+    limit_ms = round(deadline.after_s * 1000)
+    for peer in range(1, group.size):
+        left_s = deadline.left_s()
+        if left_s <= 0 and not wait_all_ranks:
+            text = f"Rank 0 timed out in monitoredBarrier after {limit_ms} ms"
+            raise DeadlineExceeded(peer, text)
+        try:
+            group.recv(token, peer, tag=TAG, timeout_s=max(left_s, 0.001))
+        except RingleaderError as exc:
+            missing.append(peer)
+            if not wait_all_ranks:
+                text = f"Rank {peer} failed to pass monitoredBarrier in {limit_ms} ms"
+                raise DeadlineExceeded(peer, f"{text} ({exc})") from exc
+    if missing:
+        who = ", ".join(map(str, missing))
+        text = f"Ranks {who} failed to pass monitoredBarrier in {limit_ms} ms"
+        raise DeadlineExceeded(missing[0], text)
+    for peer in range(1, group.size):
+        group.send(token, peer, tag=TAG, timeout_s=max(deadline.left_s(), 1.0))

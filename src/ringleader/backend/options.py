@@ -1,0 +1,100 @@
+"""What torch's option objects and overloads say, in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch._C._distributed_c10d import ReduceOp
+
+from ringleader.errors import ConfigError
+from ringleader.groups.work import Work
+
+T = TypeVar("T")
+Body = Callable[..., Work]
+
+_NAMES = {
+    ReduceOp.SUM: "sum",
+    ReduceOp.AVG: "mean",
+    ReduceOp.PRODUCT: "product",
+    ReduceOp.MIN: "min",
+    ReduceOp.MAX: "max",
+    ReduceOp.BAND: "band",
+    ReduceOp.BOR: "bor",
+    ReduceOp.BXOR: "bxor",
+}
+_NO_LIMIT = timedelta(0)
+
+
+class Reduction:
+    """A reduction of ours, and a factor that inputs are multiplied with before it."""
+
+    __slots__ = ("factor", "name")
+
+    def __init__(self, name: str, factor: float | Tensor | None = None) -> None:
+        self.name = name
+        self.factor = factor
+
+    def around(self, body: Body) -> Body:
+        """``body``, with the inputs scaled first where torch asks for that."""
+        factor = self.factor
+        if factor is None:
+            return body
+
+        def scaled(ins: list[Tensor], outs: list[Tensor], **how: Any) -> Work:
+            for tensor in ins:
+                tensor.detach().mul_(factor)
+            return body(ins, outs, **how)
+
+        return scaled
+
+
+_PLAIN = {op: Reduction(name) for op, name in _NAMES.items()}
+
+
+def reduction(op: Any) -> Reduction:
+    """From ReduceOp or its plain enumeration."""
+    kind = getattr(op, "op", op)
+    plain = _PLAIN.get(kind)
+    if plain is not None:
+        return plain
+    if kind == ReduceOp.PREMUL_SUM:
+        return Reduction("sum", op.__getstate__()[1])
+    raise ConfigError(f"there is no reduction {op}")
+
+
+def limit_s(opts: Any) -> float | None:
+    """The operation's own timeout; None: the group's."""
+    timeout: timedelta = opts.timeout
+    return timeout.total_seconds() if timeout > _NO_LIMIT else None
+
+
+def pick(kind: type[T], opts: Any, named: Mapping[str, Any] | None = None) -> T:
+    """The options of a call; torch's shorter overloads give a root or a reduction."""
+    if isinstance(opts, kind) and not named:
+        return opts
+    made: Any = kind()
+    given = dict(named or {})
+    if isinstance(opts, kind):
+        made = opts
+    elif isinstance(opts, int) and hasattr(made, "rootRank"):
+        given.setdefault("root", opts)
+    elif opts is not None:
+        given.setdefault("op", opts)
+    for name, value in given.items():
+        field = {"root": "rootRank", "op": "reduceOp"}.get(name, name)
+        if not hasattr(made, field):
+            raise ConfigError(f"{kind.__name__} has no {name}")
+        setattr(made, field, value)
+    return made  # type: ignore[no-any-return]
+
+
+def only(tensors: Tensor | Sequence[Tensor], what: str) -> Tensor:
+    """The one tensor of a call; torch wraps it in a list."""
+    if isinstance(tensors, Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise ConfigError(f"{what}: one tensor per rank, not {len(tensors)}")
+    return tensors[0]

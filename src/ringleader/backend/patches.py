@@ -1,0 +1,55 @@
+"""Two functions of torch.distributed that ask for the backend's name, not its skills.
+
+``monitored_barrier`` refuses every group that is not Gloo's, and ``_set_pg_timeout``
+passes over all but Gloo's and NCCL's. For our groups they now do their work; for all
+others torch's own code runs, unchanged.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import wraps
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ringleader.backend.register import NAME
+
+
+def install() -> None:
+    """Put ours before torch's; once per process."""
+    if hasattr(c10d.monitored_barrier, "__wrapped__ringleader"):
+        return
+    barrier, set_timeout = c10d.monitored_barrier, c10d._set_pg_timeout
+
+    @wraps(barrier)
+    def monitored_barrier(
+        group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
+    ) -> None:
+        if not _is_ours(group):
+            barrier(group, timeout, wait_all_ranks)
+            return
+        if isinstance(timeout, int | float):
+            timeout = timedelta(seconds=timeout)
+        chosen: Any = group or c10d._get_default_group()
+        chosen.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+    @wraps(set_timeout)
+    def _set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
+        if not _is_ours(group):
+            set_timeout(timeout, group)
+            return
+        chosen: Any = group or c10d._get_default_group()
+        chosen.set_timeout(timeout)
+
+    vars(monitored_barrier)["__wrapped__ringleader"] = True
+    c10d.monitored_barrier = dist.monitored_barrier = monitored_barrier
+    c10d._set_pg_timeout = _set_pg_timeout
+
+
+def _is_ours(group: Any) -> bool:
+    """Whether it is a group of ours that this rank is in."""
+    if not dist.is_initialized() or group is c10d.GroupMember.NON_GROUP_MEMBER:
+        return False
+    return bool(dist.get_backend(group) == NAME)

@@ -1,0 +1,462 @@
+"""The process group that torch sees; every method is one operation of our group.
+
+Python callers (``dist.*``, FSDP2, checkpoints) reach any method. C++ callers (DDP's
+reducer, functional collectives) reach only those that torch's trampoline knows, and for
+the rest kernels.py stands in. torch 2.13 renamed some methods; both names are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ProcessGroup,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+    Store,
+)
+
+from ringleader.backend import dynamo, explain, kernels, monitor, patches, sparse
+from ringleader.backend.options import Reduction, limit_s, only, pick, reduction
+from ringleader.backend.register import NAME
+from ringleader.backend.staging import Stage, device_of
+from ringleader.backend.work import BackendWork, Completions, no_result
+from ringleader.errors import ConfigError
+from ringleader.groups.group import Group
+from ringleader.groups.work import Work
+
+_CPU = torch.device("cpu")
+Tensors = list[Tensor]
+Body = Callable[..., Work]
+"""(inputs, outputs, timeout_s=, async_op=): the operation on CPU tensors."""
+
+
+class RingleaderGroup(ProcessGroup):
+    """One of our groups, as torch's."""
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+    supports_shrinking = False
+
+    def __init__(self, group: Group, store: Store, ranks: list[int]) -> None:
+        super().__init__(group.rank, group.size)  # type: ignore[call-arg]
+        self.group = group
+        self._store = store
+        self._ranks = ranks
+        self._name = ""
+        self._desc = ""
+        self._completions = Completions()
+        self._stages: dict[torch.device, Stage] = {}
+        self._sequence = 0
+        self._coalesced: list[BackendWork] | None = None
+        self._explain = explain.Explainer(group, self)
+        for device in _devices():
+            self._register_backend(device, ProcessGroup.BackendType.CUSTOM, None)
+        kernels.install()
+        patches.install()
+
+    # -- who we are ----------------------------------------------------------------
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        return NAME
+
+    name = getBackendName
+
+    def getRank(self) -> int:  # noqa: N802
+        return self.group.rank
+
+    def getSize(self) -> int:  # noqa: N802
+        return self.group.size
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:  # noqa: N802
+        self._desc = desc
+
+    def get_group_store(self) -> Store:
+        return self._store
+
+    def global_ranks(self) -> list[int]:
+        """Our members as ranks of the whole job."""
+        return self._ranks
+
+    def _get_backend(self, device: object) -> RingleaderGroup:
+        return self
+
+    def supports_tensor_alloc(self, device: object) -> bool:
+        return False
+
+    # -- collectives ---------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None, **named: Any) -> BackendWork:
+        opts = pick(AllreduceOptions, opts, named)
+        tensor, op = only(tensors, "all_reduce"), reduction(opts.reduceOp)
+        if tensor.layout is torch.sparse_coo:
+            return self._together(
+                opts, [tensor], lambda: sparse.all_reduce(self.group, tensor, op)
+            )
+        body, both = _all_reduce(self.group, op), [tensor]
+        return self._start(opts, both, both, body, both)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> BackendWork:
+        opts = pick(AllreduceCoalescedOptions, opts)
+        body = _all_reduce(self.group, reduction(opts.reduceOp))
+        parts = [([t], [t], body) for t in tensors]
+        return self._start_all(opts, parts, tensors)
+
+    def broadcast(self, tensors: Any, opts: Any = None, **named: Any) -> BackendWork:
+        opts = pick(BroadcastOptions, opts, named)
+        tensor, root = only(tensors, "broadcast"), opts.rootRank
+
+        def body(ins: Tensors, outs: Tensors, **how: Any) -> Work:
+            return self.group.broadcast((ins or outs)[0], root, **how)
+
+        ins, outs = ([tensor], []) if self.group.rank == root else ([], [tensor])
+        return self._start(opts, ins, outs, body, [tensor])
+
+    def reduce(self, tensors: Any, opts: Any = None, **named: Any) -> BackendWork:
+        opts = pick(ReduceOptions, opts, named)
+        tensor, root = only(tensors, "reduce"), opts.rootRank
+        op = reduction(opts.reduceOp)
+
+        def body(ins: Tensors, _: Tensors, **how: Any) -> Work:
+            return self.group.reduce(ins[0], root, op.name, **how)
+
+        outs = [tensor] if self.group.rank == root else []
+        return self._start(opts, [tensor], outs, op.around(body), [tensor])
+
+    def allgather(self, outs: Any, ins: Any, opts: Any = None) -> BackendWork:
+        opts = pick(AllgatherOptions, opts)
+        tensor, result = only(ins, "all_gather"), _inner(outs)
+        return self._start(opts, [tensor], result, self._all_gather, result)
+
+    def allgather_coalesced(
+        self, outs: list[Tensors], ins: Tensors, opts: Any = None
+    ) -> BackendWork:
+        opts = pick(AllgatherOptions, opts)
+        columns = [[row[i] for row in outs] for i in range(len(ins))]
+        pairs = zip(ins, columns, strict=True)
+        parts = [([t], column, self._all_gather) for t, column in pairs]
+        return self._start_all(opts, parts, [t for row in outs for t in row])
+
+    def all_gather_single(
+        self, output: Tensor, source: Tensor, opts: Any = None
+    ) -> BackendWork:
+        opts = pick(AllgatherOptions, opts)
+        return self._start(
+            opts, [source], self._rows(output), self._all_gather, [output]
+        )
+
+    def all_gather_single_coalesced(
+        self, outs: Tensors, ins: Tensors, opts: Any = None
+    ) -> BackendWork:
+        opts = pick(AllgatherOptions, opts)
+        pairs = zip(ins, outs, strict=True)
+        parts = [([i], self._rows(o), self._all_gather) for i, o in pairs]
+        return self._start_all(opts, parts, outs)
+
+    def _all_gather(self, ins: Tensors, outs: Tensors, **how: Any) -> Work:
+        return self.group.all_gather(_one_or_all(outs), ins[0], **how)
+
+    def reduce_scatter(self, outs: Any, ins: Any, opts: Any = None) -> BackendWork:
+        opts = pick(ReduceScatterOptions, opts)
+        tensor, parts = only(outs, "reduce_scatter"), _inner(ins)
+        return self._start(opts, parts, [tensor], self._scatter(opts), [tensor])
+
+    def reduce_scatter_single(
+        self, output: Tensor, source: Tensor, opts: Any = None
+    ) -> BackendWork:
+        opts = pick(ReduceScatterOptions, opts)
+        return self._start(
+            opts, self._rows(source), [output], self._scatter(opts), [output]
+        )
+
+    def reduce_scatter_single_coalesced(
+        self, outs: Tensors, ins: Tensors, opts: Any = None
+    ) -> BackendWork:
+        opts = pick(ReduceScatterOptions, opts)
+        body = self._scatter(opts)
+        pairs = zip(ins, outs, strict=True)
+        return self._start_all(
+            opts, [(self._rows(i), [o], body) for i, o in pairs], outs
+        )
+
+    def _scatter(self, opts: Any) -> Body:
+        op = reduction(opts.reduceOp)
+
+        def body(ins: Tensors, outs: Tensors, **how: Any) -> Work:
+            return self.group.reduce_scatter(outs[0], _one_or_all(ins), op.name, **how)
+
+        return op.around(body)
+
+    def gather(
+        self, outs: Any, ins: Any, opts: Any = None, **named: Any
+    ) -> BackendWork:
+        opts = pick(GatherOptions, opts, named)
+        tensor, root = only(ins, "gather"), opts.rootRank
+        is_root = self.group.rank == root
+
+        def body(ins: Tensors, outs: Tensors, **how: Any) -> Work:
+            return self.group.gather(outs if is_root else None, ins[0], root, **how)
+
+        result = _inner(outs) if is_root else []
+        return self._start(opts, [tensor], result, body, result)
+
+    def scatter(
+        self, outs: Any, ins: Any, opts: Any = None, **named: Any
+    ) -> BackendWork:
+        opts = pick(ScatterOptions, opts, named)
+        tensor, root = only(outs, "scatter"), opts.rootRank
+        is_root = self.group.rank == root
+
+        def body(ins: Tensors, outs: Tensors, **how: Any) -> Work:
+            return self.group.scatter(outs[0], ins if is_root else None, root, **how)
+
+        parts = _inner(ins) if is_root else []
+        return self._start(opts, parts, [tensor], body, [tensor])
+
+    def alltoall(self, outs: Tensors, ins: Tensors, opts: Any = None) -> BackendWork:
+        opts = pick(AllToAllOptions, opts)
+        return self._start(opts, ins, outs, self._all_to_all, outs)
+
+    def _all_to_all(self, ins: Tensors, outs: Tensors, **how: Any) -> Work:
+        return self.group.all_to_all(outs, ins, **how)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        source: Tensor,
+        output_split_sizes: Sequence[int] = (),
+        input_split_sizes: Sequence[int] = (),
+        opts: Any = None,
+    ) -> BackendWork:
+        opts = pick(AllToAllOptions, opts)
+        outs = _split(output, output_split_sizes, self.group.size)
+        ins = _split(source, input_split_sizes, self.group.size)
+        return self._start(opts, ins, outs, self._all_to_all, [output])
+
+    def barrier(self, opts: Any = None) -> BackendWork:
+        opts = pick(BarrierOptions, opts)
+        return self._start(
+            opts, [], [], lambda _i, _o, **how: self.group.barrier(**how)
+        )
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        limit = self.group.timeout_s if timeout is None else timeout.total_seconds()
+        monitor.barrier(self.group, limit, wait_all_ranks=wait_all_ranks)
+
+    # What torch < 2.13 calls them.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # -- messages ------------------------------------------------------------------
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> BackendWork:
+        tensor = only(tensors, "send")
+        if not tensor.is_cpu:
+            tensor = tensor.to("cpu")
+        return self._deliver(
+            lambda: self.group.send(tensor, dst, tag=tag, async_op=True), [tensor], None
+        )
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> BackendWork:
+        return self._receive(only(tensors, "recv"), src, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> BackendWork:
+        return self._receive(only(tensors, "recv"), None, tag)
+
+    def _receive(self, tensor: Tensor, source: int | None, tag: int) -> BackendWork:
+        host = tensor if tensor.is_cpu else torch.empty_like(tensor, device="cpu")
+        arrive = None if tensor.is_cpu else lambda: _copy(tensor, host)
+        return self._deliver(
+            lambda: self.group.recv(host, source, tag=tag, async_op=True),
+            [tensor],
+            arrive,
+        )
+
+    def _deliver(
+        self,
+        post: Callable[[], Work],
+        result: Tensors,
+        arrive: Callable[[], None] | None,
+    ) -> BackendWork:
+        with self._explain:
+            return self._hand_out(post(), result, arrive)
+
+    # -- how operations are run ----------------------------------------------------
+
+    def _start(
+        self,
+        opts: Any,
+        ins: Tensors,
+        outs: Tensors,
+        body: Body,
+        result: Tensors | None = None,
+    ) -> BackendWork:
+        """One operation, in the caller if it is synchronous."""
+        self._sequence += 1
+        how = {"timeout_s": limit_s(opts), "async_op": self._is_async(opts)}
+        arrive = None
+        device = next((t.device for t in (*outs, *ins)), _CPU)
+        with self._explain:
+            if device == _CPU:
+                work = body(ins, outs, **how)
+            else:
+                stage = self._stage(device)
+                work, arrive = stage.run(self.group, ins, outs, body, **how)
+            return self._hand_out(work, result, arrive)
+
+    def _start_all(
+        self, opts: Any, parts: list[tuple[Tensors, Tensors, Body]], result: Tensors
+    ) -> BackendWork:
+        """Several operations as one."""
+        if all(t.is_cpu for t in result):
+            return self._together(opts, result, lambda: [b(i, o) for i, o, b in parts])
+        # The group runs them in this order; waiting for the last waits for all.
+        works = [self._start(opts, i, o, body, result) for i, o, body in parts]
+        return works[-1] if works else self._together(opts, result, lambda: None)
+
+    def _together(
+        self, opts: Any, result: Tensors, body: Callable[[], object]
+    ) -> BackendWork:
+        self._sequence += 1
+        with self._explain:
+            work = self.group.together(
+                body, timeout_s=limit_s(opts), async_op=self._is_async(opts)
+            )
+            return self._hand_out(work, result, None)
+
+    def _is_async(self, opts: Any) -> bool:
+        return self._coalesced is not None or bool(opts.asyncOp)
+
+    def _hand_out(
+        self, work: Work, result: Tensors | None, arrive: Callable[[], None] | None
+    ) -> BackendWork:
+        handle = BackendWork(
+            [work],
+            result or no_result(_CPU),
+            self._completions,
+            explain=self._explain,
+            arrive=arrive,
+        )
+        if self._coalesced is not None:
+            self._coalesced.append(handle)
+        return handle
+
+    def _stage(self, device: torch.device) -> Stage:
+        if device not in self._stages:
+            self._stages[device] = Stage(device_of(device))
+        return self._stages[device]
+
+    def _rows(self, tensor: Tensor) -> Tensors:
+        """One tensor for all ranks; a device's is staged part by part."""
+        if tensor.is_cpu:
+            return [tensor]
+        return _split(tensor.view(-1), (), self.group.size)
+
+    def _start_coalescing(self, device: object = None) -> None:
+        if self._coalesced is not None:
+            raise ConfigError("_start_coalescing: the last one has not been ended")
+        self._coalesced = []
+
+    def _end_coalescing(self, device: object = None) -> BackendWork:
+        handles, self._coalesced = self._coalesced, None
+        if handles is None:
+            raise ConfigError("_end_coalescing: there was no _start_coalescing")
+        return BackendWork.of_all(handles, self._completions, explain=self._explain)
+
+    # -- the group itself ----------------------------------------------------------
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.group.timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._sequence = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def abort(self) -> None:
+        self.group.abort("torch.distributed aborted the group")
+
+    def shutdown(self) -> None:
+        self.group.close()
+        self._completions.close()
+
+
+dynamo.leave_alone(RingleaderGroup)
+dynamo.leave_alone(BackendWork)
+
+
+def _all_reduce(group: Group, op: Reduction) -> Body:
+    def body(_: Tensors, outs: Tensors, **how: Any) -> Work:
+        return group.all_reduce(outs[0], op.name, **how)
+
+    return op.around(body)
+
+
+def _devices() -> list[torch.device]:
+    """What tensors may live on here."""
+    names = ["cpu"]
+    if torch.cuda.is_available():
+        names.append("cuda")
+    if torch.backends.mps.is_available():
+        names.append("mps")
+    return [torch.device(name) for name in names]
+
+
+def _inner(lists: Any) -> Tensors:
+    """The only list of a list of lists; torch once had one per GPU."""
+    if len(lists) == 1 and not isinstance(lists[0], Tensor):
+        return list(lists[0])
+    return list(lists)
+
+
+def _one_or_all(tensors: Tensors) -> Any:
+    """A single tensor stands for all ranks' parts."""
+    return tensors[0] if len(tensors) == 1 else tensors
+
+
+def _split(tensor: Tensor, splits: Sequence[int], size: int) -> Tensors:
+    """Rows of ``tensor`` per rank: as many as ``splits`` says, or equally many."""
+    rows = tensor.shape[0] if tensor.dim() else 0
+    if not splits:
+        if rows % size:
+            raise ConfigError(f"{rows} rows cannot be split evenly over {size} ranks")
+        splits = [rows // size] * size
+    if len(splits) != size or sum(splits) != rows:
+        text = f"splits {list(splits)} do not fit {rows} rows and {size} ranks"
+        raise ConfigError(text)
+    return list(torch.split(tensor, list(splits)))
+
+
+def _copy(tensor: Tensor, host: Tensor) -> None:
+    with torch.no_grad():
+        tensor.copy_(host)

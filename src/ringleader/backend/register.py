@@ -1,0 +1,40 @@
+"""Tells torch that the backend exists; cheap, because every ``import torch`` does it.
+
+torch calls ``autoload`` at the end of its own import (entry point ``torch.backends``),
+so a script needs no import of ours. What a group needs is imported when one is formed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+NAME = "ringleader"
+DEVICES = ["cpu", "cuda", "mps"]
+
+
+def autoload() -> None:
+    """Register; an exception here would break ``import torch`` itself, so none may."""
+    try:
+        register()
+    except Exception:
+        logging.getLogger(__name__).exception("the ringleader backend is not available")
+
+
+def register() -> None:
+    """Make ``dist.init_process_group("ringleader")`` known. Idempotent."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
+        return
+    dist.Backend.register_backend(NAME, create, extended_api=True, devices=DEVICES)
+
+
+def create(request: Any, options: object) -> ProcessGroup:
+    """What torch calls to form a group: connect, and wrap it for torch."""
+    from ringleader.backend import form
+
+    return form.process_group(request, options)

@@ -1,0 +1,34 @@
+"""all_reduce of sparse tensors: everybody's entries, added up by everybody."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ringleader.backend.options import Reduction
+from ringleader.errors import ConfigError
+from ringleader.groups.group import Group
+
+
+def all_reduce(group: Group, tensor: Tensor, op: Reduction) -> None:
+    """Sum of everybody's sparse ``tensor``, in place; ranks differ in their entries."""
+    if op.name != "sum" or op.factor is not None:
+        raise ConfigError(f"all_reduce of sparse tensors: sum only, not {op.name}")
+    mine = tensor.detach().coalesce().cpu()
+    lengths = torch.empty(group.size, dtype=torch.int64)
+    group.all_gather(lengths, torch.tensor([mine._nnz()]))
+    counts = [int(n) for n in lengths]
+    indices = _gather(group, mine.indices().t().contiguous(), counts)
+    values = _gather(group, mine.values(), counts)
+    total = torch.sparse_coo_tensor(
+        indices.t(), values, mine.shape, check_invariants=False
+    )
+    with torch.no_grad():
+        tensor.copy_(total.coalesce().to(tensor.device))
+
+
+def _gather(group: Group, rows: Tensor, counts: list[int]) -> Tensor:
+    """Everybody's rows below each other."""
+    outs = [rows.new_empty((n, *rows.shape[1:])) for n in counts]
+    group.all_gather(outs, rows.contiguous())
+    return torch.cat(outs)

@@ -1,0 +1,297 @@
+"""Tensors of an accelerator, taken through host memory in chunks.
+
+A collective on such tensors becomes collectives on chunks of them in host memory, all
+in one operation of the group. While chunk c travels, chunks c+1 and c+2 are being
+copied out and chunk c-1 is being copied in:
+
+    device   out(c+2)            in(c-1)
+    host              travels(c)
+
+Slots take turns; the device itself waits until a slot has been copied in before it
+fills it again, so the host only ever waits for data it needs now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ringleader.groups.group import Group
+from ringleader.groups.work import Work
+
+SLOT_BYTES = 8 << 20
+"""Host memory of one chunk, with all the tensors it takes part in."""
+NUM_SLOTS = 3
+AHEAD = NUM_SLOTS - 1
+"""Chunks that are copied out before they are needed."""
+ALIGN = 64
+
+Body = Callable[[list[Tensor], list[Tensor]], object]
+"""(inputs, outputs): the collective on host tensors."""
+
+
+class Event(Protocol):
+    """A moment on a device."""
+
+    def synchronize(self) -> None:
+        """Return when the device has come there."""
+        ...
+
+
+class Device(Protocol):
+    """What staging needs of an accelerator: two queues of copies, and their order."""
+
+    def here(self) -> AbstractContextManager[Any]:
+        """Makes it the current device of this thread."""
+        ...
+
+    def outbound(self) -> AbstractContextManager[Any]:
+        """Copies made within leave the device."""
+        ...
+
+    def inbound(self) -> AbstractContextManager[Any]:
+        """Copies made within enter the device."""
+        ...
+
+    def mark(self) -> Event:
+        """The present moment of the current queue."""
+        ...
+
+    def after(self, event: Event) -> None:
+        """The current queue goes on when ``event`` has happened."""
+        ...
+
+    def use(self, tensor: Tensor) -> None:
+        """The current queue uses ``tensor``: its memory must live that long."""
+        ...
+
+    def host_memory(self, num_bytes: int) -> Tensor:
+        """Bytes of the host that the device can copy to and from at full speed."""
+        ...
+
+
+class CudaDevice:
+    """CUDA: a stream for each direction, pinned memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def here(self) -> AbstractContextManager[Any]:
+        """Makes it the current device of this thread."""
+        return torch.cuda.device(self._device)
+
+    def outbound(self) -> AbstractContextManager[Any]:
+        """Copies made within leave the device."""
+        return torch.cuda.stream(self._out)
+
+    def inbound(self) -> AbstractContextManager[Any]:
+        """Copies made within enter the device."""
+        return torch.cuda.stream(self._in)
+
+    def mark(self) -> Event:
+        """The present moment of the current stream."""
+        event: Event = torch.cuda.current_stream(self._device).record_event()
+        return event
+
+    def after(self, event: Event) -> None:
+        """The current stream goes on when ``event`` has happened."""
+        torch.cuda.current_stream(self._device).wait_event(event)  # type: ignore[arg-type]
+
+    def use(self, tensor: Tensor) -> None:
+        """The current stream uses ``tensor``."""
+        tensor.record_stream(torch.cuda.current_stream(self._device))
+
+    def host_memory(self, num_bytes: int) -> Tensor:
+        """Pinned memory."""
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+
+class MpsDevice:
+    """Apple's GPU: one queue, in which everything happens in the order it was asked."""
+
+    def here(self) -> AbstractContextManager[Any]:
+        """There is only one."""
+        return nullcontext()
+
+    outbound = inbound = here
+
+    def mark(self) -> Event:
+        """The present moment of the queue."""
+        event = torch.mps.Event()
+        event.record()
+        return event
+
+    def after(self, event: Event) -> None:
+        """It always does."""
+
+    def use(self, tensor: Tensor) -> None:
+        """Memory is freed in the order of the same queue."""
+
+    def host_memory(self, num_bytes: int) -> Tensor:
+        """Memory is one and the same."""
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+
+def device_of(device: torch.device) -> Device:
+    """How to stage tensors of ``device``."""
+    if device.type == "cuda":
+        return CudaDevice(device)
+    if device.type == "mps":
+        return MpsDevice()
+    raise NotImplementedError(f"tensors on {device} cannot be sent; move them to cpu")
+
+
+class Stage:
+    """The staging of one group on one device. Used by one operation at a time."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._slots: list[Tensor] = []
+        self._last: Event | None = None
+        """When the last operation had copied in: its slots are free from then on."""
+
+    def run(
+        self,
+        group: Group,
+        ins: Sequence[Tensor],
+        outs: Sequence[Tensor],
+        body: Body,
+        **how: Any,
+    ) -> tuple[Work, Callable[[], None]]:
+        """Do ``body`` on host copies; (the work, what orders the caller after it).
+
+        ``ins`` are read and ``outs`` are written; a tensor may be both.
+        """
+        device = self._device
+        done: list[Event] = []
+        with device.here():
+            ready = device.mark()
+
+        def job() -> None:
+            with device.here(), torch.no_grad():
+                done.append(self._run(ready, ins, outs, body))
+
+        def arrive() -> None:
+            with device.here():
+                device.after(done[0])
+
+        return group.together(job, **how), arrive
+
+    def _run(
+        self, ready: Event, ins: Sequence[Tensor], outs: Sequence[Tensor], body: Body
+    ) -> Event:
+        device = self._device
+        with device.outbound():
+            device.after(ready)
+            if self._last is not None:
+                device.after(self._last)
+            flat = {id(t): self._flat(t) for t in (*ins, *outs)}
+            ready = device.mark()
+        with device.inbound():
+            device.after(ready)
+            for tensor in flat.values():
+                device.use(tensor)
+        chunks = self._chunks([flat[id(t)] for t in ins], [flat[id(t)] for t in outs])
+        self._pass(chunks, body)
+        with device.inbound():
+            for tensor in outs:
+                target = flat[id(tensor)]
+                if target.data_ptr() != tensor.data_ptr():
+                    tensor.copy_(target.view(tensor.shape))
+            self._last = device.mark()
+        return self._last
+
+    def _flat(self, tensor: Tensor) -> Tensor:
+        """Its elements in a row, for the current queue; copied if they are not."""
+        flat = tensor.detach().contiguous().view(-1)
+        self._device.use(flat)
+        return flat
+
+    def _pass(self, chunks: list[_Chunk], body: Body) -> None:
+        """Take one chunk after the other through host memory."""
+        device = self._device
+        copied_in: list[Event] = []
+        copied_out: list[Event] = []
+        for c in range(-AHEAD, len(chunks)):
+            ahead = c + AHEAD
+            if ahead < len(chunks):
+                with device.outbound():
+                    if ahead >= NUM_SLOTS:
+                        device.after(copied_in[ahead - NUM_SLOTS])
+                    chunks[ahead].copy_out()
+                    copied_out.append(device.mark())
+            if c >= 0:
+                copied_out[c].synchronize()
+                body(chunks[c].sent, chunks[c].received)
+                with device.inbound():
+                    chunks[c].copy_in()
+                    copied_in.append(device.mark())
+
+    def _chunks(self, sources: list[Tensor], targets: list[Tensor]) -> list[_Chunk]:
+        """Equal runs of all tensors; one whole run if their lengths differ."""
+        tensors: dict[tuple[int, int], Tensor] = {}
+        for tensor in (*sources, *targets):
+            tensors.setdefault(_key(tensor), tensor)
+        lengths = {t.numel() for t in tensors.values()}
+        item = max((t.element_size() for t in tensors.values()), default=1)
+        longest = max(lengths, default=0)
+        step = SLOT_BYTES // max(1, len(tensors)) // item // ALIGN * ALIGN
+        if len(lengths) > 1 or longest <= step:
+            step = max(1, longest)
+        chunks = []
+        for k, start in enumerate(range(0, max(1, longest), step)):
+            hosts = self._hosts(k % NUM_SLOTS, tensors, start, step)
+            chunks.append(_Chunk(sources, targets, hosts, start, step))
+        return chunks
+
+    def _hosts(
+        self, slot: int, tensors: dict[tuple[int, int], Tensor], start: int, step: int
+    ) -> dict[tuple[int, int], Tensor]:
+        """A place in ``slot`` for this run of every tensor."""
+        sizes = [t[start : start + step].nbytes for t in tensors.values()]
+        room = sum(-(-size // ALIGN) * ALIGN for size in sizes)
+        while len(self._slots) <= slot:
+            self._slots.append(self._device.host_memory(0))
+        if self._slots[slot].numel() < room:
+            self._slots[slot] = self._device.host_memory(room)
+        hosts, at = {}, 0
+        for (key, tensor), size in zip(tensors.items(), sizes, strict=True):
+            hosts[key] = self._slots[slot][at : at + size].view(tensor.dtype)
+            at += -(-size // ALIGN) * ALIGN
+        return hosts
+
+
+class _Chunk:
+    """A run of every tensor, on the device and in host memory."""
+
+    def __init__(
+        self,
+        sources: list[Tensor],
+        targets: list[Tensor],
+        hosts: dict[tuple[int, int], Tensor],
+        start: int,
+        step: int,
+    ) -> None:
+        run = slice(start, start + step)
+        self.sent = [hosts[_key(t)] for t in sources]
+        self.received = [hosts[_key(t)] for t in targets]
+        self._out = [(hosts[_key(t)], t[run]) for t in sources]
+        self._in = [(t[run], hosts[_key(t)]) for t in targets]
+
+    def copy_out(self) -> None:
+        for host, tensor in self._out:
+            host.copy_(tensor, non_blocking=True)
+
+    def copy_in(self) -> None:
+        for tensor, host in self._in:
+            tensor.copy_(host, non_blocking=True)
+
+
+def _key(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.numel()
