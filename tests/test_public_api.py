@@ -23,9 +23,9 @@ from ringleader.wire import hello, mail
 DOCS = Path(__file__).parents[1] / "docs"
 
 PUBLIC = (
-    "BackendOptions CallMismatch CollectiveConfig ConfigError DeadlineExceeded Group GroupAborted "
-    "InternalError PeerError PeerLost PeerRefused PeerUnreachable PeerUntrusted "
-    "ProtocolError RingleaderError SyncBatchNorm Work __version__ backends compression "
+    "BackendOptions CallMismatch CollectiveConfig ConfigError DeadlineExceeded Group "
+    "GroupAborted InternalError PeerError PeerLost PeerRefused PeerUnreachable "
+    "PeerUntrusted ProtocolError RingleaderError SyncBatchNorm Work __version__ backends compression "
     "group require"
 )
 

@@ -17,16 +17,18 @@ from torch._C._distributed_c10d import (
 
 _library: Any = None
 """Kernels live as long as this object does."""
+_kind: type[ProcessGroup] = ProcessGroup
+"""Ours."""
 
 
-def install() -> None:
-    """Register the kernels; once per process, with the first group."""
-    global _library
+def install(kind: type[ProcessGroup]) -> None:
+    """Register the kernels for groups of ``kind``; once, with the first of them."""
+    global _library, _kind
     if _library is not None:
         return
     library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     library.impl("_allgather_base_", _all_gather, "BackendSelect", with_keyset=True)
-    _library = library
+    _library, _kind = library, kind
 
 
 def _all_gather(
@@ -38,7 +40,7 @@ def _all_gather(
     timeout: int = -1,
 ) -> tuple[torch.Tensor, Any]:
     group: Any = ProcessGroup.unbox(process_group)
-    if not hasattr(group, "all_gather_single") or type(group) is ProcessGroup:
+    if not isinstance(group, _kind):
         operator = torch.ops.c10d._allgather_base_.default
         rest = keys.remove(torch._C.DispatchKey.BackendSelect)
         result: tuple[torch.Tensor, Any] = operator.redispatch(

@@ -65,7 +65,7 @@ class RingleaderGroup(ProcessGroup):
         self._explain = explain.Explainer(group, self)
         for device in _devices():
             self._register_backend(device, ProcessGroup.BackendType.CUSTOM, None)
-        kernels.install()
+        kernels.install(RingleaderGroup)
         patches.install()
 
     # -- who we are ----------------------------------------------------------------

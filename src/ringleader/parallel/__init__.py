@@ -1,0 +1,1 @@
+"""What a model needs to be trained by several ranks as if by one."""
