@@ -25,8 +25,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 PUBLIC = (
     "BackendOptions CallMismatch CollectiveConfig ConfigError DeadlineExceeded Group "
     "GroupAborted InternalError PeerError PeerLost PeerRefused PeerUnreachable "
-    "PeerUntrusted ProtocolError RingleaderError SyncBatchNorm Work __version__ backends compression "
-    "group require"
+    "PeerUntrusted ProtocolError RingleaderError SyncBatchNorm Work __version__ "
+    "backends compression group require"
 )
 
 GROUP = (
