@@ -287,6 +287,17 @@ def test_abort_fails_every_operation_in_flight(transport: str) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
+def test_who_waits_for_a_rank_that_left_is_told_so(transport: str) -> None:
+    with world(2, transport) as (ours, theirs):
+        run_threads([ours.barrier, theirs.barrier])
+        theirs.close()
+        error = failure(ours.barrier)
+    assert isinstance(error, PeerLost)
+    assert str(error) == "rank 1: left the group while we waited for it"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_close_is_idempotent_and_the_end(transport: str) -> None:
     with world(2, transport) as groups:
         run_threads([lambda g=g: g.barrier() for g in groups])  # type: ignore[misc]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +29,8 @@ SLOT_BYTES = 8 << 20
 NUM_SLOTS = 3
 AHEAD = NUM_SLOTS - 1
 """Chunks that are copied out before they are needed."""
+EDGE = 4
+"""The first and the last chunk are this many times shorter than the others."""
 ALIGN = 64
 
 Body = Callable[[list[Tensor], list[Tensor]], object]
@@ -242,19 +245,18 @@ class Stage:
         item = max((t.element_size() for t in tensors.values()), default=1)
         longest = max(lengths, default=0)
         step = SLOT_BYTES // max(1, len(tensors)) // item // ALIGN * ALIGN
-        if len(lengths) > 1 or longest <= step:
-            step = max(1, longest)
+        runs = [slice(0, longest)] if len(lengths) > 1 else cut(longest, step)
         chunks = []
-        for k, start in enumerate(range(0, max(1, longest), step)):
-            hosts = self._hosts(k % NUM_SLOTS, tensors, start, step)
-            chunks.append(_Chunk(sources, targets, hosts, start, step))
+        for k, run in enumerate(runs):
+            hosts = self._hosts(k % NUM_SLOTS, tensors, run)
+            chunks.append(_Chunk(sources, targets, hosts, run))
         return chunks
 
     def _hosts(
-        self, slot: int, tensors: dict[tuple[int, int], Tensor], start: int, step: int
+        self, slot: int, tensors: dict[tuple[int, int], Tensor], run: slice
     ) -> dict[tuple[int, int], Tensor]:
         """A place in ``slot`` for this run of every tensor."""
-        sizes = [t[start : start + step].nbytes for t in tensors.values()]
+        sizes = [t[run].nbytes for t in tensors.values()]
         room = sum(-(-size // ALIGN) * ALIGN for size in sizes)
         while len(self._slots) <= slot:
             self._slots.append(self._device.host_memory(0))
@@ -275,10 +277,8 @@ class _Chunk:
         sources: list[Tensor],
         targets: list[Tensor],
         hosts: dict[tuple[int, int], Tensor],
-        start: int,
-        step: int,
+        run: slice,
     ) -> None:
-        run = slice(start, start + step)
         self.sent = [hosts[_key(t)] for t in sources]
         self.received = [hosts[_key(t)] for t in targets]
         self._out = [(hosts[_key(t)], t[run]) for t in sources]
@@ -291,6 +291,20 @@ class _Chunk:
     def copy_in(self) -> None:
         for tensor, host in self._in:
             tensor.copy_(host, non_blocking=True)
+
+
+def cut(length: int, step: int) -> list[slice]:
+    """Runs of ``step`` elements at most; the first and the last are short.
+
+    Nothing travels while the first is copied out, nor while the last is copied in.
+    """
+    edge = max(1, step // EDGE)
+    if length <= 2 * edge:
+        return [slice(0, length)]
+    inner = length - 2 * edge
+    num = -(-inner // step)
+    bounds = [0, *(edge + inner * i // num for i in range(num + 1)), length]
+    return [slice(a, b) for a, b in pairwise(bounds)]
 
 
 def _key(tensor: Tensor) -> tuple[int, int]:

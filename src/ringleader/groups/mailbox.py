@@ -213,6 +213,10 @@ class Mailbox:
         boxes = self._boxes.values()
         return [b.peer for b in boxes if b.is_gone and not b.said_goodbye]
 
+    def has_left(self, peer: int | str) -> bool:
+        """Whether ``peer`` said goodbye: it closed the group, or its program ended."""
+        return any(b.said_goodbye for b in self._boxes.values() if b.peer == peer)
+
     # -- frames --------------------------------------------------------------------
 
     def _act(self, box: Box, frame: Frame, payload: bytes) -> None:

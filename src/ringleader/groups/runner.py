@@ -170,6 +170,8 @@ class Runner:
                 vanished = self.mailbox.who_vanished()
                 if exc.peer in vanished:
                     return exc
+                if self.mailbox.has_left(exc.peer):
+                    return PeerLost(exc.peer, "left the group while we waited for it")
                 wait_ready(self.mailbox.wanted(), min(0.01, until.left_s()))
         except RingleaderError as better:
             return better
