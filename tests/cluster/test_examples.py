@@ -1,0 +1,110 @@
+"""Every script of ``examples/``, as its first reader runs it: under torchrun."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.timeout(115)
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPTS = {"ddp.py", "fsdp2.py", "dtensor.py", "pipeline.py"}
+RESUMING = "checkpoint.py"
+MODULES = {"digits.py"}
+
+WITHIN_S = 55.0
+"""One run takes 6 to 10 s on two quiet cores, mostly the import of torch."""
+
+MIN_ACCURACY = 90.0
+"""Guessing reaches 10, training 95."""
+
+# Whatever started this test must not speak through us.
+_FOREIGN = ("RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "SLURM_")
+
+
+def torchrun(size: int, script: str, *arguments: object) -> str:
+    """What the example prints; it fails the test when it fails or takes too long."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(size), str(EXAMPLES / script)]
+    env = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+    with subprocess.Popen(
+        [*command, *map(str, arguments)],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        try:
+            output, errors = launcher.communicate(timeout=WITHIN_S)
+        finally:
+            if launcher.poll() is None:
+                _kill(psutil.Process(launcher.pid))
+    assert launcher.returncode == 0, f"{output}\n{errors}"
+    return output
+
+
+def _kill(launcher: psutil.Process) -> None:
+    """Also its ranks: they would outlive it."""
+    for process in [*launcher.children(recursive=True), launcher]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def losses(output: str) -> list[tuple[int, float]]:
+    found = re.findall(r"^epoch (\d+): loss ([\d.]+)$", output, re.MULTILINE)
+    return [(int(epoch), float(loss)) for epoch, loss in found]
+
+
+def number(pattern: str, output: str) -> float:
+    found = re.findall(pattern, output, re.MULTILINE)
+    assert len(found) == 1, f"rank 0 says it, and once:\n{output}"
+    return float(found[0])
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS))
+def test_an_example_learns_to_read_digits(script: str) -> None:
+    output = torchrun(2, script)
+
+    assert number(r"^accuracy ([\d.]+)%$", output) >= MIN_ACCURACY
+    epochs = losses(output)
+    assert [epoch for epoch, _ in epochs] == list(range(1, len(epochs) + 1))
+    assert epochs[-1][1] < epochs[0][1] / 2
+
+
+def test_a_checkpoint_of_two_processes_goes_on_with_three(tmp_path: Path) -> None:
+    before, after = (torchrun(size, RESUMING, tmp_path) for size in (2, 3))
+
+    first = losses(before)
+    told = number(r"^resumed from .*: loss ([\d.]+)$", after)
+    # Three ranks add in another order, and both are printed with four digits.
+    assert told == pytest.approx(first[-1][1], abs=2e-4)
+    assert number(r"^new model: loss ([\d.]+)$", before) > 2 * told
+    second = losses(after)
+    assert [epoch for epoch, _ in first + second] == list(range(1, 9))
+    assert second[0][1] < told
+    assert number(r"^accuracy ([\d.]+)%$", after) >= MIN_ACCURACY
+
+
+def test_every_example_is_run_and_explained() -> None:
+    there = {path.name for path in EXAMPLES.glob("*.py")}
+    assert there == SCRIPTS | {RESUMING} | MODULES
+    text = (EXAMPLES / "README.md").read_text()
+    missing = [name for name in there if f"examples/{name}" not in text]
+    assert missing == [], "examples/README.md gives the command of each"
+
+
+@pytest.mark.parametrize("script", sorted({*SCRIPTS, RESUMING}))
+def test_an_example_differs_from_gloo_by_a_name_only(script: str) -> None:
+    tree = ast.parse((EXAMPLES / script).read_text())
+    imports = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+    assert not [node for node in imports if "ringleader" in ast.unparse(node)]
+    words = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
+    assert words.count("ringleader") == 1
