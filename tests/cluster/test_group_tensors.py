@@ -313,3 +313,12 @@ def test_what_makes_no_sense_is_refused_and_the_group_lives_on() -> None:
             return tensor[0].item()
 
         assert run_threads([lambda g=g: still_works(g) for g in groups]) == [2.0, 2.0]  # type: ignore[misc]
+
+
+def test_a_tensor_can_still_be_resized_after_a_collective() -> None:
+    def body(group: Group) -> None:
+        for tensor in (torch.ones(3), torch.ones(1_000_000)):
+            group.all_reduce(tensor)
+            tensor.untyped_storage().resize_(0)  # what FSDP does between steps
+
+    run_world(2, body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringleader.errors import ConfigError
-from ringleader.settings import Launch
+from ringleader.settings import Launch, Wires, switch_interval_s
 
 FULL = {
     "RANK": "1",
@@ -83,3 +83,58 @@ def test_a_rank_outside_the_group_is_refused(rank: int, size: int) -> None:
     env = {**FULL, "RANK": str(rank), "WORLD_SIZE": str(size)}
     with pytest.raises(ConfigError, match=f"rank {rank} of {size}"):
         Launch.from_environment(env)
+
+
+# -- how ranks are connected -------------------------------------------------------
+
+
+def test_without_a_word_ranks_share_memory_where_they_can() -> None:
+    wires = Wires.from_environment({})
+    assert (wires.transport, wires.connections, wires.address) == ("auto", 1, "")
+
+
+def test_the_environment_says_how_ranks_are_connected() -> None:
+    env = {
+        "RINGLEADER_TRANSPORT": "tcp",
+        "RINGLEADER_CONNECTIONS": "4",
+        "RINGLEADER_ADDRESS": "10.1.1.1",
+    }
+    wires = Wires.from_environment(env)
+    assert (wires.transport, wires.connections, wires.address) == ("tcp", 4, "10.1.1.1")
+
+
+@pytest.mark.parametrize("number", ["0", "-3"])
+def test_no_connections_at_all_are_refused(number: str) -> None:
+    with pytest.raises(ConfigError, match=f"CONNECTIONS is {number}; at least 1"):
+        Wires.from_environment({"RINGLEADER_CONNECTIONS": number})
+
+
+@pytest.mark.parametrize("text", ["", "many", "1.5"])
+def test_connections_are_a_number(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"CONNECTIONS is '{text}', not a number"):
+        Wires.from_environment({"RINGLEADER_CONNECTIONS": text})
+
+
+# -- how often threads hand over ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [(None, 1e-4), ("0", 0.0), ("0.002", 0.002), ("1", 1.0)]
+)
+def test_the_switch_interval_is_read_in_seconds(
+    text: str | None, seconds: float
+) -> None:
+    env = {} if text is None else {"RINGLEADER_SWITCH_INTERVAL_S": text}
+    assert switch_interval_s(env) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "often", "5ms"])
+def test_a_switch_interval_that_is_no_number_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"_S is '{text}', not a number of seconds"):
+        switch_interval_s({"RINGLEADER_SWITCH_INTERVAL_S": text})
+
+
+@pytest.mark.parametrize("text", ["-0.1", "1.01", "inf", "nan"])
+def test_a_switch_interval_beyond_reason_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"is {text}; 0 to 1 s go"):
+        switch_interval_s({"RINGLEADER_SWITCH_INTERVAL_S": text})

@@ -48,15 +48,7 @@ _STORAGE: dict[torch.dtype, type[np.generic]] = {
     torch.float8_e5m2fnuz: np.uint8,
 }
 
-_BITS_OF = {
-    torch.float16: torch.int16,
-    torch.bfloat16: torch.int16,
-    torch.complex32: torch.int32,
-    torch.float8_e4m3fn: torch.uint8,
-    torch.float8_e5m2: torch.uint8,
-    torch.float8_e4m3fnuz: torch.uint8,
-    torch.float8_e5m2fnuz: torch.uint8,
-}
+_TYPES = {dtype: np.dtype(kind).str for dtype, kind in _STORAGE.items()}
 
 _UFUNCS: dict[str, np.ufunc] = {
     "sum": np.add,
@@ -94,13 +86,28 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+class _Window:
+    """The memory of a tensor in the words that numpy asks for."""
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor  # lives as long as the array does
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": (tensor.numel(),),
+            "typestr": _TYPES[tensor.dtype],
+            "version": 3,
+        }
+
+
 def as_array(tensor: torch.Tensor) -> Array:
-    """The memory of a contiguous CPU ``tensor`` as a flat array, without a copy."""
-    flat = tensor.detach().view(-1)
-    bits = _BITS_OF.get(tensor.dtype)
-    if bits is not None:
-        flat = flat.view(bits)
-    return flat.numpy()
+    """The memory of a contiguous CPU ``tensor`` as a flat array, without a copy.
+
+    Not by ``tensor.numpy()``, which forbids for good that the tensor is resized, as
+    FSDP does between steps.
+    """
+    return np.asarray(_Window(tensor))
 
 
 def bytes_of(array: Array) -> memoryview:

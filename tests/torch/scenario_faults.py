@@ -1,0 +1,152 @@
+"""What ranks do when one of them is to be killed, or calls something else.
+
+They take a further argument, so the feature matrix does not see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from reference import backward, mse, net, sgd, single, tensor
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
+
+Ready = Callable[[], None]
+WARM_STEPS = 3
+
+
+def endlessly(step: Callable[[int], None], ready: Ready) -> None:
+    """Until it is killed, or somebody else was."""
+    number = 0
+    while True:
+        step(number)
+        number += 1
+        if number == WARM_STEPS:
+            ready()
+
+
+def training(model: nn.Module, rank: int) -> Callable[[int], None]:
+    optimizer = sgd(model.parameters())
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        backward(mse(model, rank, number % 10))
+        optimizer.step()
+
+    return step
+
+
+# -- killed ------------------------------------------------------------------------
+
+
+def train_ddp(rank: int, size: int, ready: Ready) -> None:
+    endlessly(training(DDP(single(net()), bucket_cap_mb=0.0004), rank), ready)
+
+
+def train_fsdp2(rank: int, size: int, ready: Ready) -> None:
+    from scenario_sharding import shard
+
+    endlessly(training(shard(single(net())), rank), ready)
+
+
+def train_pipeline(rank: int, size: int, ready: Ready) -> None:
+    from scenario_pipeline import WIDTH, stage
+    from torch.distributed.pipelining import Schedule1F1B
+
+    rows = 2 * size
+    schedule = Schedule1F1B(stage(rank, size), rows, loss_fn=F.mse_loss)
+
+    def step(number: int) -> None:
+        x, y = tensor(rows, WIDTH, seed=1).float(), tensor(rows, WIDTH, seed=2).float()
+        args = [x] if rank == 0 else []
+        target = y if rank == size - 1 else None
+        schedule.step(*args, target=target)
+
+    endlessly(step, ready)
+
+
+def reduce_ahead(rank: int, size: int, ready: Ready) -> None:
+    """Many operations in flight, waited for through their futures."""
+
+    def step(number: int) -> None:
+        works = [dist.all_reduce(torch.ones(1000), async_op=True) for _ in range(20)]
+        torch.futures.wait_all([cast(Any, work).get_future() for work in works])
+
+    endlessly(step, ready)
+
+
+# -- mismatched --------------------------------------------------------------------
+
+
+def issue(rank: int, what: str) -> dist.Work:
+    """Rank 0 makes one call and all others another."""
+    numbers = torch.ones(10 if rank == 0 or what == "operation" else 11)
+    if what == "operation" and rank != 0:
+        work = dist.broadcast(numbers, 0, async_op=True)
+    else:
+        work = dist.all_reduce(numbers, async_op=True)
+    return cast(dist.Work, work)
+
+
+def mismatch_by_wait(rank: int, size: int, what: str) -> None:
+    dist.all_reduce(torch.ones(5))
+    issue(rank, what).wait()
+
+
+def mismatch_by_future(rank: int, size: int, what: str) -> None:
+    dist.all_reduce(torch.ones(5))
+    cast(Any, issue(rank, what)).get_future().wait()
+
+
+def mismatch_by_callback(rank: int, size: int, what: str) -> None:
+    """The error passes through a chain of callbacks."""
+    future = cast(Any, issue(rank, what)).get_future()
+    future.then(lambda done: done.value()).then(lambda done: done.value()).wait()
+
+
+def mismatch_in_a_later_call(rank: int, size: int, what: str) -> None:
+    """The first wait is of a good call; the bad one was issued right behind it."""
+    good = dist.all_reduce(torch.ones(5), async_op=True)
+    bad = issue(rank, what)
+    assert good is not None
+    good.wait()
+    bad.wait()
+
+
+def mismatch_by_ddp(rank: int, size: int, what: str) -> None:
+    """One rank is a collective ahead: it trains while the others reduce a loss."""
+    model = DDP(single(net()), bucket_cap_mb=0.0004 if what == "size" else 25)
+    step = training(model, rank)
+    for number in range(2):
+        step(number)
+    if rank != 0:
+        if what == "size":
+            dist.all_reduce(torch.ones(1))
+        else:
+            dist.broadcast(torch.ones(1), 0)
+    step(2)
+
+
+def mismatch_by_ddp_hook(rank: int, size: int, what: str) -> None:
+    """A hook sends fewer numbers, or another call, on one rank."""
+
+    def hook(state: object, bucket: Any) -> Any:  # noqa: ANN401 - torch compares them
+        buffer = bucket.buffer()
+        if rank == 0:
+            work = dist.all_reduce(buffer, async_op=True)
+        elif what == "size":
+            work = dist.all_reduce(buffer[:-1].clone(), async_op=True)
+        else:
+            work = dist.broadcast(buffer, 0, async_op=True)
+        return cast(Any, work).get_future().then(lambda done: done.value()[0])
+
+    hook.__annotations__.clear()
+    model = DDP(single(net()))
+    model.register_comm_hook(None, hook)
+    step = training(model, rank)
+    for number in range(3):
+        step(number)

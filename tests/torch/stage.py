@@ -1,0 +1,465 @@
+"""Worlds of real processes for torch.distributed, forked from one that is warm.
+
+Importing FSDP, pipelining and Dynamo takes seconds; the stage process does it once and
+never starts a thread, so a rank is there in milliseconds. A rank waits for orders, runs
+one scenario after the other in the same process group and reports each. When one fails
+its world is replaced, because errors of a collective are final for a group.
+
+This file is both sides: tests import it, and the stage runs it as a script. A rank ends
+like any Python program, through the end of the script: what hangs there is seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import itertools
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Self, cast
+
+BACKEND = "ringleader"
+BACKEND_VARIABLE = "RINGLEADER_TEST_BACKEND"
+"""Set it to gloo to run the same scenarios on another backend, as a control."""
+
+GROUP_TIMEOUT_S = 20.0
+SCENARIO_LIMIT_S = 25.0
+"""When a rank prints where it hangs and ends; later than the group's timeout."""
+GRACE_S = 3.0
+"""How long the other ranks may take to fail once one has."""
+DUMP_S = 0.2
+"""For a rank to write down its stacks; nothing tells us when it has."""
+WARM_UP_S = 60.0
+LEAVE_S = 20.0
+LOG_TAIL_CHARS = 6000
+TRACE_FRAMES = 8
+
+
+def backend() -> str:
+    """The backend under test."""
+    return os.environ.get(BACKEND_VARIABLE, BACKEND)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Birth:
+    """What a new rank has to know."""
+
+    rank: int
+    size: int
+    init_method: str
+    log: str
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A scenario to run: ``module.name(rank, size, *args)``."""
+
+    module: str
+    name: str
+    args: tuple[Any, ...] = ()
+    is_last: bool = False
+    """The process ends with it: an error goes up to the interpreter as in a script."""
+    wants_ready: bool = False
+    """``ready()`` is a further argument."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How an order went."""
+
+    kind: str
+    """ready, done or failed."""
+    at_s: float
+    text: str = ""
+    """What ``str`` gives for the error, behind the name of its class."""
+    trace: str = ""
+
+
+# -- in the test process -----------------------------------------------------------
+
+
+class Rank:
+    """One rank, seen from the test."""
+
+    def __init__(self, birth: Birth, pid: int, pipe: Connection) -> None:
+        self.rank = birth.rank
+        self.pid = pid
+        self.log = Path(birth.log)
+        self.pipe = pipe
+
+    def report(self, within_s: float) -> Report:
+        """Its next report; "failed" when it ended or stays silent."""
+        if not self.pipe.poll(within_s):
+            os.kill(self.pid, signal.SIGUSR1)  # it writes down where it is
+            self.pipe.poll(DUMP_S)
+            return self._failure("nothing heard in time")
+        try:
+            report = self.pipe.recv()
+        except (EOFError, OSError):
+            return self._failure("ended without a report")
+        assert isinstance(report, Report)
+        return report
+
+    def kill(self) -> float:
+        """SIGKILL: a pulled plug, no goodbye. Returns when that was."""
+        os.kill(self.pid, signal.SIGKILL)
+        return time.monotonic()
+
+    def has_ended(self, within_s: float) -> bool:
+        """Whether the process ends in time: the system then closes its pipe."""
+        until_s = time.monotonic() + within_s
+        while self.pipe.poll(max(0.0, until_s - time.monotonic())):
+            try:
+                self.pipe.recv()
+            except (EOFError, OSError):
+                return True
+        return False
+
+    def written(self) -> str:
+        """The end of what it printed."""
+        return self.log.read_text(errors="replace")[-LOG_TAIL_CHARS:]
+
+    def _failure(self, what: str) -> Report:
+        text = f"rank {self.rank}: {what}; its output:\n{self.written()}"
+        return Report(kind="failed", at_s=time.monotonic(), text=text, trace=text)
+
+
+class Stage:
+    """The warm process; it forks ranks and reaps them."""
+
+    def __init__(self, folder: Path, modules: Sequence[str]) -> None:
+        self.folder = folder
+        self._modules = modules
+        self._numbers = itertools.count()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._pipe: Connection | None = None
+
+    def __enter__(self) -> Self:
+        ours, theirs = socket.socketpair()
+        with theirs, open(self.folder / "stage.log", "wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno()), *self._modules],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._socket = ours
+        self._pipe = Connection(os.dup(ours.fileno()))
+        self._answer(WARM_UP_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        assert self._pipe is not None
+        assert self._socket is not None
+        self._pipe.close()
+        self._socket.close()
+        try:
+            self._process.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(LEAVE_S)
+
+    def fork(self, birth: Birth) -> Rank:
+        """Start one rank."""
+        assert self._pipe is not None
+        assert self._socket is not None
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            socket.send_fds(self._socket, [b"F"], [theirs.fileno()])
+            self._pipe.send(birth)
+            return Rank(birth, self._answer(LEAVE_S), Connection(os.dup(ours.fileno())))
+
+    def reap(self, rank: Rank) -> int:
+        """The exit code of a rank that has ended or is ending."""
+        assert self._pipe is not None
+        assert self._socket is not None
+        self._socket.send(b"R")
+        self._pipe.send(rank.pid)
+        rank.pipe.close()
+        return self._answer(LEAVE_S)
+
+    def births(
+        self, size: int, scheme: str, timeout_s: float = GROUP_TIMEOUT_S
+    ) -> list[Birth]:
+        """The ranks of a world that meets at a new address."""
+        number = next(self._numbers)
+        address = {
+            "file": f"file://{self.folder}/meeting{number}",
+            "tcp": f"tcp://127.0.0.1:{_free_port()}",
+            "env": f"env://127.0.0.1:{_free_port()}",
+        }[scheme]
+        return [
+            Birth(
+                rank=rank,
+                size=size,
+                init_method=address,
+                log=f"{self.folder}/world{number}-rank{rank}.log",
+                timeout_s=timeout_s,
+            )
+            for rank in range(size)
+        ]
+
+    def _answer(self, within_s: float) -> int:
+        assert self._pipe is not None
+        with contextlib.suppress(EOFError):
+            if self._pipe.poll(within_s):
+                return int(self._pipe.recv())
+        text = (self.folder / "stage.log").read_text(errors="replace")
+        raise AssertionError(f"the stage does not answer; its output:\n{text}")
+
+
+class World:
+    """Ranks in one process group, which run scenario after scenario."""
+
+    def __init__(self, stage: Stage, size: int, scheme: str) -> None:
+        self.size = size
+        self._stage = stage
+        self._scheme = scheme
+        self._ranks: list[Rank] = []
+        self._trouble = ""
+
+    def open(self) -> None:
+        """Fork the ranks and let them form a group."""
+        births = self._stage.births(self.size, self._scheme)
+        self._ranks = [self._stage.fork(birth) for birth in births]
+        self._trouble = self._collect()
+
+    def play(self, order: Order) -> str:
+        """Run it on every rank; what went wrong, or nothing."""
+        if self._trouble:
+            return f"no world of {self.size} could be formed:\n{self._trouble}"
+        for rank in self._ranks:
+            rank.pipe.send(order)
+        trouble = self._collect()
+        if trouble:
+            self.end()
+            self.open()
+        return trouble
+
+    def leave(self) -> list[int]:
+        """Let every rank destroy its group and end; their exit codes."""
+        ranks, self._ranks = self._ranks, []
+        for rank in ranks:
+            with contextlib.suppress(OSError):  # it may be dead, its code will tell
+                rank.pipe.send(None)
+        for rank in ranks:
+            if not rank.has_ended(LEAVE_S):
+                rank.kill()
+        return [self._stage.reap(rank) for rank in ranks]
+
+    def end(self) -> None:
+        """Kill what lives."""
+        ranks, self._ranks = self._ranks, []
+        for rank in ranks:
+            rank.kill()
+        for rank in ranks:
+            self._stage.reap(rank)
+
+    def _collect(self) -> str:
+        """The failures among one report of every rank; one failure ends the waiting."""
+        until_s = time.monotonic() + SCENARIO_LIMIT_S + GRACE_S
+        waiting = {rank.pipe: rank for rank in self._ranks}
+        failures = []
+        while waiting:
+            spoke = wait(list(waiting), max(0.0, until_s - time.monotonic()))
+            for pipe in spoke or list(waiting):
+                rank = waiting.pop(cast(Connection, pipe))
+                report = rank.report(0.0)
+                if report.kind == "failed":
+                    until_s = min(until_s, time.monotonic() + GRACE_S)
+                    head = f"-- rank {rank.rank} of {self.size}\n"
+                    failures.append(head + report.trace)
+        return "\n".join(failures)
+
+
+@contextlib.contextmanager
+def one_shot(
+    stage: Stage, size: int, order: Order, timeout_s: float
+) -> Iterator[list[Rank]]:
+    """A world for one order that ends it; every process is reaped afterwards."""
+    births = stage.births(size, "tcp", timeout_s)
+    ranks = [stage.fork(birth) for birth in births]
+    try:
+        for rank in ranks:
+            formed = rank.report(GROUP_TIMEOUT_S + GRACE_S)
+            assert formed.kind == "done", formed.trace
+        for rank in ranks:
+            rank.pipe.send(replace(order, is_last=True))
+        yield ranks
+    finally:
+        for rank in ranks:
+            if not rank.pipe.closed:
+                rank.kill()
+                stage.reap(rank)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+# -- in the stage process ----------------------------------------------------------
+
+
+def serve(fd: int) -> tuple[Birth, Connection] | None:
+    """Fork and reap as told; returns in every new rank, and at the end in the stage."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the test process decides
+    sock = socket.socket(fileno=fd)
+    pipe = Connection(os.dup(fd))
+    children: set[int] = set()
+    pipe.send(0)
+    while True:
+        order, fds, _, _ = socket.recv_fds(sock, 1, 1)
+        if order == b"F":
+            birth = pipe.recv()
+            pid = os.fork()
+            if pid == 0:
+                sock.close()
+                pipe.close()
+                return birth, Connection(fds[0])
+            os.close(fds[0])
+            children.add(pid)
+            pipe.send(pid)
+        elif order == b"R":
+            pid = pipe.recv()
+            children.discard(pid)
+            pipe.send(_reap(pid))
+        else:
+            break
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    for pid in children:
+        _reap(pid)
+    return None
+
+
+def _reap(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# -- in a rank ---------------------------------------------------------------------
+
+
+def live(birth: Birth, pipe: Connection) -> None:
+    """The life of a rank: form the group, then do what is ordered until told to go."""
+    log = os.open(birth.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    report = attempt(partial(form, birth))
+    pipe.send(report[0])
+    while report[0].kind == "done":
+        try:
+            order = pipe.recv()
+        except EOFError:
+            return
+        if order is None:
+            importlib.import_module("torch.distributed").destroy_process_group()
+            return
+        report = attempt(partial(perform, birth, order, pipe))
+        pipe.send(report[0])
+        if order.is_last:
+            break
+    if report[1] is not None:
+        raise report[1]
+
+
+def attempt(action: Callable[[], None]) -> tuple[Report, Exception | None]:
+    """Do it under a watchdog that needs neither the GIL nor a living group."""
+    faulthandler.dump_traceback_later(SCENARIO_LIMIT_S, exit=True)
+    try:
+        action()
+    except Exception as exc:  # noqa: BLE001 - reported to the test
+        text = f"{type(exc).__name__}: {exc}"
+        trace = "".join(traceback.format_exception(exc, limit=-TRACE_FRAMES))
+        return _now("failed", text, trace), exc
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return _now("done"), None
+
+
+def _now(kind: str, text: str = "", trace: str = "") -> Report:
+    return Report(kind=kind, at_s=time.monotonic(), text=text, trace=trace)
+
+
+def form(birth: Birth) -> None:
+    """Join the default group."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    method = birth.init_method
+    place: dict[str, Any] = {"rank": birth.rank, "world_size": birth.size}
+    if method.startswith("env://"):
+        host, port = method.removeprefix("env://").split(":")
+        os.environ.update(MASTER_ADDR=host, MASTER_PORT=port)
+        os.environ.update(RANK=str(birth.rank), WORLD_SIZE=str(birth.size))
+        method, place = "env://", {}
+    dist.init_process_group(
+        backend(),
+        init_method=method,
+        timeout=timedelta(seconds=birth.timeout_s),
+        **place,
+    )
+
+
+def perform(birth: Birth, order: Order, pipe: Connection) -> None:
+    """Run one scenario and destroy the groups it made."""
+    scenario = getattr(importlib.import_module(order.module), order.name)
+    args = list(order.args)
+    if order.wants_ready:
+        args.append(lambda: pipe.send(_now("ready")))
+    scenario(birth.rank, birth.size, *args)
+    if not order.is_last:
+        sweep()
+
+
+def sweep() -> None:
+    """Destroy every group but the default one, in the order they were made."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    dist.barrier()
+    for group in list(distributed_c10d._world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
+
+
+def main() -> None:
+    """Warm up, serve, and in every fork: live."""
+    fd, *modules = sys.argv[1:]
+    for name in modules:
+        importlib.import_module(name)
+    gc.freeze()  # a collection in a rank would touch, and so copy, every page
+    born = serve(int(fd))
+    if born is not None:
+        live(*born)
+
+
+if __name__ == "__main__":
+    # What travels is pickled under the name that the tests know this module by.
+    sys.modules["stage"] = sys.modules["__main__"]
+    for each in (Birth, Order, Report):
+        each.__module__ = "stage"
+    assert pickle.loads(pickle.dumps(Order(module="", name=""))).name == ""
+    main()

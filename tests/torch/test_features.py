@@ -1,0 +1,100 @@
+"""What PyTorch builds on torch.distributed, on our backend, beside one process.
+
+Scenarios are functions ``(rank, size)`` in scenario_*.py. They run in worlds of real
+processes that live through the module; every scenario is a test for each size. With
+RINGLEADER_TEST_BACKEND=gloo all of them run on Gloo: a failure there is the scenario's.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.append(str(HERE))  # pytest's importlib mode leaves it out
+
+from stage import Order, Stage, World, backend  # noqa: E402
+
+SCHEMES = {2: "file", 3: "tcp", 4: "env"}
+"""How the world of each size finds itself."""
+
+SIZES = {
+    "hsdp": (2, 3, 4),
+    "fsdp2_with_tensor_parallel": (4,),
+    "dtensor_on_a_2d_mesh": (2, 3, 4),
+    "device_mesh": (2, 3, 4),
+    "new_subgroups": (2, 3, 4),
+}
+"""Those that need, or are worth, four ranks; all others run on two and three."""
+
+GLOO_CANNOT = {
+    "all_to_all_of_uneven_lists": "Gloo: alltoall wants equal sizes",
+    "coalescing_manager_of_a_device": "Gloo: no _start_coalescing",
+}
+
+
+def scenarios() -> Iterator[tuple[str, str]]:
+    """Module and name of each, read and not imported: FSDP alone takes seconds."""
+    for path in sorted(HERE.glob("scenario_*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and is_scenario(node):
+                yield path.stem, node.name
+
+
+def is_scenario(function: ast.FunctionDef) -> bool:
+    """Whether it is a ``(rank, size) -> None``."""
+    names = [arg.arg for arg in function.args.args]
+    returns = function.returns
+    is_check = isinstance(returns, ast.Constant) and returns.value is None
+    return names == ["rank", "size"] and is_check
+
+
+SCENARIOS = {name: module for module, name in scenarios()}
+CASES = [(name, size) for name in SCENARIOS for size in SIZES.get(name, (2, 3))]
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, World]]:
+    """One world of each size, formed."""
+    modules = sorted(set(SCENARIOS.values()))
+    with Stage(tmp_path_factory.mktemp("stage"), modules) as stage:
+        made = {size: World(stage, size, scheme) for size, scheme in SCHEMES.items()}
+        for world in made.values():
+            world.open()
+        yield made
+        for world in made.values():
+            world.end()
+
+
+@pytest.mark.parametrize(("name", "size"), CASES)
+def test_feature(worlds: dict[int, World], name: str, size: int) -> None:
+    if backend() == "gloo" and name in GLOO_CANNOT:
+        pytest.skip(GLOO_CANNOT[name])
+    trouble = worlds[size].play(Order(module=SCENARIOS[name], name=name))
+    if trouble:
+        pytest.fail(trouble, pytrace=False)
+
+
+def test_a_checkpoint_moves_from_3_to_2_to_4_ranks(
+    worlds: dict[int, World], tmp_path: Path
+) -> None:
+    at_3, at_2 = str(tmp_path / "at_3"), str(tmp_path / "at_2")
+    steps = [
+        (3, "save_trained", (at_3,)),
+        (2, "load_trained", (at_3, at_2)),
+        (4, "load_trained", (at_2, None)),
+    ]
+    for size, name, args in steps:
+        order = Order(module="scenario_checkpoint", name=name, args=args)
+        trouble = worlds[size].play(order)
+        if trouble:
+            pytest.fail(f"{name} with {size} ranks\n{trouble}", pytrace=False)
+
+
+@pytest.mark.parametrize("size", SCHEMES)
+def test_every_rank_leaves_by_itself(worlds: dict[int, World], size: int) -> None:
+    assert worlds[size].leave() == [0] * size

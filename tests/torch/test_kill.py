@@ -1,0 +1,55 @@
+"""A rank is killed in the middle of training: the others say who, and end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.append(str(HERE))  # pytest's importlib mode leaves it out
+
+from stage import BACKEND, Order, Stage, backend, one_shot  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    backend() != BACKEND, reason="other backends do not say who was lost"
+)
+
+TIMEOUT_S = 5.0
+"""Of the group; a death is seen when the kernel closes the sockets, far earlier."""
+START_S = 20.0
+EXIT_S = 10.0
+"""For the interpreter to end, with all that torch has loaded, on a busy machine."""
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    modules = ["scenario_faults", "scenario_sharding", "scenario_pipeline"]
+    with Stage(tmp_path_factory.mktemp("stage"), modules) as made:
+        yield made
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    "what", ["train_ddp", "train_fsdp2", "train_pipeline", "reduce_ahead"]
+)
+def test_survivors_name_the_killed_rank_and_end(
+    stage: Stage, what: str, victim: int
+) -> None:
+    order = Order(module="scenario_faults", name=what, wants_ready=True)
+    with one_shot(stage, 3, order, TIMEOUT_S) as ranks:
+        for rank in ranks:
+            report = rank.report(START_S)
+            assert report.kind == "ready", report.trace
+        killed_at_s = ranks[victim].kill()
+        survivors = [rank for rank in ranks if rank.rank != victim]
+        for rank in survivors:
+            report = rank.report(TIMEOUT_S + 10)
+            assert report.kind == "failed", "it ended as if nothing had happened"
+            assert f"rank {victim}" in report.text, report.trace
+            assert report.at_s - killed_at_s < TIMEOUT_S + 1, report.trace
+        for rank in survivors:
+            assert rank.has_ended(EXIT_S), f"hangs at exit:\n{rank.written()}"
+            assert stage.reap(rank) == 1, rank.written()

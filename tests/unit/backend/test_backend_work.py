@@ -1,0 +1,361 @@
+"""Our operations as torch's Work and Future: waiting, errors, and what follows them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from ringleader.backend.work import BackendWork, Completions, no_result
+from ringleader.errors import DeadlineExceeded, PeerLost
+from ringleader.groups.group import Group
+from ringleader.groups.work import DONE, Work
+from ringleader.testing.inprocess import run_world, world
+
+SOON_S = 20.0
+"""What must happen at once may take this long on a busy machine."""
+LOST = PeerLost(1, "closed the connection")
+
+
+@pytest.fixture
+def completions() -> Iterator[Completions]:
+    """Its threads end with the test."""
+    made = Completions()
+    yield made
+    made.close()
+
+
+def as_it_is(error: BaseException) -> BaseException:
+    return error
+
+
+def handle(
+    completions: Completions,
+    *parts: Work,
+    result: list[Tensor] | None = None,
+    arrive: Callable[[], None] | None = None,
+) -> BackendWork:
+    return BackendWork(
+        parts, result or [torch.ones(2)], completions, explain=as_it_is, arrive=arrive
+    )
+
+
+def end(future: Future[Any]) -> Future[Any]:
+    """The future when it has been completed; its own wait has no limit."""
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    assert done.wait(SOON_S), "the future is never completed"
+    return future
+
+
+# -- wait --------------------------------------------------------------------------
+
+
+def test_wait_returns_true_when_all_parts_have_succeeded(
+    completions: Completions,
+) -> None:
+    parts = [Work(), Work()]
+    work = handle(completions, *parts)
+    for part in parts:
+        assert not work.is_completed()
+        part.finish()
+    assert work.wait()
+    assert work.is_completed()
+    assert work.is_success()
+    assert work.exception() is None
+
+
+def test_wait_gives_up_in_time_and_leaves_the_operation_alone(
+    completions: Completions,
+) -> None:
+    part = Work()
+    work = handle(completions, part)
+    start_s = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match=r"under way after 0\.05 s"):
+        work.wait(timedelta(seconds=0.05))
+    assert 0.04 < time.monotonic() - start_s < SOON_S
+    assert not work.is_completed()
+    assert work.exception() is None
+    part.finish()
+    assert work.wait(timedelta(seconds=0.05))
+
+
+def test_a_timeout_of_the_operation_itself_is_not_taken_for_one_of_the_wait(
+    completions: Completions,
+) -> None:
+    part = Work()
+    part.finish(DeadlineExceeded(2, "sent nothing for 5 s"))
+    with pytest.raises(DeadlineExceeded) as caught:
+        handle(completions, part).wait(timedelta(seconds=1))
+    assert caught.value.args == (2, "sent nothing for 5 s")
+
+
+def test_the_error_of_any_part_is_raised_again_and_again(
+    completions: Completions,
+) -> None:
+    good, bad = Work(), Work()
+    work = handle(completions, good, bad)
+    good.finish()
+    bad.finish(LOST)
+    for _ in range(2):
+        with pytest.raises(PeerLost) as caught:
+            work.wait()
+        assert caught.value.args == LOST.args
+    assert work.is_completed()
+    assert not work.is_success()
+    assert work.exception() is LOST
+
+
+def test_the_error_is_explained_with_the_first_as_its_cause(
+    completions: Completions,
+) -> None:
+    part = Work()
+    part.finish(LOST)
+    work = BackendWork(
+        [part],
+        [torch.ones(1)],
+        completions,
+        explain=lambda error: PeerLost(1, f"{error}, by the router"),
+    )
+    with pytest.raises(PeerLost, match="by the router") as caught:
+        work.wait()
+    assert isinstance(caught.value.__cause__, PeerLost)
+    assert caught.value.__cause__.args == LOST.args
+    with pytest.raises(RuntimeError, match=r"PeerLost: rank 1: .*by the router"):
+        end(work.get_future()).value()
+
+
+def test_the_caller_is_ordered_after_a_success_and_only_then(
+    completions: Completions,
+) -> None:
+    arrivals: list[str] = []
+    good, bad = Work(), Work()
+    good.finish()
+    bad.finish(LOST)
+    handle(completions, good, arrive=lambda: arrivals.append("good")).wait()
+    with pytest.raises(PeerLost):
+        handle(completions, bad, arrive=lambda: arrivals.append("bad")).wait()
+    assert arrivals == ["good"]
+
+
+def test_synchronize_waits(completions: Completions) -> None:
+    part = Work()
+    part.finish(LOST)
+    with pytest.raises(PeerLost):
+        handle(completions, part).synchronize()
+    handle(completions, DONE).synchronize()
+
+
+def test_the_sender_of_a_message_is_known(completions: Completions) -> None:
+    part = Work()
+    assert handle(completions, part).source_rank() == -1
+    part.source = 2
+    assert handle(completions, part).source_rank() == 2
+    assert handle(completions, part)._source_rank() == 2
+
+
+# -- the future: torch makes a RuntimeError of ours, with its name and text ---------
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_the_value_of_the_future_are_the_tensors(
+    is_early: bool, completions: Completions
+) -> None:
+    part, tensors = Work(), [torch.ones(2), torch.zeros(3)]
+    work = handle(completions, part, result=tensors)
+    if is_early:
+        future = work.get_future()
+        assert not future.done()
+        part.finish()
+    else:
+        part.finish()
+        future = work.get_future()
+    assert end(future).value() is tensors
+    assert work.get_future() is future, "asked twice, it is the same"
+    assert work.result() is tensors
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_the_error_is_in_the_future_and_in_what_follows_it(
+    is_early: bool, completions: Completions
+) -> None:
+    part = Work()
+    work = handle(completions, part)
+    if not is_early:
+        part.finish(LOST)
+    future = work.get_future()
+    grandchild = future.then(lambda done: done.value()).then(lambda done: done.value())
+    if is_early:
+        part.finish(LOST)
+    for each in (future, grandchild):
+        with pytest.raises(RuntimeError, match="PeerLost: rank 1: closed"):
+            end(each).value()
+        with pytest.raises(RuntimeError, match="PeerLost: rank 1: closed"):
+            each.wait()
+
+
+def test_cpp_sees_the_error(completions: Completions) -> None:
+    """DDP's reducer asks in C++, which knows nothing of Python's unwrapping.
+
+    ``collect_all`` is C++: with the future we complete, instead of its child, it would
+    collect a success.
+    """
+    part = Work()
+    future = handle(completions, part).get_future()
+    collected = torch.futures.collect_all([future])
+    part.finish(LOST)
+    with pytest.raises(RuntimeError, match="PeerLost: rank 1: closed"):
+        end(collected).value()
+
+
+def test_a_failure_to_arrive_is_the_futures(completions: Completions) -> None:
+    def arrive() -> None:
+        raise RuntimeError("the stream is gone")
+
+    future = handle(completions, DONE, arrive=arrive).get_future()
+    with pytest.raises(RuntimeError, match="the stream is gone"):
+        end(future).value()
+
+
+def test_the_future_arrives_before_it_is_complete(completions: Completions) -> None:
+    part, tensor = Work(), torch.zeros(2)
+
+    def arrive() -> None:
+        tensor.fill_(7)
+
+    work = handle(completions, part, result=[tensor], arrive=arrive)
+    seen = work.get_future().then(lambda done: done.value()[0].clone())
+    part.finish()
+    assert end(seen).value().tolist() == [7, 7]
+
+
+def test_cpp_is_never_given_a_future_of_nothing() -> None:
+    (stand_in,) = no_result(torch.device("cpu"))
+    assert stand_in.numel() == 0
+
+
+def test_followers_that_wait_do_not_stop_the_engine(completions: Completions) -> None:
+    """Many at once: each waits for what the engine only does when all are waiting."""
+    count = 100
+    parts, last = [Work() for _ in range(count)], Work()
+    begun = threading.Semaphore(0)
+    final = handle(completions, last)
+
+    def follow(done: Future[Any]) -> bool:
+        begun.release()
+        return final.wait(timedelta(seconds=SOON_S))
+
+    futures = [handle(completions, p).get_future().then(follow) for p in parts]
+    for part in parts:
+        part.finish()  # here we are the engine's thread: it must not be held up
+    for number in range(count):
+        assert begun.acquire(timeout=SOON_S), f"only {number} of {count} began"
+    last.finish()
+    assert [end(future).value() for future in futures] == [True] * count
+
+
+def test_a_follower_may_issue_operations_of_its_own(completions: Completions) -> None:
+    """As DDP's hooks do: it runs in no thread that the operation needs."""
+
+    def live(group: Group) -> list[float]:
+        tensor, second = torch.ones(1000), torch.full((3,), 5.0)
+
+        def follow(done: Future[Any]) -> Tensor:
+            (sums,) = done.value()
+            second.add_(sums[0])
+            group.all_reduce(second)  # waits, in this thread
+            return second
+
+        part = group.all_reduce(tensor, async_op=True)
+        work = handle(completions, part, result=[tensor])
+        followed: list[float] = end(work.get_future().then(follow)).value().tolist()
+        return followed
+
+    assert run_world(2, live) == [[14.0] * 3] * 2
+
+
+def test_an_abort_reaches_whoever_has_the_future(completions: Completions) -> None:
+    with world(2) as (group, _):
+        part = group.all_reduce(torch.ones(4), async_op=True)
+        future = handle(completions, part).get_future()
+        group.abort("that is enough")
+        with pytest.raises(RuntimeError, match="GroupAborted: that is enough"):
+            end(future).value()
+
+
+# -- several as one ----------------------------------------------------------------
+
+
+def test_one_handle_for_several_ends_with_the_last(completions: Completions) -> None:
+    parts = [Work() for _ in range(3)]
+    arrivals: list[int] = []
+    handles = [
+        handle(
+            completions,
+            part,
+            result=[torch.full((1,), float(i))],
+            arrive=(lambda i=i: arrivals.append(i)) if i != 1 else None,  # type: ignore[misc]
+        )
+        for i, part in enumerate(parts)
+    ]
+    work = BackendWork.of_all(handles, completions, explain=as_it_is)
+    future = work.get_future()
+    for part in reversed(parts):
+        assert not work.is_completed()
+        assert not future.done()
+        part.finish()
+    assert [float(t) for t in end(future).value()] == [0, 1, 2]
+    assert arrivals == [0, 2], "one of them had nothing to order"
+    assert work.wait()
+    assert arrivals == [0, 2] * 2
+
+
+def test_one_handle_for_several_has_the_error_of_any(completions: Completions) -> None:
+    good, bad = Work(), Work()
+    handles = [handle(completions, good), handle(completions, bad)]
+    work = BackendWork.of_all(handles, completions, explain=as_it_is)
+    good.finish()
+    bad.finish(LOST)
+    assert work.exception() is LOST
+    with pytest.raises(PeerLost):
+        work.wait()
+    with pytest.raises(RuntimeError, match="PeerLost: rank 1: closed"):
+        end(work.get_future()).value()
+
+
+def test_one_handle_for_none_is_complete(completions: Completions) -> None:
+    work = BackendWork.of_all([], completions, explain=as_it_is)
+    assert work.is_success()
+    assert work.wait()
+    assert end(work.get_future()).value() == []
+
+
+# -- the threads -------------------------------------------------------------------
+
+
+def futures_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("ringleader-futures")]
+
+
+def test_threads_start_with_the_first_future_and_end_with_the_group() -> None:
+    completions = Completions()
+    before = futures_threads()
+    handle(completions, DONE).wait()
+    assert futures_threads() == before, "who only waits needs none"
+    part, done = Work(), threading.Event()
+    future = handle(completions, part).get_future()
+    future.add_done_callback(lambda _: done.set())
+    part.finish()
+    assert done.wait(SOON_S)
+    (mine,) = set(futures_threads()) - set(before)
+    completions.close()
+    mine.join(SOON_S)
+    assert not mine.is_alive()
+    completions.close()

@@ -1,0 +1,181 @@
+"""Torch knows the backend without our help, and never suffers from it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from ringleader.backend import register
+
+WITHIN_S = 60.0
+"""Importing torch takes two seconds, on a busy machine ten."""
+
+BROKEN = """
+import ringleader.backend.register as ours
+
+def register():
+    raise LookupError("the backend is broken")
+
+ours.register = register
+"""
+"""A sitecustomize: runs before the script, so before torch."""
+
+SCRIPTS = {
+    "broken": """
+import torch
+assert torch.ones(3).sum() == 3
+print("ringleader" in torch.distributed.Backend.backend_list)
+""",
+    "unimported": """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("ringleader", store=dist.HashStore(), rank=0, world_size=1)
+tensor = torch.full((3,), 5.0)
+dist.all_reduce(tensor)
+dist.barrier()
+print(tensor.tolist(), dist.get_backend())
+dist.destroy_process_group()
+""",
+    "not autoloaded": """
+import torch.distributed as dist
+print("ringleader" in dist.Backend.backend_list)
+import ringleader
+print("ringleader" in dist.Backend.backend_list)
+ringleader.require("ringleader")
+""",
+}
+"""Run at the same time, because each of them imports torch."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a script."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ended]]:
+    folder = tmp_path_factory.mktemp("broken")
+    (folder / "sitecustomize.py").write_text(BROKEN)
+    env = {
+        "broken": {"PYTHONPATH": str(folder)},
+        "not autoloaded": {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+    }
+    with ExitStack() as stack:
+        processes = {
+            name: stack.enter_context(run(script, env.get(name, {})))
+            for name, script in SCRIPTS.items()
+        }
+        for process in processes.values():
+            stack.callback(process.kill)
+        outputs = {
+            name: p.communicate(timeout=WITHIN_S) for name, p in processes.items()
+        }
+        yield {
+            name: Ended(processes[name].returncode, out, err)
+            for name, (out, err) in outputs.items()
+        }
+
+
+def run(script: str, env: dict[str, str]) -> subprocess.Popen[str]:
+    # A path of the parent's would hide an installation that is not there.
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    return subprocess.Popen(
+        [sys.executable, "-c", script],
+        env={**inherited, **env},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_script_needs_no_import_of_ours(ended: dict[str, Ended]) -> None:
+    assert ended["unimported"] == Ended(0, "[5.0, 5.0, 5.0] ringleader\n", "")
+
+
+def test_a_broken_backend_does_not_break_torch(ended: dict[str, Ended]) -> None:
+    script = ended["broken"]
+    assert (script.code, script.out) == (0, "False\n")
+    assert "the ringleader backend is not available" in script.err
+    assert "LookupError: the backend is broken" in script.err
+
+
+def test_without_autoload_importing_us_after_torch_is_enough(
+    ended: dict[str, Ended],
+) -> None:
+    assert ended["not autoloaded"] == Ended(0, "False\nTrue\n", "")
+
+
+def test_the_entry_point_needs_nothing_that_could_be_missing() -> None:
+    """What fails before ``autoload`` is called, torch cannot survive."""
+    script = (
+        "import sys; before = set(sys.modules); import ringleader.backend.register\n"
+        "names = {name.split('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(names - sys.stdlib_module_names))"
+    )
+    with run(script, {}) as process:
+        out, err = process.communicate(timeout=WITHIN_S)
+    assert (out, err) == ("['ringleader']\n", "")
+
+
+def test_autoload_logs_what_it_swallows(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> None:
+        raise LookupError("the backend is broken")
+
+    monkeypatch.setattr(register, "register", broken)
+    with caplog.at_level(logging.ERROR):
+        register.autoload()
+    (record,) = caplog.records
+    assert record.name == "ringleader.backend.register"
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], LookupError)
+
+
+def test_a_backend_that_is_known_is_not_registered_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("registered twice")
+
+    assert "RINGLEADER" in dist.Backend._plugins
+    monkeypatch.setattr(dist.Backend, "register_backend", refuse)
+    register.register()
+
+
+def test_a_torch_without_distributed_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dist, "is_available", lambda: False)
+    monkeypatch.delattr(dist, "Backend")
+    register.autoload()
+    assert caplog.records == []
+
+
+def test_it_is_registered_for_every_device_we_stage() -> None:
+    config = dist.distributed_c10d.BackendConfig(dist.Backend("ringleader"))
+    assert {config.get_device_backend_map()[d] for d in register.DEVICES} == {
+        "ringleader"
+    }
+
+
+def test_the_entry_points_are_those_of_the_installed_package() -> None:
+    """Torch finds us by this metadata, not by our code."""
+    from importlib.metadata import entry_points
+
+    (found,) = entry_points(group="torch.backends", name="ringleader")
+    assert found.load() is register.autoload
+    assert Path(register.__file__).name == "register.py"

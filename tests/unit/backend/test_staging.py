@@ -1,0 +1,603 @@
+"""Staging through host memory, on a simulated accelerator: see accelerator.py."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from ringleader.backend import staging
+from ringleader.backend.staging import MpsDevice, Stage, device_of
+from ringleader.errors import GroupAborted, InternalError, RingleaderError
+from ringleader.groups.group import Group
+from ringleader.groups.work import DONE, Work
+from ringleader.testing.inprocess import run_threads, run_world, world
+
+sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
+
+from accelerator import PACES, Accelerator
+
+T = TypeVar("T")
+
+SLOT_BYTES = 2048
+"""Small, so that a thousand numbers already are several chunks."""
+STALE = -77.0
+"""What is where nothing has been computed yet."""
+
+
+@pytest.fixture(autouse=True)
+def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "SLOT_BYTES", SLOT_BYTES)
+
+
+class Rank:
+    """A rank with a simulated accelerator, and a stage on it."""
+
+    def __init__(self, group: Group, pace: str = "late") -> None:
+        self.group = group
+        self.device = Accelerator(pace, seed=group.rank)
+        self.stage = Stage(self.device)
+        self.num_chunks = 0
+
+    def start(
+        self, ins: Sequence[Tensor], outs: Sequence[Tensor], body: staging.Body
+    ) -> Callable[[], None]:
+        """Begin an operation; what is returned waits for it as torch's users do."""
+        work, arrive = self.stage.run(self.group, ins, outs, body, async_op=True)
+
+        def wait() -> None:
+            work.wait(30)
+            arrive()
+
+        return wait
+
+    def all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+        return self.start(
+            [tensor], [tensor], lambda _, outs: self.group.all_reduce(outs[0])
+        )
+
+    def broadcast(self, tensor: Tensor, root: int) -> Callable[[], None]:
+        ins, outs = ([tensor], []) if self.group.rank == root else ([], [tensor])
+
+        def body(ins: list[Tensor], outs: list[Tensor]) -> Work:
+            self.num_chunks += 1
+            return self.group.broadcast((ins or outs)[0], root)
+
+        return self.start(ins, outs, body)
+
+    def all_gather(self, outs: list[Tensor], source: Tensor) -> Callable[[], None]:
+        return self.start([source], outs, lambda i, o: self.group.all_gather(o, i[0]))
+
+    def computed(self, values: Tensor, home: Tensor | None = None) -> Tensor:
+        """A tensor (or ``home``) that a kernel of the user is still to fill."""
+        tensor = torch.zeros_like(values) if home is None else home
+        self.device.compute(lambda: tensor.copy_(values))
+        return tensor
+
+
+def staged(size: int, body: Callable[[Rank], T], pace: str = "late") -> list[T]:
+    """Run it on every rank; at the end no memory was touched without right."""
+
+    def live(group: Group) -> T:
+        rank = Rank(group, pace)
+        result = body(rank)
+        assert rank.device.mistakes == []
+        return result
+
+    return run_world(size, live)
+
+
+def numbers(count: int, rank: int, turn: int = 0) -> Tensor:
+    """Whole numbers that differ by place, rank and turn; sums of them are exact."""
+    return torch.arange(count, dtype=torch.float32) * 3 + rank * 1000 + turn * 7
+
+
+def total(count: int, size: int, turn: int = 0) -> Tensor:
+    return torch.stack([numbers(count, r, turn) for r in range(size)]).sum(0)
+
+
+# -- the simulation itself ---------------------------------------------------------
+
+
+def test_a_simulated_copy_happens_when_it_is_waited_for_and_not_before() -> None:
+    device = Accelerator()
+    source, host = torch.ones(4), device.host_memory(16).view(torch.float32)
+    with device.outbound():
+        device.use(source)
+        host.copy_(source, non_blocking=True)
+        copied = device.mark()
+    assert host.tolist() != [1.0] * 4
+    with device.inbound():
+        device.after(copied)
+        after = device.mark()
+    after.synchronize()
+    assert host.tolist() == [1.0] * 4
+    assert device.mistakes == []
+
+
+def test_the_simulation_notices_memory_that_is_used_without_right() -> None:
+    device = Accelerator()
+    source, host = torch.ones(4), device.host_memory(16).view(torch.float32)
+    with device.outbound():
+        host.copy_(source)
+        copied = device.mark()
+    del host
+    copied.synchronize()
+    assert device.mistakes == [
+        "out uses [4] and never said so",
+        "out copies host memory that was freed",
+    ]
+
+
+# -- values ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pace", PACES)
+@pytest.mark.parametrize("count", [1, 512, 513, 3 * 512, 7 * 512 + 13])
+def test_all_reduce_takes_every_chunk_through_the_host(count: int, pace: str) -> None:
+    def body(rank: Rank) -> Tensor:
+        tensor = rank.computed(numbers(count, rank.group.rank))
+        rank.all_reduce(tensor)()
+        return rank.device.read(tensor)
+
+    for seen in staged(3, body, pace):
+        assert torch.equal(seen, total(count, 3))
+
+
+@pytest.mark.parametrize("pace", PACES)
+@pytest.mark.parametrize("root", [0, 1])
+def test_broadcast_copies_out_on_one_side_and_in_on_the_other(
+    root: int, pace: str
+) -> None:
+    count = 5 * 512 + 1
+
+    def body(rank: Rank) -> Tensor:
+        tensor = rank.computed(numbers(count, rank.group.rank))
+        rank.broadcast(tensor, root)()
+        seen = rank.device.read(tensor)
+        assert rank.num_chunks > staging.NUM_SLOTS
+        assert rank.device.num_copies == rank.num_chunks, "in one direction each"
+        return seen
+
+    for seen in staged(2, body, pace):
+        assert torch.equal(seen, numbers(count, root))
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_all_gather_fills_one_tensor_per_rank(pace: str) -> None:
+    count = 700  # chunks of 128: a slot is shared by four tensors
+
+    def body(rank: Rank) -> list[Tensor]:
+        source = rank.computed(numbers(count, rank.group.rank))
+        outs = [rank.computed(torch.zeros(count)) for _ in range(3)]
+        rank.all_gather(outs, source)()
+        return [rank.device.read(out) for out in (*outs, source)]
+
+    for r, seen in enumerate(staged(3, body, pace)):
+        want = [numbers(count, 0), numbers(count, 1), numbers(count, 2)]
+        for got, wanted in zip(seen, [*want, numbers(count, r)], strict=True):
+            assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_all_gather_in_place_sends_from_its_own_row(pace: str) -> None:
+    """FSDP: the input is a part of the output, as another tensor object."""
+    count = 700
+
+    def body(rank: Rank) -> Tensor:
+        whole = torch.full((3, count), STALE)
+        mine = whole[rank.group.rank]
+        rank.computed(numbers(count, rank.group.rank), mine)
+        rank.all_gather(list(whole.unbind()), mine)()
+        return rank.device.read(whole)
+
+    for seen in staged(3, body, pace):
+        assert torch.equal(seen, torch.stack([numbers(count, r) for r in range(3)]))
+
+
+def test_tensors_of_unequal_length_travel_in_one_piece() -> None:
+    """Larger than a slot: the slots grow."""
+    lengths = [SLOT_BYTES, 3, 0]
+
+    def body(rank: Rank) -> list[Tensor]:
+        source = rank.computed(numbers(lengths[rank.group.rank], rank.group.rank))
+        outs = [torch.full((n,), STALE) for n in lengths]
+        rank.all_gather(outs, source)()
+        return [rank.device.read(out) for out in outs]
+
+    for seen in staged(3, body):
+        for r, got in enumerate(seen):
+            assert torch.equal(got, numbers(lengths[r], r))
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0)])
+def test_tensors_of_no_size_still_meet_the_others(shape: tuple[int, ...]) -> None:
+    """The operation takes place, or the ranks' calls would no longer match."""
+    calls: list[int] = []
+
+    def body(rank: Rank) -> Tensor:
+        empty, rest = torch.empty(shape), rank.computed(numbers(5, rank.group.rank))
+
+        def reduce(_: list[Tensor], outs: list[Tensor]) -> object:
+            calls.append(outs[0].numel())
+            return rank.group.all_reduce(outs[0])
+
+        waits = [rank.start([empty], [empty], reduce), rank.all_reduce(rest)]
+        for wait in waits:
+            wait()
+        return rank.device.read(rest)
+
+    for seen in staged(2, body):
+        assert torch.equal(seen, total(5, 2))
+    assert calls == [0, 0], "once on each rank"
+
+
+@pytest.mark.parametrize("pace", PACES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.uint8])
+def test_every_width_of_element_has_its_place(dtype: torch.dtype, pace: str) -> None:
+    values = torch.arange(2 * SLOT_BYTES + 5) % 60
+
+    def body(rank: Rank) -> Tensor:
+        tensor = rank.computed((values + rank.group.rank).to(dtype))
+        rank.all_reduce(tensor)()
+        return rank.device.read(tensor)
+
+    for seen in staged(2, body, pace):
+        assert torch.equal(seen, (2 * values + 1).to(dtype))
+
+
+# -- tensors whose elements do not lie in a row ------------------------------------
+
+
+def every_other(values: Tensor) -> Tensor:
+    """Room for ``values`` with gaps between its elements."""
+    return torch.full((*values.shape, 2), STALE)[..., 0]
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_a_tensor_with_gaps_gets_its_result_and_its_gaps_stay(pace: str) -> None:
+    count = 3 * 512 + 5
+
+    def body(rank: Rank) -> tuple[Tensor, Tensor]:
+        whole = torch.full((count, 2), STALE)
+        tensor = rank.computed(numbers(count, rank.group.rank), whole[:, 0])
+        rank.all_reduce(tensor)()
+        seen = rank.device.read(whole)
+        rank.device.mistakes.clear()  # see the next test
+        return seen[:, 0], seen[:, 1]
+
+    for seen, gaps in staged(2, body, pace):
+        assert torch.equal(seen, total(count, 2))
+        assert torch.equal(gaps, torch.full((count,), STALE))
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_a_transposed_tensor_is_read_and_not_written_by_the_sender(pace: str) -> None:
+    def body(rank: Rank) -> Tensor:
+        values = numbers(40 * 30, rank.group.rank).view(40, 30)
+        tensor = rank.computed(values, torch.full((30, 40), STALE).t())
+        rank.broadcast(tensor, 0)()
+        rank.device.mistakes.clear()  # see the next test
+        return rank.device.read(tensor)
+
+    for seen in staged(2, body, pace):
+        assert torch.equal(seen, numbers(40 * 30, 0).view(40, 30))
+
+
+@pytest.mark.xfail(reason="only the copy in a row is kept alive, not the tensor itself")
+def test_a_tensor_with_gaps_is_kept_until_the_copies_are_through() -> None:
+    def body(rank: Rank) -> None:
+        home = every_other(numbers(10, 0))
+        rank.all_reduce(rank.computed(numbers(10, rank.group.rank), home))()
+
+    staged(2, body)
+
+
+# -- several operations ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_operations_in_a_row_do_not_disturb_each_other(pace: str) -> None:
+    """None is waited for before all have been asked; they share the same slots."""
+    count, num_turns = 4 * 512 + 3, 5
+
+    def body(rank: Rank) -> list[Tensor]:
+        turns = range(num_turns)
+        tensors = [rank.computed(numbers(count, rank.group.rank, t)) for t in turns]
+        waits = [rank.all_reduce(tensor) for tensor in tensors]
+        for wait in reversed(waits):
+            wait()
+        return [rank.device.read(tensor) for tensor in tensors]
+
+    for seen in staged(2, body, pace):
+        for turn, got in enumerate(seen):
+            assert torch.equal(got, total(count, 2, turn))
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_an_operation_begins_where_the_one_before_has_ended(pace: str) -> None:
+    """Each reads what the last one wrote, and only the last is waited for."""
+    count, num_turns = 2 * 512 + 1, 4
+
+    def body(rank: Rank) -> Tensor:
+        tensor = rank.computed(numbers(count, rank.group.rank))
+        for _ in range(num_turns - 1):
+            rank.all_reduce(tensor)
+        rank.all_reduce(tensor)()
+        return rank.device.read(tensor)
+
+    for seen in staged(2, body, pace):
+        assert torch.equal(seen, total(count, 2) * 2 ** (num_turns - 1))
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_what_only_receives_spares_the_slots_of_the_one_before(pace: str) -> None:
+    """The host itself fills a slot here: no copy out makes it wait for the slot."""
+    count, num_turns = 2 * 512, 4
+
+    def body(rank: Rank) -> list[Tensor]:
+        turns = range(num_turns)
+        tensors = [rank.computed(numbers(count, rank.group.rank, t)) for t in turns]
+        waits = [rank.broadcast(tensor, 0) for tensor in tensors]
+        for wait in waits:
+            wait()
+        return [rank.device.read(tensor) for tensor in tensors]
+
+    for seen in staged(2, body, pace):
+        for turn, got in enumerate(seen):
+            assert torch.equal(got, numbers(count, 0, turn))
+
+
+def test_operations_of_one_size_use_the_same_host_memory() -> None:
+    def body(rank: Rank) -> list[int]:
+        rooms = []
+        for turn in range(3):
+            tensor = rank.computed(numbers(9 * 512, rank.group.rank, turn))
+            rank.all_reduce(tensor)()
+            rooms.append(rank.device.host_rooms())
+        return rooms
+
+    for first, *later in staged(2, body):
+        assert first >= staging.NUM_SLOTS
+        assert later == [first] * 2
+
+
+@pytest.mark.xfail(reason="a slot that is too small is freed, though still copied from")
+def test_a_slot_that_grows_is_kept_until_it_has_been_copied_in() -> None:
+    """Pinned memory of CUDA survives this; that of Apple's GPU is plain memory."""
+
+    def body(rank: Rank) -> list[Tensor]:
+        sizes = (10, 400)
+        tensors = [rank.computed(numbers(n, rank.group.rank)) for n in sizes]
+        for wait in [rank.all_reduce(tensor) for tensor in tensors]:
+            wait()
+        return [rank.device.read(tensor) for tensor in tensors]
+
+    for small, large in staged(2, body):
+        assert torch.equal(small, total(10, 2))
+        assert torch.equal(large, total(400, 2))
+
+
+# -- what differs from rank to rank ------------------------------------------------
+
+
+@pytest.mark.xfail(
+    raises=RingleaderError, reason="chunks depend on how many tensors a rank has"
+)
+def test_the_root_of_a_gather_cuts_as_the_others_do() -> None:
+    """It has three tensors where the others have one, and all must call alike."""
+    count = 512
+
+    def body(rank: Rank) -> list[Tensor]:
+        group, is_root = rank.group, rank.group.rank == 0
+        source = rank.computed(numbers(count, group.rank))
+        outs = [torch.full((count,), STALE) for _ in range(2 if is_root else 0)]
+        rank.start(
+            [source], outs, lambda i, o: group.gather(o if is_root else None, i[0], 0)
+        )()
+        return [rank.device.read(out) for out in outs]
+
+    root, _ = staged(2, body)
+    for r, seen in enumerate(root):
+        assert torch.equal(seen, numbers(count, r))
+
+
+@pytest.mark.xfail(
+    raises=RingleaderError, reason="unequal lengths of one rank are news to the others"
+)
+def test_all_to_all_with_equal_parts_here_and_unequal_ones_there() -> None:
+    """Rank 1 keeps little for itself; between the two all parts are equal."""
+    parts = {(0, 0): 512, (0, 1): 512, (1, 0): 512, (1, 1): 3}
+
+    def body(rank: Rank) -> list[Tensor]:
+        me = rank.group.rank
+        ins = [rank.computed(numbers(parts[me, r], me, r)) for r in range(2)]
+        outs = [torch.full((parts[r, me],), STALE) for r in range(2)]
+        rank.start(ins, outs, lambda i, o: rank.group.all_to_all(o, i))()
+        return [rank.device.read(out) for out in outs]
+
+    for me, seen in enumerate(staged(2, body)):
+        for r, got in enumerate(seen):
+            assert torch.equal(got, numbers(parts[r, me], r, me))
+
+
+# -- the end -----------------------------------------------------------------------
+
+
+class Mishap(Exception):
+    """Something goes wrong between two chunks."""
+
+
+def test_an_exception_between_two_chunks_breaks_the_group_for_all() -> None:
+    def body(rank: Rank) -> tuple[BaseException, BaseException]:
+        turns = iter(range(10))
+
+        def reduce(_: list[Tensor], outs: list[Tensor]) -> Work:
+            if rank.group.rank == 1 and next(turns) == 2:
+                raise Mishap("the third chunk")
+            return rank.group.all_reduce(outs[0])
+
+        tensor = rank.computed(numbers(5 * 512, rank.group.rank))
+        with pytest.raises((Mishap, RingleaderError)) as first:
+            rank.start([tensor], [tensor], reduce)()
+        with pytest.raises(RingleaderError) as later:
+            rank.all_reduce(tensor)()
+        return first.value, later.value
+
+    (here, again), (there, later) = staged(2, body)
+    assert isinstance(there, Mishap)
+    assert isinstance(later, InternalError)
+    assert "the third chunk" in str(later)
+    for error in (here, again):
+        assert isinstance(error, RingleaderError)
+        assert str(error) == "rank 1: Mishap: the third chunk"
+
+
+def test_an_operation_that_failed_never_orders_the_caller() -> None:
+    with world(2) as (group, _):
+        rank = Rank(group)
+        tensor = rank.computed(numbers(5, 0))
+        work, arrive = rank.stage.run(
+            group,
+            [tensor],
+            [tensor],
+            lambda _, outs: group.all_reduce(outs[0]),
+            async_op=True,
+        )
+        group.abort("enough")
+        with pytest.raises(GroupAborted, match="enough"):
+            work.wait(10)
+        with pytest.raises(IndexError):
+            arrive()
+
+
+def test_a_synchronous_operation_has_ended_when_the_call_returns() -> None:
+    def body(rank: Rank) -> tuple[bool, Tensor]:
+        tensor = rank.computed(numbers(2000, rank.group.rank))
+        work, arrive = rank.stage.run(
+            rank.group,
+            [tensor],
+            [tensor],
+            lambda _, outs: rank.group.all_reduce(outs[0]),
+            timeout_s=10,
+            async_op=False,
+        )
+        arrive()
+        return work is DONE, rank.device.read(tensor)
+
+    for is_done, seen in staged(2, body):
+        assert is_done
+        assert torch.equal(seen, total(2000, 2))
+
+
+@pytest.mark.parametrize("has_gaps", [False, True])
+def test_gradients_are_not_traced_through_a_copy(has_gaps: bool) -> None:
+    """In-place changes of a leaf are forbidden to everybody but us."""
+
+    def body(rank: Rank) -> Tensor:
+        values = numbers(600, rank.group.rank)
+        leaf = (every_other(values).copy_(values) if has_gaps else values).detach()
+        rank.all_reduce(leaf.requires_grad_())()
+        assert leaf.grad_fn is None
+        rank.device.mistakes.clear()  # see test_a_tensor_with_gaps_is_kept...
+        return rank.device.read(leaf.detach())
+
+    for seen in staged(2, body):
+        assert torch.equal(seen, total(600, 2))
+
+
+# -- the devices there are ---------------------------------------------------------
+
+
+class StandInEvent:
+    """torch.mps.Event as far as we use it."""
+
+    log: list[str]
+
+    def record(self) -> None:
+        self.log.append("record")
+
+    def synchronize(self) -> None:
+        self.log.append("synchronize")
+
+
+@pytest.fixture
+def mps_log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(StandInEvent, "log", [], raising=False)
+    monkeypatch.setattr(torch.mps, "Event", StandInEvent)
+    return StandInEvent.log
+
+
+def test_apples_queue_is_marked_by_an_event_that_was_recorded(
+    mps_log: list[str],
+) -> None:
+    device = device_of(torch.device("mps"))
+    assert isinstance(device, MpsDevice)
+    event = device.mark()
+    assert mps_log == ["record"], "an event that was never recorded is waited for never"
+    device.after(event)
+    assert mps_log == ["record"], "one queue is always in order"
+    event.synchronize()
+    assert mps_log == ["record", "synchronize"]
+
+
+def test_a_whole_operation_with_the_parts_of_apples_device(mps_log: list[str]) -> None:
+    """Its tensors here are the host's: what is tested is that the protocol fits."""
+
+    num_chunks = 0
+
+    def body(group: Group) -> Tensor:
+        def reduce(_: list[Tensor], outs: list[Tensor]) -> Work:
+            nonlocal num_chunks
+            num_chunks += 1
+            return group.all_reduce(outs[0])
+
+        device = device_of(torch.device("mps"))
+        with device.here(), device.outbound(), device.inbound():
+            device.use(torch.ones(1))
+        tensor = numbers(1500, group.rank)
+        work, arrive = Stage(device).run(group, [tensor], [tensor], reduce)
+        work.wait()
+        arrive()
+        return tensor
+
+    for seen in run_world(2, body):
+        assert torch.equal(seen, total(1500, 2))
+    assert num_chunks > 2
+    assert mps_log.count("synchronize") == num_chunks, "the host waits for each"
+
+
+def test_apples_host_memory_is_plain_bytes_of_the_host() -> None:
+    memory = MpsDevice().host_memory(100)
+    assert (memory.dtype, memory.numel()) == (torch.uint8, 100)
+    assert memory.is_cpu
+
+
+@pytest.mark.parametrize("name", ["meta", "xpu", "cpu"])
+def test_a_device_nobody_can_stage_is_named_with_the_way_out(name: str) -> None:
+    with pytest.raises(NotImplementedError, match=rf"on {name} .*move them to cpu"):
+        device_of(torch.device(name))
+
+
+def test_two_stages_in_two_threads_stay_apart() -> None:
+    """Two groups over the same two ranks, each with its own stage and threads."""
+    with world(2) as first, world(2) as second:
+
+        def drive(group: Group, turn: int) -> Tensor:
+            rank = Rank(group, "mixed")
+            tensors = [rank.computed(numbers(2000, group.rank, turn)) for _ in range(3)]
+            for wait in [rank.all_reduce(tensor) for tensor in tensors]:
+                wait()
+            return torch.stack([rank.device.read(tensor) for tensor in tensors])
+
+        jobs = [
+            (g, turn) for turn, groups in enumerate((first, second)) for g in groups
+        ]
+        seen = run_threads([lambda j=j: drive(*j) for j in jobs])  # type: ignore[misc]
+    for (_, turn), got in zip(jobs, seen, strict=True):
+        assert torch.equal(got, total(2000, 2, turn).expand(3, -1))

@@ -1,0 +1,175 @@
+"""The switch interval is short while operations run, and the user's otherwise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ringleader.errors import PeerLost
+from ringleader.groups import haste
+from ringleader.groups.group import Group
+from ringleader.testing.inprocess import run_threads, run_world, world
+
+USUAL_S, SHORT_S = 0.005, 0.0001
+SOON_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def usual_interval(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test begins with Python's interval and our default."""
+    monkeypatch.setattr(haste, "_short_s", SHORT_S)
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(USUAL_S)
+    yield
+    assert haste._hurried == 0, "every begin has its end"
+    sys.setswitchinterval(before_s)
+
+
+def interval_s() -> float:
+    return round(sys.getswitchinterval(), 6)  # as exactly as Python keeps it
+
+
+def test_it_is_short_from_begin_to_end() -> None:
+    haste.begin()
+    assert interval_s() == SHORT_S
+    haste.end()
+    assert interval_s() == USUAL_S
+
+
+def test_it_stays_short_until_the_last_operation_has_ended() -> None:
+    haste.begin()
+    haste.begin()
+    haste.end()
+    assert interval_s() == SHORT_S
+    haste.end()
+    assert interval_s() == USUAL_S
+
+
+def test_one_that_is_shorter_already_is_left_alone() -> None:
+    sys.setswitchinterval(SHORT_S / 2)
+    haste.begin()
+    assert interval_s() == SHORT_S / 2
+    haste.end()
+    assert interval_s() == SHORT_S / 2
+
+
+@pytest.mark.parametrize("theirs_s", [0.002, 0.01, SHORT_S / 4])
+def test_one_that_somebody_sets_meanwhile_stays(theirs_s: float) -> None:
+    haste.begin()
+    sys.setswitchinterval(theirs_s)
+    haste.begin()
+    haste.end()
+    assert interval_s() == theirs_s, "not shortened again"
+    haste.end()
+    assert interval_s() == theirs_s
+    haste.begin()
+    assert interval_s() == min(theirs_s, SHORT_S)
+    haste.end()
+    assert interval_s() == theirs_s, "the next operation gives back this one"
+
+
+def test_zero_leaves_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(haste, "_short_s", 0.0)
+    haste.begin()
+    assert interval_s() == USUAL_S
+    haste.end()
+    assert interval_s() == USUAL_S
+
+
+def test_threads_that_overlap_in_any_order_end_with_the_usual_one() -> None:
+    """Whoever comes last gives it back, whoever came first."""
+    num_threads, num_turns = 4, 200
+    together = threading.Barrier(num_threads)
+
+    def hurry() -> None:
+        for _ in range(num_turns):
+            haste.begin()
+            assert interval_s() == SHORT_S
+            haste.end()
+        together.wait(SOON_S)
+        haste.begin()
+        together.wait(SOON_S)
+        assert interval_s() == SHORT_S
+        together.wait(SOON_S)
+        haste.end()
+
+    run_threads([hurry] * num_threads)
+    assert interval_s() == USUAL_S
+
+
+# -- operations --------------------------------------------------------------------
+
+
+def test_it_is_short_during_an_operation_and_usual_after_it() -> None:
+    def live(group: Group) -> float:
+        seen: list[float] = []
+
+        def body() -> None:
+            group.barrier()
+            seen.append(interval_s())
+            group.barrier()
+
+        group.together(body)
+        return seen[0]
+
+    assert run_world(2, live) == [SHORT_S] * 2
+    assert interval_s() == USUAL_S
+
+
+def test_a_failed_operation_gives_it_back() -> None:
+    with world(2) as (group, other):
+        other.close()
+        for tensor in (torch.ones(2), torch.ones(100_000)):
+            with pytest.raises(PeerLost):
+                group.all_reduce(tensor)
+            assert interval_s() == USUAL_S
+
+
+def test_a_prepared_small_operation_hurries_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second all_reduce of a size takes a way of its own."""
+    num_begun = 0
+    begin = haste.begin
+
+    def count() -> None:
+        nonlocal num_begun
+        num_begun += 1
+        begin()
+
+    monkeypatch.setattr(haste, "begin", count)
+
+    def live(group: Group) -> None:
+        for _ in range(3):
+            group.all_reduce(torch.ones(2))
+
+    run_world(2, live)
+    assert num_begun == 6
+    assert interval_s() == USUAL_S
+
+
+def test_the_environment_can_turn_it_off() -> None:
+    """The module reads it when it is imported; without torch that takes a moment."""
+    path = Path(haste.__file__)
+    script = (
+        "import runpy, sys; before = sys.getswitchinterval()\n"
+        f"haste = runpy.run_path({str(path)!r}); haste['begin']()\n"
+        "print(sys.getswitchinterval() == before)\n"
+        "haste['end'](); print(sys.getswitchinterval() == before)"
+    )
+    for value, is_left_alone in (("0", "True"), ("0.0005", "False")):
+        ended = subprocess.run(
+            [sys.executable, "-c", script],
+            env={"RINGLEADER_SWITCH_INTERVAL_S": value},
+            capture_output=True,
+            text=True,
+            timeout=SOON_S,
+            check=False,
+        )
+        assert (ended.stdout, ended.stderr) == (f"{is_left_alone}\nTrue\n", "")
