@@ -343,7 +343,11 @@ def fail_and_check(
 def test_what_survivors_call_complete_holds_its_final_value(nursery: Nursery) -> None:
     dice = random.Random("complete")
     silent = list(UNFINISHED)
-    for _ in range(5):  # until the stop came in the middle of each
+    # A mean over links is divided in one go at the end: nothing is final before.
+    always = [("tcp", "ring", "mean")]
+    for _ in range(15):  # until the stop came in the middle of each: half of them do
+        if silent == always:
+            break
         with contextlib.ExitStack() as stack:
             worlds = []
             for case in silent:
@@ -366,8 +370,7 @@ def test_what_survivors_call_complete_holds_its_final_value(nursery: Nursery) ->
                 assert all(complete <= count for complete, count in results)
                 if any(complete for complete, _ in results):
                     silent.remove(case)
-    # A mean over links is divided in one go at the end: nothing is final before.
-    assert silent == [("tcp", "ring", "mean")]
+    assert silent == always
 
 
 @pytest.mark.timeout(60)
