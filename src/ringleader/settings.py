@@ -77,7 +77,7 @@ def _number(env: Mapping[str, str], name: str) -> int:
 def switch_interval_s(env: Mapping[str, str] | None = None) -> float:
     """How often threads hand over the GIL while an operation runs; 0: as they do."""
     env = os.environ if env is None else env
-    text = env.get("RINGLEADER_SWITCH_INTERVAL_S", "1e-4")
+    text = env.get("RINGLEADER_SWITCH_INTERVAL_S", "5e-5")
     try:
         value = float(text)
     except ValueError as exc:
