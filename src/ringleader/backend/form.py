@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +49,14 @@ def process_group(request: Any, options: object) -> RingleaderGroup:
     rank, size, store = request.group_rank, request.group_size, request.store
     # torch numbers its groups anew after destroy_process_group, in the same store.
     name = f"torch:{request.group_id}"
-    turn = store.add(f"ringleader/{name}/turn/{rank}", 1)
-    group = form.over_store(store, rank, size, f"{name}#{turn}", chosen)
+    counter = f"ringleader/{name}/turn/{rank}"
+    turn = store.add(counter, 1)
+    try:
+        group = form.over_store(store, rank, size, f"{name}#{turn}", chosen)
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # the same turn can be tried again
+            store.add(counter, -1)
+        raise
     group.timeout_s = timeout_s
     ranks = list(request.global_ranks_in_group) or list(range(size))
     return RingleaderGroup(group, store, ranks)

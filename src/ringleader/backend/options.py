@@ -43,10 +43,14 @@ class Reduction:
         if factor is None:
             return body
 
+        def scale(tensor: Tensor, outs: list[Tensor]) -> Tensor:
+            by = factor.to(tensor.device) if isinstance(factor, Tensor) else factor
+            if any(tensor is out for out in outs):
+                return tensor.detach().mul_(by)
+            return tensor.detach() * by
+
         def scaled(ins: list[Tensor], outs: list[Tensor], **how: Any) -> Work:
-            for tensor in ins:
-                tensor.detach().mul_(factor)
-            return body(ins, outs, **how)
+            return body([scale(t, outs) for t in ins], outs, **how)
 
         return scaled
 

@@ -61,6 +61,8 @@ class RingleaderGroup(ProcessGroup):
         self._completions = Completions()
         self._stages: dict[torch.device, Stage] = {}
         self._sequence = 0
+        self._all = group.size + 1
+        """Tensors in a slot where everybody's part and one's own meet."""
         self._coalesced: list[BackendWork] | None = None
         self._explain = explain.Explainer(group, self)
         for device in _devices():
@@ -116,13 +118,13 @@ class RingleaderGroup(ProcessGroup):
                 opts, [tensor], lambda: sparse.all_reduce(self.group, tensor, op)
             )
         body, both = _all_reduce(self.group, op), [tensor]
-        return self._start(opts, both, both, body, both)
+        return self._start(opts, both, both, body, both, width=1)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> BackendWork:
         opts = pick(AllreduceCoalescedOptions, opts)
         body = _all_reduce(self.group, reduction(opts.reduceOp))
         parts = [([t], [t], body) for t in tensors]
-        return self._start_all(opts, parts, tensors)
+        return self._start_all(opts, parts, tensors, width=1)
 
     def broadcast(self, tensors: Any, opts: Any = None, **named: Any) -> BackendWork:
         opts = pick(BroadcastOptions, opts, named)
@@ -132,7 +134,7 @@ class RingleaderGroup(ProcessGroup):
             return self.group.broadcast((ins or outs)[0], root, **how)
 
         ins, outs = ([tensor], []) if self.group.rank == root else ([], [tensor])
-        return self._start(opts, ins, outs, body, [tensor])
+        return self._start(opts, ins, outs, body, [tensor], width=1)
 
     def reduce(self, tensors: Any, opts: Any = None, **named: Any) -> BackendWork:
         opts = pick(ReduceOptions, opts, named)
@@ -143,12 +145,15 @@ class RingleaderGroup(ProcessGroup):
             return self.group.reduce(ins[0], root, op.name, **how)
 
         outs = [tensor] if self.group.rank == root else []
-        return self._start(opts, [tensor], outs, op.around(body), [tensor])
+        body = op.around(body)
+        return self._start(opts, [tensor], outs, body, [tensor], width=1)
 
     def allgather(self, outs: Any, ins: Any, opts: Any = None) -> BackendWork:
         opts = pick(AllgatherOptions, opts)
         tensor, result = only(ins, "all_gather"), _inner(outs)
-        return self._start(opts, [tensor], result, self._all_gather, result)
+        return self._start(
+            opts, [tensor], result, self._all_gather, result, width=self._all
+        )
 
     def allgather_coalesced(
         self, outs: list[Tensors], ins: Tensors, opts: Any = None
@@ -157,14 +162,16 @@ class RingleaderGroup(ProcessGroup):
         columns = [[row[i] for row in outs] for i in range(len(ins))]
         pairs = zip(ins, columns, strict=True)
         parts = [([t], column, self._all_gather) for t, column in pairs]
-        return self._start_all(opts, parts, [t for row in outs for t in row])
+        result = [t for row in outs for t in row]
+        return self._start_all(opts, parts, result, width=self._all)
 
     def all_gather_single(
         self, output: Tensor, source: Tensor, opts: Any = None
     ) -> BackendWork:
         opts = pick(AllgatherOptions, opts)
+        outs = self._rows(output)
         return self._start(
-            opts, [source], self._rows(output), self._all_gather, [output]
+            opts, [source], outs, self._all_gather, [output], width=self._all
         )
 
     def all_gather_single_coalesced(
@@ -173,7 +180,7 @@ class RingleaderGroup(ProcessGroup):
         opts = pick(AllgatherOptions, opts)
         pairs = zip(ins, outs, strict=True)
         parts = [([i], self._rows(o), self._all_gather) for i, o in pairs]
-        return self._start_all(opts, parts, outs)
+        return self._start_all(opts, parts, outs, width=self._all)
 
     def _all_gather(self, ins: Tensors, outs: Tensors, **how: Any) -> Work:
         return self.group.all_gather(_one_or_all(outs), ins[0], **how)
@@ -181,15 +188,15 @@ class RingleaderGroup(ProcessGroup):
     def reduce_scatter(self, outs: Any, ins: Any, opts: Any = None) -> BackendWork:
         opts = pick(ReduceScatterOptions, opts)
         tensor, parts = only(outs, "reduce_scatter"), _inner(ins)
-        return self._start(opts, parts, [tensor], self._scatter(opts), [tensor])
+        body = self._scatter(opts)
+        return self._start(opts, parts, [tensor], body, [tensor], width=self._all)
 
     def reduce_scatter_single(
         self, output: Tensor, source: Tensor, opts: Any = None
     ) -> BackendWork:
         opts = pick(ReduceScatterOptions, opts)
-        return self._start(
-            opts, self._rows(source), [output], self._scatter(opts), [output]
-        )
+        ins, body = self._rows(source), self._scatter(opts)
+        return self._start(opts, ins, [output], body, [output], width=self._all)
 
     def reduce_scatter_single_coalesced(
         self, outs: Tensors, ins: Tensors, opts: Any = None
@@ -197,9 +204,8 @@ class RingleaderGroup(ProcessGroup):
         opts = pick(ReduceScatterOptions, opts)
         body = self._scatter(opts)
         pairs = zip(ins, outs, strict=True)
-        return self._start_all(
-            opts, [(self._rows(i), [o], body) for i, o in pairs], outs
-        )
+        parts = [(self._rows(i), [o], body) for i, o in pairs]
+        return self._start_all(opts, parts, outs, width=self._all)
 
     def _scatter(self, opts: Any) -> Body:
         op = reduction(opts.reduceOp)
@@ -317,8 +323,10 @@ class RingleaderGroup(ProcessGroup):
         outs: Tensors,
         body: Body,
         result: Tensors | None = None,
+        *,
+        width: int = 0,
     ) -> BackendWork:
-        """One operation, in the caller if it is synchronous."""
+        """One operation, in the caller if it is synchronous; ``width``: see Stage."""
         self._sequence += 1
         how = {"timeout_s": limit_s(opts), "async_op": self._is_async(opts)}
         arrive = None
@@ -328,17 +336,24 @@ class RingleaderGroup(ProcessGroup):
                 work = body(ins, outs, **how)
             else:
                 stage = self._stage(device)
-                work, arrive = stage.run(self.group, ins, outs, body, **how)
+                work, arrive = stage.run(self.group, ins, outs, body, width, **how)
             return self._hand_out(work, result, arrive)
 
     def _start_all(
-        self, opts: Any, parts: list[tuple[Tensors, Tensors, Body]], result: Tensors
+        self,
+        opts: Any,
+        parts: list[tuple[Tensors, Tensors, Body]],
+        result: Tensors,
+        *,
+        width: int,
     ) -> BackendWork:
         """Several operations as one."""
         if all(t.is_cpu for t in result):
             return self._together(opts, result, lambda: [b(i, o) for i, o, b in parts])
         # The group runs them in this order; waiting for the last waits for all.
-        works = [self._start(opts, i, o, body, result) for i, o, body in parts]
+        works = [
+            self._start(opts, i, o, body, result, width=width) for i, o, body in parts
+        ]
         return works[-1] if works else self._together(opts, result, lambda: None)
 
     def _together(

@@ -165,11 +165,14 @@ class Stage:
         ins: Sequence[Tensor],
         outs: Sequence[Tensor],
         body: Body,
+        width: int,
         **how: Any,
     ) -> tuple[Work, Callable[[], None]]:
         """Do ``body`` on host copies; (the work, what orders the caller after it).
 
-        ``ins`` are read and ``outs`` are written; a tensor may be both.
+        ``ins`` are read and ``outs`` are written; a tensor may be both. ``width`` is
+        how many tensors share a slot; 0 if they are not to be cut into chunks. It must
+        be equal on all ranks, and so must be their lengths where it is not 0.
         """
         device = self._device
         done: list[Event] = []
@@ -178,7 +181,7 @@ class Stage:
 
         def job() -> None:
             with device.here(), torch.no_grad():
-                done.append(self._run(ready, ins, outs, body))
+                done.append(self._run(ready, ins, outs, body, width))
 
         def arrive() -> None:
             with device.here():
@@ -187,7 +190,12 @@ class Stage:
         return group.together(job, **how), arrive
 
     def _run(
-        self, ready: Event, ins: Sequence[Tensor], outs: Sequence[Tensor], body: Body
+        self,
+        ready: Event,
+        ins: Sequence[Tensor],
+        outs: Sequence[Tensor],
+        body: Body,
+        width: int,
     ) -> Event:
         device = self._device
         with device.outbound():
@@ -198,10 +206,10 @@ class Stage:
             ready = device.mark()
         with device.inbound():
             device.after(ready)
-            for tensor in flat.values():
+            for tensor in (*flat.values(), *outs):
                 device.use(tensor)
-        chunks = self._chunks([flat[id(t)] for t in ins], [flat[id(t)] for t in outs])
-        self._pass(chunks, body)
+        sources, targets = [flat[id(t)] for t in ins], [flat[id(t)] for t in outs]
+        self._pass(self._chunks(sources, targets, width), body)
         with device.inbound():
             for tensor in outs:
                 target = flat[id(tensor)]
@@ -212,9 +220,8 @@ class Stage:
 
     def _flat(self, tensor: Tensor) -> Tensor:
         """Its elements in a row, for the current queue; copied if they are not."""
-        flat = tensor.detach().contiguous().view(-1)
-        self._device.use(flat)
-        return flat
+        self._device.use(tensor)
+        return tensor.detach().contiguous().view(-1)
 
     def _pass(self, chunks: list[_Chunk], body: Body) -> None:
         """Take one chunk after the other through host memory."""
@@ -236,7 +243,9 @@ class Stage:
                     chunks[c].copy_in()
                     copied_in.append(device.mark())
 
-    def _chunks(self, sources: list[Tensor], targets: list[Tensor]) -> list[_Chunk]:
+    def _chunks(
+        self, sources: list[Tensor], targets: list[Tensor], width: int
+    ) -> list[_Chunk]:
         """Equal runs of all tensors; one whole run if their lengths differ."""
         tensors: dict[tuple[int, int], Tensor] = {}
         for tensor in (*sources, *targets):
@@ -244,8 +253,9 @@ class Stage:
         lengths = {t.numel() for t in tensors.values()}
         item = max((t.element_size() for t in tensors.values()), default=1)
         longest = max(lengths, default=0)
-        step = SLOT_BYTES // max(1, len(tensors)) // item // ALIGN * ALIGN
-        runs = [slice(0, longest)] if len(lengths) > 1 else cut(longest, step)
+        runs = [slice(0, longest)]
+        if width and len(lengths) == 1:
+            runs = cut(longest, SLOT_BYTES // width // item)
         chunks = []
         for k, run in enumerate(runs):
             hosts = self._hosts(k % NUM_SLOTS, tensors, run)
@@ -261,6 +271,8 @@ class Stage:
         while len(self._slots) <= slot:
             self._slots.append(self._device.host_memory(0))
         if self._slots[slot].numel() < room:
+            if self._last is not None:
+                self._last.synchronize()  # the device may still read the old one
             self._slots[slot] = self._device.host_memory(room)
         hosts, at = {}, 0
         for (key, tensor), size in zip(tensors.items(), sizes, strict=True):
@@ -298,13 +310,13 @@ def cut(length: int, step: int) -> list[slice]:
 
     Nothing travels while the first is copied out, nor while the last is copied in.
     """
-    edge = max(1, step // EDGE)
+    step = max(EDGE * ALIGN, step // ALIGN * ALIGN)
+    edge = step // EDGE // ALIGN * ALIGN
     if length <= 2 * edge:
         return [slice(0, length)]
-    inner = length - 2 * edge
-    num = -(-inner // step)
-    bounds = [0, *(edge + inner * i // num for i in range(num + 1)), length]
-    return [slice(a, b) for a, b in pairwise(bounds)]
+    bounds = [0, *range(edge, length - edge, step), length - edge, length]
+    bounds[-2] = bounds[-2] // ALIGN * ALIGN
+    return [slice(a, b) for a, b in pairwise(bounds) if a < b]
 
 
 def _key(tensor: Tensor) -> tuple[int, int]:

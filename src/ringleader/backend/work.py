@@ -21,6 +21,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work as TorchWork
 from torch.futures import Future
 
+from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded
 from ringleader.groups.work import Work
 
@@ -95,10 +96,11 @@ class BackendWork(TorchWork):
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Return when it has succeeded, raise our typed error when it failed."""
-        seconds = timeout.total_seconds()
+        limit_s = timeout.total_seconds()
+        deadline = Deadline.after(limit_s) if limit_s > 0 else None
         for part in self._parts:
             try:
-                part.wait(seconds if seconds > 0 else None)
+                part.wait(deadline.left_s() if deadline else None)
             except Exception as exc:
                 if not part.done():
                     raise DeadlineExceeded("the operation", str(exc)) from exc

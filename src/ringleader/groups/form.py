@@ -173,20 +173,24 @@ def over_store(
     store: Store, rank: int, size: int, view_id: str, options: Options
 ) -> Group:
     """Publish our address in any torch store, read the others', connect."""
-    if store.add(f"ringleader/{view_id}/claim/{rank}", 1) > 1:
+    claim = f"ringleader/{view_id}/claim/{rank}"
+    if store.add(claim, 1) > 1:
         raise ConfigError(f"two processes say they are rank {rank}")
     listener = Listener(tcp.listen("", 0))
+    keys = [f"ringleader/{view_id}/{peer}" for peer in range(size)]
     try:
         host = options.address or _own_address(store)
-        store.set(f"ringleader/{view_id}/{rank}", f"[{host}]:{listener.port}")
-        keys = [f"ringleader/{view_id}/{peer}" for peer in range(size)]
+        store.set(keys[rank], f"[{host}]:{listener.port}")
         addresses = [
             _lookup(store, key, peer, options.deadline) for peer, key in enumerate(keys)
         ]
+        return _form(rank, addresses, listener, view_id, options)
     except BaseException:
         listener.close()
+        with contextlib.suppress(RuntimeError):  # so that it can be tried again
+            store.delete_key(keys[rank])
+            store.add(claim, -1)
         raise
-    return _form(rank, addresses, listener, view_id, options)
 
 
 def _lookup(store: Store, key: str, peer: int, deadline: Deadline) -> tuple[str, int]:

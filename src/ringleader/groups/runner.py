@@ -21,6 +21,7 @@ from ringleader.deadline import Deadline
 from ringleader.engine.small import Small
 from ringleader.engine.waiter import NAP_S, Waiter
 from ringleader.errors import (
+    ConfigError,
     GroupAborted,
     InternalError,
     PeerLost,
@@ -76,7 +77,10 @@ class Runner:
         A call from within an operation is part of it: it runs at once, on its deadline.
         """
         if self._owner == threading.get_ident():
-            body(self._deadline)
+            try:
+                body(self._deadline)
+            except BaseException as exc:  # whoever catches it: the others wait for us
+                raise self.broken(exc) from exc
             return DONE
         if not async_op and not self._queue and self.lock.acquire(blocking=False):
             try:
@@ -111,6 +115,10 @@ class Runner:
 
     def deliver(self, item: Outgoing | Wish, *, async_op: bool) -> Work:
         """Send or receive one message, concurrently with everything else."""
+        if self._owner == threading.get_ident():
+            raise ConfigError(
+                "messages cannot be part of an operation; send them apart"
+            )
         self.check()
         self.mailbox.post(item)
         self.mailbox.wake()

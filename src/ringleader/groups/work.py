@@ -51,7 +51,7 @@ class Work:
         while not self._finished.is_set():
             if deadline and deadline.is_over():
                 raise TimeoutError(
-                    f"the operation is still under way after {timeout_s} s"
+                    f"the operation is still under way after {timeout_s:.3g} s"
                 )
             if self._help and deadline is None:
                 self._help(self)

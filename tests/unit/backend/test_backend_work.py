@@ -252,12 +252,19 @@ def test_followers_that_wait_do_not_stop_the_engine(completions: Completions) ->
         begun.release()
         return final.wait(timedelta(seconds=SOON_S))
 
+    def engine() -> None:
+        for part in parts:
+            part.finish()
+
     futures = [handle(completions, p).get_future().then(follow) for p in parts]
-    for part in parts:
-        part.finish()  # here we are the engine's thread: it must not be held up
-    for number in range(count):
-        assert begun.acquire(timeout=SOON_S), f"only {number} of {count} began"
-    last.finish()
+    thread = threading.Thread(target=engine)
+    thread.start()
+    try:
+        for number in range(count):
+            assert begun.acquire(timeout=SOON_S), f"only {number} of {count} began"
+    finally:
+        last.finish()
+        thread.join(SOON_S)
     assert [end(future).value() for future in futures] == [True] * count
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from ringleader.errors import (
+    CallMismatch,
     ConfigError,
     DeadlineExceeded,
     GroupAborted,
@@ -166,7 +168,7 @@ def test_all_calls_share_one_deadline(async_op: bool) -> None:
 
         def body() -> None:
             nonlocal num_calls
-            while True:
+            for _ in range(20):  # five times the limit, if each had its own
                 if group.rank == 1:
                     time.sleep(SHORT_S / 4)  # a slow rank, not one that waits
                 group.all_reduce(torch.ones(2), timeout_s=1000)
@@ -233,6 +235,29 @@ def test_a_wrong_argument_within_is_an_exception_like_any_other() -> None:
     assert "root 7" in str(here)
 
 
+def test_an_error_of_a_call_within_cannot_be_swallowed() -> None:
+    """The streams are out of step from there on: the next call reads what was left."""
+
+    def live(group: Group) -> tuple[BaseException, BaseException]:
+        seen: list[RingleaderError] = []
+
+        def body() -> None:
+            try:
+                group.all_reduce(torch.ones(2 + group.rank))
+            except RingleaderError as exc:
+                seen.append(exc)
+
+        with contextlib.suppress(RingleaderError):
+            group.together(body)
+        with pytest.raises(RingleaderError) as later:
+            group.all_reduce(torch.ones(2))
+        return seen[0], later.value
+
+    for first, later in run_world(2, live):
+        assert isinstance(first, CallMismatch)
+        assert str(later) == str(first), "the first error is everybody's, for good"
+
+
 def test_an_abort_ends_it_between_two_calls() -> None:
     with world(2) as groups:
 
@@ -254,3 +279,15 @@ def test_an_abort_ends_it_between_two_calls() -> None:
         for error in run_threads(calls):
             assert isinstance(error, GroupAborted)
             assert "stop" in str(error)
+
+
+def test_a_message_within_is_refused() -> None:
+    def body(group: Group) -> None:
+        def within() -> None:
+            with pytest.raises(ConfigError, match="cannot be part"):
+                group.send(torch.ones(2), 1 - group.rank)
+
+        group.together(within)
+        group.barrier()
+
+    run_world(2, body)
