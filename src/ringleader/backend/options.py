@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch._C._distributed_c10d import ReduceOp
 
@@ -102,3 +103,28 @@ def only(tensors: Tensor | Sequence[Tensor], what: str) -> Tensor:
     if len(tensors) != 1:
         raise ConfigError(f"{what}: one tensor per rank, not {len(tensors)}")
     return tensors[0]
+
+
+def inner(lists: Any) -> list[Tensor]:
+    """The only list of a list of lists; torch once had one per GPU."""
+    if len(lists) == 1 and not isinstance(lists[0], Tensor):
+        return list(lists[0])
+    return list(lists)
+
+
+def one_or_all(tensors: list[Tensor]) -> Any:
+    """A single tensor stands for all ranks' parts."""
+    return tensors[0] if len(tensors) == 1 else tensors
+
+
+def split(tensor: Tensor, splits: Sequence[int], size: int) -> list[Tensor]:
+    """Rows of ``tensor`` per rank: as many as ``splits`` says, or equally many."""
+    rows = tensor.shape[0] if tensor.dim() else 0
+    if not splits:
+        if rows % size:
+            raise ConfigError(f"{rows} rows cannot be split evenly over {size} ranks")
+        splits = [rows // size] * size
+    if len(splits) != size or sum(splits) != rows:
+        text = f"splits {list(splits)} do not fit {rows} rows and {size} ranks"
+        raise ConfigError(text)
+    return list(torch.split(tensor, list(splits)))

@@ -29,9 +29,19 @@ from torch._C._distributed_c10d import (
 )
 
 from ringleader.backend import dynamo, explain, kernels, monitor, patches, sparse
-from ringleader.backend.options import Reduction, limit_s, only, pick, reduction
+from ringleader.backend.device import device_of, devices_here
+from ringleader.backend.options import (
+    Reduction,
+    inner,
+    limit_s,
+    one_or_all,
+    only,
+    pick,
+    reduction,
+    split,
+)
 from ringleader.backend.register import NAME
-from ringleader.backend.staging import Stage, device_of
+from ringleader.backend.staging import Stage, on_host
 from ringleader.backend.work import BackendWork, Completions, no_result
 from ringleader.errors import ConfigError
 from ringleader.groups.group import Group
@@ -63,9 +73,11 @@ class RingleaderGroup(ProcessGroup):
         self._sequence = 0
         self._all = group.size + 1
         """Tensors in a slot where everybody's part and one's own meet."""
+        self._is_staged = _any_accelerator(group)
+        """Whether some rank may stage its tensors: then all cut theirs alike."""
         self._coalesced: list[BackendWork] | None = None
         self._explain = explain.Explainer(group, self)
-        for device in _devices():
+        for device in devices_here():
             self._register_backend(device, ProcessGroup.BackendType.CUSTOM, None)
         kernels.install(RingleaderGroup)
         patches.install()
@@ -150,7 +162,7 @@ class RingleaderGroup(ProcessGroup):
 
     def allgather(self, outs: Any, ins: Any, opts: Any = None) -> BackendWork:
         opts = pick(AllgatherOptions, opts)
-        tensor, result = only(ins, "all_gather"), _inner(outs)
+        tensor, result = only(ins, "all_gather"), inner(outs)
         return self._start(
             opts, [tensor], result, self._all_gather, result, width=self._all
         )
@@ -183,11 +195,11 @@ class RingleaderGroup(ProcessGroup):
         return self._start_all(opts, parts, outs, width=self._all)
 
     def _all_gather(self, ins: Tensors, outs: Tensors, **how: Any) -> Work:
-        return self.group.all_gather(_one_or_all(outs), ins[0], **how)
+        return self.group.all_gather(one_or_all(outs), ins[0], **how)
 
     def reduce_scatter(self, outs: Any, ins: Any, opts: Any = None) -> BackendWork:
         opts = pick(ReduceScatterOptions, opts)
-        tensor, parts = only(outs, "reduce_scatter"), _inner(ins)
+        tensor, parts = only(outs, "reduce_scatter"), inner(ins)
         body = self._scatter(opts)
         return self._start(opts, parts, [tensor], body, [tensor], width=self._all)
 
@@ -211,7 +223,7 @@ class RingleaderGroup(ProcessGroup):
         op = reduction(opts.reduceOp)
 
         def body(ins: Tensors, outs: Tensors, **how: Any) -> Work:
-            return self.group.reduce_scatter(outs[0], _one_or_all(ins), op.name, **how)
+            return self.group.reduce_scatter(outs[0], one_or_all(ins), op.name, **how)
 
         return op.around(body)
 
@@ -225,7 +237,7 @@ class RingleaderGroup(ProcessGroup):
         def body(ins: Tensors, outs: Tensors, **how: Any) -> Work:
             return self.group.gather(outs if is_root else None, ins[0], root, **how)
 
-        result = _inner(outs) if is_root else []
+        result = inner(outs) if is_root else []
         return self._start(opts, [tensor], result, body, result)
 
     def scatter(
@@ -238,7 +250,7 @@ class RingleaderGroup(ProcessGroup):
         def body(ins: Tensors, outs: Tensors, **how: Any) -> Work:
             return self.group.scatter(outs[0], ins if is_root else None, root, **how)
 
-        parts = _inner(ins) if is_root else []
+        parts = inner(ins) if is_root else []
         return self._start(opts, parts, [tensor], body, [tensor])
 
     def alltoall(self, outs: Tensors, ins: Tensors, opts: Any = None) -> BackendWork:
@@ -257,8 +269,8 @@ class RingleaderGroup(ProcessGroup):
         opts: Any = None,
     ) -> BackendWork:
         opts = pick(AllToAllOptions, opts)
-        outs = _split(output, output_split_sizes, self.group.size)
-        ins = _split(source, input_split_sizes, self.group.size)
+        outs = split(output, output_split_sizes, self.group.size)
+        ins = split(source, input_split_sizes, self.group.size)
         return self._start(opts, ins, outs, self._all_to_all, [output])
 
     def barrier(self, opts: Any = None) -> BackendWork:
@@ -332,11 +344,13 @@ class RingleaderGroup(ProcessGroup):
         arrive = None
         device = next((t.device for t in (*outs, *ins)), _CPU)
         with self._explain:
-            if device == _CPU:
-                work = body(ins, outs, **how)
-            else:
+            if device != _CPU:
                 stage = self._stage(device)
                 work, arrive = stage.run(self.group, ins, outs, body, width, **how)
+            elif self._is_staged:
+                work = on_host(self.group, ins, outs, body, width, **how)
+            else:
+                work = body(ins, outs, **how)
             return self._hand_out(work, result, arrive)
 
     def _start_all(
@@ -348,7 +362,7 @@ class RingleaderGroup(ProcessGroup):
         width: int,
     ) -> BackendWork:
         """Several operations as one."""
-        if all(t.is_cpu for t in result):
+        if not self._is_staged:
             return self._together(opts, result, lambda: [b(i, o) for i, o, b in parts])
         # The group runs them in this order; waiting for the last waits for all.
         works = [
@@ -389,10 +403,10 @@ class RingleaderGroup(ProcessGroup):
         return self._stages[device]
 
     def _rows(self, tensor: Tensor) -> Tensors:
-        """One tensor for all ranks; a device's is staged part by part."""
-        if tensor.is_cpu:
+        """One tensor for all ranks; where it may be staged, part by part."""
+        if not self._is_staged:
             return [tensor]
-        return _split(tensor.view(-1), (), self.group.size)
+        return split(tensor.view(-1), (), self.group.size)
 
     def _start_coalescing(self, device: object = None) -> None:
         if self._coalesced is not None:
@@ -437,39 +451,12 @@ def _all_reduce(group: Group, op: Reduction) -> Body:
     return op.around(body)
 
 
-def _devices() -> list[torch.device]:
-    """What tensors may live on here."""
-    names = ["cpu"]
-    if torch.cuda.is_available():
-        names.append("cuda")
-    if torch.backends.mps.is_available():
-        names.append("mps")
-    return [torch.device(name) for name in names]
-
-
-def _inner(lists: Any) -> Tensors:
-    """The only list of a list of lists; torch once had one per GPU."""
-    if len(lists) == 1 and not isinstance(lists[0], Tensor):
-        return list(lists[0])
-    return list(lists)
-
-
-def _one_or_all(tensors: Tensors) -> Any:
-    """A single tensor stands for all ranks' parts."""
-    return tensors[0] if len(tensors) == 1 else tensors
-
-
-def _split(tensor: Tensor, splits: Sequence[int], size: int) -> Tensors:
-    """Rows of ``tensor`` per rank: as many as ``splits`` says, or equally many."""
-    rows = tensor.shape[0] if tensor.dim() else 0
-    if not splits:
-        if rows % size:
-            raise ConfigError(f"{rows} rows cannot be split evenly over {size} ranks")
-        splits = [rows // size] * size
-    if len(splits) != size or sum(splits) != rows:
-        text = f"splits {list(splits)} do not fit {rows} rows and {size} ranks"
-        raise ConfigError(text)
-    return list(torch.split(tensor, list(splits)))
+def _any_accelerator(group: Group) -> bool:
+    """Whether any rank has a device whose tensors are staged; equal on all ranks."""
+    mine = torch.tensor([len(devices_here()) > 1], dtype=torch.uint8)
+    everybody = torch.empty(group.size, dtype=torch.uint8)
+    group.all_gather(everybody, mine)
+    return bool(everybody.any())
 
 
 def _copy(tensor: Tensor, host: Tensor) -> None:

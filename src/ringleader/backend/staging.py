@@ -14,13 +14,13 @@ fills it again, so the host only ever waits for data it needs now.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ringleader.backend.device import Device, Event
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work
 
@@ -35,119 +35,6 @@ ALIGN = 64
 
 Body = Callable[[list[Tensor], list[Tensor]], object]
 """(inputs, outputs): the collective on host tensors."""
-
-
-class Event(Protocol):
-    """A moment on a device."""
-
-    def synchronize(self) -> None:
-        """Return when the device has come there."""
-        ...
-
-
-class Device(Protocol):
-    """What staging needs of an accelerator: two queues of copies, and their order."""
-
-    def here(self) -> AbstractContextManager[Any]:
-        """Makes it the current device of this thread."""
-        ...
-
-    def outbound(self) -> AbstractContextManager[Any]:
-        """Copies made within leave the device."""
-        ...
-
-    def inbound(self) -> AbstractContextManager[Any]:
-        """Copies made within enter the device."""
-        ...
-
-    def mark(self) -> Event:
-        """The present moment of the current queue."""
-        ...
-
-    def after(self, event: Event) -> None:
-        """The current queue goes on when ``event`` has happened."""
-        ...
-
-    def use(self, tensor: Tensor) -> None:
-        """The current queue uses ``tensor``: its memory must live that long."""
-        ...
-
-    def host_memory(self, num_bytes: int) -> Tensor:
-        """Bytes of the host that the device can copy to and from at full speed."""
-        ...
-
-
-class CudaDevice:
-    """CUDA: a stream for each direction, pinned memory."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def here(self) -> AbstractContextManager[Any]:
-        """Makes it the current device of this thread."""
-        return torch.cuda.device(self._device)
-
-    def outbound(self) -> AbstractContextManager[Any]:
-        """Copies made within leave the device."""
-        return torch.cuda.stream(self._out)
-
-    def inbound(self) -> AbstractContextManager[Any]:
-        """Copies made within enter the device."""
-        return torch.cuda.stream(self._in)
-
-    def mark(self) -> Event:
-        """The present moment of the current stream."""
-        event: Event = torch.cuda.current_stream(self._device).record_event()
-        return event
-
-    def after(self, event: Event) -> None:
-        """The current stream goes on when ``event`` has happened."""
-        torch.cuda.current_stream(self._device).wait_event(event)  # type: ignore[arg-type]
-
-    def use(self, tensor: Tensor) -> None:
-        """The current stream uses ``tensor``."""
-        tensor.record_stream(torch.cuda.current_stream(self._device))
-
-    def host_memory(self, num_bytes: int) -> Tensor:
-        """Pinned memory."""
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-
-
-class MpsDevice:
-    """Apple's GPU: one queue, in which everything happens in the order it was asked."""
-
-    def here(self) -> AbstractContextManager[Any]:
-        """There is only one."""
-        return nullcontext()
-
-    outbound = inbound = here
-
-    def mark(self) -> Event:
-        """The present moment of the queue."""
-        event = torch.mps.Event()
-        event.record()
-        return event
-
-    def after(self, event: Event) -> None:
-        """It always does."""
-
-    def use(self, tensor: Tensor) -> None:
-        """Memory is freed in the order of the same queue."""
-
-    def host_memory(self, num_bytes: int) -> Tensor:
-        """Memory is one and the same."""
-        return torch.empty(num_bytes, dtype=torch.uint8)
-
-
-def device_of(device: torch.device) -> Device:
-    """How to stage tensors of ``device``."""
-    if device.type == "cuda":
-        return CudaDevice(device)
-    if device.type == "mps":
-        return MpsDevice()
-    raise NotImplementedError(f"tensors on {device} cannot be sent; move them to cpu")
 
 
 class Stage:
@@ -250,14 +137,8 @@ class Stage:
         tensors: dict[tuple[int, int], Tensor] = {}
         for tensor in (*sources, *targets):
             tensors.setdefault(_key(tensor), tensor)
-        lengths = {t.numel() for t in tensors.values()}
-        item = max((t.element_size() for t in tensors.values()), default=1)
-        longest = max(lengths, default=0)
-        runs = [slice(0, longest)]
-        if width and len(lengths) == 1:
-            runs = cut(longest, SLOT_BYTES // width // item)
         chunks = []
-        for k, run in enumerate(runs):
+        for k, run in enumerate(_runs([*sources, *targets], width)):
             hosts = self._hosts(k % NUM_SLOTS, tensors, run)
             chunks.append(_Chunk(sources, targets, hosts, run))
         return chunks
@@ -303,6 +184,40 @@ class _Chunk:
     def copy_in(self) -> None:
         for tensor, host in self._in:
             tensor.copy_(host, non_blocking=True)
+
+
+def on_host(
+    group: Group,
+    ins: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    body: Callable[..., Work],
+    width: int,
+    **how: Any,
+) -> Work:
+    """``body`` on CPU tensors, in the chunks of ranks whose tensors are staged."""
+    runs = _runs([*ins, *outs], width)
+    if len(runs) == 1:
+        return body(ins, outs, **how)
+    flat = {id(t): t.detach().contiguous().view(-1) for t in (*ins, *outs)}
+
+    def job() -> None:
+        for run in runs:
+            body([flat[id(t)][run] for t in ins], [flat[id(t)][run] for t in outs])
+        for tensor in outs:
+            result = flat[id(tensor)]
+            if result.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(result.view(tensor.shape))
+
+    return group.together(job, **how)
+
+
+def _runs(tensors: Sequence[Tensor], width: int) -> list[slice]:
+    """The chunks of an operation; equal on all ranks, wherever their tensors lie."""
+    lengths = {t.numel() for t in tensors}
+    longest = max(lengths, default=0)
+    if not width or len(lengths) != 1:
+        return [slice(0, longest)]
+    return cut(longest, SLOT_BYTES // width // tensors[0].element_size())
 
 
 def cut(length: int, step: int) -> list[slice]:

@@ -17,16 +17,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ringleader import errors
 from ringleader.deadline import Deadline
 from ringleader.engine.small import Small
 from ringleader.engine.waiter import NAP_S, Waiter
-from ringleader.errors import (
-    ConfigError,
-    GroupAborted,
-    InternalError,
-    PeerLost,
-    RingleaderError,
-)
+from ringleader.errors import ConfigError, GroupAborted, PeerLost, RingleaderError
 from ringleader.groups import haste
 from ringleader.groups.mailbox import Mailbox
 from ringleader.groups.messages import Outgoing, Wish
@@ -72,14 +67,11 @@ class Runner:
     def call(
         self, body: Callable[[Deadline], None], timeout_s: float, *, async_op: bool
     ) -> Work:
-        """Run ``body`` after everything submitted before it.
-
-        A call from within an operation is part of it: it runs at once, on its deadline.
-        """
+        """Run ``body`` after everything before it; at once, if that is our caller."""
         if self._owner == threading.get_ident():
             try:
                 body(self._deadline)
-            except BaseException as exc:  # whoever catches it: the others wait for us
+            except BaseException as exc:  # even if it is caught: the others wait
                 raise self.broken(exc) from exc
             return DONE
         if not async_op and not self._queue and self.lock.acquire(blocking=False):
@@ -143,7 +135,7 @@ class Runner:
         self._owner, self._deadline = threading.get_ident(), deadline
         haste.begin()
         try:
-            self.check()  # may be the first to see an abort: then it tells the others
+            self.check()  # the first to see an abort tells the others
             body(deadline)
         except BaseException as exc:
             raise self.broken(exc) from exc
@@ -157,7 +149,7 @@ class Runner:
             if isinstance(exc, RingleaderError):
                 self.failure = self._attribute(exc)
             else:
-                self.failure = InternalError(f"{type(exc).__name__}: {exc}")
+                self.failure = errors.InternalError(f"{type(exc).__name__}: {exc}")
             with contextlib.suppress(OSError, RingleaderError):
                 self.mailbox.say_broken(self.failure)
         self._fail_all(self.failure)  # again: something may have been posted since

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from ringleader.backend import staging
+from ringleader.backend.device import Event
 
 PACES = ["late", "soon", "mixed"]
 """How far the copies come by themselves; the user's program is always late."""
@@ -117,7 +117,7 @@ class Accelerator:
     def mark(self) -> Moment:
         return self._queue().mark()
 
-    def after(self, event: staging.Event) -> None:
+    def after(self, event: Event) -> None:
         assert isinstance(event, Moment)
         self._queue().ask(event)
         self._go_on()

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ringleader.backend import staging
-from ringleader.backend.staging import MpsDevice, Stage, device_of
+from ringleader.backend.device import MpsDevice, device_of
+from ringleader.backend.staging import Stage, on_host
 from ringleader.errors import GroupAborted, InternalError, RingleaderError
 from ringleader.groups.group import Group
 from ringleader.groups.work import DONE, Work
@@ -424,6 +425,39 @@ def test_all_to_all_with_equal_parts_here_and_unequal_ones_there() -> None:
     for me, seen in enumerate(staged(2, body)):
         for r, got in enumerate(seen):
             assert torch.equal(got, numbers(parts[r, me], r, me))
+
+
+@pytest.mark.parametrize("count", [0, 7, 512, 2000, 2001])
+def test_a_rank_on_the_host_cuts_as_one_on_a_device_does(count: int) -> None:
+    def body(rank: Rank) -> tuple[Tensor, list[Tensor]]:
+        group, width = rank.group, rank.group.size + 1
+        mine = numbers(count, group.rank)
+        outs = [torch.full((count,), STALE) for _ in range(2)]
+        if group.rank == 1:
+            on_host(group, [mine], outs, lambda i, o: group.all_gather(o, i[0]), width)
+            on_host(
+                group, [mine], [mine], lambda _, o, **how: group.all_reduce(o[0]), 1
+            )
+            return mine, outs
+        rank.all_gather(outs, rank.computed(mine))()
+        rank.all_reduce(tensor := rank.computed(mine))()
+        return rank.device.read(tensor), [rank.device.read(out) for out in outs]
+
+    for summed, gathered in staged(2, body):
+        assert torch.equal(summed, total(count, 2))
+        for r, each in enumerate(gathered):
+            assert torch.equal(each, numbers(count, r))
+
+
+def test_a_tensor_with_gaps_on_the_host_is_cut_and_filled() -> None:
+    def body(rank: Rank) -> Tensor:
+        group, values = rank.group, numbers(2000, rank.group.rank)
+        home = every_other(values).copy_(values)
+        on_host(group, [home], [home], lambda _, o, **how: group.all_reduce(o[0]), 1)
+        return home
+
+    for seen in staged(2, body):
+        assert torch.equal(seen, total(2000, 2))
 
 
 # -- the end -----------------------------------------------------------------------

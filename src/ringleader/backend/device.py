@@ -1,0 +1,132 @@
+"""What staging needs of an accelerator, and the accelerators there are."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Event(Protocol):
+    """A moment on a device."""
+
+    def synchronize(self) -> None:
+        """Return when the device has come there."""
+        ...
+
+
+class Device(Protocol):
+    """What staging needs of an accelerator: two queues of copies, and their order."""
+
+    def here(self) -> AbstractContextManager[Any]:
+        """Makes it the current device of this thread."""
+        ...
+
+    def outbound(self) -> AbstractContextManager[Any]:
+        """Copies made within leave the device."""
+        ...
+
+    def inbound(self) -> AbstractContextManager[Any]:
+        """Copies made within enter the device."""
+        ...
+
+    def mark(self) -> Event:
+        """The present moment of the current queue."""
+        ...
+
+    def after(self, event: Event) -> None:
+        """The current queue goes on when ``event`` has happened."""
+        ...
+
+    def use(self, tensor: Tensor) -> None:
+        """The current queue uses ``tensor``: its memory must live that long."""
+        ...
+
+    def host_memory(self, num_bytes: int) -> Tensor:
+        """Bytes of the host that the device can copy to and from at full speed."""
+        ...
+
+
+class CudaDevice:
+    """CUDA: a stream for each direction, pinned memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device.index  # a plain number is looked up fastest
+        self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def here(self) -> AbstractContextManager[Any]:
+        """Makes it the current device of this thread."""
+        return torch.cuda.device(self._device)
+
+    def outbound(self) -> AbstractContextManager[Any]:
+        """Copies made within leave the device."""
+        return torch.cuda.stream(self._out)
+
+    def inbound(self) -> AbstractContextManager[Any]:
+        """Copies made within enter the device."""
+        return torch.cuda.stream(self._in)
+
+    def mark(self) -> Event:
+        """The present moment of the current stream."""
+        event: Event = torch.cuda.current_stream(self._device).record_event()
+        return event
+
+    def after(self, event: Event) -> None:
+        """The current stream goes on when ``event`` has happened."""
+        torch.cuda.current_stream(self._device).wait_event(event)  # type: ignore[arg-type]
+
+    def use(self, tensor: Tensor) -> None:
+        """The current stream uses ``tensor``."""
+        tensor.record_stream(torch.cuda.current_stream(self._device))
+
+    def host_memory(self, num_bytes: int) -> Tensor:
+        """Pinned memory."""
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+
+class MpsDevice:
+    """Apple's GPU: one queue, in which everything happens in the order it was asked."""
+
+    def here(self) -> AbstractContextManager[Any]:
+        """There is only one."""
+        return nullcontext()
+
+    outbound = inbound = here
+
+    def mark(self) -> Event:
+        """The present moment of the queue."""
+        event = torch.mps.Event()
+        event.record()
+        return event
+
+    def after(self, event: Event) -> None:
+        """It always does."""
+
+    def use(self, tensor: Tensor) -> None:
+        """Memory is freed in the order of the same queue."""
+
+    def host_memory(self, num_bytes: int) -> Tensor:
+        """Memory is one and the same."""
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+
+def device_of(device: torch.device) -> Device:
+    """How to stage tensors of ``device``."""
+    if device.type == "cuda":
+        return CudaDevice(device)
+    if device.type == "mps":
+        return MpsDevice()
+    raise NotImplementedError(f"tensors on {device} cannot be sent; move them to cpu")
+
+
+def devices_here() -> list[torch.device]:
+    """What tensors may live on here."""
+    names = ["cpu"]
+    if torch.cuda.is_available():
+        names.append("cuda")
+    if torch.backends.mps.is_available():
+        names.append("mps")
+    return [torch.device(name) for name in names]

@@ -1,0 +1,94 @@
+"""Groups in which some rank has an accelerator: CPU tensors are cut as its are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._C._distributed_c10d import HashStore
+
+from ringleader.backend import process_group, staging
+from ringleader.backend.form import process_group as form
+from ringleader.backend.process_group import RingleaderGroup
+from ringleader.testing.inprocess import run_threads
+
+COUNT = 5000
+"""Several chunks of 2 KiB."""
+
+
+@pytest.fixture(autouse=True)
+def a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [torch.device("cpu"), torch.device("cuda")]
+    monkeypatch.setattr(process_group, "devices_here", lambda: devices)
+    monkeypatch.setattr(staging, "SLOT_BYTES", 2048)
+
+
+@contextmanager
+def two_ranks() -> Iterator[list[RingleaderGroup]]:
+    """Both in this process."""
+    store = HashStore()
+
+    def join(rank: int) -> RingleaderGroup:
+        request = SimpleNamespace(
+            timeout=timedelta(seconds=20),
+            group_rank=rank,
+            group_size=2,
+            store=store,
+            group_id="0",
+            global_ranks_in_group=[0, 1],
+        )
+        return form(request, None)
+
+    made = run_threads([lambda r=r: join(r) for r in range(2)])  # type: ignore[misc]
+    yield made
+    for each in made:
+        each.shutdown()
+
+
+def values(rank: int, count: int = COUNT) -> torch.Tensor:
+    return torch.arange(count, dtype=torch.float64) * (rank + 1)
+
+
+def test_every_collective_has_the_right_values() -> None:
+    total = values(0) + values(1)
+
+    def live(group: RingleaderGroup) -> None:
+        rank = group.group.rank
+        mine = values(rank)
+        group.allreduce([mine]).wait()
+        assert torch.equal(mine, total)
+        several = [values(rank), values(rank, 3)]
+        group.allreduce_coalesced(several).wait()
+        assert torch.equal(several[0], total)
+        assert torch.equal(several[1], total[:3])
+        shared = values(rank)
+        group.broadcast(shared, 1).wait()
+        assert torch.equal(shared, values(1))
+        out = torch.empty(2 * COUNT, dtype=torch.float64)
+        group.all_gather_single(out, values(rank)).wait()
+        assert torch.equal(out, torch.cat([values(0), values(1)]))
+        part = torch.empty(COUNT, dtype=torch.float64)
+        group.reduce_scatter_single(part, values(rank, 2 * COUNT)).wait()
+        whole = values(0, 2 * COUNT) + values(1, 2 * COUNT)
+        assert torch.equal(part, whole[rank * COUNT : (rank + 1) * COUNT])
+        lists = [torch.empty(COUNT, dtype=torch.float64) for _ in range(2)]
+        group.allgather([lists], [values(rank)]).wait()
+        assert torch.equal(torch.cat(lists), torch.cat([values(0), values(1)]))
+
+    with two_ranks() as groups:
+        run_threads([lambda g=g: live(g) for g in groups])  # type: ignore[misc]
+
+
+def test_large_tensors_really_are_cut() -> None:
+    def live(group: RingleaderGroup) -> str:
+        group.allreduce([values(group.group.rank)]).wait()
+        return group.group.progress().call
+
+    with two_ranks() as groups:
+        calls = run_threads([lambda g=g: live(g) for g in groups])  # type: ignore[misc]
+    for call in calls:
+        assert f"all_reduce({COUNT} " not in call
