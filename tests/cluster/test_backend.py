@@ -258,7 +258,7 @@ def test_options_that_make_no_sense_are_named_and_can_be_corrected(
     texts = [text for _, text, _ in outcomes]
     assert texts[0] == "pg_options must be ringleader.BackendOptions, not dict"
     assert "'pigeon'" in texts[1]
-    assert "-1 connections" in texts[2]
+    assert "got -1" in texts[2]
     assert not any(is_initialized for _, _, is_initialized in outcomes)
 
 

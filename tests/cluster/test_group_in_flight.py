@@ -257,7 +257,7 @@ def count_wrong_elements(group: Group, ready: Ready, count: int, steps: int) -> 
 
 
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize(("transport", "steps"), [("tcp", 15), ("shm", 70)])
+@pytest.mark.parametrize(("transport", "steps"), [("tcp", 8), ("shm", 35)])
 def test_every_element_is_right_when_ranks_outnumber_cores_by_far(
     transport: str, steps: int
 ) -> None:

@@ -56,8 +56,6 @@ class Options:
         if self.transport not in TRANSPORTS:
             known = ", ".join(TRANSPORTS)
             raise ConfigError(f"transport {self.transport!r}; there are: {known}")
-        if self.num_stripes < 1:
-            raise ConfigError(f"{self.num_stripes} connections; at least 1")
 
 
 class _Connector:
