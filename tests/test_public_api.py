@@ -31,8 +31,8 @@ PUBLIC = (
 
 GROUP = (
     "abort all_gather all_reduce all_to_all barrier broadcast choice close config "
-    "gather links network on_close progress rank recv reduce reduce_scatter scatter "
-    "send sendrecv size subgroup timeout_s together view_id"
+    "gather hang_up links network on_close progress rank recv reduce reduce_scatter "
+    "scatter send sendrecv size subgroup timeout_s together view_id"
 )
 
 FLAGS = {

@@ -6,6 +6,7 @@ if the group is ours, and passes the call on if it is not.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -49,5 +50,6 @@ def _all_gather(
         return result
     options = AllgatherOptions()
     options.asyncOp = async_op
+    options.timeout = timedelta(milliseconds=timeout)
     work = group.all_gather_single(output, source, options)
     return output, PythonCallbackWork(work.wait).boxed()

@@ -12,26 +12,27 @@ from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, RingleaderError
 from ringleader.groups.group import Group
 
-TAG = -(2**62)
-"""Beyond the tags of users, which are not negative."""
+FIRST_TAG = -(2**62)
+"""Beyond the tags of users, which are not negative. Every barrier has one of its own:
+who came too late for the last one has not come to the next."""
 
 
-def barrier(group: Group, timeout_s: float, *, wait_all_ranks: bool) -> None:
+def barrier(group: Group, timeout_s: float, turn: int, *, wait_all_ranks: bool) -> None:
     """Return when every rank has called it; rank 0 names those who did not."""
     token = torch.zeros(1, dtype=torch.uint8)
     deadline = Deadline.after(timeout_s)
     if group.size == 1:
         return
     if group.rank == 0:
-        _collect(group, token, deadline, wait_all_ranks=wait_all_ranks)
+        _collect(group, token, deadline, FIRST_TAG + turn, wait_all=wait_all_ranks)
     else:
-        _report(group, token, timeout_s)
+        _report(group, token, timeout_s, FIRST_TAG + turn)
 
 
-def _report(group: Group, token: torch.Tensor, timeout_s: float) -> None:
+def _report(group: Group, token: torch.Tensor, timeout_s: float, tag: int) -> None:
     try:
-        group.send(token, 0, tag=TAG, timeout_s=timeout_s)
-        group.recv(token, 0, tag=TAG, timeout_s=timeout_s)
+        group.send(token, 0, tag=tag, timeout_s=timeout_s)
+        group.recv(token, 0, tag=tag, timeout_s=timeout_s)
     except RingleaderError as exc:
         text = (
             f"Rank {group.rank} successfully reached monitoredBarrier, but received "
@@ -42,25 +43,25 @@ def _report(group: Group, token: torch.Tensor, timeout_s: float) -> None:
 
 
 def _collect(
-    group: Group, token: torch.Tensor, deadline: Deadline, *, wait_all_ranks: bool
+    group: Group, token: torch.Tensor, deadline: Deadline, tag: int, *, wait_all: bool
 ) -> None:
     missing: list[int] = []
     limit_ms = round(deadline.after_s * 1000)
     for peer in range(1, group.size):
         left_s = deadline.left_s()
-        if left_s <= 0 and not wait_all_ranks:
+        if left_s <= 0 and not wait_all:
             text = f"Rank 0 timed out in monitoredBarrier after {limit_ms} ms"
             raise DeadlineExceeded(peer, text)
         try:
-            group.recv(token, peer, tag=TAG, timeout_s=max(left_s, 0.001))
-        except RingleaderError as exc:
+            group.recv(token, peer, tag=tag, timeout_s=max(left_s, 0.001))
+        except DeadlineExceeded as exc:  # whatever else has broken the group
             missing.append(peer)
-            if not wait_all_ranks:
+            if not wait_all:
                 text = f"Rank {peer} failed to pass monitoredBarrier in {limit_ms} ms"
-                raise DeadlineExceeded(peer, f"{text} ({exc})") from exc
+                raise DeadlineExceeded(peer, text) from exc
     if missing:
         who = ", ".join(map(str, missing))
         text = f"Ranks {who} failed to pass monitoredBarrier in {limit_ms} ms"
         raise DeadlineExceeded(missing[0], text)
     for peer in range(1, group.size):
-        group.send(token, peer, tag=TAG, timeout_s=max(deadline.left_s(), 1.0))
+        group.send(token, peer, tag=tag, timeout_s=max(deadline.left_s(), 1.0))

@@ -80,10 +80,10 @@ def pick(kind: type[T], opts: Any, named: Mapping[str, Any] | None = None) -> T:
     """The options of a call; torch's shorter overloads give a root or a reduction."""
     if isinstance(opts, kind) and not named:
         return opts
-    made: Any = kind()
+    made: Any = opts if isinstance(opts, kind) else kind()
     given = dict(named or {})
-    if isinstance(opts, kind):
-        made = opts
+    if made is opts:
+        pass
     elif isinstance(opts, int) and hasattr(made, "rootRank"):
         given.setdefault("root", opts)
     elif opts is not None:
@@ -96,20 +96,28 @@ def pick(kind: type[T], opts: Any, named: Mapping[str, Any] | None = None) -> T:
     return made  # type: ignore[no-any-return]
 
 
+def real(tensor: Tensor) -> Tensor:
+    """The tensor with the memory: a functional collective wraps its result."""
+    if type(tensor) is Tensor or not hasattr(tensor, "trigger_wait"):
+        return tensor
+    inside: Tensor = tensor.trigger_wait()
+    return inside
+
+
 def only(tensors: Tensor | Sequence[Tensor], what: str) -> Tensor:
     """The one tensor of a call; torch wraps it in a list."""
     if isinstance(tensors, Tensor):
-        return tensors
+        return real(tensors)
     if len(tensors) != 1:
         raise ConfigError(f"{what}: one tensor per rank, not {len(tensors)}")
-    return tensors[0]
+    return real(tensors[0])
 
 
 def inner(lists: Any) -> list[Tensor]:
     """The only list of a list of lists; torch once had one per GPU."""
     if len(lists) == 1 and not isinstance(lists[0], Tensor):
-        return list(lists[0])
-    return list(lists)
+        lists = lists[0]
+    return [real(tensor) for tensor in lists]
 
 
 def one_or_all(tensors: list[Tensor]) -> Any:

@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import (
     Store,
 )
 
-from ringleader.backend import dynamo, explain, kernels, monitor, patches, sparse
+from ringleader.backend import dynamo, explain, kernels, monitor, sparse
 from ringleader.backend.device import device_of, devices_here
 from ringleader.backend.options import (
     Reduction,
@@ -37,12 +37,13 @@ from ringleader.backend.options import (
     one_or_all,
     only,
     pick,
+    real,
     reduction,
     split,
 )
 from ringleader.backend.register import NAME
 from ringleader.backend.staging import Stage, on_host
-from ringleader.backend.work import BackendWork, Completions, no_result
+from ringleader.backend.work import BackendWork, Completions, no_result, once
 from ringleader.errors import ConfigError
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work
@@ -71,6 +72,7 @@ class RingleaderGroup(ProcessGroup):
         self._completions = Completions()
         self._stages: dict[torch.device, Stage] = {}
         self._sequence = 0
+        self._num_barriers = 0
         self._all = group.size + 1
         """Tensors in a slot where everybody's part and one's own meet."""
         self._is_staged = _any_accelerator(group)
@@ -80,7 +82,6 @@ class RingleaderGroup(ProcessGroup):
         for device in devices_here():
             self._register_backend(device, ProcessGroup.BackendType.CUSTOM, None)
         kernels.install(RingleaderGroup)
-        patches.install()
 
     # -- who we are ----------------------------------------------------------------
 
@@ -135,6 +136,7 @@ class RingleaderGroup(ProcessGroup):
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> BackendWork:
         opts = pick(AllreduceCoalescedOptions, opts)
         body = _all_reduce(self.group, reduction(opts.reduceOp))
+        tensors = [real(t) for t in tensors]
         parts = [([t], [t], body) for t in tensors]
         return self._start_all(opts, parts, tensors, width=1)
 
@@ -148,16 +150,18 @@ class RingleaderGroup(ProcessGroup):
         ins, outs = ([tensor], []) if self.group.rank == root else ([], [tensor])
         return self._start(opts, ins, outs, body, [tensor], width=1)
 
-    def reduce(self, tensors: Any, opts: Any = None, **named: Any) -> BackendWork:
-        opts = pick(ReduceOptions, opts, named)
+    def reduce(
+        self, tensors: Any, opts: Any = None, op: Any = None, **named: Any
+    ) -> BackendWork:
+        opts = pick(ReduceOptions, opts, named if op is None else {"op": op, **named})
         tensor, root = only(tensors, "reduce"), opts.rootRank
-        op = reduction(opts.reduceOp)
+        kind = reduction(opts.reduceOp)
 
-        def body(ins: Tensors, _: Tensors, **how: Any) -> Work:
-            return self.group.reduce(ins[0], root, op.name, **how)
+        def plain(ins: Tensors, _: Tensors, **how: Any) -> Work:
+            return self.group.reduce(ins[0], root, kind.name, **how)
 
         outs = [tensor] if self.group.rank == root else []
-        body = op.around(body)
+        body = kind.around(plain)
         return self._start(opts, [tensor], outs, body, [tensor], width=1)
 
     def allgather(self, outs: Any, ins: Any, opts: Any = None) -> BackendWork:
@@ -183,7 +187,7 @@ class RingleaderGroup(ProcessGroup):
         opts = pick(AllgatherOptions, opts)
         outs = self._rows(output)
         return self._start(
-            opts, [source], outs, self._all_gather, [output], width=self._all
+            opts, [real(source)], outs, self._all_gather, [output], width=self._all
         )
 
     def all_gather_single_coalesced(
@@ -191,7 +195,7 @@ class RingleaderGroup(ProcessGroup):
     ) -> BackendWork:
         opts = pick(AllgatherOptions, opts)
         pairs = zip(ins, outs, strict=True)
-        parts = [([i], self._rows(o), self._all_gather) for i, o in pairs]
+        parts = [([real(i)], self._rows(o), self._all_gather) for i, o in pairs]
         return self._start_all(opts, parts, outs, width=self._all)
 
     def _all_gather(self, ins: Tensors, outs: Tensors, **how: Any) -> Work:
@@ -208,7 +212,7 @@ class RingleaderGroup(ProcessGroup):
     ) -> BackendWork:
         opts = pick(ReduceScatterOptions, opts)
         ins, body = self._rows(source), self._scatter(opts)
-        return self._start(opts, ins, [output], body, [output], width=self._all)
+        return self._start(opts, ins, [real(output)], body, [output], width=self._all)
 
     def reduce_scatter_single_coalesced(
         self, outs: Tensors, ins: Tensors, opts: Any = None
@@ -216,7 +220,7 @@ class RingleaderGroup(ProcessGroup):
         opts = pick(ReduceScatterOptions, opts)
         body = self._scatter(opts)
         pairs = zip(ins, outs, strict=True)
-        parts = [(self._rows(i), [o], body) for i, o in pairs]
+        parts = [(self._rows(i), [real(o)], body) for i, o in pairs]
         return self._start_all(opts, parts, outs, width=self._all)
 
     def _scatter(self, opts: Any) -> Body:
@@ -255,6 +259,7 @@ class RingleaderGroup(ProcessGroup):
 
     def alltoall(self, outs: Tensors, ins: Tensors, opts: Any = None) -> BackendWork:
         opts = pick(AllToAllOptions, opts)
+        ins, outs = inner(ins), inner(outs)
         return self._start(opts, ins, outs, self._all_to_all, outs)
 
     def _all_to_all(self, ins: Tensors, outs: Tensors, **how: Any) -> Work:
@@ -269,8 +274,8 @@ class RingleaderGroup(ProcessGroup):
         opts: Any = None,
     ) -> BackendWork:
         opts = pick(AllToAllOptions, opts)
-        outs = split(output, output_split_sizes, self.group.size)
-        ins = split(source, input_split_sizes, self.group.size)
+        outs = split(real(output), output_split_sizes, self.group.size)
+        ins = split(real(source), input_split_sizes, self.group.size)
         return self._start(opts, ins, outs, self._all_to_all, [output])
 
     def barrier(self, opts: Any = None) -> BackendWork:
@@ -283,7 +288,10 @@ class RingleaderGroup(ProcessGroup):
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
         limit = self.group.timeout_s if timeout is None else timeout.total_seconds()
-        monitor.barrier(self.group, limit, wait_all_ranks=wait_all_ranks)
+        self._num_barriers += 1
+        monitor.barrier(
+            self.group, limit, self._num_barriers, wait_all_ranks=wait_all_ranks
+        )
 
     # What torch < 2.13 calls them.
     _allgather_base = all_gather_single
@@ -310,7 +318,7 @@ class RingleaderGroup(ProcessGroup):
 
     def _receive(self, tensor: Tensor, source: int | None, tag: int) -> BackendWork:
         host = tensor if tensor.is_cpu else torch.empty_like(tensor, device="cpu")
-        arrive = None if tensor.is_cpu else lambda: _copy(tensor, host)
+        arrive = None if tensor.is_cpu else once(lambda: _copy(tensor, host))
         return self._deliver(
             lambda: self.group.recv(host, source, tag=tag, async_op=True),
             [tensor],
@@ -404,14 +412,13 @@ class RingleaderGroup(ProcessGroup):
 
     def _rows(self, tensor: Tensor) -> Tensors:
         """One tensor for all ranks; where it may be staged, part by part."""
+        tensor = real(tensor)
         if not self._is_staged:
             return [tensor]
         return split(tensor.view(-1), (), self.group.size)
 
     def _start_coalescing(self, device: object = None) -> None:
-        if self._coalesced is not None:
-            raise ConfigError("_start_coalescing: the last one has not been ended")
-        self._coalesced = []
+        self._coalesced = []  # one that an exception cut short is forgotten
 
     def _end_coalescing(self, device: object = None) -> BackendWork:
         handles, self._coalesced = self._coalesced, None

@@ -31,6 +31,9 @@ def register() -> None:
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
         return
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=DEVICES)
+    from ringleader.backend import patches
+
+    patches.install()
 
 
 def create(request: Any, options: object) -> ProcessGroup:

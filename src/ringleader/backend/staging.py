@@ -202,7 +202,8 @@ def on_host(
 
     def job() -> None:
         for run in runs:
-            body([flat[id(t)][run] for t in ins], [flat[id(t)][run] for t in outs])
+            part = {key: tensor[run] for key, tensor in flat.items()}
+            body([part[id(t)] for t in ins], [part[id(t)] for t in outs])
         for tensor in outs:
             result = flat[id(tensor)]
             if result.data_ptr() != tensor.data_ptr():

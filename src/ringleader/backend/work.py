@@ -10,10 +10,11 @@ Rules that were learnt the hard way (torch-backend.md has the evidence):
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 import torch
@@ -26,30 +27,74 @@ from ringleader.errors import DeadlineExceeded
 from ringleader.groups.work import Work
 
 NO_TIMEOUT = timedelta(0)
-MAX_THREADS = 256
-"""Futures whose followers may wait for further operations at the same time."""
+LINGER_S = 1.0
+"""How long an idle thread stays before it ends."""
+
+_log = logging.getLogger(__name__)
+Task = Callable[[], None]
 
 
 class Completions:
-    """The threads that complete futures; they start when the first is needed."""
+    """Threads that complete futures: as many as wait at the same time, started when
+    needed. They are daemons: none keeps a program from ending.
+    """
 
     def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
+        self._idle = 0
+        """Threads that wait for a task nobody has promised them yet."""
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
 
-    def run(self, complete: Callable[[], None]) -> None:
+    def run(self, task: Task) -> None:
         """Run it soon, in a thread where it may wait."""
         with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(MAX_THREADS, "ringleader-futures")
-            self._pool.submit(complete)
+            if self._idle:
+                self._idle -= 1
+                self._tasks.put(task)
+                return
+        name = "ringleader-futures"
+        threading.Thread(
+            target=self._work, args=(task,), name=name, daemon=True
+        ).start()
+
+    def _work(self, task: Task | None) -> None:
+        while task is not None:
+            try:
+                task()
+            except Exception:  # noqa: BLE001 - the others must hear of it, too
+                _log.exception("a follower of a future failed")
+            with self._lock:
+                self._idle += 1
+            task = self._next()
+
+    def _next(self) -> Task | None:
+        while True:
+            try:
+                return self._tasks.get(timeout=LINGER_S)
+            except Empty:
+                with self._lock:
+                    if self._idle:
+                        self._idle -= 1
+                        return None
 
     def close(self) -> None:
         """End the threads as they become idle."""
         with self._lock:
-            if self._pool is not None:
-                self._pool.shutdown(wait=False)
-                self._pool = None
+            while self._idle:
+                self._idle -= 1
+                self._tasks.put(None)
+
+
+def once(action: Task) -> Task:
+    """``action``, but only the first time."""
+    lock, left = threading.Lock(), [action]
+
+    def run() -> None:
+        with lock:
+            if left:
+                left.pop()()
+
+    return run
 
 
 Explain = Callable[[BaseException], BaseException]

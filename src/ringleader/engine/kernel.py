@@ -107,6 +107,9 @@ def as_array(tensor: torch.Tensor) -> Array:
     Not by ``tensor.numpy()``, which forbids for good that the tensor is resized, as
     FSDP does between steps.
     """
+    if not tensor.data_ptr() and tensor.numel():
+        kind = type(tensor).__name__
+        raise ConfigError(f"this {kind} has no memory of its own and cannot be sent")
     return np.asarray(_Window(tensor))
 
 

@@ -201,7 +201,7 @@ def all_to_all(
     longest = max(len(a) for p in arena.peers for a in (sources[p], outs[p]))
     for start in _starts(longest, step):
         # In step i everybody publishes for the i-th rank on and reads from the
-        # i-th back: no rank can wait for a credit that waits for itarena.
+        # i-th back: no rank can wait for a credit that waits for itself.
         for i in range(1, arena.size):
             to, source = (arena.rank + i) % arena.size, (arena.rank - i) % arena.size
             if start < len(sources[to]) or start == 0:

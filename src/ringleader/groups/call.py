@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ class Call:
     whole: bool = False
     reduce_op: str = "none"
     root: int | None = None
+    layout: int = 0
+    """Stands for ``lengths`` where they differ: ranks must agree on them."""
     pairs: dict[int, tuple[int, int]] = field(default_factory=dict)
     """all_to_all only: peer -> (elements to it, elements from it)."""
     finishers: list[Callable[[], object]] = field(default_factory=list)
@@ -199,6 +202,7 @@ def all_gather(
     """Everybody's tensor everywhere; lengths may differ if all ranks know them."""
     finishers: list[Callable[[], object]] = []
     source = reading(tensor, "all_gather")
+    check_dtypes(tensor, outs, "all_gather")
     homes = pieces(outs, size, "all_gather", finishers)
     _check_piece(source, homes[rank], "all_gather", rank)
     sources: list[Array | None] = [None] * size
@@ -212,17 +216,33 @@ def all_gather(
         sources=sources,
         homes=list(homes),
         lengths=lengths,
+        layout=_layout(lengths),
         finishers=finishers,
     )
 
 
+def _layout(lengths: list[int]) -> int:
+    """0 if all are equal, else a number that stands for them."""
+    if len(set(lengths)) <= 1:
+        return 0
+    return crc32(b"".join(n.to_bytes(8, "little") for n in lengths)) or 1
+
+
 def _check_piece(source: Array, home: Array, what: str, rank: int) -> None:
-    if len(source) != len(home) or source.dtype != home.dtype:
+    if len(source) != len(home):
         text = (
-            f"{what}: the tensor has {len(source)} x {source.dtype}, the place of rank "
-            f"{rank} in the output {len(home)} x {home.dtype}"
+            f"{what}: the tensor has {len(source)} elements, the place of rank {rank} "
+            f"in the output {len(home)}"
         )
         raise ConfigError(text)
+
+
+def check_dtypes(a: Tensor, b: Tensor | Sequence[Tensor] | None, what: str) -> None:
+    """Not by their arrays: float16, bfloat16 and int16 all are 16 bits to numpy."""
+    for other in [b] if isinstance(b, Tensor) else b or ():
+        if other.dtype != a.dtype:
+            text = f"{what}: input and output are {a.dtype} and {other.dtype}"
+            raise ConfigError(f"{text}; convert one of them")
 
 
 def reduce_scatter(
@@ -231,6 +251,7 @@ def reduce_scatter(
     """Rank i gets the sum of everybody's i-th tensor."""
     kernel.combine(out.dtype, op)
     finishers: list[Callable[[], object]] = []
+    check_dtypes(out, tensors, "reduce_scatter")
     sources = pieces(tensors, size, "reduce_scatter", None)
     home = writing(out, "reduce_scatter", finishers)
     _check_piece(sources[rank], home, "reduce_scatter", rank)
@@ -246,6 +267,7 @@ def reduce_scatter(
         sources=list(sources),
         homes=homes,
         lengths=lengths,
+        layout=_layout(lengths),
         finishers=finishers,
     )
 
@@ -261,6 +283,7 @@ def gather(
     """Everybody's tensor on the root. All have the same length."""
     finishers: list[Callable[[], object]] = []
     source = reading(tensor, "gather")
+    check_dtypes(tensor, outs if rank == root else None, "gather")
     homes: list[Array | None] = [None] * size
     if rank == root:
         if outs is None:
@@ -295,6 +318,7 @@ def scatter(
     """The root's i-th tensor on rank i. All have the same length."""
     finishers: list[Callable[[], object]] = []
     home = writing(out, "scatter", finishers)
+    check_dtypes(out, tensors if rank == root else None, "scatter")
     sources: list[Array | None] = [None] * size
     if rank == root:
         if tensors is None:

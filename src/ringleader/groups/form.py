@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import socket
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -34,10 +36,26 @@ _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
 @atexit.register
 def _close_open_groups() -> None:
-    """A program that just ends has not crashed; say goodbye for it."""
+    """A program that just ends has not crashed, so say goodbye; else say why."""
+    reason = getattr(sys, "last_value", None)
     for each in list(_open_groups):
         with contextlib.suppress(Exception):
+            if reason is not None:
+                name = type(reason).__name__
+                each.abort(f"rank {each.rank} ended with {name}: {reason}")
             each.close()
+
+
+def _forget_open_groups() -> None:
+    """A forked child must not hold the connections of its parent open."""
+    for each in list(_open_groups):
+        with contextlib.suppress(Exception):
+            each.hang_up()
+    _open_groups.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_open_groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,7 +154,8 @@ class Group:
                 and tensor.is_cpu
                 and tensor.is_contiguous()
                 and not tensor.is_neg()
-                and self._runner.run_small(small, tensor.data_ptr())
+                and (address := tensor.data_ptr())
+                and self._runner.run_small(small, address)
             ):
                 return DONE
         call = calls.all_reduce(tensor, op, out)
@@ -274,7 +275,9 @@ class Group:
         finishers: list[Callable[[], object]] = []
         homes = calls.split_all_to_all(out, out_splits, self.size, finishers)
         sources = calls.split_all_to_all(tensor, in_splits, self.size, None)
-        dtype = (tensor if isinstance(tensor, Tensor) else tensor[0]).dtype
+        some = tensor if isinstance(tensor, Tensor) else tensor[0]
+        dtype = some.dtype
+        calls.check_dtypes(some, out, "all_to_all")
         call = calls.all_to_all(homes, sources, dtype, finishers, rank=self.rank)
         return self._submit(call, None, timeout_s, async_op=async_op)
 
@@ -302,7 +305,7 @@ class Group:
         def run(_: Deadline) -> None:
             body()
 
-        return self._runner.call(run, limit_s, async_op=async_op)
+        return self._runner.call(run, limit_s, async_op=async_op, nests=True)
 
     def _submit(
         self,
@@ -434,10 +437,16 @@ class Group:
         """Leave the group: tell the others, end the thread, hang up. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._runner.close(CLOSE_S)
-            self._mailbox.close()
-            self._mesh.close()
-            self.on_close()
+            self._runner.close(CLOSE_S, self._end)
+
+    def _end(self) -> None:
+        self.hang_up()
+        self.on_close()
+
+    def hang_up(self) -> None:
+        """Close all connections without a word; what a forked child does at once."""
+        self._mailbox.close()
+        self._mesh.close()
 
     def __enter__(self) -> Self:
         return self

@@ -35,7 +35,7 @@ def end() -> None:
     """It has ended."""
     global _hurried
     with _lock:
-        _hurried -= 1
+        _hurried = max(0, _hurried - 1)  # an interrupt may have come before begin()
         if _hurried == 0 and _is_ours(sys.getswitchinterval()):
             sys.setswitchinterval(_usual_s)
 

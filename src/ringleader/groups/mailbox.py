@@ -224,6 +224,7 @@ class Mailbox:
             raise _rebuild(frame, payload, box.peer)
         if frame.kind is Kind.GOODBYE:
             box.said_goodbye = True
+            self._messages.leave(box.peer)
         elif frame.kind is Kind.WAITING:
             self._waits[box.peer] = (frame.rank, time.monotonic())
             self.compare(box.peer, payload)

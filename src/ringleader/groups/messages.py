@@ -12,7 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ringleader.deadline import Deadline
-from ringleader.errors import CallMismatch, DeadlineExceeded, ProtocolError
+from ringleader.errors import (
+    CallMismatch,
+    DeadlineExceeded,
+    PeerLost,
+    ProtocolError,
+)
 from ringleader.groups.box import Box
 from ringleader.groups.work import Work
 from ringleader.wire import mail
@@ -83,6 +88,7 @@ class Messages:
         self._ledgers = {peer: _Ledger() for peer in boxes}
         self._wishes: list[Wish] = []
         self._offers: list[_Offer] = []
+        self._left: set[int] = set()
 
     def is_pending(self) -> bool:
         """Whether any message or wish is under way."""
@@ -93,6 +99,9 @@ class Messages:
     def take(self, item: Outgoing | Wish) -> None:
         """Begin to send a message, or to look for one that is wanted."""
         if isinstance(item, Outgoing):
+            if item.peer in self._left:
+                self._refuse(item, item.peer)
+                return
             self._ledgers[item.peer].backlog.append(item)
             self._offer_next(item.peer)
             return
@@ -101,6 +110,14 @@ class Messages:
                 self._offers.remove(offer)
                 self._match(item, offer)
                 return
+        if self._is_hopeless(item):
+            self._refuse(
+                item,
+                max(self._left, default=self.rank)
+                if item.source is None
+                else item.source,
+            )
+            return
         self._wishes.append(item)
 
     def act(self, peer: int, frame: Frame, payload: bytes) -> None:
@@ -134,6 +151,29 @@ class Messages:
             ledger.receiving.clear()
         self._wishes.clear()
         return [item.work for item in items]
+
+    def leave(self, peer: int) -> None:
+        """``peer`` said goodbye: nothing more comes from it, nothing is taken by it."""
+        self._left.add(peer)
+        ledger = self._ledgers[peer]
+        unsent = [*ledger.backlog, *ledger.sending.values()]
+        ledger.backlog.clear()
+        ledger.sending.clear()
+        for message in unsent:
+            self._refuse(message, peer)
+        for wish in [w for w in self._wishes if self._is_hopeless(w)]:
+            self._wishes.remove(wish)
+            self._refuse(wish, peer)
+
+    def _is_hopeless(self, wish: Wish) -> bool:
+        if wish.source is None:
+            return len(self._left) == len(self._boxes)
+        return wish.source in self._left
+
+    def _refuse(self, item: Outgoing | Wish, peer: int) -> None:
+        if not item.work.done():
+            text = f"left the group; no message with tag {item.tag} can pass any more"
+            item.work.finish(PeerLost(peer, text))
 
     # -- sending -------------------------------------------------------------------
 

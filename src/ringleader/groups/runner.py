@@ -41,6 +41,8 @@ class Job:
     body: Callable[[Deadline], None]
     deadline: Deadline
     work: Work
+    nests: bool
+    """Whether the body consists of further calls."""
 
 
 class Runner:
@@ -61,27 +63,30 @@ class Runner:
         self._owner = 0
         """The thread that runs an operation; calls it makes then are part of it."""
         self._deadline = Deadline.after(0)
+        self._nests = False
+        self._hang_up: Callable[[], None] | None = None
 
     # -- operations ----------------------------------------------------------------
 
     def call(
-        self, body: Callable[[Deadline], None], timeout_s: float, *, async_op: bool
+        self,
+        body: Callable[[Deadline], None],
+        timeout_s: float,
+        *,
+        async_op: bool,
+        nests: bool = False,
     ) -> Work:
         """Run ``body`` after everything before it; at once, if that is our caller."""
         if self._owner == threading.get_ident():
-            try:
-                body(self._deadline)
-            except BaseException as exc:  # even if it is caught: the others wait
-                raise self.broken(exc) from exc
-            return DONE
+            return self._nested(body, nests=nests)
         if not async_op and not self._queue and self.lock.acquire(blocking=False):
             try:
-                self._run(body, Deadline.after(timeout_s))
+                self._run(body, Deadline.after(timeout_s), nests=nests)
             finally:
                 self.lock.release()
             return DONE
         self.check()
-        job = Job(body, Deadline.after(timeout_s), Work(self._help))
+        job = Job(body, Deadline.after(timeout_s), Work(self._help), nests)
         self._queue.append(job)
         if async_op:
             self._ensure_thread()
@@ -89,19 +94,34 @@ class Runner:
             job.work.wait()
         return job.work
 
+    def _nested(self, body: Callable[[Deadline], None], *, nests: bool) -> Work:
+        """A call of an operation that consists of calls."""
+        if not self._nests:
+            text = "an operation of this thread is under way; is this a signal handler?"
+            raise ConfigError(text)
+        self._nests = nests
+        try:
+            body(self._deadline)
+        except BaseException as exc:  # even if it is caught: the others wait
+            raise self.broken(exc) from exc
+        finally:
+            self._nests = True
+        return DONE
+
     def run_small(self, small: Small, address: int) -> bool:
         """Run a prepared operation now; False when others are before it."""
         if self._queue or not self.lock.acquire(blocking=False):
             return False
-        haste.begin()
         try:
+            self._owner = threading.get_ident()
+            haste.begin()
             if self.failure is not None or self.mailbox.aborted is not None:
                 self.check()
             small(address)
         except BaseException as exc:
             raise self.broken(exc) from exc
         finally:
-            haste.end()
+            self._leave()
             self.lock.release()
         return True
 
@@ -130,24 +150,38 @@ class Runner:
         if error is not None:
             raise same_again(error)
 
-    def _run(self, body: Callable[[Deadline], None], deadline: Deadline) -> None:
+    def _run(
+        self, body: Callable[[Deadline], None], deadline: Deadline, *, nests: bool
+    ) -> None:
         """With the lock held: one operation, whose failure ends the group."""
-        self._owner, self._deadline = threading.get_ident(), deadline
-        haste.begin()
         try:
+            self._owner, self._deadline = threading.get_ident(), deadline
+            self._nests = nests
+            haste.begin()
             self.check()  # the first to see an abort tells the others
             body(deadline)
         except BaseException as exc:
             raise self.broken(exc) from exc
         finally:
-            haste.end()
-            self._owner = 0
+            self._leave()
+
+    def _leave(self) -> None:
+        """The operation has ended; who closed the group in the middle of it waits."""
+        haste.end()
+        self._owner = 0
+        if self._hang_up is not None:
+            hang_up, self._hang_up = self._hang_up, None
+            self._say_goodbye()
+            hang_up()
 
     def broken(self, exc: BaseException) -> BaseException:
         """End the group because of ``exc``; what to raise instead of it."""
         if self.failure is None:
             if isinstance(exc, RingleaderError):
                 self.failure = self._attribute(exc)
+            elif not isinstance(exc, Exception):  # Ctrl-C, sys.exit
+                text = f"interrupted by {type(exc).__name__} during an operation"
+                self.failure = GroupAborted(text)
             else:
                 self.failure = errors.InternalError(f"{type(exc).__name__}: {exc}")
             with contextlib.suppress(OSError, RingleaderError):
@@ -188,9 +222,11 @@ class Runner:
     def _help(self, work: Work) -> None:
         """Called by a thread that waits for ``work``: run the queue, move the mail."""
         self._wanted += 1
-        self.mailbox.wake()
-        has_lock = self.lock.acquire(timeout=0.05)
-        self._wanted -= 1
+        try:
+            self.mailbox.wake()
+            has_lock = self.lock.acquire(timeout=0.05)
+        finally:
+            self._wanted -= 1
         if has_lock:
             try:
                 while self._queue and not work.done():
@@ -202,7 +238,7 @@ class Runner:
 
     def _run_job(self, job: Job) -> None:
         try:
-            self._run(job.body, job.deadline)
+            self._run(job.body, job.deadline, nests=job.nests)
         except Exception as exc:  # noqa: BLE001 - it reaches the user through the work
             job.work.finish(exc)
         except BaseException:  # Ctrl-C in the thread that helps: others may wait, too
@@ -277,20 +313,41 @@ class Runner:
         else:
             self._ensure_thread()
 
-    def close(self, timeout_s: float) -> None:
-        """Say goodbye, end the thread. The caller has finished its own operations."""
-        # The thread may hold the lock, and take it again and again to move mail.
+    def close(self, timeout_s: float, hang_up: Callable[[], None]) -> None:
+        """Say goodbye, end the thread, hang up.
+
+        The caller has finished its own operations. If not, they are aborted: those of
+        other threads after ``timeout_s``, and its own, if this is a signal handler in
+        the middle of one, as soon as it returns.
+        """
         self._closing = True
         self._news.set()
         self.mailbox.wake()
-        with self.lock:
-            if self.mailbox.aborted is not None:
-                self.broken(self.mailbox.aborted)
-            if self.failure is None:
-                with contextlib.suppress(OSError, RingleaderError):
-                    self.mailbox.say_goodbye()
-                self.failure = GroupAborted("the group is closed")
-                self._fail_all(self.failure)
+        reason = GroupAborted("closed while an operation was under way")
+        if self._owner == threading.get_ident():
+            self.mailbox.aborted = self.mailbox.aborted or reason
+            self._hang_up = hang_up
+            return
+        # The thread may hold the lock, and take it again and again to move mail.
+        if not self.lock.acquire(timeout=timeout_s):
+            self.mailbox.aborted = self.mailbox.aborted or reason
+            self.mailbox.wake()
+            if not self.lock.acquire(timeout=timeout_s):
+                return  # it is stuck outside our code; the end of the process ends it
+        try:
+            self._say_goodbye()
+        finally:
+            self.lock.release()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
+        hang_up()
+
+    def _say_goodbye(self) -> None:
+        if self.mailbox.aborted is not None:
+            self.broken(self.mailbox.aborted)
+        if self.failure is None:
+            with contextlib.suppress(OSError, RingleaderError):
+                self.mailbox.say_goodbye()
+            self.failure = GroupAborted("the group is closed")
+            self._fail_all(self.failure)

@@ -35,6 +35,7 @@ class Stamps:
             root,
             name,
             arity,
+            call.layout,
         )
         stamp = self._kept.get(key)
         if stamp is None:
@@ -54,6 +55,7 @@ class Stamps:
             root=call.root,
             algorithm=name,
             arity=arity if name == "tree" else 0,
+            layout=call.layout,
         )
         template = wire.encode(header)
         head = template[: wire.SEQUENCE_OFFSET]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
 from ringleader.deadline import Deadline
 from ringleader.errors import RingleaderError
+
+_log = logging.getLogger(__name__)
 
 
 def same_again(error: BaseException) -> BaseException:
@@ -85,7 +88,10 @@ class Work:
                 follower = self._followers.pop(0)
             except IndexError:  # another thread was faster
                 return
-            follower()
+            try:
+                follower()
+            except Exception:  # noqa: BLE001 - the others must hear of it, too
+                _log.exception("what waited for an operation failed")
 
 
 class DoneWork(Work):

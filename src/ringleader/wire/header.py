@@ -14,7 +14,8 @@ Offset  size  field
 37      1     codec            (names.CODECS)
 38      2     arity            of the tree, else 0
 40      4     history          CRC-32 over the headers of all earlier operations
-44      20    zero
+44      4     layout           CRC-32 over the parts' lengths where they differ, else 0
+48      16    zero
 
 All integers are little-endian. Two ranks in the same operation write the same bytes, so
 the check on the hot path is one comparison; only a difference is ever decoded. The
@@ -31,7 +32,7 @@ from ringleader.wire import names
 
 MAGIC = b"RLOP"
 VERSION = 1
-HEADER = struct.Struct("<4sBBBBQQQIBBHI20x")
+HEADER = struct.Struct("<4sBBBBQQQIBBHII16x")
 HEADER_BYTES = HEADER.size
 SEQUENCE_OFFSET = 16
 COUNT_OFFSET = 24
@@ -54,6 +55,7 @@ class Header:
     codec: str = "none"
     arity: int = 0
     history: int = 0
+    layout: int = 0
 
     def __str__(self) -> str:
         """The call in the words of the program that made it."""
@@ -66,6 +68,8 @@ class Header:
             details.append(f"root {self.root}")
         if self.algorithm != "none":
             details.append(self.algorithm)
+        if self.layout:
+            details.append(f"parts of lengths {self.layout:08x}")
         return f"{self.operation}({', '.join(details)}) #{self.sequence}"
 
 
@@ -85,6 +89,7 @@ def encode(header: Header) -> bytes:
         names.CODECS.index(header.codec),
         header.arity,
         header.history,
+        header.layout,
     )
 
 
@@ -99,15 +104,13 @@ def decode(data: bytes | bytearray | memoryview, peer: int | str) -> Header:
     if len(data) != HEADER_BYTES:
         text = f"operation header: {len(data)} bytes instead of {HEADER_BYTES}"
         raise ProtocolError(peer, text)
-    fields = HEADER.unpack(data)
-    magic, version, op, rop, dtype, group, seq, count, root, alg, codec, arity, past = (
-        fields
-    )
+    magic, version, op, rop, dtype, group, seq, count, root, *rest = HEADER.unpack(data)
+    alg, codec, arity, past, layout = rest
     if magic != MAGIC:
         raise ProtocolError(peer, f"operation header: magic {magic!r}, not {MAGIC!r}")
     if version != VERSION:
         raise ProtocolError(peer, f"operation header: version {version}, not {VERSION}")
-    if any(data[HEADER_BYTES - 20 :]):
+    if any(data[HEADER_BYTES - 16 :]):
         raise ProtocolError(peer, "operation header: reserved bytes are not zero")
     return Header(
         operation=_name(names.OPERATIONS, op, "operation", peer),
@@ -121,4 +124,5 @@ def decode(data: bytes | bytearray | memoryview, peer: int | str) -> Header:
         codec=_name(names.CODECS, codec, "codec", peer),
         arity=arity,
         history=past,
+        layout=layout,
     )
