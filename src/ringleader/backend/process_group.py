@@ -27,6 +27,7 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
     Store,
 )
+from torch._C._distributed_c10d import Work as TorchWork
 
 from ringleader.backend import dynamo, explain, kernels, monitor, sparse
 from ringleader.backend.device import device_of, devices_here
@@ -43,7 +44,14 @@ from ringleader.backend.options import (
 )
 from ringleader.backend.register import NAME
 from ringleader.backend.staging import Stage, on_host
-from ringleader.backend.work import BackendWork, Completions, no_result, once
+from ringleader.backend.work import (
+    NO_TIMEOUT,
+    BackendWork,
+    Completions,
+    FinishedWork,
+    no_result,
+    once,
+)
 from ringleader.errors import ConfigError
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work
@@ -123,15 +131,32 @@ class RingleaderGroup(ProcessGroup):
 
     # -- collectives ---------------------------------------------------------------
 
-    def allreduce(self, tensors: Any, opts: Any = None, **named: Any) -> BackendWork:
+    def allreduce(self, tensors: Any, opts: Any = None, **named: Any) -> TorchWork:
         opts = pick(AllreduceOptions, opts, named)
         tensor, op = only(tensors, "all_reduce"), reduction(opts.reduceOp)
+        if not opts.asyncOp and op.factor is None and self._is_plain(opts, tensor):
+            self._sequence += 1  # small ones come by the thousand: nothing else here
+            try:
+                self.group.all_reduce(tensor, op.name)
+            except Exception as exc:
+                raise self._explain(exc) from exc
+            return FinishedWork([tensor])
         if tensor.layout is torch.sparse_coo:
             return self._together(
                 opts, [tensor], lambda: sparse.all_reduce(self.group, tensor, op)
             )
         body, both = _all_reduce(self.group, op), [tensor]
         return self._start(opts, both, both, body, both, width=1)
+
+    def _is_plain(self, opts: Any, tensor: Tensor) -> bool:
+        """Whether an operation just runs here and now, on this very tensor."""
+        return (
+            not self._is_staged
+            and self._coalesced is None
+            and tensor.is_cpu
+            and tensor.layout is torch.strided
+            and opts.timeout <= NO_TIMEOUT
+        )
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> BackendWork:
         opts = pick(AllreduceCoalescedOptions, opts)
@@ -449,6 +474,7 @@ class RingleaderGroup(ProcessGroup):
 
 dynamo.leave_alone(RingleaderGroup)
 dynamo.leave_alone(BackendWork)
+dynamo.leave_alone(FinishedWork)
 
 
 def _all_reduce(group: Group, op: Reduction) -> Body:

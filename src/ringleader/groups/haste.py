@@ -10,34 +10,32 @@ run, and given back unless somebody else has set it meanwhile.
 from __future__ import annotations
 
 import sys
-import threading
 
 from ringleader.settings import switch_interval_s
 
-_lock = threading.Lock()
-_hurried = 0
+_running: list[None] = []
+"""One entry per operation; append and pop need no lock, which would cost more."""
 _usual_s = 0.0
 _short_s = switch_interval_s()
 
 
 def begin() -> None:
     """An operation begins."""
-    global _hurried, _usual_s
-    with _lock:
-        _hurried += 1
-        if _hurried == 1:
-            _usual_s = sys.getswitchinterval()
-            if _short_s and _usual_s > _short_s:
-                sys.setswitchinterval(_short_s)
+    global _usual_s
+    _running.append(None)
+    if len(_running) == 1:
+        interval_s = sys.getswitchinterval()
+        _usual_s = interval_s if _short_s and interval_s > _short_s else 0.0
+        if _usual_s:
+            sys.setswitchinterval(_short_s)
 
 
 def end() -> None:
     """It has ended."""
-    global _hurried
-    with _lock:
-        _hurried = max(0, _hurried - 1)  # an interrupt may have come before begin()
-        if _hurried == 0 and _is_ours(sys.getswitchinterval()):
-            sys.setswitchinterval(_usual_s)
+    if _running:  # an interrupt may have come before begin()
+        _running.pop()
+    if not _running and _usual_s and _is_ours(sys.getswitchinterval()):
+        sys.setswitchinterval(_usual_s)
 
 
 def _is_ours(interval_s: float) -> bool:
