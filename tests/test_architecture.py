@@ -50,7 +50,7 @@ HOMES = {
 
 LIMIT_LINES = 300
 LONGER = {
-    "backend/process_group.py": (480, "one method per operation that torch knows"),
+    "backend/process_group.py": (500, "one method per operation that torch knows"),
     "groups/group.py": (480, "the whole public surface of a group, mostly signatures"),
     "groups/execute.py": (400, "one dispatch over all operations and algorithms"),
     "groups/runner.py": (360, "all ways in which an operation begins and ends"),
