@@ -133,12 +133,11 @@ def leave_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.stash.get(HAS_FAILED, False):
         return
     leaks = look().leaks_since(before)
-    if leaks:
-        gc.collect()
     until_s = time.monotonic() + PATIENCE_S
     while leaks and time.monotonic() < until_s:
+        gc.collect()  # again: a thread that ends may leave something to collect
         leaks = look().leaks_since(before)
-        time.sleep(0.01 if leaks else 0)
+        time.sleep(0.05 if leaks else 0)
     if leaks:
         pytest.fail(
             "the test left something behind: " + "; ".join(leaks), pytrace=False

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ringleader.errors import ConfigError
+
 
 class Event(Protocol):
     """A moment on a device."""
@@ -119,7 +121,7 @@ def device_of(device: torch.device) -> Device:
         return CudaDevice(device)
     if device.type == "mps":
         return MpsDevice()
-    raise NotImplementedError(f"tensors on {device} cannot be sent; move them to cpu")
+    raise ConfigError(f"tensors on {device} cannot be sent; move them to cpu")
 
 
 def devices_here() -> list[torch.device]:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
 from ringleader.errors import PeerError, RingleaderError
 from ringleader.groups.group import Group
+
+
+@dataclass(slots=True)
+class Identity:
+    """What torch calls a group."""
+
+    ranks: list[int]
+    """Its members as ranks of the whole job."""
+    name: str = ""
+    desc: str = ""
 
 
 class Explainer:
@@ -18,21 +28,19 @@ class Explainer:
     As a context manager it does so for what is raised within.
     """
 
-    def __init__(self, group: Group, owner: Any) -> None:
+    def __init__(self, group: Group, identity: Identity) -> None:
         self._group = group
-        self._owner = owner
+        self._identity = identity
 
     def __call__(self, error: BaseException) -> BaseException:
         """The error to show: same type, same peer, more text."""
         if not isinstance(error, RingleaderError):
             return error
         note = self._note(error)
-        if not note or note in error.text:
+        if not note:
             return error
         kind: Callable[..., RingleaderError] = type(error)
-        better = kind(*error.args[:-1], error.text + note)
-        better.__cause__ = error
-        return better
+        return kind(*error.args[:-1], error.text + note)
 
     def __enter__(self) -> None:
         pass
@@ -49,7 +57,7 @@ class Explainer:
                 raise better from error
 
     def _note(self, error: RingleaderError) -> str:
-        ranks: list[int] = self._owner.global_ranks()
+        ranks = self._identity.ranks
         peer = getattr(error, "peer", None)
         note = ""
         if isinstance(error, PeerError) and isinstance(peer, int):
@@ -61,13 +69,12 @@ class Explainer:
         return note
 
     def _details(self) -> str:
-        group, owner = self._group, self._owner
+        group, who = self._group, self._identity
         progress = group.progress()
         links = ", ".join(f"{p}: {kind}" for p, kind in group.links().items())
         return (
-            f"\n  group {owner.getGroupName()!r} {owner.getGroupDesc()!r}"
-            f"\n  this is rank {group.rank} of {group.size}, global ranks "
-            f"{owner.global_ranks()}"
+            f"\n  group {who.name!r} {who.desc!r}"
+            f"\n  this is rank {group.rank} of {group.size}, global ranks {who.ranks}"
             f"\n  links: {links or 'none'}"
             f"\n  last call: {progress.call}"
             f"\n  of its {progress.count} elements final: "

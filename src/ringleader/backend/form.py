@@ -51,12 +51,15 @@ def process_group(request: Any, options: object) -> RingleaderGroup:
     name = f"torch:{request.group_id}"
     counter = f"ringleader/{name}/turn/{rank}"
     turn = store.add(counter, 1)
+    group = None
     try:
         group = form.over_store(store, rank, size, f"{name}#{turn}", chosen)
+        group.timeout_s = timeout_s
+        ranks = list(request.global_ranks_in_group) or list(range(size))
+        return RingleaderGroup(group, store, ranks)
     except BaseException:
+        if group is not None:
+            group.close()
         with contextlib.suppress(RuntimeError):  # the same turn can be tried again
             store.add(counter, -1)
         raise
-    group.timeout_s = timeout_s
-    ranks = list(request.global_ranks_in_group) or list(range(size))
-    return RingleaderGroup(group, store, ranks)

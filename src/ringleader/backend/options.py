@@ -82,12 +82,9 @@ def pick(kind: type[T], opts: Any, named: Mapping[str, Any] | None = None) -> T:
         return opts
     made: Any = opts if isinstance(opts, kind) else kind()
     given = dict(named or {})
-    if made is opts:
-        pass
-    elif isinstance(opts, int) and hasattr(made, "rootRank"):
-        given.setdefault("root", opts)
-    elif opts is not None:
-        given.setdefault("op", opts)
+    if made is not opts and opts is not None:
+        is_root = isinstance(opts, int) and hasattr(made, "rootRank")
+        given.setdefault("root" if is_root else "op", opts)
     for name, value in given.items():
         field = {"root": "rootRank", "op": "reduceOp"}.get(name, name)
         if not hasattr(made, field):
@@ -113,10 +110,12 @@ def only(tensors: Tensor | Sequence[Tensor], what: str) -> Tensor:
     return real(tensors[0])
 
 
-def inner(lists: Any) -> list[Tensor]:
-    """The only list of a list of lists; torch once had one per GPU."""
+def inner(lists: Any, size: int, what: str) -> list[Tensor]:
+    """One tensor per rank, from a list or a list of lists; torch had one per GPU."""
     if len(lists) == 1 and not isinstance(lists[0], Tensor):
         lists = lists[0]
+    if len(lists) != size:
+        raise ConfigError(f"{what}: {len(lists)} tensors for {size} ranks")
     return [real(tensor) for tensor in lists]
 
 

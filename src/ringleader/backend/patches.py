@@ -18,9 +18,7 @@ from ringleader.backend.register import NAME
 
 
 def install() -> None:
-    """Put ours before torch's; once per process."""
-    if hasattr(c10d.monitored_barrier, "__wrapped__ringleader"):
-        return
+    """Put ours before torch's; called once, when the backend is registered."""
     barrier, set_timeout = c10d.monitored_barrier, c10d._set_pg_timeout
 
     @wraps(barrier)
@@ -43,7 +41,6 @@ def install() -> None:
         chosen: Any = group or c10d._get_default_group()
         chosen.set_timeout(timeout)
 
-    vars(monitored_barrier)["__wrapped__ringleader"] = True
     c10d.monitored_barrier = dist.monitored_barrier = monitored_barrier
     c10d._set_pg_timeout = _set_pg_timeout
 

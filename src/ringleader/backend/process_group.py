@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,11 +46,9 @@ from ringleader.backend.options import (
 from ringleader.backend.register import NAME
 from ringleader.backend.staging import Stage, on_host
 from ringleader.backend.work import (
-    NO_TIMEOUT,
     BackendWork,
     Completions,
     FinishedWork,
-    no_result,
     once,
 )
 from ringleader.errors import ConfigError
@@ -74,9 +73,7 @@ class RingleaderGroup(ProcessGroup):
         super().__init__(group.rank, group.size)  # type: ignore[call-arg]
         self.group = group
         self._store = store
-        self._ranks = ranks
-        self._name = ""
-        self._desc = ""
+        self._identity = explain.Identity(ranks)
         self._completions = Completions()
         self._stages: dict[torch.device, Stage] = {}
         self._sequence = 0
@@ -86,7 +83,7 @@ class RingleaderGroup(ProcessGroup):
         self._is_staged = _any_accelerator(group)
         """Whether some rank may stage its tensors: then all cut theirs alike."""
         self._coalesced: list[BackendWork] | None = None
-        self._explain = explain.Explainer(group, self)
+        self._explain = explain.Explainer(group, self._identity)
         for device in devices_here():
             self._register_backend(device, ProcessGroup.BackendType.CUSTOM, None)
         kernels.install(RingleaderGroup)
@@ -105,23 +102,19 @@ class RingleaderGroup(ProcessGroup):
         return self.group.size
 
     def getGroupName(self) -> str:  # noqa: N802
-        return self._name
+        return self._identity.name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        self._name = name
+        self._identity.name = name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        return self._desc
+        return self._identity.desc
 
     def setGroupDesc(self, desc: str) -> None:  # noqa: N802
-        self._desc = desc
+        self._identity.desc = desc
 
     def get_group_store(self) -> Store:
         return self._store
-
-    def global_ranks(self) -> list[int]:
-        """Our members as ranks of the whole job."""
-        return self._ranks
 
     def _get_backend(self, device: object) -> RingleaderGroup:
         return self
@@ -136,14 +129,12 @@ class RingleaderGroup(ProcessGroup):
         tensor, op = only(tensors, "all_reduce"), reduction(opts.reduceOp)
         if not opts.asyncOp and op.factor is None and self._is_plain(opts, tensor):
             self._sequence += 1  # small ones come by the thousand: nothing else here
-            try:
+            with self._explain:
                 self.group.all_reduce(tensor, op.name)
-            except Exception as exc:
-                raise self._explain(exc) from exc
             return FinishedWork([tensor])
         if tensor.layout is torch.sparse_coo:
-            return self._together(
-                opts, [tensor], lambda: sparse.all_reduce(self.group, tensor, op)
+            return self._start(
+                opts, [], [], self._all_reduce_sparse(tensor, op), [tensor]
             )
         body, both = _all_reduce(self.group, op), [tensor]
         return self._start(opts, both, both, body, both, width=1)
@@ -155,8 +146,15 @@ class RingleaderGroup(ProcessGroup):
             and self._coalesced is None
             and tensor.is_cpu
             and tensor.layout is torch.strided
-            and opts.timeout <= NO_TIMEOUT
+            and limit_s(opts) is None
         )
+
+    def _all_reduce_sparse(self, tensor: Tensor, op: Reduction) -> Body:
+        def body(_ins: Tensors, _outs: Tensors, **how: Any) -> Work:
+            reduce = partial(sparse.all_reduce, self.group, tensor, op)
+            return self.group.together(reduce, **how)
+
+        return body
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> BackendWork:
         opts = pick(AllreduceCoalescedOptions, opts)
@@ -191,7 +189,8 @@ class RingleaderGroup(ProcessGroup):
 
     def allgather(self, outs: Any, ins: Any, opts: Any = None) -> BackendWork:
         opts = pick(AllgatherOptions, opts)
-        tensor, result = only(ins, "all_gather"), inner(outs)
+        tensor = only(ins, "all_gather")
+        result = inner(outs, self.group.size, "all_gather")
         return self._start(
             opts, [tensor], result, self._all_gather, result, width=self._all
         )
@@ -200,9 +199,9 @@ class RingleaderGroup(ProcessGroup):
         self, outs: list[Tensors], ins: Tensors, opts: Any = None
     ) -> BackendWork:
         opts = pick(AllgatherOptions, opts)
-        columns = [[row[i] for row in outs] for i in range(len(ins))]
+        columns = [[real(row[i]) for row in outs] for i in range(len(ins))]
         pairs = zip(ins, columns, strict=True)
-        parts = [([t], column, self._all_gather) for t, column in pairs]
+        parts = [([real(t)], column, self._all_gather) for t, column in pairs]
         result = [t for row in outs for t in row]
         return self._start_all(opts, parts, result, width=self._all)
 
@@ -228,7 +227,8 @@ class RingleaderGroup(ProcessGroup):
 
     def reduce_scatter(self, outs: Any, ins: Any, opts: Any = None) -> BackendWork:
         opts = pick(ReduceScatterOptions, opts)
-        tensor, parts = only(outs, "reduce_scatter"), inner(ins)
+        tensor = only(outs, "reduce_scatter")
+        parts = inner(ins, self.group.size, "reduce_scatter")
         body = self._scatter(opts)
         return self._start(opts, parts, [tensor], body, [tensor], width=self._all)
 
@@ -266,7 +266,7 @@ class RingleaderGroup(ProcessGroup):
         def body(ins: Tensors, outs: Tensors, **how: Any) -> Work:
             return self.group.gather(outs if is_root else None, ins[0], root, **how)
 
-        result = inner(outs) if is_root else []
+        result = inner(outs, self.group.size, "gather") if is_root else []
         return self._start(opts, [tensor], result, body, result)
 
     def scatter(
@@ -279,12 +279,12 @@ class RingleaderGroup(ProcessGroup):
         def body(ins: Tensors, outs: Tensors, **how: Any) -> Work:
             return self.group.scatter(outs[0], ins if is_root else None, root, **how)
 
-        parts = inner(ins) if is_root else []
+        parts = inner(ins, self.group.size, "scatter") if is_root else []
         return self._start(opts, parts, [tensor], body, [tensor])
 
     def alltoall(self, outs: Tensors, ins: Tensors, opts: Any = None) -> BackendWork:
         opts = pick(AllToAllOptions, opts)
-        ins, outs = inner(ins), inner(outs)
+        ins, outs = (inner(x, self.group.size, "all_to_all") for x in (ins, outs))
         return self._start(opts, ins, outs, self._all_to_all, outs)
 
     def _all_to_all(self, ins: Tensors, outs: Tensors, **how: Any) -> Work:
@@ -394,24 +394,11 @@ class RingleaderGroup(ProcessGroup):
         *,
         width: int,
     ) -> BackendWork:
-        """Several operations as one."""
-        if not self._is_staged:
-            return self._together(opts, result, lambda: [b(i, o) for i, o, b in parts])
-        # The group runs them in this order; waiting for the last waits for all.
-        works = [
-            self._start(opts, i, o, body, result, width=width) for i, o, body in parts
-        ]
-        return works[-1] if works else self._together(opts, result, lambda: None)
-
-    def _together(
-        self, opts: Any, result: Tensors, body: Callable[[], object]
-    ) -> BackendWork:
-        self._sequence += 1
-        with self._explain:
-            work = self.group.together(
-                body, timeout_s=limit_s(opts), async_op=self._is_async(opts)
-            )
-            return self._hand_out(work, result, None)
+        """Several operations, one after the other, with one handle."""
+        works = [self._start(opts, i, o, b, o, width=width) for i, o, b in parts]
+        return BackendWork.of_all(
+            works, self._completions, explain=self._explain, result=result
+        )
 
     def _is_async(self, opts: Any) -> bool:
         return self._coalesced is not None or bool(opts.asyncOp)
@@ -421,7 +408,7 @@ class RingleaderGroup(ProcessGroup):
     ) -> BackendWork:
         handle = BackendWork(
             [work],
-            result or no_result(_CPU),
+            result or [],
             self._completions,
             explain=self._explain,
             arrive=arrive,

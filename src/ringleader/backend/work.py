@@ -44,6 +44,7 @@ class Completions:
         self._idle = 0
         """Threads that wait for a task nobody has promised them yet."""
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+        self._is_closed = False
 
     def run(self, task: Task) -> None:
         """Run it soon, in a thread where it may wait."""
@@ -63,7 +64,10 @@ class Completions:
                 task()
             except Exception:  # noqa: BLE001 - the others must hear of it, too
                 _log.exception("a follower of a future failed")
+            task = None  # what it holds is not needed while we wait
             with self._lock:
+                if self._is_closed:
+                    return
                 self._idle += 1
             task = self._next()
 
@@ -80,6 +84,7 @@ class Completions:
     def close(self) -> None:
         """End the threads as they become idle."""
         with self._lock:
+            self._is_closed = True
             while self._idle:
                 self._idle -= 1
                 self._tasks.put(None)
@@ -115,7 +120,8 @@ class BackendWork(TorchWork):
     ) -> None:
         super().__init__()
         self._parts = parts
-        self._result = result
+        self._result = result or [torch.empty(0)]
+        """At least one: C++ cannot take a future of nothing."""
         self._completions = completions
         self._explain = explain
         self._arrive = arrive
@@ -124,9 +130,14 @@ class BackendWork(TorchWork):
 
     @classmethod
     def of_all(
-        cls, handles: Sequence[Self], completions: Completions, *, explain: Explain
+        cls,
+        handles: Sequence[Self],
+        completions: Completions,
+        *,
+        explain: Explain,
+        result: list[Tensor] | None = None,
     ) -> Self:
-        """One handle for several."""
+        """One handle for several; ``result`` None: all that they fill."""
 
         def arrive() -> None:
             for handle in handles:
@@ -134,7 +145,8 @@ class BackendWork(TorchWork):
                     handle._arrive()
 
         parts = [part for handle in handles for part in handle._parts]
-        result = [tensor for handle in handles for tensor in handle._result]
+        if result is None:
+            result = [tensor for handle in handles for tensor in handle._result]
         return cls(parts, result, completions, explain=explain, arrive=arrive)
 
     # C++ calls only wait and get_future; the rest is for Python callers.
@@ -256,8 +268,3 @@ class FinishedWork(TorchWork):
 
 def _value(future: Future[Any]) -> object:
     return future.value()
-
-
-def no_result(device: torch.device) -> list[Tensor]:
-    """The value of an operation without tensors: C++ cannot take a future of None."""
-    return [torch.empty(0, device=device)]

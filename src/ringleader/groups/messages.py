@@ -28,31 +28,31 @@ MAX_EAGER_BYTES = 1 << 20
 """Per sender: what may lie here unasked for."""
 
 
-@dataclass(slots=True, eq=False)
-class Outgoing:
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Message:
+    """What both ends of a message know of it."""
+
+    tag: int
+    view: memoryview
+    dtype: str
+    count: int
+    deadline: Deadline
+    work: Work
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Outgoing(_Message):
     """A message we send."""
 
     peer: int
-    tag: int
-    view: memoryview
-    dtype: str
-    count: int
-    deadline: Deadline
-    work: Work
     number: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class Wish:
+@dataclass(slots=True, eq=False, kw_only=True)
+class Wish(_Message):
     """A message we want; ``source`` None takes it from anybody."""
 
     source: int | None
-    tag: int
-    view: memoryview
-    dtype: str
-    count: int
-    deadline: Deadline
-    work: Work
     received: int = 0
 
 

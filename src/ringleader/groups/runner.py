@@ -12,21 +12,29 @@ operation fails with it, and every later call raises it again.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ringleader import errors
 from ringleader.deadline import Deadline
 from ringleader.engine.small import Small
 from ringleader.engine.waiter import NAP_S, Waiter
-from ringleader.errors import ConfigError, GroupAborted, PeerLost, RingleaderError
+from ringleader.errors import (
+    ConfigError,
+    GroupAborted,
+    InternalError,
+    PeerLost,
+    RingleaderError,
+)
 from ringleader.groups import haste
 from ringleader.groups.mailbox import Mailbox
 from ringleader.groups.messages import Outgoing, Wish
 from ringleader.groups.work import DONE, Work, same_again
 from ringleader.transport.link import relax, wait_ready
+
+_log = logging.getLogger(__name__)
 
 ATTRIBUTE_S = 0.1
 """How long a lost connection may wait for the notice that explains it."""
@@ -128,9 +136,7 @@ class Runner:
     def deliver(self, item: Outgoing | Wish, *, async_op: bool) -> Work:
         """Send or receive one message, concurrently with everything else."""
         if self._owner == threading.get_ident():
-            raise ConfigError(
-                "messages cannot be part of an operation; send them apart"
-            )
+            raise ConfigError("a message cannot be part of an operation")
         self.check()
         self.mailbox.post(item)
         self.mailbox.wake()
@@ -168,7 +174,7 @@ class Runner:
     def _leave(self) -> None:
         """The operation has ended; who closed the group in the middle of it waits."""
         haste.end()
-        self._owner = 0
+        self._owner, self._nests = 0, False
         if self._hang_up is not None:
             hang_up, self._hang_up = self._hang_up, None
             self._say_goodbye()
@@ -183,7 +189,7 @@ class Runner:
                 text = f"interrupted by {type(exc).__name__} during an operation"
                 self.failure = GroupAborted(text)
             else:
-                self.failure = errors.InternalError(f"{type(exc).__name__}: {exc}")
+                self.failure = InternalError(f"{type(exc).__name__}: {exc}")
             with contextlib.suppress(OSError, RingleaderError):
                 self.mailbox.say_broken(self.failure)
         self._fail_all(self.failure)  # again: something may have been posted since
@@ -316,9 +322,8 @@ class Runner:
     def close(self, timeout_s: float, hang_up: Callable[[], None]) -> None:
         """Say goodbye, end the thread, hang up.
 
-        The caller has finished its own operations. If not, they are aborted: those of
-        other threads after ``timeout_s``, and its own, if this is a signal handler in
-        the middle of one, as soon as it returns.
+        An operation under way is aborted: another thread's after ``timeout_s``, our
+        own, if this is a signal handler in the middle of it, when it goes on.
         """
         self._closing = True
         self._news.set()
@@ -333,7 +338,8 @@ class Runner:
             self.mailbox.aborted = self.mailbox.aborted or reason
             self.mailbox.wake()
             if not self.lock.acquire(timeout=timeout_s):
-                return  # it is stuck outside our code; the end of the process ends it
+                _log.warning("not closed: an operation does not come back to us")
+                return
         try:
             self._say_goodbye()
         finally:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from ringleader.backend.work import BackendWork, Completions, no_result
+from ringleader.backend.work import LINGER_S, BackendWork, Completions
 from ringleader.errors import DeadlineExceeded, PeerLost
 from ringleader.groups.group import Group
 from ringleader.groups.work import DONE, Work
@@ -236,8 +236,9 @@ def test_the_future_arrives_before_it_is_complete(completions: Completions) -> N
     assert end(seen).value().tolist() == [7, 7]
 
 
-def test_cpp_is_never_given_a_future_of_nothing() -> None:
-    (stand_in,) = no_result(torch.device("cpu"))
+def test_cpp_is_never_given_a_future_of_nothing(completions: Completions) -> None:
+    work = BackendWork([Work()], [], completions, explain=as_it_is)
+    (stand_in,) = work.result()
     assert stand_in.numel() == 0
 
 
@@ -341,10 +342,29 @@ def test_one_handle_for_none_is_complete(completions: Completions) -> None:
     work = BackendWork.of_all([], completions, explain=as_it_is)
     assert work.is_success()
     assert work.wait()
-    assert end(work.get_future()).value() == []
+    (stand_in,) = end(work.get_future()).value()
+    assert stand_in.numel() == 0
 
 
 # -- the threads -------------------------------------------------------------------
+
+
+def test_a_thread_that_is_busy_when_all_are_closed_ends_with_its_task() -> None:
+    completions, begun, go_on = Completions(), threading.Event(), threading.Event()
+    before = set(threading.enumerate())
+
+    def task() -> None:
+        begun.set()
+        go_on.wait(10)
+
+    completions.run(task)
+    assert begun.wait(10)
+    (thread,) = set(threading.enumerate()) - before
+    completions.close()
+    go_on.set()
+    started_s = time.monotonic()
+    thread.join(10)
+    assert time.monotonic() - started_s < LINGER_S / 2
 
 
 def futures_threads() -> list[threading.Thread]:

@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import HashStore
 from ringleader.backend import process_group, staging
 from ringleader.backend.form import process_group as form
 from ringleader.backend.process_group import RingleaderGroup
+from ringleader.errors import ConfigError
 from ringleader.testing.inprocess import run_threads
 
 COUNT = 5000
@@ -92,3 +93,35 @@ def test_large_tensors_really_are_cut() -> None:
         calls = run_threads([lambda g=g: live(g) for g in groups])  # type: ignore[misc]
     for call in calls:
         assert f"all_reduce({COUNT} " not in call
+
+
+def test_a_list_must_have_one_tensor_per_rank() -> None:
+    def live(group: RingleaderGroup) -> None:
+        with pytest.raises(ConfigError, match="1 tensors for 2 ranks"):
+            group.allgather([[torch.empty(6)]], [torch.ones(3)])
+        with pytest.raises(ConfigError, match="1 tensors for 2 ranks"):
+            group.reduce_scatter([torch.empty(3)], [[torch.ones(6)]])
+
+    with two_ranks() as groups:
+        run_threads([lambda g=g: live(g) for g in groups])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_coalesced_operations_have_one_handle(
+    monkeypatch: pytest.MonkeyPatch, has_gpu: bool
+) -> None:
+    monkeypatch.setattr(process_group, "_any_accelerator", lambda _: has_gpu)
+
+    def live(group: RingleaderGroup) -> None:
+        rank = group.group.rank
+        outs = [torch.empty(2 * n, dtype=torch.float64) for n in (COUNT, 3)]
+        ins = [values(rank, n) for n in (COUNT, 3)]
+        future = group.all_gather_single_coalesced(outs, ins).get_future()
+        given = future.wait()
+        assert all(a is b for a, b in zip(given, outs, strict=True))
+        for out, n in zip(outs, (COUNT, 3), strict=True):
+            assert torch.equal(out, torch.cat([values(0, n), values(1, n)]))
+        assert group.allreduce_coalesced([]).wait()
+
+    with two_ranks() as groups:
+        run_threads([lambda g=g: live(g) for g in groups])  # type: ignore[misc]
