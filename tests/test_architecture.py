@@ -16,14 +16,16 @@ SRC = Path(__file__).parents[1] / "src" / "ringleader"
 MODULES = sorted(SRC.rglob("*.py"))
 
 ROWS = (
-    "errors | deadline | wire collectives settings | transport | engine | groups "
-    "| compression backend | parallel | testing | cli | __init__"
+    "errors ids | deadline | wire collectives settings | identity | transport | engine "
+    "| groups | compression backend | parallel | membership | topology | discovery "
+    "| node | testing | cli | __init__"
 )
 HEIGHT = {n: i for i, row in enumerate(ROWS.split("|")) for n in row.split()}
 
 IO = {"socket", "ssl", "select", "selectors", "asyncio", "threading", "multiprocessing"}
 IO |= {"subprocess", "signal", "time", "random", "secrets", "os", "io", "pathlib"}
-PURE = {"wire": IO | {"torch", "numpy"}, "collectives": IO | {"torch", "numpy"}}
+VECTORS = {"torch", "numpy"}
+PURE = {name: IO | VECTORS for name in ("wire", "collectives", "membership")}
 """What the packages that only decide may not even see."""
 
 HOMES = {
@@ -33,8 +35,13 @@ HOMES = {
     "sklearn": {"cli"},
     "mpi4py": {"cli"},
     "mmap": {"transport"},
-    "fcntl": {"transport"},
-    "ssl": {"transport"},
+    "fcntl": {"identity", "transport"},
+    "ssl": {"identity", "transport", "node"},
+    "cryptography": {"identity"},
+    "spake2": {"identity"},
+    "zeroconf": {"discovery"},
+    "psutil": {"topology"},
+    "msgspec": {"identity", "membership", "topology", "node"},
     "pickle": {"testing"},
     "torch": {
         "engine",
@@ -42,6 +49,7 @@ HOMES = {
         "compression",
         "backend",
         "parallel",
+        "node",
         "testing",
         "cli",
     },
@@ -133,6 +141,20 @@ def test_only_the_settings_read_the_environment(path: Path) -> None:
     for node in ast.walk(parse(path)):
         name = getattr(node, "attr", getattr(node, "id", ""))
         assert name not in ("environ", "getenv"), "settings.py is the reader; ask it"
+
+
+CONTROL = {"membership", "topology", "discovery"}
+"""The control plane; it and the data plane know nothing of each other."""
+DATA = {"wire", "collectives", "transport", "engine", "groups"}
+DATA |= {"compression", "backend", "parallel"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_data_plane_and_control_plane_meet_in_the_node(path: Path) -> None:
+    mine = place(path)
+    other = DATA if mine in CONTROL else CONTROL if mine in DATA else set()
+    names = {n.split(".")[1] for n in imports(parse(path)) if "ringleader." in n}
+    assert not names & other, "data plane and control plane meet in node/, not here"
 
 
 def top_level_imports(path: Path) -> set[str]:

@@ -1,0 +1,52 @@
+"""``ringleader init``: make a cluster, with this machine as its first."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from ringleader import settings
+from ringleader.cli.terminal import errors_of
+from ringleader.errors import ConfigError
+from ringleader.identity import entry, phrase
+from ringleader.identity.home import Home
+from ringleader.identity.node_key import first_key
+from ringleader.identity.secret import ClusterSecret, clean_name
+from ringleader.ids import short
+
+
+def init(
+    name: Annotated[str, typer.Option(help="What you call the cluster.")] = "home",
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the cluster this machine is in.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="JSON on standard output.")
+    ] = False,
+) -> None:
+    """Make a cluster and print the phrase that lets other machines in."""
+    with errors_of("init"):
+        if not clean_name(name):
+            raise ConfigError("--name: a name has at least one letter")
+        home = Home(settings.home_directory())
+        if not force:
+            entry.check_free(home)
+        words = phrase.new()
+        key = first_key(home)
+        cluster = ClusterSecret.from_phrase(words, name=name)
+        cluster = cluster.administered_by(key.node_id)
+        entry.enter(home, cluster, replace=force)
+    if as_json:
+        found = {"cluster": cluster.name, "tag": cluster.tag, "node": key.node_id}
+        typer.echo(json.dumps({**found, "phrase": words.show()}, indent=1))
+        return
+    typer.echo(f"Cluster {cluster.title} is made.", nl=False)
+    typer.echo(f" This machine is node {short(key.node_id)}.\n")
+    typer.echo("On every other machine run\n\n    ringleader join\n")
+    typer.echo(f"and type this phrase:\n\n    {words.show()}\n")
+    typer.echo(
+        "It is not stored and cannot be shown again: write it down. To add a machine\n"
+        "without it, run 'ringleader invite' here and 'ringleader join --pin' there."
+    )

@@ -1,0 +1,134 @@
+"""``ringleader invite``: show a PIN with which one more machine can join."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from ringleader import settings
+from ringleader.cli.interrupt import terminated_like_interrupted
+from ringleader.cli.terminal import errors_of
+from ringleader.errors import ConfigError
+from ringleader.identity import known, secret
+from ringleader.identity.home import Home
+from ringleader.identity.invitation import Event, Invitation, PinShown
+from ringleader.identity.known import Member
+from ringleader.identity.node_key import first_key
+from ringleader.identity.pairing import Host
+from ringleader.identity.pairing_tcp import new_pin
+from ringleader.identity.pairing_window import WINDOW_S, Outcome, Window
+from ringleader.identity.secret import ClusterSecret
+from ringleader.transport.tcp import listen
+
+_MOST_S = 3600
+
+ENDINGS = {
+    Outcome.EXHAUSTED: "Three failed attempts. Pairing closed; someone may be guessing."
+    " Use the phrase or run invite again.",
+    Outcome.EXPIRED: "Nobody joined in time. Pairing closed.",
+}
+Tell = Callable[[Event], None]
+
+
+def invite(
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Listen here; 0: any free port.")
+    ] = 0,
+    seconds: Annotated[
+        int, typer.Option(min=1, max=_MOST_S, help="How long the PIN is valid.")
+    ] = int(WINDOW_S),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per line.")
+    ] = False,
+) -> None:
+    """Show a PIN; 'ringleader join --pin' on another machine then needs no phrase."""
+    with errors_of("invite"), terminated_like_interrupted():
+        home = Home(settings.home_directory())
+        cluster = secret.load(home)
+        if cluster is None:
+            raise ConfigError("this machine is in no cluster; run init or join first")
+        outcome = _serve(home, cluster, port, seconds, as_json=as_json)
+    if as_json:
+        typer.echo(json.dumps({"outcome": outcome.value}))
+    elif outcome in ENDINGS:
+        typer.echo(ENDINGS[outcome])
+    if outcome is not Outcome.JOINED:
+        raise typer.Exit(1)
+
+
+def _serve(
+    home: Home, cluster: ClusterSecret, port: int, seconds: int, *, as_json: bool
+) -> Outcome:
+    from ringleader.discovery.pairing import announce
+    from ringleader.discovery.record import addresses_to_announce
+    from ringleader.topology.interfaces import choose, interfaces
+
+    key = first_key(home)
+    name = settings.node_name() or socket.gethostname()
+    chosen, _ = choose(interfaces(), settings.interfaces() or None)
+
+    def new_run(address: str) -> Host:
+        return Host(key, name, cluster, peer=address)
+
+    def record(member: Member) -> None:
+        with home.changing() as change:
+            known.remember(home, change, member)
+
+    with listen("", port) as server:
+        port = int(server.getsockname()[1])
+        places = [_place(host, port) for host in addresses_to_announce(chosen)]
+        with announce(port, chosen) as trouble:
+            _greet(port, places, str(trouble or ""), as_json=as_json)
+            window = Window.open_at(time.monotonic(), new_pin, length_s=seconds)
+            tell = _print_json if as_json else _printer(seconds)
+            return Invitation(server, window, new_run, record, tell).serve()
+
+
+def _place(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _greet(port: int, places: list[str], trouble: str, *, as_json: bool) -> None:
+    if as_json:
+        found = {"port": port, "addresses": places, "discovery": trouble or None}
+        typer.echo(json.dumps(found))
+        return
+    typer.echo("On the other machine run\n\n    ringleader join --pin\n")
+    place = places[0] if places else f"ADDRESS:{port} (an address of this machine)"
+    typer.echo(f"or, if that finds nothing, add --at {place}\n")
+    if trouble:
+        typer.echo(f"It will find nothing by itself: {trouble}\n")
+
+
+def _printer(seconds: int) -> Tell:
+    minutes = f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds} seconds"
+
+    def tell(event: Event) -> None:
+        if isinstance(event, PinShown):
+            digits = event.pin.reveal()
+            pin, left = f"{digits[:3]} {digits[3:]}", event.attempts_left
+            if not event.trouble:
+                typer.echo(f"PIN {pin} - valid {minutes} - attempts left {left}")
+                return
+            trouble = event.trouble[0].upper() + event.trouble[1:]
+            typer.echo(f"{trouble}. New PIN: {pin} - attempts left {left}")
+        else:
+            typer.echo(f"{event.member} joined. Pairing closed.")
+            if not event.has_thanked:
+                typer.echo("It did not say that it got everything; look at its screen.")
+
+    return tell
+
+
+def _print_json(event: Event) -> None:
+    if isinstance(event, PinShown):
+        found = {"pin": event.pin.reveal(), "attempts_left": event.attempts_left}
+        typer.echo(json.dumps({**found, "trouble": event.trouble or None}))
+    else:
+        member = {"node": event.member.node, "name": event.member.name}
+        typer.echo(json.dumps({"joined": member, "has_thanked": event.has_thanked}))

@@ -1,0 +1,185 @@
+"""``ringleader join``: enter a cluster, with its phrase or with a PIN."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ringleader import settings
+from ringleader.cli.terminal import ask, errors_of, is_attended
+from ringleader.errors import (
+    ConfigError,
+    PeerUnreachable,
+    PeerUntrusted,
+    RingleaderError,
+)
+from ringleader.identity import entry, phrase
+from ringleader.identity.files import read_private
+from ringleader.identity.home import Home
+from ringleader.identity.known import Member
+from ringleader.identity.node_key import NodeKey, first_key
+from ringleader.identity.redacted import Secret
+from ringleader.identity.secret import ClusterSecret
+from ringleader.ids import short
+from ringleader.transport.tcp import parse_address
+
+_SEARCH_S = 10.0
+"""Discovery answers within three seconds nearly always."""
+_ENTRIES = 3
+"""PINs that a user may type: each is one guess for a false host."""
+_FILE_BYTES = 4096
+Address = tuple[str, int]
+
+
+def join(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PHRASE]", help="Better typed when asked: others can see commands."
+        ),
+    ] = None,
+    phrase_file: Annotated[
+        Path | None, typer.Option(help="Read the phrase from this file.")
+    ] = None,
+    pin: Annotated[
+        bool, typer.Option("--pin", help="Type the PIN that 'ringleader invite' shows.")
+    ] = False,
+    at: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where it invites, if not found.")
+    ] = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the cluster this machine is in.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="JSON on standard output.")
+    ] = False,
+) -> None:
+    """Enter a cluster with the phrase of 'ringleader init', or with a PIN."""
+    with errors_of("join"):
+        if pin and (words or phrase_file):
+            raise ConfigError("--pin: give the phrase or a PIN, not both")
+        if at and not pin:
+            raise ConfigError("--at: says where a PIN is shown; add --pin")
+        home = Home(settings.home_directory())
+        if pin:
+            if not force:
+                entry.check_free(home)
+            key = first_key(home)
+            cluster, host = _join_by_pin(key, at)
+        else:
+            typed = _phrase(words, phrase_file)
+            cluster = ClusterSecret.from_phrase(phrase.parse(typed))
+            key, host = first_key(home), None
+        is_new = entry.enter(home, cluster, met=host, replace=force)
+    _report(cluster, key, host, is_new=is_new, as_json=as_json)
+
+
+def _report(
+    cluster: ClusterSecret,
+    key: NodeKey,
+    host: Member | None,
+    *,
+    is_new: bool,
+    as_json: bool,
+) -> None:
+    if as_json:
+        found = {"cluster": cluster.name, "tag": cluster.tag, "node": key.node_id}
+        through = {"node": host.node, "name": host.name} if host else None
+        more = {"through": through, "is_new": is_new}
+        typer.echo(json.dumps({**found, **more}, indent=1))
+        return
+    verb = "Joined" if is_new else "Already in"
+    through_text = f" through {host}" if host else ""
+    typer.echo(f"{verb} cluster {cluster.title}{through_text}.")
+    typer.echo(f"This machine is node {short(key.node_id)}.", nl=False)
+    typer.echo(" 'ringleader status' shows who else is there.")
+    if host is None and is_new:
+        typer.echo(f"'ringleader init' has shown the same {cluster.tag}.")
+
+
+def _phrase(words: list[str] | None, file: Path | None) -> Secret[str]:
+    if words:
+        typer.echo(
+            "ringleader join: other users can see the phrase in the list of processes, "
+            "and your shell keeps it; next time type it when asked",
+            err=True,
+        )
+        return Secret(" ".join(words))
+    if file is not None:
+        content = read_private(file, _FILE_BYTES)
+        if content is None:
+            raise ConfigError(f"--phrase-file: there is no {file}")
+        return Secret(content.reveal().decode(errors="replace"))
+    nothing = "no phrase; type it when asked, pipe it in, or use --phrase-file"
+    return ask("Phrase: ", nothing)
+
+
+def _join_by_pin(key: NodeKey, at: str) -> tuple[ClusterSecret, Member]:
+    places = [parse_address(at)] if at else _find()
+    typer.echo(f"A machine at {places[0][0]} is pairing.", err=True)
+    for entry_number in range(1, _ENTRIES + 1):
+        pin = _ask_pin()
+        try:
+            return _try_all(places, key, pin)
+        except PeerUntrusted as refused:
+            is_last = entry_number == _ENTRIES or not is_attended()
+            if is_last or "PIN" not in refused.text:
+                raise
+            typer.echo(f"{refused.text[0].upper()}{refused.text[1:]}.", err=True)
+    raise AssertionError("the last entry returns or raises")
+
+
+def _find() -> list[Address]:
+    """The addresses of the one machine that invites."""
+    from ringleader.discovery.pairing import find
+    from ringleader.topology.interfaces import choose, interfaces
+
+    typer.echo("Looking for a machine that invites ...", err=True)
+    chosen, _ = choose(interfaces(), settings.interfaces() or None)
+    try:
+        places = find(_SEARCH_S, chosen)
+    except RingleaderError as exc:
+        text = f"cannot look for machines ({exc}); pass --at HOST:PORT"
+        raise PeerUnreachable("pairing", text) from exc
+    if not places:
+        text = f"nobody invites on this network (looked for {_SEARCH_S:g} s)"
+        mend = "run 'ringleader invite' on a machine of the cluster"
+        raise PeerUnreachable("pairing", f"{text}; {mend}, or pass --at HOST:PORT")
+    if len({port for _, port in places}) > 1:
+        seen = ", ".join(f"{host}:{port}" for host, port in places)
+        raise ConfigError(f"several machines invite; choose one with --at: {seen}")
+    return places
+
+
+def _ask_pin() -> Secret[str]:
+    nothing = "no PIN; type it when asked, or pipe it in"
+    typed = ask("Type the PIN it shows: ", nothing)
+    pin = Secret("".join(typed.reveal().split()).replace("-", ""))
+    is_pin = (
+        len(pin.reveal()) == 6 and pin.reveal().isascii() and pin.reveal().isdigit()
+    )
+    if not is_pin:
+        raise ConfigError("a PIN has six digits, as in 482 913")
+    return pin
+
+
+def _try_all(
+    places: list[Address], key: NodeKey, pin: Secret[str]
+) -> tuple[ClusterSecret, Member]:
+    """Pair at the first address that can be reached."""
+    from ringleader.identity.pairing_tcp import join_at
+
+    name = settings.node_name() or socket.gethostname()
+    for place in places:
+        try:
+            welcome = join_at(place, key, name, pin)
+        except PeerUnreachable:
+            if place == places[-1]:
+                raise
+        else:
+            return welcome.cluster, welcome.host
+    raise AssertionError("there is at least one place")

@@ -1,0 +1,158 @@
+"""What one process needs to speak as a node: certificate, TLS key and knock.
+
+The secret of the cluster is not in it. An agent keeps that for itself and hands its
+workers a file with these credentials, by its path.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn, Self, SupportsIndex
+
+import msgspec
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from ringleader.errors import ConfigError, InternalError, PeerUntrusted
+from ringleader.identity import tls
+from ringleader.identity.authority import Authority, Leaf
+from ringleader.identity.binding import Trust
+from ringleader.identity.files import read_private, write_private
+from ringleader.identity.knock import Doorkeeper, knock
+from ringleader.identity.node_key import NodeKey
+from ringleader.identity.redacted import Secret
+from ringleader.identity.secret import NAMESPACE_BYTES, ClusterSecret
+from ringleader.ids import NodeId, short
+
+_FILE_LIMIT_BYTES = 8192
+_Blob = Annotated[bytes, msgspec.Meta(min_length=1, max_length=4096)]
+_Key = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+_Namespace = Annotated[
+    bytes, msgspec.Meta(min_length=NAMESPACE_BYTES, max_length=NAMESPACE_BYTES)
+]
+
+
+class _File(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    version: Literal[1]
+    authority: _Blob
+    certificate: _Blob
+    key: _Blob
+    knock_key: _Key
+    namespace: _Namespace
+
+    def __repr__(self) -> str:
+        return "<credentials file>"
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Credentials:
+    """One process's part in a cluster. Any thread may use it; it is never closed."""
+
+    node: NodeId
+    namespace: bytes
+    """What tells clusters apart in a hello, 16 bytes."""
+    server: ssl.SSLContext
+    """For links that we accept."""
+    client: ssl.SSLContext
+    """For links that we dial; ``knock`` is their server_hostname."""
+    _trust: Trust
+    _leaf: Leaf
+    _knock_key: Secret[bytes]
+    _door: Doorkeeper
+
+    @classmethod
+    def issue(cls, cluster: ClusterSecret, key: NodeKey) -> Self:
+        """New credentials of a node in a cluster."""
+        authority = Authority.of(cluster)
+        return cls._assemble(
+            authority.trust,
+            authority.issue(key),
+            cluster.knock_key(),
+            cluster.namespace,
+        )
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """The credentials that another process of this node wrote down."""
+        content = read_private(path, _FILE_LIMIT_BYTES)
+        if content is None:
+            raise ConfigError(f"{path}: no credentials there; did the agent end?")
+        try:
+            found = msgspec.msgpack.decode(content.reveal(), type=_File)
+            trust = Trust.in_authority(found.authority)
+            leaf = Leaf(found.certificate, Secret(found.key))
+            knock_key = Secret(found.knock_key)
+            return cls._assemble(trust, leaf, knock_key, found.namespace)
+        except (msgspec.DecodeError, ValueError, ssl.SSLError, PeerUntrusted) as exc:
+            text = f"{path}: not credentials of a node ({type(exc).__name__})"
+            raise ConfigError(text) from None
+
+    @classmethod
+    def _assemble(
+        cls, trust: Trust, leaf: Leaf, knock_key: Secret[bytes], namespace: bytes
+    ) -> Self:
+        door = Doorkeeper(knock_key)
+        return cls(
+            node=trust.verify(leaf.certificate),
+            namespace=namespace,
+            server=tls.server_context(trust, leaf, door),
+            client=tls.client_context(trust, leaf),
+            _trust=trust,
+            _leaf=leaf,
+            _knock_key=knock_key,
+            _door=door,
+        )
+
+    def to_file(self, path: Path) -> None:
+        """Write them down for other processes of this node, readable by nobody else."""
+        content = _File(
+            version=1,
+            authority=self._trust.authority.public_bytes(Encoding.DER),
+            certificate=self._leaf.certificate,
+            key=self._leaf.key.reveal(),
+            knock_key=self._knock_key.reveal(),
+            namespace=self.namespace,
+        )
+        write_private(path, Secret(msgspec.msgpack.encode(content)))
+
+    def knock(self, label: str = "") -> str:
+        """The server name to dial with, new for every call.
+
+        ``label`` is the one that the server is announced by; empty when it is dialled
+        by its address.
+        """
+        return knock(self._knock_key, label)
+
+    def answer_to(self, *labels: str) -> None:
+        """The labels by which this process is announced; knocks may name them."""
+        self._door.answer_to(*labels)
+
+    def verify(
+        self,
+        der: bytes | None,
+        *,
+        expect: NodeId | None = None,
+        siblings: bool = False,
+        peer: int | str = "the peer",
+    ) -> NodeId:
+        """The node behind a finished handshake; PeerUntrusted says why it is none.
+
+        Our own node is refused as a clone, unless it is expected or ``siblings``, other
+        processes of this node, may call.
+        """
+        is_welcome = siblings or expect == self.node
+        own = None if is_welcome else self.node
+        return self._trust.verify(der, expect=expect, own=own, peer=peer)
+
+    def check_alpn(
+        self, sslobj: ssl.SSLObject | ssl.SSLSocket, peer: int | str = "the peer"
+    ) -> None:
+        """ProtocolError unless the other side speaks our protocol inside TLS."""
+        tls.check_alpn(sslobj, peer)
+
+    def __repr__(self) -> str:
+        return f"<credentials of node {short(self.node)}>"
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise InternalError("credentials travel by to_file and from_file")

@@ -1,0 +1,189 @@
+"""The Ed25519 key that is a node, and which node of a user takes which key file.
+
+Several nodes of one user run on one host: the first takes ``node_key`` and holds its
+lock while it lives, the next takes ``node_key-2``. A node that starts again gets its
+old key back, so the others recognise it.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NoReturn, Self, SupportsIndex
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ringleader.errors import ConfigError, InternalError
+from ringleader.identity.home import Held, Home
+from ringleader.identity.redacted import Secret
+from ringleader.ids import NodeId, short
+
+MAX_NODES = 64
+"""Nodes of one user on one host; more than that is a loop that starts nodes."""
+
+PUBLIC_BYTES = 32
+_ID_CHARACTERS = 52
+_FIRST = "node_key"
+_NAME = re.compile(rf"{_FIRST}(-\d+)?")
+_FILE_BYTES = 256
+_TITLE = "ringleader node key 1"
+
+
+_PRIME = 2**255 - 19
+_Y8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+_SMALL = {0, 1, _PRIME - 1, _Y8, _PRIME - _Y8}
+"""The y of all points of order 1, 2, 4 and 8."""
+
+
+def is_weak(public: bytes) -> bool:
+    """Whether a signature by this key proves nothing.
+
+    For eight points of the curve anybody can make signatures, and OpenSSL takes them; a
+    y beyond the prime is a second name of some point.
+    """
+    y = int.from_bytes(public, "little") & ((1 << 255) - 1)
+    return y >= _PRIME or y in _SMALL
+
+
+def node_id(public: bytes) -> NodeId:
+    """The id of the node with this public key."""
+    return NodeId(_base32(public))
+
+
+def public_key(node: str) -> bytes | None:
+    """The public key of a node id; None if the text is not an id."""
+    raw = _from_base32(node, PUBLIC_BYTES)
+    if raw is None or _base32(raw) != node or is_weak(raw):
+        return None
+    return raw
+
+
+class NodeKey:
+    """A private key. It signs and shows its id; nothing shows the key itself."""
+
+    __slots__ = ("_private", "node_id", "public")
+
+    def __init__(self, private: Ed25519PrivateKey) -> None:
+        self._private = private
+        self.public = private.public_key().public_bytes_raw()
+        self.node_id = node_id(self.public)
+
+    @classmethod
+    def ephemeral(cls) -> Self:
+        """A new key that no file knows."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_text(cls, text: Secret[bytes]) -> Self | None:
+        """The key in a key file; None when the file is not whole or not one of ours."""
+        lines = text.reveal().decode("ascii", "replace").split("\n")
+        if len(lines) != 4 or lines[0] != _TITLE or lines[3]:
+            return None
+        seed = _from_base32(lines[2].removeprefix("key "), PUBLIC_BYTES)
+        if seed is None:
+            return None
+        key = cls(Ed25519PrivateKey.from_private_bytes(seed))
+        return key if lines[1] == f"node {key.node_id}" else None
+
+    def to_text(self) -> Secret[bytes]:
+        """What a key file holds; the id in it tells a damaged key from a whole one."""
+        seed = _base32(self._private.private_bytes_raw())
+        return Secret(f"{_TITLE}\nnode {self.node_id}\nkey {seed}\n".encode())
+
+    def sign(self, message: bytes) -> bytes:
+        """The Ed25519 signature, 64 bytes."""
+        return self._private.sign(message)
+
+    def __repr__(self) -> str:
+        return f"<key of node {short(self.node_id)}>"
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise InternalError("a node key is neither pickled nor copied")
+
+
+@dataclass(slots=True)
+class ClaimedKey:
+    """A key that no other node of this host has while we hold it."""
+
+    key: NodeKey
+    number: int
+    """1 for the first node of this user here, 2 for the next."""
+    _held: Held
+
+    def close(self) -> None:
+        """Let the next node have it."""
+        self._held.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def claim(home: Home) -> ClaimedKey:
+    """The first key of this user that no running node has; made if need be."""
+    with home.changing() as change:
+        for number in range(1, MAX_NODES + 1):
+            name = _file_name(number)
+            if home.read(name, _FILE_BYTES) is None:
+                change.write(name, NodeKey.ephemeral().to_text())
+            held = home.hold(name)
+            if held is not None:
+                try:
+                    return ClaimedKey(_load(home, name), number, held)
+                except BaseException:
+                    held.close()
+                    raise
+    raise ConfigError(f"{home.path}: {MAX_NODES} nodes run here already; stop some")
+
+
+def first_key(home: Home) -> NodeKey:
+    """The key of this user's first node here, claimed or not; made if need be.
+
+    For commands that speak in its name while the node itself may run.
+    """
+    with home.changing() as change:
+        if home.read(_FIRST, _FILE_BYTES) is None:
+            change.write(_FIRST, NodeKey.ephemeral().to_text())
+        return _load(home, _FIRST)
+
+
+def key_files(home: Home) -> list[str]:
+    """The names of all key files."""
+    return [name for name in home.names() if _NAME.fullmatch(name)]
+
+
+def _file_name(number: int) -> str:
+    return _FIRST if number == 1 else f"{_FIRST}-{number}"
+
+
+def _load(home: Home, name: str) -> NodeKey:
+    text = home.read(name, _FILE_BYTES)
+    key = NodeKey.from_text(text) if text is not None else None
+    if key is None:
+        where = home.path / name
+        text_ = f"{where}: not a node key, or not all of it; put a backup in its place"
+        raise ConfigError(f"{text_}, or delete it and this machine is a new node")
+    return key
+
+
+def _base32(raw: bytes) -> str:
+    return base64.b32encode(raw).decode().rstrip("=").lower()
+
+
+def _from_base32(text: str, num_bytes: int) -> bytes | None:
+    if len(text) != _ID_CHARACTERS or not text.isascii() or text != text.lower():
+        return None
+    try:
+        raw = base64.b32decode(text.upper() + "====")
+    except ValueError:
+        return None
+    return raw if len(raw) == num_bytes else None
