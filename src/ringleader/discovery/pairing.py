@@ -1,0 +1,143 @@
+"""The pairing window on the network: where a machine shows a PIN just now.
+
+It has a service of its own that is there only while the window is open, and says
+nothing but its version: who pairs with whom is settled by the PIN, not by names.
+Blocking, for commands; zeroconf runs its loop in a thread that ends with the call.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+
+from zeroconf import (  # type: ignore[attr-defined]  # kept for users, not in __all__
+    DNSAddress,
+    DNSService,
+    DNSText,
+    ServiceInfo,
+    Zeroconf,
+)
+
+from ringleader.deadline import Deadline
+from ringleader.discovery.multicast import (
+    NoDiscovery,
+    ask,
+    listen,
+    open_zeroconf,
+    sender_trouble,
+)
+from ringleader.discovery.record import (
+    MAX_ADDRESSES,
+    MIN_PORT,
+    addresses_to_announce,
+    new_label,
+)
+from ringleader.errors import PeerUnreachable
+from ringleader.topology.interfaces import Interface, best_first, choose, interfaces
+
+SERVICE = "_ringleader-pair._tcp.local."
+TXT = b"\x03v=1"
+
+MAX_FOUND = 8
+"""Machines that pair at the same moment; more than one is rare, a flood is not ours."""
+
+LINGER_S = 0.5
+"""How long to wait for a second machine once the first one was found."""
+
+_ASKS_S = (0.0, 0.3, 1.5)
+_ASK_EVERY_S = 3.0
+
+
+@contextmanager
+def announce(
+    port: int, chosen: Sequence[Interface] | None = None
+) -> Iterator[NoDiscovery | None]:
+    """Show the window at ``port`` while the block runs; yields why that cannot be.
+
+    Without discovery the window works all the same, for those who type its address.
+    """
+    chosen = choose(interfaces())[0] if chosen is None else chosen
+    zeroconf = open_zeroconf(chosen)
+    if isinstance(zeroconf, NoDiscovery):
+        yield zeroconf
+        return
+    with closing(zeroconf):  # says goodbye
+        label = new_label(secrets.token_bytes(10))
+        info = ServiceInfo(
+            SERVICE,
+            f"{label}.{SERVICE}",
+            port=port,
+            properties=TXT,
+            server=f"{label}.local.",
+            parsed_addresses=addresses_to_announce(chosen),
+        )
+        zeroconf.register_service(info, cooperating_responders=True)
+        yield sender_trouble(zeroconf)
+
+
+def find(
+    timeout_s: float, chosen: Sequence[Interface] | None = None
+) -> list[tuple[str, int]]:
+    """Addresses and ports of the machines that show a PIN, soon after the first.
+
+    Nobody vouches for them; the PIN will. Only addresses on our own networks count.
+    """
+    chosen = choose(interfaces())[0] if chosen is None else chosen
+    zeroconf = open_zeroconf(chosen)
+    if isinstance(zeroconf, NoDiscovery):
+        raise PeerUnreachable("pairing", str(zeroconf))
+    with closing(zeroconf):
+        search = _Search(zeroconf, chosen)
+        listen(zeroconf, SERVICE, search.hear)
+        _ask_until(search.is_over, zeroconf, Deadline.after(timeout_s))
+        return search.results()
+
+
+def _ask_until(over: threading.Event, zeroconf: Zeroconf, deadline: Deadline) -> None:
+    """Ask again and again until somebody is found or the time is over."""
+    passed_s = 0.0
+    number = 0
+    while not over.is_set() and not deadline.is_over():
+        zeroconf.send(ask(SERVICE, is_direct=number == 0))
+        number += 1
+        next_s = _ASKS_S[number] if number < len(_ASKS_S) else passed_s + _ASK_EVERY_S
+        over.wait(min(next_s - passed_s, deadline.left_s()))
+        passed_s = next_s
+    if over.is_set():
+        time.sleep(min(LINGER_S, deadline.left_s()))
+
+
+class _Search:
+    """What was found; written by zeroconf's thread, read when that has ended."""
+
+    def __init__(self, zeroconf: Zeroconf, chosen: Sequence[Interface]) -> None:
+        self._cache = zeroconf.cache
+        self._chosen = chosen
+        self._found: dict[str, list[tuple[str, int]]] = {}
+        self.is_over = threading.Event()
+
+    def hear(self, label: str, where: DNSService, text: DNSText) -> None:
+        """Note a window that is well announced and on our network."""
+        is_new = label not in self._found and len(self._found) < MAX_FOUND
+        if not is_new or text.text != TXT or not MIN_PORT <= where.port <= 65535:
+            return
+        addresses = self._addresses(where.server)
+        if addresses:
+            self._found[label] = [(address, where.port) for address in addresses]
+            self.is_over.set()
+
+    def _addresses(self, server: str) -> Sequence[str]:
+        records = self._cache.entries_with_name(server)
+        packed = [r.address for r in records if isinstance(r, DNSAddress)]
+        ips = [ipaddress.ip_address(part) for part in packed[: 2 * MAX_ADDRESSES]]
+        near = [str(ip) for ip in ips if any(i.holds(ip) for i in self._chosen)]
+        near.sort(key=lambda address: (":" in address, address))
+        return best_first(near[:MAX_ADDRESSES], self._chosen)
+
+    def results(self) -> list[tuple[str, int]]:
+        """Every address of every window, a machine's own ones side by side."""
+        return [place for places in list(self._found.values()) for place in places]

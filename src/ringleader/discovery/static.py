@@ -1,0 +1,165 @@
+"""Peers that somebody named: a list of ``host:port`` from a flag, a file, a variable.
+
+For networks without multicast. Names are looked up again and again, because a machine
+may get its address, or its name server, later than we start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+
+from ringleader.deadline import Deadline
+from ringleader.errors import ConfigError
+
+MAX_PEERS = 256
+"""As many as a file may name; each name that hangs holds a thread."""
+
+MAX_ADDRESSES = 8
+"""Of one name: a host has a few, and all of them are tried."""
+
+_PORT = re.compile(r"[0-9]{1,5}")
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
+
+Lookup = Callable[[str, int], Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A node that somebody named."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a name: addresses to try in this order, or why there are none."""
+
+    peer: Peer
+    addresses: tuple[str, ...]
+    trouble: str = ""
+
+
+def parse(text: str, *, default_port: int | None = None) -> list[Peer]:
+    """The peers in ``host:port,[ipv6]:port,...``, each once."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if len(words) > MAX_PEERS:
+        raise ConfigError(f"peers: {len(words)} are named, at most {MAX_PEERS} go")
+    return list(dict.fromkeys(_parse_one(word, default_port) for word in words))
+
+
+def _parse_one(word: str, default_port: int | None) -> Peer:
+    host, port = _split(word)
+    if not port and default_port is not None:
+        port = str(default_port)
+    if _is_host(host) and _PORT.fullmatch(port) and 0 < int(port) < 65536:
+        return Peer(host, int(port))
+    raise ConfigError(f"peers: {word[:80]!r}: write host:port, or [ipv6]:port")
+
+
+def _split(word: str) -> tuple[str, str]:
+    """Host and port, either of which may be missing."""
+    if word.startswith("["):
+        host, bracket, port = word[1:].partition("]")
+        is_good = bracket and ":" in host and (not port or port.startswith(":"))
+        return (host, port[1:]) if is_good else ("", "")
+    if word.count(":") > 1:  # IPv6 without brackets: no telling where the port begins
+        return (word, "") if _is_ip(word) else ("", "")
+    host, _, port = word.partition(":")
+    return host, port
+
+
+def _is_host(host: str) -> bool:
+    return _is_ip(host) if ":" in host else _HOST.fullmatch(host) is not None
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def interleave(addresses: Iterable[str]) -> tuple[str, ...]:
+    """IPv6 and IPv4 by turns, the system's first choice first.
+
+    So that a family that leads nowhere delays the other by one attempt only.
+    """
+    unique = list(dict.fromkeys(addresses))
+    first = [a for a in unique if (":" in a) == (":" in unique[0])]
+    other = [a for a in unique if a not in first]
+    turns = chain.from_iterable(zip_longest(first, other))
+    return tuple(a for a in turns if a is not None)[:MAX_ADDRESSES]
+
+
+def look_up(host: str, port: int) -> list[str]:
+    """All addresses of a name, in the system's order; may block for long."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+class StaticPeers:
+    """The named peers, resolved on demand. Use it from one asyncio loop."""
+
+    def __init__(self, peers: Sequence[Peer], *, look_up: Lookup = look_up) -> None:
+        self.peers = tuple(peers)
+        self._look_up = look_up
+        self._under_way: dict[Peer, asyncio.Future[Sequence[str] | OSError]] = {}
+
+    async def resolve(self, deadline: Deadline) -> list[Answer]:
+        """Look all of them up at once; whoever has no answer in time has no address."""
+        return await asyncio.gather(*(self._one(p, deadline) for p in self.peers))
+
+    async def _one(self, peer: Peer, deadline: Deadline) -> Answer:
+        if _is_ip(peer.host):
+            return Answer(peer, (peer.host,))
+        # One thread per name: it cannot be stopped, so the next call waits for it too.
+        if peer not in self._under_way:
+            self._under_way[peer] = self._start(peer)
+        asked = self._under_way[peer]
+        await asyncio.wait([asked], timeout=deadline.left_s())
+        if not asked.done():
+            late = f"no answer from the name server within {deadline.after_s:g} s"
+            return Answer(peer, (), f"{peer.host}: {late}")
+        self._under_way.pop(peer, None)
+        found = asked.result()
+        if isinstance(found, OSError):
+            return Answer(peer, (), f"{peer.host}: {found.strerror or found}")
+        return Answer(peer, interleave(found))
+
+    def _start(self, peer: Peer) -> asyncio.Future[Sequence[str] | OSError]:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Sequence[str] | OSError] = loop.create_future()
+
+        def deliver(found: Sequence[str] | OSError) -> None:
+            if not answer.done():
+                answer.set_result(found)
+
+        def work() -> None:
+            found: Sequence[str] | OSError
+            try:
+                found = self._look_up(peer.host, peer.port)
+            except OSError as exc:  # socket.gaierror among them
+                found = exc
+            except UnicodeError as exc:  # a name that DNS cannot spell
+                found = OSError(str(exc))
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(deliver, found)
+
+        # A daemon: asyncio's own threads would hold up the end of the program.
+        name = f"look up {peer.host}"
+        threading.Thread(target=work, name=name, daemon=True).start()
+        return answer

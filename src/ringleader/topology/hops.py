@@ -1,0 +1,124 @@
+"""Every possible hop of a ring, as whole numbers between numbered nodes.
+
+Whole numbers, because sums of them do not depend on the order of adding: two nodes that
+search for the best ring must agree on which of two orders is better, to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+from ringleader.errors import ConfigError
+
+Id = TypeVar("Id", bound=str)
+
+MEMORY_BYTES_PER_S = 5e9
+"""A hop inside a host, where nobody measured it: what shared memory does easily."""
+
+LATENCY_BITS = 48
+"""Nanoseconds of a whole ring fit: 78 hours."""
+
+MAX_LATENCY_S = 3600.0
+"""So that 64 of them still fit; nobody waits longer for one hop."""
+
+Order = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hops:
+    """The nodes 0 .. n-1 and what a hop from one to another is worth."""
+
+    rate: tuple[tuple[int, ...], ...]
+    """rate[a][b]: bytes per second from a to b; 0 when nothing gets there."""
+
+    gain: tuple[tuple[int, ...], ...]
+    """What counts between rings that are equally fast at their slowest hop. Gains are
+    added up: the more bytes per second the better, then the less latency."""
+
+    host: Order
+    """host[a]: the nodes that share memory with a, itself included, as a bit mask."""
+
+    @property
+    def size(self) -> int:
+        """Number of nodes."""
+        return len(self.rate)
+
+    @classmethod
+    def between(
+        cls,
+        ids: Sequence[Id],
+        bandwidth: Mapping[tuple[Id, Id], float],
+        latency: Mapping[tuple[Id, Id], float],
+        same_host: Iterable[Collection[Id]],
+    ) -> Self:
+        """The hops between ``ids``, in that order."""
+        number = {each: i for i, each in enumerate(ids)}
+        host = _hosts(number, same_host)
+
+        def bytes_per_s(a: Id, b: Id) -> int:
+            shares = host[number[a]] >> number[b] & 1
+            usual = MEMORY_BYTES_PER_S if shares else 0.0
+            return int(max(0.0, min(bandwidth.get((a, b), usual), 1e15)))
+
+        def nanoseconds(a: Id, b: Id) -> int:
+            return int(max(0.0, min(latency.get((a, b), 0.0), MAX_LATENCY_S)) * 1e9)
+
+        rate = tuple(tuple(bytes_per_s(a, b) for b in ids) for a in ids)
+        wait = tuple(tuple(nanoseconds(a, b) for b in ids) for a in ids)
+        pairs = [list(zip(r, w, strict=True)) for r, w in zip(rate, wait, strict=True)]
+        gain = tuple(tuple((r << LATENCY_BITS) - w for r, w in row) for row in pairs)
+        return cls(rate, gain, host)
+
+    def slowest(self, order: Sequence[int]) -> int:
+        """Bytes per second of the slowest hop of a ring."""
+        return min(self.rate[a][b] for a, b in hops_of(order))
+
+    def total(self, order: Sequence[int]) -> int:
+        """Sum of the gains of a ring."""
+        return sum(self.gain[a][b] for a, b in hops_of(order))
+
+    def speeds(self) -> list[int]:
+        """All different rates, slowest first."""
+        nodes = range(self.size)
+        return sorted({self.rate[a][b] for a in nodes for b in nodes if a != b})
+
+    def reachable(self, at_least: int) -> list[int]:
+        """Per node the nodes that it reaches so fast, as bit masks."""
+        return [
+            sum(1 << b for b, r in enumerate(row) if r >= at_least and b != a)
+            for a, row in enumerate(self.rate)
+        ]
+
+    def keeps_hosts_together(self, order: Sequence[int]) -> bool:
+        """Whether the nodes of each host follow one another in the ring."""
+        ends = sum(not self.host[a] >> b & 1 for a, b in hops_of(order))
+        num_hosts = len(set(self.host))
+        return ends == (num_hosts if num_hosts > 1 else 0)
+
+
+def hops_of(order: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """The hops of a ring, the last one back to the start."""
+    return zip(order, (*order[1:], order[0]), strict=True)
+
+
+def bits(mask: int) -> Iterable[int]:
+    """The numbers in a bit mask, smallest first."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def _hosts(number: Mapping[Id, int], same_host: Iterable[Collection[Id]]) -> Order:
+    host = [1 << i for i in range(len(number))]
+    for group in same_host:
+        members = [number[each] for each in group if each in number]
+        mask = sum(1 << i for i in members)
+        for i in members:
+            if host[i] != 1 << i:
+                name = next(each for each, at in number.items() if at == i)
+                raise ConfigError(f"ring order: {name} is on two hosts; name one")
+            host[i] = mask
+    return tuple(host)

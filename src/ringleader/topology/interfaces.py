@@ -1,0 +1,254 @@
+"""Network interfaces: what kind each one is, and which of them carry a cluster.
+
+An interface is judged by its name, its flags and its addresses, not by its driver: in a
+container or a network namespace the one real ``eth0`` is a veth. What is picked by
+accident costs an evening (docker0, a VPN, the bridge of a virtual machine), so anything
+that looks virtual is left out with a reason, and a user who means it names it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ringleader.errors import ConfigError
+from ringleader.topology.kind import Address, is_apples_own, kind_of
+from ringleader.topology.kind import InterfaceKind as InterfaceKind  # for all who ask
+
+Ip = IPv4Address | IPv6Address
+
+# The order in which a peer's addresses are tried. Loopback comes last: an address of
+# the loopback reaches another machine's node only by mistake.
+_PREFERENCE = (
+    InterfaceKind.THUNDERBOLT,
+    InterfaceKind.ETHERNET,
+    InterfaceKind.WIFI,
+    InterfaceKind.VIRTUAL,
+    InterfaceKind.VPN,
+    InterfaceKind.UNKNOWN,
+    InterfaceKind.LOOPBACK,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """One network interface of this host, as it was when we looked."""
+
+    name: str
+    kind: InterfaceKind
+    addresses: tuple[Address, ...] = ()
+    is_up: bool = True
+    mtu: int = 1500
+    speed_bytes_per_s: float = 0.0
+    """What the card claims; 0 where it says nothing, as Wi-Fi and veth do."""
+
+    has_multicast: bool = True
+    is_point_to_point: bool = False
+    is_default: bool = False
+    """Whether packets to the world leave here."""
+
+    def holds(self, address: Ip) -> bool:
+        """Whether ``address`` lies in one of its networks."""
+        return any(
+            own.version == address.version and address in own.network
+            for own in self.addresses
+        )
+
+
+def interfaces() -> list[Interface]:
+    """The interfaces of this host now. Takes about a millisecond and sends nothing."""
+    addresses, stats = psutil.net_if_addrs(), psutil.net_if_stats()
+    hints = {name: _hints(name) for name in addresses}
+    return from_tables(addresses, stats, defaults=_default_sources(), hints=hints)
+
+
+def from_tables(
+    addresses: Mapping[str, Sequence[Any]],
+    stats: Mapping[str, Any],
+    *,
+    defaults: Collection[Ip] = (),
+    hints: Mapping[str, Collection[str]] | None = None,
+    system: str = sys.platform,
+) -> list[Interface]:
+    """Interfaces from psutil's two tables, in their order."""
+    found = []
+    for name, entries in addresses.items():
+        own = tuple(a for entry in entries if (a := _address(entry)) is not None)
+        facts = stats.get(name)
+        flags = getattr(facts, "flags", "").split(",")
+        kind = kind_of(name, own, system=system, hints=(hints or {}).get(name, ()))
+        found.append(
+            Interface(
+                name=name,
+                kind=kind,
+                addresses=own,
+                is_up=bool(facts and facts.isup),
+                mtu=facts.mtu if facts else 0,
+                speed_bytes_per_s=facts.speed * 1e6 / 8 if facts else 0.0,
+                # Windows has no flags; there nothing is left out for them.
+                has_multicast="multicast" in flags or flags == [""],
+                is_point_to_point="pointopoint" in flags,
+                is_default=any(a.ip in defaults for a in own),
+            )
+        )
+    return found
+
+
+def _address(entry: Any) -> Address | None:  # noqa: ANN401 (psutil has no types)
+    """An address as psutil tells it; None for a hardware address."""
+    if entry.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    mask = entry.netmask
+    try:
+        if entry.family == socket.AF_INET:
+            return IPv4Interface(f"{entry.address}/{mask or 32}")
+        # Windows gives no mask for IPv6, and 64 is what every LAN uses.
+        bits = 64 if mask is None else int(ipaddress.IPv6Address(mask)).bit_count()
+        return IPv6Interface(f"{entry.address}/{bits}")
+    except ValueError:  # nothing we could announce or dial
+        return None
+
+
+def _hints(name: str) -> set[str]:
+    """What Linux knows about an interface beyond its name; empty elsewhere."""
+    folder = Path("/sys/class/net", name)
+    hints = set()
+    if (folder / "wireless").exists() or (folder / "phy80211").exists():
+        hints.add("wireless")
+    ports = folder / "brif"
+    if ports.exists() and any(
+        (folder.parent / port.name / "device").exists() for port in ports.iterdir()
+    ):
+        hints.add("card")
+    return hints
+
+
+def _default_sources() -> set[Ip]:
+    """Our addresses on the way to the world; to connect UDP sends no packet."""
+    sources = set()
+    for family, far in (
+        (socket.AF_INET, "203.0.113.1"),
+        (socket.AF_INET6, "2001:db8::1"),
+    ):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((far, 9))
+                sources.add(ipaddress.ip_address(probe.getsockname()[0]))
+        except OSError:  # no such family here, or no way out
+            continue
+    return sources
+
+
+_PRIVATE = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"),
+        *("169.254.0.0/16", "100.64.0.0/10"),
+    )
+)
+_ROUTABLE = (ipaddress.ip_network("fc00::/7"), ipaddress.ip_network("2000::/3"))
+
+
+def choose(
+    interfaces: Sequence[Interface], wanted: Collection[str] | None = None
+) -> tuple[list[Interface], list[tuple[Interface, str]]]:
+    """Those that carry the cluster, best first, and the others with the reason why not.
+
+    The chosen ones keep only the addresses that may be announced and dialled. Names in
+    ``wanted`` are taken if they work at all, and no others.
+    """
+    names = {interface.name for interface in interfaces}
+    unknown = sorted(set(wanted or ()) - names)
+    if unknown:
+        here = ", ".join(sorted(names))
+        raise ConfigError(f"no network interface {unknown[0]!r} here; there are {here}")
+    chosen, refused = [], []
+    for interface in interfaces:
+        fit = _fit_addresses(interface, is_wanted=wanted is not None)
+        why_not = _why_not(interface, wanted, fit)
+        if why_not is None:
+            chosen.append(replace(interface, addresses=fit))
+        else:
+            refused.append((interface, why_not))
+    chosen.sort(key=lambda i: (not i.is_default, _is_self_assigned(i)))
+    return chosen, refused
+
+
+def _is_self_assigned(interface: Interface) -> bool:
+    return all(address.is_link_local for address in interface.addresses)
+
+
+def _fit_addresses(interface: Interface, *, is_wanted: bool) -> tuple[Address, ...]:
+    """Addresses that another node can use: link-local IPv6 needs a scope, so never."""
+    fours = [a for a in interface.addresses if a.version == 4]
+    sixes = [a for a in interface.addresses if a.version == 6]
+    sixes = [a for a in sixes if any(a.ip in net for net in _ROUTABLE)]
+    if not is_wanted:
+        fours = [a for a in fours if any(a.ip in net for net in _PRIVATE)]
+        fours = [a for a in fours if a.network.prefixlen <= 30]
+        sixes = [a for a in sixes if a.network.prefixlen <= 126]
+    # Unique local ones first: the provider does not change them.
+    return (*fours, *sorted(sixes, key=lambda a: a.ip not in _ROUTABLE[0]))
+
+
+def _why_not(
+    interface: Interface, wanted: Collection[str] | None, fit: tuple[Address, ...]
+) -> str | None:
+    """Why an interface carries no cluster; None if it does."""
+    if wanted is not None and interface.name not in wanted:
+        return "is not among the interfaces asked for"
+    if not interface.is_up:
+        return "is down"
+    if wanted is None:
+        why_not = _why_not_unasked(interface)
+        if why_not is not None:
+            return why_not
+    if not fit:
+        return "has no address that another machine could use"
+    return None
+
+
+def _why_not_unasked(interface: Interface) -> str | None:
+    kind = interface.kind
+    if kind in (InterfaceKind.LOOPBACK, InterfaceKind.VIRTUAL, InterfaceKind.VPN):
+        return f"is {'a VPN' if kind is InterfaceKind.VPN else kind.value} by its name"
+    if is_apples_own(interface.name):
+        return "belongs to Apple's own peer-to-peer services"
+    if interface.is_point_to_point or not interface.has_multicast:
+        return "is a line to one other end, or carries no multicast"
+    fours = [a for a in interface.addresses if a.version == 4]
+    if fours and not any(a.ip in net for a in fours for net in _PRIVATE):
+        return f"has a public address ({fours[0].ip}); name it to use it all the same"
+    return None
+
+
+def kind_of_peer(address: str, interfaces: Sequence[Interface]) -> InterfaceKind:
+    """By which kind of interface a peer's address is reached, as far as we can tell."""
+    ip = ipaddress.ip_address(address)
+    if ip.is_loopback:
+        return InterfaceKind.LOOPBACK
+    if ip.is_link_local:
+        has_cable = any(
+            i.kind is InterfaceKind.THUNDERBOLT
+            and any(a.is_link_local for a in i.addresses)
+            for i in interfaces
+        )
+        return InterfaceKind.THUNDERBOLT if has_cable else InterfaceKind.ETHERNET
+    kinds = [i.kind for i in interfaces if i.is_up and i.holds(ip)]
+    return min(kinds, key=_PREFERENCE.index, default=InterfaceKind.UNKNOWN)
+
+
+def best_first(
+    addresses: Sequence[str], interfaces: Sequence[Interface]
+) -> tuple[str, ...]:
+    """A peer's addresses in the order to try them: the fastest kind of cable first."""
+    kinds = {a: kind_of_peer(a, interfaces) for a in addresses}
+    return tuple(sorted(addresses, key=lambda a: _PREFERENCE.index(kinds[a])))

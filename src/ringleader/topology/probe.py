@@ -1,0 +1,257 @@
+"""How fast a link is, measured over a connection that two nodes share.
+
+Theory of operation. The two take turns. The one whose turn it is first sends some
+pings, which come straight back, and then bursts: each is announced with its length, and
+answered with how long it took to arrive. Bursts grow until one takes long enough to be
+believed, so a slow link carries few bytes and a fast one enough; that one is sent twice
+and the better of the two counts, because a lost packet or a busy core can stall any.
+
+How long a burst took is the longer of two times. The receiver's begins when a quarter
+is there: what fits in the buffers of switches and in the bucket of a shaper arrives
+faster than the wire. The sender's ends with the answer: a receiver that did not get a
+core in time finds everything in its own buffers, and takes that for speed. At the end
+of a turn the sender says what it made of it, so both ends know the same figures.
+
+Bounds, whatever the other side does: no more than ``MAX_BYTES`` and ``MAX_BURSTS`` per
+turn, fixed memory, one deadline for all of it. After an error the stream is somewhere
+in the middle of a burst: close the connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from ringleader.deadline import Deadline
+from ringleader.errors import DeadlineExceeded, PeerLost, ProtocolError
+from ringleader.topology.kind import InterfaceKind
+from ringleader.topology.link import LinkProfile
+
+FIRST_BYTES = 16 << 10
+"""Small enough that 2 Mbit/s carry it in 65 ms, and one segment more than nothing."""
+
+GROWTH = 4
+"""From 16 KiB to 4 MiB in five bursts; each of them costs a round trip."""
+
+ENOUGH_S = 0.03
+"""A burst of this length is long against the scheduling of a busy machine."""
+
+BURST_S = 0.1
+"""No burst is made to last longer: a person waits for the sum of all of them."""
+
+MAX_BYTES = 8 << 20
+"""Of one turn. 10 Gbit/s carry that in 7 ms; more would not be much more exact."""
+
+MAX_BURSTS = 16
+"""Enough for two tries of each length."""
+
+MAX_PINGS = 32
+NUM_PINGS = 5
+
+STEP_BYTES = 256 << 10
+"""What one call sends or receives at most, and all the memory that is used."""
+
+MIN_S = 1e-6
+"""No burst is believed to have been faster: clocks are not."""
+
+MAX_RATE = 1e12
+"""Bytes per second that nobody has; a peer that claims more is not believed."""
+
+_MESSAGE = struct.Struct("!4sId")
+_PING, _PONG, _BURST, _TOOK, _DONE = b"ping", b"pong", b"brst", b"took", b"done"
+
+
+class Stream(Protocol):
+    """What is needed of a connected socket: a plain one or ``ssl.SSLSocket``."""
+
+    def send(self, data: memoryview, /) -> int: ...
+    def recv_into(self, buffer: memoryview, /) -> int: ...
+    def settimeout(self, value: float | None, /) -> None: ...
+    def gettimeout(self) -> float | None: ...
+
+
+def measure_sending(
+    sock: Stream,
+    deadline: Deadline,
+    *,
+    peer: str = "the peer",
+    kind: InterfaceKind = InterfaceKind.UNKNOWN,
+) -> LinkProfile:
+    """Measure both ways, our turn first; the peer calls ``measure_receiving``.
+
+    Takes 0.2 to 0.5 s on most links. After an error close the connection.
+    """
+    with _wire(sock, deadline, peer) as wire:
+        latency_s, out = wire.lead()
+        return LinkProfile(latency_s, out, wire.follow(), kind)
+
+
+def measure_receiving(
+    sock: Stream,
+    deadline: Deadline,
+    *,
+    peer: str = "the peer",
+    kind: InterfaceKind = InterfaceKind.UNKNOWN,
+) -> LinkProfile:
+    """Measure both ways, the peer's turn first; it calls ``measure_sending``."""
+    with _wire(sock, deadline, peer) as wire:
+        into = wire.follow()
+        latency_s, out = wire.lead()
+        return LinkProfile(latency_s, out, into, kind)
+
+
+Try = tuple[int, float]
+"""A burst: its bytes, and the seconds it took."""
+
+
+def next_burst(tries: Sequence[Try]) -> int:
+    """How many bytes to send after these bursts; 0 when the last ones are believed."""
+    if not tries:
+        return FIRST_BYTES
+    size, best_s, num_tries = _last_size(tries)
+    room = MAX_BYTES - sum(num_bytes for num_bytes, _ in tries)
+    if best_s < ENOUGH_S:
+        fits = int(size / max(best_s, MIN_S) * BURST_S)
+        larger = min(size * GROWTH, fits, room // 2)  # there must be room for two
+        if larger > size:
+            return larger
+    return size if num_tries < 2 and size <= room else 0
+
+
+def _last_size(tries: Sequence[Try]) -> tuple[int, float, int]:
+    """The length that was tried last, its best time, and how often it was tried."""
+    size = tries[-1][0]
+    times = [seconds for num_bytes, seconds in tries if num_bytes == size]
+    return size, min(times), len(times)
+
+
+@contextlib.contextmanager
+def _wire(sock: Stream, deadline: Deadline, peer: str) -> Iterator[_Wire]:
+    """The connection for one measurement; foreign errors become ours here."""
+    before = sock.gettimeout()
+    try:
+        yield _Wire(sock, deadline, peer)
+        sock.settimeout(before)
+    except TimeoutError as exc:
+        text = f"the link was not measured within {deadline.after_s:.1f} s"
+        raise DeadlineExceeded(peer, text) from exc
+    except OSError as exc:  # also what ssl raises
+        text = f"went away while the link was measured ({exc})"
+        raise PeerLost(peer, text) from exc
+
+
+class _Wire:
+    """One end of a measurement. Used by one thread, for one measurement."""
+
+    def __init__(self, sock: Stream, deadline: Deadline, peer: str) -> None:
+        self._sock = sock
+        self._deadline = deadline
+        self._peer = peer
+        self._memory = memoryview(bytearray(STEP_BYTES))
+
+    def lead(self) -> tuple[float, float]:
+        """Our turn: (seconds one way, bytes per second to the peer)."""
+        latency_s = min(self._ping() for _ in range(NUM_PINGS)) / 2
+        tries: list[Try] = []
+        while size := next_burst(tries):
+            tries.append((size, self._burst(size, 2 * latency_s)))
+        size, best_s, _ = _last_size(tries)
+        rate = min(size / best_s, MAX_RATE)
+        self._say(_DONE, value=rate)
+        return latency_s, rate
+
+    def follow(self) -> float:
+        """The peer's turn: bytes per second from the peer."""
+        num_pings = num_bursts = spent = 0
+        fastest = 0.0
+        while True:
+            kind, size, value = self._next()
+            if kind == _PING and num_pings < MAX_PINGS:
+                num_pings += 1
+                self._say(_PONG)
+            elif kind == _BURST and self._allows(size, spent, num_bursts):
+                num_bursts, spent = num_bursts + 1, spent + size
+                took_s = self._receive(size)
+                fastest = max(fastest, min(size / took_s, MAX_RATE))
+                self._say(_TOOK, value=took_s)
+            elif kind == _DONE and 0 < value <= fastest:
+                return value
+            else:
+                text = (
+                    f"sent {kind!r} ({size}, {value:g}) in a measurement; not allowed"
+                )
+                raise ProtocolError(self._peer, text)
+
+    def _burst(self, size: int, round_trip_s: float) -> float:
+        """Send a burst; how long it took by the receiver's clock, or ours if longer."""
+        started_s = time.perf_counter()
+        self._say(_BURST, size)
+        self._send(size)
+        took_s = self._hear(_TOOK)[1]
+        if not MIN_S <= took_s <= self._deadline.after_s:
+            raise ProtocolError(self._peer, f"says a burst took {took_s} s")
+        return max(took_s, time.perf_counter() - started_s - round_trip_s)
+
+    @staticmethod
+    def _allows(size: int, spent: int, num_bursts: int) -> bool:
+        return 0 < size <= MAX_BYTES - spent and num_bursts < MAX_BURSTS
+
+    def _ping(self) -> float:
+        started_s = time.perf_counter()
+        self._say(_PING)
+        self._hear(_PONG)
+        return time.perf_counter() - started_s
+
+    def _say(self, kind: bytes, size: int = 0, value: float = 0.0) -> None:
+        self._send_all(memoryview(_MESSAGE.pack(kind, size, value)))
+
+    def _hear(self, wanted: bytes) -> tuple[int, float]:
+        kind, size, value = self._next()
+        if kind != wanted:
+            raise ProtocolError(self._peer, f"sent {kind!r} where {wanted!r} was due")
+        return size, value
+
+    def _next(self) -> tuple[bytes, int, float]:
+        view = self._memory[: _MESSAGE.size]
+        while view:
+            view = view[self._recv_into(view) :]
+        kind, size, value = _MESSAGE.unpack(self._memory[: _MESSAGE.size])
+        return kind, size, value
+
+    def _send(self, size: int) -> None:
+        while size:
+            view = self._memory[: min(size, STEP_BYTES)]
+            self._send_all(view)
+            size -= len(view)
+
+    def _send_all(self, view: memoryview) -> None:
+        while view:
+            self._sock.settimeout(self._left_s())
+            view = view[self._sock.send(view) :]
+
+    def _receive(self, size: int) -> float:
+        """Take a burst; how long all of it takes at the pace of its last part."""
+        started_s, started_at = time.perf_counter(), 0
+        got = 0
+        while got < size:
+            got += self._recv_into(self._memory[: size - got])
+            if not started_at and size // 4 <= got < size:
+                started_s, started_at = time.perf_counter(), got
+        took_s = time.perf_counter() - started_s
+        return max(MIN_S, took_s * size / (size - started_at))
+
+    def _recv_into(self, view: memoryview) -> int:
+        self._sock.settimeout(self._left_s())
+        got = self._sock.recv_into(view)
+        if not got:
+            raise PeerLost(self._peer, "hung up while the link was measured")
+        return got
+
+    def _left_s(self) -> float:
+        left_s = self._deadline.left_s()
+        if left_s <= 0:
+            raise TimeoutError
+        return left_s

@@ -1,0 +1,190 @@
+"""A good ring of many nodes, where looking at all of them would take too long.
+
+The highest speed at which a ring can be found is searched for by bisection; a ring of
+given hops is found by going on to the node with the fewest ways out, turning back at
+dead ends, and giving up after a number of steps. Then nodes are moved and stretches are
+turned around as long as that brings gain without a slower hop. Nothing is random: all
+nodes find the same ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ringleader.topology.hops import Hops, Order, bits, hops_of
+
+NUM_STARTS, STEPS_PER_NODE = 16, 8
+"""A search goes wrong early and notices late, so many short tries find more than a long
+one: 512 steps each for 64 nodes, 0.1 s for all. Home networks need one step per node.
+"""
+
+MAX_PASSES = 20
+"""Of improvements over the whole ring. Nearly all rings are done after five."""
+
+MAX_STRETCH = 3
+"""Nodes that are moved together."""
+
+
+def good_ring(hops: Hops) -> Order:
+    """An order that starts with the host of node 0; for more than one node."""
+    speeds = hops.speeds()
+    low, high = 0, len(speeds) - 1
+    ring = _find_ring(hops, hops.reachable(speeds[0]))
+    assert ring is not None, "with all hops allowed the first way is a ring"
+    while low < high:
+        middle = (low + high + 1) // 2
+        found = _find_ring(hops, hops.reachable(speeds[middle]))
+        if found is None:
+            high = middle - 1
+        else:
+            ring = found
+            low = max(middle, speeds.index(hops.slowest(found)))
+    return _turn(hops, _improve(hops, list(ring), speeds[low]))
+
+
+def _find_ring(hops: Hops, reach: list[int]) -> list[int] | None:
+    """A ring of the hops in ``reach``, or None if none was found in time."""
+    into = _turned_around(reach)
+    if not all(reach) or not all(into):
+        return None
+    starts = sorted(range(hops.size), key=lambda a: (reach[a].bit_count(), a))
+    tries = (_walk(hops, reach, into, start) for start in starts[:NUM_STARTS])
+    return next((ring for ring in tries if ring is not None), None)
+
+
+def _walk(
+    hops: Hops, reach: list[int], into: list[int], start: int
+) -> list[int] | None:
+    """Go on, and back at dead ends, until all nodes are seen and ``start`` is next."""
+    whole = (1 << hops.size) - 1
+    order, seen = [start], 1 << start
+    choices = [_choices(hops, reach, into, order, seen)]
+    for _ in range(STEPS_PER_NODE * hops.size):
+        if seen == whole and reach[order[-1]] >> start & 1:
+            return order
+        there = next(choices[-1], None)
+        if there is None:
+            choices.pop()
+            seen ^= 1 << order.pop()
+            if not choices:
+                return None
+            continue
+        order.append(there)
+        seen |= 1 << there
+        choices.append(_choices(hops, reach, into, order, seen))
+    return None
+
+
+def _turned_around(reach: list[int]) -> list[int]:
+    """Per node the nodes that reach it."""
+    into = [0] * len(reach)
+    for a, mask in enumerate(reach):
+        for b in bits(mask):
+            into[b] |= 1 << a
+    return into
+
+
+def _choices(
+    hops: Hops, reach: list[int], into: list[int], order: list[int], seen: int
+) -> Iterator[int]:
+    """Where to go on from the end of ``order``, the most urgent first."""
+    start, at = order[0], order[-1]
+    new = (1 << hops.size) - 1 & ~seen
+    ahead = reach[at] & (hops.host[at] & new or new)
+    must = 0  # what only we can still reach
+    for node in bits(new):
+        sources = into[node] & (new | 1 << at)
+        if not sources or not reach[node] & (new | 1 << start):
+            return iter(())
+        if sources == 1 << at:
+            must |= 1 << node
+    if must:
+        ahead &= must if must & (must - 1) == 0 else 0
+    urgency = sorted(bits(ahead), key=lambda b: ((reach[b] & new).bit_count(), b))
+    return iter(urgency)
+
+
+def _improve(hops: Hops, ring: list[int], at_least: int) -> list[int]:
+    for _ in range(MAX_PASSES):
+        before = hops.total(ring)
+        ring = _reverse_stretches(hops, _move_stretches(hops, ring, at_least), at_least)
+        if hops.total(ring) == before:
+            break
+    return ring
+
+
+def _move_stretches(hops: Hops, ring: list[int], at_least: int) -> list[int]:
+    """Put up to three nodes that follow one another elsewhere, where that is better."""
+    size = len(ring)
+    for length in range(1, min(MAX_STRETCH, size - 2) + 1):
+        for _ in range(size):
+            stretch, rest = ring[:length], ring[length:]
+            where = _better_place(hops, stretch, rest, at_least)
+            if where is not None:
+                ring = rest[:where] + stretch + rest[where:]
+            ring = ring[1:] + ring[:1]
+    return ring
+
+
+def _better_place(
+    hops: Hops, stretch: list[int], rest: list[int], at_least: int
+) -> int | None:
+    """Before which of ``rest`` the stretch brings most; None where it is already."""
+    gain, rate = hops.gain, hops.rate
+    first, last = stretch[0], stretch[-1]
+    closing = gain[rest[-1]][rest[0]]
+    best = gain[rest[-1]][first] + gain[last][rest[0]] - closing
+    found = None
+    if rate[rest[-1]][rest[0]] < at_least:
+        return None
+    for i in range(1, len(rest)):
+        a, b = rest[i - 1], rest[i]
+        more = gain[a][first] + gain[last][b] - gain[a][b]
+        is_fast = rate[a][first] >= at_least and rate[last][b] >= at_least
+        if more > best and is_fast and _fits(hops, rest[:i] + stretch + rest[i:]):
+            best, found = more, i
+    return found
+
+
+def _fits(hops: Hops, ring: list[int]) -> bool:
+    return len(set(hops.host)) == hops.size or hops.keeps_hosts_together(ring)
+
+
+def _reverse_stretches(hops: Hops, ring: list[int], at_least: int) -> list[int]:
+    """Turn stretches around, where that is better; the way back may have other hops."""
+    size = len(ring)
+    for i in range(size - 1):
+        for j in range(i + 2, size + 1):
+            turned = ring[:i] + ring[i:j][::-1] + ring[j:]
+            if _is_better(hops, (ring, turned), (i, j), at_least):
+                ring = turned
+    return ring
+
+
+def _is_better(
+    hops: Hops, rings: tuple[list[int], list[int]], at: tuple[int, int], at_least: int
+) -> bool:
+    """Whether the second ring, which differs from the first between ``at``, wins."""
+    (old, new), (i, j) = rings, at
+    size = len(old)
+    places = range(i - 1, min(j, size))  # of the hops that differ; -1 wraps around
+    before = after = 0
+    for k in places:
+        a, b = new[k], new[(k + 1) % size]
+        if hops.rate[a][b] < at_least:
+            return False
+        after += hops.gain[a][b]
+        before += hops.gain[old[k]][old[(k + 1) % size]]
+    return after > before and _fits(hops, new)
+
+
+def _turn(hops: Hops, ring: Sequence[int]) -> Order:
+    """The same ring, begun where the host of node 0 begins."""
+    home = hops.host[0]
+    begins = [
+        i
+        for i, (before, node) in enumerate(hops_of([ring[-1], *ring[:-1]]))
+        if home >> node & 1 and not home >> before & 1
+    ]
+    at = begins[0] if begins else ring.index(0)
+    return (*ring[at:], *ring[:at])

@@ -1,0 +1,51 @@
+"""Links as values, and who measures with whom."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from ringleader.topology.kind import InterfaceKind
+from ringleader.topology.link import LinkProfile, rounds
+
+
+def test_presets_are_in_bytes_per_second() -> None:
+    """The seed's ethernet was eight times too fast: bits taken for bytes."""
+    assert LinkProfile.ethernet().out_bytes_per_s * 8 == 1e9
+    assert LinkProfile.wifi().out_bytes_per_s * 8 == 100e6
+    assert LinkProfile.thunderbolt().out_bytes_per_s * 8 == 40e9
+    assert LinkProfile.thunderbolt().kind is InterfaceKind.THUNDERBOLT
+    assert LinkProfile.wifi().latency_s > LinkProfile.ethernet().latency_s > 1e-4
+
+
+def test_the_other_end_sees_the_link_mirrored() -> None:
+    link = LinkProfile(1e-3, 10e6, 2e6, InterfaceKind.WIFI)
+    assert link.mirrored() == LinkProfile(1e-3, 2e6, 10e6, InterfaceKind.WIFI)
+    assert link.mirrored().mirrored() == link
+
+
+def test_a_link_tells_how_long_bytes_take() -> None:
+    assert LinkProfile(0.5, 1000, 1).seconds_for(2000) == 2.5
+    assert LinkProfile(0.5, 0, 1).seconds_for(1) == math.inf
+
+
+@pytest.mark.parametrize(
+    "values", [[-1, 1, 1], [1, -1, 1], [1, 1, 1e13], [math.nan, 1, 1], [1, math.inf, 1]]
+)
+def test_a_link_beyond_the_limits_is_refused(values: list[float]) -> None:
+    names = ("latency_s", "out_bytes_per_s", "in_bytes_per_s")
+    data = msgspec.msgpack.encode(dict(zip(names, values, strict=True)))
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(data, type=LinkProfile)
+
+
+@pytest.mark.parametrize("num_nodes", range(12))
+def test_all_pairs_meet_once_and_nobody_is_at_two_places(num_nodes: int) -> None:
+    schedule = rounds(num_nodes)
+    pairs = sorted(pair for meeting in schedule for pair in meeting)
+    assert pairs == [(a, b) for a in range(num_nodes) for b in range(a + 1, num_nodes)]
+    for meeting in schedule:
+        assert len({node for pair in meeting for node in pair}) == 2 * len(meeting)
+    assert len(schedule) == (num_nodes - 1 + num_nodes % 2 if num_nodes > 1 else 0)
