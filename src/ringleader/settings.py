@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from ringleader.errors import ConfigError
@@ -49,7 +50,10 @@ class Launch:
         if size < 1 or not 0 <= rank < size:
             raise ConfigError(f"the environment says rank {rank} of {size}")
         agent = env.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
-        attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
+        # Machines that came later count fewer restarts; the round is the same for all.
+        attempt = env.get("RINGLEADER_ROUND") or env.get(
+            "TORCHELASTIC_RESTART_COUNT", "0"
+        )
         return cls(
             rank=rank,
             size=size,
@@ -94,20 +98,77 @@ class Wires:
 
     transport: str
     connections: int
-    address: str
-    """Of this machine, as the others see it; empty: found out."""
+    addresses: tuple[str, ...]
+    """Of this machine, as the others see it; all are tried. None: found out."""
+    credentials: str
+    """The file that lets us prove who we are, and links be encrypted; empty: none."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> Self:
-        """RINGLEADER_TRANSPORT, RINGLEADER_CONNECTIONS and RINGLEADER_ADDRESS."""
+        """RINGLEADER_TRANSPORT, _CONNECTIONS, _ADDRESS, _CREDENTIALS, _PLAINTEXT."""
         env = os.environ if env is None else env
         connections = 1
         if "RINGLEADER_CONNECTIONS" in env:
             connections = _number(env, "RINGLEADER_CONNECTIONS")
         if connections < 1:
             raise ConfigError(f"RINGLEADER_CONNECTIONS is {connections}; at least 1")
+        credentials = env.get("RINGLEADER_CREDENTIALS", "")
         return cls(
             transport=env.get("RINGLEADER_TRANSPORT", "auto"),
             connections=connections,
-            address=env.get("RINGLEADER_ADDRESS", ""),
+            addresses=_addresses(env),
+            credentials="" if _is_on(env, "RINGLEADER_PLAINTEXT") else credentials,
         )
+
+
+def _addresses(env: Mapping[str, str]) -> tuple[str, ...]:
+    text = env.get("RINGLEADER_ADDRESS", "")
+    if not text.strip():
+        return ()
+    found = tuple(dict.fromkeys(each.strip() for each in text.split(",")))
+    if "" in found:
+        raise ConfigError(f"RINGLEADER_ADDRESS is {text!r}; write host,host")
+    return found
+
+
+def _is_on(env: Mapping[str, str], name: str) -> bool:
+    value = env.get(name, "")
+    if value not in ("", "0", "1"):
+        raise ConfigError(f"{name} is {value!r}; 1 is yes, 0 is no")
+    return value == "1"
+
+
+def peers(env: Mapping[str, str] | None = None) -> str:
+    """Nodes to dial besides those found: RINGLEADER_PEERS, as ``host:port,...``."""
+    env = os.environ if env is None else env
+    return env.get("RINGLEADER_PEERS", "")
+
+
+def interfaces(env: Mapping[str, str] | None = None) -> list[str]:
+    """The network interfaces to use: RINGLEADER_INTERFACES, as ``eth0,wlan0``."""
+    env = os.environ if env is None else env
+    return [name for name in env.get("RINGLEADER_INTERFACES", "").split(",") if name]
+
+
+def node_name(env: Mapping[str, str] | None = None) -> str:
+    """What people call this machine: RINGLEADER_NAME; empty: its host name."""
+    env = os.environ if env is None else env
+    return env.get("RINGLEADER_NAME", "")
+
+
+def export(values: Mapping[str, str]) -> None:
+    """Put settings where the processes we start, and later readers here, find them."""
+    os.environ.update(values)
+
+
+def home_directory(env: Mapping[str, str] | None = None) -> Path:
+    """Where keys and secrets live: RINGLEADER_HOME, or ``~/.ringleader``."""
+    env = os.environ if env is None else env
+    text = env.get("RINGLEADER_HOME", "")
+    try:
+        path = Path(text).expanduser() if text else Path.home() / ".ringleader"
+    except RuntimeError as exc:
+        raise ConfigError("no home directory; set RINGLEADER_HOME") from exc
+    if not path.is_absolute():
+        raise ConfigError(f"RINGLEADER_HOME is {text!r}; write the whole path")
+    return path

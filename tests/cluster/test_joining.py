@@ -13,6 +13,7 @@ from ringleader.errors import PeerRefused, PeerUnreachable, RingleaderError
 from ringleader.testing.inprocess import run_threads
 from ringleader.transport import mesh as meshes
 from ringleader.transport import segment, tcp
+from ringleader.transport.dialler import Place
 from ringleader.transport.listener import Listener
 from ringleader.transport.mesh import Mesh, MeshConfig
 from ringleader.wire import hello as wire
@@ -56,7 +57,10 @@ class Table:
             "addresses": tuple(("127.0.0.1", each.port) for each in self.doors),
             "share_memory": False,
         }
-        config = MeshConfig(**{**fields, **changes})  # type: ignore[arg-type]
+        fields |= changes
+        addresses: tuple[tcp.Address, ...] = fields.pop("addresses")  # type: ignore[assignment]
+        fields["places"] = tuple(Place((address,)) for address in addresses)
+        config = MeshConfig(**fields)  # type: ignore[arg-type]
         try:
             return meshes.connect(
                 config, door or self.doors[rank], Deadline.after(limit_s)

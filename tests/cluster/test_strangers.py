@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import ssl
 import struct
+import subprocess
+import sys
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 
 import pytest
 
 from ringleader.deadline import Deadline
-from ringleader.errors import PeerRefused, PeerUnreachable, ProtocolError
+from ringleader.errors import (
+    DeadlineExceeded,
+    PeerError,
+    PeerRefused,
+    PeerUnreachable,
+    PeerUntrusted,
+    ProtocolError,
+)
+from ringleader.identity.credentials import Credentials
+from ringleader.identity.node_key import NodeKey
+from ringleader.identity.secret import ClusterSecret, Secret
 from ringleader.testing.inprocess import run_threads
 from ringleader.testing.link_driver import receive, send
 from ringleader.transport import listener as listeners
 from ringleader.transport import mesh as meshes
 from ringleader.transport import tcp
+from ringleader.transport.dialler import Place
+from ringleader.transport.door import door_path
 from ringleader.transport.listener import Listener
 from ringleader.transport.mesh import Mesh, MeshConfig
+from ringleader.transport.tls import SecureSocket
 from ringleader.wire import hello as wire
 
 pytestmark = pytest.mark.timeout(60)
@@ -37,9 +57,23 @@ HELLO = wire.Hello(
 )
 
 
+def issue(cluster: int = 0) -> Credentials:
+    """A new node of a cluster."""
+    secret = ClusterSecret(root=Secret(bytes([cluster]) * 32))
+    return Credentials.issue(secret, NodeKey.ephemeral())
+
+
+@cache
+def member(rank: int) -> Credentials:
+    return issue()
+
+
 @contextlib.contextmanager
-def open_listeners(count: int) -> Iterator[list[Listener]]:
-    made = [Listener(tcp.listen("127.0.0.1", 0)) for _ in range(count)]
+def open_listeners(count: int, *, tls: bool = False) -> Iterator[list[Listener]]:
+    made = [
+        Listener(tcp.listen("127.0.0.1", 0), member(rank) if tls else None)
+        for rank in range(count)
+    ]
     try:
         yield made
     finally:
@@ -52,20 +86,26 @@ def config(rank: int, doors: list[Listener], **changes: object) -> MeshConfig:
         "rank": rank,
         "size": len(doors),
         "group": GROUP,
-        "addresses": tuple(("127.0.0.1", door.port) for door in doors),
+        "places": tuple(Place((("127.0.0.1", door.port),)) for door in doors),
         "share_memory": False,
     }
     return MeshConfig(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def join(rank: int, doors: list[Listener], **changes: object) -> Mesh:
-    deadline = Deadline.after(FORM_S)
+def join(
+    rank: int, doors: list[Listener], limit_s: float = FORM_S, **changes: object
+) -> Mesh:
+    deadline = Deadline.after(limit_s)
     return meshes.connect(config(rank, doors, **changes), doors[rank], deadline)
 
 
 def form_all(doors: list[Listener], **changes: object) -> list[Mesh]:
-    bodies = [lambda r=r: join(r, doors, **changes) for r in range(len(doors))]
+    bodies = [partial(_join, r, doors, changes) for r in range(len(doors))]
     return run_threads(bodies, 30.0)
+
+
+def _join(rank: int, doors: list[Listener], changes: dict[str, object]) -> Mesh:
+    return join(rank, doors, FORM_S, **changes)
 
 
 def assert_connected(mesh_list: list[Mesh]) -> None:
@@ -118,9 +158,10 @@ STRANGERS: dict[str, Callable[[socket.socket], object]] = {
 }
 
 
+@pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
 @pytest.mark.parametrize("stranger", STRANGERS)
-def test_a_group_forms_in_spite_of_strangers(stranger: str) -> None:
-    with open_listeners(2) as doors:
+def test_a_group_forms_in_spite_of_strangers(stranger: str, tls: bool) -> None:
+    with open_listeners(2, tls=tls) as doors:
         guests = [knock(door) for door in doors for _ in range(3)]
         for guest in guests:
             STRANGERS[stranger](guest)
@@ -134,7 +175,7 @@ def test_a_group_shares_memory_in_spite_of_strangers_at_the_unix_door() -> None:
         guests = []
         for door in doors:
             guest = socket.socket(socket.AF_UNIX)
-            guest.connect(listeners.door_path(door.door))
+            guest.connect(door_path(door.door))
             guest.sendall(b"is this the X server?".ljust(192))
             guests.append(guest)
         made = form_all(doors, share_memory=True)
@@ -147,16 +188,338 @@ def test_a_group_shares_memory_in_spite_of_strangers_at_the_unix_door() -> None:
             guest.close()
 
 
-def test_a_crowd_of_silent_strangers_is_shown_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(listeners, "GREETING_S", 0.2)
-    with open_listeners(2) as doors:
-        guests = [knock(doors[0]) for _ in range(listeners.MAX_STRANGERS + 40)]
-        assert_connected(form_all(doors))
+def test_the_silent_are_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "GREETING_S", 0.1)
+    with open_listeners(1) as doors, knock(doors[0]) as guest:
+        with pytest.raises(DeadlineExceeded, match="never said hello"):
+            doors[0].take(lambda _: True, Deadline.after(0.7), "rank 1")
+        assert guest.recv(1) == b""
         assert "never said hello" in doors[0].rejected[-1]
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
+def test_a_crowd_of_silent_strangers_of_our_own_address_gives_way(tls: bool) -> None:
+    """All of them came first, and none has run out of its five seconds."""
+    with open_listeners(2, tls=tls) as doors:
+        guests = [knock(doors[0]) for _ in range(100)]
+        started_s = time.monotonic()
+        assert_connected(form_all(doors))
+        assert time.monotonic() - started_s < listeners.GREETING_S / 2
+        assert num_strangers(doors[0]) <= listeners.MAX_PER_ADDRESS
         for guest in guests:
             guest.close()
+
+
+def num_strangers(door: Listener) -> int:
+    return len(door._strangers)
+
+
+def pump(door: Listener) -> None:
+    """What somebody does who waits for a peer, for a moment."""
+    with contextlib.suppress(DeadlineExceeded):
+        door.take(lambda _: False, Deadline.after(0.05), "nobody")
+
+
+def knock_from(host: str, door: Listener) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", door.port), 5.0, (host, 0))
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
+def test_half_open_connections_are_few_and_each_address_has_its_share(
+    tls: bool,
+) -> None:
+    with open_listeners(1, tls=tls) as doors, contextlib.ExitStack() as stack:
+        for i in range(2, 22):  # twenty addresses with ten connections each
+            for _ in range(10):
+                guest = knock_from(f"127.0.0.{i}", doors[0])
+                stack.enter_context(guest)
+            pump(doors[0])
+            assert num_strangers(doors[0]) <= listeners.MAX_STRANGERS
+        counts = Counter(stranger.host for stranger in doors[0]._strangers)
+        assert len(counts) == 20, "an address was pushed out by others"
+        assert max(counts.values()) - min(counts.values()) <= 1
+        assert len(doors[0].rejected) <= listeners.REMEMBERED
+
+
+def test_who_knows_the_secret_stays_before_those_who_are_silent() -> None:
+    """The member came first, so it is the oldest of its address."""
+    with open_listeners(1, tls=True) as doors, contextlib.ExitStack() as stack:
+        honest = SecureSocket(knock(doors[0]), member(1), 0)
+        stack.enter_context(honest)
+        honest.shake()
+        pump(doors[0])
+        time.sleep(listeners.CHANCE_S)
+        for _ in range(2 * listeners.MAX_PER_ADDRESS):
+            stack.enter_context(knock(doors[0]))
+            pump(doors[0])
+        while honest.shake():
+            pump(doors[0])
+        honest.send(whole_hello)
+        pump(doors[0])
+        assert doors[0].num_parked() == 1
+
+
+class Flood:
+    """Somebody who opens connections as fast as it can."""
+
+    def __init__(self, port: int, data: bytes) -> None:
+        self.port, self.data = port, data
+        self.count = 0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="flood", daemon=True)
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            with contextlib.suppress(OSError), socket.socket() as sock:
+                sock.settimeout(0.5)
+                sock.connect(("127.0.0.1", self.port))
+                sock.sendall(self.data)
+                self.count += 1
+
+    def __enter__(self) -> Flood:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join(5.0)
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
+@pytest.mark.parametrize(
+    "data", [b"", bytes(range(256)), b"\x16\3\1\2\0\1\0\1\xfc\3\3" + bytes(600)]
+)
+def test_a_flood_of_garbage_does_not_keep_a_group_from_forming(
+    data: bytes, tls: bool
+) -> None:
+    with open_listeners(2, tls=tls) as doors:
+        with Flood(doors[0].port, data) as flood:
+            deadline = Deadline.after(5.0)
+            while flood.count < 300 and not deadline.is_over():
+                pump(doors[0])
+            assert_connected(form_all(doors))
+        assert flood.count >= 300
+
+
+def test_without_a_free_descriptor_strangers_wait_outside() -> None:
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open_listeners(1) as doors, knock(doors[0]):
+        full = len(os.listdir("/dev/fd"))  # the listing itself had one more
+        with contextlib.ExitStack() as stack:
+            stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (full - 1, hard))
+            pump(doors[0])
+        assert "Too many open files" in doors[0].rejected[0]
+        assert len(doors[0].rejected) < 50 / 10 + 2, "the door was tried without a rest"
+        pump(doors[0])
+        assert num_strangers(doors[0]) == 1
+
+
+def test_a_slow_handshake_holds_nobody_up() -> None:
+    """Hellos that come byte by byte, from as many strangers as may be there."""
+    with open_listeners(2, tls=True) as doors, contextlib.ExitStack() as stack:
+        guests = [knock(doors[0]) for _ in range(listeners.MAX_PER_ADDRESS)]
+        left, right = socket.socketpair()
+        with SecureSocket(left, member(1), 0) as client, right:
+            client.shake()
+            hello = right.recv(4096)
+        is_over = threading.Event()
+
+        def drip() -> None:
+            for byte in hello:
+                for guest in guests:
+                    with contextlib.suppress(OSError):
+                        guest.send(bytes([byte]))
+                if is_over.wait(0.01):
+                    return
+
+        thread = threading.Thread(target=drip, name="slowloris", daemon=True)
+        thread.start()
+        stack.callback(thread.join, 5.0)
+        stack.callback(is_over.set)
+        started_s = time.monotonic()
+        assert_connected(form_all(doors))
+        assert time.monotonic() - started_s < listeners.GREETING_S / 2
+        for guest in guests:
+            guest.close()
+
+
+# -- at the Unix door --------------------------------------------------------------
+
+
+def test_another_user_of_the_host_is_shown_out_at_the_unix_door() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    code = """
+import os, socket, sys
+sock = socket.socket(socket.AF_UNIX)
+os.setgid(65534), os.setuid(65534)
+sock.connect(b"\\0" + sys.argv[1].encode())
+sock.settimeout(5)
+sys.exit(sock.recv(1) != b"")
+"""
+    with open_listeners(1) as doors:
+        name = doors[0].door.decode().removeprefix("@")
+        with subprocess.Popen([sys.executable, "-c", code, name]) as other:
+            deadline = Deadline.after(20.0)
+            while not doors[0].rejected and not deadline.is_over():
+                pump(doors[0])
+            assert other.wait(10.0) == 0
+        assert "another user of this host" in doors[0].rejected[0]
+        assert not doors[0]._strangers
+
+
+@pytest.mark.parametrize("purpose", [wire.Purpose.MAIL, wire.Purpose.BULK])
+def test_the_unix_door_is_no_way_around_tls(purpose: wire.Purpose) -> None:
+    fields = {f: getattr(HELLO, f) for f in HELLO.__slots__}
+    hello = wire.Hello(**{**fields, "purpose": purpose})
+    with open_listeners(1, tls=True) as doors, socket.socket(socket.AF_UNIX) as guest:
+        guest.connect(door_path(doors[0].door))
+        guest.sendall(wire.encode_hello(hello))
+        pump(doors[0])
+        assert doors[0].num_parked() == 0
+        assert "does not come this way" in doors[0].rejected[0]
+
+
+# -- TLS ---------------------------------------------------------------------------
+
+
+def test_neighbours_share_memory_and_their_mail_is_encrypted() -> None:
+    with open_listeners(2, tls=True) as doors:
+        made = form_all(doors, share_memory=True)
+        kinds = [link.kind for mesh in made for link in mesh.bulk.values()]
+        assert kinds == ["shm", "shm"]
+        for rank, mesh in enumerate(made):
+            (mail,) = mesh.mail.values()
+            assert isinstance(mail, SecureSocket)
+            assert mail.node == member(1 - rank).node
+        assert_connected(made)
+
+
+def test_all_connections_between_hosts_are_encrypted() -> None:
+    with open_listeners(3, tls=True) as doors:
+        made = form_all(doors, num_stripes=2)
+        for mesh in made:
+            assert {link.kind for link in mesh.bulk.values()} == {"tls x 2"}
+            assert all(isinstance(sock, SecureSocket) for sock in mesh.mail.values())
+        assert_connected(made)
+
+
+def listen_until_refused(guest: SecureSocket, door: Listener) -> None:
+    deadline = Deadline.after(5.0)
+    while not deadline.is_over():
+        with contextlib.suppress(BlockingIOError):
+            if not guest.shake():
+                guest.recv(1)
+        pump(door)
+
+
+@pytest.mark.parametrize("kind", ["other cluster", "no certificate", "tls 1.2"])
+def test_strangers_who_speak_tls_get_nowhere_and_the_group_forms(kind: str) -> None:
+    trust = issue(cluster=1 if kind == "other cluster" else 0)
+    with open_listeners(2, tls=True) as doors:
+        if kind == "tls 1.2":
+            trust.client.minimum_version = ssl.TLSVersion.TLSv1_2
+            trust.client.maximum_version = ssl.TLSVersion.TLSv1_2
+        if kind == "no certificate":
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            context.set_alpn_protocols(["ringleader/1"])
+            object.__setattr__(trust, "client", context)
+        with SecureSocket(knock(doors[0]), trust, "door") as guest:
+            guest.shake()
+            assert_connected(form_all(doors))
+            with pytest.raises(PeerUntrusted):
+                listen_until_refused(guest, doors[0])
+        assert doors[0].rejected
+
+
+def outcomes(*bodies: Callable[[], Mesh]) -> list[Mesh | PeerError]:
+    """Run all at once: the mesh of each, or why there is none."""
+
+    def attempt(body: Callable[[], Mesh]) -> Mesh | PeerError:
+        try:
+            return body()
+        except PeerError as exc:
+            return exc
+
+    return run_threads([partial(attempt, body) for body in bodies])
+
+
+def places(doors: list[Listener], *nodes: Credentials) -> tuple[Place, ...]:
+    return tuple(
+        Place((("127.0.0.1", door.port),), node.node)
+        for door, node in zip(doors, nodes, strict=True)
+    )
+
+
+def test_the_expected_nodes_find_each_other() -> None:
+    with open_listeners(2, tls=True) as doors:
+        assert_connected(form_all(doors, places=places(doors, member(0), member(1))))
+
+
+def test_a_member_that_answers_as_another_is_not_spoken_to() -> None:
+    with open_listeners(2, tls=True) as doors:
+        expected = places(doors, issue(), member(1))
+        waited, refused = outcomes(
+            lambda: join(0, doors, limit_s=1.0),
+            lambda: join(1, doors, places=expected),
+        )
+        assert isinstance(refused, PeerUntrusted)
+        assert refused.peer == 0
+        assert "unexpected node" in str(refused)
+        assert isinstance(waited, PeerUnreachable)
+
+
+def test_a_member_that_comes_as_another_is_turned_away_and_the_true_one_is_not() -> (
+    None
+):
+    with open_listeners(2, tls=True) as doors:
+        impostor = Listener(tcp.listen("127.0.0.1", 0), issue())
+        expected = places(doors, member(0), member(1))
+        is_refused = threading.Event()
+
+        def pretend() -> Mesh:
+            try:
+                return join(1, [doors[0], impostor])
+            finally:
+                is_refused.set()
+
+        def come() -> Mesh:
+            is_refused.wait(FORM_S)
+            return join(1, doors, places=expected)
+
+        made = outcomes(lambda: join(0, doors, places=expected), pretend, come)
+        impostor.close()
+        assert isinstance(made[1], PeerRefused)
+        assert isinstance(made[0], Mesh)
+        assert isinstance(made[2], Mesh)
+        assert_connected([made[0], made[2]])
+
+
+def test_a_rank_that_does_not_encrypt_is_told_so_by_one_that_does() -> None:
+    with open_listeners(1, tls=True) as doors, open_listeners(1) as plain:
+        _, refused = outcomes(
+            lambda: join(0, [doors[0], plain[0]], limit_s=1.0),
+            lambda: join(1, [doors[0], plain[0]]),
+        )
+        assert isinstance(refused, PeerRefused)
+        assert refused.peer == 0
+        assert "it speaks TLS and we do not" in str(refused)
+        assert "does not speak TLS" in doors[0].rejected[0]
+
+
+def test_a_rank_that_encrypts_does_not_speak_to_one_that_does_not() -> None:
+    with open_listeners(1) as plain, open_listeners(1, tls=True) as doors:
+        _, refused = outcomes(
+            lambda: join(0, [plain[0], doors[0]], limit_s=1.0),
+            lambda: join(1, [plain[0], doors[0]]),
+        )
+        assert isinstance(refused, PeerUntrusted)
+        assert refused.peer == 0
+        assert "does not speak TLS and we do" in str(refused)
+        assert "speaks TLS, and we do not" in plain[0].rejected[0]
 
 
 def test_another_version_is_told_so_and_the_group_forms() -> None:
@@ -201,8 +564,8 @@ def impostor(say: bytes) -> Iterator[tuple[int, list[int]]]:
 
 
 def dial_impostor(port: int, doors: list[Listener], limit_s: float) -> Mesh:
-    addresses = (("127.0.0.1", port), ("127.0.0.1", doors[0].port))
-    settings = config(1, doors, size=2, addresses=addresses)
+    places = tuple(Place((("127.0.0.1", p),)) for p in (port, doors[0].port))
+    settings = config(1, doors, size=2, places=places)
     return meshes.connect(settings, doors[0], Deadline.after(limit_s))
 
 

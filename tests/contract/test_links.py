@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 
 from ringleader.deadline import Deadline
 from ringleader.errors import PeerLost
+from ringleader.identity.credentials import Credentials
+from ringleader.identity.node_key import NodeKey
+from ringleader.identity.secret import ClusterSecret, Secret
 from ringleader.testing import link_contract
 from ringleader.testing.link_contract import CHECKS, LEFT, RIGHT, Check, MakePair
 from ringleader.transport import memory, segment, tcp
 from ringleader.transport.link import Link, wait_ready
 from ringleader.transport.shm import Neighbour, ShmLink
 from ringleader.transport.stream import STRIPE_BYTES, SocketLink, StripedLink
+from ringleader.transport.tls import SecureSocket
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -50,9 +55,42 @@ def tcp6_pair() -> tuple[Link, Link]:
     return _tcp_pair("::1")
 
 
-def _striped(num: int) -> MakePair:
+@cache
+def credentials(rank: int) -> Credentials:
+    """One node of a cluster for each end."""
+    return Credentials.issue(ClusterSecret(root=Secret(bytes(32))), NodeKey.ephemeral())
+
+
+def _tls_pair(
+    sockets: tuple[socket.socket, socket.socket] | None = None,
+) -> tuple[SocketLink, SocketLink]:
+    dialled, accepted = sockets or _tcp_sockets("127.0.0.1")
+    left = SecureSocket(dialled, credentials(LEFT), RIGHT)
+    right = SecureSocket(accepted, credentials(RIGHT), LEFT, is_server=True)
+    deadline = Deadline.after(5.0)
+    while left.shake() | right.shake():
+        assert not deadline.is_over()
+    assert (left.node, right.node) == (credentials(RIGHT).node, credentials(LEFT).node)
+    return SocketLink(left, RIGHT, "tls"), SocketLink(right, LEFT, "tls")
+
+
+def tls_pair() -> tuple[Link, Link]:
+    return _tls_pair()
+
+
+def tls_memory_pair() -> tuple[Link, Link]:
+    """Over a Unix socket, whose small buffer cuts records in the middle."""
+    return _tls_pair(memory.socket_pair())
+
+
+def _striped(
+    num: int,
+    make_one: Callable[[], tuple[SocketLink, SocketLink]] = lambda: _tcp_pair(
+        "127.0.0.1"
+    ),
+) -> MakePair:
     def make() -> tuple[Link, Link]:
-        pairs = [_tcp_pair("127.0.0.1") for _ in range(num)]
+        pairs = [make_one() for _ in range(num)]
         return StripedLink([a for a, _ in pairs]), StripedLink([b for _, b in pairs])
 
     return make
@@ -94,6 +132,9 @@ PAIRS: dict[str, Callable[[], tuple[Link, Link]]] = {
     "tcp-ipv6": tcp6_pair,
     "tcp-x2": _striped(2),
     "tcp-x3": _striped(3),
+    "tls": tls_pair,
+    "tls-unix": tls_memory_pair,
+    "tls-x3": _striped(3, _tls_pair),
     "shm": shm_pair,
     "shm-doorbell": doorbell_pair,
 }

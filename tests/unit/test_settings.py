@@ -89,8 +89,9 @@ def test_a_rank_outside_the_group_is_refused(rank: int, size: int) -> None:
 
 
 def test_without_a_word_ranks_share_memory_where_they_can() -> None:
-    wires = Wires.from_environment({})
-    assert (wires.transport, wires.connections, wires.address) == ("auto", 1, "")
+    assert Wires.from_environment({}) == Wires(
+        transport="auto", connections=1, addresses=(), credentials=""
+    )
 
 
 def test_the_environment_says_how_ranks_are_connected() -> None:
@@ -98,9 +99,53 @@ def test_the_environment_says_how_ranks_are_connected() -> None:
         "RINGLEADER_TRANSPORT": "tcp",
         "RINGLEADER_CONNECTIONS": "4",
         "RINGLEADER_ADDRESS": "10.1.1.1",
+        "RINGLEADER_CREDENTIALS": "/run/credentials",
     }
-    wires = Wires.from_environment(env)
-    assert (wires.transport, wires.connections, wires.address) == ("tcp", 4, "10.1.1.1")
+    assert Wires.from_environment(env) == Wires(
+        transport="tcp",
+        connections=4,
+        addresses=("10.1.1.1",),
+        credentials="/run/credentials",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("", ()),
+        ("  ", ()),
+        ("10.0.0.1,fd00::1", ("10.0.0.1", "fd00::1")),
+        (" pc.local , 10.0.0.1 ", ("pc.local", "10.0.0.1")),
+        ("10.0.0.1,10.0.0.2,10.0.0.1", ("10.0.0.1", "10.0.0.2")),
+    ],
+)
+def test_a_machine_may_have_several_addresses(
+    text: str, addresses: tuple[str, ...]
+) -> None:
+    wires = Wires.from_environment({"RINGLEADER_ADDRESS": text})
+    assert wires.addresses == addresses
+
+
+@pytest.mark.parametrize("text", [",", "10.0.0.1,", ",10.0.0.1", "a,,b"])
+def test_a_list_of_addresses_with_a_hole_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="write host,host"):
+        Wires.from_environment({"RINGLEADER_ADDRESS": text})
+
+
+@pytest.mark.parametrize(
+    ("plaintext", "credentials"), [("1", ""), ("0", "/c"), ("", "/c")]
+)
+def test_links_are_plain_on_request_even_with_credentials(
+    plaintext: str, credentials: str
+) -> None:
+    env = {"RINGLEADER_CREDENTIALS": "/c", "RINGLEADER_PLAINTEXT": plaintext}
+    assert Wires.from_environment(env).credentials == credentials
+
+
+@pytest.mark.parametrize("text", ["yes", "true", "2", " 1"])
+def test_nobody_gets_plain_links_by_a_typing_error(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"PLAINTEXT is '{text}'; 1 is yes, 0 is no"):
+        Wires.from_environment({"RINGLEADER_PLAINTEXT": text})
 
 
 @pytest.mark.parametrize("number", ["0", "-3"])

@@ -19,7 +19,7 @@ class BackendOptions:
     """``pg_options`` of ``init_process_group`` and ``new_group``.
 
     What is None is taken from the environment: RINGLEADER_TRANSPORT ("auto" or "tcp")
-    and RINGLEADER_CONNECTIONS.
+    and RINGLEADER_CONNECTIONS. RINGLEADER_CREDENTIALS encrypts all connections.
     """
 
     transport: str | None = None
@@ -44,7 +44,8 @@ def process_group(request: Any, options: object) -> RingleaderGroup:
         config=options.config,
         transport=options.transport or wires.transport,
         num_stripes=options.connections or wires.connections,
-        address=wires.address,
+        addresses=wires.addresses,
+        trust=form.load_trust(wires.credentials),
     )
     rank, size, store = request.group_rank, request.group_size, request.store
     # torch numbers its groups anew after destroy_process_group, in the same store.

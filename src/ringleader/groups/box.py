@@ -9,6 +9,7 @@ from itertools import takewhile
 
 from ringleader.groups.work import Work
 from ringleader.transport.link import POLLIN, POLLOUT
+from ringleader.transport.tls import SecureSocket
 from ringleader.wire import mail
 from ringleader.wire.mail import Frame
 
@@ -54,6 +55,8 @@ class Box:
             try:
                 sent = self.sock.send(view)
             except BlockingIOError:
+                if isinstance(self.sock, SecureSocket) and self.sock.owes:
+                    self.out[0] = (view, work, False)  # part of it is on its way
                 return
             except OSError:
                 self.is_gone = True  # reading tells how it ended, if it said anything

@@ -1,35 +1,46 @@
-"""Ways to form a group: from an address list, or from the environment of a launcher."""
+"""Ways to form a group: from an address list, or from the environment of a launcher.
+
+With credentials every connection between ranks is encrypted, and both sides have proven
+who they are; without, all of it is plain.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import os
-import socket
 import sys
 import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, PeerUnreachable
 from ringleader.groups.group import Group, view_hash
 from ringleader.groups.measure import measure, share
-from ringleader.settings import Launch
+from ringleader.groups.meeting import (
+    check_alike,
+    first_line,
+    look_up,
+    own_address,
+    publish,
+)
+from ringleader.settings import Launch, Wires
 from ringleader.transport import mesh as meshes
 from ringleader.transport import tcp
+from ringleader.transport.dialler import Place
 from ringleader.transport.listener import Listener
 from ringleader.transport.mesh import Mesh, MeshConfig
+from ringleader.transport.tls import Trust
 
 TRANSPORTS = ("auto", "tcp")
-OUTSIDE = "192.0.2.1"
-"""An address nobody has (RFC 5737): what routes to it leads out of this machine."""
 
 _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
@@ -67,8 +78,10 @@ class Options:
     transport: str = "auto"
     """"auto" shares memory between ranks of one host, "tcp" never does."""
     num_stripes: int = 1
-    address: str = ""
-    """Ours, as the others reach it; empty: the one that reaches the store."""
+    addresses: tuple[str, ...] = ()
+    """Ours, as the others reach us; none: the one that reaches the store."""
+    trust: Trust | None = None
+    """Proves who we are and judges the others, by TLS; None: everything is plain."""
 
     def __post_init__(self) -> None:
         if self.transport not in TRANSPORTS:
@@ -82,22 +95,24 @@ class _Connector:
     def __init__(
         self,
         rank: int,
-        addresses: Sequence[tuple[str, int]],
+        places: Sequence[Place],
         listener: Listener,
         options: Options,
     ) -> None:
         self._rank = rank
-        self._addresses = addresses
+        self._places = places
         self._listener = listener
         self._options = options
         self._lock = threading.Lock()
 
     def __call__(self, ranks: Sequence[int], view_id: str, deadline: Deadline) -> Mesh:
+        trust = self._options.trust
         config = MeshConfig(
             rank=list(ranks).index(self._rank),
             size=len(ranks),
             group=view_hash(view_id),
-            addresses=tuple(self._addresses[r] for r in ranks),
+            places=tuple(self._places[r] for r in ranks),
+            namespace=bytes(16) if trust is None else trust.namespace,
             share_memory=self._options.transport == "auto",
             num_stripes=self._options.num_stripes,
         )
@@ -125,12 +140,16 @@ def group(
     Slurm is used. ``transport`` "auto" shares memory between ranks of one host, "tcp"
     never does. ``connections`` > 1 opens several TCP connections per peer, for long fat
     networks. ``timeout_s`` bounds forming; operations take theirs from ``config``.
+    Where RINGLEADER_CREDENTIALS names a file, all connections are encrypted.
     """
+    wires = Wires.from_environment()
     options = Options(
         deadline=Deadline.after(timeout_s),
         config=config,
         transport=transport,
         num_stripes=connections,
+        addresses=wires.addresses,
+        trust=load_trust(wires.credentials),
     )
     if peers is None:
         if rank is not None:
@@ -139,9 +158,26 @@ def group(
     if rank is None:
         raise ConfigError("peers without rank: say which of them we are")
     addresses = _check_peers(peers, rank)
-    listener = Listener(tcp.listen(*addresses[rank]))
+    listener = Listener(tcp.listen(*addresses[rank]), options.trust)
     view_id = "peers:" + ",".join(f"{host}:{port}" for host, port in addresses)
-    return _form(rank, addresses, listener, view_id, options)
+    places = [Place((address,)) for address in addresses]
+    return _form(rank, places, listener, view_id, options)
+
+
+def load_trust(path: str) -> Trust | None:
+    """What the file of RINGLEADER_CREDENTIALS holds; None: no file, plain sockets.
+
+    A file that is named and cannot be used is a ConfigError, never a plain connection.
+    """
+    if not path:
+        return None
+    try:
+        # Here, so that plain groups need neither this module nor cryptography.
+        from ringleader.identity.credentials import Credentials
+    except ImportError as exc:
+        text = f"RINGLEADER_CREDENTIALS is {path}, and {exc.name} is not installed"
+        raise ConfigError(text) from exc
+    return Credentials.from_file(Path(path))
 
 
 def _check_peers(peers: Sequence[str], rank: int) -> list[tuple[str, int]]:
@@ -161,7 +197,8 @@ def from_environment(launch: Launch, options: Options) -> Group:
     """Meet at the store at MASTER_ADDR:MASTER_PORT, kept by rank 0 or the launcher."""
     if launch.size == 1:
         listener = Listener(tcp.listen("127.0.0.1", 0), with_door=False)
-        return _form(0, [("127.0.0.1", listener.port)], listener, "alone", options)
+        alone = [Place((("127.0.0.1", listener.port),))]
+        return _form(0, alone, listener, "alone", options)
     where = f"{launch.master}:{launch.port}"
     keeps_store = launch.rank == 0 and not launch.store_exists
     if not keeps_store:
@@ -178,92 +215,55 @@ def from_environment(launch: Launch, options: Options) -> Group:
     except (RuntimeError, ValueError) as exc:
         if keeps_store:
             text = f"rank 0 cannot keep the store at {where}; is there another rank 0?"
-            raise ConfigError(f"{text} ({_first_line(exc)})") from exc
-        text = f"no store there: {_first_line(exc)}"
+            raise ConfigError(f"{text} ({first_line(exc)})") from exc
+        text = f"no store there: {first_line(exc)}"
         raise PeerUnreachable(where, text) from exc
-    view_id = f"env:{where}:{launch.size}:{launch.attempt}"
+    view_id = f"env:{launch.size}:{launch.attempt}"  # not where: it may be a tunnel
     return over_store(store, launch.rank, launch.size, view_id, options)
 
 
 def over_store(
     store: Store, rank: int, size: int, view_id: str, options: Options
 ) -> Group:
-    """Publish our address in any torch store, read the others', connect."""
+    """Publish our addresses in any torch store, read the others', connect."""
     claim = f"ringleader/{view_id}/claim/{rank}"
     if store.add(claim, 1) > 1:
         raise ConfigError(f"two processes say they are rank {rank}")
-    listener = Listener(tcp.listen("", 0))
+    listener = Listener(tcp.listen("", 0), options.trust)
     keys = [f"ringleader/{view_id}/{peer}" for peer in range(size)]
+    must_stay = False
     try:
-        host = options.address or _own_address(store)
-        store.set(keys[rank], f"[{host}]:{listener.port}")
-        addresses = [
-            _lookup(store, key, peer, options.deadline) for peer, key in enumerate(keys)
+        hosts = options.addresses or (own_address(store),)
+        node = options.trust.node if options.trust else None
+        publish(store, keys[rank], hosts, listener.port, node)
+        places = [
+            look_up(store, key, peer, options.deadline) for peer, key in enumerate(keys)
         ]
-        return _form(rank, addresses, listener, view_id, options)
+        must_stay = True  # for who reads later, to see that we are not alike
+        check_alike(places, encrypts=options.trust is not None)
+        must_stay = False
+        return _form(rank, places, listener, view_id, options)
     except BaseException:
         listener.close()
         with contextlib.suppress(RuntimeError):  # so that it can be tried again
-            store.delete_key(keys[rank])
+            if not must_stay:
+                store.delete_key(keys[rank])
             store.add(claim, -1)
         raise
 
 
-def _lookup(store: Store, key: str, peer: int, deadline: Deadline) -> tuple[str, int]:
-    try:
-        store.wait([key], timedelta(seconds=max(0.001, deadline.left_s())))
-        value = store.get(key)
-    except RuntimeError as exc:
-        text = f"did not join within {deadline.after_s:.1f} s ({_first_line(exc)})"
-        raise PeerUnreachable(peer, text) from exc
-    return tcp.parse_address(value[:256].decode(errors="replace"))
-
-
-def _own_address(store: Store) -> str:
-    """The address of ours that reaches the store, and so the other ranks.
-
-    A store that is a file has none, and a host may know itself as 127.0.1.1, which is
-    of no use to others: then it is the address that leads out of this machine.
-    """
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    host = getattr(store, "host", "")
-    if host:
-        found = _route(host, getattr(store, "port", 1) or 1)
-        is_local = host == "localhost" or host.startswith(("127.", "::1"))
-        if found and (is_local or not found.startswith(("127.", "::1"))):
-            return found
-    return _route(OUTSIDE, 9) or "127.0.0.1"
-
-
-def _route(host: str, port: int) -> str:
-    """Our address on the way to ``host``; empty if there is no way."""
-    with contextlib.suppress(socket.gaierror):
-        for family, kind, _, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_DGRAM
-        ):
-            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
-                probe.connect(address)  # sends nothing: it only asks for the route
-                return str(probe.getsockname()[0])
-    return ""
-
-
-def _first_line(exc: BaseException) -> str:
-    return (str(exc).splitlines() or [type(exc).__name__])[0][:200]
-
-
 def _form(
     rank: int,
-    addresses: Sequence[tuple[str, int]],
+    places: Sequence[Place],
     listener: Listener,
     view_id: str,
     options: Options,
 ) -> Group:
-    connector = _Connector(rank, addresses, listener, options)
+    connector = _Connector(rank, places, listener, options)
     deadline = options.deadline
     formed: Group | None = None
     try:
-        mesh = connector(range(len(addresses)), view_id, deadline)
+        mesh = connector(range(len(places)), view_id, deadline)
         formed = Group(
             rank, mesh, view_id=view_id, connect=connector, config=options.config
         )

@@ -25,7 +25,11 @@ class Link(Protocol):
     kind: str
 
     def try_send(self, view: memoryview) -> int:
-        """Bytes taken from ``view``, 0 when the link is full; PeerLost when gone."""
+        """Bytes taken from ``view``, 0 when the link is full; PeerLost when gone.
+
+        The next ``view`` goes on where the last one was taken to: it may be longer than
+        what was not taken, not other bytes. An encrypted link has begun to send them.
+        """
         ...
 
     def try_recv_into(self, view: memoryview) -> int:

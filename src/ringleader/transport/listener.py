@@ -1,40 +1,45 @@
-"""Who comes to our door: accept, hear the hello, keep visitors until asked for.
+"""Who comes to our door: accept, prove, hear the hello, keep visitors until asked for.
 
 There is no thread: whoever waits for a peer pumps the listener. A connection for a
 group that is not being formed yet stays parked, unanswered and unread, so a peer that
-is early waits in its socket instead of being refused. Strangers are bounded in number
-and time.
+is early waits in its socket instead of being refused. With a trust, TLS comes before
+the hello, a step at a time. Strangers are bounded in number and time, each address for
+itself, so that one that opens many connections stands in its own way only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
-import sys
-import tempfile
+import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ringleader.deadline import Deadline
-from ringleader.errors import ConfigError, DeadlineExceeded, PeerError, ProtocolError
+from ringleader.errors import DeadlineExceeded, PeerError, PeerUntrusted, ProtocolError
 from ringleader.transport import tcp
-from ringleader.transport.link import POLLIN, wait_ready
+from ringleader.transport.door import door_path, is_same_user, open_door
+from ringleader.transport.link import POLLIN, POLLOUT, wait_ready
+from ringleader.transport.tls import SecureSocket, Trust
 from ringleader.wire import hello as wire
 
 GREETING_S = 5.0
-"""A stranger who says nothing for this long is shown out."""
-MAX_STRANGERS = 256
+"""For TLS and hello together; who is not done by then is shown out."""
+MAX_STRANGERS = 64
+MAX_PER_ADDRESS = 8
+CHANCE_S = 0.25
+"""Whoever came less than this ago is not sent away for the next of its address: many
+ranks of one host come at once, and all of them get in if they are taken in turn."""
+ACCEPT_AT_ONCE = 64
+"""Then those who are in are heard again: a flood must not keep us at the door."""
 MAX_PARKED = 1024
-
-Authenticate = Callable[[socket.socket, Deadline], socket.socket]
-"""Proves who is on the other side before a word is exchanged; TLS slots in here."""
-
-
-def no_authentication(sock: socket.socket, _deadline: Deadline) -> socket.socket:
-    """Plain sockets, for trusted wires."""
-    return sock
+NO_ROOM_S = 0.01
+"""Where nobody can be let in: the next look would find the same at once."""
+REMEMBERED = 32
+TLS_HANDSHAKE = b"\x16\x03"
+"""How every TLS client begins."""
 
 
 @dataclass(slots=True)
@@ -44,14 +49,30 @@ class Visitor:
     sock: socket.socket
     hello: wire.Hello
     address: str
+    node: str = ""
+    """Who it is, where TLS has proven that."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Stranger:
     sock: socket.socket
+    host: str
     address: str
     until: Deadline
     data: bytearray = field(default_factory=bytearray)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it came through the Unix door."""
+        return not self.host
+
+    @property
+    def has_knocked(self) -> bool:
+        """Whether it has shown that it knows the secret of our cluster."""
+        return isinstance(self.sock, SecureSocket) and self.sock.has_spoken
+
+    def had_its_chance(self) -> bool:
+        return self.until.left_s() < GREETING_S - CHANCE_S
 
 
 class Listener:
@@ -60,21 +81,22 @@ class Listener:
     def __init__(
         self,
         sock: socket.socket,
-        authenticate: Authenticate = no_authentication,
+        trust: Trust | None = None,
         *,
         with_door: bool = True,
     ) -> None:
         self.sock = sock
         self.port: int = sock.getsockname()[1]
+        self.trust = trust
+        """What TLS needs, for those who come and those we dial; None: plain TCP."""
         self.rejected: list[str] = []
         """Why the last strangers were turned away, for status and tests."""
-        self._authenticate = authenticate
         self._strangers: list[_Stranger] = []
         self._parked: list[Visitor] = []
         self.door = b""
         self._door_sock: socket.socket | None = None
         if with_door:
-            self._door_sock, self.door = _open_door()
+            self._door_sock, self.door = open_door()
 
     def take(
         self, want: Callable[[wire.Hello], bool], deadline: Deadline, waiting_for: str
@@ -107,71 +129,127 @@ class Listener:
 
     def _pump(self, deadline: Deadline) -> None:
         """Wait for news, accept, read hellos, show out the silent."""
-        wanted = [(s.sock.fileno(), POLLIN) for s in self._strangers]
-        if len(self._strangers) < MAX_STRANGERS:  # else they wait in the backlog
-            wanted += [(s.fileno(), POLLIN) for s in self._listening()]
+        wanted = [(s.fileno(), POLLIN) for s in self._listening()]
+        for stranger in self._strangers:
+            events = POLLIN
+            if isinstance(stranger.sock, SecureSocket) and stranger.sock.owes:
+                events |= POLLOUT
+            wanted.append((stranger.sock.fileno(), events))
         wait_ready(wanted, min(deadline.left_s(), 0.5))
-        for listening in self._listening():
-            self._accept(listening)
         for stranger in list(self._strangers):
             self._hear(stranger)
+        for listening in self._listening():
+            self._accept(listening)
 
     def _listening(self) -> list[socket.socket]:
         return [self.sock] + ([self._door_sock] if self._door_sock else [])
 
     def _accept(self, listening: socket.socket) -> None:
-        while len(self._strangers) < MAX_STRANGERS:
+        for _ in range(ACCEPT_AT_ONCE):
             try:
                 sock, address = listening.accept()
-            except OSError:
+            except BlockingIOError:
                 return
-            name = "this host"
+            except OSError as exc:  # no descriptor left, or gone before we came
+                self._reject(f"somebody could not be let in: {exc.strerror}")
+                time.sleep(NO_ROOM_S)
+                return
+            host, name = "", "this host"
             if isinstance(address, tuple):
-                name = f"{address[0]}:{address[1]}"
-            until = Deadline.after(GREETING_S)
+                host, name = address[0], f"{address[0]}:{address[1]}"
             try:
-                tcp.tune(sock)
-                sock = self._authenticate(sock, until)
+                self._admit(sock, host, name)
             except (OSError, PeerError) as exc:
                 sock.close()
                 self._reject(f"{name}: {exc}")
-            else:
-                self._strangers.append(_Stranger(sock, name, until))
+
+    def _admit(self, sock: socket.socket, host: str, name: str) -> None:
+        """Let somebody say hello, and listen at once: it may have done so already."""
+        if not host and not is_same_user(sock):
+            raise PeerUntrusted("the Unix door", "another user of this host came")
+        tcp.tune(sock)
+        if host and self.trust is not None:
+            sock = SecureSocket(sock, self.trust, name, is_server=True)
+        stranger = _Stranger(sock, host, name, Deadline.after(GREETING_S))
+        self._strangers.append(stranger)
+        self._hear(stranger)
+        if stranger in self._strangers:
+            self._make_room(stranger)
+
+    def _make_room(self, newcomer: _Stranger) -> None:
+        """One too many: the oldest of the busiest address goes.
+
+        Those who know the secret stay before those who have not shown it.
+        """
+        counts = Counter(stranger.host for stranger in self._strangers)
+        busiest = newcomer.host
+        if counts[busiest] <= MAX_PER_ADDRESS:
+            if len(self._strangers) <= MAX_STRANGERS:
+                return
+            busiest = counts.most_common(1)[0][0]
+        crowd = [each for each in self._strangers if each.host == busiest]
+        goes = min(crowd, key=lambda each: each.has_knocked)
+        is_better = newcomer.has_knocked and not goes.has_knocked
+        if newcomer in crowd and not is_better and not goes.had_its_chance():
+            goes = newcomer
+        self._show_out(goes, f"{goes.address}: gave way to others, silent so far")
 
     def _hear(self, stranger: _Stranger) -> None:
         """Read what is there of a hello; park its sender once it is complete."""
         try:
-            missing = wire.HELLO_BYTES - len(stranger.data)
-            data = stranger.sock.recv(missing)
-            if not data:
-                raise ProtocolError(stranger.address, "hung up before saying hello")
-            stranger.data += data
-            if wire.speaks_other_version(stranger.data):
-                self._tell_version(stranger.sock)
-                raise ProtocolError(stranger.address, "speaks another version")
-            if len(stranger.data) < wire.HELLO_BYTES:
-                return
-            hello = wire.decode_hello(bytes(stranger.data), stranger.address)
+            hello = self._read_hello(stranger)
         except BlockingIOError:
             if stranger.until.is_over():
                 self._show_out(stranger, f"{stranger.address}: never said hello")
             return
-        except (OSError, ProtocolError) as exc:
+        except OSError as exc:
+            why = exc.strerror or exc
+            self._show_out(stranger, f"{stranger.address}: while greeting: {why}")
+            return
+        except PeerError as exc:
+            if isinstance(exc, PeerUntrusted):
+                self._tell(stranger.sock, wire.Status.WRONG_NAMESPACE)
             self._show_out(stranger, str(exc))
             return
-        self._strangers.remove(stranger)
-        self._park(Visitor(stranger.sock, hello, stranger.address))
+        if hello is not None:
+            self._strangers.remove(stranger)
+            node = ""
+            if isinstance(stranger.sock, SecureSocket):
+                node = stranger.sock.node
+            self._park(Visitor(stranger.sock, hello, stranger.address, node))
 
-    def _tell_version(self, sock: socket.socket) -> None:
+    def _read_hello(self, stranger: _Stranger) -> wire.Hello | None:
+        """The hello once it is complete; raises when it is none."""
+        data = stranger.sock.recv(wire.HELLO_BYTES - len(stranger.data))
+        if not data:
+            raise ProtocolError(stranger.address, "hung up before saying hello")
+        stranger.data += data
+        if wire.speaks_other_version(stranger.data):
+            self._tell(stranger.sock, wire.Status.BAD_VERSION)
+            raise ProtocolError(stranger.address, "speaks another version")
+        if self.trust is None and stranger.data.startswith(TLS_HANDSHAKE):
+            # Any word that is not TLS tells it so.
+            self._tell(stranger.sock, wire.Status.BAD_VERSION)
+            raise ProtocolError(stranger.address, "speaks TLS, and we do not")
+        if len(stranger.data) < wire.HELLO_BYTES:
+            return None
+        hello = wire.decode_hello(bytes(stranger.data), stranger.address)
+        if stranger.is_local != (hello.purpose is wire.Purpose.SHM):
+            text = f"hello: {hello.purpose.name} does not come this way"
+            raise ProtocolError(stranger.address, text)
+        return hello
+
+    def _tell(self, sock: socket.socket, status: wire.Status) -> None:
         """So that the other side learns why it is shown out."""
         answer = wire.Answer(
-            status=wire.Status.BAD_VERSION,
-            rank=0,
-            incarnation=bytes(16),
-            host=bytes(16),
+            status=status, rank=0, incarnation=bytes(16), host=bytes(16)
         )
+        data = wire.encode_answer(answer)
         with contextlib.suppress(OSError):
-            sock.send(wire.encode_answer(answer))
+            if isinstance(sock, SecureSocket):
+                sock.refuse(data)
+            else:
+                sock.send(data)
 
     def _park(self, visitor: Visitor) -> None:
         if len(self._parked) >= MAX_PARKED:
@@ -189,11 +267,11 @@ class Listener:
 
     def _show_out(self, stranger: _Stranger, why: str) -> None:
         self._strangers.remove(stranger)
-        stranger.sock.close()
+        tcp.part(stranger.sock)
         self._reject(why)
 
     def _reject(self, why: str) -> None:
-        self.rejected = [*self.rejected[-31:], why]
+        self.rejected = [*self.rejected[1 - REMEMBERED :], why]
 
     def close(self) -> None:
         """Stop listening; everybody who waits is shown out."""
@@ -208,30 +286,3 @@ class Listener:
         if self.door and not self.door.startswith(b"@"):
             with contextlib.suppress(OSError):
                 os.unlink(door_path(self.door))
-
-
-def door_path(door: bytes) -> str | bytes:
-    """The Unix socket address behind the name in an answer.
-
-    "@name" is Linux's abstract namespace: no file, and other network namespaces do not
-    see it. Elsewhere it is a file in the temporary directory, removed on close.
-    """
-    if door.startswith(b"@"):
-        return b"\0" + door[1:]
-    return os.path.join(tempfile.gettempdir(), os.path.basename(door.decode()))
-
-
-def _open_door() -> tuple[socket.socket | None, bytes]:
-    if not hasattr(socket, "AF_UNIX") or not hasattr(socket, "send_fds"):
-        return None, b""
-    prefix = b"@" if sys.platform == "linux" else b""
-    door = prefix + b"rl-" + secrets.token_hex(10).encode()
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.bind(door_path(door))
-    except OSError as exc:
-        sock.close()
-        raise ConfigError(f"cannot open a Unix socket: {exc.strerror or exc}") from exc
-    sock.listen(tcp.BACKLOG)
-    sock.setblocking(False)
-    return sock, door

@@ -20,21 +20,14 @@ from ringleader.errors import (
     PeerUnreachable,
     ProtocolError,
 )
-from ringleader.transport import segment, tcp
+from ringleader.transport import door, segment, tcp, tls
+from ringleader.transport.dialler import Dialler, Place
 from ringleader.transport.host import host_token, new_incarnation
 from ringleader.transport.link import Link
-from ringleader.transport.listener import (
-    Authenticate,
-    Listener,
-    Visitor,
-    door_path,
-    no_authentication,
-)
+from ringleader.transport.listener import Listener, Visitor
 from ringleader.transport.shm import Neighbour, ShmLink
 from ringleader.transport.stream import SocketLink, StripedLink
 from ringleader.wire import hello as wire
-
-_YES, _NO = b"\1", b"\0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +38,12 @@ class MeshConfig:
     size: int
     group: int
     """Hash of the view id."""
-    addresses: tuple[tuple[str, int], ...]
+    places: tuple[Place, ...]
+    """Where each rank is found."""
     namespace: bytes = bytes(16)
     num_stripes: int = 1
     """TCP connections per peer; more than one pays on long fat networks only."""
     share_memory: bool = True
-    authenticate: Authenticate = no_authentication
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_stripes <= wire.MAX_STRIPES:
@@ -96,9 +89,10 @@ class _Builder:
         self.shares = config.share_memory and bool(listener.door)
         self.host = host_token() if self.shares else bytes(16)
         self.waiting: dict[int, dict[int, socket.socket]] = {}
+        self.diallers: dict[int, Dialler] = {}
 
-    def hello(self, to: int, purpose: wire.Purpose, stripe: int = 0) -> wire.Hello:
-        return wire.Hello(
+    def hello(self, to: int, purpose: wire.Purpose, stripe: int = 0) -> bytes:
+        hello = wire.Hello(
             purpose=purpose,
             group=self.config.group,
             from_rank=self.config.rank,
@@ -110,6 +104,7 @@ class _Builder:
             stripe=stripe,
             num_stripes=self.config.num_stripes,
         )
+        return wire.encode_hello(hello)
 
     def answer(self, status: wire.Status) -> wire.Answer:
         return wire.Answer(
@@ -141,32 +136,26 @@ class _Builder:
     def _open(
         self, to: int, purpose: wire.Purpose, stripe: int = 0
     ) -> tuple[socket.socket, wire.Answer]:
-        address = self.config.addresses[to]
-        rests = tcp.pauses()
-        while True:
-            sock = tcp.dial(address, to, self.deadline)
-            try:
-                sock = self.config.authenticate(sock, self.deadline)
-                return sock, self._greet(sock, to, purpose, stripe)
-            except PeerLost as exc:
-                # Its listener went away between our two steps (it may be restarting).
-                sock.close()
-                tcp.rest(rests, self.deadline)
-                if self.deadline.is_over():
-                    raise self._unreachable(to, exc.text) from exc
-            except DeadlineExceeded as exc:
-                sock.close()
-                raise self._unreachable(to, exc.text) from exc
-            except BaseException:
-                sock.close()
-                raise
+        if to not in self.diallers:
+            place, trust = self.config.places[to], self.listener.trust
+            self.diallers[to] = Dialler(to, place, trust, self.deadline)
+        hello = self.hello(to, purpose, stripe)
+        try:
+            return self.diallers[to].open(
+                lambda sock, deadline: self._greet(sock, to, hello, deadline)
+            )
+        except (PeerLost, DeadlineExceeded) as exc:
+            raise self._unreachable(to, exc.text) from exc
 
     def _greet(
-        self, sock: socket.socket, to: int, purpose: wire.Purpose, stripe: int = 0
+        self, sock: socket.socket, to: int, hello: bytes, deadline: Deadline
     ) -> wire.Answer:
-        hello = wire.encode_hello(self.hello(to, purpose, stripe))
-        tcp.send_all(sock, hello, to, self.deadline)
-        data = tcp.recv_exact(sock, wire.ANSWER_BYTES, to, self.deadline)
+        tcp.send_all(sock, hello, to, deadline)
+        data = tcp.recv_exact(sock, len(tls.NOT_TLS), to, deadline)
+        if data == tls.NOT_TLS:
+            text = "it speaks TLS and we do not; is RINGLEADER_CREDENTIALS set here?"
+            raise PeerRefused(to, f"refused us: {text}")
+        data += tcp.recv_exact(sock, wire.ANSWER_BYTES - len(data), to, deadline)
         answer = wire.decode_answer(data, to)
         if answer.status is not wire.Status.OK:
             raise PeerRefused(to, f"refused us: {wire.EXPLANATION[answer.status]}")
@@ -179,11 +168,13 @@ class _Builder:
         bell = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             bell.settimeout(max(0.05, self.deadline.left_s()))
-            bell.connect(door_path(answer.door))
+            bell.connect(door.door_path(answer.door))
             bell.setblocking(False)
-            self._greet(bell, to, wire.Purpose.SHM)
+            if not door.is_same_user(bell):
+                raise PeerRefused(to, "another user of this host is behind its door")
+            self._greet(bell, to, self.hello(to, wire.Purpose.SHM), self.deadline)
             mine = self.my_segment()
-            _send_fd(bell, self.fd, to)
+            door.send_fd(bell, self.fd, to)
             theirs = self._receive_segment(bell, to, answer.incarnation)
         except (OSError, PeerLost, PeerRefused) as exc:
             self.mesh.notes[to] = f"shared memory not possible: {exc}"
@@ -223,11 +214,14 @@ class _Builder:
 
     def _welcome(self, visitor: Visitor) -> None:
         hello, rank = visitor.hello, visitor.hello.from_rank
-        status = self._judge(hello)
+        status = self._judge(hello, visitor.node)
         answer = wire.encode_answer(self.answer(status))
         tcp.send_all(visitor.sock, answer, rank, self.deadline)
         if status is not wire.Status.OK:
-            raise PeerRefused(rank, f"turned away: {wire.EXPLANATION[status]}")
+            who = f" (node {visitor.node})" if visitor.node else ""
+            raise PeerRefused(rank, f"turned away{who}: {wire.EXPLANATION[status]}")
+        if isinstance(visitor.sock, tls.SecureSocket):
+            visitor.sock.who = rank
         if hello.purpose is wire.Purpose.MAIL:
             self.incarnations[rank] = hello.incarnation
             self._forget(rank)  # it lost our answer, or restarted, and dialled again
@@ -237,7 +231,8 @@ class _Builder:
         else:
             self._add_stripe(rank, hello.stripe, visitor.sock)
 
-    def _judge(self, hello: wire.Hello) -> wire.Status:
+    def _judge(self, hello: wire.Hello, node: str) -> wire.Status:
+        """``node`` is who sent it, if it came over TLS."""
         rank = hello.from_rank
         if hello.namespace != self.config.namespace:
             return wire.Status.WRONG_NAMESPACE
@@ -245,6 +240,8 @@ class _Builder:
             return wire.Status.WRONG_SIZE
         if hello.to_rank != self.config.rank or rank <= self.config.rank:
             return wire.Status.WRONG_RANK
+        if node and self.config.places[rank].node not in (None, node):
+            return wire.Status.WRONG_RANK  # a member, but not the one with this rank
         if hello.purpose is wire.Purpose.MAIL:
             known = self.incarnations.get(rank, hello.incarnation)
             is_new = known == hello.incarnation or self._has_left(rank)
@@ -259,10 +256,10 @@ class _Builder:
         rank, bell = visitor.hello.from_rank, visitor.sock
         mine = self.my_segment()
         try:
-            fd = _receive_fd(bell, rank, self.deadline)
+            fd = door.receive_fd(bell, rank, self.deadline)
             theirs = _attach(fd, self.geometry, visitor.hello.incarnation)
-            _send_fd(bell, self.fd, rank)
-            if tcp.recv_exact(bell, 1, rank, self.deadline) != _YES:
+            door.send_fd(bell, self.fd, rank)
+            if tcp.recv_exact(bell, 1, rank, self.deadline) != door.YES:
                 raise OSError("the peer could not map our segment")
         except (OSError, PeerLost) as exc:
             self.mesh.notes[rank] = f"shared memory not possible: {exc}"
@@ -292,15 +289,16 @@ class _Builder:
         if len(stripes) == self.config.num_stripes:
             if rank in self.mesh.bulk:  # the dialler did not get what we had agreed on
                 self.mesh.bulk[rank].close()
-            links = [SocketLink(stripes[i], rank, "tcp") for i in sorted(stripes)]
+            kind = "tcp" if self.listener.trust is None else "tls"
+            links = [SocketLink(stripes[i], rank, kind) for i in sorted(stripes)]
             self.mesh.bulk[rank] = links[0] if len(links) == 1 else StripedLink(links)
             del self.waiting[rank]
 
     def _unreachable(self, rank: int, why: str) -> PeerUnreachable:
         """The error that names address and limit, and the usual reason."""
-        host, port = self.config.addresses[rank]
+        where = tcp.names(self.config.places[rank].addresses)
         text = (
-            f"{host}:{port} {why}; is it started, with the same peer list in the same "
+            f"{where} {why}; is it started, with the same peer list in the same "
             "order as ours?"
         )
         if others := self.listener.num_parked():
@@ -310,13 +308,13 @@ class _Builder:
     def _receive_segment(
         self, bell: socket.socket, rank: int, incarnation: bytes
     ) -> segment.Segment:
-        fd = _receive_fd(bell, rank, self.deadline)
+        fd = door.receive_fd(bell, rank, self.deadline)
         try:
             theirs = _attach(fd, self.geometry, incarnation)
         except OSError:
-            tcp.send_all(bell, _NO, rank, self.deadline)
+            tcp.send_all(bell, door.NO, rank, self.deadline)
             raise
-        tcp.send_all(bell, _YES, rank, self.deadline)
+        tcp.send_all(bell, door.YES, rank, self.deadline)
         return theirs
 
     def _add_neighbour(
@@ -359,25 +357,3 @@ def _attach(fd: int, geometry: segment.Geometry, incarnation: bytes) -> segment.
         return segment.attach(fd, geometry, incarnation)
     finally:
         os.close(fd)
-
-
-def _send_fd(bell: socket.socket, fd: int, rank: int) -> None:
-    """One byte with a descriptor on an empty Unix socket: it cannot block."""
-    try:
-        socket.send_fds(bell, [_YES], [fd])
-    except OSError as exc:
-        raise PeerLost(rank, f"while sharing memory: {exc.strerror or exc}") from exc
-
-
-def _receive_fd(bell: socket.socket, rank: int, deadline: Deadline) -> int:
-    """One descriptor; surplus ones are closed, none at all is an error."""
-    tcp.wait_readable(bell, rank, deadline)
-    try:
-        data, fds, _, _ = socket.recv_fds(bell, 1, 4)
-    except OSError as exc:
-        raise PeerLost(rank, f"while sharing memory: {exc.strerror or exc}") from exc
-    for extra in fds[1:]:
-        os.close(extra)
-    if not data or not fds:
-        raise PeerLost(rank, "sent no segment")
-    return fds[0]

@@ -1,4 +1,4 @@
-"""Links over stream sockets: TCP, Unix, socketpairs; one or several per peer."""
+"""Links over stream sockets: TCP, TLS, Unix, socketpairs; one or several per peer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import socket
 
 from ringleader.errors import PeerLost
 from ringleader.transport.link import POLLIN, POLLOUT, lost
+from ringleader.transport.tls import SecureSocket
 
 STRIPE_BYTES = 256 << 10
 """What goes through one of several connections before the next takes over: below the
@@ -21,6 +22,7 @@ class SocketLink:
         self.sock = sock
         self._send = sock.send
         self._recv_into = sock.recv_into
+        self._secure = sock if isinstance(sock, SecureSocket) else None
 
     def try_send(self, view: memoryview) -> int:
         """See Link."""
@@ -45,8 +47,14 @@ class SocketLink:
 
     def arm(self, *, sending: bool, receiving: bool) -> list[tuple[int, int]] | None:
         """See Link."""
+        if receiving and self.has_pending():
+            return None
         events = (POLLOUT if sending else 0) | (POLLIN if receiving else 0)
         return [(self.sock.fileno(), events)]
+
+    def has_pending(self) -> bool:
+        """Whether bytes are here that the descriptor does not know of."""
+        return self._secure is not None and self._secure.has_pending()
 
     def disarm(self) -> None:
         """See Link."""
@@ -91,7 +99,10 @@ class StripedLink:
 
     def arm(self, *, sending: bool, receiving: bool) -> list[tuple[int, int]] | None:
         """See Link. Sending and receiving may wait on different connections."""
-        out, into = self._at(self._sent)[0].sock, self._at(self._received)[0].sock
+        receiver, _ = self._at(self._received)
+        if receiving and receiver.has_pending():
+            return None
+        out, into = self._at(self._sent)[0].sock, receiver.sock
         wanted = [(out.fileno(), POLLOUT)] if sending else []
         if receiving and sending and into is out:
             return [(out.fileno(), POLLOUT | POLLIN)]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, DeadlineExceeded, PeerLost, PeerUnreachable
@@ -15,6 +17,17 @@ from ringleader.transport.link import POLLIN, POLLOUT, wait_ready
 BACKLOG = 512
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
+STAGGER_S = 0.25
+"""How long an address may stay silent before the next is tried beside it."""
+ATTEMPT_S = 3.0
+"""How long the last of them may stay silent before all are tried again."""
+FAREWELL_BYTES = 64 << 10
+
+_UNDER_WAY = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, 10035)
+"""What a connect that does not block returns; the last is what Windows says."""
+
+Address = tuple[str, int]
+"""Host, by name or number, and port."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -64,26 +77,39 @@ def tune(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def dial(address: tuple[str, int], who: int | str, deadline: Deadline) -> socket.socket:
-    """Connect, trying again with growing pauses until ``deadline``.
+def dial(address: Address, who: int | str, deadline: Deadline) -> socket.socket:
+    """Connect, trying again with growing pauses until ``deadline``."""
+    return dial_any([address], who, deadline)[0]
 
-    Every address the name resolves to is tried in each round; a peer that has not
-    started yet is the usual case, so a refused connection is no reason to give up.
+
+def dial_any(
+    addresses: Sequence[Address], who: int | str, deadline: Deadline
+) -> tuple[socket.socket, Address]:
+    """Connect to the first of several addresses of one peer that answers.
+
+    All are tried in each round, and every address that a name resolves to; a peer that
+    has not started yet is the usual case, so a refused connection is no reason to give
+    up.
     """
     rests = pauses()
     last: OSError | None = None
     while not deadline.is_over():
         try:
-            return _try_all(address, deadline)
+            return _race(addresses, deadline)
         except OSError as exc:
             last = exc
         rest(rests, deadline)
     text = (
-        f"{address[0]}:{address[1]} did not answer within {deadline.after_s:.1f} s "
+        f"{names(addresses)} did not answer within {deadline.after_s:.1f} s "
         f"({last.strerror or last if last else 'no attempt was possible'}); is it "
         "started, and is the port open in its firewall?"
     )
     raise PeerUnreachable(who, text) from last
+
+
+def names(addresses: Sequence[Address]) -> str:
+    """The addresses of a peer, for people."""
+    return " or ".join(f"{host}:{port}" for host, port in addresses)
 
 
 def pauses() -> Iterator[float]:
@@ -99,26 +125,95 @@ def rest(rests: Iterator[float], deadline: Deadline) -> None:
     time.sleep(min(next(rests), deadline.left_s()))
 
 
-def _try_all(address: tuple[str, int], deadline: Deadline) -> socket.socket:
-    last: OSError | None = None
-    infos = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-    for family, kind, proto, _, sockaddr in infos:
-        sock = socket.socket(family, kind, proto)
-        try:
-            # One silent address must not eat the time of the others.
-            sock.settimeout(max(0.05, min(3.0, deadline.left_s())))
-            sock.connect(sockaddr)
+def _race(
+    addresses: Sequence[Address], deadline: Deadline
+) -> tuple[socket.socket, Address]:
+    """One attempt on every address; a silent one does not eat the others' time."""
+    failures: list[OSError] = []
+    ahead = chain.from_iterable(_resolve(each, failures) for each in addresses)
+    running: dict[socket.socket, Address] = {}
+    next_at = until = Deadline.after(0)
+    is_more = True
+    try:
+        while is_more or (running and not until.is_over()):
+            if is_more and (not running or next_at.is_over()):
+                is_more = _begin(ahead, running, failures)
+                next_at = Deadline.after(STAGGER_S)
+                until = Deadline.after(min(ATTEMPT_S, deadline.left_s()))
+            left_s = min(until.left_s(), next_at.left_s() if is_more else ATTEMPT_S)
+            if running:
+                wait_ready([(s.fileno(), POLLOUT) for s in running], left_s)
+            winner = _settle(running, failures)
+            if winner is not None:
+                tune(winner)
+                return winner, running.pop(winner)
+            is_more = is_more and not deadline.is_over()
+    finally:
+        for sock in running:
+            sock.close()
+    silence = TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+    raise failures[-1] if failures else silence
+
+
+_Target = tuple[Address, socket.AddressFamily, int, tuple[object, ...]]
+
+
+def _resolve(address: Address, failures: list[OSError]) -> Iterator[_Target]:
+    """What an address stands for; looked up only when its turn comes."""
+    try:
+        infos = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    except OSError as exc:
+        failures.append(exc)
+        return
+    for family, _, proto, _, sockaddr in infos:
+        yield address, family, proto, sockaddr
+
+
+def _begin(
+    ahead: Iterator[_Target],
+    running: dict[socket.socket, Address],
+    failures: list[OSError],
+) -> bool:
+    """Start to connect to the next target; False when there is none."""
+    target = next(ahead, None)
+    if target is None:
+        return False
+    address, family, proto, sockaddr = target
+    try:
+        sock = socket.socket(family, socket.SOCK_STREAM, proto)
+    except OSError as exc:  # a family this machine does not have
+        failures.append(exc)
+        return True
+    sock.setblocking(False)
+    number = sock.connect_ex(sockaddr)
+    if number in _UNDER_WAY:
+        running[sock] = address
+    else:
+        failures.append(OSError(number, os.strerror(number)))
+        sock.close()
+    return True
+
+
+def _settle(
+    running: dict[socket.socket, Address], failures: list[OSError]
+) -> socket.socket | None:
+    """The first that is connected; those that failed are closed and forgotten."""
+    for sock in list(running):
+        number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if not number:
+            try:
+                peer = sock.getpeername()
+            except OSError:
+                continue  # still on its way
             # A port in the ephemeral range that nobody listens on can be met by
             # itself: our own end, chosen by the kernel, becomes the other end.
-            if sock.getsockname() == sock.getpeername():
-                raise ConnectionRefusedError(errno.ECONNREFUSED, "met itself")
-        except OSError as exc:
-            sock.close()
-            last = exc
-        else:
-            tune(sock)
-            return sock
-    raise last or OSError(f"{address[0]} resolves to no address")
+            if sock.getsockname() != peer:
+                return sock
+            number = errno.ECONNREFUSED
+        failures.append(OSError(number, os.strerror(number)))
+        del running[sock]
+        sock.close()
+    return None
 
 
 def send_all(
@@ -166,6 +261,20 @@ def wait_readable(sock: socket.socket, who: int | str, deadline: Deadline) -> No
     """Return when a read would not block; DeadlineExceeded when that never comes."""
     while not _is_readable(sock):
         _wait(sock, POLLIN, who, deadline)
+
+
+def part(sock: socket.socket) -> None:
+    """Close so that what we said last arrives.
+
+    Bytes that came and were not read would turn our end into a reset, which may
+    overtake it.
+    """
+    try:
+        socket.socket.recv(sock, FAREWELL_BYTES)
+        sock.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+    sock.close()
 
 
 def has_hung_up(sock: socket.socket) -> bool:

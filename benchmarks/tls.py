@@ -1,0 +1,184 @@
+"""What encryption costs: the same all_reduce over plain and over TLS links, in turns.
+
+Two ranks hold two groups, one plain and one encrypted, and call them alternately, so
+that whatever disturbs the machine disturbs both. Needs root for the LAN of namespaces;
+``--where loopback`` and ``--where shm`` do not.
+
+    .venv/bin/python benchmarks/tls.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import ssl
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+MIB = 1 << 20
+PLACES = ("lan", "loopback", "shm")
+BAR = 1.05
+"""At most this much longer, on a LAN of 1 Gbit/s."""
+BAR_FROM_MIB = 16
+"""For what is large; a small message costs some microseconds more, whatever its size.
+"""
+PORTS = {"plain": 5101, "tls": 5201}
+
+
+def main() -> None:
+    """Start the ranks of every place in turn and print what they measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--where", choices=PLACES, action="append")
+    parser.add_argument("--rate", default="1gbit", help="of the LAN, in tc's words")
+    parser.add_argument("--sizes", type=float, nargs="+", default=[16, 64], help="MiB")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", type=Path, help="write all rounds to this file")
+    options = parser.parse_args()
+    if options.worker:
+        work(json.loads(options.worker))
+        return
+    found = {
+        where: measure(where, options.rate, options.sizes, options.rounds)
+        for where in options.where or PLACES
+    }
+    show(found)
+    if options.json:
+        text = json.dumps({"machine": machine(), "rate": options.rate, **found})
+        options.json.write_text(text + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers depend on."""
+    import torch
+
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "openssl": ssl.OPENSSL_VERSION,
+        "torch": torch.__version__,
+    }
+
+
+def measure(where: str, rate: str, sizes: list[float], rounds: int) -> dict[str, Any]:
+    """The rounds of rank 0, and what the machine did beside them."""
+    from ringleader.testing.lan import lan
+
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        files = make_credentials(home)
+        if where == "lan":
+            net = stack.enter_context(lan(hosts=2, rate=rate))
+            starts = [host.popen for host in net.hosts]
+            hosts = [host.address for host in net.hosts]
+        else:
+            starts, hosts = [subprocess.Popen] * 2, ["127.0.0.1"] * 2
+        job = {"hosts": hosts, "where": where, "sizes": sizes, "rounds": rounds}
+        workers = [
+            start(
+                [
+                    sys.executable,
+                    __file__,
+                    "--worker",
+                    json.dumps({**job, "rank": rank, "credentials": files[rank]}),
+                ],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank, start in enumerate(starts)
+        ]
+        outputs = [worker.communicate(timeout=600)[0] for worker in workers]
+        if any(worker.returncode for worker in workers):
+            sys.exit(f"{where}: a rank failed, see above")
+    return {"load": os.getloadavg()[0], **json.loads(outputs[0])}
+
+
+def make_credentials(home: Path) -> list[str]:
+    """The files of two nodes of one cluster."""
+    from ringleader.identity.credentials import Credentials
+    from ringleader.identity.node_key import NodeKey
+    from ringleader.identity.secret import ClusterSecret, Secret
+
+    cluster = ClusterSecret(root=Secret(os.urandom(32)))
+    paths = [home / f"rank{rank}" for rank in range(2)]
+    for path in paths:
+        Credentials.issue(cluster, NodeKey.ephemeral()).to_file(path)
+    return [str(path) for path in paths]
+
+
+def work(job: dict[str, Any]) -> None:
+    """One rank: both groups, all sizes."""
+    import torch
+
+    import ringleader
+
+    torch.set_num_threads(1)
+    transport = "auto" if job["where"] == "shm" else "tcp"
+    results: dict[str, Any] = {"links": {}, "sizes": {}}
+    with ExitStack() as stack:
+        groups = {}
+        for kind, port in PORTS.items():
+            os.environ["RINGLEADER_CREDENTIALS"] = (
+                job["credentials"] if kind == "tls" else ""
+            )
+            peers = [f"{host}:{port + i}" for i, host in enumerate(job["hosts"])]
+            group = ringleader.group(peers, job["rank"], transport=transport)
+            groups[kind] = stack.enter_context(group)
+            results["links"][kind] = next(iter(group.links().values()))
+        for size in job["sizes"]:
+            tensor = torch.zeros(int(size * MIB) // 4)
+            rows: dict[str, Any] = {kind: {"s": [], "cpu_s": []} for kind in groups}
+            for turn in range(job["rounds"] + 1):
+                for kind, group in groups.items():
+                    tensor.fill_(group.rank + 1)
+                    group.barrier()
+                    cpu_s, began_s = time.process_time(), time.perf_counter()
+                    group.all_reduce(tensor)
+                    took_s = time.perf_counter() - began_s
+                    used_s = time.process_time() - cpu_s
+                    assert bool((tensor == 3).all())
+                    if turn:  # the first warms up
+                        rows[kind]["s"].append(took_s)
+                        rows[kind]["cpu_s"].append(used_s)
+            results["sizes"][f"{size:g}"] = rows
+    if job["rank"] == 0:
+        print(json.dumps(results))
+
+
+def show(found: dict[str, Any]) -> None:
+    """A table of medians; the ratio is the median over pairs of neighbouring rounds."""
+    print(
+        f"{'where':9} {'MiB':>4} {'plain ms':>9} {'tls ms':>9} {'MB/s':>6} "
+        f"{'cost':>7} {'cpu plain':>9} {'cpu tls':>8}  links"
+    )
+    for where, result in found.items():
+        for size, rows in result["sizes"].items():
+            plain, tls = rows["plain"], rows["tls"]
+            ratio = statistics.median(
+                b / a for a, b in zip(plain["s"], tls["s"], strict=True)
+            )
+            took = {k: statistics.median(rows[k]["s"]) for k in rows}
+            cpu = {k: statistics.median(rows[k]["cpu_s"]) for k in rows}
+            speed = float(size) * MIB / took["tls"] / 1e6
+            verdict = ""
+            if where == "lan" and float(size) >= BAR_FROM_MIB:
+                verdict = "  ok" if ratio <= BAR else f"  ABOVE {BAR - 1:.0%}"
+            times = f"{took['plain'] * 1e3:9.2f} {took['tls'] * 1e3:9.2f}"
+            cores = f"{cpu['plain'] * 1e3:6.1f} ms {cpu['tls'] * 1e3:5.1f} ms"
+            kinds = f"{result['links']['plain']}/{result['links']['tls']}"
+            cost = f"{speed:6.0f} {ratio - 1:+7.1%}"
+            print(f"{where:9} {size:>4} {times} {cost} {cores}  {kinds}{verdict}")
+
+
+if __name__ == "__main__":
+    main()

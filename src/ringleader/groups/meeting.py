@@ -1,0 +1,125 @@
+"""What ranks tell each other through a store: where they are, and who they are.
+
+One value per rank: its addresses as ``[host]:port``, with commas between them, and,
+where links are encrypted, a blank and its node id. Whoever can write to the store can
+send ranks to a wrong place, but with encrypted links only a member can answer there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from ringleader.deadline import Deadline
+from ringleader.errors import (
+    ConfigError,
+    PeerRefused,
+    PeerUnreachable,
+    PeerUntrusted,
+    ProtocolError,
+)
+from ringleader.ids import NodeId
+from ringleader.transport import tcp
+from ringleader.transport.dialler import MAX_ADDRESSES, Place
+
+OUTSIDE = "192.0.2.1"
+"""An address nobody has (RFC 5737): what routes to it leads out of this machine."""
+
+MAX_VALUE_BYTES = 4096
+"""Of one rank in the store: its addresses, most of them names, and its node id."""
+
+_NODE = re.compile(r"[a-z2-7]{52}")
+
+
+def publish(
+    store: Store, key: str, hosts: Sequence[str], port: int, node: NodeId | None
+) -> None:
+    """Tell the others where we listen, and who they will find there."""
+    text = ",".join(f"[{host}]:{port}" for host in hosts)
+    if node is not None:
+        text = f"{text} {node}"
+    try:
+        read(text.encode(), 0)
+    except (ProtocolError, ConfigError) as exc:
+        raise ConfigError(f"our addresses {list(hosts)}: {exc.text}") from exc
+    store.set(key, text)
+
+
+def look_up(store: Store, key: str, peer: int, deadline: Deadline) -> Place:
+    """Where ``peer`` says it is, once it has said so."""
+    try:
+        store.wait([key], timedelta(seconds=max(0.001, deadline.left_s())))
+        value = store.get(key)
+    except RuntimeError as exc:
+        text = f"did not join within {deadline.after_s:.1f} s ({first_line(exc)})"
+        raise PeerUnreachable(peer, text) from exc
+    return read(value, peer)
+
+
+def read(value: bytes, peer: int) -> Place:
+    """The place in a value of the store; ProtocolError when there is none."""
+    if len(value) > MAX_VALUE_BYTES:
+        text = f"published {len(value)} bytes as its address, limit {MAX_VALUE_BYTES}"
+        raise ProtocolError(peer, text)
+    text, _, node = value.decode(errors="replace").partition(" ")
+    parts = text.split(",")
+    if len(parts) > MAX_ADDRESSES:
+        text = f"published {len(parts)} addresses, limit {MAX_ADDRESSES}"
+        raise ProtocolError(peer, text)
+    if node and not _NODE.fullmatch(node):
+        raise ProtocolError(peer, f"published {node[:64]!r} as its node id")
+    try:
+        addresses = tuple(tcp.parse_address(part) for part in parts)
+    except ConfigError as exc:
+        raise ProtocolError(peer, f"published an {exc.text[:300]}") from exc
+    return Place(addresses, NodeId(node) if node else None)
+
+
+def check_alike(places: Sequence[Place], *, encrypts: bool) -> None:
+    """Raise for the first rank that does not encrypt as we do; it would be in vain."""
+    for peer, place in enumerate(places):
+        if encrypts and place.node is None:
+            text = "does not encrypt and we do; is RINGLEADER_CREDENTIALS set there?"
+            raise PeerUntrusted(peer, text)
+        if not encrypts and place.node is not None:
+            text = "encrypts and we do not; is RINGLEADER_CREDENTIALS set here?"
+            raise PeerRefused(peer, text)
+
+
+def own_address(store: Store) -> str:
+    """The address of ours that reaches the store, and so the other ranks.
+
+    A store that is a file has none, and a host may know itself as 127.0.1.1, which is
+    of no use to others: then it is the address that leads out of this machine.
+    """
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    host = getattr(store, "host", "")
+    if host:
+        found = _route(host, getattr(store, "port", 1) or 1)
+        is_local = host == "localhost" or host.startswith(("127.", "::1"))
+        if found and (is_local or not found.startswith(("127.", "::1"))):
+            return found
+    return _route(OUTSIDE, 9) or "127.0.0.1"
+
+
+def _route(host: str, port: int) -> str:
+    """Our address on the way to ``host``; empty if there is no way."""
+    with contextlib.suppress(socket.gaierror):
+        for family, kind, _, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_DGRAM
+        ):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(address)  # sends nothing: it only asks for the route
+                return str(probe.getsockname()[0])
+    return ""
+
+
+def first_line(exc: BaseException) -> str:
+    """What torch's errors begin with; the rest is a stack trace."""
+    return (str(exc).splitlines() or [type(exc).__name__])[0][:200]

@@ -1,0 +1,230 @@
+"""Several addresses of one peer: all are tried, and the one that works wins."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ringleader.deadline import Deadline
+from ringleader.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    PeerLost,
+    PeerRefused,
+    PeerUnreachable,
+    ProtocolError,
+)
+from ringleader.testing.inprocess import free_ports
+from ringleader.transport import dialler, tcp
+from ringleader.transport.dialler import MAX_ADDRESSES, Dialler, Place
+from ringleader.wire import hello as wire
+
+pytestmark = pytest.mark.timeout(30)
+
+ANSWER = wire.Answer(
+    status=wire.Status.OK, rank=0, incarnation=bytes(16), host=bytes(16)
+)
+
+
+@contextlib.contextmanager
+def server(host: str = "127.0.0.1") -> Iterator[tcp.Address]:
+    """Somebody who is there."""
+    with socket.create_server((host, 0)) as sock:
+        yield host, sock.getsockname()[1]
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[tcp.Address]:
+    """An address that does not answer: whoever listens there is full."""
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        address: tcp.Address = sock.getsockname()
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(address)
+        yield address
+
+
+def nobody() -> tcp.Address:
+    return "127.0.0.1", free_ports(1)[0]
+
+
+def connect(addresses: list[tcp.Address], limit_s: float = 5.0) -> tcp.Address:
+    sock, address = tcp.dial_any(addresses, 7, Deadline.after(limit_s))
+    with sock:
+        assert sock.getpeername()[1] == address[1]
+        assert not sock.getblocking()
+    return address
+
+
+def test_the_first_that_answers_is_taken() -> None:
+    with server() as first, server() as second:
+        assert connect([first, second]) == first
+
+
+def test_a_refused_address_costs_no_time() -> None:
+    with server() as good:
+        started_s = time.monotonic()
+        assert connect([*(nobody() for _ in range(8)), good]) == good
+        assert time.monotonic() - started_s < 4 * tcp.STAGGER_S
+
+
+def test_a_silent_address_does_not_eat_the_time_of_the_others() -> None:
+    with silence() as first, silence() as second, server() as good:
+        started_s = time.monotonic()
+        assert connect([first, second, good]) == good
+        took_s = time.monotonic() - started_s
+        assert 2 * tcp.STAGGER_S < took_s < tcp.ATTEMPT_S
+
+
+def test_a_name_that_nobody_knows_does_not_stop_the_others() -> None:
+    with server() as good:
+        assert connect([("nobody.invalid", 1), good]) == good
+
+
+def test_every_address_behind_a_name_is_tried() -> None:
+    """localhost may be ::1 first, where nobody listens."""
+    with server() as (_, port):
+        assert connect([("localhost", port)]) == ("localhost", port)
+
+
+def test_who_comes_later_is_found() -> None:
+    where = nobody()
+    found: list[tcp.Address] = []
+    thread = threading.Thread(
+        target=lambda: found.append(connect([nobody(), where])), name="dialler"
+    )
+    thread.start()
+    time.sleep(0.2)
+    with socket.create_server(where):
+        thread.join(5.0)
+    assert found == [where]
+
+
+def test_when_none_answers_all_are_named() -> None:
+    with silence() as silent:
+        refused = nobody()
+        with pytest.raises(PeerUnreachable) as caught:
+            connect([silent, refused], limit_s=0.6)
+    assert caught.value.peer == 7
+    for host, port in (silent, refused):
+        assert f"{host}:{port}" in str(caught.value)
+
+
+def test_a_dialler_leaves_nothing_open_behind() -> None:
+    """The leak check of every test looks; here the losers are still on their way."""
+    with silence() as one, silence() as other, server() as good:
+        connect([one, other, good])
+
+
+# -- who answers there -------------------------------------------------------------
+
+
+def dial(
+    addresses: list[tcp.Address], greet: dialler.Greet, limit_s: float = 5.0
+) -> tcp.Address:
+    place = Place(tuple(addresses))
+    sock, answer = Dialler(0, place, None, Deadline.after(limit_s)).open(greet)
+    assert answer is ANSWER
+    with sock:
+        found: tcp.Address = sock.getpeername()
+    return found
+
+
+def test_somebody_else_at_an_address_is_left_for_the_next() -> None:
+    """The same private address exists in many homes."""
+    with server() as wrong, server() as right:
+
+        def greet(sock: socket.socket, _: Deadline) -> wire.Answer:
+            if sock.getpeername() == wrong:
+                raise ProtocolError(0, "does not speak Ringleader")
+            return ANSWER
+
+        assert dial([wrong, right], greet) == right
+
+
+def test_who_is_refused_everywhere_says_so() -> None:
+    with server() as one, server() as other:
+        calls = []
+
+        def greet(sock: socket.socket, _: Deadline) -> wire.Answer:
+            calls.append(sock.getpeername())
+            raise PeerRefused(0, "no")
+
+        with pytest.raises(PeerRefused, match="no"):
+            dial([one, other], greet)
+        assert calls == [one, other], "each is asked once"
+
+
+def test_a_refusal_says_more_than_the_silence_of_the_other_addresses() -> None:
+    with server() as refusing:
+
+        def greet(_sock: socket.socket, _deadline: Deadline) -> wire.Answer:
+            raise PeerRefused(0, "no")
+
+        with pytest.raises(PeerRefused, match="no"):
+            dial([refusing, nobody()], greet, limit_s=0.3)
+
+
+def test_who_connects_and_says_nothing_gets_a_moment_and_then_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dialler, "SILENCE_S", 0.1)
+    with server() as mute, server() as right:
+
+        def greet(sock: socket.socket, deadline: Deadline) -> wire.Answer:
+            if sock.getpeername() == right:
+                return ANSWER
+            tcp.recv_exact(sock, 1, 0, deadline)
+            raise AssertionError("it is mute")
+
+        assert dial([mute, right], greet) == right
+
+
+def test_the_only_address_may_be_silent_until_the_deadline() -> None:
+    """It is our peer, which is busy with others."""
+    with server() as busy:
+
+        def greet(sock: socket.socket, deadline: Deadline) -> wire.Answer:
+            tcp.recv_exact(sock, 1, 0, deadline)
+            raise AssertionError("it is mute")
+
+        with pytest.raises(DeadlineExceeded, match="silent while greeting"):
+            dial([busy], greet, limit_s=0.3)
+
+
+def test_the_address_that_worked_is_used_first_from_then_on() -> None:
+    with silence() as one, silence() as other, server() as right:
+        place = Place((one, other, right))
+        found = Dialler(0, place, None, Deadline.after(5.0))
+        first, _ = found.open(lambda _sock, _deadline: ANSWER)
+        started_s = time.monotonic()
+        second, _ = found.open(lambda _sock, _deadline: ANSWER)
+        assert time.monotonic() - started_s < 2 * tcp.STAGGER_S
+        first.close()
+        second.close()
+
+
+def test_who_hangs_up_is_asked_again() -> None:
+    with server() as good:
+        calls = []
+
+        def greet(_sock: socket.socket, _deadline: Deadline) -> wire.Answer:
+            calls.append(1)
+            if len(calls) < 3:
+                raise PeerLost(0, "closed the connection while greeting")
+            return ANSWER
+
+        assert dial([good], greet) == good
+
+
+@pytest.mark.parametrize("count", [0, MAX_ADDRESSES + 1])
+def test_a_place_has_some_addresses_and_not_too_many(count: int) -> None:
+    with pytest.raises(ConfigError, match=f"1 to {MAX_ADDRESSES} addresses"):
+        Place((("127.0.0.1", 1),) * count)
