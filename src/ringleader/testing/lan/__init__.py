@@ -1,0 +1,42 @@
+"""A LAN on one machine: network namespaces as hosts, a bridge as the switch.
+
+    with lan(hosts=4, rate="1gbit") as net:
+        server = net.hosts[0].popen([sys.executable, "serve.py", net.hosts[0].address])
+        net.cut(0)
+
+Each host is a namespace with one interface, ``eth0``. Its cable is a veth pair whose
+other end is a port of a bridge, and the bridge lives in a namespace of its own: nothing
+is added to the machine's own network, so addresses cannot collide with it, two LANs do
+not see each other, and deleting the namespaces deletes everything. What goes wrong with
+a network (cut and one-way cables, slow ones, islands, firewalls, no multicast, wrong
+MTU, VPNs) can be made to go wrong. Linux, root and iproute2 are needed;
+``can_make_lan`` and ``can_make_faults`` say whether and why not.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager
+from types import ModuleType
+
+from ringleader.testing.lan.command import can_make_faults, can_make_lan
+from ringleader.testing.lan.host import Host
+from ringleader.testing.lan.net import Lan, lan
+
+__all__ = ["Host", "Lan", "can_make_faults", "can_make_lan", "lan"]
+
+
+class _CallableModule(ModuleType):
+    """``ringleader.testing.lan`` names this package and the function in it.
+
+    Importing a module puts it into its parent under its own name, so one of the two
+    would hide the other; like this both can be meant.
+    """
+
+    def __call__(
+        self, hosts: int = 3, *, rate: str | None = None
+    ) -> AbstractContextManager[Lan]:
+        return lan(hosts, rate=rate)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -1,0 +1,220 @@
+"""One host of a LAN: where processes run, with its interfaces and its firewall."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from ipaddress import ip_interface
+from typing import Any
+
+from ringleader.deadline import Deadline
+from ringleader.errors import ConfigError, RingleaderError
+from ringleader.testing.lan.command import ip, no_name_server, run
+from ringleader.testing.lan.switch import RECEIVED, Cable, Switch
+
+WAIT_S = 10.0
+"""A killed process goes at once and a tiny one starts at once; only the kernel itself
+could take longer."""
+
+POLL_S = 0.02
+
+_TUNNELS = re.compile(r"(tun|tap|utun|wg|ppp|tailscale|zt)")
+_BRIDGES = re.compile(r"(docker|br-|virbr|podman|lxc)")
+_NUMBERS = {"tcp": 6, "udp": 17}
+
+# A tunnel is up only as long as a process holds its other end.
+_HOLD_TUNNEL = """
+import fcntl, os, signal, struct, sys
+flags = 0x1001 if not sys.argv[1].startswith("tap") else 0x1002
+end = os.open("/dev/net/tun", os.O_RDWR)
+fcntl.ioctl(end, 0x400454CA, struct.pack("16sH22x", sys.argv[1].encode(), flags))
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """One machine of the LAN. Use it from one thread at a time."""
+
+    name: str
+    """Of its namespace."""
+
+    address: str
+    address6: str
+    number: int
+    """Its place in ``Lan.hosts``."""
+
+    _switch: Switch
+    _cables: dict[str, Cable] = field(default_factory=dict)
+    _started: list[subprocess.Popen[Any]] = field(default_factory=list)
+
+    def build(self) -> None:
+        """Make the namespace and its ``eth0``; ``lan`` calls it."""
+        run("ip", "netns", "add", self.name)
+        no_name_server(self.name)
+        ip(self.name, "link", "set", "lo", "up")
+        self._plug("eth0", f"{self.address}/16")
+        with suppress(RingleaderError):  # a kernel without IPv6 is still a LAN
+            self._add_address("eth0", f"{self.address6}/64")
+        # mDNS needs a way for multicast; a default route is one, and leads nowhere.
+        ip(self.name, "route", "add", "default", "dev", "eth0")
+
+    # -- processes ---------------------------------------------------------------
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """The command that runs ``argv`` on this host."""
+        return ["ip", "netns", "exec", self.name, *argv]
+
+    def popen(
+        self,
+        argv: Sequence[str],
+        **options: Any,  # noqa: ANN401 (those of subprocess.Popen, whatever they are)
+    ) -> subprocess.Popen[Any]:
+        """Start a process here; it is killed, if it still runs, when the LAN goes.
+
+        ``pid`` is that of the program itself: ``ip netns exec`` replaces itself by it.
+        """
+        process = subprocess.Popen(self.command(argv), **options)
+        self._started.append(process)
+        return process
+
+    def kill_all(self) -> None:
+        """End everything that runs here, what ``popen`` started and its children."""
+        with suppress(RingleaderError):  # no namespace, no processes
+            for pid in run("ip", "netns", "pids", self.name).split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+        for process in self._started:
+            process.kill()  # does nothing to one that has ended
+            process.wait(timeout=WAIT_S)
+        self._started.clear()
+
+    # -- interfaces --------------------------------------------------------------
+
+    def bytes_sent(self, device: str = "eth0") -> int:
+        """What has left by an interface, headers included."""
+        return self._counter("tx", device)
+
+    def bytes_received(self, device: str = "eth0") -> int:
+        """What has come in by an interface, headers included."""
+        return self._counter("rx", device)
+
+    def add_interface(self, name: str, address: str) -> None:
+        """Another interface, up and running, with an address like ``10.88.0.1/24``.
+
+        The name says what it is: ``tun0``, ``wg0`` ... are tunnels that lead nowhere,
+        ``docker0``, ``br-...``, ``virbr0`` are bridges with one port, and all others
+        are cables to a switch of their own network, shared by the hosts in it.
+        """
+        if _TUNNELS.match(name):
+            self._add_tunnel(name)
+        elif _BRIDGES.match(name):
+            self._add_bridge(name)
+        else:
+            self._plug(name, address)
+            return
+        self._add_address(name, address)
+        ip(self.name, "link", "set", name, "up")
+        self._wait_until_running(name)
+
+    def set_up(self, device: str = "eth0", *, is_up: bool) -> None:
+        """Turn an interface on or off, as its owner would. Off, it loses its routes."""
+        ip(self.name, "link", "set", device, "up" if is_up else "down")
+
+    def only_ipv4(self, device: str = "eth0") -> None:
+        """Turn IPv6 off, its link-local address included."""
+        path = f"/proc/sys/net/ipv6/conf/{device}/disable_ipv6"
+        with suppress(RingleaderError):  # a kernel without IPv6 is there already
+            run(*self.command(["sh", "-c", f"echo 1 > {path}"]))
+
+    def only_ipv6(self, device: str = "eth0") -> None:
+        """Take all IPv4 addresses away."""
+        ip(self.name, "-4", "address", "flush", "dev", device)
+
+    def set_mtu(self, mtu: int, device: str = "eth0") -> None:
+        """The longest packet this host sends; below 1280 there is no IPv6."""
+        cable = self._cables.get(device)
+        if cable is not None and mtu > cable.mtu:  # jumbo frames, also at the switch
+            cable.mtu = mtu
+            self._switch.set_mtu(cable, mtu)
+        ip(self.name, "link", "set", device, "mtu", str(mtu))
+
+    # -- firewall ----------------------------------------------------------------
+
+    def block_port(self, port: int, protocol: str = "tcp") -> None:
+        """Drop what others send to a port of ours, on all cables, without a word."""
+        if protocol not in _NUMBERS:
+            raise ConfigError(f"lan: no protocol {protocol!r}; tcp or udp")
+        ways = [
+            f"protocol {family} u32 match {prefix} protocol {_NUMBERS[protocol]} 0xff"
+            f" match {prefix} dport {port} 0xffff"
+            for family, prefix in (("ip", "ip"), ("ipv6", "ip6"))
+        ]
+        rules = [(c, RECEIVED, way) for c in self._cables.values() for way in ways]
+        self._switch.drop(("block", self.number, port, protocol), rules)
+
+    def unblock_port(self, port: int, protocol: str = "tcp") -> None:
+        """Let it through again."""
+        self._switch.undrop(("block", self.number, port, protocol))
+
+    # ----------------------------------------------------------------------------
+
+    def cable(self, device: str = "eth0") -> Cable:
+        """The cable of an interface, for ``Lan``."""
+        if device not in self._cables:
+            raise ConfigError(f"lan: {device} of host {self.number} has no cable")
+        return self._cables[device]
+
+    def cables(self) -> list[Cable]:
+        """All cables of this host."""
+        return list(self._cables.values())
+
+    def _plug(self, device: str, address: str) -> None:
+        network = str(ip_interface(address).network)
+        cable = self._switch.plug(self.name, device, network, self.number)
+        self._cables[device] = cable
+        self._add_address(device, address)
+
+    def _add_address(self, device: str, address: str) -> None:
+        # An IPv6 address is usable only after a second of asking for twins, or at once.
+        at_once = ["nodad"] if ":" in address else []
+        ip(self.name, "address", "add", address, "dev", device, *at_once)
+
+    def _add_bridge(self, name: str) -> None:
+        ip(self.name, "link", "add", name, "type", "bridge")
+        port = self._switch.add_stub(self.name)
+        ip(self.name, "link", "set", port, "master", name, "up")
+
+    def _add_tunnel(self, name: str) -> None:
+        argv = [sys.executable, "-I", "-S", "-c", _HOLD_TUNNEL, name]
+        holder = self.popen(argv, stdout=subprocess.PIPE, text=True)
+        assert holder.stdout is not None
+        with holder.stdout as answer:
+            is_ready = bool(select.select([answer], [], [], WAIT_S)[0])
+            if not is_ready or answer.readline() != "ready\n":
+                raise RingleaderError(f"lan: no tunnel {name}: is /dev/net/tun there?")
+
+    def _wait_until_running(self, name: str) -> None:
+        """The kernel looks only once a second whether a bridge has a living port."""
+        deadline = Deadline.after(WAIT_S)
+        while json.loads(ip(self.name, "-j", "link", "show", name))[0]["operstate"] in (
+            "DOWN",
+            "LOWERLAYERDOWN",
+        ):
+            if deadline.is_over():
+                raise RingleaderError(f"lan: {name} is not up after {WAIT_S:g} s")
+            time.sleep(POLL_S)
+
+    def _counter(self, direction: str, device: str) -> int:
+        text = ip(self.name, "-j", "-s", "link", "show", "dev", device)
+        return int(json.loads(text)[0]["stats64"][direction]["bytes"])
