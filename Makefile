@@ -18,7 +18,7 @@ demo: setup
 	$(BIN)/ringleader demo
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: setup
 	$(BIN)/ruff format --check .

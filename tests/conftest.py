@@ -22,6 +22,9 @@ PATIENCE_S = 2.0
 """How long what is ending may take to end: an idle engine thread lingers for one."""
 
 _SHM = Path("/dev/shm")
+_IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+"""Several of us run at once: /dev/shm is everybody's, and checked once at the end."""
+_END_S = 10.0
 # Libraries open these on first use and keep them; they are not the test's.
 _LAZY = (
     "/dev/null",
@@ -71,7 +74,7 @@ def look() -> State:
         threads=frozenset(t for t in threading.enumerate() if t.is_alive()),
         descriptors=frozenset(_descriptors()),
         children=frozenset(_children()),
-        shared=frozenset(_names(_SHM)),
+        shared=frozenset() if _IS_WORKER else frozenset(_names(_SHM)),
     )
 
 
@@ -110,6 +113,31 @@ def _is_in_use_elsewhere(name: str) -> bool:
             if pid not in ours and path in Path(f"/proc/{pid}/maps").read_bytes():
                 return True
     return False
+
+
+_SHARED_BEFORE = pytest.StashKey[frozenset[str]]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Remember what lies in shared memory before the first test."""
+    session.stash[_SHARED_BEFORE] = frozenset(_names(_SHM))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """No test process may leave shared memory behind for good."""
+    if _IS_WORKER or session.exitstatus != pytest.ExitCode.OK:
+        return
+    before = session.stash[_SHARED_BEFORE]
+    until_s = time.monotonic() + _END_S
+    while left := [
+        name for name in set(_names(_SHM)) - before if not _is_in_use_elsewhere(name)
+    ]:
+        if time.monotonic() > until_s:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            sys.stderr.write(f"left in /dev/shm: {', '.join(sorted(left))}\n")
+            return
+        time.sleep(0.1)
 
 
 HAS_FAILED = pytest.StashKey[bool]()

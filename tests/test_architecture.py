@@ -25,7 +25,7 @@ HEIGHT = {n: i for i, row in enumerate(ROWS.split("|")) for n in row.split()}
 IO = {"socket", "ssl", "select", "selectors", "asyncio", "threading", "multiprocessing"}
 IO |= {"subprocess", "signal", "time", "random", "secrets", "os", "io", "pathlib"}
 VECTORS = {"torch", "numpy"}
-PURE = {name: IO | VECTORS for name in ("wire", "collectives", "membership")}
+PURE = dict.fromkeys(("wire", "collectives", "membership"), IO | VECTORS)
 """What the packages that only decide may not even see."""
 
 HOMES = {

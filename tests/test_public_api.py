@@ -26,7 +26,7 @@ PUBLIC = (
     "BackendOptions CallMismatch CollectiveConfig ConfigError DeadlineExceeded Group "
     "GroupAborted InternalError PeerError PeerLost PeerRefused PeerUnreachable "
     "PeerUntrusted ProtocolError RingleaderError SyncBatchNorm Work __version__ "
-    "backends compression group require"
+    "backends compression group join require same_model should_rejoin"
 )
 
 GROUP = (
@@ -36,6 +36,14 @@ GROUP = (
 )
 
 FLAGS = {
+    "init": "--name --force --json",
+    "join": "words --phrase-file --pin --at --force --json",
+    "invite": "--port --seconds --json",
+    "leave": "--yes --json",
+    "run": "script args --nodes --min-nodes --wait --nproc-per-node --max-restarts "
+    "--job --peers --interface --port --profile --timeout --any-script --plaintext",
+    "status": "--watch --json",
+    "doctor": "--peer --interface --port --seconds --json",
     "bench": "--ranks --sizes --operations --transport --peers --rounds --algorithms "
     "--lan --rate --quick --no-quick --out --json",
     "demo": "--ranks --epochs --json",

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ringleader.groups.form import group
     from ringleader.groups.group import Group
     from ringleader.groups.work import Work
+    from ringleader.node.joining import join, should_rejoin
+    from ringleader.parallel.same_model import same_model
     from ringleader.parallel.sync_batch_norm import SyncBatchNorm
 
 __version__ = "0.1.0"
@@ -55,7 +57,10 @@ __all__ = [
     "backends",
     "compression",
     "group",
+    "join",
     "require",
+    "same_model",
+    "should_rejoin",
 ]
 
 # What needs torch is imported on first use, so that the command line starts at once.
@@ -67,7 +72,10 @@ _LAZY = {
     "Work": "ringleader.groups.work",
     "backends": "ringleader.backend.engines",
     "group": "ringleader.groups.form",
+    "join": "ringleader.node.joining",
     "require": "ringleader.backend.engines",
+    "same_model": "ringleader.parallel.same_model",
+    "should_rejoin": "ringleader.node.joining",
 }
 
 
@@ -83,4 +91,4 @@ def __getattr__(name: str) -> object:
 # (TORCH_DEVICE_BACKEND_AUTOLOAD=0) or the package is not installed, importing it after
 # torch does.
 if "torch" in sys.modules:
-    import_module("ringleader.backend.register").autoload()
+    import_module("ringleader.node.register").autoload()

@@ -18,7 +18,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -80,6 +80,7 @@ class Crew:
         self,
         argv: Sequence[str],
         popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         """Start one process of the crew; its output goes to a log for error messages.
 
@@ -93,6 +94,7 @@ class Crew:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env=env,
             )
         self._processes.append(process)
 

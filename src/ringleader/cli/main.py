@@ -10,7 +10,14 @@ import typer
 
 from ringleader.cli.bench import bench
 from ringleader.cli.demo import demo
+from ringleader.cli.doctor import doctor
+from ringleader.cli.init import init
+from ringleader.cli.invite import invite
+from ringleader.cli.join import join
+from ringleader.cli.leave import leave
+from ringleader.cli.run import SETTINGS, run
 from ringleader.cli.simulate import simulate
+from ringleader.cli.status import status
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,6 +32,13 @@ def main() -> None:
     """Train one PyTorch model on every machine you own."""
 
 
+app.command()(init)
+app.command()(join)
+app.command()(invite)
+app.command()(leave)
+app.command(context_settings=SETTINGS)(run)
+app.command()(status)
+app.command()(doctor)
 app.command()(bench)
 app.command()(demo)
 app.command()(simulate)

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from ringleader.backend import register
+from ringleader.node import register as node_register
 
 WITHIN_S = 60.0
 """Importing torch takes two seconds, on a busy machine ten."""
@@ -177,5 +177,6 @@ def test_the_entry_points_are_those_of_the_installed_package() -> None:
     from importlib.metadata import entry_points
 
     (found,) = entry_points(group="torch.backends", name="ringleader")
-    assert found.load() is register.autoload
-    assert Path(register.__file__).name == "register.py"
+    assert found.load() is node_register.autoload
+    (handler,) = entry_points(group="torchrun.handlers", name="mdns")
+    assert callable(handler.load()())

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -15,9 +17,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ringleader.cli import units
 from ringleader.cli.crew import Crew
+from ringleader.cli.demo.machines import pair
 from ringleader.cli.interrupt import terminated_like_interrupted
 from ringleader.cli.line import Message
-from ringleader.cli.port import free_ports
 from ringleader.errors import RingleaderError
 
 _EPOCHS = 30
@@ -38,6 +40,13 @@ class Story:
     """What happened, for people and for ``--json``."""
 
     ranks: int
+    cluster: str
+    """Its tag."""
+    joined_s: float
+    """Until the last machine had found the others and the group stood."""
+    leader: str
+    view_epoch: int
+    ring: tuple[str, ...]
     epochs: int
     steps: int
     seconds: float
@@ -72,6 +81,12 @@ class Story:
         speed = self.steps / self.seconds
         moved = units.format_bytes(self.steps * self.step_bytes)
         return [
+            f"Paired {self.ranks} machines (all of them here): cluster {self.cluster}, "
+            "one phrase, a key each.",
+            f"Found each other by mDNS, proved who they are by TLS and formed a group "
+            f"in {self.joined_s:.1f} s.",
+            f"Elected {self.leader} as leader, epoch {self.view_epoch}; ring "
+            f"{' -> '.join(self.ring)}.",
             f"Trained {self.steps} steps in {self.seconds:.2f} s ({speed:.0f} steps "
             f"per second), {self.ranks} ranks over {self.transport}.",
             f"Every step summed {self.parameters} gradients "
@@ -117,16 +132,23 @@ def demo(
 
 def tell(ranks: int, epochs: int, on_epoch: OnEpoch) -> Story:
     """Start the ranks, train, compare with a run alone, and end every process."""
-    with Crew("demo", ranks) as crew:
-        for rank in range(ranks):
+    with TemporaryDirectory() as folder, Crew("demo", ranks) as crew:
+        machines, tag = pair(ranks, Path(folder))
+        for rank, machine in enumerate(machines):
             module = [sys.executable, "-m", "ringleader.cli.demo.worker"]
-            crew.start([*module, "--control", crew.address, "--rank", str(rank)])
+            argv = [*module, "--control", crew.address, "--rank", str(rank)]
+            crew.start(argv, env=machine.environment())
         crew.welcome(_START_S)
-        finals = _train(crew, epochs, on_epoch)
+        views, finals = _train(crew, epochs, on_epoch)
         compared = crew.ask({"do": "compare"}, _SILENCE_S + epochs)
-    first = finals[0]
+    first, view = finals[0], views[0]
     return Story(
         ranks=ranks,
+        cluster=tag,
+        joined_s=max(float(str(each["joined_s"])) for each in views),
+        leader=str(view["leader"]),
+        view_epoch=int(str(view["epoch_of_view"])),
+        ring=tuple(str(name) for name in _list(view["ring"])),
         epochs=epochs,
         steps=int(str(first["steps"])),
         seconds=max(float(str(final["seconds"])) for final in finals),
@@ -141,26 +163,35 @@ def tell(ranks: int, epochs: int, on_epoch: OnEpoch) -> Story:
     )
 
 
-def _train(crew: Crew, epochs: int, on_epoch: OnEpoch) -> list[Message]:
-    peers = [f"127.0.0.1:{port}" for port in free_ports(crew.size)]
-    crew.tell({"do": "train", "peers": peers, "epochs": epochs})
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _train(
+    crew: Crew, epochs: int, on_epoch: OnEpoch
+) -> tuple[list[Message], list[Message]]:
+    """What each machine saw of the cluster, and what it had at the end."""
+    crew.tell({"do": "train", "nodes": crew.size, "epochs": epochs})
+    views: list[Message] = []
     finals: dict[int, Message] = {}
     for rank, message in crew.hear(_SILENCE_S):
         match message:
             case {"epoch": int(epoch), "loss": float(loss)}:
                 on_epoch(epoch, loss)
+            case {"joined_s": float()}:
+                views.append(message)
             case _:
                 finals[rank] = message
         if len(finals) == crew.size:
             break
-    return [finals[rank] for rank in range(crew.size)]
+    return views, [finals[rank] for rank in range(crew.size)]
 
 
 @contextmanager
 def _progress(ranks: int, epochs: int) -> Iterator[OnEpoch]:
     """A bar on stderr; where that is a file or a pipe, a line now and then."""
     console = Console(stderr=True)
-    title = f"Training a digit classifier with {ranks} processes on this machine"
+    title = f"Training a digit classifier with {ranks} nodes on this machine"
     console.print(f"{title} ...", highlight=False)
     every = max(1, epochs // 10)
     columns = (

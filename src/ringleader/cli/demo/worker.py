@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 
 import torch
 
@@ -10,10 +11,13 @@ from ringleader.cli.demo.training import Digits, Recipe, Trained, load_digits, t
 from ringleader.cli.line import Message, Report, serve
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.errors import ConfigError
-from ringleader.groups.form import group
+from ringleader.ids import NodeId, short
+from ringleader.node.joining import join, look
 
 _TIMEOUT_S = 30.0
 """Bound on one all_reduce: a rank that is stuck ends the demo, nobody waits longer."""
+
+_JOIN_S = 60.0
 
 _IN_WORDS = {"shm": "shared memory", "tcp": "TCP"}
 
@@ -30,22 +34,25 @@ class Rank:
     def handle(self, task: Message, report: Report) -> Message:
         """Carry out one task of the parent."""
         match task:
-            case {"do": "train", "peers": [*peers], "epochs": int(epochs)}:
+            case {"do": "train", "nodes": int(nodes), "epochs": int(epochs)}:
                 self._recipe = Recipe(epochs=epochs)
-                return self._train([str(peer) for peer in peers], report)
+                return self._train(nodes, report)
             case {"do": "compare"}:
                 return self._compare()
             case _:
                 raise ConfigError(f"demo worker: no such task {task}")
 
-    def _train(self, peers: list[str], report: Report) -> Message:
-        def on_epoch(epoch: int, loss: float) -> None:
-            if self._rank == 0:
-                report({"epoch": epoch, "loss": loss})
-
+    def _train(self, nodes: int, report: Report) -> Message:
         self._digits = load_digits(self._recipe)
         config = CollectiveConfig(timeout_s=_TIMEOUT_S)
-        with group(peers, self._rank, config=config) as ranks:
+        started_s = time.monotonic()
+        with join(nodes, config=config, timeout_s=_JOIN_S) as ranks:
+            report(_cluster(time.monotonic() - started_s))
+
+            def on_epoch(epoch: int, loss: float) -> None:
+                if ranks.rank == 0:
+                    report({"epoch": epoch, "loss": loss})
+
             trained = train(self._recipe, self._digits, ranks, on_epoch)
             kinds = sorted(set(ranks.links().values()))
         self._trained = trained
@@ -67,6 +74,18 @@ class Rank:
         alone = train(self._recipe, self._digits, None, lambda epoch, loss: None)
         apart = (self._trained.parameters - alone.parameters).abs().max()
         return {"largest_difference": float(apart)}
+
+
+def _cluster(seconds: float) -> Message:
+    """The cluster as this machine sees it when training begins."""
+    seen = look()
+    names = {row.node: row.name for row in seen.nodes}
+    return {
+        "joined_s": seconds,
+        "epoch_of_view": seen.epoch,
+        "leader": f"{names[seen.leader]} ({short(NodeId(seen.leader))})",
+        "ring": [names[node] for node in seen.ring],
+    }
 
 
 def main() -> None:

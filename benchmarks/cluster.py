@@ -1,0 +1,327 @@
+"""The cluster on a LAN of three namespaces: how fast, how sure, under attack.
+
+    python benchmarks/cluster.py discovery --runs 20
+    python benchmarks/cluster.py formation --runs 20
+    python benchmarks/cluster.py leader --runs 20
+    python benchmarks/cluster.py silence
+    python benchmarks/cluster.py attack
+
+Needs root and iproute2. Prints figures; ``--out FILE`` appends them as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ringleader.testing.lan import Lan, lan
+from ringleader.testing.nodes import Node, make_home, names_in_view
+
+SCRIPTS = Path(__file__).parents[1] / "tests" / "cluster"
+AGENT = SCRIPTS / "agent_worker.py"
+TRAINER = SCRIPTS / "node_worker.py"
+
+HOSTS = 3
+ALL = {f"n{i}" for i in range(HOSTS)}
+
+
+@contextmanager
+def homes(count: int) -> Iterator[list[Path]]:
+    """Machines of one cluster."""
+    root = os.urandom(32)
+    with TemporaryDirectory() as folder:
+        yield [make_home(Path(folder) / str(i), root) for i in range(count)]
+
+
+def kill(net: Lan, index: int, node: Node) -> None:
+    """Switch a machine off: everything on it dies at once, without a word."""
+    net.hosts[index].kill_all()
+    node.close()
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """The figures that matter of a list of seconds."""
+    ordered = sorted(values)
+    return {
+        "median": round(statistics.median(ordered), 3),
+        "p95": round(ordered[max(0, round(0.95 * len(ordered)) - 1)], 3),
+        "worst": round(ordered[-1], 3),
+    }
+
+
+def discovery(runs: int) -> dict[str, object]:
+    """From the start of the last agent until all three are in one view."""
+    took: list[float] = []
+    with lan(hosts=HOSTS, rate="1gbit") as net:
+        for _ in range(runs):
+            with homes(HOSTS) as paths, ExitStack() as stack:
+                nodes = []
+                for i in range(HOSTS):
+                    node = Node.start(net.hosts[i], paths[i], AGENT, f"n{i}")
+                    stack.callback(node.close)
+                    node.wait_for("up")
+                    nodes.append(node)
+                up_s = time.monotonic()
+                for node in nodes:
+                    node.look_until(lambda s: names_in_view(s) == ALL)
+                took.append(time.monotonic() - up_s)
+    return {"runs": runs, "one_view": len(took), "seconds": spread(took)}
+
+
+def start_training(net: Lan, paths: list[Path], *arguments: str) -> list[Node]:
+    """The training node of the tests on every host."""
+    return [
+        Node.start(
+            net.hosts[i],
+            paths[i],
+            TRAINER,
+            *arguments,
+            RINGLEADER_NAME=f"n{i}",
+        )
+        for i in range(len(paths))
+    ]
+
+
+def formation(runs: int) -> dict[str, object]:
+    """From the start of the last process to its first step, import torch included."""
+    took: list[float] = []
+    with lan(hosts=HOSTS, rate="1gbit") as net:
+        for _ in range(runs):
+            with homes(HOSTS) as paths, ExitStack() as stack:
+                nodes = start_training(net, paths, "3", "3", "1")
+                started_s = time.monotonic()
+                for node in nodes:
+                    stack.callback(node.close)
+                    stack.callback(node.process.kill)
+                for node in nodes:
+                    step = node.wait_for("step", 60, size=HOSTS)
+                took.append(float(step["at_s"]) - started_s)
+    return {"runs": runs, "one_group": len(took), "seconds": spread(took)}
+
+
+def leader(runs: int) -> dict[str, object]:
+    """Kill the leader's machine; how long until the others work in a new group."""
+    took: list[float] = []
+    with lan(hosts=HOSTS, rate="1gbit") as net, homes(HOSTS) as paths:
+        nodes = start_training(net, paths, "2", "3", "1")
+        try:
+            for node in nodes:
+                node.wait_for("step", 60, size=HOSTS)
+            order = list(range(HOSTS))  # by age: the first is the leader
+            for _ in range(runs):
+                index = order.pop(0)
+                kill(net, index, nodes[index])
+                killed_s = time.monotonic()
+                steps = [nodes[i].wait_for("step", 30, size=HOSTS - 1) for i in order]
+                took.append(max(float(s["at_s"]) for s in steps) - killed_s)
+                [nodes[index]] = [
+                    Node.start(
+                        net.hosts[index],
+                        paths[index],
+                        TRAINER,
+                        *("2", "3", "1"),
+                        RINGLEADER_NAME=f"n{index}",
+                    )
+                ]
+                order.append(index)
+                for node in nodes:
+                    node.wait_for("step", 60, size=HOSTS)
+        finally:
+            for node in nodes:
+                node.process.kill()
+                node.close()
+    return {"runs": len(took), "seconds": spread(took)}
+
+
+def silence(_runs: int) -> dict[str, object]:
+    """A cut cable, and processes that are stopped for a while."""
+    with ExitStack() as stack:
+        net = stack.enter_context(lan(hosts=HOSTS, rate="1gbit"))
+        paths = stack.enter_context(homes(HOSTS))
+        nodes = []
+        for i in range(HOSTS):
+            node = Node.start(net.hosts[i], paths[i], AGENT, f"n{i}")
+            stack.callback(node.close)
+            node.wait_for("up")
+            nodes.append(node)
+        for node in nodes:
+            node.look_until(lambda s: names_in_view(s) == ALL)
+        return {"cable_cut": spread(_cut(net, nodes)), "stopped": _stop(nodes)}
+
+
+def _cut(net: Lan, nodes: list[Node]) -> list[float]:
+    """Seconds until both others have a view without the machine that was cut off."""
+    noticed = []
+    for _ in range(5):
+        net.cut(2)
+        cut_s = time.monotonic()
+        for node in nodes[:2]:
+            node.look_until(lambda s: names_in_view(s) == {"n0", "n1"})
+        noticed.append(time.monotonic() - cut_s)
+        net.mend(2)
+        for node in nodes:
+            node.look_until(lambda s: names_in_view(s) == ALL, 60)
+    return noticed
+
+
+def _stop(nodes: list[Node]) -> dict[str, object]:
+    agent = int(nodes[2].events[0]["agent"])
+    time.sleep(2)
+    before = nodes[0].look()["epoch"]
+    os.kill(agent, signal.SIGSTOP)
+    time.sleep(2)
+    os.kill(agent, signal.SIGCONT)
+    time.sleep(2)
+    after = nodes[0].look()["epoch"]
+    os.kill(agent, signal.SIGSTOP)
+    time.sleep(30)
+    views = [names_in_view(node.look()) for node in nodes[:2]]
+    os.kill(agent, signal.SIGCONT)
+    woke_s = time.monotonic()
+    for node in nodes:
+        node.look_until(lambda s: names_in_view(s) == ALL, 30)
+    return {
+        "2 s evicts": after - before,
+        "30 s leaves": [sorted(view) for view in views],
+        "rejoined_s": round(time.monotonic() - woke_s, 2),
+    }
+
+
+def attack(_runs: int) -> dict[str, object]:
+    """Step times of a training pair under attack.
+
+    The attacker takes CPU from this one machine whomever it attacks, so in turns it
+    attacks a sink on its own host, which is the calm, and the training.
+    """
+    calm: list[float] = []
+    stormy: list[float] = []
+    with lan(hosts=HOSTS, rate="1gbit") as net, homes(2) as paths:
+        nodes = start_training(net, paths, "2", "2", "0", "700")
+        try:
+            for node in nodes:
+                node.wait_for("step", 60, size=2)
+            ports = _listening_ports(net)
+            count = 0
+            sink = net.hosts[2].popen([sys.executable, "-c", SINK])
+            for _ in range(3):
+                for target, found in ((net.hosts[2], calm), (net.hosts[0], stormy)):
+                    aims = ports if target is net.hosts[0] else [SINK_PORT] * len(ports)
+                    storms = [_storm(net, target.address, port) for port in aims]
+                    time.sleep(0.5)
+                    while not nodes[0].inbox_is_empty():
+                        nodes[0].wait_for("step")
+                    found += _steps(nodes[0], STORM_S - 2)
+                    done = [int(storm.communicate(timeout=60)[0]) for storm in storms]
+                    count += sum(done) if target is net.hosts[0] else 0
+            sink.kill()
+            told = [
+                e for n in nodes for e in n.events if e["event"] in ("wrong", "lost")
+            ]
+        finally:
+            for node in nodes:
+                node.process.kill()
+                node.close()
+    return {
+        "connections": count,
+        "calm_s": spread(calm),
+        "under_attack_s": spread(stormy),
+        "ratio_of_medians": round(
+            statistics.median(stormy) / statistics.median(calm), 3
+        ),
+        "lost_or_wrong": len(told),
+    }
+
+
+def _listening_ports(net: Lan) -> list[int]:
+    """What a scanner of the first host finds: the agent's and the worker's port."""
+    argv = net.hosts[0].command(["ss", "-ltnH"])
+    text = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    rows = [line.split()[3] for line in text.splitlines()]
+    return sorted({int(r.rsplit(":", 1)[1]) for r in rows if not r.startswith("127.")})
+
+
+def _steps(node: Node, seconds: float) -> list[float]:
+    until_s = time.monotonic() + seconds
+    found = []
+    while time.monotonic() < until_s:
+        found.append(float(node.wait_for("step")["took_s"]))
+    return found
+
+
+STORM_S = 8.0
+SINK_PORT = 4444
+SINK = f"""
+import socket
+server = socket.create_server(("", {SINK_PORT}), backlog=512)
+while True:
+    server.accept()[0].close()
+"""
+STORM = """
+import os, socket, sys, time
+address, port, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+until, count, slow = time.time() + seconds, 0, []
+rubbish = [os.urandom(200), b"\\x16", b"GET / "]
+while time.time() < until and count < 4000:
+    try:
+        sock = socket.create_connection((address, port), 0.2)
+        sock.setblocking(False)
+        sock.send(rubbish[count % 3])
+        count += 1
+        slow.append(sock)
+    except OSError:
+        pass
+    for held in slow[-20:]:
+        try:
+            held.send(b"\\x03")
+        except OSError:
+            pass
+    slow = slow[-200:]
+    time.sleep(0.001)
+print(count)
+"""
+
+
+def _storm(net: Lan, address: str, port: int) -> subprocess.Popen[str]:
+    """Garbage, silence and slowloris from the third host, some 500 a second."""
+    argv = [sys.executable, "-c", STORM, address, str(port), str(STORM_S)]
+    return net.hosts[2].popen(argv, stdout=subprocess.PIPE, text=True)
+
+
+MEASURES: dict[str, Callable[[int], dict[str, object]]] = {
+    "discovery": discovery,
+    "formation": formation,
+    "leader": leader,
+    "silence": silence,
+    "attack": attack,
+}
+
+
+def main() -> None:
+    """Run the measures that were named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("measure", nargs="+", choices=MEASURES)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    for name in options.measure:
+        found = MEASURES[name](options.runs)
+        print(json.dumps({name: found}), flush=True)
+        if options.out is not None:
+            with options.out.open("a") as file:
+                file.write(
+                    json.dumps({"when": time.strftime("%F %T"), name: found}) + "\n"
+                )
+
+
+if __name__ == "__main__":
+    main()

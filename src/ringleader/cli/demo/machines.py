@@ -1,0 +1,49 @@
+"""The machines of the demo: private homes on this one, paired by a real phrase."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringleader.identity import entry, phrase
+from ringleader.identity.home import Home
+from ringleader.identity.redacted import Secret
+from ringleader.identity.secret import ClusterSecret
+
+_NAMES = ("desk", "laptop", "studio")
+_LOOPBACK = {"darwin": "lo0", "win32": "Loopback Pseudo-Interface 1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One of the pretended machines."""
+
+    name: str
+    home: Path
+
+    def environment(self) -> dict[str, str]:
+        """What a process of this machine sees; the network is this machine alone."""
+        return {
+            **os.environ,
+            "RINGLEADER_HOME": str(self.home),
+            "RINGLEADER_NAME": self.name,
+            "RINGLEADER_INTERFACES": _LOOPBACK.get(sys.platform, "lo"),
+            "RINGLEADER_PEERS": "",
+        }
+
+
+def pair(count: int, folder: Path) -> tuple[list[Machine], str]:
+    """Make a cluster on the first machine, let the others join; (machines, tag)."""
+    names = [*_NAMES, *(f"machine-{n + 1}" for n in range(len(_NAMES), count))]
+    machines = [Machine(name, folder / name) for name in names[:count]]
+    words = phrase.new()
+    tag = ""
+    for machine in machines:
+        # Each derives the secret from the words it was told, as on a machine apart.
+        typed = phrase.parse(Secret(words.show()))
+        cluster = ClusterSecret.from_phrase(typed, name="demo")
+        entry.enter(Home(machine.home), cluster)
+        tag = cluster.tag
+    return machines, tag

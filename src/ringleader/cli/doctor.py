@@ -1,0 +1,115 @@
+"""``ringleader doctor``: what is wrong here or on the network, and how to mend it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ringleader import settings
+from ringleader.cli.terminal import errors_of
+from ringleader.discovery.static import parse
+from ringleader.node.doctor.diagnose import diagnose
+from ringleader.node.doctor.examine import Request, examine
+from ringleader.node.doctor.facts import Facts
+from ringleader.node.doctor.finding import Finding, Severity
+from ringleader.node.doctor.report import Check, checks
+
+_SECONDS = 8.0
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow"}
+
+
+def doctor(
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help="host:port of a node that should be there; repeatable."),
+    ] = None,
+    interface: Annotated[
+        list[str] | None, typer.Option(help="Network interface to use; repeatable.")
+    ] = None,
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="A port that the agent should have."),
+    ] = 0,
+    seconds: Annotated[
+        float, typer.Option(min=3, max=60, help="How long to look, at most.")
+    ] = _SECONDS,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="JSON on standard output.")
+    ] = False,
+) -> None:
+    """Find out why machines do not come together, and what to do about it.
+
+    Ends with 0 when nothing was found, and with 1 otherwise.
+    """
+    with errors_of("doctor"):
+        request = Request(
+            home=settings.home_directory(),
+            peers=parse(",".join([*(peer or []), settings.peers()])),
+            interfaces=interface or settings.interfaces(),
+            port=port,
+            seconds=seconds,
+        )
+        facts = asyncio.run(examine(request))
+    findings = diagnose(facts)
+    looked_at = checks(facts, findings)
+    if as_json:
+        typer.echo(json.dumps(_as_dict(facts, looked_at, findings), indent=1))
+    else:
+        _show(facts, looked_at, findings)
+    raise typer.Exit(1 if findings else 0)
+
+
+def _as_dict(
+    facts: Facts, looked_at: list[Check], findings: list[Finding]
+) -> dict[str, object]:
+    return {
+        "machine": facts.name,
+        "took_s": round(facts.took_s, 3),
+        "checks": [
+            {"name": c.name, "is_ok": c.is_ok, "text": c.text} for c in looked_at
+        ],
+        "findings": [
+            {
+                "code": str(finding.code),
+                "severity": str(finding.severity),
+                "title": finding.title,
+                "text": finding.text,
+                "mend": finding.mend,
+            }
+            for finding in findings
+        ],
+        "agent_troubles": [t for shot in facts.agents for t in shot.troubles],
+    }
+
+
+def _show(facts: Facts, looked_at: list[Check], findings: list[Finding]) -> None:
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for check in looked_at:
+        state = Text("ok", "green") if check.is_ok else Text("look", "bold red")
+        table.add_row(state, check.name, _text(check.text))
+    console.print(table)
+    for shot in facts.agents:
+        for trouble in shot.troubles:
+            console.print(_text(f"the agent here says: {trouble}", "dim"))
+    console.print()
+    if not findings:
+        console.print(f"{facts.name}: nothing is wrong ({facts.took_s:.1f} s).")
+        return
+    for finding in findings:
+        title = f"{finding.title} ({finding.severity})"
+        console.print(Text(title, _STYLES[finding.severity]))
+        console.print(Padding(_text(finding.text), (0, 0, 0, 2)))
+        console.print(Padding(_text(f"Mend: {finding.mend}"), (0, 0, 1, 2)))
+
+
+def _text(words: str, style: str = "") -> Text:
+    """Words that other machines may have chosen: nothing in them moves a cursor."""
+    return Text("".join(c if c.isprintable() else " " for c in words), style)

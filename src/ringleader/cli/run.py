@@ -1,0 +1,194 @@
+"""``ringleader run``: find the other machines and run a script on all of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ringleader import settings
+from ringleader.errors import ConfigError, RingleaderError
+from ringleader.node.client import Agent, AgentConfig
+from ringleader.node.facts import facts
+from ringleader.node.requests import Enter
+
+_MOST = 64
+_WAIT_S = 10.0
+_TIMEOUT_S = 900.0
+_MONITOR_S = 0.1
+_BACKEND = "ringleader-run"
+
+SETTINGS = {"allow_interspersed_args": False}
+"""What follows the script belongs to the script."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What the command line asked for, checked."""
+
+    script: str
+    args: list[str]
+    nproc: int
+    max_restarts: int
+    plaintext: bool
+    request: Enter
+    agent: AgentConfig
+
+
+def run(  # noqa: PLR0913 - one parameter per option of the command
+    script: Annotated[str, typer.Argument(help="The Python program to run.")],
+    args: Annotated[
+        list[str] | None, typer.Argument(help="Its arguments, as they are.")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=_MOST, help="Exactly so many machines.")
+    ] = None,
+    min_nodes: Annotated[
+        int | None,
+        typer.Option(min=1, max=_MOST, help="At least so many machines [default: 2]."),
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for more than --min-nodes.")
+    ] = _WAIT_S,
+    nproc_per_node: Annotated[
+        int, typer.Option(min=1, help="Worker processes on this machine.")
+    ] = 1,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="Restarts of failed workers.")
+    ] = 10,
+    job: Annotated[
+        str, typer.Option(help="Only machines that name the same job meet.")
+    ] = "default",
+    peers: Annotated[
+        str, typer.Option(help="host:port,... of agents that mDNS does not find.")
+    ] = "",
+    interface: Annotated[
+        list[str] | None, typer.Option(help="Network interface to use; repeatable.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the agent; 0: any.")
+    ] = 0,
+    profile: Annotated[str, typer.Option(help="lan, wifi, wan or loopback.")] = "lan",
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds to wait for a group.")
+    ] = _TIMEOUT_S,
+    any_script: Annotated[
+        bool,
+        typer.Option("--any-script", help="Let the machines run different programs."),
+    ] = False,
+    plaintext: Annotated[
+        bool,
+        typer.Option("--plaintext", help="Do not encrypt tensors (a trusted wire)."),
+    ] = False,
+) -> None:
+    """Find the other machines, agree on ranks and run SCRIPT on all of them."""
+    errors = Console(stderr=True, highlight=False)
+    try:
+        need, most = _sizes(nodes, min_nodes)
+        plan = _Plan(
+            script=_check_script(script),
+            args=args or [],
+            nproc=nproc_per_node,
+            max_restarts=max_restarts,
+            plaintext=plaintext,
+            request=Enter(
+                job=job,
+                min_nodes=need,
+                max_nodes=most,
+                wait_s=wait,
+                timeout_s=timeout,
+                facts=facts("" if any_script else script),
+            ),
+            agent=AgentConfig(
+                home=str(settings.home_directory()),
+                peers=f"{settings.peers()},{peers}",
+                interfaces=interface or settings.interfaces(),
+                name=settings.node_name(),
+                port=port,
+                profile=profile,
+                tells=True,
+            ),
+        )
+        code = _run(plan, errors)
+    except RingleaderError as exc:
+        errors.print(f"run: {exc}", style="bold red", markup=False)
+        raise typer.Exit(1) from exc
+    raise typer.Exit(code)
+
+
+def _sizes(nodes: int | None, min_nodes: int | None) -> tuple[int, int]:
+    if nodes is not None and min_nodes is not None:
+        raise ConfigError("--nodes and --min-nodes exclude each other; give one")
+    if nodes is not None:
+        return nodes, nodes
+    return (2 if min_nodes is None else min_nodes), _MOST
+
+
+def _check_script(script: str) -> str:
+    if not Path(script).is_file():
+        raise ConfigError(f"there is no script {script!r} here")
+    return script
+
+
+def _run(plan: _Plan, errors: Console) -> int:
+    """Start the agent while torch is being imported: both take a while."""
+    importing = threading.Thread(
+        target=import_module, args=("torch.distributed.launcher.api",), daemon=True
+    )
+    importing.start()
+    with Agent(plan.agent) as agent:
+        importing.join()
+        return _launch(plan, agent, errors)
+
+
+def _launch(plan: _Plan, agent: Agent, errors: Console) -> int:
+    from torch.distributed import DistError
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import (
+        RendezvousError,
+        rendezvous_handler_registry,
+    )
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    from ringleader.node.elastic import MdnsRendezvous
+
+    handler = MdnsRendezvous(
+        agent, plan.request, name=_BACKEND, encrypts=not plan.plaintext
+    )
+    handler.on_progress = lambda text: errors.print(f"ringleader: {text}", markup=False)
+    rendezvous_handler_registry.register(_BACKEND, lambda _params: handler)
+    if plan.nproc > 1:
+        threads = max(1, (os.cpu_count() or 1) // plan.nproc)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    config = LaunchConfig(
+        min_nodes=plan.request.min_nodes,
+        max_nodes=plan.request.max_nodes,
+        nproc_per_node=plan.nproc,
+        run_id=plan.request.job,
+        rdzv_backend=_BACKEND,
+        max_restarts=plan.max_restarts,
+        monitor_interval=_MONITOR_S,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-u", plan.script, *plan.args)
+    except ChildFailedError as exc:
+        errors.print(str(exc), markup=False)
+        code = next(iter(exc.failures.values())).exitcode
+        return 128 - code if code < 0 else code or 1  # killed by a signal, as shells do
+    except RendezvousError as exc:
+        raise RingleaderError(str(exc)) from exc
+    except SignalException as exc:
+        return 128 + int(exc.sigval)
+    except DistError as exc:
+        reason = str(exc).splitlines()[0]
+        text = f"a machine was lost while the workers started ({reason}); run it again"
+        raise RingleaderError(text) from exc
+    return 0

@@ -1,0 +1,236 @@
+"""How a view comes into force: freeze, status, install.
+
+The leader proposes a view under a new name, greater than every one it has heard of. A
+member that prefers this leader promises it, freezes, and answers with its payload. When
+all have answered, the leader commits: it fixes the ring order, installs the view and
+sends it to all until each has acknowledged it.
+
+A node promises ever greater names, and installs only the view it promised last. A name
+is used once (the leader counts up, and its incarnation is part of the name), so a name
+stands for one content everywhere. A promise that comes to nothing, because the leader
+died or gave up, is no trap: whoever leads next sees it in a report or a refusal, counts
+beyond it and proposes anew. So every freeze ends with an install.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+from ringleader.errors import ConfigError
+from ringleader.membership.config import MembershipConfig
+from ringleader.membership.events import Action, Freeze, Install, Send
+from ringleader.membership.member import NO_VIEW, Member, Order, View, ViewId
+from ringleader.membership.messages import Ack, Commit, Message, Propose, Refuse, Status
+
+_SLOWEST = 8
+"""How much longer than the first the longest wait for an answer may be."""
+
+
+class Proposal:
+    """A view on its way: who has answered so far."""
+
+    __slots__ = ("id", "members", "statuses")
+
+    def __init__(self, name: ViewId, members: tuple[Member, ...]) -> None:
+        self.id = name
+        self.members = members
+        self.statuses: dict[Member, Status] = {}
+
+
+class Agreement:
+    """Both sides of the two phases. Owned by a ``Machine``; appends to ``out``."""
+
+    def __init__(
+        self, me: Member, config: MembershipConfig, order: Order, out: list[Action]
+    ) -> None:
+        self.me = me
+        self.view: View | None = None
+        self.members: tuple[Member, ...] = ()
+        """Of the view, by seniority."""
+        self.view_id = NO_VIEW
+        self.promised = NO_VIEW
+        self.counter = 0
+        """The highest ever heard of."""
+        self.proposal: Proposal | None = None
+        self.unacked: set[Member] = set()
+        self.payload = b""
+        self.refreshes = 0
+        self.refreshes_done: dict[Member, int] = {}
+        self.is_changed = False
+        """Something that others should know, or that asks for a decision."""
+        self.retry_at_s = inf
+        self.answer_at_s = inf
+        """When a status that waits for a fresh payload goes out with the old one."""
+        self._retry_s = config.retry_s
+        self._asker: Member | None = None
+        self._status: Status | None = None
+        self._config = config
+        self._order = order
+        self._out = out
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether a view was promised that is not in force yet."""
+        return self.promised != self.view_id
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether the view in force is this node's own."""
+        return self.view_id[1:] == (self.me.node, self.me.incarnation)
+
+    def note(self, name: ViewId) -> None:
+        """Remember the highest counter there is."""
+        self.counter = max(self.counter, name.counter)
+
+    # -- as a member -------------------------------------------------------------------
+
+    def promise(
+        self, sender: Member, message: Propose, prefers: Member, now_s: float
+    ) -> None:
+        """A leader asks us to freeze."""
+        name = message.id
+        self.note(name)
+        if name == self.promised:
+            self._answer_again(sender, name)
+        elif name < self.promised:
+            self._send(sender, Refuse(name, self.promised))
+        elif prefers == sender and self.me in message.members:
+            self._freeze(name, sender, now_s)
+
+    def install(self, sender: Member, view: View) -> None:
+        """A leader asks us to install."""
+        self.note(view.id)
+        is_new = view.id == self.promised and self.is_frozen
+        if is_new and self.me in view.members:
+            self._enter(view)
+        if view.id == self.view_id:
+            self._send(sender, Ack(view.id))
+        elif view.id < self.promised:
+            self._send(sender, Refuse(view.id, self.promised))
+
+    def renew(self, payload: bytes, now_s: float) -> None:
+        """The node has a new payload; a freeze may be waiting for it."""
+        self.payload = payload
+        if self.answer_at_s < inf:
+            self._answer(now_s)
+
+    def _freeze(self, name: ViewId, leader: Member, now_s: float) -> None:
+        self.promised = name
+        self.is_changed = True
+        self._asker = leader
+        self._out.append(Freeze(name, leader))
+        self.answer_at_s = now_s + self._config.payload_wait_s
+        if self._config.payload_wait_s == 0:
+            self._answer(now_s)
+
+    def _answer(self, now_s: float) -> None:
+        self.answer_at_s = inf
+        self._status = Status(self.promised, self.payload, self.refreshes)
+        if self._asker == self.me:
+            self.collect(self.me, self._status, now_s)
+        elif self._asker is not None:
+            self._send(self._asker, self._status)
+
+    def _answer_again(self, sender: Member, name: ViewId) -> None:
+        if not self.is_frozen:
+            self._send(sender, Ack(name))
+        elif self._status is not None and self._status.id == name:
+            self._send(sender, self._status)  # the same: what was said holds
+
+    def _enter(self, view: View) -> None:
+        self.view = view
+        self.view_id = view.id
+        self.is_changed = True
+        self.members = tuple(sorted(view.members))
+        self.answer_at_s = inf
+        self._out.append(Install(view))
+
+    # -- as the leader -----------------------------------------------------------------
+
+    def propose(self, members: tuple[Member, ...], now_s: float) -> None:
+        """Start a view of ``members``, this node among them."""
+        self.counter += 1
+        name = ViewId(self.counter, self.me.node, self.me.incarnation)
+        self.proposal = Proposal(name, members)
+        self.unacked = set()
+        self._retry_s = self._config.retry_s
+        self.retry_at_s = now_s + self._retry_s
+        for member in members:
+            if member != self.me:
+                self._send(member, Propose(name, members))
+        self._freeze(name, self.me, now_s)
+
+    def collect(self, sender: Member, status: Status, now_s: float) -> None:
+        """A member is frozen; the last one completes the view."""
+        proposal = self.proposal
+        if proposal is None or status.id != proposal.id:
+            return
+        if sender in proposal.members:
+            proposal.statuses[sender] = status
+        if len(proposal.statuses) == len(proposal.members):
+            self._commit(proposal, now_s)
+
+    def acknowledge(self, sender: Member, name: ViewId) -> None:
+        """A member says that it has installed a view."""
+        if name == self.view_id:
+            self.unacked.discard(sender)
+
+    def refused(self, message: Refuse) -> None:
+        """A member has promised a later view: count beyond it and start again."""
+        self.note(message.promised)
+        if self.proposal is not None and message.id == self.proposal.id:
+            self.proposal = None
+            self.is_changed = True
+
+    def follow(self) -> None:
+        """Somebody else leads: drop what we were about to do."""
+        self.proposal = None
+        self.unacked = set()
+        self.retry_at_s = inf
+
+    def tick(self, now_s: float, is_linked: Callable[[Member], bool]) -> None:
+        """Say again what was not answered."""
+        if now_s >= self.answer_at_s:
+            self._answer(now_s)
+        if now_s < self.retry_at_s:
+            return
+        silent, message = self._unanswered()
+        if message is None:
+            self.retry_at_s = inf
+            return
+        for member in silent:
+            if is_linked(member):
+                self._send(member, message)
+        self._retry_s = min(2 * self._retry_s, _SLOWEST * self._config.retry_s)
+        self.retry_at_s = now_s + self._retry_s
+
+    def _unanswered(self) -> tuple[list[Member], Message | None]:
+        proposal = self.proposal
+        if proposal is not None:
+            silent = [m for m in proposal.members if m not in proposal.statuses]
+            if self.me in silent:
+                silent.remove(self.me)
+            return silent, Propose(proposal.id, proposal.members)
+        if self.unacked and self.view is not None:
+            return sorted(self.unacked), Commit(self.view)
+        return [], None
+
+    def _commit(self, proposal: Proposal, now_s: float) -> None:
+        payloads = {m: proposal.statuses[m].payload for m in proposal.members}
+        ring = tuple(self._order(proposal.members, payloads))
+        if sorted(ring) != list(proposal.members):
+            text = f"order() must return its {len(payloads)} members in another order"
+            raise ConfigError(f"membership: {text}, got {[str(m) for m in ring]}")
+        view = View(proposal.id, ring, tuple(payloads[m] for m in ring))
+        self.proposal = None
+        self.refreshes_done = {m: s.refreshes for m, s in proposal.statuses.items()}
+        self._enter(view)
+        self.unacked = {m for m in ring if m != self.me}
+        self._retry_s = self._config.retry_s
+        self.retry_at_s = now_s + self._retry_s if self.unacked else inf
+        for member in sorted(self.unacked):
+            self._send(member, Commit(view))
+
+    def _send(self, to: Member, message: Message) -> None:
+        self._out.append(Send(to, message))

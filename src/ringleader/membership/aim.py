@@ -1,0 +1,171 @@
+"""What a node wants: whom to follow, or which view to lead, and when to propose it."""
+
+from __future__ import annotations
+
+from math import inf
+
+from ringleader.membership.agreement import Agreement
+from ringleader.membership.config import MembershipConfig
+from ringleader.membership.election import choose, preferred
+from ringleader.membership.events import Action, Split
+from ringleader.membership.member import Member, ViewId
+from ringleader.membership.peer import Peer
+from ringleader.membership.roster import Roster
+
+
+class Aim:
+    """The wishes of one node. Owned by its ``Machine``."""
+
+    def __init__(
+        self, me: Member, config: MembershipConfig, roster: Roster, agreement: Agreement
+    ) -> None:
+        self.prefers = me
+        self.invites: tuple[Member, ...] = ()
+        self.propose_at_s = inf
+        self.review_at_s = inf
+        """When patience with a conflict ends."""
+        self._me = me
+        self._config = config
+        self._roster = roster
+        self._agreement = agreement
+        self._target: tuple[Member, ...] = ()
+        self._target_since_s = -inf
+        self._wanted_since_s = inf
+        self._conflict_since_s = inf
+        self._met: dict[Member, ViewId] = {}
+
+    def decide(self, now_s: float, out: list[Action]) -> None:
+        """Choose a leader; if it is this node, what to lead."""
+        self.prefers = preferred(self._me, self._roster.peers.values())
+        if self.prefers == self._me:
+            self._lead(now_s)
+        else:
+            self._follow()
+        if self._agreement.is_leader and len(self._agreement.members) > 1:
+            self._notice_split(out)
+
+    def propose(self, now_s: float) -> None:
+        """Start the view that was waited for."""
+        self.propose_at_s = inf
+        self._agreement.propose(self._target, now_s)
+        self._schedule(now_s)
+
+    def shift(self, gap_s: float) -> None:
+        """This node slept: what should settle starts to settle now."""
+        self._target_since_s += gap_s
+        self._wanted_since_s += gap_s
+        self._conflict_since_s += gap_s
+        self.propose_at_s += gap_s
+        self.review_at_s += gap_s
+
+    def _follow(self) -> None:
+        self.invites = ()
+        self._target = ()
+        self._wanted_since_s = self._conflict_since_s = inf
+        self.propose_at_s = self.review_at_s = inf
+        self._agreement.follow()
+
+    def _lead(self, now_s: float) -> None:
+        self._invite(now_s)
+        peers = self._roster.peers
+        target = [self._me]
+        for member in self.invites:
+            report = peers[member].report
+            if report is not None and report.prefers == self._me:
+                target.append(member)
+        wanted = tuple(sorted(target))
+        if wanted != self._target:
+            self._target = wanted
+            self._target_since_s = now_s
+        proposal = self._agreement.proposal
+        if proposal is not None and not set(proposal.members) <= set(wanted):
+            self._agreement.proposal = None  # somebody in it is lost: it cannot finish
+        self._schedule(now_s)
+
+    def _invite(self, now_s: float) -> None:
+        """Whom to lead. A conflict gets some patience before seniority decides it."""
+        is_patient = now_s < self._conflict_since_s + self._config.patience_s
+        peers = self._roster.peers.values()
+        incumbents = self._agreement.members
+        choice = choose(self._me, peers, incumbents, is_patient=is_patient)
+        if not choice.is_conflict:
+            self._conflict_since_s = inf
+        elif self._conflict_since_s == inf:
+            self._conflict_since_s = now_s
+        self.invites = choice.invites
+        over_s = self._conflict_since_s + self._config.patience_s
+        self.review_at_s = over_s if now_s < over_s else inf
+
+    def _schedule(self, now_s: float) -> None:
+        """Set the time of the next proposal, if one is needed."""
+        if not self._is_wanted():
+            self._wanted_since_s = self.propose_at_s = inf
+        elif self._agreement.proposal is not None:
+            self.propose_at_s = inf  # one after the other
+        else:
+            config = self._config
+            self._wanted_since_s = min(self._wanted_since_s, now_s)
+            since_s = max(self._target_since_s, self._wanted_since_s)
+            wait_s = config.patience_s if self._is_hopeful() else config.debounce_s
+            latest_s = self._wanted_since_s + 3 * config.patience_s
+            self.propose_at_s = min(since_s + wait_s, latest_s)
+
+    def _is_wanted(self) -> bool:
+        """Whether the view in force is not the one we aim at."""
+        agreement = self._agreement
+        if not agreement.is_leader or agreement.is_frozen:
+            return True
+        return agreement.members != self._target or self._is_stale()
+
+    def _is_stale(self) -> bool:
+        """Whether a member is ahead of our view, or wants its payload renewed."""
+        agreement = self._agreement
+        done = agreement.refreshes_done
+        if agreement.refreshes > done.get(self._me, 0):
+            return True
+        for member in self._target:
+            peer = self._roster.peers.get(member)
+            if peer is None or peer.report is None:
+                continue
+            if peer.report.promised > agreement.promised:
+                return True
+            if peer.report.refreshes > done.get(member, 0):
+                return True
+        return False
+
+    def _is_hopeful(self) -> bool:
+        """Whether somebody may join us in a moment, so that patience saves a view."""
+        peers, target = self._roster.peers, self._target
+        heard: set[Member] = set().union(
+            *(peers[m].hears for m in target if m != self._me)
+        )
+        for member in heard.union(self._agreement.members).difference(target):
+            peer = peers.get(member)
+            if peer is None or not peer.is_present:
+                if member in heard:  # by one of us: its link to us may open soon, or
+                    return True  # it is dead and they are about to notice
+            elif self._may_follow(peer):
+                return True
+        return False
+
+    def _may_follow(self, peer: Peer) -> bool:
+        """Whether a peer that is here but not with us may still come.
+
+        Not if it could be and is not invited: then it lost to a more senior one.
+        """
+        if not peer.is_mutual or peer.member in self.invites:
+            return True
+        return peer.report is not None and peer.report.prefers < self._me
+
+    def _notice_split(self, out: list[Action]) -> None:
+        """Say so when another leader with members of its own comes into sight."""
+        met = {}
+        for peer in self._roster.present():
+            report = peer.report
+            if report is None or report.num_members < 2:
+                continue
+            if report.view.leader == peer.member.node:
+                met[peer.member] = report.view
+                if self._met.get(peer.member) != report.view:
+                    out.append(Split(peer.member, report.view))
+        self._met = met

@@ -1,0 +1,136 @@
+"""How patient the members are with each other, and profiles for common networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from ringleader.errors import ConfigError
+
+ALPHA = 0.2
+"""Weight of the newest round trip in the average: about the last ten count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipConfig:
+    """Times of heartbeats, suspicion and views. The default is a wired LAN."""
+
+    heartbeat_s: float = 0.5
+    """Between two heartbeats to a peer. Shorter finds failures sooner, costs airtime;
+    a change of mind is told at once and does not wait for it."""
+
+    suspect_after_s: float = 1.5
+    """Silence after which a peer is suspected and told so. It keeps its place."""
+
+    dead_after_s: float = 3.5
+    """Silence after which the others go on without a peer. More than a process that is
+    stopped for two seconds needs, less than the five a cut cable may take."""
+
+    lost_after_s: float = 1.5
+    """The same after its link broke: it is alive and dials again, or it is gone."""
+
+    debounce_s: float = 0.3
+    """How long the set of members must be unchanged before a view is proposed: machines
+    switched on together make one view, not one each."""
+
+    patience_s: float = 1.5
+    """How long a leader waits for members of its view that are still there but out of
+    step: they have yet to notice a death, or to open a link."""
+
+    retry_s: float = 0.3
+    """Until something unanswered is sent again; doubles up to eight times that."""
+
+    payload_wait_s: float = 0.0
+    """How long a frozen node waits for a fresh ``Payload`` before it answers with the
+    one it has. Zero: it answers at once."""
+
+    forget_after_s: float = 60.0
+    """How long a dead peer is still shown."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.heartbeat_s < self.suspect_after_s < self.dead_after_s:
+            order = "0 < heartbeat_s < suspect_after_s < dead_after_s"
+            raise ConfigError(f"membership: need {order}, got {self}")
+        if not 0 < self.lost_after_s <= self.dead_after_s:
+            raise ConfigError(
+                f"membership: need 0 < lost_after_s <= dead_after_s, got {self}"
+            )
+        if not 0 < self.debounce_s <= self.patience_s:
+            raise ConfigError(
+                f"membership: need 0 < debounce_s <= patience_s, got {self}"
+            )
+        if not (self.retry_s > 0 and self.forget_after_s > 0):
+            raise ConfigError(
+                f"membership: retry_s and forget_after_s must be > 0, got {self}"
+            )
+        if not 0 <= self.payload_wait_s < self.dead_after_s:
+            raise ConfigError(
+                f"membership: need 0 <= payload_wait_s < dead_after_s, got {self}"
+            )
+
+    @property
+    def gap_s(self) -> float:
+        """The least time between two heartbeats when changes follow fast."""
+        return self.heartbeat_s / 10
+
+    @classmethod
+    def for_lan(cls) -> Self:
+        """Cables and a switch: the default."""
+        return cls()
+
+    @classmethod
+    def for_loopback(cls) -> Self:
+        """One host: nothing is lost, only processes end."""
+        return cls(
+            heartbeat_s=0.2,
+            suspect_after_s=1.0,
+            dead_after_s=2.5,
+            lost_after_s=0.5,
+            debounce_s=0.1,
+            patience_s=0.5,
+            retry_s=0.1,
+        )
+
+    @classmethod
+    def for_wifi(cls) -> Self:
+        """Wi-Fi can fall silent for seconds; be slower to bury a node."""
+        return cls(
+            heartbeat_s=1.0,
+            suspect_after_s=4.0,
+            dead_after_s=12.0,
+            lost_after_s=5.0,
+            debounce_s=0.6,
+            patience_s=4.0,
+            retry_s=0.6,
+        )
+
+    @classmethod
+    def for_wan(cls) -> Self:
+        """Links across the internet: long round trips, pauses of many seconds."""
+        return cls(
+            heartbeat_s=2.0,
+            suspect_after_s=8.0,
+            dead_after_s=30.0,
+            lost_after_s=15.0,
+            debounce_s=1.5,
+            patience_s=10.0,
+            retry_s=1.5,
+        )
+
+    @classmethod
+    def low_latency(cls) -> Self:
+        """The seed's preset: a beat each 0.5 s, 2 s late is suspect, 5 late is dead."""
+        return cls(heartbeat_s=0.5, suspect_after_s=2.0, dead_after_s=4.0)
+
+    @classmethod
+    def high_latency(cls) -> Self:
+        """The seed's preset: a beat each 10 s, 30 s late is suspect, 3 late is dead."""
+        return cls(
+            heartbeat_s=10.0,
+            suspect_after_s=30.0,
+            dead_after_s=50.0,
+            lost_after_s=30.0,
+            debounce_s=2.0,
+            patience_s=20.0,
+            retry_s=5.0,
+        )

@@ -1,0 +1,256 @@
+"""One node's share of the membership: events in, actions out.
+
+Theory of operation. Every node tells all its peers, in every heartbeat, whom it hears,
+whom it prefers as leader and, if that is itself, whom it invites (``election.py``). A
+node that prefers itself aims at the view of itself and of all invited peers that prefer
+it. When that has settled, and differs from the view in force, it proposes it
+(``agreement.py``). Who is alive is decided by each node for itself (``roster.py``).
+
+Why lost, late, doubled or disordered messages do no harm: a report is a whole, repeated
+with each heartbeat, and only the newest counts; a proposal, status, commit,
+acknowledgement or refusal carries the name of its view, is repeated until answered, and
+one for another name than the current one changes nothing but the counter.
+
+Invariants, which ``ringleader.testing.membership`` checks after every event:
+
+* a view id stands for one leader, one set of members, one order, the same payloads;
+* a node installs ever greater ids, and only views of which it is a member;
+* after a freeze a node installs that view or a later one, and nothing else;
+* once faults stop, all nodes that hear each other install one view, led by the most
+  senior of them, and nobody stays frozen.
+
+The state is mutable, for speed; nothing else about it is: no clock, no randomness, no
+I/O, no thread. One caller at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from ringleader.errors import ConfigError
+from ringleader.membership.agreement import Agreement
+from ringleader.membership.aim import Aim
+from ringleader.membership.config import MembershipConfig
+from ringleader.membership.events import (
+    Action,
+    Cloned,
+    Down,
+    Event,
+    Heard,
+    Leave,
+    Payload,
+    Refresh,
+    Tick,
+    Up,
+)
+from ringleader.membership.health import HealthBook
+from ringleader.membership.member import (
+    MAX_PAYLOAD_BYTES,
+    Member,
+    Order,
+    View,
+    by_seniority,
+)
+from ringleader.membership.messages import (
+    Ack,
+    Commit,
+    Goodbye,
+    Heartbeat,
+    Propose,
+    Refuse,
+    Status,
+)
+from ringleader.membership.peer import Peer
+from ringleader.membership.roster import Roster
+from ringleader.membership.voice import Voice
+
+
+class Machine:
+    """The state of one node. Call ``step`` for every event, and at ``wake_at_s``."""
+
+    def __init__(
+        self,
+        me: Member,
+        config: MembershipConfig | None = None,
+        *,
+        order: Order = by_seniority,
+    ) -> None:
+        self.me = me
+        self.config = config = config or MembershipConfig()
+        self.has_left = False
+        self.wake_at_s = -inf
+        """When the next ``Tick`` is due; being early is harmless."""
+        self._stepped_at_s = -inf
+        self._out: list[Action] = []
+        self._roster = Roster(me, config, self._out)
+        self._agreement = Agreement(me, config, order, self._out)
+        self._aim = Aim(me, config, self._roster, self._agreement)
+        self._voice = Voice(me, config, self._roster, self._out)
+        self._react: dict[type, Callable[[Any, float], None]] = {
+            Tick: self._on_tick,
+            Heard: self._on_heard,
+            Up: self._on_up,
+            Down: self._on_down,
+            Payload: self._on_payload,
+            Refresh: self._on_refresh,
+            Leave: self._on_leave,
+        }
+        self._listen: dict[type, Callable[[Peer, Any, float], None]] = {
+            Heartbeat: self._on_heartbeat,
+            Propose: self._on_propose,
+            Status: self._on_status,
+            Commit: self._on_commit,
+            Ack: self._on_ack,
+            Refuse: self._on_refuse,
+            Goodbye: self._on_goodbye,
+        }
+
+    @property
+    def view(self) -> View | None:
+        """The view in force here, if there is one yet."""
+        return self._agreement.view
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether the view in force here is led by this node."""
+        return self._agreement.is_leader
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether a later view than the one in force was promised."""
+        return self._agreement.is_frozen
+
+    @property
+    def prefers(self) -> Member:
+        """The node that this one wants as leader."""
+        return self._aim.prefers
+
+    @property
+    def health(self) -> HealthBook:
+        """What this node thinks of its peers, to ask."""
+        return HealthBook(self._roster.peers.values())
+
+    def step(self, event: Event, now_s: float) -> list[Action]:
+        """Take in one event at ``now_s`` of a clock that never goes back."""
+        if self.has_left:
+            return []
+        self._wake(now_s)
+        self._react[type(event)](event, now_s)
+        if self._roster.is_changed or self._agreement.is_changed:
+            self._decide(now_s)
+        out = self._out[:]
+        self._out.clear()
+        return out
+
+    def _wake(self, now_s: float) -> None:
+        if self.wake_at_s == -inf:
+            self._voice.beat_at_s = now_s
+            self._decide(now_s)
+        # Due for longer than that, and no event since: nobody ran this process for a
+        # while, and one that was stopped must not blame the others for the silence.
+        late_s = now_s - max(self.wake_at_s, self._stepped_at_s)
+        if late_s > self.config.heartbeat_s:
+            self._roster.shift(late_s)
+            self._aim.shift(late_s)
+        self._stepped_at_s = now_s
+
+    def _decide(self, now_s: float) -> None:
+        """Think again: somebody came, went, or said something new."""
+        self._roster.is_changed = self._agreement.is_changed = False
+        self._aim.decide(now_s, self._out)
+        self._voice.publish(self._aim, self._agreement, now_s)
+        self._plan()
+
+    def _plan(self) -> None:
+        """When the next tick is due."""
+        self.wake_at_s = min(
+            self._voice.beat_at_s,
+            self._roster.due_at_s,
+            self._aim.propose_at_s,
+            self._aim.review_at_s,
+            self._agreement.retry_at_s,
+            self._agreement.answer_at_s,
+        )
+
+    # -- events ------------------------------------------------------------------------
+
+    def _on_tick(self, _: Tick, now_s: float) -> None:
+        self._roster.tick(now_s)
+        if self._roster.is_changed or now_s >= self._aim.review_at_s:
+            self._decide(now_s)
+        self._voice.tick(now_s)
+        self._agreement.tick(now_s, self._is_linked)
+        if now_s >= self._aim.propose_at_s:
+            self._aim.propose(now_s)
+        self._plan()
+
+    def _on_up(self, event: Up, now_s: float) -> None:
+        asked = self._roster.up(event.peer, now_s)
+        for peer in (asked, self._roster.peers.get(event.peer)):
+            if peer is not None:
+                self._voice.beat(peer, now_s)
+        self._plan()
+
+    def _on_down(self, event: Down, now_s: float) -> None:
+        gone = "its process ended" if event.gone else None
+        self._roster.down(event.peer, now_s, gone=gone)
+        self._plan()
+
+    def _on_heard(self, event: Heard, now_s: float) -> None:
+        peer = self._roster.peers.get(event.peer)
+        if peer is not None and peer.is_linked:
+            self._listen[type(event.message)](peer, event.message, now_s)
+
+    def _on_payload(self, event: Payload, now_s: float) -> None:
+        if len(event.data) > MAX_PAYLOAD_BYTES:
+            text = f"a payload of {len(event.data)} bytes; {MAX_PAYLOAD_BYTES} is most"
+            raise ConfigError(f"membership: {text}")
+        self._agreement.renew(event.data, now_s)
+        self._plan()
+
+    def _on_refresh(self, _: Refresh, now_s: float) -> None:
+        self._agreement.refreshes += 1
+        self._decide(now_s)
+
+    def _on_leave(self, _: Leave, now_s: float) -> None:
+        self._voice.leave()
+        self.has_left = True
+        self.wake_at_s = inf
+
+    # -- messages ----------------------------------------------------------------------
+
+    def _on_heartbeat(self, peer: Peer, beat: Heartbeat, now_s: float) -> None:
+        if not self._roster.beat(peer, beat, now_s):
+            return
+        report = beat.report
+        self._agreement.note(report.promised)
+        self._agreement.acknowledge(peer.member, report.view)
+        self._voice.refute(peer, report, now_s)
+        for kept, refused in report.clones:
+            if refused == self.me:
+                self._out.append(Cloned(kept, refused))
+
+    def _on_propose(self, peer: Peer, message: Propose, now_s: float) -> None:
+        self._agreement.promise(peer.member, message, self._aim.prefers, now_s)
+
+    def _on_status(self, peer: Peer, message: Status, now_s: float) -> None:
+        self._agreement.collect(peer.member, message, now_s)
+
+    def _on_commit(self, peer: Peer, message: Commit, now_s: float) -> None:
+        self._agreement.install(peer.member, message.view)
+
+    def _on_ack(self, peer: Peer, message: Ack, now_s: float) -> None:
+        self._agreement.acknowledge(peer.member, message.id)
+
+    def _on_refuse(self, peer: Peer, message: Refuse, now_s: float) -> None:
+        self._agreement.refused(message)
+
+    def _on_goodbye(self, peer: Peer, _: Goodbye, now_s: float) -> None:
+        self._roster.down(peer.member, now_s, gone="it said goodbye")
+        self._roster.forget(peer)
+
+    def _is_linked(self, member: Member) -> bool:
+        peer = self._roster.peers.get(member)
+        return peer is not None and peer.is_linked

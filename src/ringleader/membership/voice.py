@@ -1,0 +1,106 @@
+"""What a node says of itself: its report, in heartbeats to all its peers."""
+
+from __future__ import annotations
+
+from math import inf
+
+from ringleader.membership.agreement import Agreement
+from ringleader.membership.aim import Aim
+from ringleader.membership.config import MembershipConfig
+from ringleader.membership.events import Action, Health, Send
+from ringleader.membership.member import MAX_MEMBERS, NO_VIEW, Member
+from ringleader.membership.messages import Goodbye, Heartbeat, Report
+from ringleader.membership.peer import Peer
+from ringleader.membership.roster import Roster
+
+
+class Voice:
+    """Speaks at every heartbeat, and at once when there is something new.
+
+    Owned by a ``Machine``; appends to ``out``.
+    """
+
+    def __init__(
+        self, me: Member, config: MembershipConfig, roster: Roster, out: list[Action]
+    ) -> None:
+        self.report = Report(NO_VIEW, NO_VIEW, 0, me, (), (), (), (), 0)
+        self.beat_at_s = -inf
+        """When the next heartbeat is due."""
+        self._me = me
+        self._config = config
+        self._roster = roster
+        self._out = out
+        self._spoke_at_s = -inf
+        self._number = 0
+        self._refutation = 0
+
+    def tick(self, now_s: float) -> None:
+        """Speak if it is time."""
+        if now_s >= self.beat_at_s:
+            self._roster.count_misses(now_s)
+            self._speak(now_s)
+
+    def publish(self, aim: Aim, agreement: Agreement, now_s: float) -> None:
+        """Tell all peers if there is something new to tell."""
+        report = self._describe(aim, agreement)
+        if report == self.report:
+            return
+        self.report = report
+        at_s = self._spoke_at_s + self._config.gap_s
+        if now_s >= at_s:
+            self._speak(now_s)
+        else:  # not more often than every gap_s, however fast things change
+            self.beat_at_s = min(self.beat_at_s, at_s)
+
+    def refute(self, peer: Peer, report: Report, now_s: float) -> None:
+        """Answer at once, and once, if ``peer`` suspects us."""
+        for suspect, refutation in report.suspects:
+            if suspect == self._me and refutation >= self._refutation:
+                self._refutation = refutation + 1
+                self.beat(peer, now_s)
+
+    def leave(self) -> None:
+        """Say goodbye to everybody."""
+        for peer in self._roster.linked():
+            self._out.append(Send(peer.member, Goodbye()))
+
+    def beat(self, peer: Peer, now_s: float) -> None:
+        """One heartbeat to one peer."""
+        self._number += 1
+        held_us = int((now_s - peer.echo_at_s) * 1e6) if peer.echo_us else 0
+        # One more than the time: a stamp is never zero, which means none.
+        stamp_us = int(now_s * 1e6) + 1
+        beat = Heartbeat(
+            self._number,
+            stamp_us,
+            peer.echo_us,
+            held_us,
+            self._refutation,
+            self.report,
+        )
+        self._out.append(Send(peer.member, beat))
+
+    def _speak(self, now_s: float) -> None:
+        self.beat_at_s = now_s + self._config.heartbeat_s
+        self._spoke_at_s = now_s
+        for peer in self._roster.linked():
+            self.beat(peer, now_s)
+
+    def _describe(self, aim: Aim, agreement: Agreement) -> Report:
+        present = sorted(self._roster.present(), key=_seniority)[:MAX_MEMBERS]
+        suspects = (p for p in present if p.health is Health.SUSPECT)
+        return Report(
+            view=agreement.view_id,
+            promised=agreement.promised,
+            num_members=len(agreement.members),
+            prefers=aim.prefers,
+            hears=tuple([p.member for p in present]),
+            invites=aim.invites,
+            suspects=tuple([(p.member, p.refutation) for p in suspects]),
+            clones=self._roster.clones(),
+            refreshes=agreement.refreshes,
+        )
+
+
+def _seniority(peer: Peer) -> Member:
+    return peer.member

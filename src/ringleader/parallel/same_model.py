@@ -1,0 +1,81 @@
+"""One model on all ranks before the first step: the same layout, the same values.
+
+DDP does this for torch's process groups. Here it is for a plain ``Group``, where two
+machines with another version of the script would else add gradients of different
+parameters to each other.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ringleader.errors import CallMismatch, ConfigError
+from ringleader.groups.group import Group
+
+MAX_LAYOUT_BYTES = 16 << 20
+"""Some 200,000 parameters and buffers with long names."""
+
+
+def same_model(model: nn.Module, group: Group) -> None:
+    """Check that all ranks hold the same layout, then give all the values of rank 0.
+
+    A rank whose layout differs raises CallMismatch that names the first difference;
+    the others raise one that names that rank.
+    """
+    state = dict(model.state_dict(keep_vars=True))
+    tensors = {name: value for name, value in state.items() if _is_shared(value)}
+    mine = layout(tensors)
+    theirs = _layout_of_first(mine, group)
+    wrong = torch.zeros(group.size, dtype=torch.int64)
+    wrong[group.rank] = int(mine != theirs)
+    group.all_reduce(wrong)
+    if mine != theirs:
+        raise CallMismatch(0, f"holds another model: {difference(mine, theirs)}")
+    others = [rank for rank in range(group.size) if wrong[rank]]
+    if others:
+        raise CallMismatch(others[0], "holds another model than we do; it says how")
+    with torch.no_grad():
+        for tensor in tensors.values():
+            group.broadcast(tensor.detach(), 0)
+
+
+def _is_shared(value: object) -> bool:
+    return isinstance(value, Tensor) and value.numel() > 0
+
+
+def layout(tensors: dict[str, Tensor]) -> list[str]:
+    """One line per parameter or buffer, in order."""
+    return [
+        f"{name}: {list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+        for name, tensor in tensors.items()
+    ]
+
+
+def _layout_of_first(mine: list[str], group: Group) -> list[str]:
+    """Rank 0's layout, on every rank."""
+    text = "\n".join(mine).encode()
+    if len(text) > MAX_LAYOUT_BYTES:
+        raise ConfigError(f"a model whose layout takes {len(text)} bytes; too many")
+    size = torch.tensor([len(text)])
+    group.broadcast(size, 0)
+    num_bytes = int(size)
+    if not 0 <= num_bytes <= MAX_LAYOUT_BYTES:
+        raise CallMismatch(0, f"says its layout takes {num_bytes} bytes")
+    body = torch.zeros(num_bytes, dtype=torch.uint8)
+    if group.rank == 0 and text:
+        body = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    group.broadcast(body, 0)
+    return (
+        bytes(body.tolist()).decode(errors="replace").split("\n") if num_bytes else []
+    )
+
+
+def difference(mine: list[str], theirs: list[str]) -> str:
+    """The first line that is not the same."""
+    for ours, other in zip(mine, theirs, strict=False):
+        if ours != other:
+            return f"'{ours}' here is '{other}' there"
+    longer, where = (mine, "here") if len(mine) > len(theirs) else (theirs, "there")
+    extra = longer[min(len(mine), len(theirs))]
+    return f"'{extra}' exists only {where}"

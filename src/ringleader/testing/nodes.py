@@ -1,0 +1,129 @@
+"""Nodes on the hosts of a test LAN: started, asked, killed, and read line by line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringleader.identity.home import Home
+from ringleader.identity.redacted import Secret
+from ringleader.identity.secret import ClusterSecret, store
+from ringleader.testing.lan import Host
+
+Event = dict[str, Any]
+
+
+def make_home(path: Path, root: bytes) -> Path:
+    """A machine that is in the cluster of ``root``; without the 0.2 s of a phrase."""
+    with Home(path).changing() as change:
+        store(change, ClusterSecret(root=Secret(root), name="test"))
+    return path
+
+
+@dataclass(slots=True)
+class Node:
+    """A process on a host that tells events as lines of JSON."""
+
+    process: subprocess.Popen[str]
+    events: list[Event] = field(default_factory=list)
+    _inbox: queue.Queue[Event | None] = field(default_factory=queue.Queue)
+    _reader: threading.Thread | None = None
+
+    @classmethod
+    def start(
+        cls, host: Host, home: Path, script: Path, *arguments: str, **env: str
+    ) -> Node:
+        """Run a script on a host, as a machine with that home."""
+        process = host.popen(
+            [sys.executable, str(script), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "RINGLEADER_HOME": str(home),
+                "OMP_NUM_THREADS": "1",
+                **env,
+            },
+        )
+        node = cls(process)
+        node._reader = threading.Thread(target=node._read, daemon=True)
+        node._reader.start()
+        return node
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._inbox.put(json.loads(line))
+        self._inbox.put(None)
+
+    def wait(self, wanted: Callable[[Event], bool], within_s: float = 40.0) -> Event:
+        """The next event that is wanted; fails the test when none comes in time."""
+        until_s = time.monotonic() + within_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            try:
+                event = self._inbox.get(timeout=left_s)
+            except queue.Empty:
+                break
+            assert event is not None, f"the node ended; it told {self.events[-3:]}"
+            self.events.append(event)
+            if wanted(event):
+                return event
+        raise AssertionError(f"nothing like it in {within_s} s: {self.events[-3:]}")
+
+    def wait_for(self, name: str, within_s: float = 40.0, **facts: object) -> Event:
+        """The next event of that name with these facts."""
+        return self.wait(
+            lambda e: e["event"] == name and facts.items() <= e.items(), within_s
+        )
+
+    def inbox_is_empty(self) -> bool:
+        """Whether all it has told so far was read."""
+        return self._inbox.empty()
+
+    def look(self) -> Event:
+        """What it answers to an empty line: what its agent knows now."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.wait_for("look")
+
+    def look_until(
+        self, wanted: Callable[[Event], bool], within_s: float = 20.0
+    ) -> Event:
+        """Look again and again until something is so."""
+        until_s = time.monotonic() + within_s
+        while not wanted(seen := self.look()):
+            assert time.monotonic() < until_s, f"not so within {within_s} s: {seen}"
+            time.sleep(0.05)
+        return seen
+
+    def close(self) -> None:
+        """End it politely, and wait."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):  # it may be gone
+                self.process.stdin.close()
+        try:
+            self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(15)
+        if self._reader is not None:
+            self._reader.join(15)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+def names_in_view(seen: Event) -> set[str]:
+    """The names of the members of a snapshot's view."""
+    return {row["name"] for row in seen["nodes"] if row["in_view"]}

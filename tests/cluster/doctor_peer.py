@@ -1,0 +1,52 @@
+"""A node for the doctor's tests: a real agent, made odd in the ways it is told to be.
+
+``doctor_peer.py HOME NAME PORT [protocol=N] [clock=SECONDS]``. It prints one line when
+its door is open, and lives until it is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import threading
+import time
+
+from ringleader.node import frames
+from ringleader.node.agent import live
+from ringleader.node.client import AgentConfig
+
+
+def be_odd(word: str) -> None:
+    """Speak another protocol, or live in another time."""
+    what, _, value = word.partition("=")
+    if what == "protocol":
+        frames.PROTOCOL = int(value)
+    elif what == "clock":
+        real, ahead_s = time.time, float(value)
+        time.time = lambda: real() + ahead_s
+    else:
+        raise ValueError(word)
+
+
+def tell_when_open(ours: socket.socket) -> None:
+    """The agent's first message says that it is up."""
+    ours.recv(1)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Be the agent that ``client.Agent`` would start."""
+    home, name, port, *odd = sys.argv[1:]
+    for word in odd:
+        be_odd(word)
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    threading.Thread(target=tell_when_open, args=(ours,), daemon=True).start()
+    config = AgentConfig(home=home, name=name, port=int(port))
+    sys.exit(asyncio.run(live(theirs, config)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""The agent process: how it starts, what it refuses, and above all that it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from ringleader.deadline import Deadline
+from ringleader.errors import ConfigError, DeadlineExceeded, ProtocolError
+from ringleader.ids import Incarnation, NodeId
+from ringleader.node import frames, requests
+from ringleader.node.client import Agent, AgentConfig, running
+from ringleader.node.frames import Hello
+from ringleader.node.requests import Check, Checked, Done, Enter, Entered, Look, Quit
+from ringleader.node.snapshot import Snapshot
+from ringleader.node.story import Story
+from ringleader.testing.nodes import make_home
+
+pytestmark = pytest.mark.timeout(60)
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> AgentConfig:
+    home = make_home(tmp_path / "home", os.urandom(32))
+    return AgentConfig(home=str(home), interfaces=[LOOPBACK], profile="loopback")
+
+
+def enter(nodes: int, job: str = "job", timeout_s: float = 20.0) -> Enter:
+    return Enter(
+        job=job, min_nodes=nodes, max_nodes=nodes, wait_s=0, timeout_s=timeout_s
+    )
+
+
+def has_ended(pid: int, within_s: float = 8.0) -> bool:
+    until_s = time.monotonic() + within_s
+    while time.monotonic() < until_s:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_alone_it_forms_a_round_of_one_and_tells_what_it_knows(
+    config: AgentConfig,
+) -> None:
+    with Agent(config) as agent:
+        entered = agent.ask(enter(1), Deadline.after(20))
+        assert isinstance(entered, Entered)
+        assert (entered.rank, entered.size, entered.store_port) == (0, 1, 0)
+        assert Path(entered.credentials).stat().st_mode & 0o777 == 0o600
+        seen = agent.ask(Look(), Deadline.after(5))
+        assert isinstance(seen, Snapshot)
+        assert seen.leader == seen.node
+        assert agent.ask(Check("job"), Deadline.after(5)) == Checked(False)
+        pid = agent.pid
+    assert has_ended(pid)
+    assert running(Path(config.home)) == []
+    assert not Path(entered.credentials).exists()
+
+
+def test_two_nodes_of_one_user_on_one_host_train_together(config: AgentConfig) -> None:
+    """PM-2: an auto-discovered ring of two on loopback."""
+    with Agent(config) as one, Agent(config) as two:
+        first = frames.pack(enter(2))
+        two._sock.sendall(first)
+        entered = one.ask(enter(2), Deadline.after(20))
+        assert isinstance(entered, Entered)
+        other = two.receive(Deadline.after(20))
+        while not isinstance(other, Entered):
+            other = two.receive(Deadline.after(20))
+        assert {entered.rank, other.rank} == {0, 1}
+        assert entered.round == other.round
+        assert len(running(Path(config.home))) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"profile": "nope"}, "profile 'nope'"),
+        ({"interfaces": ["nope0"]}, "nope0"),
+        ({"peers": "nope"}, "nope"),
+        ({"home": "/nowhere/at/all"}, "ringleader init"),
+    ],
+    ids=["profile", "interface", "peers", "home"],
+)
+def test_what_cannot_work_is_said_in_one_line(
+    config: AgentConfig,
+    change: dict[str, object],
+    word: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    fields = {**msgspec.structs.asdict(config), **change}
+    with pytest.raises(ConfigError, match=word):
+        Agent(AgentConfig(**fields))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        enter(1, job="a/b"),
+        enter(1, job="x" * 65),
+        enter(1, job="\x1b[2J"),
+        enter(65),
+        enter(1, timeout_s=float("inf")),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused_at_once(bad: Enter) -> None:
+    with pytest.raises(ConfigError, match="job"):
+        requests.check(bad)
+
+
+def test_who_stops_waiting_is_answered_at_once(config: AgentConfig) -> None:
+    with Agent(config) as agent:
+        agent._sock.sendall(frames.pack(enter(2)))
+        time.sleep(0.5)
+        started_s = time.monotonic()
+        assert agent.ask(Quit("job"), Deadline.after(10)) == Done()
+        assert time.monotonic() - started_s < 3
+
+
+def test_a_conversation_ends_with_a_reply_that_did_not_come_in_time(
+    config: AgentConfig,
+) -> None:
+    with Agent(config) as agent:
+        os.kill(agent.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(DeadlineExceeded):
+                agent.ask(Check("job"), Deadline.after(0.3))
+        finally:
+            os.kill(agent.pid, signal.SIGCONT)
+        assert agent._sock.fileno() == -1, "a late reply would answer the next request"
+
+
+PARENT = """
+import os, sys, time
+from ringleader.deadline import Deadline
+from ringleader.node.client import CONFIG, Agent
+import ringleader.node.frames as frames
+from ringleader.node.requests import Enter
+agent = Agent(CONFIG.decode(bytes.fromhex(sys.argv[1])))
+if sys.argv[2] == "fork" and os.fork() == 0:
+    time.sleep(20)
+    os._exit(0)
+print(agent.pid, flush=True)
+waits = Enter(job="job", min_nodes=2, max_nodes=2, wait_s=0, timeout_s=60)
+if sys.argv[2] == "wait":
+    agent.ask(waits, Deadline.after(60))
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def parent(
+    config: AgentConfig, tmp_path: Path
+) -> Iterator[list[subprocess.Popen[str]]]:
+    made: list[subprocess.Popen[str]] = []
+    yield made
+    for process in made:
+        process.kill()
+        process.wait(10)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("how", ["idle", "wait", "fork"])
+def test_the_agent_ends_with_its_parent_however_that_ends(
+    config: AgentConfig, parent: list[subprocess.Popen[str]], tmp_path: Path, how: str
+) -> None:
+    # A module of the user that shadows the standard library must not be imported.
+    (tmp_path / "secrets.py").write_text("raise SystemExit('the wrong one')")
+    script = tmp_path / "folder" / "parent.py"
+    script.parent.mkdir()
+    script.write_text(PARENT)
+    argv = [sys.executable, str(script), msgspec.msgpack.encode(config).hex(), how]
+    parent.append(
+        subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    )
+    assert parent[0].stdout is not None
+    agent = int(parent[0].stdout.readline())
+    children = psutil.Process(parent[0].pid).children()
+    time.sleep(0.5)
+    parent[0].kill()
+    try:
+        assert has_ended(agent), "the agent has outlived its parent"
+    finally:
+        for child in children:
+            if child.is_running() and child.pid != agent:
+                child.kill()
+
+
+def test_what_a_killed_agent_left_is_swept_by_the_next(config: AgentConfig) -> None:
+    with Agent(config) as agent:
+        os.kill(agent.pid, signal.SIGKILL)
+        agent._process.wait(10)
+    folder = Path(config.home) / "run"
+    assert list(folder.glob("*.credentials")), "kill -9 leaves it: nothing can be done"
+    with Agent(config) as agent:
+        left = {int(path.stem) for path in folder.iterdir()}
+        assert left == {agent.pid}
+
+
+def test_a_closed_terminal_does_not_stop_the_story(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Closed:
+        def write(self, _text: str) -> None:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    Story({}, tells=True).met(NodeId("b" * 52), "desk", "10.0.0.1")
+
+
+HELLO = Hello(
+    protocol=frames.PROTOCOL,
+    version="1",
+    purpose="control",
+    node=NodeId("b" * 52),
+    incarnation=Incarnation("0" * 16),
+    started_ms=0,
+    name="desk",
+    port=4000,
+    clock_s=0.0,
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"incarnation": "evil"},
+        {"node": "x"},
+        {"started_ms": 1 << 63},
+        {"port": 70000},
+        {"clock_s": float("nan")},
+        {"name": "\x1b[2J"},
+        {"version": "x" * 257},
+    ],
+    ids=str,
+)
+def test_a_hello_that_others_would_choke_on_is_refused(
+    change: dict[str, object],
+) -> None:
+    data = frames.ENCODER.encode(msgspec.structs.replace(HELLO, **change))
+    with pytest.raises((ProtocolError, msgspec.ValidationError)):
+        frames.HELLO.decode(data)

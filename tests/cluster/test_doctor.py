@@ -1,0 +1,308 @@
+"""The doctor on a LAN with real troubles: each is named, and nothing else is.
+
+One LAN carries all troubles at once. Nodes with a trouble of their own have a cluster
+of their own, so that they are nothing but strangers to everybody else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringleader.identity.home import Home
+from ringleader.identity.redacted import Secret
+from ringleader.identity.secret import ClusterSecret, store
+from ringleader.testing.lan import Host, Lan, can_make_faults, lan
+from ringleader.testing.lan.switch import RECEIVED
+
+IS_POSSIBLE, REASON = can_make_faults()
+pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no faults here: {REASON}")
+
+NODE = str(Path(__file__).with_name("doctor_peer.py"))
+DOCTOR = (sys.executable, "-m", "ringleader.cli.main", "doctor")
+AT_ONCE = 6
+"""Doctors wait most of the time; more of them would wait for the two cores."""
+
+LIMIT_S = 10.0
+"""What an examination may take, the start of Python not counted."""
+
+PORT = 7001
+
+# Holds the port of mDNS without sharing it, and a port that an agent should have.
+HOLD_PORTS = """
+import signal, socket
+mdns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+mdns.bind(("", 5353))
+door = socket.create_server(("", 7007))
+print("ready", flush=True)
+signal.pause()
+"""
+
+Report = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Homes:
+    """Homes of users in clusters; each cluster has its secret."""
+
+    folder: Path
+    _roots: dict[str, bytes] = field(default_factory=dict)
+
+    def get(self, name: str, cluster: str = "main") -> str:
+        """A home; made when it is first asked for."""
+        home = Home(self.folder / name)
+        if not home.path.exists():
+            root = self._roots.setdefault(cluster, os.urandom(32))
+            with home.changing() as change:
+                store(change, ClusterSecret(root=Secret(root), name=cluster))
+        return str(home.path)
+
+    def copy(self, name: str) -> str:
+        """A copy of a home, keys and all."""
+        path = self.folder / f"{name}-copied"
+        running = shutil.ignore_patterns("run")
+        shutil.copytree(self.folder / name, path, ignore=running)
+        return str(path)
+
+
+def start(host: Host, argv: Sequence[str], stack: ExitStack) -> subprocess.Popen[str]:
+    """A program that says in one line when it is ready; see ``wait_for``."""
+    process = host.popen([sys.executable, *argv], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    stack.callback(process.stdout.close)
+    return process
+
+
+def start_node(
+    host: Host, home: str, stack: ExitStack, *odd: str
+) -> subprocess.Popen[str]:
+    """A real agent; its name is that of its home."""
+    return start(host, [NODE, home, Path(home).name, str(PORT), *odd], stack)
+
+
+def wait_for(*processes: subprocess.Popen[str]) -> None:
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+
+
+def ask_doctor(
+    host: Host, home: str, *args: str, before: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run the real command; ``before`` is what the shell does first."""
+    argv = ["sh", "-c", f'{before} exec "$@"', "sh", *DOCTOR, *args]
+    return subprocess.run(
+        host.command(argv),
+        env={**os.environ, "RINGLEADER_HOME": home},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def examine(host: Host, home: str, *args: str, before: str = "") -> Report:
+    """What the doctor finds there."""
+    done = ask_doctor(host, home, "--json", *args, before=before)
+    assert not done.stderr, done.stderr
+    report: Report = json.loads(done.stdout)
+    assert done.returncode == bool(report["findings"])
+    assert report["took_s"] < LIMIT_S
+    return report
+
+
+def line(report: Report, name: str) -> str:
+    """What the report says of one thing that was looked at."""
+    return str(next(c["text"] for c in report["checks"] if c["name"] == name))
+
+
+# -- health ----------------------------------------------------------------------------
+
+
+def test_a_healthy_lan_gives_no_finding(tmp_path: Path) -> None:
+    homes = Homes(tmp_path)
+    with lan(hosts=3, rate="1gbit") as net, ExitStack() as stack:
+        tin, bob, cat = net.hosts
+        alone = examine(tin, homes.get("tin"))
+        assert alone["findings"] == []
+        assert "nobody else found" in line(alone, "nodes")
+
+        others = [(bob, homes.get("bob")), (cat, homes.get("cat"))]
+        wait_for(*[start_node(host, home, stack) for host, home in others])
+        guest = examine(tin, homes.get("tin"))
+        wait_for(start_node(tin, homes.get("tin"), stack))
+        args = ("--port", str(PORT), "--peer", f"{bob.address}:{PORT}")
+        resident = examine(tin, homes.get("tin"), *args)
+        for report in (guest, resident):
+            assert report["findings"] == []
+            assert "bob" in line(report, "nodes")
+            assert "cat" in line(report, "nodes")
+        shown = ask_doctor(tin, homes.get("tin"))
+        assert shown.returncode == 0
+        assert "nothing is wrong" in shown.stdout
+        assert "Mbit/s" in shown.stdout
+
+
+def test_a_peer_that_nobody_could_dial_is_refused_at_once() -> None:
+    argv = [*DOCTOR, "--peer", "bob"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "host:port" in done.stderr
+
+
+def test_the_doctor_does_not_wait_for_torch() -> None:
+    code = "import sys, ringleader.cli.doctor; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# -- troubles --------------------------------------------------------------------------
+
+NAMES = "bob tin taken vpn two slow mtu blocked newer clock six four deaf apart"
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Report]]:
+    """All troubles made, and what the doctor says of each."""
+    homes = Homes(tmp_path_factory.mktemp("homes"))
+    names = NAMES.split()
+    with lan(hosts=len(names), rate="1gbit") as net, ExitStack() as stack:
+        hosts = dict(zip(names, net.hosts, strict=True))
+        make_trouble(net, hosts)
+        nodes = [
+            start_node(hosts["bob"], homes.get("bob"), stack),
+            start_node(hosts["slow"], homes.get("slow", "slow"), stack),
+            start_node(hosts["mtu"], homes.get("mtu", "mtu"), stack),
+            start_node(hosts["blocked"], homes.get("blocked", "blocked"), stack),
+            start_node(
+                hosts["newer"], homes.get("newer", "newer"), stack, "protocol=2"
+            ),
+            start_node(
+                hosts["clock"], homes.get("clock", "clock"), stack, "clock=3600"
+            ),
+            start_node(hosts["six"], homes.get("six", "six"), stack),
+        ]
+        wait_for(start(hosts["taken"], ["-c", HOLD_PORTS], stack), *nodes)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return examine_all(pool, hosts, homes)
+
+
+def make_trouble(net: Lan, hosts: dict[str, Host]) -> None:
+    """Everything that is wrong with cables, interfaces and firewalls."""
+    hosts["vpn"].add_interface("tun0", "10.99.0.1/24")
+    hosts["vpn"].add_interface("docker0", "172.17.0.1/16")
+    hosts["vpn"].set_up(is_up=False)
+    hosts["two"].add_interface("eth1", "10.88.0.1/24")
+    net.slow_pair(hosts["tin"].number, hosts["slow"].number, "20mbit")
+    net.drop_large(hosts["mtu"].number, over=1400)
+    hosts["blocked"].block_port(PORT)
+    hosts["six"].only_ipv6()
+    hosts["four"].only_ipv4()
+    net.no_multicast(hosts["deaf"].number)
+    # A Wi-Fi that keeps its clients apart: only what is for everybody comes through.
+    cable = hosts["apart"].cable()
+    alone = f"protocol all u32 match ether dst {cable.mac}"
+    net._switch.drop(("apart",), [(cable, RECEIVED, alone)])
+
+
+def examine_all(
+    pool: ThreadPoolExecutor, hosts: dict[str, Host], homes: Homes
+) -> dict[str, Future[Report]]:
+    """The doctor at every machine that has a trouble, the slowest ones first."""
+    tin = hosts["tin"]
+    bob = f"{hosts['bob'].address}:{PORT}"
+    six = f"[{hosts['six'].address6}]:{PORT}"
+    here = homes.get("tin")
+    lost = homes.get("lost", "lost")
+    small = "mount -t tmpfs -o size=8m none /dev/shm &&"
+    ask = pool.submit
+    return {
+        "apart": ask(examine, hosts["apart"], here),
+        "mtu": ask(examine, tin, homes.get("tin-mtu", "mtu")),
+        "blocked": ask(examine, tin, homes.get("tin-blocked", "blocked")),
+        "off": ask(examine, tin, here, "--peer", "10.77.0.99:7001"),
+        "deaf": ask(examine, hosts["deaf"], here, "--peer", bob),
+        "slow": ask(examine, tin, homes.get("tin-slow", "slow")),
+        "lost": ask(examine, tin, lost),
+        "lost-named": ask(examine, tin, lost, "--peer", bob),
+        "newer": ask(examine, tin, homes.get("tin-newer", "newer")),
+        "clock": ask(examine, tin, homes.get("tin-clock", "clock")),
+        "copied": ask(examine, tin, homes.copy("bob")),
+        "two": ask(examine, hosts["two"], here),
+        "four": ask(examine, hosts["four"], homes.get("4", "six"), "--peer", six),
+        "descriptors": ask(examine, tin, here, before="ulimit -n 48;"),
+        "shm": ask(examine, tin, here, before=small),
+        "vpn": ask(examine, hosts["vpn"], here),
+        "taken": ask(examine, hosts["taken"], here, "--port", "7007", "--peer", bob),
+        "stranger": ask(examine, tin, str(homes.folder / "empty")),
+        "none": ask(examine, tin, here),
+    }
+
+
+TROUBLES = [
+    ("deaf", "no_multicast", ("bob", "eth0"), "--peers 10.77.0.1:7001"),
+    ("blocked", "blocked_port", ("10.77.0.8:7001",), "TCP port 7001"),
+    ("lost", "wrong_secret", ("another secret", ":7001"), "ringleader join"),
+    ("lost-named", "wrong_secret", ("10.77.0.1:7001",), "ringleader join"),
+    ("newer", "other_version", ("newer", "protocol 2", "protocol 1"), "Upgrade"),
+    ("clock", "clock_skew", ("clock", "60.0 minutes ahead"), "set-ntp"),
+    ("copied", "cloned_identity", ("bob", "10.77.0.1:7001"), "ringleader leave"),
+    ("vpn", "only_virtual_interface", ("tun0", "docker0"), "--interface tun0"),
+    ("two", "two_subnets", ("bob", "eth0 (10.77.", "eth1 (10.88."), "--interface eth0"),
+    ("four", "other_address_family", ("[fd77::b]:7001", "IPv6"), "IPv6"),
+    ("apart", "unreachable", ("10.77.0.1:7001", "announces itself"), "isolation"),
+    ("off", "unreachable", ("10.77.0.99:7001", "no machine answers"), "on"),
+    ("slow", "slow_link", ("slow", "Mbit/s"), "cable"),
+    ("mtu", "mtu", ("mtu",), "MTU"),
+    ("stranger", "no_cluster", ("in no cluster",), "ringleader init"),
+    ("descriptors", "few_descriptors", ("of 48 in use",), "ulimit"),
+    ("shm", "little_shared_memory", ("8 MiB",), "--shm-size"),
+]
+"""Who is examined, what must be found, what is said of it, and of the mend."""
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "words", "mend"), TROUBLES, ids=[each[0] for each in TROUBLES]
+)
+def test_a_trouble_is_named_and_nothing_else(
+    reports: dict[str, Future[Report]],
+    case: str,
+    code: str,
+    words: tuple[str, ...],
+    mend: str,
+) -> None:
+    report = reports[case].result()
+    assert [f["code"] for f in report["findings"]] == [code], report["findings"]
+    finding = report["findings"][0]
+    assert all(word in finding["text"] for word in words), finding
+    assert mend in finding["mend"]
+
+
+def test_ports_that_are_taken_are_named_with_their_holder(
+    reports: dict[str, Future[Report]],
+) -> None:
+    report = reports["taken"].result()
+    assert [f["code"] for f in report["findings"]] == ["port_taken"] * 2
+    for port, finding in zip(("5353", "7007"), report["findings"], strict=True):
+        assert port in finding["text"]
+        assert "python" in finding["text"]
+    assert "bob" in line(report, "nodes"), "who is named is found without multicast"
+
+
+def test_a_machine_without_trouble_hears_nothing_of_the_troubles_of_others(
+    reports: dict[str, Future[Report]],
+) -> None:
+    report = reports["none"].result()
+    assert report["findings"] == []
+    assert "bob" in line(report, "nodes")
+    assert "of another cluster" in line(report, "secret")

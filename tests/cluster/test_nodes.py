@@ -1,0 +1,169 @@
+"""Agents on a LAN of namespaces: finding, electing, losing, and keeping others out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from ringleader.testing.lan import Lan, can_make_lan, lan
+from ringleader.testing.nodes import Event, Node, make_home, names_in_view
+
+AGENT = Path(__file__).parent / "agent_worker.py"
+
+pytestmark = [
+    pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1]),
+    pytest.mark.timeout(110),
+]
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[Lan]:
+    with lan(hosts=3) as made:
+        yield made
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+def start(
+    stack: ExitStack, net: Lan, index: int, home: Path, name: str, peers: str = ""
+) -> Node:
+    node = Node.start(net.hosts[index], home, AGENT, name, peers)
+    stack.callback(node.close)
+    node.wait_for("up")
+    return node
+
+
+def kill(node: Node) -> None:
+    """The agent and its parent at once, as when a machine is switched off."""
+    os.kill(int(node.events[0]["agent"]), signal.SIGKILL)
+    node.process.kill()
+
+
+def measured(seen: Event) -> bool:
+    links = sum(len(row["links"]) for row in seen["nodes"])
+    return len(seen["ring"]) == 3 and links >= 6
+
+
+def test_three_machines_find_each_other_and_survive_the_loss_of_their_leader(
+    net: Lan, stack: ExitStack, tmp_path: Path
+) -> None:
+    root = os.urandom(32)
+    homes = [make_home(tmp_path / str(i), root) for i in range(3)]
+    nodes = [start(stack, net, i, homes[i], f"n{i}") for i in range(3)]
+    seen = [node.look_until(measured) for node in nodes]
+
+    assert len({(s["epoch"], s["leader"], tuple(s["ring"])) for s in seen[:1]}) == 1
+    leader = next(row for row in seen[0]["nodes"] if row["is_leader"])
+    assert leader["name"] == "n0", "the first to start is the most senior"
+    assert all(row["health"] == "healthy" for row in seen[0]["nodes"])
+    assert all(row["profile"]["physical_cores"] >= 1 for row in seen[0]["nodes"])
+
+    killed_s = time.monotonic()
+    kill(nodes[0])
+    survivors = [
+        n.look_until(lambda s: names_in_view(s) == {"n1", "n2"}) for n in nodes[1:]
+    ]
+    assert time.monotonic() - killed_s < 10
+    assert {s["epoch"] for s in survivors} == {survivors[0]["epoch"]}
+    assert survivors[0]["epoch"] > seen[0]["epoch"]
+
+    back = start(stack, net, 0, homes[0], "n0")
+    again = back.look_until(lambda s: names_in_view(s) == {"n0", "n1", "n2"})
+    leader = next(row for row in again["nodes"] if row["is_leader"])
+    assert leader["name"] == "n1", "who comes back is the youngest"
+
+
+def test_a_stopped_machine_is_waited_for_a_while_and_rejoins_after_longer(
+    net: Lan, stack: ExitStack, tmp_path: Path
+) -> None:
+    root = os.urandom(32)
+    nodes = [
+        start(stack, net, i, make_home(tmp_path / str(i), root), f"n{i}")
+        for i in range(3)
+    ]
+    for node in nodes:
+        node.look_until(measured)
+    before = nodes[0].look()
+    agent = int(nodes[2].events[0]["agent"])
+
+    os.kill(agent, signal.SIGSTOP)
+    time.sleep(2.0)
+    os.kill(agent, signal.SIGCONT)
+    time.sleep(1.0)
+    assert nodes[0].look()["epoch"] == before["epoch"], "two seconds evict nobody"
+
+    os.kill(agent, signal.SIGSTOP)
+    nodes[0].look_until(lambda s: names_in_view(s) == {"n0", "n1"})
+    os.kill(agent, signal.SIGCONT)
+    for node in nodes:
+        node.look_until(lambda s: names_in_view(s) == {"n0", "n1", "n2"})
+
+
+def test_a_split_network_makes_two_views_and_a_mended_one_makes_one(
+    net: Lan, stack: ExitStack, tmp_path: Path
+) -> None:
+    root = os.urandom(32)
+    nodes = [
+        start(stack, net, i, make_home(tmp_path / str(i), root), f"n{i}")
+        for i in range(3)
+    ]
+    for node in nodes:
+        node.look_until(measured)
+    net.cut(0)
+    try:
+        nodes[0].look_until(lambda s: names_in_view(s) == {"n0"})
+        for node in nodes[1:]:
+            node.look_until(lambda s: names_in_view(s) == {"n1", "n2"})
+    finally:
+        net.mend(0)
+    views = [
+        node.look_until(lambda s: names_in_view(s) == {"n0", "n1", "n2"}, 30)
+        for node in nodes
+    ]
+    leaders = {r["name"] for s in views for r in s["nodes"] if r["is_leader"]}
+    assert leaders == {"n0"}, "the view of the most senior node remains"
+
+
+def test_two_clusters_on_one_lan_never_share_a_member(
+    net: Lan, stack: ExitStack, tmp_path: Path
+) -> None:
+    ours, theirs = os.urandom(32), os.urandom(32)
+    one = start(stack, net, 0, make_home(tmp_path / "a", ours), "a0")
+    address = (
+        f"{net.hosts[0].address}:{one.look()['nodes'][0]['address'].split(':')[-1]}"
+    )
+    # The stranger even knows where to knock.
+    other = start(stack, net, 1, make_home(tmp_path / "b", theirs), "b1", address)
+    two = start(stack, net, 2, make_home(tmp_path / "c", ours), "a2")
+    two.look_until(lambda s: names_in_view(s) == {"a0", "a2"})
+    time.sleep(1.0)
+    assert names_in_view(one.look()) == {"a0", "a2"}
+    alone = other.look()
+    assert names_in_view(alone) == {"b1"}
+    assert any("other secret" in trouble for trouble in alone["troubles"])
+    assert one.look()["rejected"] >= 1
+
+
+def test_a_copied_key_is_noticed_and_named(
+    net: Lan, stack: ExitStack, tmp_path: Path
+) -> None:
+    home = make_home(tmp_path / "a", os.urandom(32))
+    first = start(stack, net, 0, home, "original")
+    copy = tmp_path / "b"
+    shutil.copytree(home, copy, ignore=shutil.ignore_patterns("run"))
+    second = Node.start(net.hosts[1], copy, AGENT, "copy")
+    stack.callback(second.close)
+    second.wait_for("up")
+    seen = first.look_until(lambda s: any("two machines" in t for t in s["troubles"]))
+    assert names_in_view(seen) == {"original"}

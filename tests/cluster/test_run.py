@@ -1,0 +1,209 @@
+"""The front page: one command on each machine of a LAN, and the script runs on all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from ringleader.testing.lan import Lan, can_make_lan, lan
+from ringleader.testing.nodes import make_home
+
+pytestmark = [
+    pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1]),
+    pytest.mark.timeout(115),
+]
+
+SCRIPT = """
+import sys, time, torch
+import torch.distributed as dist
+
+dist.init_process_group("ringleader")
+rank, size = dist.get_rank(), dist.get_world_size()
+value = torch.full((4,), float(rank + 1), dtype=torch.float64)
+dist.all_reduce(value)
+assert bool((value == size * (size + 1) / 2).all()), value
+print(f"rank {rank}/{size} {sys.argv[1:]}", flush=True)
+steps = torch.zeros(1)
+while steps < float(sys.argv[1]):
+    steps += 0.05
+    dist.broadcast(steps, 0)
+    time.sleep(0.05)
+dist.destroy_process_group()
+print("done", flush=True)
+"""
+
+RINGLEADER = [sys.executable, "-m", "ringleader.cli.main"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+@dataclass(slots=True)
+class Command:
+    """A command on a host, and what it has printed so far."""
+
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+    reader: threading.Thread | None = None
+
+    def read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines.extend(iter(self.process.stdout.readline, ""))
+
+    def wait_for(self, text: str, within_s: float = 60.0, after: int = 0) -> int:
+        """Wait for a line; its number."""
+        until_s = time.monotonic() + within_s
+        while time.monotonic() < until_s:
+            for number, line in enumerate(self.lines[after:], after):
+                if text in line:
+                    return number
+            time.sleep(0.02)
+        raise AssertionError(f"no {text!r} in {within_s} s:\n{''.join(self.lines)}")
+
+    def end(self, within_s: float = 60.0) -> int:
+        """Its exit status."""
+        code = self.process.wait(within_s)
+        self.close()
+        return code
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+        assert self.reader is not None
+        self.reader.join(10)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@dataclass(slots=True)
+class Machines:
+    """The hosts of a LAN as machines of one cluster."""
+
+    net: Lan
+    folder: Path
+    root: bytes = field(default_factory=lambda: os.urandom(32))
+    commands: list[Command] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        (self.folder / "train.py").write_text(SCRIPT)
+
+    def environment(self, index: int) -> dict[str, str]:
+        home = make_home(self.folder / f"home{index}", self.root)
+        named = {"RINGLEADER_HOME": str(home), "RINGLEADER_NAME": f"m{index}"}
+        return {**os.environ, **named, "OMP_NUM_THREADS": "1"}
+
+    def start(self, index: int, *argv: str) -> Command:
+        process = self.net.hosts[index].popen(
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=self.environment(index),
+        )
+        command = Command(process)
+        command.reader = threading.Thread(target=command.read, daemon=True)
+        command.reader.start()
+        self.commands.append(command)
+        return command
+
+    def run(self, index: int, *argv: str) -> Command:
+        return self.start(index, *RINGLEADER, "run", *argv)
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[Lan]:
+    with lan(hosts=3, rate="1gbit") as made:
+        yield made
+
+
+@pytest.fixture
+def machines(net: Lan, tmp_path: Path) -> Iterator[Machines]:
+    made = Machines(net, tmp_path)
+    try:
+        yield made
+    finally:
+        for host in net.hosts:
+            host.kill_all()
+        for command in made.commands:
+            command.close()
+
+
+def test_a_lost_machine_is_done_without_and_let_in_again(machines: Machines) -> None:
+    script = str(machines.folder / "train.py")
+    flags = ("--min-nodes", "2", "--wait", "1", script)
+    runs = [machines.run(i, *flags, "60", f"own-{i}") for i in range(3)]
+    for i, run in enumerate(runs):
+        run.wait_for("/3 [")
+        assert f"own-{i}" in "".join(run.lines), "arguments may differ per machine"
+
+    status = machines.start(0, *RINGLEADER, "status", "--json")
+    assert status.end() == 0
+    seen = json.loads("".join(status.lines))[0]
+    assert {row["name"] for row in seen["nodes"]} == {"m0", "m1", "m2"}
+    assert all(row["jobs"] == ["default"] for row in seen["nodes"])
+
+    machines.net.hosts[2].kill_all()
+    marks = [run.wait_for("/2 [") for run in runs[:2]]
+    back = machines.run(2, *flags, "4")
+    back.wait_for("/3 [")
+    for run, mark in zip(runs, marks, strict=False):
+        run.wait_for("/3 [", after=mark)
+
+
+def test_torchrun_finds_the_others_too(machines: Machines) -> None:
+    script = str(machines.folder / "train.py")
+    flags = ("--rdzv-backend=mdns", "--nnodes=2", "--rdzv-id=job", script, "1")
+    runs = [machines.start(i, *TORCHRUN, *flags) for i in range(2)]
+    for run in runs:
+        assert run.end() == 0, "".join(run.lines)
+        assert any("/2 [" in line for line in run.lines)
+
+
+def test_a_script_without_launcher_finds_the_others_by_itself(
+    machines: Machines,
+) -> None:
+    script = machines.folder / "alone.py"
+    text = SCRIPT.replace('"ringleader"', '"ringleader", init_method="mdns://?nodes=2"')
+    script.write_text(text)
+    runs = [machines.start(i, sys.executable, str(script), "1") for i in range(2)]
+    for run in runs:
+        assert run.end() == 0, "".join(run.lines)
+    ranks = sorted(line[:8] for run in runs for line in run.lines if "/2 [" in line)
+    assert ranks == ["rank 0/2", "rank 1/2"]
+
+
+def test_another_program_is_refused_with_both_names(machines: Machines) -> None:
+    script, other = machines.folder / "train.py", machines.folder / "other.py"
+    other.write_text(SCRIPT + "# changed\n")
+    first = machines.run(0, "--nodes", "2", str(script), "1")
+    first.wait_for("waiting for 1 more machine")
+    second = machines.run(1, "--nodes", "2", str(other), "1")
+    assert second.end() == 1
+    said = "".join(second.lines)
+    assert "script is" in said, said
+    assert "m0" in said, said
+
+
+def test_a_machine_in_no_cluster_is_told_what_to_do(
+    machines: Machines, tmp_path: Path
+) -> None:
+    env = {**os.environ, "RINGLEADER_HOME": str(tmp_path / "nobody")}
+    script = str(machines.folder / "train.py")
+    done = subprocess.run(
+        [*RINGLEADER, "run", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=env,
+    )
+    assert done.returncode == 1
+    assert "ringleader init" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,83 @@
+"""Who leads whom at rest depends on who hears whom, and on nothing else."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringleader.membership.election import islands
+from ringleader.membership.member import MAX_MEMBERS, Member
+from ringleader.testing.membership.node import Node, node_id
+from ringleader.testing.membership.world import World
+
+
+def nodes(count: int) -> list[Member]:
+    world = World(count)
+    for index, node in enumerate(world.nodes):
+        world.start(node, index)
+    return [node.member for node in world.nodes]
+
+
+FIVE = nodes(5)
+PAIRS = [frozenset(pair) for pair in combinations(FIVE, 2)]
+
+
+def test_all_who_hear_each_other_are_one_island() -> None:
+    assert islands(FIVE, set(PAIRS)) == [tuple(FIVE)]
+
+
+def test_nobody_hears_nobody() -> None:
+    assert islands(FIVE, set()) == [(m,) for m in FIVE]
+
+
+def test_of_two_that_do_not_hear_each_other_the_senior_one_stays() -> None:
+    a, b, c, d, e = FIVE
+    lost = frozenset((c, d))
+    assert islands(FIVE, set(PAIRS) - {lost}) == [(a, b, c, e), (d,)]
+
+
+def test_a_chain_does_not_make_a_group() -> None:
+    a, b, c, *_ = FIVE
+    chain = {frozenset((a, b)), frozenset((b, c))}
+    assert islands((a, b, c), chain) == [(a, b), (c,)]
+
+
+def test_an_island_is_not_larger_than_a_view_may_be() -> None:
+    many = [Member(i, node_id(i), FIVE[0].incarnation) for i in range(MAX_MEMBERS + 2)]
+    pairs = {frozenset(pair) for pair in combinations(many, 2)}
+    assert [len(i) for i in islands(many, pairs)] == [MAX_MEMBERS, 2]
+
+
+@given(st.sets(st.sampled_from(PAIRS)))
+def test_islands_are_cliques_led_by_seniority(mutual: set[frozenset[Member]]) -> None:
+    found = islands(FIVE, mutual)
+    assert sorted(m for island in found for m in island) == FIVE
+    for island in found:
+        assert all(frozenset(p) in mutual for p in combinations(island, 2))
+        assert list(island) == sorted(island)
+    for number, island in enumerate(found):
+        for later in found[number + 1 :]:
+            stranger = later[0]
+            rivals = [m for m in island if m < stranger]
+            assert not all(frozenset((stranger, m)) in mutual for m in rivals)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_machines_come_to_rest_in_the_islands_of_a_broken_network(seed: int) -> None:
+    rng = Random(seed)
+    world = World(6, seed=seed)
+    for a, b in combinations(world.nodes, 2):
+        if rng.random() < 0.35:
+            world.block(a, b, one_way=rng.random() < 0.5)
+    order: list[Node] = rng.sample(world.nodes, len(world.nodes))
+    for node in order:
+        world.after(rng.uniform(0, 2), world.start, node, rng.randrange(100))
+    world.run(20)
+    assert world.unrest() is None
+    world.heal()
+    world.run(30)
+    assert world.unrest() is None

@@ -1,0 +1,164 @@
+"""The simulator: clean where the machine is right, loud where a rule is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringleader.membership.agreement import Agreement
+from ringleader.membership.aim import Aim
+from ringleader.membership.machine import Machine
+from ringleader.membership.member import Member, View
+from ringleader.membership.messages import Propose
+from ringleader.testing.membership.__main__ import main
+from ringleader.testing.membership.node import Make
+from ringleader.testing.membership.run import Outcome, simulate
+from ringleader.testing.membership.watch import Broken
+from ringleader.testing.membership.world import World
+
+sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
+
+from seed_rule import SeedRule
+
+NUM_SEEDS = 150
+
+
+def test_all_faults_end_in_one_view() -> None:
+    outcomes = [simulate(seed) for seed in range(NUM_SEEDS)]
+    assert [(o.seed, o.failure) for o in outcomes if o.failure] == []
+    assert {o.size for o in outcomes} >= set(range(3, 9))
+    assert sum(o.num_views for o in outcomes) > 3 * NUM_SEEDS, "something must happen"
+
+
+def test_a_seed_tells_the_same_story_every_time() -> None:
+    stories: list[list[str]] = [[], []]
+    for story in stories:
+        simulate(11, trace=story.append)
+    assert stories[0] == stories[1]
+    assert any("installs" in line for line in stories[0])
+
+
+def failures(make: Make | None, seeds: range) -> list[Outcome]:
+    outcomes = [simulate(seed, size=3, make=make) for seed in seeds]
+    return [o for o in outcomes if o.failure]
+
+
+def test_the_rule_of_the_seed_is_caught() -> None:
+    assert not failures(None, range(25))
+    caught = failures(SeedRule, range(25))
+    assert len(caught) > 20
+    assert any("is led by" in (o.failure or "") for o in caught)
+
+
+def without_faults(make: Make, size: int, seed: int) -> str | None:
+    """What is wrong with nodes that are switched on together, and nothing else."""
+    world = World(size, seed=seed, make=make)
+    for index, node in enumerate(world.nodes):
+        world.after(0.01 * index, world.start, node)
+    try:
+        world.run(15)
+    except Broken as broken:
+        return str(broken)
+    return world.unrest()
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_the_rule_of_the_seed_splits_a_cluster_without_any_fault(size: int) -> None:
+    ours = [without_faults(Machine, size, seed) for seed in range(10)]
+    seeds = [without_faults(SeedRule, size, seed) for seed in range(10)]
+    assert not any(ours)
+    assert any(seeds)
+
+
+def test_two_nodes_defer_to_each_other_by_the_rule_of_the_seed() -> None:
+    """PM-5: each campaigns before it hears of the other's growing seniority."""
+    world = World(2, seed=1, make=SeedRule)
+    for node in world.nodes:
+        world.start(node)
+    world.run(5)
+    leaders = [
+        n.subject.view.leader for n in world.nodes if n.subject and n.subject.view
+    ]
+    assert leaders == [world.nodes[1].member, world.nodes[0].member]
+
+
+def forgetful(me: Member) -> Machine:
+    """Promises anything, also what is older than its last promise."""
+    machine = Machine(me)
+    agreement: Agreement = machine._agreement
+    promise = agreement.promise
+
+    def forget(sender: Member, message: Propose, prefers: Member, now_s: float) -> None:
+        agreement.promised = agreement.view_id
+        promise(sender, message, prefers, now_s)
+
+    agreement.promise = forget  # type: ignore[method-assign]
+    return machine
+
+
+def hasty(me: Member) -> Machine:
+    """Installs what it never promised."""
+    machine = Machine(me)
+    agreement: Agreement = machine._agreement
+
+    def install(sender: Member, view: View) -> None:
+        if view.id > agreement.view_id:
+            agreement._enter(view)
+
+    agreement.install = install  # type: ignore[method-assign]
+    return machine
+
+
+def mumbling(me: Member) -> Machine:
+    """Says everything once."""
+    machine = Machine(me)
+    machine._is_linked = lambda member: False  # type: ignore[method-assign]
+    return machine
+
+
+def uncounting(me: Member) -> Machine:
+    """Knows no other counter than its own."""
+    machine = Machine(me)
+    machine._agreement.note = lambda name: None  # type: ignore[method-assign]
+    return machine
+
+
+def content(me: Member) -> Machine:
+    """Does not care whether its members are stuck in a promise to somebody else."""
+    machine = Machine(me)
+    aim: Aim = machine._aim
+    aim._is_stale = lambda: False  # type: ignore[method-assign]
+    return machine
+
+
+@pytest.mark.parametrize("make", [forgetful, hasty, mumbling, uncounting, content])
+def test_a_broken_machine_is_caught(make: Make) -> None:
+    assert any(simulate(seed, make=make).failure for seed in range(400))
+
+
+def test_the_command_runs_seeds_and_tells_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--seeds", "6", "--jobs", "1"]) == 0
+    assert "6 seeds in" in capsys.readouterr().out
+    assert main(["--seed", "3", "--trace", "--nodes", "3"]) == 0
+    story = capsys.readouterr().out
+    assert "faults end" in story
+    assert "seed 3: clean" in story
+
+
+def test_the_command_uses_several_processes() -> None:
+    command = [sys.executable, "-m", "ringleader.testing.membership"]
+    done = subprocess.run(
+        [*command, "--seeds", "30", "--jobs", "2", "--nodes", "4"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "30 seeds in" in done.stdout
+    assert "0 failed" in done.stdout

@@ -1,0 +1,668 @@
+"""From facts to findings: every trouble is named, and nothing but the trouble."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from ipaddress import ip_interface
+from typing import Any
+
+import pytest
+
+from ringleader.discovery.multicast import NoDiscovery, Why
+from ringleader.discovery.probe import Probe, Seen
+from ringleader.discovery.record import Refusal
+from ringleader.discovery.static import Answer, Peer
+from ringleader.ids import Incarnation, NodeId
+from ringleader.node.doctor import leads
+from ringleader.node.doctor.diagnose import diagnose
+from ringleader.node.doctor.facts import (
+    Candidate,
+    Descriptors,
+    Facts,
+    Measurement,
+    Outcome,
+    Pace,
+    Place,
+    SharedMemory,
+    Source,
+    TakenPort,
+    Visit,
+)
+from ringleader.node.doctor.finding import TITLES, Code, Finding, Severity
+from ringleader.node.doctor.report import checks
+from ringleader.node.doctor.visit import clock_ahead_s
+from ringleader.node.snapshot import NodeRow, Snapshot
+from ringleader.topology.interfaces import Interface, InterfaceKind
+from ringleader.topology.link import LinkProfile
+from ringleader.topology.ports import Holder
+
+OURS, BOB, CAT = NodeId("o" * 52), NodeId("b" * 52), NodeId("c" * 52)
+ETH0 = Interface(
+    name="eth0",
+    kind=InterfaceKind.ETHERNET,
+    addresses=(ip_interface("10.0.0.1/24"), ip_interface("fd00::1/64")),
+)
+ETH1 = replace(ETH0, name="eth1", addresses=(ip_interface("10.9.0.1/24"),))
+WLAN0 = replace(ETH0, name="wlan0", addresses=(ip_interface("10.0.0.77/24"),))
+GIGABIT = Measurement(Pace.MEASURED, LinkProfile(2e-4, 118e6, 117e6))
+
+
+def visit(place: Place, outcome: Outcome = Outcome.REACHED, **more: Any) -> Visit:  # noqa: ANN401
+    known: dict[str, Any] = {}
+    if outcome is Outcome.REACHED:
+        known = {
+            "node": BOB,
+            "incarnation": Incarnation("1"),
+            "name": "bob",
+            "version": "1.0",
+            "protocol": 1,
+            "clock_ahead_s": 0.01,
+        }
+    return Visit(place=place, outcome=outcome, **{**known, **more})
+
+
+def candidate(
+    outcome: Outcome = Outcome.REACHED,
+    *,
+    source: Source = Source.SEEN,
+    place: Place = ("10.0.0.2", 7001),
+    **more: Any,  # noqa: ANN401
+) -> Candidate:
+    """A node on our LAN as it should be, but for what is said."""
+    of_visit = {k: more.pop(k) for k in list(more) if k in Visit.__slots__}
+    is_good = outcome is Outcome.REACHED
+    usual = {
+        "is_heard": source is Source.SEEN,
+        "is_answering": source is Source.SEEN,
+        "link": GIGABIT if is_good else None,
+    }
+    return Candidate(
+        places=(place,),
+        sources=frozenset({source}),
+        visits=(visit(place, outcome, **of_visit),),
+        **{**usual, **more},
+    )
+
+
+def cat(**more: Any) -> Candidate:  # noqa: ANN401
+    named = {"node": CAT, "incarnation": Incarnation("2"), "name": "cat"}
+    return candidate(place=("10.0.0.3", 7002), **{**named, **more})
+
+
+def stranger() -> Candidate:
+    """Somebody with another secret, who is not even dialled."""
+    places = (("10.0.0.9", 7001),)
+    return Candidate(places=places, sources=frozenset({Source.FOREIGN}), is_heard=True)
+
+
+def probe(**more: Any) -> Probe:  # noqa: ANN401
+    return Probe(interface="eth0", **{"loops_back": True, **more})
+
+
+def facts(*candidates: Candidate, **more: Any) -> Facts:  # noqa: ANN401
+    """A healthy machine, but for what is said."""
+    usual: dict[str, Any] = {
+        "name": "tin",
+        "version": "1.0",
+        "protocol": 1,
+        "cluster": '"home" (abcd-efgh)',
+        "own": frozenset({OURS}),
+        "chosen": (ETH0,),
+        "probes": (probe(),),
+        "descriptors": (Descriptors("a process started here", 10, 1024),),
+        "memory": SharedMemory("/dev/shm", 8 << 30, 8 << 30),
+    }
+    return Facts(**{**usual, "candidates": candidates, **more})
+
+
+def only(found: Facts) -> Finding:
+    """The one finding there is."""
+    findings = diagnose(found)
+    assert len(findings) == 1, [f.text for f in findings]
+    return findings[0]
+
+
+def snapshot(**more: Any) -> Snapshot:  # noqa: ANN401
+    usual: dict[str, Any] = {
+        "cluster": "home",
+        "node": BOB,
+        "epoch": 1,
+        "leader": BOB,
+        "ring": [],
+        "nodes": [],
+        "troubles": [],
+        "rejected": 0,
+        "pid": 1,
+        "uptime_s": 1.0,
+    }
+    return Snapshot(**{**usual, **more})
+
+
+def row(node: NodeId, name: str, **more: Any) -> NodeRow:  # noqa: ANN401
+    usual: dict[str, Any] = {
+        "health": "healthy",
+        "is_leader": False,
+        "is_here": False,
+        "in_view": True,
+        "address": "",
+        "latency_s": None,
+        "clock_ahead_s": None,
+        "version": "1.0",
+        "profile": None,
+        "links": {},
+        "jobs": [],
+    }
+    return NodeRow(node=node, name=name, **{**usual, **more})
+
+
+# -- health ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        facts(),
+        facts(probes=(probe(), probe(trouble=NoDiscovery(Why.NO_SOCKET, "no IPv6")))),
+        facts(candidate(), cat()),
+        facts(stranger(), cat()),
+        facts(candidate(is_here=True, is_heard=False, link=None)),
+        facts(candidate(link=Measurement(Pace.SKIPPED))),
+        facts(candidate(Outcome.NO_TIME)),
+        facts(chosen=(ETH0, ETH1)),
+        facts(candidate(place=("fd00::2", 7001)), chosen=(ETH0, WLAN0)),
+        facts(memory=None, descriptors=()),
+    ],
+    ids=[
+        "alone",
+        "IPv6 is half there",
+        "three machines",
+        "another cluster beside ours",
+        "an agent here",
+        "somebody is busy",
+        "no time left",
+        "two networks and nobody there",
+        "cable and Wi-Fi in one network",
+        "Windows",
+    ],
+)
+def test_what_is_well_gives_no_finding(found: Facts) -> None:
+    assert diagnose(found) == []
+    assert all(check.is_ok for check in checks(found, []))
+
+
+def test_being_alone_is_told_and_no_trouble() -> None:
+    nodes = next(c for c in checks(facts(), []) if c.name == "nodes")
+    assert nodes.is_ok
+    assert "nobody else found" in nodes.text
+
+
+def test_every_code_has_a_title_and_a_line_of_its_own() -> None:
+    assert TITLES.keys() == set(Code)
+    for code in Code:
+        looked_at = checks(facts(), [Finding(code, "", "")])
+        assert sum(not check.is_ok for check in looked_at) == 1, code
+
+
+# -- the machine -----------------------------------------------------------------------
+
+
+def test_a_machine_with_only_a_vpn_says_which_and_how_to_mean_it() -> None:
+    tun0 = replace(ETH0, name="tun0", kind=InterfaceKind.VPN)
+    docker0 = replace(ETH0, name="docker0", kind=InterfaceKind.VIRTUAL)
+    refused = ((tun0, "is a VPN by its name"), (docker0, "is virtual by its name"))
+    named = candidate(Outcome.NO_WAY, source=Source.NAMED)
+    finding = only(facts(named, chosen=(), refused=refused, probes=()))
+    assert finding.code is Code.ONLY_VIRTUAL
+    assert "tun0 is a VPN" in finding.text
+    assert "docker0 is virtual" in finding.text
+    assert "--interface tun0" in finding.mend
+
+
+def test_a_machine_without_any_network_is_told_so() -> None:
+    wlan0 = replace(ETH0, name="wlan0", is_up=False)
+    finding = only(facts(chosen=(), refused=((wlan0, "is down"),), probes=()))
+    assert finding.code is Code.ONLY_VIRTUAL
+    assert "wlan0 is down" in finding.text
+    assert "--interface" not in finding.mend
+
+
+def test_a_taken_port_names_the_program_and_is_no_loss_of_multicast() -> None:
+    trouble = NoDiscovery(Why.PORT_TAKEN, "another program holds UDP port 5353")
+    taken = TakenPort(5353, "udp", Holder(17, "dnsmasq"), trouble.text)
+    finding = only(facts(taken=(taken,), probes=(probe(trouble=trouble),)))
+    assert finding.code is Code.PORT_TAKEN
+    assert "dnsmasq (process 17)" in finding.text
+
+
+def test_a_taken_port_of_an_unknown_program_is_named_too() -> None:
+    taken = TakenPort(7001, "tcp", None, "port 7001 is already in use")
+    finding = only(facts(taken=(taken,)))
+    assert finding.code is Code.PORT_TAKEN
+    assert "7001 is already in use" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("used", "limit", "is_short"),
+    [(10, 1024, False), (128, 256, False), (129, 256, True), (60, 64, True)],
+)
+def test_descriptors_are_short_when_few_are_free(
+    used: int, limit: int, is_short: bool
+) -> None:
+    agent = Descriptors("the agent, process 9", used, limit)
+    found = diagnose(facts(descriptors=(Descriptors("here", 5, 1024), agent)))
+    assert [f.code for f in found] == [Code.FEW_DESCRIPTORS] * is_short
+    assert all("the agent, process 9" in f.text for f in found)
+
+
+def test_a_dial_without_a_descriptor_blames_the_descriptors_and_nobody_else() -> None:
+    finding = only(facts(candidate(Outcome.NO_DESCRIPTOR)))
+    assert finding.code is Code.FEW_DESCRIPTORS
+
+
+def test_little_shared_memory_is_named() -> None:
+    finding = only(facts(memory=SharedMemory("/dev/shm", 64 << 20, 64 << 20)))
+    assert finding.code is Code.LITTLE_SHARED_MEMORY
+    assert "64 MiB" in finding.text
+    assert "--shm-size" in finding.mend
+    broken = SharedMemory("", 0, 0, "no memory can be shared")
+    assert only(facts(memory=broken)).code is Code.LITTLE_SHARED_MEMORY
+
+
+def test_a_machine_in_no_cluster_is_told_to_join_one() -> None:
+    finding = only(facts(stranger(), cluster="", own=frozenset()))
+    assert finding.code is Code.NO_CLUSTER
+    assert "ringleader join" in finding.mend
+
+
+def test_an_agent_that_is_stuck_here_is_told_once() -> None:
+    here = candidate(Outcome.STALLED, is_here=True)
+    finding = only(facts(here, agent_trouble="silent for 2 s"))
+    assert finding.code is Code.UNREACHABLE
+    assert "tin" in finding.text
+
+
+# -- multicast -------------------------------------------------------------------------
+
+
+def test_a_named_peer_that_works_and_is_never_heard_means_no_multicast() -> None:
+    bob = candidate(source=Source.NAMED)
+    called = probe(answered_directly={"10.0.0.2"})
+    finding = only(facts(bob, probes=(called,)))
+    assert finding.code is Code.NO_MULTICAST
+    assert "bob" in finding.text
+    assert "asked directly" in finding.text
+    assert "--peers 10.0.0.2:7001" in finding.mend
+
+
+def test_a_peer_beyond_a_router_need_not_be_heard() -> None:
+    bob = candidate(source=Source.NAMED, place=("192.168.7.2", 7001))
+    assert diagnose(facts(bob)) == []
+
+
+def test_what_the_peer_knows_of_its_own_discovery_is_passed_on() -> None:
+    shot = snapshot(troubles=["no discovery: UDP port 5353 is held; name the others"])
+    bob = candidate(source=Source.NAMED, snapshot=shot)
+    assert "UDP port 5353 is held" in only(facts(bob)).text
+
+
+def test_a_firewall_that_swallows_our_own_multicast_is_named() -> None:
+    finding = only(facts(probes=(probe(loops_back=False),)))
+    assert finding.code is Code.NO_MULTICAST
+    assert "this machine" in finding.text
+
+
+def test_an_interface_that_takes_no_multicast_is_named() -> None:
+    trouble = NoDiscovery(Why.NO_SOCKET, "eth0 takes no multicast: no such device")
+    finding = only(facts(probes=(probe(trouble=trouble, loops_back=False),)))
+    assert finding.code is Code.NO_MULTICAST
+    assert "no such device" in finding.text
+
+
+# -- reaching others -------------------------------------------------------------------
+
+
+def test_a_silent_port_of_a_host_that_answers_is_blocked_and_nothing_else() -> None:
+    finding = only(facts(candidate(Outcome.SILENT)))
+    assert finding.code is Code.BLOCKED_PORT
+    assert "10.0.0.2:7001" in finding.text
+    assert "TCP port 7001" in finding.mend
+
+
+def test_a_silent_port_on_our_lan_is_blocked_even_if_nothing_else_is_heard() -> None:
+    finding = only(facts(candidate(Outcome.SILENT, source=Source.NAMED)))
+    assert finding.code is Code.BLOCKED_PORT
+
+
+def test_silence_beyond_a_router_may_be_anything() -> None:
+    far = candidate(Outcome.SILENT, source=Source.NAMED, place=("192.168.7.2", 7001))
+    assert only(facts(far)).code is Code.UNREACHABLE
+
+
+def test_who_is_heard_by_all_and_answers_nothing_is_isolated_and_not_blocked() -> None:
+    finding = only(facts(candidate(Outcome.SILENT, is_answering=False)))
+    assert finding.code is Code.UNREACHABLE
+    assert "announces itself" in finding.text
+    assert "isolation" in finding.mend
+
+
+def test_fresh_ports_that_are_blocked_are_named_although_the_door_is_open() -> None:
+    finding = only(facts(candidate(link=Measurement(Pace.BLOCKED))))
+    assert finding.code is Code.BLOCKED_PORT
+    assert "bob" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("outcome", "word"),
+    [
+        (Outcome.NO_HOST, "no machine answers"),
+        (Outcome.REFUSED, "refuses"),
+        (Outcome.STALLED, "says nothing"),
+        (Outcome.STRANGE, "not ringleader"),
+    ],
+)
+def test_a_peer_that_is_off_or_odd_is_not_reachable(
+    outcome: Outcome, word: str
+) -> None:
+    finding = only(facts(candidate(outcome, source=Source.NAMED)))
+    assert finding.code is Code.UNREACHABLE
+    assert "10.0.0.2:7001" in finding.text
+    assert word in finding.text
+
+
+def test_a_name_that_leads_nowhere_is_told() -> None:
+    lead = leads.from_answers([Answer(Peer("bbo", 7001), (), "bbo: unknown name")])[0]
+    named = Candidate(
+        places=(),
+        sources=frozenset({Source.NAMED}),
+        known_as=lead.known_as,
+        trouble=lead.trouble,
+    )
+    finding = only(facts(named))
+    assert finding.code is Code.UNREACHABLE
+    assert "bbo:7001" in finding.text
+    assert "unknown name" in finding.text
+
+
+def test_one_address_of_several_is_enough() -> None:
+    bob = candidate()
+    more = visit(("fd00::2", 7001), Outcome.SILENT)
+    both = replace(bob, visits=(more, *bob.visits))
+    assert diagnose(facts(both)) == []
+
+
+def test_a_peer_seen_in_no_network_of_ours_is_on_another_subnet() -> None:
+    seen = Candidate(
+        places=(("192.168.7.2", 7001),),
+        sources=frozenset({Source.SEEN}),
+        is_heard=True,
+    )
+    finding = only(facts(seen))
+    assert finding.code is Code.UNREACHABLE
+    assert "192.168.7.2" in finding.text
+    assert "10.0.0.0/24" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("own", "place", "theirs", "ours"),
+    [
+        ("10.0.0.1/24", ("fd00::2", 7001), "IPv6", "IPv4"),
+        ("fd00::1/64", ("10.0.0.2", 7001), "IPv4", "IPv6"),
+    ],
+)
+def test_a_peer_of_the_other_family_is_named(
+    own: str, place: Place, theirs: str, ours: str
+) -> None:
+    here = replace(ETH0, addresses=(ip_interface(own),))
+    bob = candidate(Outcome.NO_WAY, source=Source.MEMBER, place=place)
+    finding = only(facts(bob, chosen=(here,)))
+    assert finding.code is Code.OTHER_FAMILY
+    assert f"by {theirs} only" in finding.text
+    assert f"only {ours}" in finding.text
+
+
+# -- secrets and versions --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FOREIGN, Outcome.HUNG_UP])
+def test_a_named_peer_that_turns_us_away_has_another_secret(outcome: Outcome) -> None:
+    finding = only(facts(candidate(outcome, source=Source.NAMED)))
+    assert finding.code is Code.WRONG_SECRET
+    assert "10.0.0.2:7001" in finding.text
+    assert "ringleader join" in finding.mend
+
+
+def test_a_node_that_announces_our_secret_and_hangs_up_has_no_other_one() -> None:
+    assert only(facts(candidate(Outcome.HUNG_UP))).code is Code.UNREACHABLE
+
+
+def test_strangers_are_a_finding_only_when_nobody_of_ours_is_known() -> None:
+    assert only(facts(stranger())).code is Code.WRONG_SECRET
+    here = cat(is_here=True)
+    assert only(facts(stranger(), here)).code is Code.WRONG_SECRET
+    off = candidate(Outcome.NO_HOST, source=Source.NAMED, place=("10.0.0.9", 1))
+    assert only(facts(stranger(), off)).code is Code.UNREACHABLE
+
+
+def test_another_version_names_both() -> None:
+    bob = candidate(
+        Outcome.OTHER_VERSION, name="bob", version="2.0", protocol=2, node=BOB
+    )
+    finding = only(facts(bob))
+    assert finding.code is Code.OTHER_VERSION
+    assert "bob" in finding.text
+    assert "2.0, protocol 2" in finding.text
+    assert "1.0, protocol 1" in finding.text
+
+
+def test_an_announcement_that_we_cannot_read_is_told_if_nobody_else_is() -> None:
+    seen = {"abc": Seen("10.0.0.2", "abc", (), Refusal.OTHER_VERSION)}
+    finding = only(facts(probes=(probe(seen=seen),)))
+    assert finding.code is Code.OTHER_VERSION
+    assert "10.0.0.2" in finding.text
+    assert diagnose(facts(cat(), probes=(probe(seen=seen),))) == []
+
+
+def test_a_version_that_cannot_even_say_hello_is_named() -> None:
+    finding = only(facts(candidate(Outcome.OTHER_VERSION, text="words we know not")))
+    assert finding.code is Code.OTHER_VERSION
+    assert "10.0.0.2:7001" in finding.text
+
+
+# -- identity, clocks, subnets ---------------------------------------------------------
+
+
+def test_our_own_key_on_another_machine_is_a_clone() -> None:
+    finding = only(facts(candidate(node=OURS)))
+    assert finding.code is Code.CLONED_IDENTITY
+    assert "tin and bob" in finding.text
+    assert "ringleader leave" in finding.mend
+
+
+def test_two_others_with_one_key_are_clones_and_a_restart_is_none() -> None:
+    other = cat(node=BOB)
+    finding = only(facts(candidate(), other))
+    assert finding.code is Code.CLONED_IDENTITY
+    assert "10.0.0.2:7001" in finding.text
+    assert "10.0.0.3:7002" in finding.text
+    again = candidate(place=("10.0.0.2", 7009), incarnation=Incarnation("9"))
+    assert diagnose(facts(candidate(), again)) == []
+
+
+def test_clones_that_agents_noticed_are_told_once() -> None:
+    text = "two machines use the key of node cccc-cccc: was a home copied?"
+    shot = snapshot(clones=[text])
+    finding = only(facts(candidate(snapshot=shot), agents=(shot,)))
+    assert finding.code is Code.CLONED_IDENTITY
+    assert "cccc-cccc" in finding.text
+
+
+def test_a_clock_that_is_off_is_named_with_both_machines() -> None:
+    finding = only(facts(candidate(clock_ahead_s=-7200.0), cat()))
+    assert finding.code is Code.CLOCK_SKEW
+    assert finding.severity is Severity.WARNING
+    assert "bob" in finding.text
+    assert "2.0 hours behind that of tin" in finding.text
+    assert diagnose(facts(candidate(clock_ahead_s=1.9))) == []
+
+
+def test_when_all_others_agree_it_is_our_clock() -> None:
+    finding = only(facts(candidate(clock_ahead_s=90.0), cat(clock_ahead_s=90.5)))
+    assert finding.code is Code.CLOCK_SKEW
+    assert "clock of tin is 90.0 seconds behind those of" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("told", "asked", "heard", "ahead"),
+    [(100, 99, 103, 0), (105, 99, 103, 2), (97, 99, 103, -2)],
+)
+def test_a_slow_answer_is_no_clock_that_is_off(
+    told: float, asked: float, heard: float, ahead: float
+) -> None:
+    assert clock_ahead_s(told, asked, heard) == ahead
+
+
+def test_a_peer_on_only_one_of_two_networks_is_told() -> None:
+    finding = only(facts(candidate(), chosen=(ETH0, ETH1)))
+    assert finding.code is Code.TWO_SUBNETS
+    assert "eth0 (10.0.0.0/24) and eth1 (10.9.0.0/24)" in finding.text
+    assert "--interface eth0" in finding.mend
+    bob = candidate()
+    both = replace(bob, visits=(*bob.visits, visit(("10.9.0.2", 7001))))
+    assert diagnose(facts(both, chosen=(ETH0, ETH1))) == []
+
+
+# -- links -----------------------------------------------------------------------------
+
+
+def measured(out_mbit: float, in_mbit: float, latency_s: float = 2e-4) -> Measurement:
+    profile = LinkProfile(latency_s, out_mbit * 125e3, in_mbit * 125e3)
+    return Measurement(Pace.MEASURED, profile)
+
+
+@pytest.mark.parametrize(
+    ("link", "beside", "is_slow"),
+    [
+        (measured(49, 900), GIGABIT, True),
+        (measured(900, 49), GIGABIT, True),
+        (measured(60, 60), measured(70, 70), False),
+        (measured(95, 95), GIGABIT, True),
+        (measured(200, 200), GIGABIT, False),
+        (measured(940, 940), measured(38_000, 38_000), False),
+        (measured(940, 940, latency_s=0.03), GIGABIT, True),
+        (measured(940, 940, latency_s=0.01), GIGABIT, False),
+        (Measurement(Pace.STALLED), GIGABIT, True),
+    ],
+    ids=[
+        "slow there",
+        "slow back",
+        "all alike",
+        "100 Mbit/s among gigabit",
+        "Wi-Fi",
+        "gigabit among Thunderbolt",
+        "far away",
+        "not so far",
+        "hardly anything",
+    ],
+)
+def test_which_links_are_slow(
+    link: Measurement, beside: Measurement, is_slow: bool
+) -> None:
+    found = diagnose(facts(candidate(link=link), cat(link=beside)))
+    assert [f.code for f in found] == [Code.SLOW_LINK] * is_slow
+    assert all("tin and bob" in f.text for f in found)
+
+
+def test_a_slow_link_between_two_others_is_told_as_their_agents_measured_it() -> None:
+    slow = {str(CAT): LinkProfile(1e-3, 1e6, 1e6)}
+    ours = {str(OURS): LinkProfile(1e-3, 1e6, 1e6)}  # we know better ourselves
+    rows = [
+        row(BOB, "bob", links={**slow, **ours}),
+        row(CAT, "cat"),
+        row(OURS, "tin"),
+    ]
+    shot = snapshot(nodes=rows)
+    finding = only(facts(candidate(snapshot=shot), cat(snapshot=shot)))
+    assert finding.code is Code.SLOW_LINK
+    assert "Between bob and cat" in finding.text
+
+
+@pytest.mark.parametrize(
+    "bob",
+    [
+        candidate(needs_small=True, link=Measurement(Pace.SKIPPED)),
+        candidate(link=replace(measured(20, 20), needs_small=True)),
+    ],
+    ids=["the greeting stalls", "the transfer stalls"],
+)
+def test_large_packets_that_get_lost_are_mtu_trouble_and_not_a_slow_link(
+    bob: Candidate,
+) -> None:
+    finding = only(facts(bob))
+    assert finding.code is Code.MTU
+    assert "bob" in finding.text
+
+
+def test_troubles_that_come_together_are_all_named_the_worst_first() -> None:
+    bob = candidate(clock_ahead_s=60.0, link=measured(10, 10))
+    blocked = candidate(Outcome.SILENT, place=("10.0.0.7", 7007))
+    found = diagnose(facts(bob, blocked, memory=SharedMemory("/dev/shm", 0, 1)))
+    assert found[0].code is Code.BLOCKED_PORT
+    assert {f.code for f in found[1:]} == {
+        Code.CLOCK_SKEW,
+        Code.SLOW_LINK,
+        Code.LITTLE_SHARED_MEMORY,
+    }
+
+
+# -- leads -----------------------------------------------------------------------------
+
+
+def test_only_addresses_in_our_networks_are_dialled() -> None:
+    seen = Seen("10.0.0.2", "abc", ("10.0.0.2", "8.8.8.8"), None, 7001)
+    lead = leads.from_probes([probe(seen={"abc": seen})], [ETH0])[0]
+    assert lead.to_dial == (("10.0.0.2", 7001),)
+    assert lead.source is Source.SEEN
+
+
+def test_of_many_forged_announcements_few_are_told_and_none_is_dialled() -> None:
+    flood = {
+        str(n): Seen("10.0.0.9", str(n), ("10.0.0.9",), Refusal.FOREIGN, 2000 + n)
+        for n in range(60)
+    }
+    found = leads.from_probes([probe(seen=flood)], [ETH0])
+    assert len(found) == leads.MAX_FOREIGN
+    assert not any(lead.to_dial for lead in found)
+
+
+def test_who_answers_only_when_called_has_not_been_heard() -> None:
+    seen = Seen("10.0.0.2", "abc", ("10.0.0.2",), None, 7001)
+    called = probe(seen={"abc": seen}, answered_directly={"10.0.0.2"})
+    assert leads.heard_hosts([called]) == set()
+    assert leads.answering_hosts([called]) == {"10.0.0.2"}
+    local = replace(seen, source="fe80::2")  # by IPv6, from an address nobody announces
+    heard = probe(seen={"abc": local}, heard={"fe80::2"})
+    assert leads.heard_hosts([heard]) == {"fe80::2", "10.0.0.2"}
+
+
+@pytest.mark.parametrize("address", ["", "bob:7001", "10.0.0.2:x", "10.0.0.2:0"])
+def test_what_is_no_address_in_a_snapshot_leads_nowhere(address: str) -> None:
+    assert leads.from_agents([snapshot(nodes=[row(BOB, "bob", address=address)])]) == []
+
+
+def test_members_that_agents_know_are_dialled_unless_they_are_gone() -> None:
+    rows = [
+        row(BOB, "bob", address="fd00::2:7001"),
+        row(CAT, "cat", address="10.0.0.3:7002", health="dead"),
+    ]
+    found = leads.from_agents([snapshot(nodes=rows)])
+    assert [lead.to_dial for lead in found] == [(("fd00::2", 7001),)]
+
+
+def test_one_node_found_in_three_ways_is_one_candidate() -> None:
+    seen = candidate()
+    named = candidate(source=Source.NAMED, place=("fd00::2", 7001))
+    member = candidate(Outcome.SILENT, source=Source.MEMBER)
+    merged = leads.merge([named, seen, member, cat()])
+    assert len(merged) == 2
+    assert merged[0].sources == {Source.SEEN, Source.NAMED, Source.MEMBER}
+    assert set(merged[0].places) == {("10.0.0.2", 7001), ("fd00::2", 7001)}
