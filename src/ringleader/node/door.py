@@ -100,7 +100,11 @@ class Door:
         finally:
             if stranger in self._half_open:
                 self._half_open.remove(stranger)
-        await self.on_guest(guest)
+        try:
+            await self.on_guest(guest)
+        except Exception:
+            guest.abort()  # it must not wait for us; the trace says whose fault it was
+            raise
 
     def _reject(self, why: str) -> None:
         self.num_rejected += 1

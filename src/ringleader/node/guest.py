@@ -21,7 +21,7 @@ GOODBYE_S = 1.0
 Address = tuple[str, int]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Guest:
     """A connection to a node that has proven its identity and said hello."""
 

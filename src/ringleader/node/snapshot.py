@@ -24,7 +24,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     """How far its wall clock is ahead of ours; it harms nothing, but logs confuse."""
     version: str
     profile: NodeProfile | None
-    host: str
+    host: str = ""
     """Equal on nodes that share memory; empty where it is not known."""
     links: dict[str, LinkProfile]
     """Towards other nodes, as it measured them itself."""

@@ -30,26 +30,29 @@ class Tunnel:
 
     async def start(self) -> int:
         """Listen; the port to give to the workers."""
-        self._server = await asyncio.start_server(self._carry, HERE, 0)
+        self._server = await asyncio.start_server(self._accept, HERE, 0)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
+
+    def _accept(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        task = asyncio.create_task(self._carry(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _carry(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         try:
             guest = await self._open()
         except PeerError:
             writer.close()  # the store is gone, and with it the round
         except asyncio.CancelledError:
             writer.transport.abort()
+            raise
         else:
             await splice(reader, writer, guest)
-        finally:
-            self._tasks.discard(task)
 
     def close(self) -> None:
         """Stop listening and cut what is under way."""
@@ -69,6 +72,7 @@ async def splice(
         await asyncio.wait([out, back], return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
         writer.transport.abort()
+        raise
     finally:
         for task in (out, back):
             task.cancel()
