@@ -18,7 +18,7 @@ demo: setup
 	$(BIN)/ringleader demo
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -34,6 +34,8 @@ from ringleader.node.guest import Greeting, Guest
 from ringleader.node.links import ControlLink, Links
 
 CONTROL = "control"
+REDIALS = 5
+REDIAL_S = 0.1
 PROFILES = {
     "lan": MembershipConfig.for_lan,
     "wifi": MembershipConfig.for_wifi,
@@ -148,14 +150,22 @@ class Cluster:
         task.add_done_callback(self._redials.discard)
 
     async def _dial_again(self, link: ControlLink) -> None:
-        try:
-            guest = await dial(
-                self._greeting, [link.guest.address], CONTROL, expect=link.guest.node
-            )
-        except PeerError as exc:
-            if isinstance(exc.__cause__, ConnectionRefusedError):
-                self._step(Down(link.member, gone=True))
+        where, node = [link.guest.address], link.guest.node
+        for _ in range(REDIALS):
+            try:
+                guest = await dial(self._greeting, where, CONTROL, expect=node)
+            except PeerError as exc:
+                if isinstance(exc.__cause__, ConnectionResetError):
+                    # A process that is being killed loses its links before its door.
+                    await asyncio.sleep(REDIAL_S)
+                    continue
+                if isinstance(exc.__cause__, ConnectionRefusedError):
+                    self._step(Down(link.member, gone=True))
+                return
+            self._take_again(guest, link)
             return
+
+    def _take_again(self, guest: Guest, link: ControlLink) -> None:
         if guest.hello.incarnation != link.member.incarnation:
             self._step(Down(link.member, gone=True))
         self.welcome(guest, dialled_by_us=True)
