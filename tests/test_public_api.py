@@ -42,7 +42,7 @@ FLAGS = {
     "leave": "--yes --json",
     "run": "script args --nodes --min-nodes --wait --nproc-per-node --max-restarts "
     "--job --peers --interface --port --profile --timeout --any-script --plaintext",
-    "status": "--watch --json",
+    "status": "--watch --json --mlx",
     "doctor": "--peer --interface --port --seconds --json",
     "bench": "--ranks --sizes --operations --transport --peers --rounds --algorithms "
     "--lan --rate --quick --no-quick --out --json",

@@ -32,6 +32,9 @@ def status(
     as_json: Annotated[
         bool, typer.Option("--json", help="JSON on standard output.")
     ] = False,
+    mlx: Annotated[
+        bool, typer.Option("--mlx", help="The ring as a hostfile for mlx.launch.")
+    ] = False,
 ) -> None:
     """Show the nodes of the cluster, the leader, health, devices and links."""
     console = Console()
@@ -46,7 +49,9 @@ def status(
         raise typer.Exit(1) from exc
     except KeyboardInterrupt as exc:
         raise typer.Exit(130) from exc
-    if as_json:
+    if mlx:
+        typer.echo(sights[0].snapshot.mlx if sights else "")
+    elif as_json:
         typer.echo(json.dumps([_as_dict(s) for s in sights], indent=1))
     else:
         console.print(_picture(sights))

@@ -258,3 +258,7 @@ class Roster:
         for peer in heirs[1:]:
             if peer.refused_for is not None:
                 peer.refused_for = heirs[0].member
+            elif peer.contested_s is not None:
+                # It claimed the key from another holder; what this one says proves
+                # nothing against it. If it lives it dials again, and claims anew.
+                self.forget(peer)

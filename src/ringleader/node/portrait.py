@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ringleader.ids import NodeId
 from ringleader.membership.member import Member
+from ringleader.node import surveyor
 from ringleader.node.snapshot import NodeRow, Snapshot
 
 if TYPE_CHECKING:
@@ -28,12 +29,20 @@ def portrait(resident: Resident) -> Snapshot:
         leader=view.id.leader if view else "",
         ring=[member.node for member in members],
         nodes=[_row(resident, m, in_view=m in members) for m in [*members, *others]],
+        mlx=_mlx(resident),
         troubles=_troubles(resident),
         clones=list(resident.story.clones),
         rejected=resident.door.num_rejected,
         pid=os.getpid(),
         uptime_s=time.monotonic() - resident.born_s,
     )
+
+
+def _mlx(resident: Resident) -> str:
+    if resident.table is None:
+        return ""
+    known = surveyor.topology(resident.table.seats, resident.me.node)
+    return known.mlx_hostfile() if known.can_form_ring() else ""
 
 
 def _row(resident: Resident, member: Member, *, in_view: bool) -> NodeRow:

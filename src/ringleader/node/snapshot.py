@@ -41,6 +41,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     ring: list[str]
     """Node ids in ring order."""
     nodes: list[NodeRow]
+    mlx: str = ""
+    """The ring as ``mlx.launch --hostfile`` reads it; empty where there is none."""
     troubles: list[str]
     """What is wrong, as far as this node can tell: clones, strangers, no mDNS."""
     clones: list[str] = []

@@ -10,8 +10,8 @@ from ringleader.membership.member import Member
 from ringleader.node import seat as seats
 from ringleader.node.probe import HOST
 from ringleader.node.seat import Seat
+from ringleader.topology.graph import Node, Topology
 from ringleader.topology.link import LinkProfile, rounds
-from ringleader.topology.ring import levelled, ring_order
 
 
 def decode_all(payloads: Mapping[Member, bytes]) -> dict[Member, Seat]:
@@ -31,27 +31,31 @@ def order(
     """The ring in which the slowest hop is fastest; members without figures last."""
     known = {m.node: seat for m, seat in decode_all(payloads).items()}
     by_node = {member.node: member for member in members}
-    bandwidth, latency = figures(known)
-    rates = levelled(bandwidth)  # noise must not give the ranks other numbers
-    ring = ring_order(list(known), rates, latency, same_host=hosts(known))
+    ring = topology(known, next(iter(known))).ring_order() if known else ()
     rest = [member for member in sorted(members) if member.node not in known]
     return [*(by_node[node] for node in ring), *rest]
 
 
-Figures = dict[tuple[NodeId, NodeId], float]
-
-
-def figures(known: Mapping[NodeId, Seat]) -> tuple[Figures, Figures]:
-    """Bandwidth and latency of every ordered pair that somebody measured."""
-    bandwidth: Figures = {}
-    latency: Figures = {}
-    for source in known:
-        for to in known:
-            link = link_between(known, source, to) if source != to else None
-            if link is not None:
-                bandwidth[source, to] = link.out_bytes_per_s
-                latency[source, to] = link.latency_s
-    return bandwidth, latency
+def topology(known: Mapping[NodeId, Seat], local: NodeId) -> Topology:
+    """The cluster as its seats describe it, to ask, seen from ``local``."""
+    nodes = {
+        node: Node(
+            id=node,
+            profile=seat.profile,
+            addresses=tuple((address, seat.port) for address in seat.addresses),
+            host_token=seat.host,
+        )
+        for node, seat in known.items()
+    }
+    made = Topology(nodes[local])
+    for node in nodes.values():
+        made.add_node(node)
+    for a in known:
+        for b in known:
+            link = link_between(known, a, b) if a < b else None
+            if link is not None and known[a].host != known[b].host:
+                made.set_link(a, b, link)
+    return made
 
 
 def link_between(
@@ -62,14 +66,6 @@ def link_between(
         return HOST
     theirs = known[to].links.get(source)
     return theirs.mirrored() if theirs else known[source].links.get(to)
-
-
-def hosts(known: Mapping[NodeId, Seat]) -> list[list[NodeId]]:
-    """Nodes that share memory."""
-    found: dict[str, list[NodeId]] = {}
-    for node, seat in known.items():
-        found.setdefault(seat.host, []).append(node)
-    return [nodes for nodes in found.values() if len(nodes) > 1]
 
 
 def to_measure(known: Mapping[NodeId, Seat], mine: NodeId) -> list[NodeId]:

@@ -1,0 +1,76 @@
+"""What the seats of a view say of the links, and what follows for the ring."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from ringleader.ids import Incarnation, NodeId
+from ringleader.membership.member import Member
+from ringleader.node import seat as seats
+from ringleader.node.seat import Seat
+from ringleader.node.surveyor import order, to_measure, topology
+from ringleader.topology.link import LinkProfile
+from ringleader.topology.profile import measure
+
+PROFILE = measure()
+IDS = [NodeId(letter * 52) for letter in "abcd"]
+A, B, C, D = IDS
+FAST, SLOW = LinkProfile(1e-4, 120e6, 120e6), LinkProfile(1e-4, 12e6, 12e6)
+
+
+def seat(node: NodeId, links: dict[NodeId, LinkProfile], host: str = "") -> Seat:
+    return Seat(
+        name=node[:1],
+        host=host or node[:1],
+        addresses=[f"10.0.0.{IDS.index(node) + 1}"],
+        port=4000,
+        profile=PROFILE,
+        links=links,
+    )
+
+
+def member(node: NodeId) -> Member:
+    return Member(IDS.index(node), node, Incarnation("0" * 16))
+
+
+def four(slow: tuple[NodeId, NodeId]) -> dict[NodeId, Seat]:
+    """Everybody measured everybody; one pair is slow."""
+    return {
+        a: seat(a, {b: SLOW if {a, b} == {*slow} else FAST for b in IDS if b != a})
+        for a in IDS
+    }
+
+
+def test_the_ring_avoids_the_slow_pair_on_every_node() -> None:
+    for pair in ((A, B), (A, C), (B, D)):
+        known = four(pair)
+        payloads = {member(n): seats.encode(s) for n, s in known.items()}
+        ring = [m.node for m in order([*payloads], payloads)]
+        hops = {frozenset(hop) for hop in zip(ring, [*ring[1:], ring[0]], strict=True)}
+        assert frozenset(pair) not in hops
+        assert sorted(ring) == IDS
+
+
+def test_a_member_whose_seat_makes_no_sense_comes_last_and_harms_nobody() -> None:
+    payloads = {member(n): seats.encode(s) for n, s in four((A, B)).items()}
+    payloads[member(A)] = b"\xc1"
+    assert order([*payloads], payloads)[-1] == member(A)
+    rubbish = dict.fromkeys(payloads, b"\xc1")
+    assert sorted(order([*payloads], rubbish)) == sorted(payloads)
+
+
+def test_of_each_unmeasured_pair_the_smaller_id_asks_once() -> None:
+    known = {n: seat(n, {}) for n in IDS}
+    known[C] = msgspec.structs.replace(known[C], links={D: FAST})
+    known[B] = msgspec.structs.replace(known[B], host=known[A].host)
+    asked = {(n, other) for n in IDS for other in to_measure(known, n)}
+    assert asked == {(A, C), (A, D), (B, C), (B, D)}
+
+
+def test_the_ring_can_be_given_to_mlx() -> None:
+    hosts = json.loads(topology(four((A, B)), A).mlx_hostfile())
+    assert sorted(host["ips"][0] for host in hosts) == [
+        f"10.0.0.{n}" for n in range(1, 5)
+    ]
