@@ -16,26 +16,39 @@ from ringleader.settings import switch_interval_s
 _running: list[None] = []
 """One entry per operation; append and pop need no lock, which would cost more."""
 _usual_s = 0.0
+"""What to give back; 0 while nothing is shortened. Groups may begin and end in several
+threads at once: whichever step a thread is held up before, the interval ends as it was,
+and at worst one operation runs with the long one."""
 _short_s = switch_interval_s()
 
 
 def begin() -> None:
     """An operation begins."""
-    global _usual_s
     _running.append(None)
-    if len(_running) == 1:
-        interval_s = sys.getswitchinterval()
-        _usual_s = interval_s if _short_s and interval_s > _short_s else 0.0
-        if _usual_s:
-            sys.setswitchinterval(_short_s)
+    if not _usual_s:
+        _shorten()
 
 
 def end() -> None:
     """It has ended."""
+    global _usual_s
     if _running:  # an interrupt may have come before begin()
         _running.pop()
-    if not _running and _usual_s and _is_ours(sys.getswitchinterval()):
-        sys.setswitchinterval(_usual_s)
+    usual_s = _usual_s
+    if usual_s and not _running:
+        _usual_s = 0.0
+        if _is_ours(sys.getswitchinterval()):
+            sys.setswitchinterval(usual_s)
+            if _running:  # begun while we gave it back
+                _shorten()
+
+
+def _shorten() -> None:
+    global _usual_s
+    interval_s = sys.getswitchinterval()
+    if _short_s and interval_s > _short_s and not _is_ours(interval_s):
+        _usual_s = interval_s
+        sys.setswitchinterval(_short_s)
 
 
 def _is_ours(interval_s: float) -> bool:

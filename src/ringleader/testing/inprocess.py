@@ -139,10 +139,10 @@ def run_threads(bodies: Sequence[Callable[[], T]], within_s: float = 60.0) -> li
         thread.start()
     for i, thread in enumerate(threads):
         thread.join(deadline.left_s())
-        if thread.is_alive():
+        if thread.is_alive() and not failures:
             raise DeadlineExceeded(i, f"still running after {within_s} s")
-    if failures:
-        raise failures[min(failures)]
+    if failures:  # the first in time: the others may only follow from it
+        raise next(iter(failures.values()))
     return [results[i] for i in range(len(bodies))]
 
 

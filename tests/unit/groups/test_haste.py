@@ -7,6 +7,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any, cast
 
 import pytest
 import torch
@@ -90,7 +92,6 @@ def test_threads_that_overlap_in_any_order_end_with_the_usual_one() -> None:
     def hurry() -> None:
         for _ in range(num_turns):
             haste.begin()
-            assert interval_s() == SHORT_S
             haste.end()
         together.wait(SOON_S)
         haste.begin()
@@ -101,6 +102,39 @@ def test_threads_that_overlap_in_any_order_end_with_the_usual_one() -> None:
 
     run_threads([hurry] * num_threads)
     assert interval_s() == USUAL_S
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_another_thread_may_come_between_any_two_lines(*, stays: bool) -> None:
+    """One that began between two lines of end() made it give back 0 s, and raise."""
+    for turn in range(100):
+        lines = 0
+
+        def interrupt(frame: FrameType, event: str, _: object) -> object:
+            nonlocal lines
+            if event == "line" and frame.f_code.co_filename == haste.__file__:
+                if lines == turn:  # noqa: B023 - called in this turn only
+                    sys.settrace(None)
+                    haste.begin()
+                    if not stays:
+                        haste.end()
+                lines += 1
+            return interrupt
+
+        tracing = sys.gettrace()
+        sys.settrace(cast("Any", interrupt))
+        try:
+            haste.begin()
+            haste.end()
+        finally:
+            sys.settrace(tracing)
+        if lines <= turn:
+            break
+        if stays:
+            assert interval_s() == SHORT_S, f"the other is under way (line {turn})"
+            haste.end()
+        assert interval_s() == USUAL_S, f"after line {turn}"
+    assert turn > 10, "it came between all of them"
 
 
 # -- operations --------------------------------------------------------------------
