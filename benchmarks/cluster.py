@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ringleader.testing.lan import Lan, lan
+from ringleader.testing.lans import Lan, lan
 from ringleader.testing.nodes import Node, make_home, names_in_view
 
 SCRIPTS = Path(__file__).parents[1] / "tests" / "cluster"

@@ -13,8 +13,8 @@ import pytest
 
 import ringleader.testing
 from ringleader.errors import ConfigError
-from ringleader.testing.lan import Host, Lan, can_make_faults, lan
-from ringleader.testing.lan.rate import bytes_per_s
+from ringleader.testing.lans import Host, Lan, can_make_faults, lan
+from ringleader.testing.lans.rate import bytes_per_s
 
 IS_POSSIBLE, REASON = can_make_faults()
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no faults here: {REASON}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringleader.testing.lan import Lan, can_make_lan, lan
+from ringleader.testing.lans import Lan, can_make_lan, lan
 from ringleader.testing.network import Network
 from ringleader.testing.simulator import predict
 

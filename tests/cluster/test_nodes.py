@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ringleader.testing.lan import Lan, can_make_lan, lan
+from ringleader.testing.lans import Lan, can_make_lan, lan
 from ringleader.testing.nodes import Event, Node, make_home, names_in_view
 
 AGENT = Path(__file__).parent / "agent_worker.py"
@@ -42,6 +42,18 @@ def start(
     stack.callback(node.close)
     node.wait_for("up")
     return node
+
+
+def three(stack: ExitStack, net: Lan, folder: Path) -> list[Node]:
+    """Agents on all hosts, in one view, with their links measured."""
+    root = os.urandom(32)
+    nodes = [
+        start(stack, net, i, make_home(folder / str(i), root), f"n{i}")
+        for i in range(3)
+    ]
+    for node in nodes:
+        node.look_until(measured)
+    return nodes
 
 
 def kill(node: Node) -> None:
@@ -87,13 +99,7 @@ def test_three_machines_find_each_other_and_survive_the_loss_of_their_leader(
 def test_a_stopped_machine_is_waited_for_a_while_and_rejoins_after_longer(
     net: Lan, stack: ExitStack, tmp_path: Path
 ) -> None:
-    root = os.urandom(32)
-    nodes = [
-        start(stack, net, i, make_home(tmp_path / str(i), root), f"n{i}")
-        for i in range(3)
-    ]
-    for node in nodes:
-        node.look_until(measured)
+    nodes = three(stack, net, tmp_path)
     before = nodes[0].look()
     agent = int(nodes[2].events[0]["agent"])
 
@@ -113,13 +119,7 @@ def test_a_stopped_machine_is_waited_for_a_while_and_rejoins_after_longer(
 def test_a_split_network_makes_two_views_and_a_mended_one_makes_one(
     net: Lan, stack: ExitStack, tmp_path: Path
 ) -> None:
-    root = os.urandom(32)
-    nodes = [
-        start(stack, net, i, make_home(tmp_path / str(i), root), f"n{i}")
-        for i in range(3)
-    ]
-    for node in nodes:
-        node.look_until(measured)
+    nodes = three(stack, net, tmp_path)
     net.cut(0)
     try:
         nodes[0].look_until(lambda s: names_in_view(s) == {"n0"})

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ringleader.testing.lan import Lan, can_make_lan, lan
+from ringleader.testing.lans import Lan, can_make_lan, lan
 from ringleader.testing.nodes import make_home
 
 pytestmark = [

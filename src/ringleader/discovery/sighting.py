@@ -230,15 +230,6 @@ class Sightings:
         chosen.due_s = now_s + self._config.dial_s
         return chosen.sighting
 
-    def next_due_s(self) -> float | None:
-        """When ``next_to_dial`` may have somebody again; None if nobody waits."""
-        waiting = [
-            candidate.due_s
-            for candidate in self._table.values()
-            if not candidate.is_reached and candidate.gone_s is None
-        ]
-        return min(waiting, default=None)
-
     def reached(self, label: str) -> None:
         """There is a link: do not dial it, and keep its place in the table."""
         if label in self._table:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_der_private_key,
 )
 
-from ringleader.errors import PeerError, PeerLost, PeerUntrusted, ProtocolError
+from ringleader.errors import ProtocolError
 from ringleader.identity.authority import Leaf
 from ringleader.identity.binding import Trust
 from ringleader.identity.knock import Doorkeeper
@@ -49,25 +49,6 @@ def check_alpn(
     if spoken != ALPN:
         text = f"speaks {spoken or 'no protocol we know'} and we speak {ALPN}"
         raise ProtocolError(peer, f"{text}; another version of Ringleader?")
-
-
-def explain(peer: int | str, exc: ssl.SSLError) -> PeerError:
-    """Why a handshake failed, or the first read after it, in our words."""
-    reason = (exc.reason or "").upper()
-    if "UNRECOGNIZED_NAME" in reason:
-        text = "turned us away at the door: it is in another cluster (other secret?)"
-        return PeerUntrusted(peer, text)
-    if "CALLBACK_FAILED" in reason:  # our own judge said no
-        text = "does not know our secret: a stranger, or in another cluster"
-        return PeerUntrusted(peer, f"{text} (other secret?)")
-    if isinstance(exc, ssl.SSLCertVerificationError):
-        text = "its certificate is not from this cluster (other secret?)"
-        return PeerUntrusted(peer, f"{text}: {exc.verify_message}")
-    if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason:
-        return PeerUntrusted(peer, f"does not accept our certificate ({exc.reason})")
-    if isinstance(exc, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        return PeerLost(peer, "hung up during the handshake")
-    return ProtocolError(peer, f"does not speak our TLS ({exc.reason or exc})")
 
 
 def _context(side: int, trust: Trust, leaf: Leaf) -> ssl.SSLContext:

@@ -83,7 +83,7 @@ class Cluster:
     ) -> None:
         self.me = me
         self.machine = Machine(me, config, order=order)
-        self.links = Links(me.node, self)
+        self.links = Links(self)
         self._greeting = greeting
         self._watcher = watcher
         self._timer: asyncio.TimerHandle | None = None

@@ -30,7 +30,6 @@ from ringleader.node.guest import (
 
 MAX_HALF_OPEN = 64
 MAX_PER_ADDRESS = 8
-REMEMBERED = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -46,8 +45,6 @@ class Door:
     greeting: Greeting
     sock: socket.socket
     on_guest: Callable[[Guest], Awaitable[None]]
-    rejected: list[str] = field(default_factory=list)
-    """The last reasons why somebody was turned away, for ``doctor``."""
     num_rejected: int = 0
     _half_open: list[_Stranger] = field(default_factory=list)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -94,8 +91,8 @@ class Door:
         try:
             async with asyncio.timeout(GREETING_S):
                 guest = await self._greet(sock, stranger.address)
-        except (OSError, PeerError, TimeoutError) as exc:
-            self._reject(f"{stranger.address}: {str(exc) or 'said nothing in time'}")
+        except (OSError, PeerError):
+            self.num_rejected += 1
             return
         finally:
             if stranger in self._half_open:
@@ -105,10 +102,6 @@ class Door:
         except Exception:
             guest.abort()  # it must not wait for us; the trace says whose fault it was
             raise
-
-    def _reject(self, why: str) -> None:
-        self.num_rejected += 1
-        self.rejected = [*self.rejected[1 - REMEMBERED :], why]
 
     async def _greet(self, sock: socket.socket, address: str) -> Guest:
         loop = asyncio.get_running_loop()

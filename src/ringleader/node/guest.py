@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringleader.errors import PeerError, PeerUnreachable, PeerUntrusted, ProtocolError
-from ringleader.identity import tls
+from ringleader.identity import tls_errors
 from ringleader.identity.credentials import Credentials
 from ringleader.ids import NodeId
 from ringleader.node.frames import Hello
@@ -68,7 +68,7 @@ def prove(
 def explain(who: str, exc: OSError) -> PeerError:
     """A failed connection in our words."""
     if isinstance(exc, ssl.SSLError):
-        return tls.explain(who, exc)
+        return tls_errors.explain(who, exc)
     if isinstance(exc, ConnectionResetError):
         # asyncio hangs up on a wrong knock before the alert has left.
         text = "hung up on us: it is in another cluster (other secret?)"

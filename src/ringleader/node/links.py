@@ -52,8 +52,7 @@ class ControlLink:
 class Links:
     """All control links. Lives on the loop of the agent."""
 
-    def __init__(self, mine: NodeId, listener: Listener) -> None:
-        self._mine = mine
+    def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._links: dict[Member, ControlLink] = {}
 

@@ -155,6 +155,4 @@ class Scout:
                     self._try(f"peer {answer.peer}", where, None)
                 elif len(self.troubles) < KEPT_TROUBLES:
                     self.troubles[str(answer.peer)] = answer.trouble
-                else:
-                    continue
             await asyncio.sleep(FIRST_REST_S)

@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringleader.testing.inprocess import run_world, world
-    from ringleader.testing.lan import lan
+    from ringleader.testing.lans import lan
 
 __all__ = ["lan", "run_world", "world"]
 
+_HOMES = {
+    "lan": "ringleader.testing.lans",
+    "run_world": "ringleader.testing.inprocess",
+    "world": "ringleader.testing.inprocess",
+}
+
 
 def __getattr__(name: str) -> object:
-    if name == "lan":
-        return import_module("ringleader.testing.lan")  # a module that can be called
-    if name in __all__:
-        return getattr(import_module("ringleader.testing.inprocess"), name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'ringleader.testing' has no attribute {name!r}")

@@ -9,7 +9,7 @@ it uses its own and the two beside it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringleader.errors import ConfigError
@@ -46,11 +46,6 @@ def ring_hosts(places: Sequence[Place], rank: int, port: int) -> list[str]:
         hosts[there] = _join(places[there].address, ports[there])
     hosts[rank] = f"{EVERYWHERE}:{ports[rank]}"
     return hosts
-
-
-def ring_file(hosts: Iterable[str]) -> str:
-    """What ``MLX_HOSTFILE`` of one rank holds: per rank a list of addresses."""
-    return json.dumps([[host] for host in hosts], indent=2)
 
 
 def launch_file(places: Sequence[Place]) -> str:

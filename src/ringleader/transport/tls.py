@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from ringleader.errors import PeerError, PeerUntrusted
+from ringleader.identity import tls_errors
 from ringleader.ids import NodeId
-from ringleader.transport import tls_errors
 from ringleader.transport.link import POLLIN, POLLOUT
 
 if TYPE_CHECKING:
@@ -296,4 +296,4 @@ class SecureSocket(socket.socket):
         if self.node and "ALERT" not in name:
             text = f"what arrived was damaged on the way: {name}"
             return ConnectionResetError(errno.ECONNRESET, text)
-        return PeerUntrusted(self.who, tls_errors.explain(exc))
+        return tls_errors.explain(self.who, exc)

@@ -25,7 +25,7 @@ from ringleader.errors import (
     PeerUntrusted,
     ProtocolError,
 )
-from ringleader.identity import tls
+from ringleader.identity import tls, tls_errors
 from ringleader.identity.authority import Authority, Leaf
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
@@ -113,7 +113,7 @@ def bare_client() -> ssl.SSLContext:
 
 def explained(error: ssl.SSLError | None) -> PeerError:
     assert error is not None
-    return tls.explain("10.0.0.7:4711", error)
+    return tls_errors.explain("10.0.0.7:4711", error)
 
 
 # -- members -----------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_an_older_tls_is_refused(version: ssl.TLSVersion) -> None:
     client, server = connect(context, CLIENT.knock())
     assert not client.is_open
     assert server.sent[-1] == 70, "protocol_version"
-    assert isinstance(explained(client.error), ProtocolError)
+    assert isinstance(explained(client.error), PeerUntrusted)
 
 
 @pytest.mark.parametrize("spoken", [[], ["h2"], ["ringleader/2", "http/1.1"]])

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ringleader.errors import ConfigError
-from ringleader.topology.mlx import Place, launch_file, ring_file, ring_hosts
+from ringleader.topology.mlx import Place, launch_file, ring_hosts
 
 PLACES = [Place(f"mac{i}.local", f"192.168.1.{i}") for i in range(1, 5)]
 
@@ -39,13 +39,12 @@ def test_ipv6_addresses_are_bracketed() -> None:
     assert ring_hosts(places, 0, 6000)[1] == "[fd77::2]:6000"
 
 
-def test_the_files_have_the_shape_that_mlx_reads() -> None:
+def test_the_file_has_the_shape_that_mlx_reads() -> None:
     hosts = json.loads(launch_file(PLACES[:2]))
     assert hosts == [
         {"ssh": "mac1.local", "ips": ["192.168.1.1"]},
         {"ssh": "mac2.local", "ips": ["192.168.1.2"]},
     ]
-    assert json.loads(ring_file(["a:1", "b:2"])) == [["a:1"], ["b:2"]]
 
 
 @pytest.mark.parametrize(("rank", "port"), [(4, 6000), (-1, 6000), (0, 0), (0, 65536)])

@@ -15,28 +15,8 @@ MTU, VPNs) can be made to go wrong. Linux, root and iproute2 are needed;
 
 from __future__ import annotations
 
-import sys
-from contextlib import AbstractContextManager
-from types import ModuleType
-
-from ringleader.testing.lan.command import can_make_faults, can_make_lan
-from ringleader.testing.lan.host import Host
-from ringleader.testing.lan.net import Lan, lan
+from ringleader.testing.lans.command import can_make_faults, can_make_lan
+from ringleader.testing.lans.host import Host
+from ringleader.testing.lans.net import Lan, lan
 
 __all__ = ["Host", "Lan", "can_make_faults", "can_make_lan", "lan"]
-
-
-class _CallableModule(ModuleType):
-    """``ringleader.testing.lan`` names this package and the function in it.
-
-    Importing a module puts it into its parent under its own name, so one of the two
-    would hide the other; like this both can be meant.
-    """
-
-    def __call__(
-        self, hosts: int = 3, *, rate: str | None = None
-    ) -> AbstractContextManager[Lan]:
-        return lan(hosts, rate=rate)
-
-
-sys.modules[__name__].__class__ = _CallableModule

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ssl
 
+from ringleader.errors import PeerError, PeerLost, PeerUntrusted
+
 _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 
 _REASONS = (
@@ -13,12 +15,16 @@ _REASONS = (
         "RINGLEADER_CREDENTIALS not set there?",
     ),
     (
+        ("PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS"),
+        "does not speak TLS 1.3, and nothing older is safe",
+    ),
+    (
         ("UNRECOGNIZED_NAME",),
         "turned us away at the door: it is in another cluster (other secret?)",
     ),
     (
         ("CALLBACK_FAILED",),  # our own judge of knocks said no
-        "does not know our secret: a stranger, or in another cluster",
+        "does not know our secret: a stranger, or in another cluster (other secret?)",
     ),
     (
         ("VERIFY_FAILED",),
@@ -27,10 +33,6 @@ _REASONS = (
     (
         ("ALERT_UNKNOWN_CA", "BAD_CERTIFICATE", "ALERT_CERTIFICATE", "DECRYPT_ERROR"),
         "does not accept our certificate: it is in another cluster (other secret?)",
-    ),
-    (
-        ("PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS"),
-        "does not speak TLS 1.3, and nothing older is safe",
     ),
 )
 """(parts of OpenSSL's names, what they mean here), the first that fits counts."""
@@ -46,10 +48,12 @@ def is_plain(exc: ssl.SSLError) -> bool:
     return any(word in name_of(exc) for word in _PLAIN)
 
 
-def explain(exc: ssl.SSLError) -> str:
-    """Why a handshake failed, or the first read after it."""
+def explain(peer: int | str, exc: ssl.SSLError) -> PeerError:
+    """Why a handshake failed, or the first read after it, in our words."""
+    if isinstance(exc, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return PeerLost(peer, "hung up during the handshake")
     name = name_of(exc)
-    for words, text in _REASONS:
-        if any(word in name for word in words):
-            return text
-    return f"could not prove who it is ({name})"
+    known = next((t for words, t in _REASONS if any(w in name for w in words)), "")
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        known += f": {exc.verify_message}"
+    return PeerUntrusted(peer, known or f"could not prove who it is ({name})")

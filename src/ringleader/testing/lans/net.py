@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from ringleader.errors import ConfigError
-from ringleader.testing.lan.command import can_make_lan, new_prefix, remove, stale
-from ringleader.testing.lan.host import Host
-from ringleader.testing.lan.switch import (
+from ringleader.testing.lans.command import can_make_lan, new_prefix, remove, stale
+from ringleader.testing.lans.host import Host
+from ringleader.testing.lans.switch import (
     EVERYTHING,
     RECEIVED,
     SENT,
