@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -226,8 +226,17 @@ def test_an_abort_after_which_nobody_calls_anything_is_told_to_the_others() -> N
         assert time.monotonic() - started_s < 1
 
 
+@pytest.fixture
+def hearing() -> Iterator[None]:
+    """SIGINT interrupts: background jobs of a shell are born deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("async_op", [True, False])
+@pytest.mark.usefixtures("hearing")
 def test_an_interrupt_by_the_user_ends_the_group_and_leaves_nobody_waiting(
     async_op: bool,
 ) -> None:
