@@ -163,6 +163,26 @@ class RingleaderGroup(ProcessGroup):
         parts = [([t], [t], body) for t in tensors]
         return self._start_all(opts, parts, tensors, width=1)
 
+    def allreduce_coded(
+        self,
+        tensor: Tensor,
+        codec: str,
+        *,
+        op: str = "mean",
+        lost: Tensor | None = None,
+    ) -> BackendWork:
+        """Reduce ``tensor`` as ``codec`` on its way; see ``Group.all_reduce``."""
+        opts = AllreduceOptions()
+        opts.asyncOp = True
+
+        def body(_: Tensors, outs: Tensors, **how: Any) -> Work:
+            rest = outs[1] if len(outs) > 1 else None
+            return self.group.all_reduce(outs[0], op, codec=codec, lost=rest, **how)
+
+        tensor = real(tensor)
+        outs = [tensor] if lost is None else [tensor, lost]
+        return self._start(opts, [tensor], outs, body, [tensor], width=len(outs))
+
     def broadcast(self, tensors: Any, opts: Any = None, **named: Any) -> BackendWork:
         opts = pick(BroadcastOptions, opts, named)
         tensor, root = only(tensors, "broadcast"), opts.rootRank

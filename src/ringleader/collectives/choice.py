@@ -12,6 +12,20 @@ from ringleader.collectives.schedule import Program
 from ringleader.errors import ConfigError
 
 HIERARCHICAL = frozenset({"all_reduce", "reduce", "broadcast"})
+CODED: dict[str, tuple[str, ...]] = {
+    "all_reduce": ("ring", "direct", "halving", "tree", "star"),
+    "reduce_scatter": ("ring", "direct"),
+    "all_gather": ("ring", "direct", "doubling", "tree", "star"),
+}
+"""What can travel coded: one rank makes each chunk's result, the others copy it; and a
+sum that only passes through is passed on at once."""
+INT8_SHARE = 1028 / 4096
+"""Of float32, with the scales."""
+INT8_ADDITIONS = 5.0
+"""To encode and decode a tensor, and to keep what is lost, takes as long as adding it
+so often (measured: 1 GB/s where additions make 5)."""
+WORTH_IT = 0.75
+"""Predictions err: only what should take less than this share is worth a change."""
 EXCHANGE_BYTES = 256 << 10
 """What a rank may send in one exchange, to all peers together; its pieces travel in
 lock-step, so beyond this it is never the best."""
@@ -49,7 +63,40 @@ def choose(
         return "tree", arity, f"{num_bytes} bytes are below the tree threshold"
     if network.shares_memory:
         return "shm", 2, "all ranks share memory"
-    return _cheapest(operation, num_bytes, network, root, config)
+    prices = _prices(operation, num_bytes, network, root, config.tree_arity)
+    return _cheapest(prices, config.tree_arity)
+
+
+def choose_coded(
+    operation: str, num_bytes: int, network: Network, algorithm: str | None = None
+) -> tuple[str, int, str]:
+    """(algorithm, arity, reason) for a call that travels as ``num_bytes`` of a codec.
+
+    What the configuration says of algorithms is about tensors as they are.
+    """
+    known = CODED.get(operation, ())
+    if algorithm is not None and algorithm != AUTO:
+        name, arity = parse_strategy(operation, algorithm, 2)
+        if name not in known:
+            can = ", ".join(known) or "none"
+            raise ConfigError(f"{operation}: {name} cannot travel coded; can: {can}")
+        return name, arity, "asked for in the call"
+    if network.size == 1:
+        return known[0], 2, "a group of one"
+    prices = _prices(operation, num_bytes, network, 0, 2)
+    return _cheapest({name: prices[name] for name in known}, 2)
+
+
+def choose_codec(operation: str, num_bytes: int, network: Network) -> str | None:
+    """The codec that is worth its time here; None if none is."""
+    if network.size == 1 or network.shares_memory:
+        return None
+    as_it_is = min(_prices(operation, num_bytes, network, 0, 2).values())
+    coded = _prices(operation, round(num_bytes * INT8_SHARE), network, 0, 2)
+    crowd = max(len(ranks) for ranks in network.host_lists()) / network.cores
+    speed = network.reduce_bandwidth / INT8_ADDITIONS / max(1.0, crowd)
+    as_int8 = min(coded[n] for n in CODED[operation]) + num_bytes / speed
+    return "int8" if as_int8 < WORTH_IT * as_it_is else None
 
 
 def _check_hosts(network: Network, config: CollectiveConfig) -> None:
@@ -64,14 +111,10 @@ def _check_hosts(network: Network, config: CollectiveConfig) -> None:
         raise ConfigError(text)
 
 
-def _cheapest(
-    operation: str,
-    num_bytes: int,
-    network: Network,
-    root: int,
-    config: CollectiveConfig,
-) -> tuple[str, int, str]:
-    arity = config.tree_arity
+def _prices(
+    operation: str, num_bytes: int, network: Network, root: int, arity: int
+) -> dict[str, float]:
+    """Predicted seconds of every algorithm."""
     prices = {}
     for name in algorithms(operation):
         if name == "exchange" and num_bytes * (network.size - 1) > EXCHANGE_BYTES:
@@ -80,6 +123,10 @@ def _cheapest(
         prices[name] = price(shape, num_bytes, network)
     if operation == "all_reduce" and 1 < len(set(network.hosts)) < network.size:
         prices["hierarchy"] = price(_hierarchy_profile(network), num_bytes, network)
+    return prices
+
+
+def _cheapest(prices: dict[str, float], arity: int) -> tuple[str, int, str]:
     ranked = sorted(prices, key=lambda name: prices[name])
     best = ranked[0]
     reason = f"predicted {prices[best] * 1e6:.0f} us"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from ringleader.collectives.schedule import Kind
 from ringleader.engine.flow import Flow, Plan
 from ringleader.engine.kernel import Combine, bytes_of
+from ringleader.engine.lanes import Greeting, OnMismatch, Opening, move_all
 from ringleader.engine.waiter import Waiter
-from ringleader.transport.link import Link, relax
-from ringleader.wire.header import HEADER_BYTES
+from ringleader.transport.link import Link
 
 CALL_BYTES = 1 << 20
 """At most this much per system call: enough to be cheap, little enough that the other
@@ -21,11 +21,6 @@ direction is never starved."""
 INBOX_BYTES = 512 << 10
 """What arrives for a reduction lands here first, and is added while still in cache."""
 ALL_INBOXES_BYTES = 8 << 20
-SPINS = 20
-"""Rounds of looking and yielding before sleeping: about 50 us."""
-
-OnMismatch = Callable[[int, bytes], None]
-"""Called with the peer and its header when that is not the one we expect; raises."""
 
 
 class OutLane:
@@ -36,7 +31,7 @@ class OutLane:
     def __init__(self, link: Link, flows: list[Flow], header: bytes) -> None:
         self.link = link
         self._flows = [f for f in flows if f.num_bytes]
-        self._header = memoryview(header)
+        self._header = Opening(link, header)
         self._at = 0
 
     def is_finished(self) -> bool:
@@ -52,12 +47,9 @@ class OutLane:
     def push(self) -> bool:
         """Send what can be sent; True when something moved."""
         if self._header:
-            sent = self.link.try_send(self._header)
-            self._header = self._header[sent:]
-            if self._header:
-                return sent > 0
-            if self._at == len(self._flows):
-                return True
+            moved = self._header.push()
+            if self._header or self._at == len(self._flows):
+                return moved
         flow = self._flows[self._at]
         start, limit = flow.done, flow.limit()
         if start == limit:
@@ -77,14 +69,12 @@ class InLane:
     __slots__ = (
         "_at",
         "_combine",
-        "_expected",
         "_filled",
         "_flows",
         "_header",
         "_inbox",
         "_inbox_bytes",
         "_item",
-        "_on_mismatch",
         "link",
     )
 
@@ -92,29 +82,26 @@ class InLane:
         self,
         link: Link,
         flows: list[Flow],
-        expected: bytes,
+        header: Greeting,
         inbox: NDArray[Any],
         combine: Combine | None,
-        on_mismatch: OnMismatch,
     ) -> None:
         self.link = link
         self._flows = [f for f in flows if f.num_bytes]
         self._at = 0
-        self._expected = expected
-        self._header = bytearray(HEADER_BYTES)
-        self._filled = -HEADER_BYTES  # bytes of the current piece; < 0: of the header
+        self._header = header
+        self._filled = 0
         self._inbox = inbox
         self._inbox_bytes = bytes_of(inbox)
         self._item = inbox.itemsize
         self._combine = combine
-        self._on_mismatch = on_mismatch
 
     def is_finished(self) -> bool:
-        return self._filled == 0 and self._at == len(self._flows)
+        return not self._header and self._at == len(self._flows)
 
     def has_room(self) -> bool:
         """Whether what the peer sends next could be taken now."""
-        if self._filled < 0:
+        if self._header:
             return True
         flow = self._flows[self._at]
         item = self._item if flow.kind is Kind.REDUCE else 1
@@ -122,8 +109,8 @@ class InLane:
 
     def pull(self) -> bool:
         """Receive what is there and fits; True when something moved."""
-        if self._filled < 0:
-            return self._pull_header()
+        if self._header:
+            return self._header.pull()
         flow = self._flows[self._at]
         start, limit = flow.done, flow.limit()
         if start == limit:
@@ -137,14 +124,6 @@ class InLane:
             received = self._pull_and_combine(flow, lo, hi)
         if flow.done == flow.num_bytes:
             self._at += 1
-        return received > 0
-
-    def _pull_header(self) -> bool:
-        view = memoryview(self._header)[self._filled :]
-        received = self.link.try_recv_into(view)
-        self._filled += received
-        if self._filled == 0 and self._header != self._expected:
-            self._on_mismatch(self.link.peer, bytes(self._header))
         return received > 0
 
     def _pull_and_combine(self, flow: Flow, lo: int, hi: int) -> int:
@@ -198,28 +177,16 @@ class StreamEngine:
         outs = [OutLane(links[p], f, headers[p][0]) for p, f in plan.sends.items()]
         inboxes = self._inboxes(len(plan.recvs), dtype)
         ins = [
-            InLane(links[p], flows, headers[p][1], inbox, combine, on_mismatch)
+            InLane(
+                links[p],
+                flows,
+                Greeting(links[p], headers[p][1], on_mismatch),
+                inbox,
+                combine,
+            )
             for (p, flows), inbox in zip(plan.recvs.items(), inboxes, strict=True)
         ]
-        spins = 0
-        while outs or ins:
-            self._waiter.check()
-            moved = False
-            for out in outs:
-                moved |= out.push()
-            for lane in ins:
-                moved |= lane.pull()
-            if moved:
-                if spins == SPINS:
-                    self._waiter.moved()
-                spins = 0
-                outs = [o for o in outs if not o.is_finished()]
-                ins = [i for i in ins if not i.is_finished()]
-            elif spins < SPINS:
-                spins += 1
-                relax()
-            else:
-                self._sleep(outs, ins)
+        move_all(outs, ins, links, self._waiter)
 
     def _inboxes(self, count: int, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
         if not count:
@@ -229,22 +196,3 @@ class StreamEngine:
             self._inbox = np.empty(count * size, np.uint8)
         starts = range(0, count * size, size)
         return [self._inbox[i : i + size].view(dtype) for i in starts]
-
-    def _sleep(self, outs: list[OutLane], ins: list[InLane]) -> None:
-        """Until a link that blocks us has news."""
-        sending = {o.link.peer for o in outs if o.has_work()}
-        receiving = {i.link.peer for i in ins if i.has_room()}
-        armed = [self._links[p] for p in sending | receiving]
-        wanted: list[tuple[int, int]] = []
-        try:
-            for link in armed:
-                pairs = link.arm(
-                    sending=link.peer in sending, receiving=link.peer in receiving
-                )
-                if pairs is None:
-                    return
-                wanted += pairs
-            self._waiter.idle(wanted, lambda: sorted(receiving) + sorted(sending))
-        finally:
-            for link in armed:
-                link.disarm()

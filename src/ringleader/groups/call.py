@@ -13,6 +13,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from ringleader.collectives.schedule import split
 from ringleader.engine import kernel
 from ringleader.engine.kernel import Array
 from ringleader.errors import ConfigError
@@ -40,6 +41,10 @@ class Call:
     root: int | None = None
     layout: int = 0
     """Stands for ``lengths`` where they differ: ranks must agree on them."""
+    codec: str | None = None
+    """How it travels; None: as it is."""
+    lost: Array | None = None
+    """float32, one per element of the sources: written with what encoding lost."""
     pairs: dict[int, tuple[int, int]] = field(default_factory=dict)
     """all_to_all only: peer -> (elements to it, elements from it)."""
     finishers: list[Callable[[], object]] = field(default_factory=list)
@@ -400,3 +405,16 @@ def split_all_to_all(
         arrays.append(array[start * width : (start + num_rows) * width])
         start += num_rows
     return arrays
+
+
+def cut(
+    call: Call, num_chunks: int
+) -> tuple[list[Array | None], list[Array | None], list[int]]:
+    """A whole call in the chunks of its algorithm."""
+    cuts = split(call.lengths[0], num_chunks)
+    source, home = call.sources[0], call.homes[0]
+    return (
+        [None if source is None else source[a:b] for a, b in cuts],
+        [None if home is None else home[a:b] for a, b in cuts],
+        [b - a for a, b in cuts],
+    )

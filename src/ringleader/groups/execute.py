@@ -9,16 +9,24 @@ from functools import partial
 import numpy as np
 import torch
 
+from ringleader import codec as codecs
 from ringleader.collectives.algorithm import program
-from ringleader.collectives.choice import choose, hierarchy_program
+from ringleader.collectives.choice import (
+    choose,
+    choose_codec,
+    choose_coded,
+    hierarchy_program,
+)
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.collectives.cost import Network
 from ringleader.collectives.schedule import Program, split
 from ringleader.deadline import Deadline
 from ringleader.engine import kernel
 from ringleader.engine.arena import Arena
+from ringleader.engine.coded import CodedEngine
 from ringleader.engine.exchange import ExchangeEngine
 from ringleader.engine.flow import Plan, Windows
+from ringleader.engine.frames import Parts
 from ringleader.engine.kernel import Array, Combine
 from ringleader.engine.shared import barrier as shared_barrier
 from ringleader.engine.small import SMALL_BYTES, Small, in_memory, over_links
@@ -26,7 +34,8 @@ from ringleader.engine.stream import StreamEngine
 from ringleader.engine.waiter import Waiter
 from ringleader.errors import CallMismatch, ConfigError
 from ringleader.groups import shared
-from ringleader.groups.call import Call, some
+from ringleader.groups.call import Call, cut, some
+from ringleader.groups.coded import chunks_of
 from ringleader.groups.mailbox import Mailbox, mismatch
 from ringleader.groups.stamp import Stamps
 from ringleader.transport.link import wait_ready
@@ -74,9 +83,11 @@ class Executor:
         self._stamps = Stamps(group, mailbox)
         self._windows = Windows()
         self._quiet = kernel.quiet_context()
-        self._choices: dict[tuple[str, int, int], tuple[str, int, str]] = {}
+        self._choices: dict[tuple[object, ...], tuple[str, int, str]] = {}
         self._plans: dict[tuple[str, str, int, int], Plan] = {}
+        self._parts: dict[tuple[str, str, int, int], Parts] = {}
         self._stream = StreamEngine(mesh.bulk, waiter)
+        self._coded = CodedEngine(mesh.bulk, waiter)
         self._exchange = ExchangeEngine(rank, mesh.bulk, waiter, self._mismatch)
         self.arena: Arena | None = None
         if mesh.segment and len(mesh.neighbours) == self.size - 1 > 0:
@@ -91,7 +102,7 @@ class Executor:
         """(algorithm, arity, reason) for ``call``; what was priced once is kept."""
         if algorithm is not None:
             return self._check(self._choose(call, algorithm))
-        key = (call.operation, call.num_bytes, call.root or 0)
+        key = (call.operation, call.num_bytes, call.root or 0, call.codec)
         choice = self._choices.get(key)
         if choice is None:
             if len(self._choices) >= MAX_KEPT:
@@ -100,6 +111,9 @@ class Executor:
         return choice
 
     def _choose(self, call: Call, algorithm: str | None) -> tuple[str, int, str]:
+        if call.codec is not None:
+            num_bytes = codecs.make(call.codec).num_bytes(call.count)
+            return choose_coded(call.operation, num_bytes, self._network, algorithm)
         return choose(
             call.operation,
             call.num_bytes,
@@ -132,23 +146,35 @@ class Executor:
             finish()
         self._last = None
 
+    def codec(self, call: Call) -> str | None:
+        """The codec that "auto" stands for; equal on all ranks."""
+        return choose_codec(call.operation, call.num_bytes, self._network)
+
     def _run(self, call: Call, name: str, arity: int, header: bytes) -> None:
+        if self.size == 1:
+            self._copy_own(call, None)
+            if call.lost is not None:
+                call.lost.fill(0)
+        elif call.codec is not None:
+            self._run_coded(call, name, arity, header)
+        else:
+            self._run_plain(call, name, arity, header)
+        if call.reduce_op == "mean" and not self._has_divided(call, name):
+            for result in call.homes:
+                if result is not None:
+                    kernel.divide(result, call.dtype, self.size)
+
+    def _run_plain(self, call: Call, name: str, arity: int, header: bytes) -> None:
         combine = None
         if call.reduce_op != "none":
             combine = kernel.combine(call.dtype, call.reduce_op)
-        if self.size == 1:
-            self._copy_own(call, None)
-        elif name == "shm":
+        if name == "shm":
             self._run_shared(call, header, combine)
         elif name == "exchange":
             source, home = some(call.sources[0]), some(call.homes[0])
             self._exchange.all_reduce(header, source, home, some(combine))
         else:
             self._run_stream(call, name, arity, header, combine)
-        if call.reduce_op == "mean" and not self._has_divided(call, name):
-            for result in call.homes:
-                if result is not None:
-                    kernel.divide(result, call.dtype, self.size)
 
     def _has_divided(self, call: Call, name: str) -> bool:
         """In shared memory the owner of a part divides it while it is in its cache."""
@@ -298,7 +324,7 @@ class Executor:
         self._last = (call, plan)
         sources, homes, lengths = call.sources, call.homes, call.lengths
         if call.whole:
-            sources, homes, lengths = _cut(call, plan.num_chunks)
+            sources, homes, lengths = cut(call, plan.num_chunks)
         dtype = kernel.storage(call.dtype)
         self._windows.dtype = dtype
         plan.bind(sources, homes, lengths, self._windows)
@@ -311,6 +337,19 @@ class Executor:
         )
         self._copy_own(call, plan)
         plan.release()
+
+    def _run_coded(self, call: Call, name: str, arity: int, header: bytes) -> None:
+        key = (call.operation, name, call.root or 0, arity)
+        parts = self._parts.get(key)
+        if parts is None:
+            parts = self._parts[key] = Parts(self._program(*key))
+        self._coded.run(
+            parts,
+            chunks_of(call, parts.num_chunks),
+            codecs.make(some(call.codec), self.rank),
+            headers=self._headers(call, header),
+            on_mismatch=self._mismatch,
+        )
 
     def _copy_own(self, call: Call, plan: Plan | None) -> None:
         """What a rank keeps for itself never travels."""
@@ -347,16 +386,3 @@ class Executor:
         elif plan is None and self.arena is not None and self.arena.complete:
             runs.append((0, self.arena.complete))
         return Progress(str(header), total, tuple(runs))
-
-
-def _cut(
-    call: Call, num_chunks: int
-) -> tuple[list[Array | None], list[Array | None], list[int]]:
-    """A whole call in the chunks of its algorithm."""
-    cuts = split(call.lengths[0], num_chunks)
-    source, home = call.sources[0], call.homes[0]
-    return (
-        [None if source is None else source[a:b] for a, b in cuts],
-        [None if home is None else home[a:b] for a, b in cuts],
-        [b - a for a, b in cuts],
-    )

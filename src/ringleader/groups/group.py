@@ -24,6 +24,7 @@ from ringleader.engine.small import Small
 from ringleader.errors import ConfigError, GroupAborted
 from ringleader.groups import call as calls
 from ringleader.groups.call import Call
+from ringleader.groups.coded import code
 from ringleader.groups.execute import Executor, Progress
 from ringleader.groups.mailbox import Mailbox
 from ringleader.groups.messages import Outgoing, Wish
@@ -130,18 +131,31 @@ class Group:
 
     # -- collectives ---------------------------------------------------------------
 
-    def all_reduce(
+    def all_reduce(  # noqa: PLR0913 - one keyword each
         self,
         tensor: Tensor,
         op: str = "sum",
         *,
         out: Tensor | None = None,
+        codec: str | None = None,
+        lost: Tensor | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
-        """Combine everybody's ``tensor``, in place, or into ``out`` and leave it."""
-        plain = out is None and algorithm is None and timeout_s is None and not async_op
+        """Combine everybody's ``tensor``, in place, or into ``out`` and leave it.
+
+        With a ``codec`` it travels in fewer bytes, and all ranks get the same bits.
+        ``lost``, float32, is then written: added up over the ranks, it is what the sum
+        lacks (also for the mean). Add it to the next ``tensor`` and nothing is lost.
+        """
+        plain = (
+            out is None
+            and codec is None
+            and algorithm is None
+            and timeout_s is None
+            and not async_op
+        )
         try:
             key = (tensor.dtype, tensor.numel(), op)
         except AttributeError as exc:
@@ -158,10 +172,18 @@ class Group:
                 and self._runner.run_small(small, address)
             ):
                 return DONE
-        call = calls.all_reduce(tensor, op, out)
+        call = self._code(calls.all_reduce(tensor, op, out), codec, lost)
         if plain and key not in self._small:
             self._prepare_small(key, call)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
+
+    def _code(self, call: Call, codec: str | None, lost: Tensor | None) -> Call:
+        """``call`` as the codec has it, if any; "auto" may come to none."""
+        if codec == "auto" and (codec := self._executor.codec(call)) is None:
+            if lost is not None:
+                lost.zero_()
+            return call
+        return code(call, codec, lost)
 
     def _prepare_small(self, key: tuple[torch.dtype, int, str], call: Call) -> None:
         """Next time a tensor like this comes, everything is looked up already."""
@@ -206,26 +228,31 @@ class Group:
         outs: Tensor | Sequence[Tensor],
         tensor: Tensor,
         *,
+        codec: str | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
         """Everybody's ``tensor`` into ``outs``: one per rank, or one tensor for all."""
         call = calls.all_gather(outs, tensor, rank=self.rank, size=self.size)
+        call = self._code(call, codec, None)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
 
-    def reduce_scatter(
+    def reduce_scatter(  # noqa: PLR0913
         self,
         out: Tensor,
         tensors: Tensor | Sequence[Tensor],
         op: str = "sum",
         *,
+        codec: str | None = None,
+        lost: Tensor | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
         """Combine the parts meant for this rank into ``out``."""
         call = calls.reduce_scatter(out, tensors, op, rank=self.rank, size=self.size)
+        call = self._code(call, codec, lost)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
 
     def gather(

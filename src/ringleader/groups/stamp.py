@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zlib import crc32
 
+from ringleader.codec import wire_name
 from ringleader.engine import kernel
 from ringleader.engine.small import Stamp
 from ringleader.groups.call import Call
@@ -36,6 +37,7 @@ class Stamps:
             name,
             arity,
             call.layout,
+            call.codec,
         )
         stamp = self._kept.get(key)
         if stamp is None:
@@ -55,6 +57,7 @@ class Stamps:
             root=call.root,
             algorithm=name,
             arity=arity if name == "tree" else 0,
+            codec=wire_name(call.codec) if call.codec else "none",
             layout=call.layout,
         )
         template = wire.encode(header)

@@ -68,6 +68,8 @@ class Header:
             details.append(f"root {self.root}")
         if self.algorithm != "none":
             details.append(self.algorithm)
+        if self.codec != "none":
+            details.append(f"as {self.codec}")
         if self.layout:
             details.append(f"parts of lengths {self.layout:08x}")
         return f"{self.operation}({', '.join(details)}) #{self.sequence}"

@@ -62,4 +62,4 @@ ALGORITHMS = (
     "shm",
     "hierarchy",
 )
-CODECS = ("none",)
+CODECS = ("none", "fp16", "bf16", "int8", "onebit")

@@ -19,7 +19,7 @@ PINNED = {
         "float8_e4m3fnuz float8_e5m2fnuz"
     ),
     "ALGORITHMS": "none exchange direct ring doubling halving tree star shm hierarchy",
-    "CODECS": "none",
+    "CODECS": "none fp16 bf16 int8 onebit",
 }
 
 

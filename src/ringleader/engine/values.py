@@ -1,0 +1,70 @@
+"""Runs of a tensor as float32, whatever it is made of: what codecs read and write."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ringleader.engine.kernel import GRAIN, Array
+from ringleader.errors import ConfigError
+
+Floats = NDArray[np.float32]
+
+_KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def check(dtype: torch.dtype, codec: str) -> None:
+    """ConfigError for tensors that no codec takes."""
+    if dtype not in _KINDS:
+        kinds = ", ".join(str(k).removeprefix("torch.") for k in _KINDS)
+        raise ConfigError(f"codec {codec!r} takes {kinds}; this tensor is {dtype}")
+
+
+class Run:
+    """A chunk of a tensor. Halves are 16-bit integers to numpy; torch converts them."""
+
+    __slots__ = ("_array", "_half", "_is_plain")
+
+    def __init__(self, array: Array, dtype: torch.dtype) -> None:
+        self._array = array
+        self._is_plain = dtype is torch.float32
+        is_half = dtype in (torch.float16, torch.bfloat16)
+        self._half = dtype if is_half else None
+
+    def read(self, at: slice, scratch: Floats) -> Floats:
+        """Its values; where they are not float32 already, in ``scratch``."""
+        if self._is_plain:
+            floats: Floats = self._array[at]
+            return floats
+        if self._half is None:
+            np.copyto(scratch, self._array[at], casting="same_kind")
+        else:
+            self._convert(at, scratch, to_half=False)
+        return scratch
+
+    def write(self, at: slice, values: Floats) -> None:
+        """Put ``values`` there."""
+        if self._half is None:
+            np.copyto(self._array[at], values)
+        else:
+            self._convert(at, values, to_half=True)
+
+    def bytes(self, at: slice) -> NDArray[np.uint8]:
+        """Its memory."""
+        return self._array[at].view(np.uint8)
+
+    def clear(self) -> None:
+        """All zero."""
+        self._array.fill(0)
+
+    def _convert(self, at: slice, floats: Floats, *, to_half: bool) -> None:
+        assert self._half is not None
+        bits = self._array[at]
+        for i in range(0, len(floats), GRAIN):
+            wide = torch.from_numpy(floats[i : i + GRAIN])
+            half = torch.from_numpy(bits[i : i + GRAIN]).view(self._half)
+            if to_half:
+                half.copy_(wide)
+            else:
+                wide.copy_(half)
