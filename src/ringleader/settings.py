@@ -156,6 +156,12 @@ def node_name(env: Mapping[str, str] | None = None) -> str:
     return env.get("RINGLEADER_NAME", "")
 
 
+def compress(env: Mapping[str, str] | None = None) -> str:
+    """The scheme for gradients of DistributedDataParallel; empty: as they are."""
+    env = os.environ if env is None else env
+    return env.get("RINGLEADER_COMPRESS", "")
+
+
 def export(values: Mapping[str, str]) -> None:
     """Put settings where the processes we start, and later readers here, find them."""
     os.environ.update(values)

@@ -38,6 +38,7 @@ class _Plan:
     nproc: int
     max_restarts: int
     plaintext: bool
+    compress: str
     request: Enter
     agent: AgentConfig
 
@@ -87,17 +88,26 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
         bool,
         typer.Option("--plaintext", help="Do not encrypt tensors (a trusted wire)."),
     ] = False,
+    compress: Annotated[
+        str,
+        typer.Option(
+            help="DDP's gradients: auto, int8, bf16, topk:0.01, powersgd:2..."
+        ),
+    ] = "",
 ) -> None:
     """Find the other machines, agree on ranks and run SCRIPT on all of them."""
     errors = Console(stderr=True, highlight=False)
     try:
         need, most = _sizes(nodes, min_nodes)
+        if compress:
+            settings.export({"RINGLEADER_COMPRESS": compress})
         plan = _Plan(
             script=_check_script(script),
             args=args or [],
             nproc=nproc_per_node,
             max_restarts=max_restarts,
             plaintext=plaintext,
+            compress=settings.compress(),
             request=Enter(
                 job=job,
                 min_nodes=need,
@@ -143,6 +153,9 @@ def _run(plan: _Plan, errors: Console) -> int:
         target=import_module, args=("torch.distributed.launcher.api",), daemon=True
     )
     importing.start()
+    if plan.compress:
+        importing.join()
+        import_module("ringleader.compression.scheme").parse(plan.compress)
     with Agent(plan.agent) as agent:
         importing.join()
         return _launch(plan, agent, errors)

@@ -17,8 +17,10 @@ from ringleader.errors import ConfigError
 Values = NDArray[np.float32]
 Data = NDArray[np.uint8]
 
-BLOCK = 1024
-"""Values that share a scale. The scale is 0.4 % of them as int8, 3 % as bits."""
+BLOCK = 2048
+"""Values that share a scale. More save time and cost precision: of a normal distribution
+int8 loses 0.79 % with 1024, and takes 1.3 times as long, 0.83 % with this, 0.88 % with
+4096."""
 
 NAMES = ("fp16", "bf16", "int8", "int8-stochastic", "onebit")
 """What ``make`` knows; int8-stochastic may end in a seed: "int8-stochastic:7"."""
@@ -36,6 +38,10 @@ class Codec(Protocol):
 
     def encode(self, values: Values, data: Data) -> None:
         """Write ``values`` to ``data``, which has exactly the right length."""
+        ...
+
+    def is_finite(self, data: Data, count: int) -> bool:
+        """Whether all ``count`` values that ``data`` stands for are numbers."""
         ...
 
     def decode(self, data: Data, values: Values) -> None:

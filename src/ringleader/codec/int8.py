@@ -1,4 +1,4 @@
-"""int8: per block of 1024 values a float32 scale, and a number of +-127 for each."""
+"""int8: per block of 2048 values a float32 scale, and a number of +-127 for each."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ class Int8:
         np.copyto(rest.view(np.int8), rounded, casting="unsafe")
 
     def _round(self, rows: Values, scales: Values, out: Values) -> None:
-        largest = np.maximum.reduce(rows, axis=1, keepdims=True)
-        least = np.minimum.reduce(rows, axis=1, keepdims=True)
-        np.maximum(largest, np.negative(least, least), out=largest)
+        largest = np.maximum.reduce(np.abs(rows, out), axis=1, keepdims=True)
         np.multiply(largest, 1 / MOST, scales)
         np.maximum(largest, LEAST, out=largest)
         np.multiply(rows, np.divide(MOST, largest, largest), out)
@@ -52,6 +50,10 @@ class Int8:
         if not np.isfinite(scales).all():
             broken = ~np.isfinite(scales[:, 0])
             scales[broken], out[broken] = np.inf, 0
+
+    def is_finite(self, data: Data, count: int) -> bool:
+        """Their scales tell."""
+        return bool(np.isfinite(blocks.split(data, count)[0]).all())
 
     def decode(self, data: Data, values: Values) -> None:
         """Each number times the scale of its block."""

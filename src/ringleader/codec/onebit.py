@@ -1,4 +1,4 @@
-"""onebit: per block of 1024 values their mean size, and the sign of each."""
+"""onebit: per block of 2048 values their mean size, and the sign of each."""
 
 from __future__ import annotations
 
@@ -38,6 +38,10 @@ class OneBit:
                 wide = np.mean(rows, axis=1, dtype=np.float64)
                 scales[which] = np.where(np.isfinite(wide), wide, np.inf)
         rest[:] = np.packbits(np.signbit(values))
+
+    def is_finite(self, data: Data, count: int) -> bool:
+        """Their scales tell."""
+        return bool(np.isfinite(blocks.split(data, count)[0]).all())
 
     def decode(self, data: Data, values: Values) -> None:
         """The scale of its block with each sign."""

@@ -30,7 +30,7 @@ class Bench:
         self._codec = codec
         self._chunks = chunks
         self._frame = slots.frame
-        self._a, self._b, self._c = slots.floats
+        self._a, self._b = slots.floats
         self._coded = slots.spare
 
     def where(self, chunk: int, frame: int) -> slice:
@@ -89,9 +89,12 @@ class Bench:
         self._codec.encode(values, data)
         lost = self._chunks[version.chunk].lost
         if lost is not None:
-            kept, missing = self._b[: len(values)], self._c[: len(values)]
+            kept = self._b[: len(values)]
             self._codec.decode(data, kept)
-            lost.write(at, _finite(np.subtract(values, kept, missing)))
+            missing = np.subtract(values, kept, lost.room(at, kept))
+            if not self._codec.is_finite(data, len(values)):
+                missing[~np.isfinite(missing)] = 0  # or it would be there for ever
+            lost.write(at, missing)
         if version.lodges:  # only now: the values may have been there
             np.copyto(place, data)
         version.made += 1
@@ -110,34 +113,40 @@ class Bench:
     def _keep(self, part: Part, data: Bytes) -> None:
         home = self._chunks[part.chunk].home
         if home is not None:
-            at = self.where(part.chunk, part.done)
-            home.write(at, self._decode(part.peer, data, at))
+            self._decode(part.peer, data, home, self.where(part.chunk, part.done))
 
     def _add(self, part: Part, data: Bytes) -> None:
         memory, at = self._chunks[part.chunk], self.where(part.chunk, part.done)
-        values = self._decode(part.peer, data, at)
+        values = self._b[: at.stop - at.start]
+        self._read(part.peer, data, values)
         held = memory.source if part.before.write is None else memory.home
         mine = _some(held).read(at, self._a[: len(values)])
-        total = np.add(mine, values, self._a[: len(values)])
         if memory.home is not None:
-            memory.home.write(at, total)
+            total = memory.home.room(at, values)
+            memory.home.write(at, np.add(mine, values, total))
         else:
-            self._encode(part.version, at, total)
+            total = self._a[: len(values)]
+            self._encode(part.version, at, np.add(mine, values, total))
 
     def settle(self, version: Version, frame: int) -> None:
         """Everybody has this frame of a result: now we read it as well."""
         at = self.where(version.chunk, frame)
         peer = -1 if version.write is None else version.write.peer
-        values = self._decode(peer, self.place(version, frame), at)
-        _some(self._chunks[version.chunk].home).write(at, values)
+        place = self.place(version, frame)
+        data = self._coded[: len(place)]
+        np.copyto(data, place)  # it makes room for what it stands for
+        self._decode(peer, data, _some(self._chunks[version.chunk].home), at)
 
-    def _decode(self, peer: int, data: Bytes, at: slice) -> Floats:
-        values = self._b[: at.stop - at.start]
+    def _decode(self, peer: int, data: Bytes, home: Run, at: slice) -> None:
+        values = home.room(at, self._b[: at.stop - at.start])
+        self._read(peer, data, values)
+        home.write(at, values)
+
+    def _read(self, peer: int, data: Bytes, values: Floats) -> None:
         try:
             self._codec.decode(data, values)
         except ValueError as exc:
             raise ProtocolError(peer, f"sent {self._codec.name}: {exc}") from exc
-        return values
 
 
 class CodedOut:
@@ -273,10 +282,3 @@ class CodedEngine:
 def _some(run: Run | None) -> Run:
     assert run is not None
     return run
-
-
-def _finite(lost: Floats) -> Floats:
-    """Without what is not a number: it would stay in the residual for ever."""
-    if not np.isfinite(np.add.reduce(lost)):
-        lost[~np.isfinite(lost)] = 0
-    return lost

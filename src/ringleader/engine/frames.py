@@ -25,7 +25,7 @@ from ringleader.collectives.schedule import Kind, Move, Program
 from ringleader.engine.values import Run
 from ringleader.errors import ConfigError
 
-FRAME = 128 * BLOCK
+FRAME = 64 * BLOCK
 """Elements of a frame: 512 KiB of float32, which stay in a core's cache."""
 MANY_RANKS = 8
 """Beyond, frames are shorter: every chunk on its way has slots, and scratch memory has
@@ -168,8 +168,8 @@ class Slots:
 
     def __init__(self, size: int) -> None:
         self.frame = frame_length(size)
-        self.floats = [np.empty(0, np.float32)] * 3
-        """Room to decode a frame in, and to compare it."""
+        self.floats = [np.empty(0, np.float32)] * 2
+        """Room for the values of two frames."""
         self.spare: Bytes = np.empty(0, np.uint8)
         """Room to encode one in."""
         self._memory: Bytes = np.empty(0, np.uint8)

@@ -43,12 +43,19 @@ class Run:
             self._convert(at, scratch, to_half=False)
         return scratch
 
+    def room(self, at: slice, scratch: Floats) -> Floats:
+        """Where to put values that ``write`` is then told of."""
+        if self._is_plain:
+            floats: Floats = self._array[at]
+            return floats
+        return scratch
+
     def write(self, at: slice, values: Floats) -> None:
-        """Put ``values`` there."""
-        if self._half is None:
-            np.copyto(self._array[at], values)
-        else:
+        """``values`` are there, if they are not in ``room`` already."""
+        if self._half is not None:
             self._convert(at, values, to_half=True)
+        elif not self._is_plain:
+            np.copyto(self._array[at], values)
 
     def bytes(self, at: slice) -> NDArray[np.uint8]:
         """Its memory."""

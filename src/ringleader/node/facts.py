@@ -6,6 +6,7 @@ import hashlib
 from importlib.metadata import version
 from pathlib import Path
 
+from ringleader import settings
 from ringleader.node.frames import PROTOCOL
 from ringleader.node.seat import Facts
 
@@ -16,6 +17,7 @@ def facts(script: str) -> Facts:
         script=_hash(script) if script else "",
         torch=version("torch").split(".", maxsplit=1)[0],
         ringleader=str(PROTOCOL),
+        compress=settings.compress() or "none",
     )
 
 

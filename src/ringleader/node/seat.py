@@ -37,6 +37,8 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Major version."""
     ringleader: Name = ""
     """Version of the wire format and of this protocol."""
+    compress: Name = ""
+    """The scheme for gradients."""
 
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -81,7 +81,7 @@ def test_int8_has_no_bias() -> None:
     size = np.abs(values.astype(np.float64)).sum()
     assert abs(np.abs(got.astype(np.float64)).sum() / size - 1) < 1e-3
     error = np.sqrt(np.mean((got - values.astype(np.float64)) ** 2))
-    assert error < 0.0082, "truncation has twice as much"
+    assert error < 0.0086, "truncation has twice as much"
 
 
 def test_stochastic_rounding_is_right_on_average() -> None:
@@ -138,6 +138,10 @@ def test_very_small_and_very_large_values_come_back_finite(
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 def test_halves_carry_what_is_not_finite(name: str) -> None:
     values = np.array([np.nan, np.inf, -np.inf, 1], np.float32)
+    codec = make(name)
+    for value in values:
+        one = np.array([value], np.float32)
+        assert codec.is_finite(coded(codec, one), 1) == bool(np.isfinite(value))
     assert np.array_equal(through(name, values), values, equal_nan=True)
 
 
@@ -148,6 +152,9 @@ def test_a_block_that_is_not_finite_becomes_nan_and_no_other_does(
 ) -> None:
     values = numbers(3 * BLOCK + 5)
     values[BLOCK + 17] = bad
+    codec = make(name)
+    assert codec.is_finite(coded(codec, values[:BLOCK]), BLOCK)
+    assert not codec.is_finite(coded(codec, values), len(values))
     got = through(name, values)
     assert np.isnan(got[BLOCK : 2 * BLOCK]).all()
     rest = np.concatenate([got[:BLOCK], got[2 * BLOCK :]])
