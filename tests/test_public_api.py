@@ -41,7 +41,8 @@ FLAGS = {
     "invite": "--port --seconds --json",
     "leave": "--yes --json",
     "run": "script args --nodes --min-nodes --wait --nproc-per-node --max-restarts "
-    "--job --peers --interface --port --profile --timeout --any-script --plaintext",
+    "--job --peers --interface --port --profile --timeout --any-script --plaintext "
+    "--compress",
     "status": "--watch --json --mlx",
     "doctor": "--peer --interface --port --seconds --json",
     "bench": "--ranks --sizes --operations --transport --peers --rounds --algorithms "
