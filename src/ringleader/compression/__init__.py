@@ -1,5 +1,7 @@
-"""Gradients in fewer bits: communication hooks for DistributedDataParallel."""
+"""Gradients in fewer bytes: by name, with or without DistributedDataParallel."""
 
+from ringleader.compression.compressor import Compressor, compressor
 from ringleader.compression.hooks import Hook, hook
+from ringleader.compression.sharded import fsdp
 
-__all__ = ["Hook", "hook"]
+__all__ = ["Compressor", "Hook", "compressor", "fsdp", "hook"]
