@@ -192,6 +192,48 @@ def test_all_ranks_hold_the_same_bits(name: str, size: int) -> None:
                 assert a.view(torch.int32).equal(b.view(torch.int32)), key
 
 
+@pytest.mark.parametrize("name", ["topk:0.05", "randomk:0.05", "powersgd:2"])
+def test_a_rank_owes_only_what_is_its_own(name: str) -> None:
+    """The residual is of what this rank put in, not of how ranks differ: else it would
+    grow without end.
+    """
+
+    def live(group: Group) -> Tensors:
+        ours = compressor(name)
+        for step in range(2):
+            tensors = gradients(SHAPES, group.rank, step)
+            if group.rank == 1:
+                tensors = {key: torch.zeros_like(t) for key, t in tensors.items()}
+            ours.average(group, tensors)
+        return ours.state_dict()
+
+    other, idle, _ = run_world(3, live)
+    for key in SHAPES:
+        assert not idle[f"residual.{key}"].any()
+    assert other["residual.matrix"].any()
+
+
+def test_powersgd_comes_as_close_as_its_rank_allows() -> None:
+    """The basis of one step begins the next: the same matrix is known ever better."""
+    generator = torch.Generator().manual_seed(0)
+    left, _, right = torch.linalg.svd(torch.randn(80, 50, generator=generator))
+    sizes = 0.8 ** torch.arange(50)
+    matrix = left[:, :50] * sizes @ right
+    best = sizes[2:].double().square().sum().sqrt()
+
+    def live(group: Group) -> list[float]:
+        ours, errors = compressor("powersgd:2", feedback=False), []
+        for _ in range(15):
+            tensors = {"matrix": matrix.clone()}
+            ours.average(group, tensors)
+            errors.append(float((tensors["matrix"].double() - matrix).norm() / best))
+        return errors
+
+    errors = run_world(2, live)[0]
+    assert errors[0] > 1.05
+    assert 0.9999 < errors[-1] < 1.01
+
+
 def test_only_the_share_travels_and_the_rest_stays() -> None:
     """Of what topk leaves in a vector, one in twenty is not zero."""
     rank = train(of("topk-exact:0.05", feedback=False), 1 + 1, steps=1)[0][0]

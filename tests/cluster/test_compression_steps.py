@@ -211,6 +211,25 @@ def test_several_calls_are_one_step() -> None:
     assert run_world(2, live) == [(0, 1)] * 2
 
 
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_parameter_twice_in_one_step_loses_nothing(name: str) -> None:
+    def live(group: Group) -> tuple[Tensor, Tensor]:
+        ours = compressor(name)
+        inputs, outputs = torch.zeros(60, 50), torch.zeros(60, 50)
+        ours.begin()
+        for step in range(2):
+            matrix = gradients(group.rank, step)["matrix"]
+            inputs += matrix
+            ours.average(group, {"matrix": matrix})
+            outputs += matrix
+        ours.commit()
+        residual = ours.state_dict()["residual.matrix"].view(60, 50)
+        return inputs.double() - residual, outputs.double()
+
+    (first, applied), (second, _) = run_world(2, live)
+    assert (first + second - 2 * applied).abs().max() < 1e-4
+
+
 # -- ranks that differ -----------------------------------------------------------------
 
 

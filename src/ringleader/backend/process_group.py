@@ -80,7 +80,7 @@ class RingleaderGroup(ProcessGroup):
         self._num_barriers = 0
         self._all = group.size + 1
         """Tensors in a slot where everybody's part and one's own meet."""
-        self._is_staged = _any_accelerator(group)
+        self.is_staged = _any_accelerator(group)
         """Whether some rank may stage its tensors: then all cut theirs alike."""
         self._coalesced: list[BackendWork] | None = None
         self._explain = explain.Explainer(group, self._identity)
@@ -142,7 +142,7 @@ class RingleaderGroup(ProcessGroup):
     def _is_plain(self, opts: Any, tensor: Tensor) -> bool:
         """Whether an operation just runs here and now, on this very tensor."""
         return (
-            not self._is_staged
+            not self.is_staged
             and self._coalesced is None
             and tensor.is_cpu
             and tensor.layout is torch.strided
@@ -400,7 +400,7 @@ class RingleaderGroup(ProcessGroup):
             if device != _CPU:
                 stage = self._stage(device)
                 work, arrive = stage.run(self.group, ins, outs, body, width, **how)
-            elif self._is_staged:
+            elif self.is_staged:
                 work = on_host(self.group, ins, outs, body, width, **how)
             else:
                 work = body(ins, outs, **how)
@@ -445,7 +445,7 @@ class RingleaderGroup(ProcessGroup):
     def _rows(self, tensor: Tensor) -> Tensors:
         """One tensor for all ranks; where it may be staged, part by part."""
         tensor = real(tensor)
-        if not self._is_staged:
+        if not self.is_staged:
             return [tensor]
         return split(tensor.view(-1), (), self.group.size)
 

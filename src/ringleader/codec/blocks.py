@@ -37,8 +37,8 @@ def check(scales: NDArray[np.float32]) -> NDArray[np.float32]:
 
     An infinite scale says that the block was not finite; all of it becomes NaN.
     """
-    if not np.all(scales >= 0):  # false for NaN as well
+    if not scales.min(initial=0) >= 0:  # nor is NaN
         raise ValueError("a scale is negative or not a number")
-    if np.isinf(scales).any():
+    if scales.max(initial=0) == np.inf:
         scales = np.where(np.isinf(scales), np.float32(np.nan), scales)
     return scales.reshape(-1, 1)

@@ -36,17 +36,26 @@ class Codec(Protocol):
         """How many bytes ``count`` values take."""
         ...
 
-    def encode(self, values: Values, data: Data) -> None:
-        """Write ``values`` to ``data``, which has exactly the right length."""
-        ...
+    def encode(self, values: Values, data: Data, lost: Values | None = None) -> None:
+        """Write ``values`` to ``data``, which has exactly the right length.
 
-    def is_finite(self, data: Data, count: int) -> bool:
-        """Whether all ``count`` values that ``data`` stands for are numbers."""
+        ``lost`` gets what ``decode`` will not give back, 0 where that is not a number.
+        """
         ...
 
     def decode(self, data: Data, values: Values) -> None:
         """Read what ``encode`` wrote; ValueError for what it never writes."""
         ...
+
+
+def leave(values: Values, kept: Values, lost: Values, telling: Values) -> None:
+    """Write what is not kept of ``values`` to ``lost``, which may be ``kept``.
+
+    ``telling`` is finite if all is; what is not a number would stay for ever.
+    """
+    np.subtract(values, kept, lost)
+    if not np.isfinite(np.add.reduce(telling)):
+        lost[~np.isfinite(lost)] = 0
 
 
 def wire_name(name: str) -> str:

@@ -7,7 +7,7 @@ import platform
 import numpy as np
 import torch
 
-from ringleader.codec.codec import Data, Values
+from ringleader.codec.codec import Data, Values, leave
 
 GRAIN = 32768
 """As many elements as torch converts without a second thread."""
@@ -19,20 +19,17 @@ IS_ARM = platform.machine() in ("aarch64", "arm64")
 class _Half:
     name: str
     _dtype: torch.dtype
-    _exponent: np.uint16
 
     def num_bytes(self, count: int) -> int:
         """Two each."""
         return 2 * count
 
-    def encode(self, values: Values, data: Data) -> None:
+    def encode(self, values: Values, data: Data, lost: Values | None = None) -> None:
         """Round to the nearest, ties to even."""
         self._convert(values, data, to_half=True)
-
-    def is_finite(self, data: Data, count: int) -> bool:
-        """Infinities and NaN have all bits of the exponent."""
-        halves = data[: 2 * count].view(np.uint16)
-        return not (np.bitwise_and(halves, self._exponent) == self._exponent).any()
+        if lost is not None:
+            self.decode(data, lost)
+            leave(values, lost, lost, lost)
 
     def decode(self, data: Data, values: Values) -> None:
         """Exact."""
@@ -54,7 +51,6 @@ class Fp16(_Half):
 
     name = "fp16"
     _dtype = torch.float16
-    _exponent = np.uint16(0x7C00)
 
     def _convert(self, values: Values, data: Data, *, to_half: bool) -> None:
         if not IS_ARM:
@@ -70,4 +66,3 @@ class Bf16(_Half):
 
     name = "bf16"
     _dtype = torch.bfloat16
-    _exponent = np.uint16(0x7F80)

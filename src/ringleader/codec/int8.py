@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ringleader.codec import blocks
-from ringleader.codec.codec import Data, Values
+from ringleader.codec.codec import Data, Values, leave
 
 MOST = np.float32(127)
 LEAST = np.float32(1e-30)
@@ -25,7 +25,7 @@ class Int8:
         """A scale per block and a byte per value."""
         return 4 * blocks.num_blocks(count) + count
 
-    def encode(self, values: Values, data: Data) -> None:
+    def encode(self, values: Values, data: Data, lost: Values | None = None) -> None:
         """Write the scales, then the numbers."""
         scales, rest = blocks.split(data, len(values))
         if len(self._scratch) < len(values):
@@ -35,6 +35,10 @@ class Int8:
         for (which, rows), (_, out) in pairs:
             self._round(rows, scales[which].reshape(-1, 1), out)
         np.copyto(rest.view(np.int8), rounded, casting="unsafe")
+        if lost is not None:
+            for which, rows in blocks.rows_of(rounded):
+                np.multiply(rows, scales[which].reshape(-1, 1), rows)
+            leave(values, rounded, lost, scales)
 
     def _round(self, rows: Values, scales: Values, out: Values) -> None:
         largest = np.maximum.reduce(np.abs(rows, out), axis=1, keepdims=True)
@@ -50,10 +54,6 @@ class Int8:
         if not np.isfinite(scales).all():
             broken = ~np.isfinite(scales[:, 0])
             scales[broken], out[broken] = np.inf, 0
-
-    def is_finite(self, data: Data, count: int) -> bool:
-        """Their scales tell."""
-        return bool(np.isfinite(blocks.split(data, count)[0]).all())
 
     def decode(self, data: Data, values: Values) -> None:
         """Each number times the scale of its block."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ringleader.codec import blocks
-from ringleader.codec.codec import Data, Values
+from ringleader.codec.codec import Data, Values, leave
 
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)).reshape(256, 8)
 SIGNS = np.subtract(1, 2 * _BITS.astype(np.float32), dtype=np.float32)
@@ -27,7 +27,7 @@ class OneBit:
         """A scale per block and a bit per value."""
         return 4 * blocks.num_blocks(count) + -(-count // 8)
 
-    def encode(self, values: Values, data: Data) -> None:
+    def encode(self, values: Values, data: Data, lost: Values | None = None) -> None:
         """Write the scales, then the signs; 0 counts as positive."""
         scales, rest = blocks.split(data, len(values))
         sizes = self._room(len(values)).reshape(-1)[: len(values)]
@@ -38,10 +38,9 @@ class OneBit:
                 wide = np.mean(rows, axis=1, dtype=np.float64)
                 scales[which] = np.where(np.isfinite(wide), wide, np.inf)
         rest[:] = np.packbits(np.signbit(values))
-
-    def is_finite(self, data: Data, count: int) -> bool:
-        """Their scales tell."""
-        return bool(np.isfinite(blocks.split(data, count)[0]).all())
+        if lost is not None:
+            self.decode(data, lost)
+            leave(values, lost, lost, scales)
 
     def decode(self, data: Data, values: Values) -> None:
         """The scale of its block with each sign."""

@@ -55,6 +55,24 @@ class Bucket:
         """What was not applied before."""
         return self._owed.get(slot.name)
 
+    def owed_at_once(self) -> Tensor | None:
+        """What was not applied before, as one vector; None if it is not in one piece.
+
+        As it was written: unless buckets were made anew since, it is.
+        """
+        if not self._owed or self._momentum is not None:
+            return None
+        parts = [self._owed.get(slot.name) for slot in self.slots]
+        first = parts[0]
+        if first is None or not first.is_cpu:
+            return None
+        start = first.data_ptr() - 4 * self.slots[0].start
+        for slot, part in zip(self.slots, parts, strict=True):
+            if part is None or part.data_ptr() != start + 4 * slot.start:
+                return None
+        begin = first.storage_offset() - self.slots[0].start
+        return first.as_strided((len(self.out),), (1,), begin)
+
     def add_up(self) -> Tensor:
         """The total, where it may stay: what is not applied of it remains there."""
         return self._add_up(self.out if self.held is None else self.held)
@@ -148,7 +166,5 @@ def is_finite(vector: Tensor) -> bool:
     if not vector.is_cpu:
         return bool(vector.isfinite().all())
     array = as_array(vector)
-    size = 65536  # stays in the cache
-    return all(
-        np.isfinite(array[i : i + size]).all() for i in range(0, len(array), size)
-    )
+    # A sum shows it twice as fast; one that overflows proves nothing.
+    return bool(np.isfinite(np.add.reduce(array)) or np.isfinite(array).all())

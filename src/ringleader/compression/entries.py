@@ -73,7 +73,7 @@ def unpack(
     """
     blocks = num_blocks(total)
     counts, values, offsets = _fields(data, blocks, count)
-    if counts.max(initial=0) > BLOCK or int(counts.sum(dtype=np.int64)) != count:
+    if int(counts.sum(dtype=np.int64)) != count:
         text = f"says it sent {count} entries, but its blocks do not add up to that"
         raise ProtocolError(peer, f"sparse values: {text}")
     places = np.repeat(np.arange(blocks, dtype=np.int64) << 16, counts)

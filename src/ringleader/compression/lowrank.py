@@ -12,12 +12,14 @@ averaged afterwards, P and Q, may come from any library.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from ringleader.compression import chance
-from ringleader.engine.kernel import Array, as_array
+from ringleader.engine.kernel import GRAIN, Array, as_array
 
 MIN_GAIN = 2
 """A matrix is sent as a product only if that halves its bytes: it costs a second round
@@ -25,8 +27,8 @@ and three passes over the matrix."""
 DEPENDENT = 1e-10
 """A column whose square is left with this share of itself, after the columns before it
 were subtracted, is rounding error: float32 leaves 1e-14."""
-PIECE = 65536
-"""Values of a product made together; they stay in the second-level cache."""
+SINGLE = 262_144
+"""Multiplications that OpenBLAS does in one thread."""
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -85,15 +87,42 @@ def times(matrix: Tensor, basis: Tensor) -> Tensor:
     """M Q, of contiguous float32 on any device."""
     if not matrix.is_cpu:
         return matrix @ basis
-    # numpy's, because torch would start threads of its own in the engine's thread.
-    return torch.from_numpy(_grid(matrix) @ _grid(basis))
+    whole, q = _grid(matrix), _at_least_two(_grid(basis))
+    result = np.zeros((len(whole), q.shape[1]), np.float32)
+    for rows, columns in _tiles(whole.shape, q.shape[1]):
+        result[rows] += whole[rows, columns] @ q[columns]
+    return torch.from_numpy(np.ascontiguousarray(result[:, : basis.shape[1]]))
 
 
 def transposed_times(matrix: Tensor, basis: Tensor) -> Tensor:
     """M' P, likewise."""
     if not matrix.is_cpu:
         return matrix.t() @ basis
-    return torch.from_numpy(_grid(matrix).T @ _grid(basis))
+    whole, p = _grid(matrix), _at_least_two(_grid(basis))
+    result = np.zeros((whole.shape[1], p.shape[1]), np.float32)
+    for rows, columns in _tiles(whole.shape, p.shape[1]):
+        result[columns] += whole[rows, columns].T @ p[rows]
+    return torch.from_numpy(np.ascontiguousarray(result[:, : basis.shape[1]]))
+
+
+def _tiles(shape: tuple[int, ...], rank: int) -> Iterator[tuple[slice, slice]]:
+    """Parts of a matrix whose product with ``rank`` columns numpy makes in our thread.
+
+    OpenBLAS wakes threads for larger ones, and they fight with those of backward().
+    """
+    room = max(4, SINGLE // rank)
+    width = min(shape[1], room // 2)
+    height = max(2, room // max(1, width))
+    for i in range(0, shape[0], height):
+        for j in range(0, shape[1], width):
+            yield slice(i, i + height), slice(j, j + width)
+
+
+def _at_least_two(columns: Array) -> Array:
+    """One column would be a product with a vector, which wakes threads much earlier."""
+    if columns.shape[1] > 1:
+        return columns
+    return np.pad(columns, ((0, 0), (0, 1)))
 
 
 def _grid(tensor: Tensor) -> Array:
@@ -102,24 +131,29 @@ def _grid(tensor: Tensor) -> Array:
 
 def write_product(left: Tensor, right: Tensor, out: Tensor) -> None:
     """out = P Q', the same bits on every kind of machine."""
-    if not out.is_cpu:
-        torch.mul(left[:, :1], right[:, 0], out=out)
-        for j in range(1, left.shape[1]):
-            out += left[:, j : j + 1] * right[:, j]  # two roundings, never one
-        return
-    _write_on_host(_grid(left), np.ascontiguousarray(_grid(right).T), _grid(out))
+    # On the CPU by torch, which multiplies by a column twice as fast as numpy, in
+    # pieces that it does not share among threads.
+    piece = GRAIN if out.is_cpu else max(1, out.numel())
+    width = max(1, min(out.shape[1], piece))
+    height = max(1, piece // width)
+    columns = [torch.split(left[:, j : j + 1], height) for j in range(left.shape[1])]
+    across = torch.split(right.t().contiguous(), width, dim=1)
+    for slab, rows in zip(torch.split(out, width, dim=1), across, strict=True):
+        _write_slab(columns, rows, torch.split(slab, height))
 
 
-def _write_on_host(p: Array, q_rows: Array, out: Array) -> None:
-    step = max(1, PIECE // max(1, out.shape[1]))
-    scratch = np.empty((min(step, len(out)), out.shape[1]), np.float32)
-    for i in range(0, len(out), step):
-        piece, column = out[i : i + step], p[i : i + step]
-        np.multiply(column[:, :1], q_rows[0], out=piece)
-        for j in range(1, len(q_rows)):
-            term = scratch[: len(piece)]
-            np.multiply(column[:, j : j + 1], q_rows[j], out=term)
-            np.add(piece, term, out=piece)
+def _write_slab(
+    columns: Sequence[Sequence[Tensor]], rows: Tensor, tiles: Sequence[Tensor]
+) -> None:
+    """Each tile: the sum of columns times rows, one after the other."""
+    scratch = torch.empty_like(tiles[0], memory_format=torch.contiguous_format)
+    first, *others = rows.unbind()
+    for i, tile in enumerate(tiles):
+        torch.mul(columns[0][i], first, out=tile)
+        term = scratch if len(scratch) == len(tile) else scratch[: len(tile)]
+        for column, row in zip(columns[1:], others, strict=True):
+            torch.mul(column[i], row, out=term)
+            torch.add(tile, term, out=tile)  # two roundings, never one
 
 
 def subtract_product(matrix: Tensor, left: Tensor, right: Tensor) -> None:
@@ -127,7 +161,8 @@ def subtract_product(matrix: Tensor, left: Tensor, right: Tensor) -> None:
     if not matrix.is_cpu:
         matrix.addmm_(left, right.t(), alpha=-1)
         return
-    whole, p, q = _grid(matrix), _grid(left), _grid(right)
-    step = max(1, PIECE // max(1, whole.shape[1]))
-    for i in range(0, len(whole), step):
-        whole[i : i + step] -= p[i : i + step] @ q.T
+    whole, p = _grid(matrix), _grid(left)
+    across = np.ascontiguousarray(_grid(right).T)
+    for rows, columns in _tiles(whole.shape, max(2, len(across))):
+        tile = whole[rows, columns]
+        np.subtract(tile, p[rows] @ across[:, columns], out=tile)

@@ -75,7 +75,8 @@ class Memory:
         key = (kind, *(slot.name for slot in slots))
         pair = self._rooms.setdefault(key, [])
         self._used.add(key)
-        taken = {t.untyped_storage().data_ptr() for t in self._kept.values()}
+        in_use = (*self._kept.values(), *self._staged.values())
+        taken = {t.untyped_storage().data_ptr() for t in in_use}
         fits = (
             room
             for room in pair

@@ -59,7 +59,9 @@ class Coded:
         codec = self._codec
         if codec == "int8-stochastic":  # the same again if the step is repeated
             codec = f"{codec}:{bucket.start(bucket.slots[0].name)}"
-        peers.coded_mean(bucket.add_up_in_place(), codec, bucket.held)
+        owed = bucket.owed_at_once() if peers.adds else None
+        total = bucket.out if owed is not None else bucket.add_up_in_place()
+        peers.coded_mean(total, codec, owed, bucket.held)
 
 
 class Top:

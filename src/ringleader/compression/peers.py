@@ -35,13 +35,18 @@ class Peers(Protocol):
 
     rank: int
     size: int
+    adds: bool
+    """Whether ``coded_mean`` takes what is ``owed``."""
 
     def mean(self, tensor: Tensor) -> None:
         """Average everybody's ``tensor``, in place."""
         ...
 
-    def coded_mean(self, tensor: Tensor, codec: str, lost: Tensor | None) -> None:
-        """The same, encoded on the way; ``lost`` gets what this rank's encodings lost.
+    def coded_mean(
+        self, tensor: Tensor, codec: str, owed: Tensor | None, lost: Tensor | None
+    ) -> None:
+        """The same, encoded on the way; ``lost`` gets what this rank's encodings lost,
+        and ``owed`` is added on top, if this kind of peers ``adds``.
 
         All float32, flat. In the end all ranks hold the same bits.
         """
@@ -77,6 +82,8 @@ class GroupPeers:
         self.size = group.size
         self._group = group
         self._process_group = process_group
+        # Where some rank has a device, tensors are cut to pieces for all.
+        self.adds = process_group is None or not process_group.is_staged
 
     def mean(self, tensor: Tensor) -> None:
         """An all_reduce."""
@@ -85,14 +92,25 @@ class GroupPeers:
         if host is not tensor:
             tensor.copy_(host)
 
-    def coded_mean(self, tensor: Tensor, codec: str, lost: Tensor | None) -> None:
+    def coded_mean(
+        self, tensor: Tensor, codec: str, owed: Tensor | None, lost: Tensor | None
+    ) -> None:
         """An all_reduce with the codec inside."""
-        if codec != "fp16":
+        if codec == "fp16":
+            self._divided(tensor, owed, lost)
+        elif self.adds and tensor.is_cpu:
+            self._group.all_reduce(tensor, "mean", codec=codec, owed=owed, lost=lost)
+        else:
             self._coded(tensor, codec, lost, "mean")
-            return
-        # Divided before: a sum that is encoded on its way could overflow.
+
+    def _divided(
+        self, tensor: Tensor, owed: Tensor | None, lost: Tensor | None
+    ) -> None:
+        """By the size before: a sum that is encoded on its way could overflow."""
+        if owed is not None:
+            np.add(as_array(tensor), as_array(owed), as_array(tensor))
         _multiply(tensor, 1 / self.size)
-        self._coded(tensor, codec, lost, "sum")
+        self._coded(tensor, "fp16", lost, "sum")
         if lost is not None:
             _multiply(lost, self.size)
 
@@ -133,6 +151,8 @@ def _multiply(tensor: Tensor, by: float) -> None:
 class TorchPeers:
     """The ranks of a process group of torch's. Its tensors stay on ``device``."""
 
+    adds = False
+
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
@@ -145,7 +165,9 @@ class TorchPeers:
         dist.all_reduce(there, group=self._group)
         tensor.copy_(there.div_(self.size))
 
-    def coded_mean(self, tensor: Tensor, codec: str, lost: Tensor | None) -> None:
+    def coded_mean(
+        self, tensor: Tensor, codec: str, owed: Tensor | None, lost: Tensor | None
+    ) -> None:
         """fp16 and bf16 only, summed in that format; what the sum loses is not ours."""
         narrow = self._narrow(tensor, codec, lost)
         dist.all_reduce(narrow, group=self._group)
@@ -188,7 +210,9 @@ class LaterPeers(TorchPeers):
 
     narrow: Tensor
 
-    def coded_mean(self, tensor: Tensor, codec: str, lost: Tensor | None) -> None:
+    def coded_mean(
+        self, tensor: Tensor, codec: str, owed: Tensor | None, lost: Tensor | None
+    ) -> None:
         """Leaves ``tensor`` as it is."""
         self.narrow = self._narrow(tensor, codec, lost)
         self._work = dist.all_reduce(self.narrow, group=self._group, async_op=True)

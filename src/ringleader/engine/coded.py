@@ -8,7 +8,7 @@ lacks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -22,13 +22,23 @@ from ringleader.engine.waiter import Waiter
 from ringleader.errors import ProtocolError
 from ringleader.transport.link import Link
 
+Finish = Callable[[Floats], object]
+"""What turns a sum into the result, in place."""
+
 
 class Bench:
     """Where frames of one call are encoded and decoded."""
 
-    def __init__(self, codec: Codec, chunks: Sequence[Chunk], slots: Slots) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        chunks: Sequence[Chunk],
+        slots: Slots,
+        finish: Finish | None,
+    ) -> None:
         self._codec = codec
         self._chunks = chunks
+        self._finish = finish
         self._frame = slots.frame
         self._a, self._b = slots.floats
         self._coded = slots.spare
@@ -86,15 +96,8 @@ class Bench:
     def _encode(self, version: Version, at: slice, values: Floats) -> None:
         place = self.place(version, version.made)
         data = self._coded[: len(place)] if version.lodges else place
-        self._codec.encode(values, data)
         lost = self._chunks[version.chunk].lost
-        if lost is not None:
-            kept = self._b[: len(values)]
-            self._codec.decode(data, kept)
-            missing = np.subtract(values, kept, lost.room(at, kept))
-            if not self._codec.is_finite(data, len(values)):
-                missing[~np.isfinite(missing)] = 0  # or it would be there for ever
-            lost.write(at, missing)
+        self._codec.encode(values, data, None if lost is None else lost[at])
         if version.lodges:  # only now: the values may have been there
             np.copyto(place, data)
         version.made += 1
@@ -113,7 +116,8 @@ class Bench:
     def _keep(self, part: Part, data: Bytes) -> None:
         home = self._chunks[part.chunk].home
         if home is not None:
-            self._decode(part.peer, data, home, self.where(part.chunk, part.done))
+            at = self.where(part.chunk, part.done)
+            self._decode(part.peer, data, home, at, is_final=part.version.is_final)
 
     def _add(self, part: Part, data: Bytes) -> None:
         memory, at = self._chunks[part.chunk], self.where(part.chunk, part.done)
@@ -122,8 +126,10 @@ class Bench:
         held = memory.source if part.before.write is None else memory.home
         mine = _some(held).read(at, self._a[: len(values)])
         if memory.home is not None:
-            total = memory.home.room(at, values)
-            memory.home.write(at, np.add(mine, values, total))
+            total = np.add(mine, values, memory.home.room(at, values))
+            if self._finish and part.version.is_final and not part.version.sends:
+                self._finish(total)
+            memory.home.write(at, total)
         else:
             total = self._a[: len(values)]
             self._encode(part.version, at, np.add(mine, values, total))
@@ -135,11 +141,16 @@ class Bench:
         place = self.place(version, frame)
         data = self._coded[: len(place)]
         np.copyto(data, place)  # it makes room for what it stands for
-        self._decode(peer, data, _some(self._chunks[version.chunk].home), at)
+        home = _some(self._chunks[version.chunk].home)
+        self._decode(peer, data, home, at, is_final=True)
 
-    def _decode(self, peer: int, data: Bytes, home: Run, at: slice) -> None:
+    def _decode(
+        self, peer: int, data: Bytes, home: Run, at: slice, *, is_final: bool
+    ) -> None:
         values = home.room(at, self._b[: at.stop - at.start])
         self._read(peer, data, values)
+        if self._finish and is_final:
+            self._finish(values)
         home.write(at, values)
 
     def _read(self, peer: int, data: Bytes, values: Floats) -> None:
@@ -257,11 +268,15 @@ class CodedEngine:
         *,
         headers: Mapping[int, tuple[bytes, bytes]],
         on_mismatch: OnMismatch,
+        finish: Finish | None = None,
     ) -> None:
-        """Move every chunk; ``headers``: peer -> (ours, expected)."""
+        """Move every chunk; ``headers``: peer -> (ours, expected).
+
+        ``finish`` is done to results, while they are in the cache.
+        """
         links = self._links
         parts.bind(chunks, codec, self.slots)
-        bench = Bench(codec, chunks, self.slots)
+        bench = Bench(codec, chunks, self.slots, finish)
         outs = [
             CodedOut(links[p], some, headers[p][0], bench)
             for p, some in parts.sends.items()

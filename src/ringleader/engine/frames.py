@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ringleader.codec import BLOCK, Codec
 from ringleader.collectives.schedule import Kind, Move, Program
-from ringleader.engine.values import Run
+from ringleader.engine.values import Floats, Run
 from ringleader.errors import ConfigError
 
 FRAME = 64 * BLOCK
@@ -49,7 +49,7 @@ class Chunk:
     """What this rank brings."""
     home: Run | None
     """Where the result goes."""
-    lost: Run | None = None
+    lost: Floats | None = None
     """Where to write what our encoding of it lost."""
 
 
@@ -141,8 +141,8 @@ class Parts:
                 ):
                     part.done, part.num_frames = 0, num_frames
             _check(history, memory)
-            if memory.lost and not any(v.is_encoded for v in history):
-                memory.lost.clear()
+            if memory.lost is not None and not any(v.is_encoded for v in history):
+                memory.lost.fill(0)
         passing = []
         for version in self._sent:
             has_home = chunks[version.chunk].home is not None

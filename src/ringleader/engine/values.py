@@ -22,26 +22,32 @@ def check(dtype: torch.dtype, codec: str) -> None:
 
 
 class Run:
-    """A chunk of a tensor. Halves are 16-bit integers to numpy; torch converts them."""
+    """A chunk of a tensor. Halves are 16-bit integers to numpy; torch converts them.
 
-    __slots__ = ("_array", "_half", "_is_plain")
+    Where something is ``owed`` on top of the tensor, what is read is their sum.
+    """
 
-    def __init__(self, array: Array, dtype: torch.dtype) -> None:
+    __slots__ = ("_array", "_half", "_is_plain", "_owed")
+
+    def __init__(
+        self, array: Array, dtype: torch.dtype, owed: Floats | None = None
+    ) -> None:
         self._array = array
+        self._owed = owed
         self._is_plain = dtype is torch.float32
         is_half = dtype in (torch.float16, torch.bfloat16)
         self._half = dtype if is_half else None
 
     def read(self, at: slice, scratch: Floats) -> Floats:
-        """Its values; where they are not float32 already, in ``scratch``."""
-        if self._is_plain:
-            floats: Floats = self._array[at]
-            return floats
-        if self._half is None:
-            np.copyto(scratch, self._array[at], casting="same_kind")
-        else:
+        """Its values; where they are not there as float32 already, in ``scratch``."""
+        floats = self.room(at, scratch)
+        if self._half is not None:
             self._convert(at, scratch, to_half=False)
-        return scratch
+        elif not self._is_plain:
+            np.copyto(scratch, self._array[at], casting="same_kind")
+        if self._owed is not None:
+            floats = np.add(floats, self._owed[at], scratch)
+        return floats
 
     def room(self, at: slice, scratch: Floats) -> Floats:
         """Where to put values that ``write`` is then told of."""
@@ -60,10 +66,6 @@ class Run:
     def bytes(self, at: slice) -> NDArray[np.uint8]:
         """Its memory."""
         return self._array[at].view(np.uint8)
-
-    def clear(self) -> None:
-        """All zero."""
-        self._array.fill(0)
 
     def _convert(self, at: slice, floats: Floats, *, to_half: bool) -> None:
         assert self._half is not None

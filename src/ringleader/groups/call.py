@@ -43,8 +43,10 @@ class Call:
     """Stands for ``lengths`` where they differ: ranks must agree on them."""
     codec: str | None = None
     """How it travels; None: as it is."""
+    owed: Array | None = None
+    """float32, one per element of the sources, to be added to them."""
     lost: Array | None = None
-    """float32, one per element of the sources: written with what encoding lost."""
+    """The same, to be written: what encoding lost."""
     pairs: dict[int, tuple[int, int]] = field(default_factory=dict)
     """all_to_all only: peer -> (elements to it, elements from it)."""
     finishers: list[Callable[[], object]] = field(default_factory=list)

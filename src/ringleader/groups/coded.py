@@ -13,27 +13,37 @@ from ringleader.engine.frames import Chunk
 from ringleader.engine.kernel import Array
 from ringleader.engine.values import Run
 from ringleader.errors import ConfigError
-from ringleader.groups.call import Call, cut, writing
+from ringleader.groups.call import Call, cut, reading, writing
 
 
-def code(call: Call, codec: str | None, lost: Tensor | None) -> Call:
+def code(
+    call: Call, codec: str | None, owed: Tensor | None, lost: Tensor | None
+) -> Call:
     """``call``, but coded on its way."""
     if codec is None:
-        if lost is not None:
-            raise ConfigError(f"{call.operation}: without a codec nothing is lost")
+        if owed is not None or lost is not None:
+            text = "without a codec nothing is lost, and nothing owed"
+            raise ConfigError(f"{call.operation}: {text}")
         return call
     wire_name(codec)
     values.check(call.dtype, codec)
     if call.reduce_op not in ("none", "sum", "mean"):
         text = f"{call.operation}: a codec goes with sum and mean, not {call.reduce_op}"
         raise ConfigError(text)
+    if owed is not None:
+        call.owed = reading(_fitting(call, owed, "owed"), call.operation)
     if lost is not None:
-        if lost.dtype is not torch.float32 or lost.numel() != call.count:
-            text = f"{lost.numel()} x {lost.dtype}, not {call.count} x torch.float32"
-            raise ConfigError(f"{call.operation}: lost is {text}")
+        _fitting(call, lost, "lost")
         call.lost = writing(lost, call.operation, call.finishers)
     call.codec = codec
     return call
+
+
+def _fitting(call: Call, tensor: Tensor, what: str) -> Tensor:
+    if tensor.dtype is not torch.float32 or tensor.numel() != call.count:
+        text = f"{tensor.numel()} x {tensor.dtype}, not {call.count} x torch.float32"
+        raise ConfigError(f"{call.operation}: {what} is {text}")
+    return tensor
 
 
 def chunks_of(call: Call, num_chunks: int) -> list[Chunk]:
@@ -41,16 +51,17 @@ def chunks_of(call: Call, num_chunks: int) -> list[Chunk]:
     sources, homes, lengths = call.sources, call.homes, call.lengths
     if call.whole:
         sources, homes, lengths = cut(call, num_chunks)
-    chunks = [
-        Chunk(length, _run(source, call.dtype), _run(home, call.dtype))
-        for length, source, home in zip(lengths, sources, homes, strict=True)
+    bounds = [slice(*pair) for pair in pairwise(accumulate(lengths, initial=0))]
+    return [
+        Chunk(
+            at.stop - at.start,
+            None if source is None else Run(source, call.dtype, _part(call.owed, at)),
+            None if home is None else Run(home, call.dtype),
+            _part(call.lost, at),
+        )
+        for at, source, home in zip(bounds, sources, homes, strict=True)
     ]
-    if call.lost is not None:
-        bounds = pairwise(accumulate(lengths, initial=0))
-        for chunk, (start, stop) in zip(chunks, bounds, strict=True):
-            chunk.lost = Run(call.lost[start:stop], torch.float32)
-    return chunks
 
 
-def _run(array: Array | None, dtype: torch.dtype) -> Run | None:
-    return None if array is None else Run(array, dtype)
+def _part(array: Array | None, at: slice) -> Array | None:
+    return None if array is None else array[at]

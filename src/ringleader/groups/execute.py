@@ -31,6 +31,7 @@ from ringleader.engine.kernel import Array, Combine
 from ringleader.engine.shared import barrier as shared_barrier
 from ringleader.engine.small import SMALL_BYTES, Small, in_memory, over_links
 from ringleader.engine.stream import StreamEngine
+from ringleader.engine.values import Run
 from ringleader.engine.waiter import Waiter
 from ringleader.errors import CallMismatch, ConfigError
 from ringleader.groups import shared
@@ -146,13 +147,15 @@ class Executor:
             finish()
         self._last = None
 
-    def codec(self, call: Call) -> str | None:
+    def codec(self, operation: str, num_bytes: int) -> str | None:
         """The codec that "auto" stands for; equal on all ranks."""
-        return choose_codec(call.operation, call.num_bytes, self._network)
+        return choose_codec(operation, num_bytes, self._network)
 
     def _run(self, call: Call, name: str, arity: int, header: bytes) -> None:
         if self.size == 1:
             self._copy_own(call, None)
+            if call.owed is not None:
+                self._pay(call)
             if call.lost is not None:
                 call.lost.fill(0)
         elif call.codec is not None:
@@ -178,7 +181,8 @@ class Executor:
 
     def _has_divided(self, call: Call, name: str) -> bool:
         """In shared memory the owner of a part divides it while it is in its cache."""
-        return name == "shm" and call.operation in ("all_reduce", "reduce_scatter")
+        is_shared = name == "shm" and call.operation in ("all_reduce", "reduce_scatter")
+        return is_shared or call.codec is not None
 
     def small(self, call: Call, name: str) -> Small | None:
         """The prepared form of ``call``, if it is one that can be prepared."""
@@ -343,13 +347,24 @@ class Executor:
         parts = self._parts.get(key)
         if parts is None:
             parts = self._parts[key] = Parts(self._program(*key))
+        finish = None
+        if call.reduce_op == "mean":
+            finish = partial(kernel.divide, dtype=torch.float32, by=self.size)
         self._coded.run(
             parts,
             chunks_of(call, parts.num_chunks),
             codecs.make(some(call.codec), self.rank),
             headers=self._headers(call, header),
             on_mismatch=self._mismatch,
+            finish=finish,
         )
+
+    def _pay(self, call: Call) -> None:
+        """Nobody else is there: the result is the tensor and what is owed on it."""
+        home = Run(some(call.homes[0]), call.dtype, call.owed)
+        all_of_it = slice(0, call.count)
+        room = home.room(all_of_it, np.empty(call.count, np.float32))
+        home.write(all_of_it, home.read(all_of_it, room))
 
     def _copy_own(self, call: Call, plan: Plan | None) -> None:
         """What a rank keeps for itself never travels."""

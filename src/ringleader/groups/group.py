@@ -138,6 +138,7 @@ class Group:
         *,
         out: Tensor | None = None,
         codec: str | None = None,
+        owed: Tensor | None = None,
         lost: Tensor | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
@@ -147,8 +148,13 @@ class Group:
 
         With a ``codec`` it travels in fewer bytes, and all ranks get the same bits.
         ``lost``, float32, is then written: added up over the ranks, it is what the sum
-        lacks (also for the mean). Add it to the next ``tensor`` and nothing is lost.
+        lacks (also for the mean). Pass it as ``owed`` to the next call, which adds it
+        to its ``tensor``, and nothing is lost for good. "auto" decides by the network.
         """
+        if codec == "auto":
+            codec = self._executor.codec("all_reduce", tensor.nbytes)
+            if codec is None:
+                tensor, owed, lost = _as_it_is(tensor, out, owed, lost)
         plain = (
             out is None
             and codec is None
@@ -172,18 +178,10 @@ class Group:
                 and self._runner.run_small(small, address)
             ):
                 return DONE
-        call = self._code(calls.all_reduce(tensor, op, out), codec, lost)
+        call = code(calls.all_reduce(tensor, op, out), codec, owed, lost)
         if plain and key not in self._small:
             self._prepare_small(key, call)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
-
-    def _code(self, call: Call, codec: str | None, lost: Tensor | None) -> Call:
-        """``call`` as the codec has it, if any; "auto" may come to none."""
-        if codec == "auto" and (codec := self._executor.codec(call)) is None:
-            if lost is not None:
-                lost.zero_()
-            return call
-        return code(call, codec, lost)
 
     def _prepare_small(self, key: tuple[torch.dtype, int, str], call: Call) -> None:
         """Next time a tensor like this comes, everything is looked up already."""
@@ -235,7 +233,9 @@ class Group:
     ) -> Work:
         """Everybody's ``tensor`` into ``outs``: one per rank, or one tensor for all."""
         call = calls.all_gather(outs, tensor, rank=self.rank, size=self.size)
-        call = self._code(call, codec, None)
+        if codec == "auto":
+            codec = self._executor.codec(call.operation, call.num_bytes)
+        call = code(call, codec, None, None)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
 
     def reduce_scatter(  # noqa: PLR0913
@@ -252,7 +252,12 @@ class Group:
     ) -> Work:
         """Combine the parts meant for this rank into ``out``."""
         call = calls.reduce_scatter(out, tensors, op, rank=self.rank, size=self.size)
-        call = self._code(call, codec, lost)
+        if codec == "auto":
+            codec = self._executor.codec(call.operation, call.num_bytes)
+            if codec is None and lost is not None:
+                lost.zero_()
+                lost = None
+        call = code(call, codec, None, lost)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
 
     def gather(
@@ -504,3 +509,14 @@ class Group:
 def _check_tag(tag: object) -> None:
     if not isinstance(tag, int) or not -(2**63) <= tag < 2**63:
         raise ConfigError(f"tag {tag!r} is not a whole number of 64 bits")
+
+
+def _as_it_is(
+    tensor: Tensor, out: Tensor | None, owed: Tensor | None, lost: Tensor | None
+) -> tuple[Tensor, None, None]:
+    """What a codec would have done with ``owed`` and ``lost``, where there is none."""
+    if owed is not None:
+        tensor = tensor.detach().add_(owed) if out is None else tensor + owed
+    if lost is not None:
+        lost.zero_()
+    return tensor, None, None

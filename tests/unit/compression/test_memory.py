@@ -85,6 +85,21 @@ def test_what_is_kept_is_never_written_to() -> None:
     assert len(places) == 2
 
 
+def test_what_a_step_staged_is_not_written_to_by_it_again() -> None:
+    """The same parameters twice in one step: the second adds to what the first left."""
+    memory = Memory()
+    step(memory, 1.0)
+    memory.begin()
+    stage(memory, 2.0)
+    before = memory.get(RESIDUAL, "a")
+    assert before is not None
+    stage(memory, 3.0)
+    assert before.tolist() == [2.0] * 6
+    assert values(memory) == [3.0] * 6
+    memory.commit()
+    assert values(memory) == [3.0] * 6
+
+
 def test_other_buckets_of_the_same_parameters_keep_their_values() -> None:
     """DDP makes new buckets after the first step."""
     memory = Memory()

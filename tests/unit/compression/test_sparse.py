@@ -123,6 +123,22 @@ def test_ranks_that_choose_alike_use_owners_the_second_time(
     assert all((way is Way.OWNERS) == second for way in ways[3:])
 
 
+def test_ranks_that_remember_different_things_choose_alike() -> None:
+    """After a failure one may have finished an exchange and another not."""
+    total = 8 * BLOCK
+    alike = entries(0, total, 0.05)
+
+    def live(group: Group) -> Tensor:
+        summed, out = SparseSum(), torch.empty(total)
+        if group.rank != 1:
+            summed._overlap = 1 / 3
+        summed.add_up(alike, out, GroupPeers(group))
+        return out
+
+    results = run_world(3, live, within_s=SOON_S)
+    assert all(torch.equal(results[0], other) for other in results)
+
+
 # -- what a peer may not say -------------------------------------------------------
 
 
