@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ringleader import compression
+from ringleader.compression.peers import TorchPeers
 from ringleader.groups.group import Group
 from ringleader.testing.processes import Nursery, Ready, spawn_ranks
 
@@ -197,6 +198,7 @@ def use_hooks(group: Group, _ready: Ready, backend: str, store: str) -> dict[str
                 with recorded() as reduced:
                     observe(name, group.rank)
                 found["types"][name] = [(t.dtype, t.numel()) for t in reduced]
+            found["swapped"] = swap(group.rank)
             with pytest.raises(RuntimeError) as caught:
                 observe("int8", group.rank)
             found["refusal"] = str(caught.value)
@@ -204,6 +206,15 @@ def use_hooks(group: Group, _ready: Ready, backend: str, store: str) -> dict[str
             found["resumed"] = {name: resume(name, group.rank) for name in names}
             found["sharded"] = {n: shard(n, group.rank) for n in ("bf16", "int8")}
         return found
+
+
+def swap(rank: int) -> list[list[int]]:
+    """What each rank had for this one: its rank as often as the two ranks add up to."""
+    assert dist.group.WORLD is not None
+    peers = TorchPeers(dist.group.WORLD, torch.device("cpu"))
+    parts = [np.full(rank + to + 1, rank, np.uint8) for to in range(SIZE)]
+    lengths = [source + rank + 1 for source in range(SIZE)]
+    return [part.tolist() for part in peers.swap(parts, lengths)]
 
 
 def shard(name: str, rank: int) -> tuple[list[Values], list[Values]]:
@@ -332,6 +343,11 @@ def test_elsewhere_a_codec_is_refused_with_what_to_do(
     for rank in found["gloo"]:
         assert "'int8' acts inside our own collectives" in rank["refusal"]
         assert "init_process_group('ringleader')" in rank["refusal"]
+
+
+def test_elsewhere_entries_go_to_their_owners(found: dict[str, list[Any]]) -> None:
+    swapped = [rank["swapped"] for rank in found["gloo"]]
+    assert swapped == [[[0], [1, 1]], [[0, 0], [1, 1, 1]]]
 
 
 @pytest.mark.parametrize("name", OURS)

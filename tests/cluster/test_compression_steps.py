@@ -282,6 +282,22 @@ def test_ranks_that_mean_something_else_are_told(
     run_world(2, live, within_s=SOON_S)
 
 
+def test_states_of_different_steps_are_noticed() -> None:
+    """Also in a group that had agreed before."""
+
+    def live(group: Group) -> None:
+        ours = compressor("randomk:0.1")
+        for step in range(2):
+            ours.average(group, gradients(group.rank, step))
+        state = ours.state_dict()
+        state["step"] -= group.rank
+        ours.load_state_dict(state)
+        with pytest.raises(CallMismatch, match=f"rank {1 - group.rank}"):
+            ours.average(group, gradients(group.rank, 2))
+
+    run_world(2, live, within_s=SOON_S)
+
+
 def test_a_newcomer_is_noticed_in_a_new_group() -> None:
     """After a regroup one rank has no history: the same state must be given to it."""
     survivor = compressor("powersgd:1")

@@ -43,6 +43,8 @@ class Call:
     """Stands for ``lengths`` where they differ: ranks must agree on them."""
     codec: str | None = None
     """How it travels; None: as it is."""
+    kind: str = "none"
+    """The codec as the wire calls it: without its seed."""
     owed: Array | None = None
     """float32, one per element of the sources, to be added to them."""
     lost: Array | None = None

@@ -25,7 +25,6 @@ def code(
             text = "without a codec nothing is lost, and nothing owed"
             raise ConfigError(f"{call.operation}: {text}")
         return call
-    wire_name(codec)
     values.check(call.dtype, codec)
     if call.reduce_op not in ("none", "sum", "mean"):
         text = f"{call.operation}: a codec goes with sum and mean, not {call.reduce_op}"
@@ -35,7 +34,7 @@ def code(
     if lost is not None:
         _fitting(call, lost, "lost")
         call.lost = writing(lost, call.operation, call.finishers)
-    call.codec = codec
+    call.codec, call.kind = codec, wire_name(codec)
     return call
 
 

@@ -103,7 +103,7 @@ class Executor:
         """(algorithm, arity, reason) for ``call``; what was priced once is kept."""
         if algorithm is not None:
             return self._check(self._choose(call, algorithm))
-        key = (call.operation, call.num_bytes, call.root or 0, call.codec)
+        key = (call.operation, call.num_bytes, call.root or 0, call.kind)
         choice = self._choices.get(key)
         if choice is None:
             if len(self._choices) >= MAX_KEPT:

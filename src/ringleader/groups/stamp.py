@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from zlib import crc32
 
-from ringleader.codec import wire_name
 from ringleader.engine import kernel
 from ringleader.engine.small import Stamp
 from ringleader.groups.call import Call
@@ -37,7 +36,7 @@ class Stamps:
             name,
             arity,
             call.layout,
-            call.codec,
+            call.kind,
         )
         stamp = self._kept.get(key)
         if stamp is None:
@@ -57,7 +56,7 @@ class Stamps:
             root=call.root,
             algorithm=name,
             arity=arity if name == "tree" else 0,
-            codec=wire_name(call.codec) if call.codec else "none",
+            codec=call.kind,
             layout=call.layout,
         )
         template = wire.encode(header)
