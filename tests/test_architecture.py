@@ -16,9 +16,9 @@ SRC = Path(__file__).parents[1] / "src" / "ringleader"
 MODULES = sorted(SRC.rglob("*.py"))
 
 ROWS = (
-    "errors ids | deadline | wire collectives codec settings | identity | transport | engine "
-    "| groups | backend | compression | parallel | membership | topology | discovery "
-    "| node | testing | cli | __init__"
+    "errors ids | deadline | wire collectives codec settings | identity | transport "
+    "| engine | groups | backend | compression | parallel paramserver | membership "
+    "| topology | discovery | node | testing | cli | __init__"
 )
 HEIGHT = {n: i for i, row in enumerate(ROWS.split("|")) for n in row.split()}
 
@@ -36,12 +36,18 @@ HOMES = {
     "mpi4py": {"cli"},
     "mmap": {"transport"},
     "fcntl": {"identity", "transport"},
-    "ssl": {"identity", "transport", "node"},
+    "ssl": {"identity", "transport", "node", "paramserver"},
     "cryptography": {"identity"},
     "spake2": {"identity"},
     "zeroconf": {"discovery"},
     "psutil": {"topology"},
-    "msgspec": {"identity", "membership", "topology", "node"},
+    "msgspec": {"identity", "membership", "topology", "node", "paramserver"},
+    "starlette": {"paramserver"},
+    "uvicorn": {"paramserver"},
+    "h11": {"paramserver"},
+    "httpx2": {"paramserver"},
+    "safetensors": {"paramserver"},
+    "backports": {"paramserver"},
     "pickle": {"testing"},
     "torch": {
         "codec",
@@ -50,6 +56,7 @@ HOMES = {
         "compression",
         "backend",
         "parallel",
+        "paramserver",
         "node",
         "testing",
         "cli",

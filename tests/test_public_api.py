@@ -29,6 +29,8 @@ PUBLIC = (
     "backends compression group join require same_model should_rejoin"
 )
 
+COMPRESSION = "Compressor Hook compressor fsdp hook"
+
 GROUP = (
     "abort all_gather all_reduce all_to_all barrier broadcast choice close config "
     "gather hang_up links network on_close progress rank recv reduce reduce_scatter "
@@ -45,6 +47,13 @@ FLAGS = {
     "--compress",
     "status": "--watch --json --mlx",
     "doctor": "--peer --interface --port --seconds --json",
+    "serve": "task --workers --rounds --pin --host --port --url --http --open --out "
+    "--mode --steps --staleness --quorum --round-timeout --elastic --scale-rate "
+    "--no-scale-rate --warmup --outer --batch-size --seed --codec --weights-codec "
+    "--checkpoint-every",
+    "work": "link --pin --server --server-file --task --name --device --threads "
+    "--codec --weights-codec --json",
+    "evaluate": "task --weights --version --export --picture --samples --device --json",
     "bench": "--ranks --sizes --operations --transport --peers --rounds --algorithms "
     "--lan --rate --quick --no-quick --out --json",
     "demo": "--ranks --epochs --json",
@@ -93,6 +102,10 @@ def test_the_public_names_are_pinned() -> None:
         assert getattr(ringleader, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'grop'"):
         _ = ringleader.grop
+
+
+def test_what_compression_offers_is_pinned() -> None:
+    assert ringleader.compression.__all__ == COMPRESSION.split()
 
 
 def test_everything_a_group_offers_is_pinned() -> None:

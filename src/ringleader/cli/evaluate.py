@@ -1,0 +1,202 @@
+"""``ringleader evaluate``: how good the trained weights are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ringleader.cli.terminal import ask, errors_of, is_attended
+from ringleader.errors import ConfigError
+
+if TYPE_CHECKING:  # torch takes a second to import; --help shall not
+    from matplotlib.axes import Axes
+
+    from ringleader.paramserver.evaluate import Evaluation, Example
+    from ringleader.paramserver.task import Task
+
+_MOST_CLASSES = 20
+"""Of a confusion matrix that is printed: what fits a screen."""
+_TEXT_CHARACTERS = 40
+_COLUMNS = 8
+
+
+def evaluate(  # noqa: PLR0913 - one argument per flag
+    task: Annotated[
+        str | None,
+        typer.Argument(help="digits, chars:TEXTFILE, images:DIRECTORY or a .py file."),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="The server's --out directory, or a .safetensors file."),
+    ] = None,
+    version: Annotated[
+        int | None,
+        typer.Option(min=0, help="A checkpoint of that version, not the newest."),
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(help="For torch.load; default: trained_model.pth beside them."),
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Default: evaluation.png beside the weights.")
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(min=0, max=64, help="Predictions to show.")
+    ] = 8,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps.")] = "auto",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="JSON on standard output.")
+    ] = False,
+) -> None:
+    """Test trained weights: accuracy, confusion, samples; also for torch.load."""
+    with errors_of("evaluate"):
+        task = task or _ask("Task", "which task? e.g. digits")
+        place = weights or Path(_ask("Weights", "which weights? pass --weights DIR"))
+        from ringleader.paramserver import evaluate as evaluation
+        from ringleader.paramserver.step import pick_device
+        from ringleader.paramserver.task import load
+
+        loaded = load(task)
+        file = evaluation.find_weights(place, version)
+        model = evaluation.load_model(loaded, file)
+        found = evaluation.evaluate(
+            loaded, model, pick_device(device), num_examples=max(samples, _COLUMNS)
+        )
+        exported = export or file.with_name("trained_model.pth")
+        evaluation.export(model, exported)
+        drawn = picture or file.with_name("evaluation.png")
+        is_drawn = _draw(loaded, found, drawn)
+    if as_json:
+        typer.echo(json.dumps(_facts(found, file, exported), indent=1))
+        return
+    _show(loaded, found, samples)
+    typer.echo(f"weights {file}; for torch.load: {exported}", nl=not is_drawn)
+    if is_drawn:
+        typer.echo(f"; picture: {drawn}")
+
+
+def _ask(question: str, otherwise: str) -> str:
+    if not is_attended():
+        raise ConfigError(otherwise)
+    return ask(f"{question}: ", otherwise).reveal().strip()
+
+
+def _facts(found: Evaluation, file: Path, exported: Path) -> dict[str, object]:
+    confusion = None if found.confusion is None else found.confusion.tolist()
+    return {
+        "weights": str(file),
+        "exported": str(exported),
+        "samples": found.num_samples,
+        "loss": found.loss,
+        "accuracy": found.accuracy,
+        "metrics": dict(found.metrics),
+        "confusion": confusion,
+    }
+
+
+def _show(task: Task, found: Evaluation, samples: int) -> None:
+    typer.echo(f"task {task.name}, {found.num_samples} test samples")
+    typer.echo(f"loss {found.loss:.4f}")
+    for name, value in found.metrics.items():
+        typer.echo(f"{name} {value:.4f}")
+    if found.accuracy is not None:
+        typer.echo(f"accuracy {100 * found.accuracy:.1f} %")
+    if found.confusion is not None:
+        _show_confusion(task, found.confusion.tolist())
+    for example in found.examples[:samples]:
+        typer.echo(f"  {_words(task, example)}")
+
+
+def _show_confusion(task: Task, rows: list[list[int]]) -> None:
+    if len(rows) > _MOST_CLASSES:
+        typer.echo(f"confusion of {len(rows)} classes: --json has it")
+        return
+    typer.echo("confusion (rows: what it is; columns: what the model says)")
+    table = Table(box=None)
+    names = [_name(task, number) for number in range(len(rows))]
+    table.add_column("")
+    for name in names:
+        table.add_column(name, justify="right")
+    for number, row in enumerate(rows):
+        cells = [
+            f"[bold]{count}[/]" if number == i else str(count or "")
+            for i, count in enumerate(row)
+        ]
+        table.add_row(names[number], *cells)
+    Console().print(table)
+
+
+def _words(task: Task, example: Example) -> str:
+    """What is true and what was guessed, in a line."""
+    if example.true.ndim:
+        true, guessed = (
+            "".join(_name(task, int(i)) for i in each.flatten()[:_TEXT_CHARACTERS])
+            for each in (example.true, example.guessed)
+        )
+        return f"true {true!r}, guessed {guessed!r}"
+    true = _name(task, int(example.true))
+    guessed = _name(task, int(example.guessed))
+    verdict = "right" if true == guessed else "wrong"
+    return f"true {true}, guessed {guessed}: {verdict}"
+
+
+def _name(task: Task, number: int) -> str:
+    return task.classes[number] if number < len(task.classes) else str(number)
+
+
+def _draw(task: Task, found: Evaluation, path: Path) -> bool:
+    """A picture of samples and of the confusion; whether there is one."""
+    if found.confusion is None or found.accuracy is None:
+        return False
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        text = "no picture: matplotlib is missing; pip install 'ringleader[internet]'"
+        typer.echo(text, err=True)
+        return False
+    figure = Figure(figsize=(8, 8), layout="constrained")
+    grid = figure.add_gridspec(6, _COLUMNS)
+    for column, example in enumerate(found.examples[:_COLUMNS]):
+        if _is_image(example):
+            _draw_example(figure.add_subplot(grid[0, column]), task, example)
+    axes = figure.add_subplot(grid[1:, :])
+    axes.set_title(f"{task.name}: accuracy {100 * found.accuracy:.1f} %")
+    _draw_confusion(axes, task, found.confusion.tolist())
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be written: {exc.strerror}") from exc
+    return True
+
+
+def _draw_example(axes: Axes, task: Task, example: Example) -> None:
+    axes.imshow(example.input.movedim(0, -1).squeeze(-1).numpy(), cmap="gray_r")
+    is_right = int(example.true) == int(example.guessed)
+    name = _name(task, int(example.guessed))
+    axes.set_title(name, color="black" if is_right else "red")
+    axes.axis("off")
+
+
+def _draw_confusion(axes: Axes, task: Task, rows: list[list[int]]) -> None:
+    axes.imshow(rows, cmap="Blues")
+    axes.set_xlabel("what the model says")
+    axes.set_ylabel("what it is")
+    if len(rows) > _MOST_CLASSES:
+        return
+    names = [_name(task, number) for number in range(len(rows))]
+    axes.set_xticks(range(len(rows)), names)
+    axes.set_yticks(range(len(rows)), names)
+    most = max(max(row) for row in rows)
+    for y, row in enumerate(rows):
+        for x, count in enumerate(row):
+            color = "white" if 2 * count > most else "black"
+            axes.text(x, y, str(count or ""), ha="center", va="center", color=color)
+
+
+def _is_image(example: Example) -> bool:
+    return example.input.ndim == 3 and example.input.shape[0] in (1, 3)

@@ -1,0 +1,263 @@
+"""``ringleader serve``: keep the weights, and let friends train them."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ringleader.cli.interrupt import terminated_like_interrupted
+from ringleader.cli.terminal import ask, errors_of, is_attended
+from ringleader.cli.units import format_bytes, format_seconds
+from ringleader.errors import ConfigError
+from ringleader.identity.files import write_private
+from ringleader.identity.redacted import Secret
+
+if TYPE_CHECKING:
+    from ringleader.paramserver.plan import Plan
+    from ringleader.paramserver.run import Options, Run
+    from ringleader.paramserver.serving import Address, Serving
+    from ringleader.paramserver.weights import Outer
+
+LINK = "join-link"
+"""The file with the join link, for workers that are told to read it."""
+
+_Flag = typer.Option
+
+
+def serve(  # noqa: PLR0913 # one argument per flag
+    task: Annotated[
+        str, typer.Argument(help="digits, chars:FILE, images:DIR or a .py file.")
+    ] = "",
+    workers: Annotated[int, _Flag(help="Shards of a round.", min=0)] = 0,
+    rounds: Annotated[int, _Flag(help="Versions to reach.", min=0)] = 0,
+    pin: Annotated[str, _Flag(help="Let workers join by this PIN, too.")] = "",
+    host: Annotated[str, _Flag(help="Address to listen on.")] = "",
+    port: Annotated[int, _Flag(help="Port to listen on; 0: any.")] = 8000,
+    url: Annotated[str, _Flag(help="What the tunnel calls this server.")] = "",
+    http: Annotated[
+        bool, _Flag("--http", help="Plain HTTP, for behind a tunnel or proxy.")
+    ] = False,
+    is_open: Annotated[
+        bool, _Flag("--open", help="No code, no PIN; 127.0.0.1 only.")
+    ] = False,
+    out: Annotated[
+        Path | None, _Flag(help="Directory of checkpoints; resumes if it has any.")
+    ] = None,
+    mode: Annotated[str, _Flag(help="bulk, bounded or async.")] = "bulk",
+    steps: Annotated[int, _Flag(help="Local steps between two exchanges.")] = 1,
+    staleness: Annotated[int, _Flag(help="bounded: versions behind.")] = 8,
+    quorum: Annotated[int, _Flag(help="Shards that suffice when late.")] = 0,
+    round_timeout: Annotated[float, _Flag(help="Seconds until late.")] = 120.0,
+    elastic: Annotated[
+        bool, _Flag("--elastic", help="As many shards as workers are here.")
+    ] = False,
+    scale_rate: Annotated[
+        bool, _Flag(help="Learning rate times shards, with a warm-up.")
+    ] = True,
+    warmup: Annotated[int, _Flag(help="Rounds of the warm-up.")] = 5,
+    outer: Annotated[
+        str, _Flag(help="With local steps: average, sgd or nesterov.")
+    ] = "average",
+    batch_size: Annotated[int, _Flag(help="Samples per step; 0: the task's.")] = 0,
+    seed: Annotated[int, _Flag(help="Order of the samples.")] = 0,
+    codec: Annotated[
+        str, _Flag(help="Of updates: none, bf16, fp16, int8, onebit or topk:0.01.")
+    ] = "none",
+    weights_codec: Annotated[str, _Flag(help="none, bf16 or fp16.")] = "none",
+    checkpoint_every: Annotated[int, _Flag(help="Rounds between two.")] = 10,
+) -> None:
+    """Serve a training run to workers on the internet."""
+    with errors_of("serve"):
+        task = task or _asked("Task (digits, chars:FILE, a .py file): ", "TASK")
+        workers = workers or _number("How many workers? ", "--workers")
+        rounds = rounds or _number("How many rounds? ", "--rounds")
+        _need_extra()
+        from ringleader.paramserver.plan import Plan
+        from ringleader.paramserver.run import Options
+        from ringleader.paramserver.serving import Address
+
+        plan = Plan(
+            rounds=rounds,
+            workers=workers,
+            mode=mode,  # type: ignore[arg-type] # checked by the plan
+            steps=steps,
+            staleness=staleness,
+            quorum=quorum,
+            round_timeout_s=round_timeout,
+            elastic=elastic,
+            scale_rate=scale_rate,
+            warmup=warmup,
+        )
+        options = Options(
+            out=out or Path(f"ringleader-{Path(task.partition(':')[0]).stem}"),
+            pin=Secret(pin) if pin else None,
+            is_open=is_open,
+            batch_size=batch_size or None,
+            seed=seed,
+            codec=codec,
+            weights_codec=weights_codec,
+            checkpoint_every=checkpoint_every,
+            outer=_outer(outer),
+        )
+        here = "127.0.0.1" if http or is_open else "0.0.0.0"
+        address = Address(host=host or here, port=port)
+        address.check(is_open=is_open)
+        with terminated_like_interrupted():
+            _serve(task, plan, options, _Place(address, url.rstrip("/"), http))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the server listens, and what workers call it."""
+
+    address: Address
+    url: str
+    is_plain: bool
+
+    def shown(self, port: int) -> str:
+        """The address that workers use."""
+        if self.url:
+            return self.url
+        host = self.address.host
+        host = _own_address() if host in ("0.0.0.0", "::") else host
+        host = f"[{host}]" if ":" in host else host
+        return f"{'http' if self.is_plain else 'https'}://{host}:{port}"
+
+
+def _serve(name: str, plan: Plan, options: Options, place: _Place) -> None:
+    import torch
+
+    from ringleader.paramserver.run import open_run
+    from ringleader.paramserver.serving import Serving
+    from ringleader.paramserver.task import load
+
+    torch.set_num_threads(1)  # workers on this machine need the others more
+    run = open_run(load(name), plan, options)
+    try:
+        listener = place.address.listen()
+        context = None if place.is_plain else run.key.context()
+        where = place.shown(listener.getsockname()[1])
+        _announce(run, where, is_pinned=not place.is_plain)
+        serving = Serving(run.app, listener, context)
+        serving.on_version = _Progress(run).show
+        _until_done(run, serving)
+    finally:
+        run.close()
+
+
+def _until_done(run: Run, serving: Serving) -> None:
+    training = run.app.training
+    with suppress(KeyboardInterrupt):
+        serving.run()
+    done = training.versions.is_finished
+    text = training.summary()
+    size = format_bytes(text["bytes_received"] + text["bytes_sent"])
+    loss = "" if text["loss"] is None else f", loss {text['loss']:.4f}"
+    typer.echo(
+        f"{'Finished' if done else 'Stopped'} at version {text['version']} of "
+        f"{text['rounds']}{loss}: {text['updates']} updates of {text['workers']} "
+        f"workers, {size}, {format_seconds(text['seconds'])}."
+    )
+    out = training.store.out
+    if done:
+        typer.echo(f"Weights: {out / 'weights.safetensors'}")
+        return
+    typer.echo("Run the same command again to go on from here.")
+    raise typer.Exit(130)
+
+
+class _Progress:
+    """A line when something has changed, at most every two seconds."""
+
+    def __init__(self, run: Run) -> None:
+        self._training = run.app.training
+        self._shown = (-1, -1)
+        self._next_s = 0.0
+
+    def show(self) -> None:
+        """Called several times a second."""
+        now_s = time.monotonic()
+        versions = self._training.versions
+        state = (versions.version, len(versions.present(now_s)))
+        if state == self._shown or (now_s < self._next_s and not versions.is_finished):
+            return
+        self._shown, self._next_s = state, now_s + 2.0
+        loss = f", loss {versions.losses[-1][1]:.4f}" if versions.losses else ""
+        typer.echo(
+            f"version {state[0]} of {versions.plan.rounds}{loss}, "
+            f"{state[1]} worker{'' if state[1] == 1 else 's'} here"
+        )
+
+
+def _announce(run: Run, where: str, *, is_pinned: bool) -> None:
+    """Where to join. The code in the link is a secret: it goes to the screen and to a
+    file that only we can read."""
+    from ringleader.paramserver import link
+
+    entrance, versions = run.app.training.entrance, run.app.training.versions
+    text = Secret(where)
+    if not entrance.is_open:
+        print_ = run.key.fingerprint if is_pinned else None
+        text = link.build(where, run.key.secret.reveal(), print_)
+    write_private(run.app.training.store.out / LINK, Secret(text.reveal().encode()))
+    if versions.version:
+        again = f", {run.replayed} updates since the checkpoint" * bool(run.replayed)
+        typer.echo(f"Resumed at version {versions.version}{again}.")
+    if versions.is_finished:
+        typer.echo("This run is finished. Raise --rounds, or choose another --out.")
+    typer.echo(f"Status page: {where}/")
+    typer.echo(f"Workers join with:\n\n    ringleader work '{text.reveal()}'\n")
+    if entrance.pin is not None:
+        typer.echo(f"or: ringleader work {where} --pin (the PIN you chose)")
+
+
+def _own_address() -> str:
+    """The address others in this network see; no packet is sent to find out."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def _outer(name: str) -> Outer:
+    from ringleader.paramserver.weights import Outer
+
+    kinds = {
+        "average": Outer(),
+        "sgd": Outer(rate=0.7, momentum=0.9),
+        "nesterov": Outer(rate=0.7, momentum=0.9, nesterov=True),
+    }
+    if name not in kinds:
+        raise ConfigError(f"--outer: {name!r} is none of {', '.join(kinds)}")
+    return kinds[name]
+
+
+def _asked(question: str, flag: str) -> str:
+    """What was not given, from whoever sits there; never from a pipe."""
+    missing = f"{flag} is missing"
+    if not is_attended():
+        raise ConfigError(missing)
+    return ask(question, missing).reveal().strip()
+
+
+def _number(question: str, flag: str) -> int:
+    text = _asked(question, flag)
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise ConfigError(f"{flag}: {text!r} is not a number above 0")
+    return int(text)
+
+
+def _need_extra() -> None:
+    for name in ("starlette", "uvicorn", "safetensors"):
+        if find_spec(name) is None:
+            text = "serve needs more: pip install 'ringleader[internet]'"
+            raise ConfigError(f"{text} ({name} is missing)")

@@ -1,0 +1,140 @@
+"""The server's own key, its self-made certificate, and the secret of its join link.
+
+Workers know the key by its fingerprint, so the certificate says nothing of interest and
+is made anew at every start. The key stays in a file: links outlive restarts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import ssl
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_der_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ringleader.errors import ConfigError
+from ringleader.identity.files import read_private, write_private
+from ringleader.identity.redacted import Secret
+
+FINGERPRINT_BYTES = 16
+SECRET_BYTES = 16
+
+FILE = "server.key"
+_LIMIT_BYTES = 4096
+_FROM = datetime(1970, 1, 1, tzinfo=UTC)
+_UNTIL = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    key: bytes
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return "<server key file>"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKey:
+    """What makes a server itself."""
+
+    key: ec.EllipticCurvePrivateKey
+    secret: Secret[bytes]
+    """16 bytes: whoever has them may join."""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """What links say of the key."""
+        return _fingerprint(self.key.public_key())
+
+    def context(self) -> ssl.SSLContext:
+        """For the server's side of TLS 1.3."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        password = Secret(secrets.token_hex(32))
+        sealed = self.key.private_bytes(
+            Encoding.PEM,
+            PrivateFormat.PKCS8,
+            BestAvailableEncryption(password.reveal().encode()),
+        )
+        certificate = _certificate(self.key).public_bytes(Encoding.PEM)
+        # The ssl module reads keys from files only; this one is sealed.
+        with tempfile.TemporaryDirectory(prefix="ringleader-") as directory:
+            path = Path(directory, "server.pem")
+            path.write_bytes(sealed + certificate)
+            context.load_cert_chain(path, password=password.reveal)
+        return context
+
+
+def load_or_make(out: Path) -> ServerKey:
+    """The key in the directory ``out``; a new one if there is none."""
+    path = out / FILE
+    content = read_private(path, _LIMIT_BYTES)
+    if content is None:
+        return _make(path)
+    try:
+        found = msgspec.json.decode(content.reveal(), type=_File)
+        key = load_der_private_key(found.key, None)
+    except (msgspec.DecodeError, ValueError) as exc:
+        raise ConfigError(f"{path}: damaged ({exc}); remove it to make a new") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or (
+        len(found.secret) != SECRET_BYTES
+    ):
+        raise ConfigError(f"{path}: damaged; remove it to make a new one")
+    return ServerKey(key, Secret(found.secret))
+
+
+def fingerprint_of(der: bytes) -> bytes:
+    """The fingerprint of the key in a certificate; ValueError if it is none."""
+    key = x509.load_der_x509_certificate(der).public_key()
+    return _fingerprint(key)
+
+
+def _make(path: Path) -> ServerKey:
+    key = ec.generate_private_key(ec.SECP256R1())
+    made = ServerKey(key, Secret(secrets.token_bytes(SECRET_BYTES)))
+    der = key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+    content = msgspec.json.encode(_File(der, made.secret.reveal()))
+    write_private(path, Secret(content))
+    return made
+
+
+def _fingerprint(key: object) -> bytes:
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError("not a key of ours")
+    spki = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(spki).digest()[:FINGERPRINT_BYTES]
+
+
+def _certificate(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ringleader")])
+    purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    names = x509.SubjectAlternativeName([x509.DNSName("ringleader.internal")])
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_FROM)
+        .not_valid_after(_UNTIL)
+        .add_extension(x509.BasicConstraints(False, None), critical=True)
+        .add_extension(names, critical=False)
+        .add_extension(purpose, critical=False)
+        .sign(key, SHA256())
+    )

@@ -1,0 +1,1 @@
+"""Shared weights over HTTPS: a server that keeps them, workers that improve them."""

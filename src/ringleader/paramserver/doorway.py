@@ -1,0 +1,201 @@
+"""Connections: how many there may be, how long a head may take, who must go first.
+
+uvicorn has no timer until the first answer is sent, and its limit on concurrency turns
+honest requests away. So connections are accepted here, and handed to uvicorn's own
+protocol with timers around it. When all places are taken, the connection goes that has
+been without a whole request for longest: slow ones lose, honest ones take milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+HEAD_S = 10.0
+"""From the first byte of a head, or from connecting, to its end."""
+HANDSHAKE_S = 5.0
+STALL_S = 15.0
+"""How long the other side may read nothing while we have something to send."""
+MAX_CONNECTIONS = 256
+MAX_PER_ADDRESS = 32
+"""Families behind one router; tunnels come from this machine and are not counted."""
+_REST_S = 0.05
+
+
+class Doorway:
+    """Accepts connections on one listening socket, until it is closed."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[], GuardedProtocol],
+        context: ssl.SSLContext | None,
+    ) -> None:
+        self._listener = listener
+        self._make = make_protocol
+        self._context = context
+        self._open: dict[GuardedProtocol, None] = {}
+        self._shaking: dict[asyncio.Task[None], str] = {}
+
+    async def accept(self) -> None:
+        """Take connections in until cancelled."""
+        loop = asyncio.get_running_loop()
+        self._listener.setblocking(False)
+        while True:
+            try:
+                sock, address = await loop.sock_accept(self._listener)
+            except OSError:  # out of descriptors, or it went away before we came
+                await asyncio.sleep(_REST_S)
+                continue
+            host = str(address[0])
+            if self._make_room(host):
+                self._welcome(sock, host)
+            else:
+                sock.close()
+            await asyncio.sleep(0)  # accepting does not yield while more are waiting
+
+    async def close(self) -> None:
+        """End what is still between accept and protocol."""
+        tasks = list(self._shaking)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for protocol in list(self._open):
+            protocol.drop()
+
+    def add(self, protocol: GuardedProtocol) -> None:
+        """A connection is up."""
+        self._open[protocol] = None
+
+    def remove(self, protocol: GuardedProtocol) -> None:
+        """A connection is over."""
+        self._open.pop(protocol, None)
+
+    def _welcome(self, sock: socket.socket, host: str) -> None:
+        task = asyncio.create_task(self._connect(sock))
+        self._shaking[task] = host
+        task.add_done_callback(lambda done: self._shaking.pop(done, None))
+
+    async def _connect(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        with suppress(OSError):  # over by now
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        loop = asyncio.get_running_loop()
+        more: dict[str, Any] = {}
+        if self._context is not None:
+            more = {"ssl": self._context, "ssl_handshake_timeout": HANDSHAKE_S}
+        try:
+            await loop.connect_accepted_socket(self._make, sock, **more)
+        except (OSError, ssl.SSLError, asyncio.CancelledError):
+            sock.close()
+
+    def _make_room(self, host: str) -> bool:
+        """Whether one more may come in, perhaps in place of another."""
+        hosts = [p.host for p in self._open] + list(self._shaking.values())
+        mine = hosts.count(host)
+        if mine >= MAX_PER_ADDRESS and not _is_here(host):
+            return self._evict(host)
+        return len(hosts) < MAX_CONNECTIONS or self._evict(None)
+
+    def _evict(self, host: str | None) -> bool:
+        """Drop who has kept a place for longest without asking for anything."""
+        idle = [p for p in self._open if p.is_idle and host in (None, p.host)]
+        if idle:
+            min(idle, key=lambda p: p.idle_since_s).drop()
+            return True
+        for task, whose in self._shaking.items():
+            if host in (None, whose):
+                del self._shaking[task]
+                task.cancel()
+                return True
+        return False
+
+
+class GuardedProtocol(H11Protocol):
+    """uvicorn's protocol with a timer for heads and one for readers that stall."""
+
+    doorway: Doorway
+    host = ""
+    idle_since_s = 0.0
+    _head: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """The clock for the first head begins to run."""
+        super().connection_made(transport)
+        self.host = self.client[0] if self.client else ""
+        self.idle_since_s = time.monotonic()
+        self.doorway.add(self)
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """No timer outlives its connection."""
+        super().connection_lost(exc)
+        self.doorway.remove(self)
+        self._disarm()
+        self._unset_keepalive_if_required()
+        self._calm()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a head do not reset its timer; a whole head stops it."""
+        if self._head is None and self.is_idle:
+            self._arm()
+        super().data_received(data)
+        if not self.is_idle:
+            self._disarm()
+
+    def on_response_complete(self) -> None:
+        """Idle again; the next head has its own time, from its first byte."""
+        self.idle_since_s = time.monotonic()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """The other side does not read as fast as we send."""
+        super().pause_writing()
+        if self._stall is None:
+            self._stall = self.loop.call_later(STALL_S, self.drop)
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        super().resume_writing()
+        self._calm()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None or cycle.response_complete
+
+    def drop(self) -> None:
+        """End the connection at once, whatever is still to be sent."""
+        self.doorway.remove(self)  # the loop tells us of the end only later
+        self.transport.abort()
+
+    def _arm(self) -> None:
+        if self._head is None:
+            self._head = self.loop.call_later(HEAD_S, self.drop)
+
+    def _disarm(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _calm(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

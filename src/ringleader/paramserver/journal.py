@@ -1,0 +1,115 @@
+"""A file of what was accepted, written before it is acknowledged.
+
+A record is the lengths of a small JSON object and of a body, a checksum, and both. What
+a crash leaves half written was never acknowledged: reading stops there, and writing
+goes on from there. A write that returned survives the death of the process; only a
+power cut can take what the system had not yet put on the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from ringleader.errors import ConfigError
+
+_HEAD = struct.Struct("<4sIQI")
+_MAGIC = b"RLJ1"
+_MAX_META_BYTES = 1 << 16
+
+Meta = dict[str, Any]
+Record = tuple[Meta, bytes]
+
+
+class Journal:
+    """An open journal. One thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.num_bytes = 0
+        self._file: FileIO | None = None
+
+    def open(self) -> None:
+        """Go on behind the last whole record; the file is made if need be."""
+        end = max((end for _, end in _records(self.path)), default=0)
+        try:
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+            self._file.truncate(end)
+        except OSError as exc:
+            raise _unwritable(self.path, exc) from exc
+        self.num_bytes = end
+
+    def append(self, meta: Meta, body: bytes | bytearray | memoryview = b"") -> None:
+        """Write one record; when this returns, killing the process cannot undo it."""
+        text = msgspec.json.encode(meta)
+        check = zlib.crc32(body, zlib.crc32(text))
+        head = _HEAD.pack(_MAGIC, len(text), len(body), check)
+        try:
+            self._write(head + text)
+            self._write(body)
+        except OSError as exc:
+            raise _unwritable(self.path, exc) from exc
+        self.num_bytes += len(head) + len(text) + len(body)
+
+    def _write(self, data: bytes | bytearray | memoryview) -> None:
+        assert self._file is not None
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
+
+    def sync(self) -> None:
+        """Make what was written survive a power cut, too. Takes as long as it is."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read(path: Path) -> Iterator[Record]:
+    """The whole records of a journal; none if there is no such file."""
+    return (record for record, _ in _records(path))
+
+
+def _records(path: Path) -> Iterator[tuple[Record, int]]:
+    """Each whole record, and where it ends."""
+    try:
+        file = open(path, "rb")  # noqa: SIM115
+    except FileNotFoundError:
+        return
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        while (found := _next(file, size)) is not None:
+            yield found, file.tell()
+
+
+def _next(file: BinaryIO, size: int) -> Record | None:
+    head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    magic, meta_bytes, body_bytes, check = _HEAD.unpack(head)
+    left = size - file.tell()
+    if (
+        magic != _MAGIC
+        or meta_bytes > _MAX_META_BYTES
+        or meta_bytes + body_bytes > left
+    ):
+        return None
+    text, body = file.read(meta_bytes), file.read(body_bytes)
+    if zlib.crc32(body, zlib.crc32(text)) != check:
+        return None
+    return msgspec.json.decode(text, type=dict[str, Any]), body
+
+
+def _unwritable(path: Path, exc: OSError) -> ConfigError:
+    return ConfigError(f"{path}: cannot be written: {exc.strerror}")

@@ -1,0 +1,78 @@
+"""The join link: where a server is, which key it has, and what lets a worker in."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from urllib.parse import urlsplit, urlunsplit
+
+from ringleader.errors import ConfigError
+from ringleader.identity.redacted import Secret
+from ringleader.identity.server_key import FINGERPRINT_BYTES, SECRET_BYTES
+
+_PINNED = 1
+_PLAIN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A join link in its parts; only ``url`` may be shown or logged."""
+
+    url: str
+    fingerprint: bytes | None = None
+    """16 bytes of SHA-256 of the server's public key; None: trust the certificate."""
+    code: Secret[str] | None = None
+    """What ``/v1/join`` wants; None if a PIN must be used."""
+
+
+def build(url: str, secret: bytes, fingerprint: bytes | None) -> Secret[str]:
+    """The link that lets workers in."""
+    head = bytes([_PLAIN if fingerprint is None else _PINNED])
+    return Secret(f"{url}/#{encode(head + (fingerprint or b'') + secret)}")
+
+
+def parse(text: str) -> Link:
+    """A link or a bare address, as a person pasted it; ConfigError if it is none."""
+    text = text.strip()
+    parts = urlsplit(text if "://" in text else f"https://{text}")
+    try:
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
+        is_address = is_address and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address or parts.query or parts.username is not None:
+        raise ConfigError("that is no address of a server; it looks like https://host")
+    url = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
+    if not parts.fragment:
+        return Link(url)
+    fingerprint, secret = _split(parts.fragment)
+    if fingerprint is not None and parts.scheme != "https":
+        raise ConfigError("the link is for https, and its address begins with http")
+    return Link(url, fingerprint, Secret(encode(secret)))
+
+
+def encode(data: bytes) -> str:
+    """base64 for links, without padding."""
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def decode(text: str) -> bytes | None:
+    """What ``encode`` made; None if it is not that."""
+    try:
+        data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except (binascii.Error, ValueError):
+        return None
+    return data if encode(data) == text else None
+
+
+def _split(fragment: str) -> tuple[bytes | None, bytes]:
+    data = decode(fragment) or b""
+    if data[:1] == bytes([_PLAIN]) and len(data) == 1 + SECRET_BYTES:
+        return None, data[1:]
+    if (
+        data[:1] == bytes([_PINNED])
+        and len(data) == 1 + FINGERPRINT_BYTES + SECRET_BYTES
+    ):
+        return data[1 : 1 + FINGERPRINT_BYTES], data[1 + FINGERPRINT_BYTES :]
+    raise ConfigError("the link is not whole: copy it again, to its very end")

@@ -1,0 +1,280 @@
+"""One training run as it is served: decisions, weights and files brought together.
+
+The state machine and the entrance are touched by the event loop only. Weights and files
+are touched by one thread of their own, so that the loop never waits for arithmetic or a
+disk. A lock keeps together what belongs together: an update is decoded, recorded,
+added, and the version closed, before the next one is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+from ringleader.errors import ProtocolError, RingleaderError
+from ringleader.paramserver import snapshot
+from ringleader.paramserver.assignment import Assignment, Key, Verdict
+from ringleader.paramserver.entrance import Entrance, hash_of
+from ringleader.paramserver.journal import Meta
+from ringleader.paramserver.plan import age_weight
+from ringleader.paramserver.store import Store
+from ringleader.paramserver.versions import Versions
+
+TICK_S = 0.25
+"""How often the clock is looked at: shards and rounds are late by seconds."""
+MAX_NORM_RATIO = 1000.0
+"""How many times the usual norm an update may have; see also weights.MAX_NORM."""
+_LEAST_NORMS = 8
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a worker says about its update, beside the update."""
+
+    key: Key
+    samples: int
+    loss: float
+    codec: str
+
+
+@dataclass(slots=True)
+class Counts:
+    """Bytes of bodies, by worker."""
+
+    received: dict[str, int] = field(default_factory=dict)
+    sent: dict[str, int] = field(default_factory=dict)
+
+
+class Training:
+    """A run. Construct it, ``open`` it, serve it, ``close`` it."""
+
+    def __init__(self, versions: Versions, entrance: Entrance, store: Store) -> None:
+        self.versions = versions
+        self.entrance = entrance
+        self.store = store
+        self.counts = Counts()
+        self.failure: RingleaderError | None = None
+        """Why training cannot go on: a disk that is full, for one."""
+        self.informed: set[str] = set()
+        """Workers that know that training is over."""
+        self._norms: deque[float] = deque(maxlen=32)
+        self._bodies: dict[str, tuple[int, memoryview]] = {}
+        self._began_s = time.monotonic()
+        self._thread = ThreadPoolExecutor(1, "ringleader-weights")
+        self._lock = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._is_stopping = False
+        self._running: set[asyncio.Task[None]] = set()
+
+    def open(self) -> int:
+        """Resume from the files, or begin; how many updates were applied again."""
+        replayed = self.store.open(self.versions, self.entrance)
+        if self.versions.is_finished:
+            self.store.conclude(self.summary())
+        return replayed
+
+    def close(self) -> None:
+        """Stop the thread and let go of the files; the event loop is over."""
+        self._thread.shutdown()
+        self.store.close()
+
+    def stop(self) -> None:
+        """Send everybody away who waits for work."""
+        self._is_stopping = True
+        self._wake()
+
+    async def settle(self) -> None:
+        """Wait until what has come is processed."""
+        while self._running:
+            await asyncio.wait(set(self._running), timeout=TICK_S)
+
+    async def join(self, name: str, device: str, nonce: str) -> tuple[str, str]:
+        """A worker and its token; the same worker for the same nonce."""
+        async with self._lock:
+            now_s = time.monotonic()
+            mark = hash_of(nonce) if nonce else ""
+            identity = self.store.nonces.get(mark)
+            if identity is None or self.versions.workers[identity].has_left:
+                identity = self.versions.join(name, device, now_s)
+            self.versions.see(identity, now_s)
+            token, digest = self.entrance.issue(identity)
+            meta: Meta = {"kind": "joined", "worker": identity, "token": digest}
+            meta |= {"name": name, "device": device, "nonce": mark}
+            if mark:
+                self.store.nonces[mark] = identity
+            await self._run(self.store.note, meta)
+        self._wake()
+        return identity, token
+
+    async def leave(self, identity: str) -> None:
+        """The worker is gone for good."""
+        async with self._lock:
+            self.versions.leave(identity)
+            self.entrance.forget(identity)
+            await self._run(self.store.note, {"kind": "left", "worker": identity})
+        self._wake()
+
+    async def work(self, identity: str, wait_s: float) -> Assignment | None:
+        """Something to do, as soon as there is; None when the wait or training ends."""
+        end_s = time.monotonic() + wait_s
+        while True:
+            now_s = time.monotonic()
+            self.versions.see(identity, now_s)
+            found = self.versions.ask(identity, now_s)
+            is_over = self.versions.is_finished or self._is_stopping
+            if found is not None or is_over or now_s >= end_s:
+                return found
+            try:
+                async with asyncio.timeout(end_s - now_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def body(self, codec: str) -> tuple[int, memoryview]:
+        """The current version and its weights as a body."""
+        async with self._lock:
+            version, body = self._bodies.get(codec, (-1, memoryview(b"")))
+            if version != self.versions.version:
+                version = self.versions.version
+                self._bodies.pop(codec, None)
+                body = await self._run(self.store.weights.pack, codec)
+                self._bodies[codec] = version, body
+        return version, body
+
+    async def submit(
+        self, identity: str, told: Told, body: memoryview
+    ) -> tuple[Verdict, str]:
+        """What became of an update; when it is TAKE, it is recorded.
+
+        The work goes on when whoever asked goes away: half an update is none.
+        """
+        answer: asyncio.Future[tuple[Verdict, str]]
+        answer = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._process(identity, told, body, answer))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(answer)
+
+    async def tick(self) -> None:
+        """Look at the clock: end rounds that are late, offer shards that are late."""
+        if self.versions.is_ripe(time.monotonic()):
+            async with self._lock:
+                if self.versions.is_ripe(time.monotonic()):
+                    await self._close_version(None)
+                    await self._checkpoint_if_due()
+        self._wake()
+
+    async def _process(
+        self,
+        identity: str,
+        told: Told,
+        body: memoryview,
+        answer: asyncio.Future[tuple[Verdict, str]],
+    ) -> None:
+        try:
+            async with self._lock:
+                answer.set_result(await self._take(identity, told, body))
+                await self._checkpoint_if_due()
+        except RingleaderError as exc:
+            self.failure = exc  # stop rather than forget what was acknowledged
+            if not answer.done():
+                answer.set_exception(exc)
+            self._wake()
+
+    async def _take(
+        self, identity: str, told: Told, body: memoryview
+    ) -> tuple[Verdict, str]:
+        versions, key = self.versions, told.key
+        verdict = versions.judge(identity, key)
+        if verdict is not Verdict.TAKE:
+            return verdict, ""
+        try:
+            update, norm = await self._run(self.store.decode, body, told.codec)
+            self._check_norm(norm)
+        except ProtocolError as exc:
+            if versions.reject(identity):
+                meta: Meta = {"kind": "quarantined", "worker": identity}
+                await self._run(self.store.note, meta)
+            return Verdict.RUBBISH, exc.text
+        self._norms.append(norm)
+        await self._run(self.store.record, _meta(identity, told), body, update)
+        versions.count(identity, key, samples=told.samples, loss=told.loss)
+        versions.time(identity, told.samples, time.monotonic())
+        if versions.is_ripe(time.monotonic()):
+            await self._close_version(key)
+        return Verdict.TAKE, ""
+
+    def _check_norm(self, norm: float) -> None:
+        if len(self._norms) < _LEAST_NORMS:
+            return
+        usual = statistics.median(self._norms)
+        if usual > 0 and norm > MAX_NORM_RATIO * usual:
+            text = f"its norm {norm:.3g} is above {MAX_NORM_RATIO:g} times the usual"
+            raise ProtocolError("the worker", f"update refused: {text} {usual:.3g}")
+
+    async def _close_version(self, last: Key | None) -> None:
+        versions = self.versions
+        factor = versions.plan.rate_factor(versions.version, versions.shards)
+        if last is not None and not versions.plan.is_bulk:
+            factor = age_weight(versions.version - last.version)
+        shards = versions.shards_next(time.monotonic())
+        await self._run(self.store.apply, versions.version, shards, factor)
+        versions.close(shards)
+        self._wake()
+
+    async def _checkpoint_if_due(self) -> None:
+        if self.store.is_due(self.versions):
+            state = self.store.state(self.versions, self.entrance, self.seconds())
+            await self._run(self.store.checkpoint, self.versions.version, state)
+            if self.versions.is_finished:
+                await self._run(self.store.conclude, self.summary())
+
+    def seconds(self) -> float:
+        """How long training has been served, over all lives of the server."""
+        return self.store.before_s + time.monotonic() - self._began_s
+
+    def summary(self) -> dict[str, Any]:
+        """What is said at the end."""
+        workers = self.versions.workers.values()
+        return {
+            "version": self.versions.version,
+            "rounds": self.versions.plan.rounds,
+            "seconds": round(self.seconds(), 3),
+            "loss": self.versions.losses[-1][1] if self.versions.losses else None,
+            "workers": len(workers),
+            "updates": sum(w.updates for w in workers),
+            "samples": sum(w.samples for w in workers),
+            "bytes_received": sum(self.counts.received.values()),
+            "bytes_sent": sum(self.counts.sent.values()),
+        }
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _run(
+        self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        loop = asyncio.get_running_loop()
+        work = self._thread.submit(call, *args, **kwargs)
+        return await asyncio.wrap_future(work, loop=loop)
+
+
+def _meta(identity: str, told: Told) -> Meta:
+    return {
+        "kind": "update",
+        "worker": identity,
+        "key": snapshot.key_to_json(told.key),
+        "samples": told.samples,
+        "loss": told.loss,
+        "codec": told.codec,
+    }

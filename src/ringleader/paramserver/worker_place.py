@@ -1,0 +1,116 @@
+"""Where the server is: links, or a file that holds one and is read again and again."""
+
+from __future__ import annotations
+
+import hmac
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx2
+
+from ringleader.errors import ConfigError, RingleaderError
+from ringleader.identity import server_key
+from ringleader.paramserver.link import Link, parse
+
+NOT_THE_KEY = "its key is not the one in the link"
+_FILE_BYTES = 4096
+_CONNECT_S = 15.0
+_IO_S = 45.0
+"""Longer than a long-poll lasts. Also how long a line may stand still in a transfer."""
+_HEADERS = {
+    "Accept-Encoding": "identity",  # proxies that compress would change the body
+    "User-Agent": "ringleader-work/1",
+    "ngrok-skip-browser-warning": "true",  # else its free tunnels send a page first
+    "bypass-tunnel-reminder": "true",
+}
+
+
+class Place:
+    """Where one server can be found: tunnels break and get new addresses."""
+
+    def __init__(self, links: Sequence[str], file: Path | None = None) -> None:
+        self._links = [parse(link) for link in links]
+        self._file = file
+        self._tried = 0
+        self.link = self._all()[0]
+
+    @property
+    def can_change(self) -> bool:
+        """Whether it is worth looking again when the link is no good."""
+        return self._file is not None or len(self._links) > 1
+
+    @property
+    def is_readable_by_others(self) -> bool:
+        """Whether requests leave this machine as they are."""
+        parts = urlsplit(self.link.url)
+        local = {"localhost", "127.0.0.1", "::1"}
+        return parts.scheme == "http" and parts.hostname not in local
+
+    def look_again(self) -> bool:
+        """Turn to the next link, the file's first; whether it is another than before.
+
+        A file that is being rewritten, or holds no link, changes nothing.
+        """
+        try:
+            links = self._all()
+        except RingleaderError:
+            return False
+        self._tried += 1
+        found = links[self._tried % len(links)]
+        is_new, self.link = found != self.link, found
+        return is_new
+
+    def _all(self) -> list[Link]:
+        return self._links if self._file is None else [_read(self._file), *self._links]
+
+    def open(self) -> httpx2.Client:
+        """A new HTTP client that trusts this server and no other."""
+        timeout = httpx2.Timeout(_IO_S, connect=_CONNECT_S)
+        pin = self.link.fingerprint
+        verify = True if pin is None else pinned(pin)
+        return httpx2.Client(verify=verify, timeout=timeout, headers=_HEADERS)
+
+
+def pinned(fingerprint: bytes) -> ssl.SSLContext:
+    """A context that accepts the one key of the link, whatever its certificate says.
+
+    The check is part of the handshake: not a byte of a request reaches another server.
+    """
+
+    def check(der: bytes | None) -> None:
+        try:
+            found = server_key.fingerprint_of(der or b"")
+        except ValueError:
+            found = b""
+        if not hmac.compare_digest(found, fingerprint):
+            raise ssl.SSLCertVerificationError(NOT_THE_KEY)
+
+    class Socket(ssl.SSLSocket):
+        def do_handshake(self, block: bool = False) -> None:
+            super().do_handshake(block)
+            check(self.getpeercert(True))
+
+    class Object(ssl.SSLObject):  # TLS inside a proxy's TLS
+        def do_handshake(self) -> None:
+            super().do_handshake()
+            check(self.getpeercert(True))
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # before verify_mode
+    context.verify_mode = ssl.CERT_NONE  # the pin replaces the chain
+    context.sslsocket_class, context.sslobject_class = Socket, Object
+    return context
+
+
+def _read(file: Path) -> Link:
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(_FILE_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"--server-file {file}: cannot be read: {exc}") from exc
+    if not text.strip():
+        raise ConfigError(f"--server-file {file}: it is empty; write the link into it")
+    return parse(text.split()[0])

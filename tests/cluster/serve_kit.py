@@ -1,0 +1,285 @@
+"""A server of a task so small that only the protocol takes time, and its friends.
+
+Run as a program, it is that server: ``serve_kit.py OUT PORT ROUNDS WORKERS MODE``.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import httpx2
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from ringleader.cli.port import free_ports
+from ringleader.identity import server_key
+from ringleader.identity.redacted import Secret
+from ringleader.paramserver import bodies, link, manifest
+from ringleader.paramserver.bodies import Update
+from ringleader.paramserver.plan import Plan
+from ringleader.paramserver.run import Options, Run, open_run
+from ringleader.paramserver.serving import Address, Serving
+from ringleader.paramserver.task import Task
+from ringleader.paramserver.training import Training
+from ringleader.paramserver.weights import warm_up
+
+FEATURES, CLASSES = 50, 20
+RATE = 0.25
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(FEATURES, CLASSES)
+
+
+def task() -> Task:
+    """SGD without momentum: the weights are the first ones minus a sum."""
+    return Task(
+        name="tiny",
+        code="",
+        make_model=model,
+        make_samples=lambda split: (torch.zeros(8, 1),),
+        loss=lambda model, batch: torch.zeros(()),
+        make_optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=RATE),
+        predict=lambda model, batch: (torch.zeros(1), torch.zeros(1)),
+    )
+
+
+KNOWN = manifest.of(model())
+FINGERPRINT = task().fingerprint()
+
+
+def gradient(version: int, shard: int) -> NDArray[np.float32]:
+    """What that shard of that version contributes; no two are alike."""
+    chance = np.random.default_rng([version, shard])
+    return chance.standard_normal(KNOWN.num_parameters).astype(np.float32)
+
+
+def expected(rounds: int, shards: int) -> NDArray[np.float64]:
+    """The weights after so many rounds, in float64."""
+    weights = KNOWN.values(model()).astype(np.float64)
+    for version in range(rounds):
+        parts = [gradient(version, s).astype(np.float64) for s in range(shards)]
+        weights -= RATE * np.mean(parts, axis=0)
+    return weights
+
+
+def weights_in(folder: Path) -> NDArray[np.float32]:
+    """The final weights of a run."""
+    body = (folder / "weights.safetensors").read_bytes()
+    tensors = bodies.read_weights(KNOWN, body)
+    return np.concatenate([tensors[e.name].numpy().ravel() for e in KNOWN.parameters])
+
+
+@dataclass
+class Friend:
+    """A worker that is only its requests."""
+
+    url: str
+    code: str
+    verify: Any = True
+    token: str = ""
+    worker: str = ""
+    nonce: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    def __post_init__(self) -> None:
+        self.http = self.client()
+
+    def client(self) -> httpx2.Client:
+        return httpx2.Client(
+            base_url=self.url, verify=self.verify, trust_env=False, timeout=20
+        )
+
+    def close(self) -> None:
+        self.http.close()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"}
+
+    def join(self, **changes: object) -> httpx2.Response:
+        body = {"code": self.code, "task": FINGERPRINT, "name": "friend"}
+        body |= {"device": "cpu", "nonce": self.nonce}
+        answer = self.http.post("/v1/join", json={**body, **changes})
+        if answer.status_code == 200:
+            self.token, self.worker = answer.json()["token"], answer.json()["worker"]
+        return answer
+
+    def work(self, wait_s: float = 10.0) -> dict[str, Any] | None:
+        answer = self.http.get(f"/v1/work?wait={wait_s}", headers=self.headers)
+        assert answer.status_code in (200, 204), answer.text
+        return answer.json() if answer.status_code == 200 else None
+
+    def put(
+        self, work: dict[str, Any], body: bytes | None = None, **headers: str
+    ) -> httpx2.Response:
+        """Send the update of an assignment; ``X_Codec`` is the header X-Codec."""
+        more = {"X-Samples": "8", "X-Loss": "0.5"}
+        more |= {"X-First-Batch": str(work["first_batch"])}
+        more |= {name.replace("_", "-"): value for name, value in headers.items()}
+        if body is None:
+            body = update_body(work["version"], work["shard"])
+        where = f"/v1/updates/{work['version']}/{work['shard']}"
+        return self.http.put(where, content=body, headers=self.headers | more)
+
+    def step(self) -> dict[str, Any] | None:
+        """One assignment, done; None when training is over."""
+        work = self.work()
+        if work is None or work["kind"] == "finished":
+            return None
+        assert self.put(work).status_code in (200, 409)
+        return work
+
+
+def update_body(version: int, shard: int, codec: str = "none") -> bytes:
+    rest = np.zeros(KNOWN.num_buffers, np.float32)
+    return bodies.pack_update(KNOWN, Update(gradient(version, shard), rest), codec)
+
+
+@dataclass
+class Server:
+    """A server in a thread of this process."""
+
+    url: str
+    run: Run
+    serving: Serving
+
+    @property
+    def code(self) -> str:
+        return link.encode(self.run.key.secret.reveal())
+
+    @property
+    def training(self) -> Training:
+        return self.run.app.training
+
+    @contextmanager
+    def friends(self, count: int) -> Iterator[list[Friend]]:
+        made = [Friend(self.url, self.code) for _ in range(count)]
+        try:
+            for friend in made:
+                assert friend.join().status_code == 200
+            yield made
+        finally:
+            for friend in made:
+                friend.close()
+
+
+@contextmanager
+def server(
+    out: Path,
+    *,
+    rounds: int = 3,
+    workers: int = 1,
+    pin: str | None = None,
+    tls: bool = False,
+    **plan: object,
+) -> Iterator[Server]:
+    """Serve until the block ends."""
+    options = Options(out=out, pin=Secret(pin) if pin else None, checkpoint_every=3)
+    settings: Any = {"scale_rate": False, **plan}
+    run = open_run(task(), Plan(rounds=rounds, workers=workers, **settings), options)
+    listener = Address(host="127.0.0.1", port=0).listen()
+    port = listener.getsockname()[1]
+    serving = Serving(run.app, listener, run.key.context() if tls else None)
+    serving.linger_s = 2.0
+    thread = threading.Thread(target=serving.run, name="server")
+    thread.start()
+    try:
+        yield Server(f"http{'s' * tls}://127.0.0.1:{port}", run, serving)
+    finally:
+        serving.stop()
+        thread.join(20)
+        run.close()
+    assert not thread.is_alive()
+
+
+def main() -> None:
+    """Serve in a child, and again in another one each time that it is killed."""
+    torch.set_num_threads(1)
+    warm_up()
+    while True:
+        child = os.fork()
+        if not child:
+            serve(*sys.argv[1:])
+            os._exit(0)
+        if os.waitpid(child, 0)[1] == 0:
+            return
+
+
+def serve(out: str, port: str, rounds: str, workers: str, mode: str) -> None:
+    """Until training is over; first says who it is and where."""
+    plan = Plan(
+        rounds=int(rounds),
+        workers=int(workers),
+        mode=mode,  # type: ignore[arg-type] # the plan checks
+        scale_rate=False,
+    )
+    run = open_run(task(), plan, Options(out=Path(out), checkpoint_every=4))
+    listener = Address(host="127.0.0.1", port=int(port)).listen()
+    sys.stdout.write(f"{os.getpid()} {listener.getsockname()[1]} {run.replayed}\n")
+    sys.stdout.flush()
+    serving = Serving(run.app, listener, None)
+    serving.linger_s = 5.0
+    serving.run()
+    run.close()
+
+
+@dataclass
+class Life:
+    """One life of a server in a process of its own."""
+
+    pid: int
+    port: int
+    replayed: int
+
+
+class Lives:
+    """A server that is started again whenever it dies."""
+
+    def __init__(self, out: Path, *, rounds: int, workers: int, mode: str) -> None:
+        port = free_ports(1)[0]
+        words = [out, port, rounds, workers, mode]
+        self._out = out
+        self._life: Life | None = None
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *map(str, words)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def next(self) -> Life | None:
+        """The next life, once it serves; None when training is over."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        self._life = Life(*map(int, line.split())) if line else None
+        return self._life
+
+    @property
+    def code(self) -> str:
+        return link.encode(server_key.load_or_make(self._out).secret.reveal())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.kill()
+        if self._life is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._life.pid, signal.SIGKILL)
+        self._process.communicate()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,394 @@
+"""What strangers and broken workers do to a server; it goes on, and stays small."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
+
+from serve_kit import (
+    KNOWN,
+    Friend,
+    Lives,
+    Server,
+    expected,
+    server,
+    update_body,
+    weights_in,
+)
+
+from ringleader.paramserver import bodies, doorway, frames, guard
+from ringleader.paramserver.bodies import Update
+from ringleader.paramserver.doorway import MAX_CONNECTIONS
+from ringleader.paramserver.entrance import PIN_ATTEMPTS
+from ringleader.paramserver.versions import MAX_STRIKES
+
+pytestmark = pytest.mark.timeout(110)
+
+
+def _torch_save() -> bytes:
+    file = io.BytesIO()
+    torch.save({"weight": torch.ones(20, 50)}, file)
+    return file.getvalue()
+
+
+def _update(value: float, size: int = KNOWN.num_parameters) -> bytes:
+    vector = np.full(size, value, np.float32)
+    return bodies.pack_update(KNOWN, Update(vector, np.zeros(0, np.float32)))
+
+
+def _zstd_bomb() -> bytes:
+    return frames.compress(bytes(64 << 20), 19)
+
+
+RUBBISH: dict[str, Callable[[], bytes]] = {
+    "pickle": lambda: pickle.dumps([print, ("x",)]),
+    "torch.save": _torch_save,
+    "gzip of torch.save": lambda: zlib.compress(_torch_save(), wbits=31),
+    "zstd bomb": _zstd_bomb,
+    "wrong shape": lambda: _update(0.1, KNOWN.num_parameters - 1),
+    "NaN": lambda: _update(np.nan),
+    "1e30": lambda: _update(1e30),
+    "nothing": lambda: b"",
+}
+
+
+@contextmanager
+def raw(served: Server) -> Iterator[socket.socket]:
+    """A bare line to the server."""
+    host, port = served.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as line:
+        yield line
+
+
+def answer_to(served: Server, request: bytes) -> bytes:
+    """All that comes back until the server hangs up."""
+    found = b""
+    with raw(served) as line:
+        try:
+            line.sendall(request)
+            while piece := line.recv(65536):
+                found += piece
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+    return found
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.1 ") else 0
+
+
+@pytest.mark.parametrize("name", RUBBISH)
+def test_rubbish_is_refused_and_its_sender_quarantined(
+    tmp_path: Path, name: str
+) -> None:
+    with (
+        server(tmp_path, rounds=1) as served,
+        served.friends(2) as (bad, good),
+    ):
+        body = RUBBISH[name]()
+        for _ in range(MAX_STRIKES):
+            work = bad.work()
+            assert work is not None
+            answer = bad.put(work, body)
+            assert (answer.status_code, answer.json()["error"]) == (422, "rubbish")
+        answer = bad.http.get("/v1/work", headers=bad.headers)
+        assert (answer.status_code, answer.json()["error"]) == (403, "quarantined")
+        while good.step() is not None:
+            pass
+    np.testing.assert_allclose(weights_in(tmp_path), expected(1, 1), atol=1e-5)
+
+
+def test_quarantine_outlives_a_restart(tmp_path: Path) -> None:
+    with server(tmp_path) as served, served.friends(1) as (bad,):
+        for _ in range(MAX_STRIKES):
+            work = bad.work()
+            assert work is not None
+            bad.put(work, b"rubbish")
+        token = bad.token
+    with server(tmp_path) as served:
+        again = Friend(served.url, served.code, token=token)
+        assert again.http.get("/v1/work", headers=again.headers).status_code == 403
+        again.close()
+
+
+def test_an_update_far_out_of_the_usual_is_refused(tmp_path: Path) -> None:
+    with server(tmp_path, rounds=50) as served, served.friends(1) as (anna,):
+        for _ in range(8):
+            anna.step()
+        work = anna.work()
+        assert work is not None
+        answer = anna.put(work, _update(4000.0))
+        assert answer.status_code == 422
+        assert "usual" in answer.json()["message"]
+        assert anna.put(work).status_code == 200
+
+
+def _head(path: str, *lines: str, method: str = "GET") -> bytes:
+    return "\r\n".join(
+        [f"{method} {path} HTTP/1.1", "Host: h", *lines, "", ""]
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("request_", "codes"),
+    [
+        (_head("/", "X-Big: " + "x" * 65536), (400, 431)),
+        (_head("/", *(f"X-{i}: y" for i in range(3000))), (400, 431)),
+        (_head("/", *(f"X-{i}: y" for i in range(80))), (431,)),
+        (_head("/" + "a" * 40000), (400, 414, 431)),
+        (_head("/v1/join", "Content-Length: 5", "Transfer-Encoding: chunked"), (400,)),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200), (400,)),
+        (b"\x00" * 300 + b"\r\n\r\n", (400,)),
+        (_head("/v1/status", "Connection: close", method="DELETE"), (405,)),
+        (_head("/v1/weights/..%2f..%2fserver.key", "Connection: close"), (401, 404)),
+        (_head("/v1/../server.key", "Connection: close"), (404,)),
+        (_head("//etc/passwd", "Connection: close"), (404,)),
+        (_head("/checkpoints/000000/state.json", "Connection: close"), (404,)),
+    ],
+    ids=range(12),
+)
+def test_heads_that_are_none_are_answered_and_forgotten(
+    tmp_path: Path, request_: bytes, codes: tuple[int, ...]
+) -> None:
+    with server(tmp_path, rounds=1) as served, served.friends(1) as (anna,):
+        assert status_of(answer_to(served, request_)) in codes
+        assert anna.step() is not None
+
+
+def _put(friend: Friend, *lines: str) -> bytes:
+    token = f"Authorization: Bearer {friend.token}"
+    told = ("X-Samples: 8", "X-Loss: 1", "X-First-Batch: 0")
+    return _head("/v1/updates/0/0", token, *told, *lines, method="PUT")
+
+
+def test_bodies_without_end_or_measure_are_cut(tmp_path: Path) -> None:
+    with server(tmp_path, rounds=1) as served, served.friends(1) as (anna,):
+        anna.work()
+        chunk = b"1000\r\n" + bytes(4096) + b"\r\n"
+        endless = _put(anna, "Transfer-Encoding: chunked") + 2000 * chunk
+        assert status_of(answer_to(served, endless)) in (411, 0)
+        liar = _put(anna, "Transfer-Encoding: chunked", "Upload-Length: 9000")
+        assert status_of(answer_to(served, liar + 2000 * chunk)) in (413, 0)
+        huge = _put(anna, "Content-Length: 1000000000000")
+        assert status_of(answer_to(served, huge + bytes(1000))) == 413
+        join = _head("/v1/join", "Content-Length: 99999999", method="POST")
+        assert status_of(answer_to(served, join + bytes(100_000))) in (413, 0)
+        assert anna.step() is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"X_Samples": "0"},
+        {"X_Samples": "-1"},
+        {"X_Samples": "9" * 5000},
+        {"X_Samples": "1e3"},
+        {"X_Loss": "nan"},
+        {"X_Loss": "inf"},
+        {"X_Loss": ""},
+        {"X_Codec": "pickle"},
+        {"X_First_Batch": "1"},
+        {"X_First_Batch": "x"},
+        {"Upload_Offset": "-5"},
+        {"X_Worker_Version": "7"},
+    ],
+    ids=str,
+)
+def test_headers_that_make_no_sense_are_malformed(
+    tmp_path: Path, change: dict[str, str]
+) -> None:
+    with server(tmp_path) as served, served.friends(1) as (anna,):
+        work = anna.work()
+        assert work is not None
+        answer = anna.put(work, None, **change)
+        assert (answer.status_code, answer.json()["error"]) == (400, "malformed")
+        for path in (f"/v1/updates/{'9' * 6000}/0", "/v1/updates/-1/0"):
+            headers = anna.headers | {"X-First-Batch": "0"}
+            assert anna.http.head(path, headers=headers).status_code in (400, 404)
+
+
+def test_names_are_only_shown_and_never_more_than_text(tmp_path: Path) -> None:
+    name = "../../etc/passwd\x00\x1b[31m<script>alert(1)</script>" + "x" * 100
+    before = set(tmp_path.parent.rglob("*"))
+    with server(tmp_path) as served:
+        anna = Friend(served.url, served.code)
+        assert anna.join(name=name, device="<b>").status_code == 200
+        told = anna.http.get("/v1/status").json()["workers"][0]
+        assert len(told["name"].encode()) <= 48
+        assert told["name"].isprintable()
+        page = anna.http.get("/")
+        assert "script-src" in page.headers["content-security-policy"]
+        text = page.text + anna.http.get("/v1/status").text
+        for secret in (anna.token, served.code, str(tmp_path)):
+            assert secret not in text
+        assert anna.join(name="x" * 300).status_code == 400
+        assert anna.join(nonce="../../x").status_code == 400
+        assert anna.join(task={str(i): "x" for i in range(40)}).status_code == 400
+        anna.close()
+    made = set(tmp_path.parent.rglob("*")) - before
+    assert all(tmp_path in path.parents for path in made)
+
+
+def test_slow_heads_and_silent_lines_are_hung_up_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doorway, "HEAD_S", 0.4)
+    with server(tmp_path, rounds=1) as served, served.friends(1) as (anna,):
+        for begin in (b"", b"GET / HTTP/1.1\r\n"):
+            with raw(served) as line:
+                began_s = time.monotonic()
+                line.sendall(begin)
+                line.settimeout(0.1)
+                while time.monotonic() < began_s + 5:
+                    try:
+                        line.sendall(
+                            b"X: y\r\n" if begin else b""
+                        )  # a byte now and then
+                        if line.recv(1) == b"":
+                            break
+                    except TimeoutError:
+                        continue
+                    except OSError:
+                        break
+                assert time.monotonic() - began_s < 3
+        assert anna.step() is not None
+
+
+@pytest.mark.parametrize("is_dribbling", [False, True])
+def test_a_body_that_comes_too_slowly_is_refused_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_dribbling: bool
+) -> None:
+    monkeypatch.setattr(guard, "GRACE_S", 0.3)
+    with server(tmp_path, rounds=1) as served, served.friends(1) as (anna,):
+        work = anna.work()
+        assert work is not None
+        body = update_body(0, 0)
+        with raw(served) as line:
+            line.sendall(_put(anna, f"Content-Length: {len(body)}") + body[:100])
+            until_s = time.monotonic() + 5
+            line.settimeout(0.05)
+            found, sent = b"", 100
+            while not found and time.monotonic() < until_s:
+                try:
+                    found = line.recv(15)
+                except TimeoutError:
+                    if is_dribbling:
+                        line.sendall(body[sent : sent + 1])
+                        sent += 1
+            assert found == b"HTTP/1.1 408 Re"
+        headers = anna.headers | {"X-First-Batch": "0"}
+        kept = anna.http.head("/v1/updates/0/0", headers=headers)
+        at = int(kept.headers["upload-offset"])
+        assert at >= 100
+        more = {"Upload_Offset": str(at), "Upload_Length": str(len(body))}
+        assert anna.put(work, body[at:], **more).json()["counted"] is True
+
+
+def test_a_reader_that_stalls_is_hung_up_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doorway, "STALL_S", 0.4)
+    with server(tmp_path, rounds=1) as served, served.friends(1) as (anna,):
+        large = memoryview(bytes(64 << 20))  # more than any socket buffers
+        monkeypatch.setitem(served.training._bodies, "none", (0, large))
+        with raw(served) as line:
+            token = f"Authorization: Bearer {anna.token}"
+            line.sendall(_head("/v1/weights/0", token))
+            assert line.recv(15) == b"HTTP/1.1 200 OK"
+            until_s = time.monotonic() + 10
+            while _open(served) > 1 and time.monotonic() < until_s:
+                time.sleep(0.05)
+            assert _open(served) <= 1
+        assert anna.step() is not None
+
+
+def _open(served: Server) -> int:
+    return len(served.serving._doorway._open)
+
+
+def test_hundreds_of_slow_lines_do_not_keep_honest_ones_out(tmp_path: Path) -> None:
+    with (
+        server(tmp_path, rounds=30) as served,
+        served.friends(1) as (anna,),
+        ExitStack() as lines,
+    ):
+        for _ in range(500):
+            line = lines.enter_context(raw(served))
+            line.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
+        began_s = time.monotonic()
+        for _ in range(10):
+            assert anna.step() is not None
+        new = Friend(served.url, served.code)
+        assert new.join().status_code == 200
+        new.close()
+        assert time.monotonic() - began_s < 10
+        assert _open(served) <= MAX_CONNECTIONS
+
+
+def test_guessing_pins_stops_at_the_budget_and_locks_out_nobody(
+    tmp_path: Path,
+) -> None:
+    with (
+        server(tmp_path, rounds=50, pin="4711") as served,
+        served.friends(1) as (anna,),
+    ):
+        thief = Friend(served.url, "")
+        codes = [
+            thief.join(code=None, pin=f"{guess:04d}").status_code
+            for guess in range(300)
+        ]
+        assert codes.count(401) == PIN_ATTEMPTS
+        assert set(codes) == {401, 403, 429}
+        assert anna.step() is not None
+        thief.close()
+
+
+def _memory_kb(pid: int) -> int:
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.partition("VmRSS:")[2].split()[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_stays_flat_whatever_is_sent(tmp_path: Path) -> None:
+    with (
+        Lives(tmp_path, rounds=10_000, workers=1, mode="bulk") as lives,
+        ExitStack() as s,
+    ):
+        life = lives.next()
+        assert life is not None
+        url = f"http://127.0.0.1:{life.port}"
+        good = Friend(url, lives.code)
+        s.callback(good.close)
+        good.join()
+        for _ in range(10):
+            good.step()
+        before_kb = _memory_kb(life.pid)
+        for _ in range(8):  # each is quarantined after three
+            bad = Friend(url, lives.code)
+            bad.join()
+            for body in (_zstd_bomb(), bytes(4000), _torch_save()):
+                work = bad.work()
+                assert work is not None
+                bad.put(work, body)
+            bad.close()
+        for _ in range(300):
+            line = s.enter_context(socket.create_connection(("127.0.0.1", life.port)))
+            line.sendall(
+                b"PUT /v1/updates/0/0 HTTP/1.1\r\nContent-Length: 99999999\r\n"
+            )
+        for _ in range(20):
+            good.step()
+        assert _memory_kb(life.pid) - before_kb < 40_000

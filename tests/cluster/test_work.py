@@ -1,0 +1,217 @@
+"""``ringleader serve``, ``work`` and ``evaluate``, each a process as users run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from ringleader.cli.evaluate import evaluate
+from ringleader.paramserver import bodies, manifest
+from ringleader.paramserver import task as tasks
+from ringleader.paramserver.evaluate import load_model
+from ringleader.paramserver.plan import Plan
+from ringleader.paramserver.step import indices
+
+pytestmark = pytest.mark.timeout(110)
+
+Process = subprocess.Popen[str]
+
+
+def command(name: str, *flags: str | Path) -> list[str]:
+    code = f"import typer; from ringleader.cli.{name} import {name}; typer.run({name})"
+    return [sys.executable, "-c", code, *map(str, flags)]
+
+
+@contextmanager
+def running(name: str, *flags: str | Path) -> Iterator[Process]:
+    """The command, until the block ends: then it is dead, whatever it was doing."""
+    process = subprocess.Popen(
+        command(name, *flags),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def file_of(server: Process, out: Path) -> Path:
+    """The file with the join link, once the server has written it."""
+    path, deadline_s = out / "join-link", time.monotonic() + 60
+    while not (path.is_file() and path.stat().st_size):
+        assert server.poll() is None, server.communicate()[0]
+        assert time.monotonic() < deadline_s, "the server does not start"
+        time.sleep(0.02)
+    return path
+
+
+def output_of(process: Process, within_s: float = 90) -> str:
+    """What it said, and that it ended well."""
+    said, _ = process.communicate(timeout=within_s)
+    assert process.returncode == 0, said
+    return said
+
+
+def alone(rounds: int, shards: int) -> dict[str, torch.Tensor]:
+    """The weights of one process that trains on the global batches."""
+    task = tasks.load("digits")
+    model, samples, plan = (
+        task.model(),
+        task.samples("train"),
+        Plan(rounds=rounds, workers=shards),
+    )
+    optimizer = task.optimizer(model)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for version in range(rounds):
+        numbers = range(version * shards, (version + 1) * shards)
+        chosen = [indices(0, b, task.batch_size, len(samples)) for b in numbers]
+        optimizer.zero_grad()
+        task.loss(model, samples.batch(torch.cat(chosen))).backward()  # type: ignore[no-untyped-call]
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * plan.rate_factor(version, shards)
+        optimizer.step()
+    return model.state_dict()
+
+
+def difference(out: Path, expected: dict[str, torch.Tensor]) -> float:
+    """How far the weights in ``out`` are from those of a run alone."""
+    found = load_model(tasks.load("digits"), out / "weights.safetensors").state_dict()
+    return max(float((found[n] - expected[n]).abs().max()) for n in expected)
+
+
+def version_of(url: str) -> int:
+    found = httpx2.get(f"{url}/v1/status", trust_env=False).json()["version"]
+    assert isinstance(found, int)
+    return found
+
+
+def reach(url: str, version: int) -> None:
+    """Wait until the server is there."""
+    deadline_s = time.monotonic() + 60
+    while version_of(url) < version:
+        assert time.monotonic() < deadline_s, f"stuck at version {version_of(url)}"
+        time.sleep(0.02)
+
+
+def test_two_workers_reach_96_percent_and_the_weights_of_a_run_alone(
+    tmp_path: Path,
+) -> None:
+    begin_s = time.monotonic()
+    serve = ("digits", "--workers", "2", "--rounds", "60", "--port", "0")
+    with ExitStack() as stack:
+        server = stack.enter_context(running("serve", *serve, "--out", tmp_path))
+        link = file_of(server, tmp_path)
+        flags = ("--server-file", link, "--threads", "1")
+        workers = [stack.enter_context(running("work", *flags)) for _ in range(2)]
+        said = [output_of(process) for process in (*workers, server)]
+    taken_s = time.monotonic() - begin_s
+    tested = subprocess.run(
+        command("evaluate", "digits", "--weights", tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+
+    assert all("60 updates" in text for text in said[:2]), said
+    assert "120 updates of 2 workers" in said[2]
+    accuracy = re.search(r"^accuracy ([\d.]+) %$", tested, re.MULTILINE)
+    assert accuracy is not None, tested
+    assert float(accuracy[1]) >= 96
+    assert taken_s < 60
+    assert difference(tmp_path, alone(60, 2)) <= 1e-5
+    assert (tmp_path / "evaluation.png").stat().st_size > 1000
+    exported = torch.load(tmp_path / "trained_model.pth", weights_only=True)
+    assert exported.keys() == tasks.load("digits").model().state_dict().keys()
+
+
+def test_a_killed_worker_and_an_interrupted_one_cost_time_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    serve = ("digits", "--workers", "2", "--rounds", "12", "--port", "0", "--open")
+    with ExitStack() as stack:
+        server = stack.enter_context(
+            running("serve", *serve, "--http", "--out", tmp_path)
+        )
+        url = file_of(server, tmp_path).read_text()
+        stays, dies, leaves = (
+            stack.enter_context(running("work", url, "--threads", "1", "--name", name))
+            for name in ("stays", "dies", "leaves")
+        )
+        reach(url, 3)
+        dies.send_signal(signal.SIGKILL)
+        reach(url, 6)
+        leaves.send_signal(signal.SIGINT)
+        said, _ = leaves.communicate(timeout=20)
+        status = httpx2.get(f"{url}/v1/status", trust_env=False).json()
+        output_of(stays)
+        reach(url, 12)  # the server itself stays a while, for the one that died
+
+    assert leaves.returncode == 130
+    assert re.search(r"^Left at version \d+ of 12, .* updates, ", said, re.MULTILINE)
+    states = {worker["name"]: worker["state"] for worker in status["workers"]}
+    assert states["leaves"] == "left"
+    assert difference(tmp_path, alone(12, 2)) <= 1e-5
+
+
+def test_unattended_commands_ask_nothing_and_say_what_is_missing() -> None:
+    for flags, complaint in (
+        (["work"], "which server? give its link"),
+        (["work", "ftp://x"], "no address of a server"),
+        (["work", "https://x/#rubbish"], "the link is not whole"),
+        (["evaluate"], "which task?"),
+        (["evaluate", "digits"], "which weights?"),
+    ):
+        done = subprocess.run(
+            command(flags[0], *flags[1:]),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 2, done.stderr
+        assert complaint in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_evaluate_answers_in_json(tmp_path: Path) -> None:
+    task = tasks.load("digits")
+    model = task.model()
+    found = manifest.of(model)
+    (tmp_path / "weights.safetensors").write_bytes(
+        bodies.pack_weights(found, found.tensors(model))
+    )
+    app = typer.Typer()
+    app.command()(evaluate)
+    done = CliRunner().invoke(app, ["digits", "--weights", str(tmp_path), "--json"])
+
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.stdout)
+    images, labels = task.samples("test").batch(torch.arange(360))
+    with torch.no_grad():
+        guesses = model(images).argmax(dim=1)
+    assert facts["accuracy"] == float((guesses == labels).double().mean())
+    assert sum(map(sum, facts["confusion"])) == facts["samples"] == 360
+    for true, row in enumerate(facts["confusion"]):
+        assert sum(row) == int((labels == true).sum())
+    assert facts["loss"] == pytest.approx(2.3, abs=0.3)

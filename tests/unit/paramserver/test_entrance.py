@@ -1,0 +1,144 @@
+"""Who gets in, how links look, how often one may ask, what uploads may take."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringleader.errors import ConfigError
+from ringleader.identity.redacted import Secret
+from ringleader.paramserver import link
+from ringleader.paramserver.assignment import Key
+from ringleader.paramserver.entrance import PIN_ATTEMPTS, Answer, Entrance
+from ringleader.paramserver.pace import MAX_KEYS, Pace
+from ringleader.paramserver.serving import Address
+from ringleader.paramserver.uploads import Uploads
+
+SECRET = bytes(range(16))
+KEY = Key(0, 0, 0)
+
+
+def entrance(pin: str | None = "4711") -> Entrance:
+    return Entrance(Secret(SECRET), Secret(pin) if pin is not None else None)
+
+
+def test_ten_thousand_guesses_end_at_the_budget_and_hurt_nobody_else() -> None:
+    door = entrance("9999")
+    token, _ = door.issue("w1")
+    answers = [door.admit(None, f"{guess:04d}") for guess in range(10_000)]
+    assert answers.count(Answer.WELCOME) == 0
+    assert answers.count(Answer.UNKNOWN) == PIN_ATTEMPTS
+    assert door.admit(None, "9999") is Answer.LOCKED
+    assert door.admit(link.encode(SECRET), None) is Answer.WELCOME
+    assert door.who(token) == "w1"
+
+
+@pytest.mark.parametrize("pin", ["1", "4711", "correct horse", "пароль", "x" * 128])
+def test_pins_of_any_length_work_and_cost_nothing_when_right(pin: str) -> None:
+    door = entrance(pin)
+    for _ in range(3 * PIN_ATTEMPTS):
+        assert door.admit(None, pin) is Answer.WELCOME
+    assert door.attempts_left == PIN_ATTEMPTS
+
+
+@pytest.mark.parametrize("wrong", ["", "AAAA", "ü", "AA=A", link.encode(bytes(16))])
+def test_wrong_codes_are_refused_and_cost_no_budget(wrong: str) -> None:
+    door = entrance()
+    assert door.admit(wrong, "4711") is Answer.UNKNOWN
+    assert door.attempts_left == PIN_ATTEMPTS
+
+
+def test_without_a_pin_no_pin_opens() -> None:
+    door = entrance(None)
+    for pin in ("", "None", "4711"):
+        assert door.admit(None, pin) is Answer.UNKNOWN
+    assert door.admit(None, None) is Answer.UNKNOWN
+    with pytest.raises(ConfigError):
+        entrance("")
+
+
+def test_a_new_token_replaces_the_old_one() -> None:
+    door = entrance()
+    old, _ = door.issue("w1")
+    new, digest = door.issue("w1")
+    assert door.who(old) is None
+    assert door.who(new) == "w1"
+    assert new not in str(door.tokens)
+    other = entrance()
+    other.remember(digest, "w1")
+    assert other.who(new) == "w1"
+    door.forget("w1")
+    assert door.who(new) is None
+
+
+def test_links_come_apart_as_they_were_put_together() -> None:
+    print_ = bytes(range(100, 116))
+    whole = link.build("https://host:8000", SECRET, print_).reveal()
+    assert len(whole.partition("#")[2]) == 44
+    found = link.parse(f"  {whole}\n")
+    assert (found.url, found.fingerprint) == ("https://host:8000", print_)
+    assert found.code == Secret(link.encode(SECRET))
+    plain = link.parse(link.build("http://h/some/path", SECRET, None).reveal())
+    assert (plain.url, plain.fingerprint) == ("http://h/some/path", None)
+    assert link.parse("example.org:8000") == link.Link("https://example.org:8000")
+    assert "secret" in repr(found)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "",
+        "ftp://h",
+        "https://",
+        "https://h:99999",
+        "https://h:0",
+        "https://h/#short",
+        "https://h/?q=1",
+        "https://user@h",
+    ],
+)
+def test_links_that_are_none_are_refused(wrong: str) -> None:
+    with pytest.raises(ConfigError):
+        link.parse(wrong)
+
+
+def test_a_pinned_link_is_not_for_plain_http() -> None:
+    text = link.build("http://h", SECRET, bytes(16)).reveal()
+    with pytest.raises(ConfigError, match="https"):
+        link.parse(text)
+
+
+def test_pace_lets_bursts_through_and_then_a_steady_stream() -> None:
+    pace = Pace(per_s=2.0, burst=5.0)
+    assert [pace.wait_s("a", 0.0) for _ in range(6)] == [0] * 5 + [1]
+    assert pace.wait_s("b", 0.0) == 0
+    assert [pace.wait_s("a", 1.0) for _ in range(3)] == [0, 0, 1]
+    for i in range(2 * MAX_KEYS):
+        pace.wait_s(str(i), 2.0)
+    assert len(pace._left) == MAX_KEYS
+
+
+def test_uploads_are_one_per_worker_and_bounded_together() -> None:
+    uploads = Uploads(most_bytes=100)
+    first = uploads.begin("w1", KEY, 60)
+    assert first is not None
+    assert first.add(b"x" * 20)
+    assert uploads.kept("w1", KEY) is first
+    assert uploads.kept("w1", Key(1, 0, 0)) is None
+    assert uploads.begin("w2", KEY, 60) is None
+    assert uploads.begin("w1", KEY, 80) is not None
+    uploads.drop("w1", first)  # it was replaced: the new one stays
+    assert uploads.num_bytes == 80
+    uploads.sweep(lambda worker, key: False)
+    assert uploads.num_bytes == 0
+    assert not first.add(b"x" * 41)
+    assert first.add(b"x" * 40)
+    assert first.is_whole
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.2", "::", "example.org"])
+def test_an_open_server_listens_on_this_machine_only(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1"):
+        Address(host=host).check(is_open=True)
+    Address(host=host).check(is_open=False)
+    for here in ("127.0.0.1", "::1", "localhost"):
+        Address(host=here).check(is_open=True)

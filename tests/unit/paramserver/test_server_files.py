@@ -1,0 +1,131 @@
+"""Journals, checkpoints and keys: whole, or as if they had never been."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ringleader.errors import ConfigError
+from ringleader.identity import server_key
+from ringleader.paramserver import checkpoint, journal
+from ringleader.paramserver.journal import Journal
+from ringleader.paramserver.weights import Weights
+
+
+def test_a_journal_ends_before_whatever_a_crash_left(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    log = Journal(path)
+    log.open()
+    log.append({"kind": "one"}, b"body" * 100)
+    log.append({"kind": "two", "loss": 0.1})
+    log.close()
+    whole = path.read_bytes()
+    first = journal._HEAD.size + len(b'{"kind":"one"}') + 400
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        kinds = [meta["kind"] for meta, _ in journal.read(path)]
+        assert kinds == (["one"] if length >= first else [])
+    log = Journal(path)
+    log.open()  # cuts off the torn record
+    log.append({"kind": "three"}, b"x")
+    log.close()
+    found = [(meta["kind"], body) for meta, body in journal.read(path)]
+    assert found == [("one", b"body" * 100), ("three", b"x")]
+
+
+def test_a_damaged_record_ends_a_journal(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    log = Journal(path)
+    log.open()
+    for i in range(3):
+        log.append({"kind": str(i)}, bytes(50))
+    log.close()
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+    assert [meta["kind"] for meta, _ in journal.read(path)] == ["0"]
+    assert list(journal.read(tmp_path / "none")) == []
+
+
+def _train(weights: Weights, steps: int) -> None:
+    for step in range(steps):
+        torch.manual_seed(step)
+        for parameter in weights.model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        weights.optimizer.step()
+    weights.optimizer.zero_grad()
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "rmsprop"])
+def test_a_checkpoint_brings_back_weights_and_optimizer(
+    tmp_path: Path, kind: str
+) -> None:
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        if kind == "sgd":
+            return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        if kind == "adamw":
+            return torch.optim.AdamW(model.parameters(), 0.01, betas=(0.8, 0.9))
+        return torch.optim.RMSprop(model.parameters(), 0.01)
+
+    weights = Weights(_model(), optimizer, is_difference=False)
+    _train(weights, 3)
+    checkpoint.write(tmp_path, 3, weights, {"run": {"version": 3}})
+    other = Weights(_model(), optimizer, is_difference=False)
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert found.version == 3
+    assert checkpoint.load(found, other)["run"] == {"version": 3}
+    for each in (weights, other):
+        _train(each, 2)
+    for one, two in zip(
+        weights.model.state_dict().values(),
+        other.model.state_dict().values(),
+        strict=True,
+    ):
+        assert torch.equal(one, two)
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1)
+
+
+def test_old_checkpoints_and_what_crashes_left_are_removed(tmp_path: Path) -> None:
+    weights = Weights(_model(), _sgd, is_difference=False)
+    torn = tmp_path / checkpoint.FOLDER / ".new-dead"
+    torn.mkdir(parents=True)
+    (tmp_path / "journal-000000.log").write_bytes(b"")
+    for version in range(checkpoint.KEEP + 3):
+        checkpoint.write(tmp_path, version, weights, {})
+    names = sorted(p.name for p in (tmp_path / checkpoint.FOLDER).iterdir())
+    assert names == [f"{v:06d}" for v in range(3, checkpoint.KEEP + 3)]
+    assert not (tmp_path / "journal-000000.log").exists()
+    assert (tmp_path / checkpoint.WEIGHTS).is_file()
+
+
+def test_a_checkpoint_of_another_model_is_named_and_refused(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, 1, Weights(_model(), _sgd, is_difference=False), {})
+    other = Weights(nn.Linear(2, 2), _sgd, is_difference=False)
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    with pytest.raises(ConfigError, match=r"000001.*another --out"):
+        checkpoint.load(found, other)
+
+
+def test_the_key_of_a_server_stays_the_same_and_private(tmp_path: Path) -> None:
+    first = server_key.load_or_make(tmp_path)
+    again = server_key.load_or_make(tmp_path)
+    assert first.fingerprint == again.fingerprint
+    assert first.secret == again.secret
+    path = tmp_path / server_key.FILE
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_bytes(b"{}")
+    with pytest.raises(ConfigError, match="damaged"):
+        server_key.load_or_make(tmp_path)

@@ -1,0 +1,233 @@
+"""The parts of a worker that need no network: pauses, bodies, terms, feedback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+from torch import nn
+
+from ringleader.errors import ConfigError, PeerLost, PeerRefused, ProtocolError
+from ringleader.paramserver import bodies, worker_terms
+from ringleader.paramserver import manifest as manifests
+from ringleader.paramserver.bodies import Update
+from ringleader.paramserver.worker_body import Body
+from ringleader.paramserver.worker_feedback import Feedback
+from ringleader.paramserver.worker_place import Place
+from ringleader.paramserver.worker_session import Answer, NotNow, _judged, pause_s
+from ringleader.paramserver.worker_watch import Tally
+
+WORK = {
+    "kind": "step",
+    "version": 12,
+    "shard": 1,
+    "shards": 2,
+    "first_batch": 25,
+    "steps": 1,
+    "batch_size": 32,
+    "lr": 0.02,
+}
+
+
+def test_pauses_grow_to_half_a_minute_and_never_beyond() -> None:
+    longest = [pause_s(n, 1.0) for n in (1, 2, 3, 7, 100, 10**6)]
+
+    assert longest == [0.5, 1.0, 2.0, 30.0, 30.0, 30.0]
+    assert pause_s(1, 0.0) == 0.25
+
+
+def headers(**values: str) -> httpx2.Headers:
+    return httpx2.Headers({n.replace("_", "-"): value for n, value in values.items()})
+
+
+def test_a_body_goes_on_where_it_broke_off() -> None:
+    body = Body(10)
+    body.begin(200, headers(ETag='"7-none"'))
+    body.add(b"abcd")
+
+    assert body.resuming() == {"Range": "bytes=4-", "If-Range": '"7-none"'}
+    body.begin(206, headers(Content_Range="bytes 4-9/10"))
+    body.add(b"efghij")
+    assert bytes(body.data) == b"abcdefghij"
+    with pytest.raises(ProtocolError, match="more than 10 bytes"):
+        body.add(b"k")
+
+
+def test_a_body_that_changed_begins_anew() -> None:
+    body = Body(10)
+    body.begin(200, headers(ETag='"7-none"'))
+    body.add(b"abcd")
+    body.begin(200, headers(ETag='"8-none"'))
+
+    assert (bytes(body.data), body.etag) == (b"", '"8-none"')
+    body.add(b"xy")
+    with pytest.raises(PeerLost, match="another place"):
+        body.begin(206, headers(Content_Range="bytes 4-9/10"))
+    assert body.resuming() == {}
+
+
+def test_an_assignment_is_taken_as_it_is_meant() -> None:
+    stint = worker_terms.stint_of(WORK)
+
+    assert (stint.version, stint.shard, stint.first_batch) == (12, 1, 25)
+    assert list(stint.batches) == [25]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": -1},
+        {"version": "12"},
+        {"version": True},
+        {"version": 1.0},
+        {"shards": 0},
+        {"steps": 0},
+        {"steps": 10**9},
+        {"batch_size": 1 << 30},
+        {"lr": float("nan")},
+        {"lr": float("inf")},
+        {"lr": -1},
+        {"lr": None},
+        {"lr": "0.1"},
+    ],
+    ids=str,
+)
+def test_an_assignment_that_makes_no_sense_is_refused(
+    change: dict[str, object],
+) -> None:
+    with pytest.raises(ProtocolError):
+        worker_terms.stint_of({**WORK, **change})
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{", b"[" * 100_000, b"\xff"], ids=len)
+def test_what_is_no_json_object_is_refused(text: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        worker_terms.parse(text)
+
+
+def test_texts_of_the_server_cannot_upset_a_terminal() -> None:
+    assert worker_terms.text_of({"a": "x\x1b[2J\ny"}, "a") == "x [2J y"
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (503, b'{"error": "full", "message": "too many"}', NotNow),
+        (502, b"<html>Bad Gateway", NotNow),
+        (404, b"<html>no such tunnel", NotNow),
+        (302, b"", NotNow),
+        (400, b'{"error": "malformed", "message": "a bug"}', PeerRefused),
+        (403, b'{"error": "quarantined", "message": "rubbish"}', PeerRefused),
+        (413, b'{"error": "large", "message": "too large"}', PeerRefused),
+    ],
+)
+def test_answers_are_worth_another_try_or_are_not(
+    status: int, body: bytes, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind):
+        _judged(Answer(status, httpx2.Headers(JSON), body))
+
+
+def test_a_web_page_is_not_taken_for_the_server() -> None:
+    page = httpx2.Headers({"Content-Type": "text/html; charset=utf-8"})
+
+    with pytest.raises(NotNow, match="is the tunnel up"):
+        _judged(Answer(200, page, b"<html>Welcome to the hotel"))
+
+
+def test_a_server_that_asks_for_time_gets_it() -> None:
+    asked = httpx2.Headers({**JSON, "Retry-After": "7"})
+
+    with pytest.raises(NotNow) as caught:
+        _judged(Answer(429, asked, b'{"error": "busy", "message": "slow down"}'))
+    assert caught.value.pause_s == 7
+
+
+@pytest.mark.parametrize("codec", ["int8", "onebit", "topk:0.05", "bf16"])
+def test_what_a_codec_leaves_out_arrives_later(codec: str) -> None:
+    """The sum of what the server saw follows the sum of what was meant."""
+    model = nn.Linear(50, 40)
+    manifest = manifests.of(model)
+    feedback = Feedback(manifest, codec)
+    dice = np.random.default_rng(4)
+    meant = np.zeros(manifest.num_parameters)
+    seen = np.zeros(manifest.num_parameters)
+    fixed = dice.normal(size=manifest.num_parameters).astype(np.float32)
+    for _ in range(60):
+        body = feedback.pack(Update(fixed, np.zeros(0, np.float32)))
+        found = bodies.read_update(manifest, body, feedback.wire_name)
+        feedback.counted()
+        meant += fixed
+        seen += found.parameters
+
+    off = np.linalg.norm(meant - seen) / np.linalg.norm(meant)
+    assert off < {"int8": 2e-4, "bf16": 2e-4, "onebit": 0.2, "topk:0.05": 0.3}[codec]
+
+
+def test_an_update_that_does_not_count_leaves_no_debt() -> None:
+    manifest = manifests.of(nn.Linear(50, 40))
+    feedback = Feedback(manifest, "onebit")
+    dice = np.random.default_rng(5)
+    values = dice.normal(size=manifest.num_parameters).astype(np.float32)
+    update = Update(values, np.zeros(0, np.float32))
+
+    assert feedback.pack(update) == feedback.pack(update)
+    feedback.counted()
+    assert feedback.pack(update) != Feedback(manifest, "onebit").pack(update)
+
+
+def test_a_place_turns_to_the_next_link(tmp_path: Path) -> None:
+    place = Place(["https://a.example", "https://b.example"])
+
+    assert place.link.url == "https://a.example"
+    assert place.look_again()
+    assert place.link.url == "https://b.example"
+    assert place.look_again()
+    assert place.link.url == "https://a.example"
+
+
+def test_a_place_is_read_from_its_file_again(tmp_path: Path) -> None:
+    file = tmp_path / "link"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Place([], file)
+    file.write_text("\n")
+    with pytest.raises(ConfigError, match="it is empty"):
+        Place([], file)
+    file.write_text("https://a.example\n")
+    place = Place([], file)
+
+    assert not place.look_again()
+    file.write_text("")  # somebody is writing
+    assert not place.look_again()
+    assert place.link.url == "https://a.example"
+    file.write_text("https://b.example")
+    assert place.look_again()
+    assert place.link.url == "https://b.example"
+
+
+@pytest.mark.parametrize(
+    ("link", "is_readable"),
+    [
+        ("http://127.0.0.1:8000", False),
+        ("http://localhost:8000", False),
+        ("https://far.example", False),
+        ("http://far.example", True),
+    ],
+)
+def test_plain_lines_to_elsewhere_are_noticed(link: str, is_readable: bool) -> None:
+    assert Place([link]).is_readable_by_others is is_readable
+
+
+def test_time_left_follows_from_the_pace() -> None:
+    tally = Tally(version=10)
+    assert tally.left_s(100) is None
+    tally.first_version, tally.version = 10, 40
+    tally.began_s -= 30
+
+    left_s = tally.left_s(100)
+    assert left_s == pytest.approx(60, rel=0.05)
