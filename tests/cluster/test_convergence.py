@@ -1,0 +1,154 @@
+"""Compressed gradients train as well as whole ones, and the check would notice if not.
+
+Two real tasks are trained by two processes with every scheme, from the same seed. What
+the systems that we replace did to gradients is trained in the same way, and must fail
+the same check. Three seeds and longer runs are in benchmarks/compression.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
+
+from seed_bugs import BUGS
+from tasks import Task, characters, digits, final_loss, learn
+
+from ringleader.compression import compressor
+from ringleader.groups.group import Group
+from ringleader.testing.processes import Nursery, Ready, spawn_ranks
+
+pytestmark = pytest.mark.timeout(115)
+
+SIZE = 2
+WITHIN_S = 100.0
+"""Half a minute alone; the machine may be busy with other tests."""
+
+CODEC_BAR, SPARSE_BAR = 0.005, 0.02
+"""How far from the uncompressed loss a run may end, as a part of it."""
+
+GOOD = {
+    "bf16": CODEC_BAR,
+    "fp16": CODEC_BAR,
+    "int8": CODEC_BAR,
+    "powersgd:4": SPARSE_BAR,
+    "topk:0.01": SPARSE_BAR,
+}
+BAD = {
+    "truncating int8": CODEC_BAR,
+    "1/p with feedback": SPARSE_BAR,
+    "residual dropped, top-k": SPARSE_BAR,
+    "residual dropped, one bit": SPARSE_BAR,
+}
+RUNS = {
+    "digits": ("none", *GOOD, *BAD),
+    "characters": ("none", "int8", "powersgd:4", "topk:0.01", "truncating int8"),
+}
+"""What is trained here; the text takes longer, so it is trained with fewer schemes."""
+
+LEARNED = {"digits": 0.1, "characters": 0.6}
+"""How much of the first loss may be left, so that the comparison means something. Of
+text, less than half would need more than a few seconds."""
+
+Run = tuple[list[float], bytes]
+"""The loss of one rank after every step, and its parameters at the end."""
+
+
+def make_task(name: str) -> Task:
+    if name == "digits":
+        return digits()
+    return characters(width=32, context=32).shortened(300)
+
+
+def train(
+    group: Group, _ready: Ready, task_name: str, schemes: Sequence[str]
+) -> dict[str, Run]:
+    """One run after the other, in the same two processes."""
+    task = make_task(task_name)
+    place = {"rank": group.rank, "size": group.size}
+    runs = {}
+    for scheme in schemes:
+        average = (
+            BUGS[scheme](group)
+            if scheme in BUGS
+            else partial(compressor(scheme).average, group)
+        )
+        model = task.model(0)
+        losses = list(learn(task, model, 0, average=average, **place))
+        flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+        runs[scheme] = losses, flat.numpy().tobytes()
+    return runs
+
+
+Runs = Callable[[str], list[dict[str, Run]]]
+"""Task -> the runs of each rank."""
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[Runs]:
+    """Trains a task when it is asked for first."""
+    with Nursery() as nursery:
+
+        @cache
+        def run(task: str) -> list[dict[str, Run]]:
+            args = (task, RUNS[task])
+            with spawn_ranks(
+                SIZE, train, *args, transport="shm", nursery=nursery
+            ) as ranks:
+                return [rank.result(WITHIN_S) for rank in ranks]
+
+        yield run
+
+
+def mean_losses(ranks: Sequence[dict[str, Run]], scheme: str) -> list[float]:
+    """Of all ranks, after every step."""
+    steps = zip(*(runs[scheme][0] for runs in ranks), strict=True)
+    return [sum(each) / len(each) for each in steps]
+
+
+def is_near(ranks: Sequence[dict[str, Run]], scheme: str, bar: float) -> bool:
+    """The check: does ``scheme`` end where the uncompressed run does?
+
+    A loss that is much lower is also wrong: something else was trained.
+    """
+    whole = final_loss(mean_losses(ranks, "none"))
+    return abs(final_loss(mean_losses(ranks, scheme)) / whole - 1) <= bar
+
+
+def pairs(bars: dict[str, float]) -> list[tuple[str, str]]:
+    return [(task, scheme) for task in RUNS for scheme in bars if scheme in RUNS[task]]
+
+
+@pytest.mark.parametrize("task", RUNS)
+def test_the_uncompressed_run_learns(task: str, runs: Runs) -> None:
+    losses = mean_losses(runs(task), "none")
+    assert final_loss(losses) < LEARNED[task] * losses[0]
+
+
+@pytest.mark.parametrize(("task", "scheme"), pairs(GOOD))
+def test_a_compressed_run_ends_where_the_uncompressed_one_does(
+    task: str, scheme: str, runs: Runs
+) -> None:
+    assert is_near(runs(task), scheme, GOOD[scheme])
+
+
+@pytest.mark.parametrize(("task", "bug"), pairs(BAD))
+def test_the_bugs_of_other_systems_do_not_pass(task: str, bug: str, runs: Runs) -> None:
+    assert not is_near(runs(task), bug, BAD[bug])
+
+
+@pytest.mark.parametrize(("task", "scheme"), pairs(GOOD))
+def test_all_ranks_end_with_the_same_bits(task: str, scheme: str, runs: Runs) -> None:
+    assert len({ranks[scheme][1] for ranks in runs(task)}) == 1
+
+
+@pytest.mark.parametrize(("task", "scheme"), pairs(GOOD))
+def test_compression_did_take_place(task: str, scheme: str, runs: Runs) -> None:
+    """A scheme that quietly sends everything would pass all of the above."""
+    assert runs(task)[0][scheme][1] != runs(task)[0]["none"][1]
