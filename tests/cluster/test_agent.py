@@ -21,7 +21,7 @@ from ringleader.node import frames, requests
 from ringleader.node.client import Agent, AgentConfig, running
 from ringleader.node.frames import Hello
 from ringleader.node.requests import Check, Checked, Done, Enter, Entered, Look, Quit
-from ringleader.node.snapshot import Snapshot
+from ringleader.node.snapshot import NodeRow, Snapshot
 from ringleader.node.story import Story
 from ringleader.testing.nodes import make_home
 
@@ -81,6 +81,18 @@ def test_two_nodes_of_one_user_on_one_host_train_together(config: AgentConfig) -
         assert {entered.rank, other.rank} == {0, 1}
         assert entered.round == other.round
         assert len(running(Path(config.home))) == 2
+        two.close()
+        deadline = Deadline.after(5)
+        while sum(row.in_view for row in rows(one)) > 1:
+            assert not deadline.is_over(), "it has left"
+            time.sleep(0.02)
+        assert len(rows(one)) == 1, "who says goodbye is not mourned as dead"
+
+
+def rows(agent: Agent) -> list[NodeRow]:
+    seen = agent.ask(Look(), Deadline.after(5))
+    assert isinstance(seen, Snapshot)
+    return seen.nodes
 
 
 @pytest.mark.parametrize(

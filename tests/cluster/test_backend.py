@@ -42,12 +42,6 @@ SOON_S = 10.0
 """Much less than LIMIT_S, and much more than anything here takes."""
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as warm:
-        yield warm
-
-
 @pytest.fixture
 def play(nursery: Nursery) -> Callable[..., list[Any]]:
     """Run a body on every rank of a world; the results in rank order."""

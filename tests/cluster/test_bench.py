@@ -14,6 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
+
+from ringleader.cli.main import app
 
 pytestmark = pytest.mark.timeout(110)
 
@@ -63,9 +66,11 @@ def test_a_killed_worker_ends_the_run_with_its_name() -> None:
     assert "SIGKILL" in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopping_it_leaves_no_process(number: signal.Signals) -> None:
-    with endless("--operations", "all_reduce") as bench:
+@pytest.mark.parametrize(
+    ("number", "peers"), [(signal.SIGINT, "gloo,mpi"), (signal.SIGTERM, "")]
+)
+def test_stopping_it_leaves_no_process(number: signal.Signals, peers: str) -> None:
+    with endless("--peers", peers, "--operations", "all_reduce") as bench:
         family = psutil.Process(bench.pid).children(recursive=True)
         assert len(family) >= 2
         bench.send_signal(number)
@@ -85,11 +90,9 @@ def test_stopping_it_leaves_no_process(number: signal.Signals) -> None:
     ],
 )
 def test_flags_that_make_no_sense_are_explained(flags: list[str], said: str) -> None:
-    done = subprocess.run(
-        [*BENCH, *flags], capture_output=True, text=True, timeout=30, check=False
-    )
+    done = CliRunner().invoke(app, ["bench", *flags])
 
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert said in done.stderr
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import random
 import secrets
 import socket
 import ssl
@@ -11,10 +13,17 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
-from ringleader.errors import PeerError, PeerRefused, PeerUntrusted
+from ringleader.errors import (
+    InternalError,
+    PeerError,
+    PeerRefused,
+    PeerUntrusted,
+    ProtocolError,
+)
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
 from ringleader.identity.redacted import Secret
@@ -81,15 +90,16 @@ class House:
 
 
 @asynccontextmanager
-async def house() -> AsyncIterator[House]:
+async def house(host: Greeting, trouble: Exception | None) -> AsyncIterator[House]:
     sock = socket.create_server((HERE, 0))
     sock.setblocking(False)
     guests: list[Guest] = []
 
     async def on_guest(guest: Guest) -> None:
         guests.append(guest)
+        if trouble is not None:
+            raise trouble
 
-    host = greeting()
     door = Door(host, sock, on_guest)
     task = asyncio.create_task(door.serve())
     try:
@@ -103,9 +113,15 @@ async def house() -> AsyncIterator[House]:
         sock.close()
 
 
-def run(work: Callable[[House], Awaitable[None]]) -> None:
+def run(
+    work: Callable[[House], Awaitable[None]],
+    host: Greeting | None = None,
+    trouble: Exception | None = None,
+) -> None:
+    """Do ``work`` at a door; ``trouble`` is what befalls who receives its guests."""
+
     async def main() -> None:
-        async with house() as made:
+        async with house(host or greeting(), trouble) as made:
             await work(made)
 
     asyncio.run(asyncio.wait_for(main(), 60))
@@ -118,6 +134,7 @@ def test_a_member_comes_in_and_both_know_who_the_other_is() -> None:
         await at.settle()
         assert guest.node == at.host.credentials.node
         assert [g.node for g in at.guests] == [caller.credentials.node]
+        assert at.guests[0].address == (HERE, 4000), "where it can be called back"
         assert at.door.num_rejected == 0
 
     run(work)
@@ -149,6 +166,44 @@ def test_another_member_at_the_address_is_not_taken_for_the_one_we_want() -> Non
     async def work(at: House) -> None:
         with pytest.raises(PeerUntrusted):
             await at.call(greeting(), expect=NodeKey.ephemeral().node_id)
+
+    run(work)
+
+
+def test_a_door_that_claims_to_be_another_node_is_not_believed() -> None:
+    async def work(at: House) -> None:
+        with pytest.raises(ProtocolError, match="another node"):
+            await at.call(greeting())
+
+    run(work, host=greeting(claim=NodeId("b" * 52)))
+
+
+def test_a_guest_whose_host_fails_is_not_left_waiting() -> None:
+    async def work(at: House) -> None:
+        guest = await dial(greeting(), [(HERE, at.port)], "control")
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(guest.reader.read(), 3) == b""
+        guest.abort()
+
+    run(work, trouble=InternalError("nobody at home"))
+
+
+def test_a_member_that_speaks_another_protocol_inside_tls_is_turned_away() -> None:
+    async def work(at: House) -> None:
+        caller = greeting()
+        caller.credentials.client.set_alpn_protocols(["h2"])
+        reader, writer = await asyncio.open_connection(
+            HERE,
+            at.port,
+            ssl=caller.credentials.client,
+            server_hostname=caller.credentials.knock(),
+        )
+        writer.write(frames.pack(caller.hello("control", "")))
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 3) == b""
+        writer.transport.abort()
+        await at.settle()
+        assert at.guests == []
 
     run(work)
 
@@ -214,53 +269,66 @@ def test_rubbish_gets_nowhere(rubbish: bytes) -> None:
 def test_a_member_that_sends_rubbish_inside_tls_is_turned_away() -> None:
     async def work(at: House) -> None:
         caller = greeting().credentials
-        for body in (b"\xc1", b"\x80", os.urandom(500), bytes(3000)):
+        promise = (frames.MAX_HELLO_BYTES + 1).to_bytes(4, "little")
+        noise = random.Random(7).randbytes(500)
+        bodies = [frames.frame(b) for b in (b"\xc1", b"\x80", noise)]
+        for rubbish in (*bodies, promise):
             reader, writer = await asyncio.open_connection(
                 HERE, at.port, ssl=caller.client, server_hostname=caller.knock()
             )
-            writer.write(frames.frame(body))
-            try:
-                answer = await frames.read_hello(reader, "the door")
-            except PeerError:
-                continue
-            else:
-                assert answer.refusal, "an answer must be a refusal"
-            finally:
-                writer.transport.abort()
+            writer.write(rubbish)
+            answer = await asyncio.wait_for(frames.read_hello(reader, "it"), 3)
+            word = "limit" if rubbish is promise else "hello"
+            assert word in answer.refusal, "it is told why, before it has sent all"
+            writer.transport.abort()
         await at.settle()
         assert at.guests == []
+        assert at.door.num_rejected == 4
 
     run(work)
 
 
 def test_a_crowd_of_silent_strangers_does_not_keep_members_out() -> None:
     async def work(at: House) -> None:
-        crowd = []
-        for _ in range(3 * doors.MAX_HALF_OPEN):
-            _, writer = await asyncio.open_connection(HERE, at.port)
-            crowd.append(writer)
+        crowd = [
+            await asyncio.open_connection(HERE, at.port)
+            for _ in range(3 * doors.MAX_HALF_OPEN)
+        ]
+        for reader, _ in crowd[: -doors.MAX_PER_ADDRESS]:  # the oldest had to go
+            assert await asyncio.wait_for(reader.read(1), 3) == b""
         started_s = time.monotonic()
         await at.call(greeting())
         assert time.monotonic() - started_s < 3
         assert len(at.door._half_open) <= doors.MAX_PER_ADDRESS
-        for writer in crowd:
+        for _, writer in crowd:
             writer.transport.abort()
 
     run(work)
 
 
-def test_dribbling_does_not_buy_more_time() -> None:
+@pytest.mark.parametrize("is_member", [False, True], ids=["stranger", "member"])
+def test_dribbling_does_not_buy_more_time(
+    monkeypatch: pytest.MonkeyPatch, is_member: bool
+) -> None:
+    """Neither in the handshake nor, for who has finished it, in the hello."""
+    assert GREETING_S <= 5
+    monkeypatch.setattr(doors, "GREETING_S", 1.0)
+    words = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # of 512 bytes
+    credentials = greeting().credentials
+    tls: dict[str, Any] = {}
+    if is_member:
+        words = (500).to_bytes(4, "little")
+        tls = {"ssl": credentials.client, "server_hostname": credentials.knock()}
+
     async def work(at: House) -> None:
-        _, writer = await asyncio.open_connection(HERE, at.port)
-        hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # of 512 bytes
         started_s = time.monotonic()
-        for number in range(200):
-            writer.write(hello[number : number + 1] or b"\0")
+        reader, writer = await asyncio.open_connection(HERE, at.port, **tls)
+        for number in range(50):
+            writer.write(words[number : number + 1] or b"\0")
             await asyncio.sleep(0.1)
-            if number > 5 and not at.door._half_open:
+            if reader.at_eof() or reader.exception():
                 break
-        took_s = time.monotonic() - started_s
-        assert GREETING_S - 1 < took_s < GREETING_S + 3
+        assert 0.9 < time.monotonic() - started_s < 3
         writer.transport.abort()
 
     run(work)
@@ -268,15 +336,40 @@ def test_dribbling_does_not_buy_more_time() -> None:
 
 def test_all_addresses_are_tried_and_the_one_that_works_wins() -> None:
     async def work(at: House) -> None:
-        with socket.socket() as closed:
+        with socket.create_server((HERE, 0)) as silent, socket.socket() as closed:
             closed.bind((HERE, 0))
-            nobody = closed.getsockname()[1]
-            silent = ("192.0.2.1", 9)  # nobody has it: the connection hangs
-            where = [silent, (HERE, nobody), (HERE, at.port)]
+            ports = silent.getsockname()[1], closed.getsockname()[1], at.port
             started_s = time.monotonic()
-            guest = await dial(greeting(), where, "control")
+            guest = await dial(greeting(), [(HERE, port) for port in ports], "control")
         assert guest.address == (HERE, at.port)
-        assert time.monotonic() - started_s < 3
+        assert time.monotonic() - started_s < 3, "nobody waits for the silent one"
         guest.close()
 
     run(work)
+
+
+def test_being_refused_says_more_than_not_being_reached() -> None:
+    async def work(at: House) -> None:
+        with socket.socket() as closed:
+            closed.bind((HERE, 0))
+            where = [(HERE, closed.getsockname()[1]), (HERE, at.port)]
+            with pytest.raises(PeerUntrusted, match="other secret"):
+                await dial(greeting(THEIRS), where, "control")
+
+    run(work)
+
+
+def test_a_server_of_another_kind_is_told_from_an_agent() -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(answer, HERE, 0)
+        async with server:
+            where = server.sockets[0].getsockname()
+            with pytest.raises(PeerUntrusted, match="does not speak TLS"):
+                await dial(greeting(), [where], "control")
+
+    asyncio.run(asyncio.wait_for(main(), 30))

@@ -20,6 +20,11 @@ RATE, RATE_BYTES = "200mbit", 25e6
 PAYLOAD = 1448 / 1514
 """What tbf counts of a full frame: TCP payload against Ethernet frame without FCS."""
 
+TIMED = ("ring", "tree", "star")
+TIMED_BYTES = 4 << 20
+FAULT_S = 2.0
+VICTIM = 1
+
 pytestmark = [
     pytest.mark.skipif(not POSSIBLE, reason=REASON),
     pytest.mark.timeout(120),
@@ -44,80 +49,92 @@ def start(net: Lan, ranks_per_host: int, tasks: list[dict[str, Any]]) -> list[An
     ]
 
 
-def reports(workers: list[Any]) -> list[list[dict[str, Any]]]:
-    """What every rank printed, one list of answers each."""
-    outputs = [w.communicate(timeout=90)[0] for w in workers]
-    assert all(w.returncode == 0 for w in workers)
+Answers = list[list[dict[str, Any]]]
+"""Of every rank, of every task."""
+
+
+@pytest.fixture(scope="module")
+def of_three_hosts() -> Answers:
+    """One rank on each: three algorithms timed; then the cable of one is pulled."""
+    tasks: list[dict[str, Any]] = [
+        {"do": "time", "algorithm": name, "bytes": TIMED_BYTES, "rounds": 4}
+        for name in TIMED
+    ]
+    tasks.append({"do": "fault", "timeout_s": FAULT_S})
+    with lan(hosts=3, rate=RATE) as net:
+        workers = start(net, 1, tasks)
+        answers = [read(worker, len(TIMED)) for worker in workers]
+        for worker in workers:
+            assert read(worker, 1) == [{"ready": True}]
+        net.cut(VICTIM)
+        for rank, worker in enumerate(workers):
+            answers[rank] += read(worker, 1) if rank != VICTIM else []
+        for worker in workers:
+            worker.stdout.close()
+    return answers
+
+
+@pytest.fixture(scope="module")
+def of_two_hosts() -> Answers:
+    """Two ranks on each: memory inside, TCP across, one hierarchy."""
+    timed = {"do": "time", "bytes": 2 << 20, "rounds": 2}
+    tasks: list[dict[str, Any]] = [
+        {"do": "describe"},
+        {**timed, "algorithm": "hierarchy"},
+        {**timed, "algorithm": "ring"},
+        timed,
+    ]
+    with lan(hosts=2, rate=RATE) as net:
+        workers = start(net, 2, tasks)
+        outputs = [worker.communicate(timeout=90)[0] for worker in workers]
+    assert all(worker.returncode == 0 for worker in workers)
     return [[json.loads(line) for line in text.splitlines()] for text in outputs]
 
 
-def test_the_simulator_predicts_ring_tree_and_star_within_a_fifth() -> None:
+def read(worker: Any, count: int) -> list[dict[str, Any]]:  # noqa: ANN401 - a Popen
+    """The next answers of a worker; an empty line when it has died."""
+    return [json.loads(worker.stdout.readline()) for _ in range(count)]
+
+
+def test_the_simulator_predicts_ring_tree_and_star_within_a_fifth(
+    of_three_hosts: Answers,
+) -> None:
     """With four hosts streams that meet share unevenly; see docs/algorithms.md."""
-    size, num_bytes = 3, 4 << 20
-    names = ["ring", "tree", "star"]
-    tasks = [
-        {"do": "time", "algorithm": n, "bytes": num_bytes, "rounds": 6} for n in names
-    ]
-    with lan(hosts=size, rate=RATE) as net:
-        answers = reports(start(net, 1, tasks))
-    network = Network.uniform(size, latency_s=50e-6, bytes_per_s=RATE_BYTES * PAYLOAD)
-    for i, name in enumerate(names):
-        assert all(rank[i]["right"] for rank in answers)
-        measured_s = max(rank[i]["seconds"] for rank in answers)
-        predicted_s = predict("all_reduce", name, num_bytes, network).time_s
+    network = Network.uniform(3, latency_s=50e-6, bytes_per_s=RATE_BYTES * PAYLOAD)
+    for i, name in enumerate(TIMED):
+        assert all(rank[i]["right"] for rank in of_three_hosts)
+        measured_s = max(rank[i]["seconds"] for rank in of_three_hosts)
+        predicted_s = predict("all_reduce", name, TIMED_BYTES, network).time_s
         ratio = measured_s / predicted_s
         assert 0.8 < ratio < 1.2, f"{name}: {measured_s:.3f} s, {predicted_s:.3f} s"
 
 
-def test_namespaces_count_as_hosts_and_ranks_of_one_share_memory() -> None:
-    """Two hosts with two ranks each: memory inside, TCP across, one hierarchy."""
-    tasks: list[dict[str, Any]] = [
-        {"do": "describe"},
-        {"do": "time", "algorithm": "hierarchy", "bytes": 1 << 20, "rounds": 3},
-        {"do": "time", "algorithm": "ring", "bytes": 1 << 20, "rounds": 3},
-        {"do": "time", "bytes": 1 << 20, "rounds": 3},
-    ]
-    with lan(hosts=2, rate=RATE) as net:
-        answers = reports(start(net, 2, tasks))
-    for rank, (links, *timed) in enumerate(answers):
+def test_a_pulled_cable_is_named_by_everybody_in_time(of_three_hosts: Answers) -> None:
+    """No reset, no goodbye: only silence. Every survivor blames the silent rank."""
+    for rank, answers in enumerate(of_three_hosts):
+        if rank == VICTIM:
+            continue
+        told = answers[-1]
+        assert told["error"] == "DeadlineExceeded"
+        assert told["peer"] == VICTIM, told["text"]
+        assert told["seconds"] < FAULT_S + 1
+
+
+def test_namespaces_count_as_hosts_and_ranks_of_one_share_memory(
+    of_two_hosts: Answers,
+) -> None:
+    for rank, (links, *timed) in enumerate(of_two_hosts):
         partner = rank ^ 1
         kinds = {int(p): kind for p, kind in links["links"].items()}
         assert kinds.pop(partner) == "shm"
         assert set(kinds.values()) == {"tcp"}
         assert links["hosts"] == [0, 0, 2, 2]
         assert all(t["right"] for t in timed)
-    assert len({rank[0]["choice"] for rank in answers}) == 1, "all ranks choose alike"
+    assert len({rank[0]["choice"] for rank in of_two_hosts}) == 1, "all choose alike"
 
 
-def test_a_hierarchy_sends_every_byte_out_of_a_host_once() -> None:
-    num_bytes, rounds = 2 << 20, 2
-    task = {
-        "do": "time",
-        "algorithm": "hierarchy",
-        "bytes": num_bytes,
-        "rounds": rounds,
-    }
-    with lan(hosts=2) as net:
-        answers = reports(start(net, 2, [task]))
+def test_a_hierarchy_sends_every_byte_out_of_a_host_once(of_two_hosts: Answers) -> None:
     # A ring of two hosts sends S from each per all_reduce; the frames of TCP add a few
     # per cent, acknowledgements and barriers a little more.
-    for (answer,) in answers:
-        assert 1.0 < answer["sent"] / (rounds * num_bytes) < 1.1
-
-
-def test_a_pulled_cable_is_named_by_everybody_in_time() -> None:
-    """No reset, no goodbye: only silence. Every survivor blames the silent rank."""
-    timeout_s, victim = 2.0, 1
-    with lan(hosts=3) as net:
-        workers = start(net, 1, [{"do": "fault", "timeout_s": timeout_s}])
-        for worker in workers:
-            assert json.loads(worker.stdout.readline()) == {"ready": True}
-        net.cut(victim)
-        survivors = [w for r, w in enumerate(workers) if r != victim]
-        answers = [json.loads(w.stdout.readline()) for w in survivors]
-        for worker in workers:
-            worker.stdout.close()
-    for answer in answers:
-        assert answer["error"] == "DeadlineExceeded"
-        assert answer["peer"] == victim, answer["text"]
-        assert answer["seconds"] < timeout_s + 1
+    for _, hierarchy, *_ in of_two_hosts:
+        assert 1.0 < hierarchy["sent"] / (2 * (2 << 20)) < 1.1

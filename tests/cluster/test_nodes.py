@@ -44,16 +44,18 @@ def start(
     return node
 
 
-def three(stack: ExitStack, net: Lan, folder: Path) -> list[Node]:
-    """Agents on all hosts, in one view, with their links measured."""
-    root = os.urandom(32)
-    nodes = [
-        start(stack, net, i, make_home(folder / str(i), root), f"n{i}")
-        for i in range(3)
-    ]
-    for node in nodes:
-        node.look_until(measured)
-    return nodes
+@pytest.fixture(scope="module")
+def three(net: Lan, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
+    """Agents on all hosts, in one view; tests leave them as they were."""
+    root, folder = os.urandom(32), tmp_path_factory.mktemp("three")
+    with ExitStack() as stack:
+        homes = [make_home(folder / str(i), root) for i in range(3)]
+        nodes = [start(stack, net, i, homes[i], f"n{i}") for i in range(3)]
+        yield nodes
+
+
+def are_together(seen: Event) -> bool:
+    return names_in_view(seen) == {"n0", "n1", "n2"}
 
 
 def kill(node: Node) -> None:
@@ -91,46 +93,45 @@ def test_three_machines_find_each_other_and_survive_the_loss_of_their_leader(
     assert survivors[0]["epoch"] > seen[0]["epoch"]
 
     back = start(stack, net, 0, homes[0], "n0")
-    again = back.look_until(lambda s: names_in_view(s) == {"n0", "n1", "n2"})
+    again = back.look_until(are_together)
     leader = next(row for row in again["nodes"] if row["is_leader"])
     assert leader["name"] == "n1", "who comes back is the youngest"
 
 
 def test_a_stopped_machine_is_waited_for_a_while_and_rejoins_after_longer(
-    net: Lan, stack: ExitStack, tmp_path: Path
+    three: list[Node],
 ) -> None:
-    nodes = three(stack, net, tmp_path)
-    before = nodes[0].look()
-    agent = int(nodes[2].events[0]["agent"])
+    for node in three:
+        node.look_until(measured)  # what is measured makes new views
+    before = three[0].look()
+    agent = int(three[2].events[0]["agent"])
 
     os.kill(agent, signal.SIGSTOP)
     time.sleep(2.0)
     os.kill(agent, signal.SIGCONT)
     time.sleep(1.0)
-    assert nodes[0].look()["epoch"] == before["epoch"], "two seconds evict nobody"
+    assert three[0].look()["epoch"] == before["epoch"], "two seconds evict nobody"
 
     os.kill(agent, signal.SIGSTOP)
-    nodes[0].look_until(lambda s: names_in_view(s) == {"n0", "n1"})
+    three[0].look_until(lambda s: names_in_view(s) == {"n0", "n1"})
     os.kill(agent, signal.SIGCONT)
-    for node in nodes:
-        node.look_until(lambda s: names_in_view(s) == {"n0", "n1", "n2"})
+    for node in three:
+        node.look_until(are_together)
 
 
 def test_a_split_network_makes_two_views_and_a_mended_one_makes_one(
-    net: Lan, stack: ExitStack, tmp_path: Path
+    net: Lan, three: list[Node]
 ) -> None:
-    nodes = three(stack, net, tmp_path)
+    for node in three:
+        node.look_until(are_together)
     net.cut(0)
     try:
-        nodes[0].look_until(lambda s: names_in_view(s) == {"n0"})
-        for node in nodes[1:]:
+        three[0].look_until(lambda s: names_in_view(s) == {"n0"})
+        for node in three[1:]:
             node.look_until(lambda s: names_in_view(s) == {"n1", "n2"})
     finally:
         net.mend(0)
-    views = [
-        node.look_until(lambda s: names_in_view(s) == {"n0", "n1", "n2"}, 30)
-        for node in nodes
-    ]
+    views = [node.look_until(are_together, 30) for node in three]
     leaders = {r["name"] for s in views for r in s["nodes"] if r["is_leader"]}
     assert leaders == {"n0"}, "the view of the most senior node remains"
 

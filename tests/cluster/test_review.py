@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
 from ringleader.errors import (
     CallMismatch,
@@ -23,6 +25,7 @@ from ringleader.errors import (
 )
 from ringleader.groups.group import Group
 from ringleader.testing.inprocess import run_threads, run_world, world
+from ringleader.testing.processes import Nursery, Ready, spawn_ranks
 
 
 def failure(call: Callable[[], object]) -> RingleaderError:
@@ -133,115 +136,80 @@ def test_closing_does_not_wait_for_an_operation_that_will_not_end() -> None:
         assert isinstance(failure(theirs.barrier), GroupAborted)
 
 
-PROLOGUE = """
-import os, sys, time, torch, torch.distributed as dist
-from datetime import timedelta
-rank = int(sys.argv[1])
-dist.init_process_group(
-    "ringleader", init_method="file://" + sys.argv[2], rank=rank, world_size=2,
-    timeout=timedelta(seconds=40),
-)
-dist.barrier()
-"""
+# -- in processes of their own, through torch ------------------------------------------
+
+WITHIN_S = 30.0
+CHILD_S = 10.0
+"""How long a forked child lives, unless the test ends it earlier."""
 
 
-def play(tmp_path: Path, program: str) -> list[tuple[float, int, str]]:
-    """(seconds, exit code, what it said) of two ranks that run ``program``."""
-    script = tmp_path / "program.py"
-    script.write_text(PROLOGUE + textwrap.dedent(program))
+@contextlib.contextmanager
+def joined(group: Group, store: str) -> Iterator[None]:
+    """torch.distributed among the ranks of ``group``, which is only to meet in."""
+    dist.init_process_group(
+        "ringleader",
+        init_method=f"file://{store}",
+        rank=group.rank,
+        world_size=group.size,
+        timeout=timedelta(seconds=40),
+    )
+    dist.barrier()
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
 
-    def run(rank: int) -> tuple[float, int, str]:
-        done = subprocess.run(
-            [sys.executable, str(script), str(rank), str(tmp_path / "store")],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        return time.monotonic(), done.returncode, done.stdout + done.stderr
 
-    began_s = time.monotonic()
-    ended = run_threads([lambda r=r: run(r) for r in range(2)])  # type: ignore[misc]
-    return [(at_s - began_s, code, text) for at_s, code, text in ended]
+def fork_and_die(group: Group, ready: Ready, store: str) -> None:
+    """Rank 0 is killed; what it forked before lives on."""
+    with joined(group, store):
+        if group.rank == 0:
+            if os.fork() == 0:
+                os.closerange(0, 3)
+                time.sleep(CHILD_S)
+                os._exit(0)
+            group.close()
+            ready()
+            time.sleep(WITHIN_S)
+        dist.all_reduce(torch.ones(1))
 
 
 @pytest.mark.timeout(100)
-def test_an_exception_on_one_rank_reaches_who_waits_for_its_message(
-    tmp_path: Path,
+def test_a_forked_child_does_not_hold_the_connections_open(
+    nursery: Nursery, tmp_path: Path
 ) -> None:
-    program = """
-    if rank == 0:
-        dist.all_reduce(torch.ones(1), async_op=True).get_future().then(
-            lambda f: dist.all_reduce(torch.ones(1))  # waits for ever
-        )
-        time.sleep(1)
-        raise ValueError("no luck")
-    time.sleep(0.3)
-    dist.all_reduce(torch.ones(1))
-    dist.recv(torch.ones(1), 0)
-    """
-    (first_s, _, _), (second_s, code, text) = play(tmp_path, program)
-    assert max(first_s, second_s) < 25
-    assert code == 1
-    assert "ended with ValueError: no luck" in text
+    store = str(tmp_path / "store")
+    with spawn_ranks(2, fork_and_die, store, nursery=nursery) as ranks:
+        ranks[0].wait_ready(WITHIN_S)
+        [child] = psutil.Process(ranks[0].pid).children()
+        killed_s = ranks[0].kill()
+        error = ranks[1].error(WITHIN_S)
+        assert child.is_running(), "it did not outlive its parent"
+        child.kill()
+    assert ranks[1].ended_at_s - killed_s < CHILD_S / 2
+    assert "rank 0" in str(error)
 
 
-@pytest.mark.timeout(100)
-def test_a_forked_child_does_not_hold_the_connections_open(tmp_path: Path) -> None:
-    program = """
-    if rank == 0:
-        if os.fork() == 0:
-            os.closerange(0, 3)
-            time.sleep(20)
-            os._exit(0)
-        time.sleep(0.5)
-        os.kill(os.getpid(), 9)
-    dist.all_reduce(torch.ones(1))
-    """
-    _, (seconds, code, text) = play(tmp_path, program)
-    assert seconds < 18
-    assert code == 1
-    assert "rank 0" in text
+def come_too_late(group: Group, _: Ready, store: str) -> list[str]:
+    """What two barriers of rank 0 say when rank 1 comes between them."""
+    short = timedelta(seconds=0.3)
+    said = []
+    with joined(group, store):
+        for turn in (0, 1, 0):  # who is at its barrier while the other waits
+            if group.rank == turn:
+                with pytest.raises(RuntimeError) as caught:
+                    dist.monitored_barrier(timeout=short)
+                said.append(str(caught.value))
+            group.barrier()
+    return said
 
 
 @pytest.mark.timeout(100)
 def test_a_late_rank_does_not_pass_for_the_next_monitored_barrier(
-    tmp_path: Path,
+    nursery: Nursery, tmp_path: Path
 ) -> None:
-    program = """
-    short = timedelta(seconds=0.3)
-    if rank == 0:
-        for _ in range(2):
-            try:
-                dist.monitored_barrier(timeout=short)
-                print("passed")
-            except RuntimeError as error:
-                print(error)
-            time.sleep(1)
-    else:
-        time.sleep(0.6)
-        try:
-            dist.monitored_barrier(timeout=short)
-        except RuntimeError:
-            pass
-        time.sleep(2)
-    dist.barrier()
-    """
-    (_, code, text), (_, other, _) = play(tmp_path, program)
-    assert (code, other) == (0, 0), text
-    assert "passed" not in text
-    assert text.count("Rank 1 failed to pass monitoredBarrier") == 2
-
-
-@pytest.mark.timeout(100)
-def test_the_result_of_a_functional_collective_can_be_reduced(tmp_path: Path) -> None:
-    program = """
-    import torch.distributed._functional_collectives as funcol
-    dist.all_reduce(torch.ones(4))
-    wrapped = funcol.all_reduce(torch.ones(4), "sum", dist.group.WORLD)
-    dist.all_reduce(wrapped)
-    print(wrapped.tolist())
-    """
-    for _, code, text in play(tmp_path, program):
-        assert code == 0, text
-        assert "[4.0, 4.0, 4.0, 4.0]" in text
+    store = str(tmp_path / "store")
+    with spawn_ranks(2, come_too_late, store, nursery=nursery) as ranks:
+        said = [rank.result(WITHIN_S) for rank in ranks]
+    assert len(said[0]) == 2
+    for text in said[0]:
+        assert "Rank 1 failed to pass monitoredBarrier" in text

@@ -23,6 +23,10 @@ from ringleader.groups.group import Group
 from ringleader.parallel.sync_batch_norm import SyncBatchNorm
 from ringleader.testing.processes import Body, Nursery, Ready, spawn_ranks
 
+if __name__.startswith("bodies_"):  # in the nursery: else DDP does it in every rank
+    import torch._dynamo
+
+
 pytestmark = pytest.mark.timeout(100)
 
 BACKEND = "ringleader"
@@ -211,12 +215,6 @@ def compare(group: Group, _ready: Ready, store: str) -> dict[str, list[Found]]:
                 left[name] = distance(ours.get_buffer(name), buffer)
             found[str(case)] = [*steps, left]
     return found
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        yield nursery
 
 
 @pytest.fixture(scope="module")

@@ -136,17 +136,20 @@ def test_all_reduce_is_right_for_every_dtype_and_reduction(
         ops += ["band", "bor", "bxor"]
     size = 3
     names = all_reduce_names(place)
+    wants = {
+        (op, count): reference(size, count, dtype, op)
+        for op in ops
+        for count in (1, 2, 1003)
+    }
 
     def body(group: Group) -> list[torch.Tensor]:
         results = []
-        for op in ops:
-            for count in (1, 2, 1003):
-                want = reference(size, count, dtype, op)
-                for name in names:
-                    tensor = values(group.rank, count, dtype)
-                    group.all_reduce(tensor, op, algorithm=name)
-                    assert_close(tensor, want, f"{dtype} {op} {count} {name}")
-                    results.append(tensor)
+        for (op, count), want in wants.items():
+            for name in names:
+                tensor = values(group.rank, count, dtype)
+                group.all_reduce(tensor, op, algorithm=name)
+                assert_close(tensor, want, f"{dtype} {op} {count} {name}")
+                results.append(tensor)
         return results
 
     for ranks in zip(*run_world(size, body, place), strict=True):
@@ -207,11 +210,14 @@ def test_rooted_operations_are_right_from_every_root(size: int, place: str) -> N
     def names(operation: str) -> list[str | None]:
         return [None] if place == "shm" else [None, *algorithms(operation)]
 
+    lengths = (0, 1, size + 1, 1003)
+    sums = {n: reference(size, n, torch.float64, "sum") for n in lengths}
+
     def body(group: Group) -> None:
         for root in range(size):
-            for count in (0, 1, size + 1, 1003):
+            for count, want in sums.items():
                 _check_broadcast(group, root, count, names("broadcast"))
-                _check_reduce(group, root, count, names("reduce"))
+                _check_reduce(group, root, want, names("reduce"))
                 _check_gather_scatter(group, root, count, names("gather"))
 
     run_world(size, body, place)
@@ -227,8 +233,10 @@ def _check_broadcast(
         assert torch.equal(tensor, want), f"broadcast {name} root {root} count {count}"
 
 
-def _check_reduce(group: Group, root: int, count: int, names: list[str | None]) -> None:
-    want = reference(group.size, count, torch.float64, "sum")
+def _check_reduce(
+    group: Group, root: int, want: torch.Tensor, names: list[str | None]
+) -> None:
+    count = want.numel()
     for name in names:
         tensor = values(group.rank, count, torch.float64)
         kept = tensor.clone()
@@ -262,17 +270,19 @@ def test_gathering_and_scattering_sums_are_right(size: int, place: str) -> None:
     def names(operation: str) -> list[str | None]:
         return [None] if place == "shm" else [None, *algorithms(operation)]
 
+    lengths = (0, 1, 3, 1003, 70_001)
+    sums = {n: reference(size, size * n, torch.float32, "sum") for n in lengths}
+
     def body(group: Group) -> None:
-        for count in (0, 1, 3, 1003, 70_001):
+        for count, want in sums.items():
             rows = [values(r, count, torch.float32) for r in range(size)]
             for name in names("all_gather"):
                 whole = torch.zeros(size * count)
                 group.all_gather(whole, rows[group.rank], algorithm=name)
                 assert torch.equal(whole, torch.cat(rows)), f"all_gather {name} {count}"
+            source = values(group.rank, size * count, torch.float32)
+            kept = source.clone()
             for name in names("reduce_scatter"):
-                source = values(group.rank, size * count, torch.float32)
-                kept = source.clone()
-                want = reference(size, size * count, torch.float32, "sum")
                 out = torch.zeros(count)
                 group.reduce_scatter(out, source, algorithm=name)
                 part = want[group.rank * count : (group.rank + 1) * count]

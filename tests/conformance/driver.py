@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import logging
+import multiprocessing
 import os
 import re
 import shutil
@@ -22,6 +24,7 @@ import unittest
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import upstream
@@ -56,7 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.mkdir(parents=True, exist_ok=True)
     with scratch_folder():
         suite = upstream.load(trial)
-        outcomes = run(suite, options.k, logs, Deadline.after(options.within))
+        gc.freeze()  # a collection in a rank would touch, and so copy, every page
+        outcomes = run(
+            suite, options.k, logs, Deadline.after(options.within), options.jobs
+        )
     say(summary(trial, outcomes, logs))
     if report:
         report.write_text(json.dumps([asdict(each) for each in outcomes], indent=1))
@@ -71,6 +77,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--world-size", type=int, default=3, metavar="N")
     made.add_argument("--start", choices=["fork", "spawn"], default="fork")
     made.add_argument("-k", default="", metavar="REGEX", help="only tests like this")
+    made.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="tests that run at once"
+    )
     made.add_argument("--json", type=Path, metavar="FILE", help="write outcomes here")
     made.add_argument("--logs", type=Path, metavar="FOLDER", help="what ranks print")
     made.add_argument(
@@ -98,11 +107,45 @@ def scratch_folder() -> Iterator[None]:
 
 
 def run(
-    suite: type[upstream.OnRanks], pattern: str, logs: Path, deadline: Deadline
+    suite: type[upstream.OnRanks],
+    pattern: str,
+    logs: Path,
+    deadline: Deadline,
+    jobs: int = 1,
 ) -> list[Outcome]:
-    """The outcomes of the tests whose names match; one line for each as it ends."""
+    """The outcomes of the tests whose names match; one line for each as it ends.
+
+    Some tests wait for timeouts. With several jobs others run meanwhile, each in a fork
+    of this process, which has imported everything.
+    """
     names = unittest.defaultTestLoader.getTestCaseNames(suite)
     chosen = [name for name in names if re.search(pattern, name)]
+    if jobs == 1:
+        return run_share(suite, chosen, logs, deadline)
+    context = multiprocessing.get_context("fork")
+    with contextlib.ExitStack() as stack:
+        ends = []
+        for first in range(jobs):
+            ours, theirs = context.Pipe(duplex=False)
+            stack.enter_context(ours)
+
+            def work(share: list[str], pipe: Connection) -> None:
+                pipe.send(run_share(suite, share, logs, deadline))
+
+            with theirs:
+                process = context.Process(
+                    target=work, args=(chosen[first::jobs], theirs)
+                )
+                process.start()
+            stack.callback(process.join)
+            ends.append(ours)
+        return sorted((o for end in ends for o in end.recv()), key=lambda o: o.name)
+
+
+def run_share(
+    suite: type[upstream.OnRanks], chosen: list[str], logs: Path, deadline: Deadline
+) -> list[Outcome]:
+    """The outcomes of these tests, one after another."""
     outcomes = []
     for number, name in enumerate(chosen, 1):
         if deadline.is_over():

@@ -23,6 +23,9 @@ Gloo passes 120 of these 124; it declines the list form of an uneven all_to_all.
 LIMIT_S = 20.0
 """Bound on one test; the slowest waits five seconds for a timeout."""
 
+JOBS = 2
+"""Tests at once: one waits for a timeout or for its store while the other works."""
+
 START_S = 15.0
 """What the driver may need beyond its tests: importing torch on a busy machine."""
 
@@ -50,7 +53,7 @@ def outcomes(
     command = [sys.executable, str(DRIVER), "--world-size", str(world_size)]
     command += ["--start", start, "-k", names, "--limit", str(LIMIT_S)]
     command += ["--within", str(within_s), "--json", str(report)]
-    command += ["--logs", str(folder / "logs")]
+    command += ["--logs", str(folder / "logs"), "--jobs", str(JOBS)]
     with printed.open("wb") as file:
         process = subprocess.Popen(
             command, cwd=folder, stdout=file, stderr=file, start_new_session=True

@@ -219,6 +219,13 @@ def coalescing_manager_of_a_device(rank: int, size: int) -> None:
 # -- functional --------------------------------------------------------------------
 
 
+def result_of_a_functional_collective(rank: int, size: int) -> None:
+    """A defect that a review found: torch wraps it, and it has no memory of its own."""
+    wrapped = cast(Any, funcol).all_reduce(torch.ones(4), "sum", world())
+    dist.all_reduce(wrapped)
+    check(wrapped, torch.full((4,), float(size * size)))
+
+
 def functional_collectives(rank: int, size: int) -> None:
     pieces, mine = everybodys(size), given(rank, size).float()
     total = sum(pieces, torch.zeros(()))

@@ -5,6 +5,8 @@ They take a further argument, so the feature matrix does not see them.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -77,6 +79,25 @@ def reduce_ahead(rank: int, size: int, ready: Ready) -> None:
         torch.futures.wait_all([cast(Any, work).get_future() for work in works])
 
     endlessly(step, ready)
+
+
+def raise_in_the_middle(rank: int, size: int, ready: Ready) -> None:
+    """Rank 0 ends with an exception while a callback of it waits for ever."""
+    ready()
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    if rank == 0:
+        at_it = threading.Event()
+
+        def reduce_again(_: object) -> None:
+            at_it.set()
+            dist.all_reduce(torch.ones(1))
+
+        cast(Any, work).get_future().then(reduce_again)
+        at_it.wait(10)
+        time.sleep(0.2)  # by now it waits
+        raise ValueError("no luck")
+    cast(dist.Work, work).wait()
+    dist.recv(torch.ones(1), 0)
 
 
 # -- mismatched --------------------------------------------------------------------

@@ -205,6 +205,7 @@ class Stage:
             "file": f"file://{self.folder}/meeting{number}",
             "tcp": f"tcp://127.0.0.1:{_free_port()}",
             "env": f"env://127.0.0.1:{_free_port()}",
+            "script": f"script://127.0.0.1:{_free_port()}",
         }[scheme]
         return [
             Birth(
@@ -292,10 +293,10 @@ class World:
 
 @contextlib.contextmanager
 def one_shot(
-    stage: Stage, size: int, order: Order, timeout_s: float
+    stage: Stage, size: int, order: Order, timeout_s: float, scheme: str = "tcp"
 ) -> Iterator[list[Rank]]:
     """A world for one order that ends it; every process is reaped afterwards."""
-    births = stage.births(size, "tcp", timeout_s)
+    births = stage.births(size, scheme, timeout_s)
     ranks = [stage.fork(birth) for birth in births]
     try:
         for rank in ranks:
@@ -403,18 +404,21 @@ def _now(kind: str, text: str = "", trace: str = "") -> Report:
 
 
 def form(birth: Birth) -> None:
-    """Join the default group."""
+    """Join the default group; a script that torchrun would start does so itself."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     method = birth.init_method
     place: dict[str, Any] = {"rank": birth.rank, "world_size": birth.size}
-    if method.startswith("env://"):
-        host, port = method.removeprefix("env://").split(":")
+    scheme, _, address = method.partition("://")
+    if scheme in ("env", "script"):
+        host, port = address.split(":")
         os.environ.update(MASTER_ADDR=host, MASTER_PORT=port)
         os.environ.update(RANK=str(birth.rank), WORLD_SIZE=str(birth.size))
         method, place = "env://", {}
+    if scheme == "script":
+        return
     dist.init_process_group(
         backend(),
         init_method=method,

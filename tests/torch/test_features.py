@@ -58,16 +58,14 @@ CASES = [(name, size) for name in SCENARIOS for size in SIZES.get(name, (2, 3))]
 
 
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, World]]:
+def worlds(stage: Stage) -> Iterator[dict[int, World]]:
     """One world of each size, formed."""
-    modules = sorted(set(SCENARIOS.values()))
-    with Stage(tmp_path_factory.mktemp("stage"), modules) as stage:
-        made = {size: World(stage, size, scheme) for size, scheme in SCHEMES.items()}
-        for world in made.values():
-            world.open()
-        yield made
-        for world in made.values():
-            world.end()
+    made = {size: World(stage, size, scheme) for size, scheme in SCHEMES.items()}
+    for world in made.values():
+        world.open()
+    yield made
+    for world in made.values():
+        world.end()
 
 
 @pytest.mark.parametrize(("name", "size"), CASES)

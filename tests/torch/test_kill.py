@@ -1,9 +1,8 @@
-"""A rank is killed in the middle of training: the others say who, and end."""
+"""A rank is killed or fails in the middle: the others say who, and end."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,13 +21,6 @@ TIMEOUT_S = 5.0
 START_S = 20.0
 EXIT_S = 10.0
 """For the interpreter to end, with all that torch has loaded, on a busy machine."""
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    modules = ["scenario_faults", "scenario_sharding", "scenario_pipeline"]
-    with Stage(tmp_path_factory.mktemp("stage"), modules) as made:
-        yield made
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -51,5 +43,27 @@ def test_survivors_name_the_killed_rank_and_end(
             assert f"rank {victim}" in report.text, report.trace
             assert report.at_s - killed_at_s < TIMEOUT_S + 1, report.trace
         for rank in survivors:
+            assert rank.has_ended(EXIT_S), f"hangs at exit:\n{rank.written()}"
+            assert stage.reap(rank) == 1, rank.written()
+
+
+def test_an_exception_on_one_rank_reaches_who_waits_for_its_message(
+    stage: Stage,
+) -> None:
+    """A defect that a review found: the others heard nothing, and it did not end."""
+    order = Order(
+        module="scenario_faults", name="raise_in_the_middle", wants_ready=True
+    )
+    with one_shot(stage, 2, order, 4 * TIMEOUT_S) as ranks:
+        for rank in ranks:
+            report = rank.report(START_S)
+            assert report.kind == "ready", report.trace
+        for rank, words in zip(
+            ranks, ("no luck", "ended with ValueError"), strict=True
+        ):
+            report = rank.report(TIMEOUT_S)
+            assert report.kind == "failed"
+            assert words in report.text, report.trace
+        for rank in ranks:
             assert rank.has_ended(EXIT_S), f"hangs at exit:\n{rank.written()}"
             assert stage.reap(rank) == 1, rank.written()

@@ -7,7 +7,6 @@ DDP's C++, which then reads a tensor that is not there.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,16 +43,6 @@ CASES = {
     "mismatch_by_ddp_hook": HOOK,
 }
 """Which way the error takes, and what has to be in its text."""
-
-
-MODULES = ["scenario_faults", "torch._dynamo"]
-"""torch imports Dynamo when the first optimizer is made, which takes seconds."""
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with Stage(tmp_path_factory.mktemp("stage"), MODULES) as made:
-        yield made
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from ringleader.node.rounds import (
     patience_s,
     round_id,
 )
-from ringleader.node.seat import Facts, Seat, Ticket
+from ringleader.node.seat import Ended, Facts, Seat, Ticket
 from ringleader.topology.link import LinkProfile
 from ringleader.topology.profile import measure
 
@@ -30,14 +30,19 @@ A, B, C = NodeId("a" * 52), NodeId("b" * 52), NodeId("c" * 52)
 
 
 def ticket(
-    *, need: int = 2, most: int = 64, round_id: str = "", script: str = ""
+    *,
+    need: int = 2,
+    most: int = 64,
+    wait_s: float = 3.0,
+    round_id: str = "",
+    script: str = "",
 ) -> Ticket:
     return Ticket(
         job="job",
         number="1",
         min_nodes=need,
         max_nodes=most,
-        wait_s=3.0,
+        wait_s=wait_s,
         facts=Facts(script=script),
         round=round_id,
     )
@@ -63,10 +68,10 @@ def table(**nodes: Ticket | None) -> Table:
     return Table("7-aaaa", tuple(sorted(found)), found)
 
 
-def with_go(of: Table) -> Table:
-    leader = of.by_age[0]
-    said = msgspec.structs.replace(of.seats[leader], go=["job"])
-    return Table(of.view_id, of.by_age, {**of.seats, leader: said})
+def with_go(of: Table, by: NodeId = A) -> Table:
+    """The table after ``by`` said that the job need not wait; A leads."""
+    said = msgspec.structs.replace(of.seats[by], go=["job"])
+    return Table(of.view_id, of.by_age, {**of.seats, by: said})
 
 
 def test_a_full_round_begins_at_once_in_the_order_of_the_ring() -> None:
@@ -84,10 +89,11 @@ def test_too_few_machines_wait_and_know_how_many_are_missing() -> None:
 
 
 def test_more_could_come_so_the_leader_decides_when_to_go() -> None:
-    of = table(a=ticket(), b=ticket())
-    assert assign("job", of, B) == Waiting((A, B), (), 0)
-    assert patience_s("job", of) == 3.0
-    assert assign("job", with_go(of), B) == Round(ROUND, (A, B))
+    of = table(a=ticket(), b=ticket(wait_s=5.0), c=ticket(wait_s=1.0))
+    assert assign("job", of, B) == Waiting((A, B, C), (), 0)
+    assert patience_s("job", of) == 5.0, "the most patient one decides"
+    assert assign("job", with_go(of, by=B), B) == Waiting((A, B, C), (), 0)
+    assert assign("job", with_go(of), B) == Round(ROUND, (A, B, C))
 
 
 def test_survivors_do_not_wait_again() -> None:
@@ -105,13 +111,32 @@ def test_unmeasured_links_are_waited_for_until_the_leader_says_go() -> None:
 
 
 def test_nobody_starts_while_others_are_still_in_the_old_round() -> None:
-    of = with_go(table(a=ticket(), b=ticket(round_id="6/job"), c=ticket()))
+    one = ticket(need=1)
+    of = with_go(table(a=one, b=ticket(need=1, round_id="6/job"), c=one))
     assert assign("job", of, C) == Waiting((A, C), (B,), 0)
+    assert patience_s("job", of) is None
 
 
 def test_those_beyond_the_maximum_stay_out_by_age() -> None:
     of = table(c=ticket(most=2), a=ticket(most=2), b=ticket(most=2))
     assert assign("job", of, A) == Round(ROUND, (A, B))
+
+
+def test_who_needs_most_decides_against_a_smaller_maximum() -> None:
+    of = table(a=ticket(need=3), b=ticket(need=1, most=2), c=ticket())
+    assert assign("job", of, A) == Round(ROUND, (A, B, C))
+
+
+def test_every_view_and_every_job_has_rounds_of_its_own() -> None:
+    ids = {round_id(view, job) for view in ("7@a", "7@b") for job in ("job", "other")}
+    assert len(ids) == 4
+
+
+def test_tickets_of_other_jobs_do_not_count() -> None:
+    other = msgspec.structs.replace(ticket(need=5, most=5), job="other")
+    both = msgspec.structs.replace(seat("a"), tickets=[other, ticket(need=1, most=1)])
+    of = Table("7-aaaa", (A, B), {A: both, B: seat("b", other)})
+    assert assign("job", of, A) == Round(ROUND, (A,))
 
 
 def test_another_program_is_refused_and_named() -> None:
@@ -123,8 +148,25 @@ def test_another_program_is_refused_and_named() -> None:
     assert assign("job", with_go(of), A) == Round(ROUND, (A, C))
 
 
-def test_a_fact_that_one_side_leaves_out_is_not_compared() -> None:
-    of = with_go(table(a=ticket(script="111"), b=ticket(script="")))
+def test_the_oldest_decides_what_the_program_is_wherever_it_is_in_the_ring() -> None:
+    of = table(c=ticket(script="222"), a=ticket(script="111"))
+    assert isinstance(assign("job", of, C), Refused)
+    assert assign("job", of, A) == Waiting((A,), (), 1)
+
+
+def test_what_trains_already_decides_against_an_older_node_that_waits() -> None:
+    of = table(a=ticket(script="222"), b=ticket(script="111", round_id="6/job"))
+    result = assign("job", of, A)
+    assert isinstance(result, Refused)
+    assert "from b (" in result.reason
+
+
+@pytest.mark.parametrize("scripts", [("111", ""), ("", "111")])
+def test_a_fact_that_one_side_leaves_out_is_not_compared(
+    scripts: tuple[str, str],
+) -> None:
+    older, younger = (ticket(script=script) for script in scripts)
+    of = with_go(table(a=older, b=younger))
     assert assign("job", of, B) == Round(ROUND, (A, B))
 
 
@@ -132,6 +174,7 @@ def test_a_fact_that_one_side_leaves_out_is_not_compared() -> None:
     ("of", "stale"),
     [
         (table(a=ticket(round_id="6/job"), b=ticket(round_id="6/job")), False),
+        (table(a=ticket(round_id="6/job"), b=ticket(round_id="6/job"), c=None), False),
         (table(a=ticket(round_id="6/job")), True),
         (table(a=ticket(round_id="6/job"), b=ticket()), True),
         (table(a=ticket(round_id="6/job"), b=ticket(round_id="5/job")), True),
@@ -148,7 +191,15 @@ def test_a_fact_that_one_side_leaves_out_is_not_compared() -> None:
             False,
         ),
     ],
-    ids=["unchanged", "one lost", "one waits", "other round", "one comes", "full"],
+    ids=[
+        "unchanged",
+        "idle one",
+        "one lost",
+        "one waits",
+        "other round",
+        "one comes",
+        "full",
+    ],
 )
 def test_a_round_ends_when_a_node_is_lost_or_comes(of: Table, stale: bool) -> None:
     assert is_stale("job", Round("6/job", (A, B)), of) is stale
@@ -159,12 +210,20 @@ def test_newcomers_with_other_limits_do_not_stop_a_running_job() -> None:
     current = Round("6/job", (A, B))
     for newcomer in (ticket(need=5, most=5), ticket(need=2, most=2)):
         assert not is_stale("job", current, table(**running, c=newcomer))
+    content = {name: ticket(need=1, round_id="6/job") for name in ("a", "b")}
+    lonely = ticket(need=1, most=1)
+    assert not is_stale("job", current, table(**content, c=lonely))
 
 
 def test_who_has_finished_is_not_missed() -> None:
     left = table(a=ticket(round_id="6/job"))
     assert not is_stale("job", Round("6/job", (A, B)), left, {B})
     assert is_stale("job", Round("6/job", (A, B)), left)
+
+
+def test_a_job_that_ends_lets_nobody_in_any_more() -> None:
+    of = table(a=ticket(round_id="6/job"), c=ticket())
+    assert not is_stale("job", Round("6/job", (A, B)), of, {B})
 
 
 def test_after_a_split_the_round_of_the_older_node_goes_on() -> None:
@@ -179,3 +238,21 @@ def test_a_seat_survives_the_wire_and_garbage_does_not() -> None:
     for data in (b"", b"\xc1", seats.encode(before)[:-1], b"\x80", bytes(40 << 10)):
         with pytest.raises(ProtocolError):
             seats.decode(data, A)
+
+
+def test_a_seat_that_is_too_large_is_refused_before_it_is_read() -> None:
+    """Every part is within its own bounds; only the whole is not."""
+    long = "\U0001f40d" * 64
+    facts = Facts(script=long, torch=long, ringleader=long, compress=long)
+    held = msgspec.structs.replace(ticket(), facts=facts, round=long)
+    large = msgspec.structs.replace(
+        seat("desk"),
+        addresses=[long] * 16,
+        tickets=[held] * 16,
+        ended=[Ended("job", long, ok=True)] * 16,
+        go=["x" * 64] * 64,
+    )
+    data = seats.encode(large)
+    assert msgspec.msgpack.decode(data, type=seats.Seat) == large
+    with pytest.raises(ProtocolError, match="limit"):
+        seats.decode(data, A)

@@ -1,4 +1,8 @@
-"""Every script of ``examples/``, as its first reader runs it: under torchrun."""
+"""Every script of ``examples/``; one as its first reader runs it: under torchrun.
+
+The others run in warm processes with the environment that torchrun sets: a fresh rank
+spends five seconds on imports and one on learning.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,22 @@ from pathlib import Path
 import psutil
 import pytest
 
+HERE = Path(__file__).parent
+sys.path.append(str(HERE))  # pytest's importlib mode leaves it out
+
+from stage import Order, Stage, one_shot  # noqa: E402
+
 pytestmark = pytest.mark.timeout(115)
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-SCRIPTS = {"ddp.py", "fsdp2.py", "dtensor.py", "pipeline.py"}
+EXAMPLES = HERE.parents[1] / "examples"
+FIRST = "ddp.py"
+SCRIPTS = {"fsdp2.py", "dtensor.py", "pipeline.py"}
 RESUMING = "checkpoint.py"
 MODULES = {"digits.py"}
 
 WITHIN_S = 55.0
-"""One run takes 6 to 10 s on two quiet cores, mostly the import of torch."""
+"""Under torchrun it takes 6 to 10 s on two quiet cores, mostly the import of torch."""
+TIMEOUT_S = 20.0
 
 MIN_ACCURACY = 90.0
 """Guessing reaches 10, training 95."""
@@ -58,6 +69,20 @@ def _kill(launcher: psutil.Process) -> None:
             process.kill()
 
 
+def warm(stage: Stage, size: int, script: str, *arguments: object) -> str:
+    """The same without launcher and imports."""
+    args = (str(EXAMPLES / script), *map(str, arguments))
+    order = Order(module="scenario_examples", name="run_script", args=args)
+    with one_shot(stage, size, order, TIMEOUT_S, "script") as ranks:
+        for rank in ranks:
+            report = rank.report(WITHIN_S)
+            assert report.kind == "done", report.trace
+        for rank in ranks:
+            assert rank.has_ended(TIMEOUT_S), f"hangs at exit:\n{rank.written()}"
+            assert stage.reap(rank) == 0, rank.written()
+        return "".join(rank.written() for rank in ranks)
+
+
 def losses(output: str) -> list[tuple[int, float]]:
     found = re.findall(r"^epoch (\d+): loss ([\d.]+)$", output, re.MULTILINE)
     return [(int(epoch), float(loss)) for epoch, loss in found]
@@ -69,18 +94,26 @@ def number(pattern: str, output: str) -> float:
     return float(found[0])
 
 
-@pytest.mark.parametrize("script", sorted(SCRIPTS))
-def test_an_example_learns_to_read_digits(script: str) -> None:
-    output = torchrun(2, script)
+def test_the_first_example_learns_to_read_digits_under_torchrun() -> None:
+    check_that_it_learned(torchrun(2, FIRST))
 
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS))
+def test_an_example_learns_to_read_digits(stage: Stage, script: str) -> None:
+    check_that_it_learned(warm(stage, 2, script))
+
+
+def check_that_it_learned(output: str) -> None:
     assert number(r"^accuracy ([\d.]+)%$", output) >= MIN_ACCURACY
     epochs = losses(output)
     assert [epoch for epoch, _ in epochs] == list(range(1, len(epochs) + 1))
     assert epochs[-1][1] < epochs[0][1] / 2
 
 
-def test_a_checkpoint_of_two_processes_goes_on_with_three(tmp_path: Path) -> None:
-    before, after = (torchrun(size, RESUMING, tmp_path) for size in (2, 3))
+def test_a_checkpoint_of_two_processes_goes_on_with_three(
+    stage: Stage, tmp_path: Path
+) -> None:
+    before, after = (warm(stage, size, RESUMING, tmp_path) for size in (2, 3))
 
     first = losses(before)
     told = number(r"^resumed from .*: loss ([\d.]+)$", after)
@@ -95,13 +128,13 @@ def test_a_checkpoint_of_two_processes_goes_on_with_three(tmp_path: Path) -> Non
 
 def test_every_example_is_run_and_explained() -> None:
     there = {path.name for path in EXAMPLES.glob("*.py")}
-    assert there == SCRIPTS | {RESUMING} | MODULES
+    assert there == SCRIPTS | {FIRST, RESUMING} | MODULES
     text = (EXAMPLES / "README.md").read_text()
     missing = [name for name in there if f"examples/{name}" not in text]
     assert missing == [], "examples/README.md gives the command of each"
 
 
-@pytest.mark.parametrize("script", sorted({*SCRIPTS, RESUMING}))
+@pytest.mark.parametrize("script", sorted({*SCRIPTS, FIRST, RESUMING}))
 def test_an_example_differs_from_gloo_by_a_name_only(script: str) -> None:
     tree = ast.parse((EXAMPLES / script).read_text())
     imports = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
