@@ -84,7 +84,7 @@ def reduce_ahead(rank: int, size: int, ready: Ready) -> None:
 def raise_in_the_middle(rank: int, size: int, ready: Ready) -> None:
     """Rank 0 ends with an exception while a callback of it waits for ever."""
     ready()
-    work = dist.all_reduce(torch.ones(1), async_op=True)
+    store = dist.distributed_c10d._get_default_store()
     if rank == 0:
         at_it = threading.Event()
 
@@ -92,11 +92,14 @@ def raise_in_the_middle(rank: int, size: int, ready: Ready) -> None:
             at_it.set()
             dist.all_reduce(torch.ones(1))
 
+        work = dist.all_reduce(torch.ones(1), async_op=True)
         cast(Any, work).get_future().then(reduce_again)
+        store.set("has a callback", "")
         at_it.wait(10)
         time.sleep(0.2)  # by now it waits
         raise ValueError("no luck")
-    cast(dist.Work, work).wait()
+    store.wait(["has a callback"])
+    dist.all_reduce(torch.ones(1))
     dist.recv(torch.ones(1), 0)
 
 

@@ -87,8 +87,8 @@ def work(  # noqa: PLR0913 - one argument per flag
             ask_pin=_ask_pin if is_attended() else None,
         )
         _set_threads(threads)
-        with terminated_like_interrupted(), _screen() as watch:
-            _until_done(_worker(wanted, place, watch), as_json=as_json)
+        with terminated_like_interrupted():
+            _until_done(wanted, place, as_json=as_json)
 
 
 def _worker(wanted: WorkerSettings, place: Place, watch: Watch) -> Worker:
@@ -102,15 +102,20 @@ def _worker(wanted: WorkerSettings, place: Place, watch: Watch) -> Worker:
     return Worker(wanted, place, watch)
 
 
-def _until_done(worker: Worker, *, as_json: bool) -> None:
+def _until_done(wanted: WorkerSettings, place: Place, *, as_json: bool) -> None:
     """Work, and say what came of it, however it ended."""
-    is_done = False
+    worker, is_done = None, False
     try:
-        worker.run()
-        is_done = True
-    finally:
-        worker.close()
-        _summarize(worker, is_done=is_done, as_json=as_json)
+        with _screen() as watch:
+            worker = _worker(wanted, place, watch)
+            try:
+                worker.run()
+                is_done = True
+            finally:
+                worker.close()
+    finally:  # the bar is gone now
+        if worker is not None:
+            _summarize(worker, is_done=is_done, as_json=as_json)
 
 
 def _summarize(worker: Worker, *, is_done: bool, as_json: bool) -> None:
@@ -250,6 +255,6 @@ def _screen() -> Iterator[Watch]:
 
 def _say(stand: Stand) -> str:
     loss = f"loss {stand.loss:.4f}, " if stand.counted else ""
-    left = "" if stand.left_s is None else f", {format_seconds(stand.left_s)} left"
+    left = "" if stand.left_s is None else f", {stand.left_s:.0f} s left"
     up, down = format_bytes(stand.sent_bytes), format_bytes(stand.received_bytes)
     return f"{loss}{up} up, {down} down{left}"

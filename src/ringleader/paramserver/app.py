@@ -142,7 +142,6 @@ class App:
         found = await self.training.work(worker, wait_s)
         versions = self.training.versions
         if versions.is_finished:
-            self.training.informed.add(worker)
             summary = self.training.summary()
             return self._json(
                 {"kind": "finished", "version": versions.version, "summary": summary}

@@ -112,8 +112,7 @@ def pack_weights(
     """The body of weights."""
     parts = []
     if codec != "none":
-        flat = [tensors[e.name].reshape(-1).numpy() for e in manifest.parameters]
-        data = _encode(np.concatenate(flat), codec)
+        data = _encode(manifest.gather(tensors), codec)
         parts.append(Part(_WHOLE, Form("U8", (len(data),)), _view(data)))
     for entry in manifest.entries if codec == "none" else manifest.others:
         form = Form(DTYPES[entry.dtype], entry.shape)

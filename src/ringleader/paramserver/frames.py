@@ -10,6 +10,7 @@ import numpy as np
 if sys.version_info >= (3, 14):
     from compression.zstd import (
         DecompressionParameter,
+        ZstdCompressor,
         ZstdDecompressor,
         ZstdError,
         compress,
@@ -17,6 +18,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports.zstd import (
         DecompressionParameter,
+        ZstdCompressor,
         ZstdDecompressor,
         ZstdError,
         compress,
@@ -43,8 +45,18 @@ def pack(pieces: Sequence[bytes | memoryview]) -> memoryview:
     sample = body[middle : middle + _SAMPLE_BYTES]
     if len(compress(sample, _LEVEL)) > _WORTH * len(sample):
         return body
-    packed = compress(body, _LEVEL)
-    return memoryview(packed) if len(packed) < len(body) else body
+    packed = _compress(body)
+    return packed if len(packed) < len(body) else body
+
+
+def _compress(body: memoryview) -> memoryview:
+    """One frame, made of pieces: the library glues its output with the GIL held."""
+    compressor = ZstdCompressor(level=_LEVEL)
+    pieces = [
+        compressor.compress(body[i : i + _PIECE_BYTES])
+        for i in range(0, len(body), _PIECE_BYTES)
+    ]
+    return join([*pieces, compressor.flush()])
 
 
 def join(pieces: Sequence[bytes | memoryview]) -> memoryview:

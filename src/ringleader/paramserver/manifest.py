@@ -107,18 +107,18 @@ class Manifest:
         """The gradients of ``model`` as one vector; zero where there is none."""
         vector = np.zeros(self.num_parameters, np.float32)
         named = dict(model.named_parameters())
-        for entry, part in self._parts(self.parameters, vector):
+        for entry, part in _parts(self.parameters, vector):
             if (gradient := named[entry.name].grad) is not None:
                 part[:] = gradient.detach().reshape(-1).cpu().numpy()
         return vector
 
     def values(self, model: nn.Module) -> Vector:
         """The trained values of ``model`` as one vector, a copy."""
-        return self._gather(self.parameters, dict(model.named_parameters()))
+        return self.gather(dict(model.named_parameters()))
 
     def buffer_values(self, model: nn.Module) -> Vector:
         """The moving buffers of ``model`` as one vector, a copy."""
-        return self._gather(self.buffers, dict(model.named_buffers()))
+        return _gather(self.buffers, dict(model.named_buffers()))
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """The tensors of ``model`` themselves, in order and not copied."""
@@ -133,29 +133,34 @@ class Manifest:
 
     def split(self, vector: Vector) -> dict[str, Vector]:
         """Views of a vector of trained values, each in its parameter's shape."""
-        parts = self._parts(self.parameters, vector)
+        parts = _parts(self.parameters, vector)
         return {entry.name: part.reshape(entry.shape) for entry, part in parts}
 
     def split_buffers(self, vector: Vector) -> dict[str, Vector]:
         """Views of a vector of buffers, each in its buffer's shape."""
-        parts = self._parts(self.buffers, vector)
+        parts = _parts(self.buffers, vector)
         return {entry.name: part.reshape(entry.shape) for entry, part in parts}
 
-    def _gather(
-        self, entries: tuple[Entry, ...], named: Mapping[str, Tensor]
-    ) -> Vector:
-        vector = np.empty(sum(e.count for e in entries), np.float32)
-        for entry, part in self._parts(entries, vector):
-            part[:] = named[entry.name].detach().reshape(-1).cpu().numpy()
-        return vector
+    def gather(self, named: Mapping[str, Tensor]) -> Vector:
+        """The trained tensors by name as one vector, a copy."""
+        return _gather(self.parameters, named)
 
-    def _parts(
-        self, entries: tuple[Entry, ...], vector: Vector
-    ) -> Iterator[tuple[Entry, Vector]]:
-        begin = 0
-        for entry in entries:
-            yield entry, vector[begin : begin + entry.count]
-            begin += entry.count
+
+def _gather(entries: tuple[Entry, ...], named: Mapping[str, Tensor]) -> Vector:
+    """Assignments, not ``np.concatenate``: they let other threads run meanwhile."""
+    vector = np.empty(sum(e.count for e in entries), np.float32)
+    for entry, part in _parts(entries, vector):
+        part[:] = named[entry.name].detach().reshape(-1).cpu().numpy()
+    return vector
+
+
+def _parts(
+    entries: tuple[Entry, ...], vector: Vector
+) -> Iterator[tuple[Entry, Vector]]:
+    begin = 0
+    for entry in entries:
+        yield entry, vector[begin : begin + entry.count]
+        begin += entry.count
 
 
 def of(model: nn.Module) -> Manifest:

@@ -140,8 +140,9 @@ class Serving:
             if training.versions.is_finished:
                 now_s = time.monotonic()
                 over_s = now_s if over_s is None else over_s
-                here = set(training.versions.present(now_s))
-                if here <= training.informed or now_s - over_s > self.linger_s:
+                # Who has heard that it is over leaves; an answer may have been lost.
+                is_alone = not training.versions.present(now_s)
+                if is_alone or now_s - over_s > self.linger_s:
                     break
         self.stop()
 

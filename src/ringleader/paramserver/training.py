@@ -64,8 +64,6 @@ class Training:
         self.counts = Counts()
         self.failure: RingleaderError | None = None
         """Why training cannot go on: a disk that is full, for one."""
-        self.informed: set[str] = set()
-        """Workers that know that training is over."""
         self._norms: deque[float] = deque(maxlen=32)
         self._bodies: dict[str, tuple[int, memoryview]] = {}
         self._began_s = time.monotonic()
