@@ -57,7 +57,7 @@ Answers = list[list[dict[str, Any]]]
 def of_three_hosts() -> Answers:
     """One rank on each: three algorithms timed; then the cable of one is pulled."""
     tasks: list[dict[str, Any]] = [
-        {"do": "time", "algorithm": name, "bytes": TIMED_BYTES, "rounds": 4}
+        {"do": "time", "algorithm": name, "bytes": TIMED_BYTES, "rounds": 7}
         for name in TIMED
     ]
     tasks.append({"do": "fault", "timeout_s": FAULT_S})
