@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -384,3 +386,42 @@ def test_halves_keep_special_values() -> None:
 
     run_world(2, body, "memory")
     run_world(2, body, "shm")
+
+
+LARGE = 6 << 20
+"""Elements: more of a chunk than windows and socket buffers hold together."""
+
+
+@pytest.mark.parametrize("operation", ["reduce", "reduce_scatter", "gather", "scatter"])
+def test_chunks_that_pass_through_find_room_however_large(operation: str) -> None:
+    """A ring of reduce_scatter once waited for itself, from 24 MiB on."""
+    size, root = 4, 1
+
+    def body(group: Group) -> list[float]:
+        mine = torch.full((LARGE,), float(group.rank + 1))
+        part = torch.zeros(LARGE // size)
+        found = []
+        for name in algorithms(operation):
+            how: dict[str, Any] = {"algorithm": name, "timeout_s": 20}
+            tensor = mine.clone()
+            if operation == "reduce":
+                group.reduce(tensor, root, **how)
+                found.append(float(tensor[-1]) if group.rank == root else 10.0)
+            elif operation == "reduce_scatter":
+                group.reduce_scatter(part, tensor, **how)
+                found.append(float(part.max()) if part.min() == part.max() else -1)
+            elif operation == "gather":
+                outs = [torch.zeros_like(part) for _ in range(size)]
+                group.gather(
+                    outs if group.rank == root else None, mine[: len(part)], root, **how
+                )
+                total = sum(float(out[-1]) for out in outs)
+                found.append(total if group.rank == root else 10.0)
+            else:
+                pieces = list(tensor.view(size, -1)) if group.rank == root else None
+                group.scatter(part, pieces, root, **how)
+                found.append(10.0 if bool((part == root + 1).all()) else -1)
+        return found
+
+    for found in run_world(size, body, "memory"):
+        assert found == [10.0] * len(algorithms(operation))

@@ -14,11 +14,11 @@ from ringleader.errors import ConfigError
 HIERARCHICAL = frozenset({"all_reduce", "reduce", "broadcast"})
 CODED: dict[str, tuple[str, ...]] = {
     "all_reduce": ("ring", "direct", "halving", "tree", "star"),
-    "reduce_scatter": ("ring", "direct"),
+    "reduce_scatter": ("direct",),
     "all_gather": ("ring", "direct", "doubling", "tree", "star"),
 }
-"""What can travel coded: one rank makes each chunk's result, the others copy it; and a
-sum that only passes through is passed on at once."""
+"""What can travel coded: one rank makes each chunk's result, the others copy it; and no
+sum passes through a rank that has no place for it."""
 INT8_SHARE = 1028 / 4096
 """Of float32, with the scales."""
 INT8_ADDITIONS = 5.0

@@ -173,13 +173,20 @@ class Windows:
         self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.dtype: np.dtype[Any] = np.dtype(np.uint8)
 
+    def room(self, num_chunks: int) -> int:
+        """Bytes that every window has, however many of the chunks need one or two."""
+        return self._size(2 * num_chunks)
+
+    def _size(self, count: int) -> int:
+        # Multiples of 64: every dtype fits a whole number of times.
+        return max(64, min(self.LIMIT_BYTES // count, 1 << 20) // 64 * 64)
+
     def give(self, count: int) -> list[Array]:
         """``count`` equal windows, as arrays of ``dtype``."""
         if not count:
             return []
         if not self._memory.size:
             self._memory = np.empty(self.LIMIT_BYTES, np.uint8)
-        # Multiples of 64: every dtype fits a whole number of times.
-        size = max(64, min(self.LIMIT_BYTES // count, 1 << 20) // 64 * 64)
+        size = self._size(count)
         starts = range(0, count * size, size)
         return [self._memory[i : i + size].view(self.dtype) for i in starts]

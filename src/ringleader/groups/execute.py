@@ -43,6 +43,10 @@ from ringleader.transport.link import wait_ready
 from ringleader.transport.mesh import Mesh
 from ringleader.wire import header as wire
 
+PASSING = frozenset({"reduce", "reduce_scatter", "gather", "scatter"})
+"""Where chunks pass through ranks that do not keep them. What is on its way has to fit
+into its window as a whole: on a ring all ranks send before they pass on, and one that
+cannot take any more in would wait for the others, who wait for it."""
 EXPLAIN_S = 0.5
 """How long a peer whose call is not ours may take to tell what it called."""
 
@@ -325,20 +329,31 @@ class Executor:
         self, call: Call, name: str, arity: int, header: bytes, combine: Combine | None
     ) -> None:
         plan = self._plan(call, name, arity)
-        self._last = (call, plan)
         sources, homes, lengths = call.sources, call.homes, call.lengths
         if call.whole:
             sources, homes, lengths = cut(call, plan.num_chunks)
         dtype = kernel.storage(call.dtype)
         self._windows.dtype = dtype
-        plan.bind(sources, homes, lengths, self._windows)
-        self._stream.run(
-            plan,
-            headers=self._headers(call, header),
-            dtype=dtype,
-            combine=combine,
-            on_mismatch=self._mismatch,
-        )
+        longest = max(lengths, default=0)
+        step = longest
+        if call.operation in PASSING and name != "direct":
+            step = self._windows.room(len(lengths)) // dtype.itemsize
+        self._last = (call, plan if longest <= step else None)
+        for start in range(0, max(longest, 1), max(step, 1)):
+            run = slice(start, start + step)
+            plan.bind(
+                [None if s is None else s[run] for s in sources],
+                [None if h is None else h[run] for h in homes],
+                [max(0, min(step, n - start)) for n in lengths],
+                self._windows,
+            )
+            self._stream.run(
+                plan,
+                headers=self._headers(call, header),
+                dtype=dtype,
+                combine=combine,
+                on_mismatch=self._mismatch,
+            )
         self._copy_own(call, plan)
         plan.release()
 
