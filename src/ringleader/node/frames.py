@@ -82,7 +82,7 @@ async def read_hello(reader: asyncio.StreamReader, who: str) -> Hello:
     body = await read(reader, who, MAX_HELLO_BYTES)
     try:
         hello = HELLO.decode(body)
-    except (msgspec.DecodeError, RecursionError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ProtocolError(who, f"hello: {exc}") from exc
     if hello.protocol != PROTOCOL:
         text = (

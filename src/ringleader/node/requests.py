@@ -102,7 +102,7 @@ def decode_request(body: bytes) -> Request:
     """A request of a process of this user."""
     try:
         return _REQUEST.decode(body)
-    except (msgspec.DecodeError, RecursionError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ProtocolError("a local process", f"request: {exc}") from exc
 
 
@@ -110,7 +110,7 @@ def check(request: Enter) -> None:
     """ConfigError if the agent would not understand it."""
     try:
         _REQUEST.decode(msgspec.msgpack.encode(request))
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise ConfigError(f"job {request.job!r}: {exc}") from exc
 
 
@@ -118,5 +118,5 @@ def decode_reply(body: bytes) -> Reply:
     """A reply of our agent."""
     try:
         return _REPLY.decode(body)
-    except (msgspec.DecodeError, RecursionError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ProtocolError("the agent", f"reply: {exc}") from exc

@@ -102,5 +102,5 @@ def decode(data: bytes, node: NodeId) -> Seat:
         raise ProtocolError(node, f"seat of {len(data)} bytes, limit {MAX_SEAT_BYTES}")
     try:
         return _DECODER.decode(data)
-    except (msgspec.DecodeError, RecursionError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ProtocolError(node, f"seat: {exc}") from exc

@@ -256,3 +256,9 @@ def test_a_seat_that_is_too_large_is_refused_before_it_is_read() -> None:
     assert msgspec.msgpack.decode(data, type=seats.Seat) == large
     with pytest.raises(ProtocolError, match="limit"):
         seats.decode(data, A)
+
+
+def test_a_seat_whose_text_is_no_text_is_refused() -> None:
+    data = seats.encode(seat("desk")).replace(b"desk", b"de\xffk")
+    with pytest.raises(ProtocolError):
+        seats.decode(data, A)

@@ -178,7 +178,7 @@ async def _hear(reader: asyncio.StreamReader, who: str) -> Hello:
     body = await frames.read(reader, who, frames.MAX_HELLO_BYTES)
     try:
         hello = frames.HELLO.decode(body)
-    except (msgspec.DecodeError, RecursionError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ProtocolError(who, f"says hello in words we do not know ({exc})") from exc
     if hello.protocol != frames.PROTOCOL or hello.refusal:
         text = clean(hello.refusal) or f"speaks protocol {hello.protocol}"
