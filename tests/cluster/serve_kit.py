@@ -184,10 +184,11 @@ def server(
     workers: int = 1,
     pin: str | None = None,
     tls: bool = False,
+    every: int = 3,
     **plan: object,
 ) -> Iterator[Server]:
     """Serve until the block ends."""
-    options = Options(out=out, pin=Secret(pin) if pin else None, checkpoint_every=3)
+    options = Options(out=out, pin=Secret(pin) if pin else None, checkpoint_every=every)
     settings: Any = {"scale_rate": False, **plan}
     run = open_run(task(), Plan(rounds=rounds, workers=workers, **settings), options)
     listener = Address(host="127.0.0.1", port=0).listen()

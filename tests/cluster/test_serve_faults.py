@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import sys
 import threading
@@ -16,7 +17,9 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
 
-from serve_kit import Friend, Lives, expected, weights_in
+from serve_kit import KNOWN, Friend, Lives, expected, server, weights_in
+
+from ringleader.paramserver import journal
 
 pytestmark = pytest.mark.timeout(115)
 
@@ -98,3 +101,33 @@ def test_a_server_killed_ten_times_ends_with_the_same_weights(
     np.testing.assert_allclose(
         weights_in(tmp_path), expected(rounds, workers), atol=1e-4
     )
+
+
+@pytest.mark.parametrize("mode", ["bulk", "async"])
+def test_a_life_that_ends_after_any_record_is_gone_on_with(
+    tmp_path: Path, mode: str
+) -> None:
+    """Every counted update of one worker makes a version: also one that was recorded
+    when the server died before it could say so.
+    """
+    rounds = 5
+    with server(tmp_path / "whole", rounds=99, mode=mode, every=99) as life:
+        with life.friends(1) as (friend,):
+            for _ in range(rounds):
+                friend.step()
+        path = life.training.store.journal_path
+        records = list(journal.read(path))
+    for kept in range(len(records) + 1):
+        out = tmp_path / str(kept)
+        shutil.copytree(tmp_path / "whole", out)
+        cut = journal.Journal(out / path.name)
+        (out / path.name).unlink()
+        cut.open()
+        for meta, body in records[:kept]:
+            cut.append(meta, body)
+        cut.close()
+        updates = sum(meta["kind"] == "update" for meta, _ in records[:kept])
+        with server(out, rounds=99, mode=mode, every=99) as life:
+            assert life.training.versions.version == updates
+            weights = KNOWN.values(life.training.store.weights.model)
+        np.testing.assert_allclose(weights, expected(updates, 1), atol=1e-5)

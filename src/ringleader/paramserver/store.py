@@ -57,6 +57,11 @@ class Store:
         self._journal.open()
         return replayed
 
+    @property
+    def journal_path(self) -> Path:
+        """Where is written what came since the last checkpoint."""
+        return self._journal.path
+
     def close(self) -> None:
         """Let go of the files."""
         self._journal.sync()
@@ -87,7 +92,7 @@ class Store:
         version = versions.version
         if versions.counted:
             return False
-        if self._journal.path == checkpoint.journal_path(self.out, version):
+        if self.journal_path == checkpoint.journal_path(self.out, version):
             return False
         size = max(self.weights.manifest.num_bytes, 1 << 20)
         is_long = self._journal.num_bytes > _MOST_JOURNAL * size

@@ -22,7 +22,6 @@ from ringleader.paramserver import snapshot
 from ringleader.paramserver.assignment import Assignment, Key, Verdict
 from ringleader.paramserver.entrance import Entrance, hash_of
 from ringleader.paramserver.journal import Meta
-from ringleader.paramserver.plan import age_weight
 from ringleader.paramserver.store import Store
 from ringleader.paramserver.versions import Versions
 
@@ -75,8 +74,14 @@ class Training:
 
     def open(self) -> int:
         """Resume from the files, or begin; how many updates were applied again."""
-        replayed = self.store.open(self.versions, self.entrance)
-        if self.versions.is_finished:
+        versions = self.versions
+        replayed = self.store.open(versions, self.entrance)
+        now_s = time.monotonic()
+        if versions.is_ripe(now_s):  # killed before the version of an update could end
+            shards = versions.shards_next(now_s)
+            self.store.apply(versions.version, shards, versions.factor())
+            versions.close(shards)
+        if versions.is_finished:
             self.store.conclude(self.summary())
         return replayed
 
@@ -167,7 +172,7 @@ class Training:
         if self.versions.is_ripe(time.monotonic()):
             async with self._lock:
                 if self.versions.is_ripe(time.monotonic()):
-                    await self._close_version(None)
+                    await self._close_version()
                     await self._checkpoint_if_due()
         self._wake()
 
@@ -208,7 +213,7 @@ class Training:
         versions.count(identity, key, samples=told.samples, loss=told.loss)
         versions.time(identity, told.samples, time.monotonic())
         if versions.is_ripe(time.monotonic()):
-            await self._close_version(key)
+            await self._close_version()
         return Verdict.TAKE, ""
 
     def _check_norm(self, norm: float) -> None:
@@ -219,13 +224,10 @@ class Training:
             text = f"its norm {norm:.3g} is above {MAX_NORM_RATIO:g} times the usual"
             raise ProtocolError("the worker", f"update refused: {text} {usual:.3g}")
 
-    async def _close_version(self, last: Key | None) -> None:
+    async def _close_version(self) -> None:
         versions = self.versions
-        factor = versions.plan.rate_factor(versions.version, versions.shards)
-        if last is not None and not versions.plan.is_bulk:
-            factor = age_weight(versions.version - last.version)
         shards = versions.shards_next(time.monotonic())
-        await self._run(self.store.apply, versions.version, shards, factor)
+        await self._run(self.store.apply, versions.version, shards, versions.factor())
         versions.close(shards)
         self._wake()
 

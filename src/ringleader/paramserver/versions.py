@@ -20,7 +20,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from ringleader.paramserver.assignment import Assignment, Key, Verdict, Worker
-from ringleader.paramserver.plan import MAX_WORKERS, Plan
+from ringleader.paramserver.plan import MAX_WORKERS, Plan, age_weight
 
 PRESENT_S = 60.0
 """Who asked within this time is there: long polls come every 25 s."""
@@ -185,7 +185,14 @@ class Versions:
             return self.plan.workers
         return max(1, len(self.present(now_s)))
 
-    def close(self, shards: int, now_s: float | None = None) -> None:
+    def factor(self) -> float:
+        """What the step that ends this version is multiplied with."""
+        if self.plan.is_bulk:
+            return self.plan.rate_factor(self.version, self.shards)
+        counted = [self.workers[identity].last for identity in self.counted.values()]
+        return min(age_weight(self.version - key.version) for key in counted if key)
+
+    def close(self, shards: int) -> None:
         """End this version; the next one has ``shards`` shards."""
         total, samples = self._sum
         self.losses.append((self.version, total / samples))
