@@ -30,11 +30,12 @@ from ringleader.errors import DeadlineExceeded, PeerLost, ProtocolError
 from ringleader.topology.kind import InterfaceKind
 from ringleader.topology.link import LinkProfile
 
-FIRST_BYTES = 16 << 10
-"""Small enough that 2 Mbit/s carry it in 65 ms, and one segment more than nothing."""
+FIRST_BYTES = 48 << 10
+"""Small enough that 2 Mbit/s carry it in 0.2 s; a quarter of it fills the bucket of a
+slow shaper, which holds a jumbo frame."""
 
 GROWTH = 4
-"""From 16 KiB to 4 MiB in five bursts; each of them costs a round trip."""
+"""From 48 KiB to 3 MiB in four bursts; each of them costs a round trip."""
 
 ENOUGH_S = 0.03
 """A burst of this length is long against the scheduling of a busy machine."""
