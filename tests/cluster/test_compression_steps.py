@@ -181,6 +181,21 @@ def test_a_step_that_loses_a_peer_leaves_no_trace(name: str) -> None:
     run_world(2, repeat, within_s=SOON_S)
 
 
+def test_a_group_where_another_was_in_memory_is_another_group() -> None:
+    """Else a rank that had one there before would not ask whether all agree."""
+    ours = [compressor("int8") for _ in range(2)]
+    kept = []
+    for step in range(40):
+        with world(2) as groups:
+
+            def live(group: Group, step: int = step) -> None:
+                ours[group.rank].average(group, gradients(group.rank, step))
+
+            run_threads([lambda g=g: live(g) for g in groups])  # type: ignore[misc]
+            kept.append(groups[0])  # so that none comes where it is
+        del groups
+
+
 def test_a_step_alone_is_aborted_by_itself() -> None:
     def live(group: Group) -> None:
         ours = compressor("topk:0.05")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -71,7 +72,8 @@ class Compressor:
         self._memory = Memory()
         self._reducer = reducer(self.scheme)
         self._is_open = False
-        self._group_key: object = None
+        self._group: weakref.ref[object] | None = None
+        """The present one. Its id would not do: the next one may get the same."""
         self._agreed: set[tuple[Slot, ...]] = set()
         """Buckets that all ranks of the present group are known to see alike."""
 
@@ -209,11 +211,9 @@ class Compressor:
         """Once per bucket and group: do all ranks mean the same parameters, the same
         scheme and the same step? Else their sums would be nonsense that nobody notices.
         """
-        ours = our_group(group)
-        key = (id(group), None if ours is None else ours.view_id)
-        if self._group_key != key:
+        if self._group is None or self._group() is not group:
             self._agreed.clear()
-            self._group_key = key
+            self._group = weakref.ref(group)
         bucket = tuple(slots)
         if bucket in self._agreed:
             return
