@@ -288,6 +288,26 @@ def test_a_member_that_sends_rubbish_inside_tls_is_turned_away() -> None:
     run(work)
 
 
+def test_a_hello_whose_text_is_no_text_is_refused() -> None:
+    async def work(at: House) -> None:
+        caller = greeting()
+        hello = frames.pack(caller.hello("control", "")).replace(b"node", b"no\xffe", 1)
+        credentials = caller.credentials
+        reader, writer = await asyncio.open_connection(
+            HERE,
+            at.port,
+            ssl=credentials.client,
+            server_hostname=credentials.knock(),
+        )
+        writer.write(hello)
+        answer = await asyncio.wait_for(frames.read_hello(reader, "it"), 3)
+        assert "hello" in answer.refusal
+        writer.transport.abort()
+        assert at.door.num_rejected == 1
+
+    run(work)
+
+
 def test_a_crowd_of_silent_strangers_does_not_keep_members_out() -> None:
     async def work(at: House) -> None:
         crowd = [

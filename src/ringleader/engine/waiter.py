@@ -20,6 +20,8 @@ PROBE_AFTER_S = 0.2
 class Ear(Protocol):
     """What the waiter listens to besides the links: the mailbox of the group."""
 
+    rank: int
+    """Ours."""
     current: bytes
     """The header of the call under way."""
     aborted: GroupAborted | None
@@ -62,7 +64,14 @@ class Waiter:
         """The call with this header begins and has a deadline of its own.
 
         Small calls do not say so: their clock starts when they first have to sleep.
+        The deadline may be over if it is that of several calls.
         """
+        if deadline.is_over():
+            text = (
+                f"was busy with other things for the {deadline.after_s:.1f} s that "
+                f"{header.decode(call, self._ear.rank)} and the calls with it had"
+            )
+            raise DeadlineExceeded(self._ear.rank, text)
         self._call = call
         self._deadline = deadline
         self._stalled_at_s = 0.0

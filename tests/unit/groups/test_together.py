@@ -184,6 +184,19 @@ def test_all_calls_share_one_deadline(async_op: bool) -> None:
         assert SHORT_S * 0.9 < took_s < SOON_S
 
 
+def test_a_call_after_the_deadline_fails_even_if_it_need_not_wait() -> None:
+    def live(group: Group) -> None:
+        def body() -> None:
+            time.sleep(SHORT_S * 1.1)
+            group.all_reduce(torch.ones(2))
+
+        with pytest.raises(DeadlineExceeded, match=r"rank \d: was busy with"):
+            group.together(body, timeout_s=SHORT_S)
+
+    run_world(2, live)
+    run_world(1, live)
+
+
 def test_without_a_limit_it_has_the_groups() -> None:
     with world(2) as (group, _):
         group.timeout_s = SHORT_S
