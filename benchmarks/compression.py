@@ -321,7 +321,17 @@ def time_calls(book: Book, options: argparse.Namespace) -> None:
             book.judge("time", "int8 at 1gbit, times Gloo", faster, least=TIME_BAR)
 
 
-DDP_SCHEMES = (GLOO, PLAIN, "bf16", "int8", "topk:0.01", "powersgd:2", "auto")
+DDP_SCHEMES = (
+    GLOO,
+    PLAIN,
+    "bf16",
+    "int8",
+    "topk:0.01",
+    "powersgd:2",
+    "auto",
+    "alone",
+)
+"""The last does not communicate: with more ranks than cores it is a bound, too."""
 DDP_BARS = {"int8": 2.5, "powersgd:2": 5.0}
 """Times Gloo's steps per second at 1 Gbit/s."""
 

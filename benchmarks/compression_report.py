@@ -24,8 +24,9 @@ COLOURS = {
     "randomk": "#a3e635",
     "powersgd": "#be185d",
     "auto": "#111827",
+    "alone": "#d1d5db",
 }
-NAMES = {"gloo": "Gloo", "plain": "uncompressed"}
+NAMES = {"gloo": "Gloo", "plain": "uncompressed", "alone": "no communication"}
 PLACES = {
     "100mbit": "100 Mbit/s",
     "1gbit": "1 Gbit/s",

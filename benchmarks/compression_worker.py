@@ -32,7 +32,9 @@ from ringleader.cli.line import Message, Report, serve
 from ringleader.errors import ConfigError
 from ringleader.groups.group import Group
 
-GLOO, PLAIN = "gloo", "plain"
+GLOO, PLAIN, ALONE = "gloo", "plain", "alone"
+"""Besides the names of schemes: Gloo, ours uncompressed, and no communication at all.
+"""
 CODECS = ("fp16", "bf16", "int8", "int8-stochastic", "onebit", "auto")
 """Those that act inside all_reduce; all other names are compressors around it."""
 
@@ -183,10 +185,8 @@ class Station:
         for _ in range(count):
             step()
         seconds = time.perf_counter() - started_s
-        return {
-            "seconds": seconds,
-            "checksum": checksum(self._models[scheme].parameters()),
-        }
+        parameters = [] if scheme == ALONE else self._models[scheme].parameters()
+        return {"seconds": seconds, "checksum": checksum(parameters)}
 
     def learn(self, task: Task, scheme: str, seed: int) -> Message:
         """A whole run of a real task: when every step ended, and this rank's loss."""
@@ -209,6 +209,8 @@ class Station:
         }
 
     def _parallel(self, model: nn.Module, scheme: str) -> nn.Module:
+        if scheme == ALONE:
+            return model
         group = dist.group.WORLD if scheme == GLOO else self._ours
         made = DistributedDataParallel(
             model, process_group=group, gradient_as_bucket_view=True
