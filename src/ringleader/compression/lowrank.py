@@ -4,22 +4,28 @@ A step of a power iteration: P = M Q is averaged and made orthonormal, Q = M' P 
 averaged, and the mean of M is nearly P Q'. The Q of one step begins the next.
 
 Machines of different kinds train together, and their matrix products differ in the
-last bits. So what each rank computes for itself and must be the same on all, the
-orthonormal P and the product P Q', is made of single additions, multiplications,
-divisions and roots in a fixed order, which every processor rounds alike. What is
-averaged afterwards, P and Q, may come from any library.
+last bits. What each rank computes for itself must be the same on all, though. The
+orthonormal P is made of single additions, multiplications, divisions and roots in a
+fixed order, which every processor rounds alike. The entries of P and of the averaged Q
+are then shortened to 12 bits, so that a product of two of them is exact: whether a
+library fuses it with the addition that follows makes no difference any more, and
+whatever multiplies fastest may make P Q', two terms at a time. What is averaged
+afterwards, P and Q, may come from any library.
+
+A matrix may be larger than all caches, so passes over it are what takes time: what is
+done with one part of it is done before the next part is looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ringleader.compression import chance
-from ringleader.engine.kernel import GRAIN, Array, as_array
+from ringleader.engine.kernel import Array, as_array
 
 MIN_GAIN = 2
 """A matrix is sent as a product only if that halves its bytes: it costs a second round
@@ -27,6 +33,10 @@ and three passes over the matrix."""
 DEPENDENT = 1e-10
 """A column whose square is left with this share of itself, after the columns before it
 were subtracted, is rounding error: float32 leaves 1e-14."""
+TINY_LEFT, TINY_RIGHT = 2.0**-30, 2.0**-90
+"""Below, entries of P and Q are zero. The last bit of a product is then at least
+2**-142, which float32 can hold; and what is lost is rounding error of a unit vector, or
+a gradient of 1e-27."""
 SINGLE = 262_144
 """Multiplications that OpenBLAS does in one thread."""
 
@@ -83,14 +93,27 @@ def _folded(products: Array) -> Array:
     return products[..., 0] if length else products.sum(axis=-1)
 
 
-def times(matrix: Tensor, basis: Tensor) -> Tensor:
-    """M Q, of contiguous float32 on any device."""
+def shortened(values: Array, *, tiny: float) -> Array:
+    """Rounded to 12 bits, and below ``tiny`` to zero: then products are exact."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = ((bits + np.uint32(0x800)) & np.uint32(0xFFFFF000)).view(np.float32)
+    return np.where(np.abs(rounded) < tiny, np.float32(0), rounded)
+
+
+def add_and_times(matrix: Tensor, more: Tensor | None, basis: Tensor) -> Tensor:
+    """M += ``more`` in place, and M Q; contiguous float32 on any device."""
     if not matrix.is_cpu:
+        if more is not None:
+            matrix += more
         return matrix @ basis
     whole, q = _grid(matrix), _at_least_two(_grid(basis))
+    added = None if more is None else _grid(more)
     result = np.zeros((len(whole), q.shape[1]), np.float32)
     for rows, columns in _tiles(whole.shape, q.shape[1]):
-        result[rows] += whole[rows, columns] @ q[columns]
+        tile = whole[rows, columns]
+        if added is not None:
+            np.add(tile, added[rows, columns], out=tile)
+        result[rows] += tile @ q[columns]
     return torch.from_numpy(np.ascontiguousarray(result[:, : basis.shape[1]]))
 
 
@@ -129,40 +152,40 @@ def _grid(tensor: Tensor) -> Array:
     return as_array(tensor).reshape(tensor.shape)
 
 
-def write_product(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """out = P Q', the same bits on every kind of machine."""
-    # On the CPU by torch, which multiplies by a column twice as fast as numpy, in
-    # pieces that it does not share among threads.
-    piece = GRAIN if out.is_cpu else max(1, out.numel())
-    width = max(1, min(out.shape[1], piece))
-    height = max(1, piece // width)
-    columns = [torch.split(left[:, j : j + 1], height) for j in range(left.shape[1])]
-    across = torch.split(right.t().contiguous(), width, dim=1)
-    for slab, rows in zip(torch.split(out, width, dim=1), across, strict=True):
-        _write_slab(columns, rows, torch.split(slab, height))
-
-
-def _write_slab(
-    columns: Sequence[Sequence[Tensor]], rows: Tensor, tiles: Sequence[Tensor]
+def settle(
+    matrix: Tensor, left: Tensor, mine: Tensor, mean: Tensor, held: Tensor | None
 ) -> None:
-    """Each tile: the sum of columns times rows, one after the other."""
-    scratch = torch.empty_like(tiles[0], memory_format=torch.contiguous_format)
-    first, *others = rows.unbind()
-    for i, tile in enumerate(tiles):
-        torch.mul(columns[0][i], first, out=tile)
-        term = scratch if len(scratch) == len(tile) else scratch[: len(tile)]
-        for column, row in zip(columns[1:], others, strict=True):
-            torch.mul(column[i], row, out=term)
-            torch.add(tile, term, out=tile)  # two roundings, never one
+    """held = M - P Q' with ``mine`` as Q, then M = P Q' with the ``mean``, in place.
 
-
-def subtract_product(matrix: Tensor, left: Tensor, right: Tensor) -> None:
-    """M -= P Q', in place: what a rank keeps for itself, so any library may do it."""
+    P and the mean are shortened, so M has the same bits on every kind of machine.
+    """
     if not matrix.is_cpu:
-        matrix.addmm_(left, right.t(), alpha=-1)
+        if held is not None:
+            torch.addmm(matrix, left, mine.t(), alpha=-1, out=held)
+        _multiply(left, mean, matrix)
         return
-    whole, p = _grid(matrix), _grid(left)
-    across = np.ascontiguousarray(_grid(right).T)
-    for rows, columns in _tiles(whole.shape, max(2, len(across))):
+    whole, p, q = _grid(matrix), _grid(left), np.ascontiguousarray(_grid(mean).T)
+    own = np.ascontiguousarray(_grid(mine).T)
+    rest = None if held is None else _grid(held)
+    term = np.empty(0, np.float32)
+    for rows, columns in _tiles(whole.shape, max(2, len(q))):
         tile = whole[rows, columns]
-        np.subtract(tile, p[rows] @ across[:, columns], out=tile)
+        if term.shape != tile.shape:  # the first, and those at the edges
+            term = np.empty_like(tile)
+        if rest is not None:
+            np.matmul(p[rows], own[:, columns], out=term)
+            np.subtract(tile, term, out=rest[rows, columns])
+        np.matmul(p[rows, :2], q[:2, columns], out=tile)
+        for j in range(2, len(q), 2):
+            np.matmul(p[rows, j : j + 2], q[j : j + 2, columns], out=term)
+            np.add(tile, term, out=tile)
+
+
+def _multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """``out`` = P Q' as above, on a device, whose own products may be less exact."""
+    out.zero_()
+    for j in range(0, left.shape[1], 2):
+        pair = left[:, j : j + 1] * right[:, j]
+        if j + 1 < left.shape[1]:
+            pair += left[:, j + 1 : j + 2] * right[:, j + 1]
+        out += pair

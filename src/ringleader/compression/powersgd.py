@@ -2,8 +2,9 @@
 
 Two all_reduces per bucket: the P of all matrices together with all that is too small or
 no matrix, then the Q. What of this rank's matrix M is applied is P times its own Q', as
-the mean of these over all ranks is P times the mean of Q'. So residual and mean add up
-to the input exactly, however good the approximation is.
+the mean of these over all ranks is P times the mean of Q'. That mean is shortened, and
+rank 0 takes on itself what this changes. So residual and mean add up to the input
+exactly, however good the approximation is.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ class _Matrix:
 
     slot: Slot
     total: Tensor
-    basis: Tensor
-    """The Q it begins with."""
+    """Where the gradient was; in the end the mean is there."""
     left: Tensor
     """This rank's P; then the orthonormal P of all."""
     right: Tensor
@@ -47,12 +47,15 @@ class LowRank:
 
     def reduce(self, bucket: Bucket, peers: Peers) -> None:
         """Average P and the rest, then Q."""
-        total = bucket.add_up()
-        matrices = [
-            self._begin(s, total, bucket) for s in bucket.slots if self._fits(s)
-        ]
-        rest = [slot for slot in bucket.slots if not self._fits(slot)]
-        parts = [m.left for m in matrices] + [total[slot.run] for slot in rest]
+        matrices, rest = [], []
+        for slot in bucket.slots:
+            if self._fits(slot):
+                matrices.append(self._begin(slot, bucket))
+            else:
+                part = bucket.out[slot.run]
+                add(part, bucket.owed(slot), part)
+                rest.append(slot)
+        parts = [m.left for m in matrices] + [bucket.out[slot.run] for slot in rest]
         means = _mean(parts, peers)
         lefts, others = means[: len(matrices)], means[len(matrices) :]
         for slot, mean in zip(rest, others, strict=True):
@@ -64,18 +67,20 @@ class LowRank:
                 _turn(matrix, left)
             rights = _mean([m.right for m in matrices], peers)
             for matrix, right in zip(matrices, rights, strict=True):
-                _finish(matrix, right, bucket)
+                _finish(matrix, right, bucket, peers)
 
     def _fits(self, slot: Slot) -> bool:
         rows, columns = lowrank.matrix_shape(slot.shape)
         return lowrank.is_worth_it(rows, columns, self._rank)
 
-    def _begin(self, slot: Slot, total: Tensor, bucket: Bucket) -> _Matrix:
+    def _begin(self, slot: Slot, bucket: Bucket) -> _Matrix:
         rows, columns = lowrank.matrix_shape(slot.shape)
-        matrix = total[slot.run].view(rows, columns)
-        basis = self._basis(slot, columns, bucket)
-        left = lowrank.times(matrix, basis.to(total.device))
-        return _Matrix(slot, matrix, basis, left, left)
+        total = bucket.out[slot.run].view(rows, columns)
+        owed = bucket.owed(slot)
+        more = None if owed is None else owed.view(rows, columns)
+        basis = self._basis(slot, columns, bucket).to(total.device)
+        left = lowrank.add_and_times(total, more, basis)
+        return _Matrix(slot, total, left, left)
 
     def _basis(self, slot: Slot, columns: int, bucket: Bucket) -> Tensor:
         kept = bucket.memory.get(BASIS, slot.name)
@@ -103,26 +108,29 @@ def _turn(matrix: _Matrix, left: Tensor) -> None:
     columns = _host(left).reshape(matrix.left.shape)
     if np.isfinite(columns).all():
         columns = lowrank.orthonormal(columns)
+        columns = lowrank.shortened(columns, tiny=lowrank.TINY_LEFT)
     matrix.left = torch.from_numpy(columns).to(left.device)
     matrix.right = lowrank.transposed_times(matrix.total, matrix.left)
 
 
-def _finish(matrix: _Matrix, right: Tensor, bucket: Bucket) -> None:
+def _finish(matrix: _Matrix, right: Tensor, bucket: Bucket, peers: Peers) -> None:
     """From the mean of Q to the mean of M."""
-    slot, shape = matrix.slot, matrix.right.shape
-    held = None if bucket.held is None else bucket.held[slot.run]
-    out = bucket.out[slot.run]
-    mean = _host(right).reshape(shape)
-    if not np.isfinite(mean).all():  # so it is on all ranks
-        out.fill_(torch.nan)
-        owed = bucket.owed(slot)
+    slot, total = matrix.slot, matrix.total
+    held = None if bucket.held is None else bucket.held[slot.run].view(total.shape)
+    exact = _host(right).reshape(matrix.right.shape)
+    if not np.isfinite(exact).all():  # so it is on all ranks
+        total.fill_(torch.nan)
         if held is not None:
-            held.copy_(torch.zeros_like(held) if owed is None else owed)
+            owed = bucket.owed(slot)
+            held.copy_(held.zero_() if owed is None else owed.view(total.shape))
         return
-    if held is not None:
-        lowrank.subtract_product(matrix.total, matrix.left, matrix.right)
-    lowrank.write_product(matrix.left, right.view(shape), out.view(matrix.total.shape))
-    basis = lowrank.next_basis(mean, bucket.start(slot.name))
+    short = lowrank.shortened(exact, tiny=lowrank.TINY_RIGHT)
+    if peers.rank == 0:
+        more = peers.size * (short - exact)
+        matrix.right += torch.from_numpy(more).to(total.device)
+    mean = torch.from_numpy(short).to(total.device)
+    lowrank.settle(total, matrix.left, matrix.right, mean, held)
+    basis = lowrank.next_basis(short, bucket.start(slot.name))
     bucket.memory.put(BASIS, slot.name, torch.from_numpy(basis))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from ringleader.compression import lowrank
 from ringleader.engine.kernel import Array
@@ -51,39 +52,71 @@ def test_the_order_of_a_sum_is_known() -> None:
     assert lowrank._folded(values).tolist() == [((a + d) + c) + (b + e)]
 
 
+def thin(rows: int, rank: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(lowrank.shortened(noise(rows, rank, seed=seed), tiny=0))
+
+
 @pytest.mark.parametrize("shape", [(3, 5), (700, 300), (2, 200_000), (1, 1)])
-@pytest.mark.parametrize("rank", [1, 2, 4])
+@pytest.mark.parametrize("rank", [1, 2, 4, 5])
 def test_products_are_those_of_float64(shape: tuple[int, int], rank: int) -> None:
     rows, columns = shape
-    left, right = noise(rows, rank), noise(columns, rank, seed=1)
-    wanted = left.astype(np.float64) @ right.T.astype(np.float64)
-    out = torch.empty(shape)
-    lowrank.write_product(torch.from_numpy(left), torch.from_numpy(right), out)
-    assert np.abs(out.numpy() - wanted).max() < 1e-5
-    rest = torch.from_numpy(wanted.astype(np.float32))
-    lowrank.subtract_product(rest, torch.from_numpy(left), torch.from_numpy(right))
-    assert rest.abs().max() < 1e-5
+    left, mean = thin(rows, rank), thin(columns, rank, seed=1)
+    mine = torch.from_numpy(noise(columns, rank, seed=2))
+    whole = torch.from_numpy(noise(rows, columns, seed=3))
+    held = torch.empty(shape)
+    rest = whole.double() - left.double() @ mine.t().double()
+    lowrank.settle(whole, left, mine, mean, held)
+    assert (whole - left.double() @ mean.t().double()).abs().max() < 1e-5
+    assert (held - rest).abs().max() < 1e-5
 
 
-def test_a_product_is_single_steps_in_order() -> None:
-    """So that every kind of machine gets the same bits."""
-    left, right = noise(40, 3), noise(50, 3, seed=1)
-    out = torch.empty(40, 50)
-    lowrank.write_product(torch.from_numpy(left), torch.from_numpy(right), out)
-    terms = [np.multiply.outer(left[:, j], right[:, j]) for j in range(3)]
-    wanted = (terms[0] + terms[1]) + terms[2]
-    assert np.array_equal(out.numpy(), wanted)
+@pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("scale", [1.0, 1e-13, 1e-26, 1e30])
+def test_a_product_has_the_same_bits_however_it_is_made(
+    rank: int, scale: float
+) -> None:
+    """By a library, which may fuse and reorder; by single steps; in float64."""
+    chance = np.random.default_rng(rank)
+    sizes = np.exp2(chance.integers(-29, 1, (300, rank)))
+    left = lowrank.shortened(noise(300, rank) * sizes, tiny=lowrank.TINY_LEFT)
+    right = noise(400, rank, seed=1) * np.float32(scale)
+    right = lowrank.shortened(right, tiny=lowrank.TINY_RIGHT)
+    p, q = torch.from_numpy(left), torch.from_numpy(right)
+    by_library, by_steps = torch.empty(300, 400), torch.empty(300, 400)
+    lowrank.settle(by_library, p, q, q, None)
+    lowrank._multiply(p, q, by_steps)
+    assert torch.equal(by_library, by_steps)
+    total = np.zeros((300, 400), np.float32)
+    for j in range(0, rank, 2):
+        pair = left[:, j : j + 2].astype(float) @ right[:, j : j + 2].astype(float).T
+        total = total + pair.astype(np.float32)
+    assert np.array_equal(by_library.numpy(), total)
+
+
+def test_short_numbers_are_near_and_few() -> None:
+    values = noise(50, 40) * np.float32(1e-9)
+    short = lowrank.shortened(values, tiny=1e-10)
+    is_tiny = np.abs(values) < 1e-10
+    assert not short[is_tiny & (np.abs(values) < 0.99e-10)].any()
+    kept = short != 0
+    assert np.abs(short / values - 1)[kept].max() <= 2.0**-12
+    assert not (short.view(np.uint32) & 0xFFF).any()
+    assert np.isnan(lowrank.shortened(np.full(1, np.nan, np.float32), tiny=0)).all()
 
 
 def test_a_matrix_of_low_rank_is_found_by_one_iteration() -> None:
     matrix = noise(60, 2) @ noise(2, 40, seed=1)
     start = torch.from_numpy(lowrank.fresh_basis(5, 40, 2))
-    whole = torch.from_numpy(matrix)
-    left = torch.from_numpy(lowrank.orthonormal(lowrank.times(whole, start).numpy()))
+    part = torch.from_numpy(noise(60, 40, seed=2))
+    whole = torch.from_numpy(matrix) - part
+    columns = lowrank.add_and_times(whole, part, start).numpy()
+    assert np.abs(whole.numpy() - matrix).max() < 1e-5
+    left = torch.from_numpy(lowrank.orthonormal(columns))
     right = lowrank.transposed_times(whole, left)
-    out = torch.empty(60, 40)
-    lowrank.write_product(left, right, out)
-    assert np.abs(out.numpy() - matrix).max() < 1e-5
+    held = torch.empty(60, 40)
+    lowrank.settle(whole, left, right, right, held)
+    assert np.abs(whole.numpy() - matrix).max() < 1e-5
+    assert held.abs().max() < 1e-5
 
 
 def test_the_next_basis_is_scaled_and_alive() -> None:
