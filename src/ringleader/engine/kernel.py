@@ -176,6 +176,8 @@ def divide(array: Array, dtype: torch.dtype, by: int) -> None:
         bits = array.view(np.int16)
         for i in range(0, len(bits), GRAIN):
             torch.from_numpy(bits[i : i + GRAIN]).view(real).div_(by)
+    elif by.bit_count() == 1 and array.dtype.kind == "f":
+        np.multiply(array, 1 / by, array)  # twice as fast, and no bit differs
     else:
         np.divide(array, by, array)
 
@@ -183,8 +185,11 @@ def divide(array: Array, dtype: torch.dtype, by: int) -> None:
 def quiet_context() -> Context:
     """A context in which numpy says nothing of overflow and NaN: they are the user's.
 
-    Entering it costs a tenth of what ``np.errstate`` does.
+    Entering it costs a tenth of what ``np.errstate`` does. Buffers are small in it:
+    numpy copies the scales of rows that are shorter than its buffers, which makes
+    codecs multiply at a third of the speed.
     """
     context = copy_context()
     context.run(np.seterr, all="ignore")
+    context.run(np.setbufsize, 2048)
     return context
