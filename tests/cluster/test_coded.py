@@ -308,6 +308,8 @@ def test_auto_codes_where_the_wire_is_the_limit(mbit: int, codec: str | None) ->
 
 def test_auto_leaves_tiny_tensors_and_shared_memory_alone() -> None:
     assert choose_codec("all_reduce", 400, network(125e6)) is None
+    assert choose_codec("all_reduce", 64 << 10, network(125e6)) is None
+    assert choose_codec("all_reduce", 64 << 10, network(12.5e6)) == "int8"
     near = network(2e9, hosts=(0,) * 4, shares_memory=True)
     assert choose_codec("all_reduce", 64 << 20, near) is None
     assert choose_codec("all_reduce", 64 << 20, network(2e9, hosts=(0,) * 4)) is None

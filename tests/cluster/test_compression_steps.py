@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ringleader.collectives.cost import LinkCost, Network
 from ringleader.compression import Compressor, compressor
 from ringleader.errors import (
     CallMismatch,
@@ -140,6 +141,34 @@ def test_reset_is_as_new() -> None:
         return same(mine, theirs) and same(used.state_dict(), new.state_dict())
 
     assert all(run_world(2, live))
+
+
+def test_auto_keeps_nothing_where_it_does_not_compress() -> None:
+    """Fast, then slow, then fast again: what it owes by then is paid."""
+
+    def lan(bandwidth: float) -> Network:
+        row = (LinkCost(latency_s=1e-4, bandwidth=bandwidth),) * 2
+        return Network(links=(row, row), hosts=(0, 1))
+
+    def live(group: Group) -> list[tuple[Tensor, Tensor]]:
+        ours, seen = compressor("auto"), []
+        for step, speed in enumerate((1e10, 1e6, 1e10)):
+            group.network = lan(speed)
+            before = ours.state_dict().get("residual.matrix", torch.zeros(3000))
+            given = {"matrix": gradients(group.rank, step)["matrix"]}
+            total = given["matrix"].double().view(-1) + before
+            ours.average(group, given)
+            after = ours.state_dict().get("residual.matrix")
+            assert (after is None) == (step == 0)
+            assert after is None or bool(after.any()) == (step == 1)
+            applied = total if after is None else total - after
+            seen.append((applied, given["matrix"].double().view(-1)))
+        return seen
+
+    for first, second in zip(*run_world(2, live), strict=True):
+        torch.testing.assert_close(first[1], second[1], rtol=0, atol=0)
+        mean = (first[0] + second[0]) / 2
+        torch.testing.assert_close(first[1], mean, rtol=0, atol=1e-6)
 
 
 # -- steps that fail -------------------------------------------------------------------

@@ -24,6 +24,9 @@ INT8_SHARE = 1028 / 4096
 INT8_ADDITIONS = 5.0
 """To encode and decode a tensor, and to keep what is lost, takes as long as adding it
 so often (measured: 1 GB/s where additions make 5)."""
+CODED_PEER_S = 0.5e-3
+"""What a coded call takes longer per peer, however short: 0.2 ms where every rank has a
+core, more where they share some."""
 WORTH_IT = 0.75
 """Predictions err: only what should take less than this share is worth a change."""
 EXCHANGE_BYTES = 256 << 10
@@ -87,6 +90,7 @@ def choose_coded(
     return _cheapest({name: prices[name] for name in known}, 2)
 
 
+@lru_cache(maxsize=1024)
 def choose_codec(operation: str, num_bytes: int, network: Network) -> str | None:
     """The codec that is worth its time here; None if none is."""
     if network.size == 1 or network.shares_memory:
@@ -96,6 +100,7 @@ def choose_codec(operation: str, num_bytes: int, network: Network) -> str | None
     crowd = max(len(ranks) for ranks in network.host_lists()) / network.cores
     speed = network.reduce_bandwidth / INT8_ADDITIONS / max(1.0, crowd)
     as_int8 = min(coded[n] for n in CODED[operation]) + num_bytes / speed
+    as_int8 += CODED_PEER_S * (network.size - 1)
     return "int8" if as_int8 < WORTH_IT * as_it_is else None
 
 

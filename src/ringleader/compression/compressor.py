@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ringleader.collectives.choice import choose_codec
 from ringleader.compression.bucket import Bucket
-from ringleader.compression.memory import BASIS, Memory, Slot
+from ringleader.compression.memory import BASIS, RESIDUAL, Memory, Slot
 from ringleader.compression.methods import reducer
 from ringleader.compression.peers import (
     Peers,
@@ -142,17 +143,33 @@ class Compressor:
                 return
             self._agree(group, peers, slots)
             out = flat.to(torch.float32)
-            bucket = Bucket(
-                out,
-                slots,
-                self._memory,
-                seed=self.seed,
-                feedback=self._feedback,
-                momentum=self._momentum,
-            )
-            self._reducer.reduce(bucket, peers)
+            if self._is_needless(group, out, slots):
+                peers.mean(out)
+            else:
+                self._reducer.reduce(self._bucket(out, slots), peers)
             if out is not flat:
                 flat.copy_(out)
+
+    def _is_needless(
+        self, group: Group | dist.ProcessGroup, out: Tensor, slots: Sequence[Slot]
+    ) -> bool:
+        """Whether "auto" takes no codec here, and owes nothing since it took one."""
+        ours = our_group(group)
+        if self.scheme.codec != "auto" or ours is None:
+            return False
+        is_owed = any(self._memory.get(RESIDUAL, s.name) is not None for s in slots)
+        codec = choose_codec("all_reduce", out.nbytes, ours.network)
+        return codec is None and not is_owed
+
+    def _bucket(self, out: Tensor, slots: Sequence[Slot]) -> Bucket:
+        return Bucket(
+            out,
+            slots,
+            self._memory,
+            seed=self.seed,
+            feedback=self._feedback,
+            momentum=self._momentum,
+        )
 
     # -- steps ---------------------------------------------------------------------
 
