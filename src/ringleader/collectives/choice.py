@@ -90,7 +90,6 @@ def choose_coded(
     return _cheapest({name: prices[name] for name in known}, 2)
 
 
-@lru_cache(maxsize=1024)
 def choose_codec(operation: str, num_bytes: int, network: Network) -> str | None:
     """The codec that is worth its time here; None if none is."""
     if network.size == 1 or network.shares_memory:

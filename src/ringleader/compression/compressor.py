@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ringleader.collectives.choice import choose_codec
 from ringleader.compression.bucket import Bucket
 from ringleader.compression.memory import BASIS, RESIDUAL, Memory, Slot
 from ringleader.compression.methods import reducer
@@ -143,23 +142,24 @@ class Compressor:
                 return
             self._agree(group, peers, slots)
             out = flat.to(torch.float32)
-            if self._is_needless(group, out, slots):
+            if self.is_needless(group, len(out)):
                 peers.mean(out)
             else:
                 self._reducer.reduce(self._bucket(out, slots), peers)
             if out is not flat:
                 flat.copy_(out)
 
-    def _is_needless(
-        self, group: Group | dist.ProcessGroup, out: Tensor, slots: Sequence[Slot]
-    ) -> bool:
-        """Whether "auto" takes no codec here, and owes nothing since it took one."""
+    def is_needless(self, group: Group | dist.ProcessGroup, count: int) -> bool:
+        """Whether ``count`` values are better averaged as they are: "auto" says so, and
+        nothing is owed from when it did not.
+        """
         ours = our_group(group)
-        if self.scheme.codec != "auto" or ours is None:
-            return False
-        is_owed = any(self._memory.get(RESIDUAL, s.name) is not None for s in slots)
-        codec = choose_codec("all_reduce", out.nbytes, ours.network)
-        return codec is None and not is_owed
+        return (
+            self.scheme.codec == "auto"
+            and ours is not None
+            and ours.auto_codec("all_reduce", 4 * count) is None
+            and not self._memory.has(RESIDUAL)
+        )
 
     def _bucket(self, out: Tensor, slots: Sequence[Slot]) -> Bucket:
         return Bucket(

@@ -62,6 +62,10 @@ class Memory:
         key = (kind, name)
         return self._staged.get(key, self._kept.get(key))
 
+    def has(self, kind: str) -> bool:
+        """Whether anything of this kind is known."""
+        return any(key[0] == kind for key in (*self._staged, *self._kept))
+
     def put(self, kind: str, name: str, tensor: Tensor) -> None:
         """Stage it."""
         self._staged[kind, name] = tensor

@@ -38,6 +38,17 @@ def code(
     return call
 
 
+def as_it_is(
+    tensor: Tensor, out: Tensor | None, owed: Tensor | None, lost: Tensor | None
+) -> tuple[Tensor, None, None]:
+    """What a codec would have done with ``owed`` and ``lost``, where there is none."""
+    if owed is not None:
+        tensor = tensor.detach().add_(owed) if out is None else tensor + owed
+    if lost is not None:
+        lost.zero_()
+    return tensor, None, None
+
+
 def _fitting(call: Call, tensor: Tensor, what: str) -> Tensor:
     if tensor.dtype is not torch.float32 or tensor.numel() != call.count:
         text = f"{tensor.numel()} x {tensor.dtype}, not {call.count} x torch.float32"

@@ -89,6 +89,7 @@ class Executor:
         self._windows = Windows()
         self._quiet = kernel.quiet_context()
         self._choices: dict[tuple[object, ...], tuple[str, int, str]] = {}
+        self._codecs: dict[tuple[str, int], str | None] = {}
         self._plans: dict[tuple[str, str, int, int], Plan] = {}
         self._parts: dict[tuple[str, str, int, int], Parts] = {}
         self._stream = StreamEngine(mesh.bulk, waiter)
@@ -142,6 +143,7 @@ class Executor:
     def network(self, network: Network) -> None:
         self._network = network
         self._choices.clear()
+        self._codecs.clear()
 
     def run(self, call: Call, name: str, arity: int, deadline: Deadline) -> None:
         """Do it; an exception leaves the group unusable."""
@@ -153,7 +155,12 @@ class Executor:
 
     def codec(self, operation: str, num_bytes: int) -> str | None:
         """The codec that "auto" stands for; equal on all ranks."""
-        return choose_codec(operation, num_bytes, self._network)
+        key = (operation, num_bytes)
+        if key not in self._codecs:
+            if len(self._codecs) >= MAX_KEPT:
+                self._codecs.clear()
+            self._codecs[key] = choose_codec(operation, num_bytes, self._network)
+        return self._codecs[key]
 
     def _run(self, call: Call, name: str, arity: int, header: bytes) -> None:
         if self.size == 1:

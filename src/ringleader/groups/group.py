@@ -24,7 +24,7 @@ from ringleader.engine.small import Small
 from ringleader.errors import ConfigError, GroupAborted
 from ringleader.groups import call as calls
 from ringleader.groups.call import Call
-from ringleader.groups.coded import code
+from ringleader.groups.coded import as_it_is, code
 from ringleader.groups.execute import Executor, Progress
 from ringleader.groups.mailbox import Mailbox
 from ringleader.groups.messages import Outgoing, Wish
@@ -102,6 +102,10 @@ class Group:
         self._executor.network = network
         self._small.clear()
 
+    def auto_codec(self, operation: str, num_bytes: int) -> str | None:
+        """The codec that "auto" stands for in such a call; equal on all ranks."""
+        return self._executor.codec(operation, num_bytes)
+
     def links(self) -> dict[int, str]:
         """peer -> what connects us: "shm", "tcp", and why not shm where that failed."""
         notes = self._mesh.notes
@@ -152,9 +156,9 @@ class Group:
         to its ``tensor``, and nothing is lost for good. "auto" decides by the network.
         """
         if codec == "auto":
-            codec = self._executor.codec("all_reduce", tensor.nbytes)
+            codec = self.auto_codec("all_reduce", tensor.nbytes)
             if codec is None:
-                tensor, owed, lost = _as_it_is(tensor, out, owed, lost)
+                tensor, owed, lost = as_it_is(tensor, out, owed, lost)
         plain = (
             out is None
             and codec is None
@@ -234,7 +238,7 @@ class Group:
         """Everybody's ``tensor`` into ``outs``: one per rank, or one tensor for all."""
         call = calls.all_gather(outs, tensor, rank=self.rank, size=self.size)
         if codec == "auto":
-            codec = self._executor.codec(call.operation, call.num_bytes)
+            codec = self.auto_codec(call.operation, call.num_bytes)
         call = code(call, codec, None, None)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
 
@@ -253,7 +257,7 @@ class Group:
         """Combine the parts meant for this rank into ``out``."""
         call = calls.reduce_scatter(out, tensors, op, rank=self.rank, size=self.size)
         if codec == "auto":
-            codec = self._executor.codec(call.operation, call.num_bytes)
+            codec = self.auto_codec(call.operation, call.num_bytes)
             if codec is None and lost is not None:
                 lost.zero_()
                 lost = None
@@ -509,14 +513,3 @@ class Group:
 def _check_tag(tag: object) -> None:
     if not isinstance(tag, int) or not -(2**63) <= tag < 2**63:
         raise ConfigError(f"tag {tag!r} is not a whole number of 64 bits")
-
-
-def _as_it_is(
-    tensor: Tensor, out: Tensor | None, owed: Tensor | None, lost: Tensor | None
-) -> tuple[Tensor, None, None]:
-    """What a codec would have done with ``owed`` and ``lost``, where there is none."""
-    if owed is not None:
-        tensor = tensor.detach().add_(owed) if out is None else tensor + owed
-    if lost is not None:
-        lost.zero_()
-    return tensor, None, None
