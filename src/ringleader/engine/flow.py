@@ -35,6 +35,7 @@ class Flow:
         "done",
         "epoch",
         "home",
+        "is_last",
         "kind",
         "num_bytes",
         "own",
@@ -49,6 +50,8 @@ class Flow:
         self.chunk = chunk
         self.epoch = 0
         """Counts how often the chunk was replaced so far: windows are per epoch."""
+        self.is_last = False
+        """Whether nothing writes the chunk after it."""
         self.after: list[Flow] = []
         self.readers: list[Flow] = []
         self.done = 0
@@ -86,6 +89,9 @@ class Plan:
             self.by_chunk.setdefault(flow.chunk, []).append(flow)
         for flows in self.by_chunk.values():
             _link_up(flows)
+            writes = [flow for flow in flows if flow.kind is not Kind.SEND]
+            if writes:
+                writes[-1].is_last = True
         self.num_chunks = 1 + max(self.by_chunk, default=0)
 
     def bind(

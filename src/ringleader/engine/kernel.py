@@ -182,6 +182,16 @@ def divide(array: Array, dtype: torch.dtype, by: int) -> None:
         np.divide(array, by, array)
 
 
+def and_divide(combine: Combine, dtype: torch.dtype, by: int) -> Combine:
+    """``combine``, and turn the sum into a mean."""
+
+    def run(a: Array, b: Array, out: Array) -> None:
+        combine(a, b, out)
+        divide(out, dtype, by)
+
+    return run
+
+
 def quiet_context() -> Context:
     """A context in which numpy says nothing of overflow and NaN: they are the user's.
 

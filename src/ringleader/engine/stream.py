@@ -75,6 +75,7 @@ class InLane:
         "_inbox",
         "_inbox_bytes",
         "_item",
+        "_last",
         "link",
     )
 
@@ -85,6 +86,7 @@ class InLane:
         header: Greeting,
         inbox: NDArray[Any],
         combine: Combine | None,
+        last: Combine | None,
     ) -> None:
         self.link = link
         self._flows = [f for f in flows if f.num_bytes]
@@ -95,6 +97,7 @@ class InLane:
         self._inbox_bytes = bytes_of(inbox)
         self._item = inbox.itemsize
         self._combine = combine
+        self._last = last
 
     def is_finished(self) -> bool:
         return not self._header and self._at == len(self._flows)
@@ -135,13 +138,14 @@ class InLane:
         filled = self._filled + received
         count = filled // self._item
         if count:
-            assert self._combine is not None
+            combine = self._last if flow.is_last else self._combine
+            assert combine is not None
             assert flow.own is not None
             assert flow.home is not None
             at, to = flow.done // self._item, lo // self._item
             # A source is addressed from the chunk's start, a window by its wrap.
             mine = to if flow.own is flow.home else at
-            self._combine(
+            combine(
                 flow.own[mine : mine + count],
                 self._inbox[:count],
                 flow.home[to : to + count],
@@ -170,9 +174,14 @@ class StreamEngine:
         headers: Mapping[int, tuple[bytes, bytes]],
         dtype: np.dtype[Any],
         combine: Combine | None,
+        last: Combine | None,
         on_mismatch: OnMismatch,
     ) -> None:
-        """Move every byte of a bound plan; ``headers``: peer -> (ours, expected)."""
+        """Move every byte of a bound plan; ``headers``: peer -> (ours, expected).
+
+        ``last`` combines where nothing is written afterwards: with it a total can
+        become a mean while it is in the cache, and before others get it.
+        """
         links = self._links
         outs = [OutLane(links[p], f, headers[p][0]) for p, f in plan.sends.items()]
         inboxes = self._inboxes(len(plan.recvs), dtype)
@@ -183,6 +192,7 @@ class StreamEngine:
                 Greeting(links[p], headers[p][1], on_mismatch),
                 inbox,
                 combine,
+                last,
             )
             for (p, flows), inbox in zip(plan.recvs.items(), inboxes, strict=True)
         ]

@@ -191,9 +191,11 @@ class Executor:
             self._run_stream(call, name, arity, header, combine)
 
     def _has_divided(self, call: Call, name: str) -> bool:
-        """In shared memory the owner of a part divides it while it is in its cache."""
-        is_shared = name == "shm" and call.operation in ("all_reduce", "reduce_scatter")
-        return is_shared or call.codec is not None
+        """Who completes a part has divided it while it was in its cache."""
+        known = ("all_reduce", "reduce_scatter") if name == "shm" else ("all_reduce",)
+        return call.codec is not None or (
+            name != "exchange" and call.operation in known
+        )
 
     def small(self, call: Call, name: str) -> Small | None:
         """The prepared form of ``call``, if it is one that can be prepared."""
@@ -346,6 +348,9 @@ class Executor:
         if call.operation in PASSING and name != "direct":
             step = self._windows.room(len(lengths)) // dtype.itemsize
         self._last = (call, plan if longest <= step else None)
+        last = combine
+        if combine and call.reduce_op == "mean" and self._has_divided(call, name):
+            last = kernel.and_divide(combine, call.dtype, self.size)
         for start in range(0, max(longest, 1), max(step, 1)):
             run = slice(start, start + step)
             plan.bind(
@@ -359,6 +364,7 @@ class Executor:
                 headers=self._headers(call, header),
                 dtype=dtype,
                 combine=combine,
+                last=last,
                 on_mismatch=self._mismatch,
             )
         self._copy_own(call, plan)
