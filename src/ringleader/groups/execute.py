@@ -192,10 +192,10 @@ class Executor:
 
     def _has_divided(self, call: Call, name: str) -> bool:
         """Who completes a part has divided it while it was in its cache."""
+        if name == "exchange":
+            return False
         known = ("all_reduce", "reduce_scatter") if name == "shm" else ("all_reduce",)
-        return call.codec is not None or (
-            name != "exchange" and call.operation in known
-        )
+        return call.codec is not None or call.operation in known
 
     def small(self, call: Call, name: str) -> Small | None:
         """The prepared form of ``call``, if it is one that can be prepared."""
