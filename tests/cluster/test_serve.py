@@ -33,7 +33,7 @@ from serve_kit import (
 
 from ringleader.errors import ConfigError
 from ringleader.identity import server_key
-from ringleader.paramserver import bodies
+from ringleader.paramserver import bodies, versions
 from ringleader.paramserver.entrance import PIN_ATTEMPTS
 from ringleader.paramserver.openapi import DESCRIPTION
 
@@ -335,6 +335,35 @@ def test_two_servers_never_share_a_directory(tmp_path: Path) -> None:
         server(tmp_path),
     ):
         pass
+
+
+def test_a_directory_is_held_even_if_its_key_is_replaced(tmp_path: Path) -> None:
+    with server(tmp_path):
+        (tmp_path / "server.key").unlink()
+        with pytest.raises(ConfigError, match="another server"), server(tmp_path):
+            pass
+
+
+def test_a_fast_worker_is_not_told_to_wait(tmp_path: Path) -> None:
+    with (
+        server(tmp_path, rounds=1000, every=1000) as served,
+        served.friends(1) as (anna,),
+    ):
+        for _ in range(400):
+            assert anna.step() is not None
+
+
+def test_a_full_server_lets_those_in_again_who_are_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "MAX_WORKERS", 2)
+    with server(tmp_path, workers=2) as served, served.friends(2) as (anna, _):
+        full = Friend(served.url, served.code)
+        answer = full.join()
+        assert (answer.status_code, answer.json()["error"]) == (503, "full")
+        full.close()
+        old = anna.worker
+        assert anna.join().json()["worker"] == old  # the answer to the first was lost
 
 
 def test_another_task_is_refused_by_the_parts_that_differ(tmp_path: Path) -> None:

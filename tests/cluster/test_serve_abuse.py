@@ -66,10 +66,11 @@ RUBBISH: dict[str, Callable[[], bytes]] = {
 
 
 @contextmanager
-def raw(served: Server) -> Iterator[socket.socket]:
+def raw(served: Server, source: str = "127.0.0.1") -> Iterator[socket.socket]:
     """A bare line to the server."""
     host, port = served.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as line:
+    address = (host, int(port))
+    with socket.create_connection(address, 20, source_address=(source, 0)) as line:
         yield line
 
 
@@ -150,6 +151,12 @@ def _head(path: str, *lines: str, method: str = "GET") -> bytes:
         (_head("/", *(f"X-{i}: y" for i in range(80))), (431,)),
         (_head("/" + "a" * 40000), (400, 414, 431)),
         (_head("/v1/join", "Content-Length: 5", "Transfer-Encoding: chunked"), (400,)),
+        (_head("/v1/join", "Content-Length: 5", "Content-Length: 6"), (400,)),
+        (_head("/v1/join", "Content-Length: -1"), (400,)),
+        (_head("/v1/join", "Content-Length: 1e3"), (400,)),
+        (_head("/v1/join", "Content-Length: +5"), (400,)),
+        (_head("/v1/join", "Content-Length: \u0665"), (400,)),
+        (_head("/v1/join", f"Content-Length: {'9' * 5000}"), (400, 431)),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200), (400,)),
         (b"\x00" * 300 + b"\r\n\r\n", (400,)),
         (_head("/v1/status", "Connection: close", method="DELETE"), (405,)),
@@ -158,7 +165,7 @@ def _head(path: str, *lines: str, method: str = "GET") -> bytes:
         (_head("//etc/passwd", "Connection: close"), (404,)),
         (_head("/checkpoints/000000/state.json", "Connection: close"), (404,)),
     ],
-    ids=range(12),
+    ids=range(18),
 )
 def test_heads_that_are_none_are_answered_and_forgotten(
     tmp_path: Path, request_: bytes, codes: tuple[int, ...]
@@ -196,8 +203,11 @@ def test_bodies_without_end_or_measure_are_cut(tmp_path: Path) -> None:
         {"X_Samples": "-1"},
         {"X_Samples": "9" * 5000},
         {"X_Samples": "1e3"},
+        {"X_Samples": "33"},  # more than a batch has
         {"X_Loss": "nan"},
         {"X_Loss": "inf"},
+        {"X_Loss": "1e308"},  # finite, but not when it is added up
+        {"X_Loss": "-1e300"},
         {"X_Loss": ""},
         {"X_Codec": "pickle"},
         {"X_First_Batch": "1"},
@@ -240,6 +250,56 @@ def test_names_are_only_shown_and_never_more_than_text(tmp_path: Path) -> None:
         anna.close()
     made = set(tmp_path.parent.rglob("*")) - before
     assert all(tmp_path in path.parents for path in made)
+
+
+TASK = b'"task": {}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff",
+        b"null",
+        b"[]",
+        b"[" * 8000,
+        b'{"task": ' * 800,
+        b"{" + TASK,
+        b'{"task": 1}',
+        b'{"task": {"a": 1}}',
+        b'{"task": {"a": "' + b"x" * 300 + b'"}}',
+        b"{" + TASK + b', "name": "\xff\xfe"}',
+        b"{" + TASK + b', "name": 5}',
+        b"{" + TASK + b', "pin": 4711}',
+        b"{" + TASK + b', "pin": "\\ud800"}',
+        b"{" + TASK + b', "pin": "' + b"9" * 257 + b'"}',
+        b"{" + TASK + b', "code": "\\ud800"}',
+        b"{" + TASK + b', "code": "\xc3\xbc"}',
+        b"{" + TASK + b', "nonce": "\\ud800"}',
+        b"{" + TASK + b', "nonce": 1e999}',
+        b'{"task": {"\\ud800": "\\udfff"}}',
+    ],
+)
+def test_requests_to_join_that_are_none_are_refused(
+    tmp_path: Path, body: bytes
+) -> None:
+    with server(tmp_path, pin="4711") as served:
+        anna = Friend(served.url, served.code)
+        answer = anna.http.post("/v1/join", content=body)
+        assert answer.status_code in (400, 401)
+        assert answer.json()["error"] in ("malformed", "unknown")
+        assert anna.join().status_code == 200
+        anna.close()
+
+
+def test_rubbish_is_not_worth_a_line_in_a_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with server(tmp_path, rounds=1) as served, served.friends(1) as (anna,):
+        answer_to(served, b"\x00" * 300 + b"\r\n\r\n")
+        answer_to(served, _head("/", "Upgrade: websocket", "Connection: upgrade,close"))
+        assert anna.step() is not None
+    assert [r for r in caplog.records if r.name.startswith("uvicorn")] == []
 
 
 def test_slow_heads_and_silent_lines_are_hung_up_on(
@@ -319,15 +379,27 @@ def _open(served: Server) -> int:
     return len(served.serving._doorway._open)
 
 
-def test_hundreds_of_slow_lines_do_not_keep_honest_ones_out(tmp_path: Path) -> None:
+SLOW = {
+    "head": b"GET / HTTP/1.1\r\nX-Slow: ",
+    "body": b"POST /v1/join HTTP/1.1\r\nHost: h\r\nContent-Length: 8000\r\n\r\n{",
+}
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_hundreds_of_slow_lines_do_not_keep_honest_ones_out(
+    tmp_path: Path, kind: str
+) -> None:
     with (
         server(tmp_path, rounds=30) as served,
         served.friends(1) as (anna,),
         ExitStack() as lines,
     ):
-        for _ in range(500):
-            line = lines.enter_context(raw(served))
-            line.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
+        for i in range(500):
+            source = (
+                f"127.0.1.{i % 250 + 1}" if sys.platform == "linux" else "127.0.0.1"
+            )
+            line = lines.enter_context(raw(served, source))
+            line.sendall(SLOW[kind])
         began_s = time.monotonic()
         for _ in range(10):
             assert anna.step() is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import random
 import shutil
@@ -17,9 +19,23 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
 
-from serve_kit import KNOWN, Friend, Lives, expected, server, weights_in
+from serve_kit import (
+    KNOWN,
+    Friend,
+    Lives,
+    expected,
+    server,
+    task,
+    update_body,
+    weights_in,
+)
 
+from ringleader.errors import ConfigError, InternalError
 from ringleader.paramserver import journal
+from ringleader.paramserver.assignment import Key
+from ringleader.paramserver.plan import Plan
+from ringleader.paramserver.run import Options, open_run
+from ringleader.paramserver.training import Told, Training
 
 pytestmark = pytest.mark.timeout(115)
 
@@ -121,8 +137,7 @@ def test_a_life_that_ends_after_any_record_is_gone_on_with(
         out = tmp_path / str(kept)
         shutil.copytree(tmp_path / "whole", out)
         cut = journal.Journal(out / path.name)
-        (out / path.name).unlink()
-        cut.open()
+        cut.begin()
         for meta, body in records[:kept]:
             cut.append(meta, body)
         cut.close()
@@ -131,3 +146,133 @@ def test_a_life_that_ends_after_any_record_is_gone_on_with(
             assert life.training.versions.version == updates
             weights = KNOWN.values(life.training.store.weights.model)
         np.testing.assert_allclose(weights, expected(updates, 1), atol=1e-5)
+
+
+def test_a_run_killed_before_its_last_checkpoint_has_its_final_weights(
+    tmp_path: Path,
+) -> None:
+    with server(tmp_path, rounds=99, every=99) as life, life.friends(1) as (friend,):
+        for _ in range(5):
+            friend.step()
+    with server(tmp_path, rounds=5, every=99) as life:
+        assert life.training.versions.is_finished
+    np.testing.assert_allclose(weights_in(tmp_path), expected(5, 1), atol=1e-5)
+
+
+def test_a_life_that_ended_before_it_published_its_weights_is_made_up_for(
+    tmp_path: Path,
+) -> None:
+    with server(tmp_path, rounds=3) as life, life.friends(1) as (friend,):
+        while friend.step() is not None:
+            pass
+    (tmp_path / "weights.safetensors").unlink()
+    with server(tmp_path, rounds=3):
+        pass
+    np.testing.assert_allclose(weights_in(tmp_path), expected(3, 1), atol=1e-5)
+
+
+def test_the_journal_of_a_checkpoint_that_was_removed_is_not_gone_on_with(
+    tmp_path: Path,
+) -> None:
+    def live() -> None:
+        with server(tmp_path, rounds=99) as life, life.friends(1) as (friend,):
+            assert life.training.versions.version == 0
+            for _ in range(4):
+                friend.step()
+
+    live()
+    shutil.rmtree(tmp_path / "checkpoints" / "000003")
+    live()
+    with server(tmp_path, rounds=99) as life:
+        assert life.training.versions.version == 4
+        weights = KNOWN.values(life.training.store.weights.model)
+    np.testing.assert_allclose(weights, expected(4, 1), atol=1e-5)
+
+
+def test_who_joins_without_a_nonce_is_somebody_new_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    with server(tmp_path) as life:
+        anna = Friend(life.url, life.code)
+        assert anna.join(nonce="").status_code == 200
+        anna.close()
+    with server(tmp_path) as life:
+        ben = Friend(life.url, life.code)
+        assert ben.join(nonce="").status_code == 200
+        again = Friend(life.url, life.code, token=anna.token)
+        assert again.work() is not None, "the token is still good"
+        assert ben.worker != anna.worker
+        ben.close()
+        again.close()
+
+
+class _FullDisk:
+    """The journal of a disk with room for a few bytes; later there is more."""
+
+    def __init__(self, training: Training, room: int) -> None:
+        journal = training.store._journal
+        assert journal._file is not None
+        self._file = journal._file
+        self._room = room
+        journal._file = self  # type: ignore[assignment]
+
+    def write(self, data: memoryview) -> int:
+        if not self._room:
+            self._room = 1 << 30
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = self._file.write(data[: self._room])
+        self._room -= done
+        return done
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _told(shard: int) -> Told:
+    return Told(Key(0, shard, shard), 8, 0.5, "none")
+
+
+def test_nothing_is_acknowledged_behind_a_record_that_failed(tmp_path: Path) -> None:
+    plan = Plan(rounds=9, workers=2, scale_rate=False)
+    run = open_run(task(), plan, Options(out=tmp_path))
+    training = run.app.training
+
+    async def go() -> None:
+        for name in ("anna", "ben"):
+            await training.join(name, "cpu", "")
+        _FullDisk(training, 100)
+        for shard, worker in enumerate(("w1", "w2")):
+            body = memoryview(update_body(0, shard))
+            with pytest.raises(ConfigError, match="No space left"):
+                await training.submit(worker, _told(shard), body)
+        with pytest.raises(ConfigError, match="No space left"):
+            await training.join("carl", "cpu", "")
+
+    asyncio.run(go())
+    assert training.failure is not None
+    assert not training.versions.counted
+    run.close()
+
+
+def test_an_optimizer_that_fails_ends_the_server_and_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("the optimizer has run out of ideas")
+
+    run = open_run(task(), Plan(rounds=9, workers=1), Options(out=tmp_path))
+    training = run.app.training
+    monkeypatch.setattr(training.store.weights.optimizer, "step", fail)
+
+    async def go() -> None:
+        await training.join("anna", "cpu", "")
+        async with asyncio.timeout(20):
+            with pytest.raises(InternalError, match="run out of ideas"):
+                await training.submit("w1", _told(0), memoryview(update_body(0, 0)))
+
+    asyncio.run(go())
+    assert isinstance(training.failure, InternalError)
+    run.close()

@@ -173,6 +173,25 @@ def test_a_killed_worker_and_an_interrupted_one_cost_time_and_nothing_else(
     assert difference(tmp_path, alone(12, 2)) <= 1e-5
 
 
+def test_an_open_server_says_how_it_is_joined(tmp_path: Path) -> None:
+    """Its certificate is self-made, so the link must say which key it has."""
+    serve = ("digits", "--workers", "1", "--rounds", "2", "--port", "0", "--open")
+    with ExitStack() as stack:
+        server = stack.enter_context(running("serve", *serve, "--out", tmp_path))
+        link = file_of(server, tmp_path).read_text()
+        worker = stack.enter_context(running("work", link, "--threads", "1"))
+        assert "2 updates" in output_of(worker)
+        assert link in output_of(server)
+
+
+def test_a_link_that_no_worker_would_take_is_not_printed(tmp_path: Path) -> None:
+    serve = ("digits", "--workers", "1", "--rounds", "2", "--port", "0")
+    with running("serve", *serve, "--url", "http://h:1", "--out", tmp_path) as server:
+        said, _ = server.communicate(timeout=60)
+    assert server.returncode == 2
+    assert "--url http://h:1: the link is for https" in said
+
+
 def test_unattended_commands_ask_nothing_and_say_what_is_missing() -> None:
     for flags, complaint in (
         (["work"], "which server? give its link"),

@@ -203,9 +203,13 @@ def _announce(run: Run, where: str, *, is_pinned: bool) -> None:
 
     entrance, versions = run.app.training.entrance, run.app.training.versions
     text = Secret(where)
-    if not entrance.is_open:
+    if is_pinned or not entrance.is_open:
         print_ = run.key.fingerprint if is_pinned else None
         text = link.build(where, run.key.secret.reveal(), print_)
+    try:
+        link.parse(text.reveal())
+    except ConfigError as exc:
+        raise ConfigError(f"--url {where}: {exc}") from None
     write_private(run.app.training.store.out / LINK, Secret(text.reveal().encode()))
     if versions.version:
         again = f", {run.replayed} updates since the checkpoint" * bool(run.replayed)
@@ -214,7 +218,9 @@ def _announce(run: Run, where: str, *, is_pinned: bool) -> None:
         typer.echo("This run is finished. Raise --rounds, or choose another --out.")
     typer.echo(f"Status page: {where}/")
     typer.echo(f"Workers join with:\n\n    ringleader work '{text.reveal()}'\n")
-    if entrance.pin is not None:
+    if entrance.pin is not None and is_pinned:
+        typer.echo("A PIN does not say which key the server has: it goes with --http.")
+    elif entrance.pin is not None:
         typer.echo(f"or: ringleader work {where} --pin (the PIN you chose)")
 
 

@@ -113,6 +113,10 @@ def _until_done(wanted: WorkerSettings, place: Place, *, as_json: bool) -> None:
                 is_done = True
             finally:
                 worker.close()
+    except KeyboardInterrupt:
+        if worker is None or not worker.progress().rounds:
+            typer.echo("Left before the server let this worker in.", err=True)
+        raise
     finally:  # the bar is gone now
         if worker is not None:
             _summarize(worker, is_done=is_done, as_json=as_json)
@@ -135,7 +139,7 @@ def _summarize(worker: Worker, *, is_done: bool, as_json: bool) -> None:
         typer.echo(json.dumps(facts, indent=1))
         return
     if not stand.rounds:
-        return  # it never got in: the error says why
+        return  # it never got in, and we said why
     loss = f", loss {stand.loss:.4f}" if stand.counted else ""
     up, down = format_bytes(stand.sent_bytes), format_bytes(stand.received_bytes)
     typer.echo(

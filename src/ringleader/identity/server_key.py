@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
@@ -101,7 +102,10 @@ def load_or_make(out: Path) -> ServerKey:
 
 def fingerprint_of(der: bytes) -> bytes:
     """The fingerprint of the key in a certificate; ValueError if it is none."""
-    key = x509.load_der_x509_certificate(der).public_key()
+    try:
+        key = x509.load_der_x509_certificate(der).public_key()
+    except (x509.InvalidVersion, UnsupportedAlgorithm) as exc:
+        raise ValueError("not a certificate of ours") from exc
     return _fingerprint(key)
 
 

@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from ringleader.errors import RingleaderError
 from ringleader.identity.secret import clean_name
 from ringleader.paramserver import bodies, page, requests
 from ringleader.paramserver.entrance import Answer
@@ -47,7 +48,7 @@ class App:
         self.terms = terms
         self.manifest = training.store.weights.manifest
         self._gate = Gate(training)
-        self.updates = Updates(training, self._gate)
+        self.updates = Updates(training, self._gate, batch_size=terms.batch_size)
 
     def starlette(self) -> Starlette:
         """The application that uvicorn serves."""
@@ -64,7 +65,11 @@ class App:
                 Route(update, self.updates.resume, methods=["HEAD"]),
                 Route(update, self.updates.update, methods=["PUT"]),
             ],
-            exception_handlers={HTTPException: _answer, ClientDisconnect: _nobody},
+            exception_handlers={
+                HTTPException: _answer,
+                ClientDisconnect: _nobody,
+                RingleaderError: _broken,
+            },
         )
 
     async def _page(self, request: Request) -> Response:
@@ -81,9 +86,11 @@ class App:
         return JSONResponse(DESCRIPTION)
 
     async def _join(self, request: Request) -> Response:
-        self._gate.slow_down(request)
         join = await requests.read_join(request)
-        match self.training.entrance.admit(join.code, join.pin):
+        entrance = self.training.entrance
+        if not entrance.knows(join.code):  # behind a tunnel all have one address
+            self._gate.slow_down(request)
+        match entrance.admit(join.code, join.pin):
             case Answer.UNKNOWN:
                 text = "this server does not know that code or PIN"
                 raise refusal(401, "unknown", text)
@@ -93,11 +100,12 @@ class App:
             case Answer.WELCOME:
                 pass
         self._compare(join.task)
-        if not self.training.versions.has_room(time.monotonic()):
-            raise refusal(503, "full", "too many workers are here", headers=SOON)
         name = clean_name(join.name) or "somebody"
         device = clean_name(join.device) or "unknown"
-        worker, token = await self.training.join(name, device, join.nonce)
+        joined = await self.training.join(name, device, join.nonce)
+        if joined is None:
+            raise refusal(503, "full", "too many workers are here", headers=SOON)
+        worker, token = joined
         return self._json({"worker": worker, "token": token, **self._terms()})
 
     def _compare(self, theirs: dict[str, str]) -> None:
@@ -226,6 +234,12 @@ async def _answer(request: Request, exc: Exception) -> Response:
     if not isinstance(detail, dict):
         detail = {"error": "nothing", "message": str(detail)}
     return JSONResponse(detail, exc.status_code, exc.headers)
+
+
+async def _broken(request: Request, exc: Exception) -> Response:
+    """The server is about to stop, and says there why; here it names no paths."""
+    content = {"error": "stopping", "message": "the server cannot go on"}
+    return JSONResponse(content, 503, SOON)
 
 
 async def _nobody(request: Request, exc: Exception) -> Response:

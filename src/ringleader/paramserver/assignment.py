@@ -20,6 +20,8 @@ class Verdict(Enum):
     """It failed a check."""
     WRONG = "wrong"
     """No such shard or batch was ever given out."""
+    BARRED = "barred"
+    """Its worker has left or was quarantined while it came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +59,8 @@ class Worker:
     strikes: int = 0
     is_quarantined: bool = False
     has_left: bool = False
+
+    @property
+    def is_barred(self) -> bool:
+        """Whether it takes no part any more."""
+        return self.has_left or self.is_quarantined

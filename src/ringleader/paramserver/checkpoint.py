@@ -69,9 +69,10 @@ def write(out: Path, version: int, weights: Weights, state: State) -> None:
         _write(new / _STATE, [text])
         sync_directory(new)
         _put(new, folder / f"{version:06d}")
-        _publish(folder / f"{version:06d}" / WEIGHTS, out / WEIGHTS)
+        publish(out, version)
         _tidy(out, version)
     except OSError as exc:
+        shutil.rmtree(new, ignore_errors=True)  # the disk may be full of it
         raise ConfigError(f"{new}: cannot be written: {exc.strerror}") from exc
 
 
@@ -119,8 +120,9 @@ def _put(new: Path, path: Path) -> None:
     sync_directory(path.parent)
 
 
-def _publish(source: Path, path: Path) -> None:
-    """The newest weights also have a name that does not change."""
+def publish(out: Path, version: int) -> None:
+    """Give the weights of a checkpoint the name that does not change, too."""
+    source, path = out / FOLDER / f"{version:06d}" / WEIGHTS, out / WEIGHTS
     new = path.with_name(f"{_NEW}{path.name}")
     new.unlink(missing_ok=True)
     try:

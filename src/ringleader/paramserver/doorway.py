@@ -2,8 +2,9 @@
 
 uvicorn has no timer until the first answer is sent, and its limit on concurrency turns
 honest requests away. So connections are accepted here, and handed to uvicorn's own
-protocol with timers around it. When all places are taken, the connection goes that has
-been without a whole request for longest: slow ones lose, honest ones take milliseconds.
+protocol with timers around it. When all places are taken, a connection goes on which no
+worker has shown its token, or else one that asks for nothing; among them, the one whose
+last answer is longest ago: slow ones lose, honest ones take milliseconds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import ipaddress
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -106,10 +107,14 @@ class Doorway:
         return len(hosts) < MAX_CONNECTIONS or self._evict(None)
 
     def _evict(self, host: str | None) -> bool:
-        """Drop who has kept a place for longest without asking for anything."""
-        idle = [p for p in self._open if p.is_idle and host in (None, p.host)]
-        if idle:
-            min(idle, key=lambda p: p.idle_since_s).drop()
+        """Drop who has kept a place for longest; a worker only when it is idle."""
+        loose = [
+            p
+            for p in self._open
+            if host in (None, p.host) and (p.is_idle or not p.is_worker)
+        ]
+        if loose:
+            min(loose, key=lambda p: (p.is_worker, p.idle_since_s)).drop()
             return True
         for task, whose in self._shaking.items():
             if host in (None, whose):
@@ -173,6 +178,12 @@ class GuardedProtocol(H11Protocol):
         """Whether no request is being answered."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is None or cycle.response_complete
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether the last request here came with the token of a worker."""
+        scope: Mapping[str, Any] | None = self.scope
+        return scope is not None and "worker" in scope["state"]
 
     def drop(self) -> None:
         """End the connection at once, whatever is still to be sent."""

@@ -2,8 +2,9 @@
 
 A record is the lengths of a small JSON object and of a body, a checksum, and both. What
 a crash leaves half written was never acknowledged: reading stops there, and writing
-goes on from there. A write that returned survives the death of the process; only a
-power cut can take what the system had not yet put on the disk.
+goes on from there. For the same reason nothing is written behind a write that failed. A
+write that returned survives the death of the process; only a power cut can take what
+the system had not yet put on the disk.
 """
 
 from __future__ import annotations
@@ -36,9 +37,15 @@ class Journal:
         self.num_bytes = 0
         self._file: FileIO | None = None
 
-    def open(self) -> None:
+    def begin(self) -> None:
+        """Begin with nothing, whatever another life may have left in the file."""
+        self._open(0)
+
+    def resume(self) -> None:
         """Go on behind the last whole record; the file is made if need be."""
-        end = max((end for _, end in _records(self.path)), default=0)
+        self._open(max((end for _, end in _records(self.path)), default=0))
+
+    def _open(self, end: int) -> None:
         try:
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
             self._file.truncate(end)
@@ -48,6 +55,8 @@ class Journal:
 
     def append(self, meta: Meta, body: bytes | bytearray | memoryview = b"") -> None:
         """Write one record; when this returns, killing the process cannot undo it."""
+        if self._file is None:
+            raise ConfigError(f"{self.path}: a write failed; nothing goes behind it")
         text = msgspec.json.encode(meta)
         check = zlib.crc32(body, zlib.crc32(text))
         head = _HEAD.pack(_MAGIC, len(text), len(body), check)
@@ -55,6 +64,7 @@ class Journal:
             self._write(head + text)
             self._write(body)
         except OSError as exc:
+            self.close()
             raise _unwritable(self.path, exc) from exc
         self.num_bytes += len(head) + len(text) + len(body)
 

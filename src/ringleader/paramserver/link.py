@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from ringleader.errors import ConfigError
 from ringleader.identity.redacted import Secret
@@ -34,14 +34,8 @@ def build(url: str, secret: bytes, fingerprint: bytes | None) -> Secret[str]:
 
 def parse(text: str) -> Link:
     """A link or a bare address, as a person pasted it; ConfigError if it is none."""
-    text = text.strip()
-    parts = urlsplit(text if "://" in text else f"https://{text}")
-    try:
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
-        is_address = is_address and parts.port != 0
-    except ValueError:
-        is_address = False
-    if not is_address or parts.query or parts.username is not None:
+    parts = _address(text.strip())
+    if parts is None:
         raise ConfigError("that is no address of a server; it looks like https://host")
     url = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
     if not parts.fragment:
@@ -64,6 +58,17 @@ def decode(text: str) -> bytes | None:
     except (binascii.Error, ValueError):
         return None
     return data if encode(data) == text else None
+
+
+def _address(text: str) -> SplitResult | None:
+    try:
+        parts = urlsplit(text if "://" in text else f"https://{text}")
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return None
+    is_bare = not parts.query and parts.username is None
+    is_ours = parts.scheme in ("http", "https") and has_host and is_bare
+    return parts if is_ours else None
 
 
 def _split(fragment: str) -> tuple[bytes | None, bytes]:

@@ -191,4 +191,9 @@ def _parameter(name: str, parameter: nn.Parameter) -> Entry:
 def _entry(name: str, tensor: Tensor, kind: Kind) -> Entry:
     if tensor.dtype not in DTYPES:
         raise ConfigError(f"tensor {name!r} is {tensor.dtype}, which cannot travel")
+    if tensor.is_floating_point() and not tensor.isfinite().all():
+        raise ConfigError(
+            f"tensor {name!r} has values that are not finite, which are refused on the "
+            "way; register_buffer(..., persistent=False) keeps masks at home"
+        )
     return Entry(name, tuple(tensor.shape), tensor.dtype, kind)

@@ -22,7 +22,8 @@ SOON = {"Retry-After": "2"}
 
 _DEFAULT_WAIT_S = 25.0
 _MAX_DIGITS = 15
-_MAX_SAMPLES = 10**9
+_MAX_LOSS = 1e39
+"""More than any float32; sums of this many stay finite, and so does what is saved."""
 
 _Short = Annotated[str, msgspec.Meta(max_length=256)]
 _Nonce = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
@@ -117,16 +118,18 @@ def key_of(request: Request) -> Key:
     return Key(version, shard, first)
 
 
-def told_of(request: Request) -> Told:
+def told_of(request: Request, most_samples: int) -> Told:
     """What the headers say about an update."""
     headers = request.headers
-    samples = number(headers.get("x-samples"), "X-Samples", _MAX_SAMPLES)
+    samples = number(headers.get("x-samples"), "X-Samples", most_samples)
     codec = headers.get("x-codec", "none")
     if not samples:
         raise malformed("X-Samples is 0: an update of nothing")
     if codec not in bodies.CODECS:
         raise malformed(f"X-Codec is none of {', '.join(bodies.CODECS)}")
     loss = _real(headers.get("x-loss"), "X-Loss")
+    if abs(loss) > _MAX_LOSS:
+        raise malformed(f"X-Loss is above {_MAX_LOSS:g}")
     return Told(key_of(request), samples, loss, codec)
 
 

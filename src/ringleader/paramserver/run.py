@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ringleader.errors import ConfigError
 from ringleader.identity import server_key
-from ringleader.identity.home import Held, Home
+from ringleader.identity.home import LOCK, Held, Home
 from ringleader.identity.redacted import Secret
 from ringleader.identity.server_key import ServerKey
 from ringleader.paramserver import bodies
@@ -70,13 +70,14 @@ def open_run(task: Task, plan: Plan, options: Options) -> Run:
     """Resume what is in the directory, or begin; ConfigError if it is in use."""
     try:
         options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / LOCK).touch(mode=0o600)
     except OSError as exc:
         raise ConfigError(f"{options.out}: cannot be made: {exc.strerror}") from exc
-    key = server_key.load_or_make(options.out)
-    held = Home(options.out).hold(server_key.FILE)
+    held = Home(options.out).hold(LOCK)
     if held is None:
         raise ConfigError(f"{options.out}: another server uses it; choose another")
     try:
+        key = server_key.load_or_make(options.out)
         app, replayed = _open_app(task, plan, options, key)
     except BaseException:
         held.close()

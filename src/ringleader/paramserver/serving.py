@@ -80,6 +80,7 @@ class Serving:
             lifespan="off",
             interface="asgi3",
             log_config=None,
+            log_level="error",  # strangers' rubbish is no news, and would fill a disk
             access_log=False,
             proxy_headers=False,
             server_header=False,

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ringleader.errors import ConfigError
 from ringleader.paramserver import bodies, checkpoint, snapshot
 from ringleader.paramserver.assignment import Key
 from ringleader.paramserver.entrance import Entrance
@@ -50,11 +51,12 @@ class Store:
             entrance.remember(digest, worker)
         self.nonces = state["nonces"]
         self.before_s = float(state["seconds"])
+        checkpoint.publish(self.out, found.version)  # the last life may not have
         path = checkpoint.journal_path(self.out, found.version)
         replay = _Replay(self, versions, entrance)
         replayed = sum(replay.repeat(meta, body) for meta, body in read(path))
         self._journal = Journal(path)
-        self._journal.open()
+        self._journal.resume()
         return replayed
 
     @property
@@ -66,6 +68,15 @@ class Store:
         """Let go of the files."""
         self._journal.sync()
         self._journal.close()
+
+    def remember(self, mark: str, worker: str) -> None:
+        """The hash of a nonce, if one was given, and who joined with it."""
+        if mark:
+            self.nonces[mark] = worker
+
+    def forget(self, worker: str) -> None:
+        """It left: who comes with its nonce is new."""
+        self.nonces = {mark: w for mark, w in self.nonces.items() if w != worker}
 
     def note(self, meta: Meta) -> None:
         """Record something that has no body."""
@@ -114,12 +125,16 @@ class Store:
         checkpoint.write(self.out, version, self.weights, state)
         self._journal.close()
         self._journal = Journal(checkpoint.journal_path(self.out, version))
-        self._journal.open()
+        self._journal.begin()
 
     def conclude(self, summary: dict[str, Any]) -> None:
         """Write what is said at the end."""
         text = msgspec.json.format(msgspec.json.encode(summary))
-        (self.out / SUMMARY).write_bytes(text + b"\n")
+        path = self.out / SUMMARY
+        try:
+            path.write_bytes(text + b"\n")
+        except OSError as exc:
+            raise ConfigError(f"{path}: cannot be written: {exc.strerror}") from exc
 
 
 class _Replay:
@@ -139,6 +154,7 @@ class _Replay:
             case "left":
                 self._versions.leave(worker)
                 self._entrance.forget(worker)
+                self._store.forget(worker)
             case "quarantined":
                 self._versions.workers[worker].is_quarantined = True
             case "closed":
@@ -153,7 +169,7 @@ class _Replay:
         if worker not in self._versions.workers:
             snapshot.admit(self._versions, worker, meta, time.monotonic())
         self._entrance.remember(meta["token"], worker)
-        self._store.nonces[meta["nonce"]] = worker
+        self._store.remember(meta["nonce"], worker)
 
     def _update(self, worker: str, meta: Meta, body: bytes) -> None:
         update, _ = self._store.decode(memoryview(body), meta["codec"])

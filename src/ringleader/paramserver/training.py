@@ -9,27 +9,23 @@ added, and the version closed, before the next one is looked at.
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
-from ringleader.errors import ProtocolError, RingleaderError
+from ringleader.errors import InternalError, ProtocolError, RingleaderError
 from ringleader.paramserver import snapshot
 from ringleader.paramserver.assignment import Assignment, Key, Verdict
 from ringleader.paramserver.entrance import Entrance, hash_of
 from ringleader.paramserver.journal import Meta
 from ringleader.paramserver.store import Store
 from ringleader.paramserver.versions import Versions
+from ringleader.paramserver.weights import Usual
 
 TICK_S = 0.25
 """How often the clock is looked at: shards and rounds are late by seconds."""
-MAX_NORM_RATIO = 1000.0
-"""How many times the usual norm an update may have; see also weights.MAX_NORM."""
-_LEAST_NORMS = 8
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -63,7 +59,7 @@ class Training:
         self.counts = Counts()
         self.failure: RingleaderError | None = None
         """Why training cannot go on: a disk that is full, for one."""
-        self._norms: deque[float] = deque(maxlen=32)
+        self._usual = Usual()
         self._bodies: dict[str, tuple[int, memoryview]] = {}
         self._began_s = time.monotonic()
         self._thread = ThreadPoolExecutor(1, "ringleader-weights")
@@ -81,6 +77,9 @@ class Training:
             shards = versions.shards_next(now_s)
             self.store.apply(versions.version, shards, versions.factor())
             versions.close(shards)
+        if self.store.is_due(versions):  # ... or before the checkpoint of its version
+            state = self.store.state(versions, self.entrance, self.seconds())
+            self.store.checkpoint(versions.version, state)
         if versions.is_finished:
             self.store.conclude(self.summary())
         return replayed
@@ -100,20 +99,21 @@ class Training:
         while self._running:
             await asyncio.wait(set(self._running), timeout=TICK_S)
 
-    async def join(self, name: str, device: str, nonce: str) -> tuple[str, str]:
-        """A worker and its token; the same worker for the same nonce."""
+    async def join(self, name: str, device: str, nonce: str) -> tuple[str, str] | None:
+        """A worker and its token, the same worker for the same nonce; None if full."""
         async with self._lock:
             now_s = time.monotonic()
             mark = hash_of(nonce) if nonce else ""
             identity = self.store.nonces.get(mark)
-            if identity is None or self.versions.workers[identity].has_left:
+            if identity is None:
+                if not self.versions.has_room(now_s):
+                    return None
                 identity = self.versions.join(name, device, now_s)
             self.versions.see(identity, now_s)
             token, digest = self.entrance.issue(identity)
             meta: Meta = {"kind": "joined", "worker": identity, "token": digest}
             meta |= {"name": name, "device": device, "nonce": mark}
-            if mark:
-                self.store.nonces[mark] = identity
+            self.store.remember(mark, identity)
             await self._run(self.store.note, meta)
         self._wake()
         return identity, token
@@ -123,6 +123,7 @@ class Training:
         async with self._lock:
             self.versions.leave(identity)
             self.entrance.forget(identity)
+            self.store.forget(identity)
             await self._run(self.store.note, {"kind": "left", "worker": identity})
         self._wake()
 
@@ -187,11 +188,10 @@ class Training:
             async with self._lock:
                 answer.set_result(await self._take(identity, told, body))
                 await self._checkpoint_if_due()
-        except RingleaderError as exc:
-            self.failure = exc  # stop rather than forget what was acknowledged
+        except Exception as exc:  # noqa: BLE001 - the top of a task: it ends the server
+            failure = self._fail(exc)
             if not answer.done():
-                answer.set_exception(exc)
-            self._wake()
+                answer.set_exception(failure)
 
     async def _take(
         self, identity: str, told: Told, body: memoryview
@@ -202,27 +202,18 @@ class Training:
             return verdict, ""
         try:
             update, norm = await self._run(self.store.decode, body, told.codec)
-            self._check_norm(norm)
+            self._usual.check(norm)
         except ProtocolError as exc:
             if versions.reject(identity):
                 meta: Meta = {"kind": "quarantined", "worker": identity}
                 await self._run(self.store.note, meta)
             return Verdict.RUBBISH, exc.text
-        self._norms.append(norm)
         await self._run(self.store.record, _meta(identity, told), body, update)
         versions.count(identity, key, samples=told.samples, loss=told.loss)
         versions.time(identity, told.samples, time.monotonic())
         if versions.is_ripe(time.monotonic()):
             await self._close_version()
         return Verdict.TAKE, ""
-
-    def _check_norm(self, norm: float) -> None:
-        if len(self._norms) < _LEAST_NORMS:
-            return
-        usual = statistics.median(self._norms)
-        if usual > 0 and norm > MAX_NORM_RATIO * usual:
-            text = f"its norm {norm:.3g} is above {MAX_NORM_RATIO:g} times the usual"
-            raise ProtocolError("the worker", f"update refused: {text} {usual:.3g}")
 
     async def _close_version(self) -> None:
         versions = self.versions
@@ -264,9 +255,26 @@ class Training:
     async def _run(
         self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
+        if self.failure is not None:
+            raise self.failure
         loop = asyncio.get_running_loop()
         work = self._thread.submit(call, *args, **kwargs)
-        return await asyncio.wrap_future(work, loop=loop)
+        try:
+            return await asyncio.wrap_future(work, loop=loop)
+        except ProtocolError:
+            raise
+        except Exception as exc:  # noqa: BLE001 - whatever it is, half a change is none
+            failure = self._fail(exc)
+        raise failure
+
+    def _fail(self, exc: Exception) -> RingleaderError:
+        """Stop rather than go on with half a change, or forget what was recorded."""
+        if self.failure is None:
+            if not isinstance(exc, RingleaderError):
+                exc = InternalError(f"serving failed: {exc!r}")
+            self.failure = exc
+            self._wake()
+        return self.failure
 
 
 def _meta(identity: str, told: Told) -> Meta:

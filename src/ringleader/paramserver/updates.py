@@ -24,8 +24,9 @@ _LEAST_UPLOADS_BYTES = 256 << 20
 class Updates:
     """Answers requests about updates."""
 
-    def __init__(self, training: Training, gate: Gate) -> None:
+    def __init__(self, training: Training, gate: Gate, *, batch_size: int) -> None:
         self.training = training
+        self._most_samples = batch_size * training.versions.plan.steps
         manifest = training.store.weights.manifest
         self.most_bytes = bodies.most_update_bytes(manifest)
         self.uploads = Uploads(max(_UPLOADS * self.most_bytes, _LEAST_UPLOADS_BYTES))
@@ -40,7 +41,7 @@ class Updates:
         worker = self._gate.worker(request)
         key = requests.key_of(request)
         self._refuse_early(worker, key)
-        kept = self.uploads.kept(worker, key)
+        kept = self.uploads.resume(worker, key)
         offset = str(kept.filled if kept else 0)
         return self._with_version(
             Response(status_code=204, headers={"Upload-Offset": offset})
@@ -48,15 +49,18 @@ class Updates:
 
     async def update(self, request: Request) -> Response:
         worker = self._gate.worker(request)
-        told = requests.told_of(request)
+        told = requests.told_of(request, self._most_samples)
         upload = self._upload(request, worker, told.key)
         if upload is None:
             return self._outcome(self.training.versions.judge(worker, told.key), "")
         if not await self._receive(request, worker, upload):
             headers = {"Upload-Offset": str(upload.filled)}
             return self._with_version(Response(status_code=202, headers=headers))
-        self.uploads.drop(worker, upload)
-        done = await self.training.submit(worker, told, upload.data.data)
+        body = self.uploads.take(worker)
+        try:
+            done = await self.training.submit(worker, told, body.data)
+        finally:
+            self.uploads.release(body)
         return self._outcome(*done)
 
     def _upload(self, request: Request, worker: str, key: Key) -> Upload | None:
@@ -66,8 +70,8 @@ class Updates:
         headers = request.headers
         offset = requests.number(headers.get("upload-offset", "0"), "Upload-Offset")
         total = self._total(request, offset)
-        kept = self.uploads.kept(worker, key)
         if offset:
+            kept = self.uploads.resume(worker, key)
             if kept is None or kept.filled != offset or len(kept.data) != total:
                 at = {"Upload-Offset": str(kept.filled if kept else 0), **CLOSE}
                 raise refusal(416, "offset", "resume at Upload-Offset", headers=at)
@@ -100,8 +104,12 @@ class Updates:
         async for piece in request.stream():
             received[worker] = received.get(worker, 0) + len(piece)
             self.training.versions.see(worker, time.monotonic())
+            if upload.is_over:
+                self._refuse_early(worker, upload.key)
+                text = "another request goes on with this update, or began it anew"
+                raise refusal(416, "offset", text, headers=CLOSE)
             if not upload.add(piece):
-                self.uploads.drop(worker, upload)
+                self.uploads.drop(worker)
                 text = "the body is longer than was announced"
                 raise refusal(413, "large", text, headers=CLOSE)
         return upload.is_whole
@@ -109,7 +117,7 @@ class Updates:
     def _refuse_early(self, worker: str, key: Key) -> Verdict:
         """Refuse before a body is read what would be refused after it."""
         verdict = self.training.versions.judge(worker, key)
-        if verdict in (Verdict.STALE, Verdict.FINISHED, Verdict.WRONG):
+        if verdict not in (Verdict.TAKE, Verdict.AGAIN, Verdict.ELSEWHERE):
             self._outcome(verdict, "")
         return verdict
 
@@ -122,6 +130,9 @@ class Updates:
                 raise refusal(409, "finished", "training is over", version=version)
             case Verdict.WRONG:
                 raise malformed("no such shard of that version was ever given out")
+            case Verdict.BARRED:
+                text = "this worker has left, or may not take part"
+                raise refusal(401, "unknown", text)
             case Verdict.RUBBISH:
                 raise refusal(422, "rubbish", why, version=version)
             case _:

@@ -7,7 +7,8 @@ well. The round is ripe when every shard is counted, or a quorum after the time-
 closing it makes version v + 1, and whatever still comes for v is stale.
 
 Bounded and async mode: every counted update makes a version. In bounded mode work is
-held back while handing it out could make an update under way older than allowed.
+held back while handing it out could make an update under way older than allowed. A
+worker's batches only grow, so whatever a proxy delivers late is known by its number.
 
 Invariants: a shard of a version counts at most once; a worker's repetition of its last
 counted update is recognised whenever it comes; versions only grow, by one.
@@ -95,11 +96,13 @@ class Versions:
         return [
             identity
             for identity, w in self.workers.items()
-            if not (w.has_left or w.is_quarantined) and now_s - w.seen_s <= within_s
+            if not w.is_barred and now_s - w.seen_s <= within_s
         ]
 
     def ask(self, identity: str, now_s: float) -> Assignment | None:
         """Something to do for this worker, or nothing yet."""
+        if self.workers[identity].is_barred:  # it left while it waited for work
+            return None
         if self.is_finished or not self._has_begun(now_s):
             return None
         found = (self._ask_bulk if self.plan.is_bulk else self._ask_any)(
@@ -117,16 +120,17 @@ class Versions:
 
     def judge(self, identity: str, key: Key) -> Verdict:
         """What would become of this update now."""
-        if self.workers[identity].last == key:
+        worker = self.workers[identity]
+        if worker.last == key:
             return Verdict.AGAIN
+        if worker.is_barred:
+            return Verdict.BARRED
         if self.is_finished:
             return Verdict.FINISHED
         if key.version > self.version or key.shard < 0 or key.first_batch < 0:
             return Verdict.WRONG
         if not self.plan.is_bulk:
-            age = self.version - key.version
-            is_late = self.plan.mode == "bounded" and age > self.plan.staleness
-            return Verdict.STALE if is_late else Verdict.TAKE
+            return Verdict.TAKE if self._fits(worker.last, key) else Verdict.STALE
         if key.version < self.version:
             return Verdict.STALE
         if key.shard >= self.shards or key.first_batch != self._batch(key.shard):
@@ -264,6 +268,19 @@ class Versions:
         slot = self.workers[identity].slot
         shards = max(self.plan.workers, slot + 1)
         return Assignment(self.version, slot, shards, batch, now_s)
+
+    def _fits(self, last: Key | None, key: Key) -> bool:
+        """Whether an update outside rounds is young enough, and none of before.
+
+        What was given out in an earlier life of the server may be beyond ``position``,
+        but not by more than there can be workers.
+        """
+        age = self.version - key.version
+        if self.plan.mode == "bounded" and age > self.plan.staleness:
+            return False
+        is_old = last is not None and key.first_batch <= last.first_batch
+        beyond = key.first_batch // self.plan.steps - self.position
+        return not is_old and beyond < MAX_WORKERS
 
     def _would_hurry(self, now_s: float) -> bool:
         """Whether one more update could come before one under way is too old.

@@ -7,6 +7,8 @@ never called from the event loop.
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +24,9 @@ from ringleader.paramserver.manifest import Vector
 
 MAX_NORM = 1e6
 """Of an update. A gradient of this size has destroyed its model already."""
+MAX_NORM_RATIO = 1000.0
+"""How many times the usual norm an update may have."""
+_LEAST_NORMS = 8
 _PIECE = 1 << 16
 """Values worked on together, so that they stay in the second-level cache."""
 
@@ -105,6 +110,24 @@ class Weights:
             if not tensors[name].is_floating_point():
                 moved = moved.round()
             tensors[name].add_(moved.to(tensors[name].dtype))
+
+
+class Usual:
+    """What norms the last updates had, and whether another one is like them."""
+
+    def __init__(self) -> None:
+        self._norms: deque[float] = deque(maxlen=32)
+
+    def check(self, norm: float) -> None:
+        """ProtocolError for a norm far out of the usual; else it is one of them."""
+        if len(self._norms) >= _LEAST_NORMS:
+            usual = statistics.median(self._norms)
+            if norm > MAX_NORM_RATIO * usual > 0:
+                text = f"its norm {norm:.3g} is above {MAX_NORM_RATIO:g} times the"
+                raise ProtocolError(
+                    "the worker", f"update refused: {text} usual {usual:.3g}"
+                )
+        self._norms.append(norm)
 
 
 def warm_up() -> None:

@@ -15,6 +15,7 @@ import contextlib
 import time
 from dataclasses import replace
 
+from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, PeerError, PeerRefused, ProtocolError
 from ringleader.paramserver import worker_terms
 from ringleader.paramserver.step import Bench, Result, Stint, pick_device
@@ -30,6 +31,8 @@ from ringleader.paramserver.worker_watch import Progress, Tally, Watch
 _WAIT_S = 25
 """Of a long-poll: below the half minute after which many proxies cut a line."""
 _LEAVE_S = 3.0
+_THREADS_S = 5.0
+"""For what is being read to be read: longer would look as if Ctrl-C did nothing."""
 _IDLE_S = 0.5
 """Between two questions, if something on the way does not let the server wait."""
 _LAST_TRIES = 6
@@ -79,6 +82,11 @@ class Worker:
             with contextlib.suppress(PeerError):
                 self.session.attempt(request)
         self.session.close()
+        # A thread that is inside torch when the interpreter ends aborts the process.
+        deadline = Deadline.after(_THREADS_S)
+        for thread in (self._feed, self._ahead):
+            if thread is not None:
+                thread.wait(deadline.left_s())
 
     def progress(self) -> Progress:
         """Where we stand."""
@@ -174,21 +182,27 @@ class Worker:
 
     def _weights_of(self, stint: Stint) -> Weights | None:
         """The weights to compute on: held, on their way, or fetched now."""
-        found: Weights | Answer | None = self._held
         if self._ahead is not None:
             with contextlib.suppress(PeerError):  # fetched again, with patience
-                found = self._ahead.result()
+                ahead = self._ahead.result()
+                if isinstance(ahead, Weights):
+                    self._held, self._download = ahead, None
             self._ahead = None
-        if not (isinstance(found, Weights) and found.version == stint.version):
+        if not self._holds(stint.version):
             found = self._fetching(stint.version).run(self._held)
             self._download = None
-        if not isinstance(found, Weights):
-            return None
-        if self._is_bulk() and found.version != stint.version:
-            text = f"weights {found.version} came, {stint.version} were asked for"
-            raise ProtocolError(SERVER, text)
-        self._held = found
-        return found
+            if not isinstance(found, Weights):
+                return None
+            if self._is_bulk() and found.version != stint.version:
+                text = f"weights {found.version} came, {stint.version} were asked for"
+                raise ProtocolError(SERVER, text)
+            self._held = found
+        return self._held
+
+    def _holds(self, version: int) -> bool:
+        """Whether we have these weights already, or newer ones outside rounds."""
+        held = self._held.version if self._held is not None else -1
+        return held == version or (held > version and not self._is_bulk())
 
     def _send(self, stint: Stint, result: Result) -> None:
         headers = {

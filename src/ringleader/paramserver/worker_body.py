@@ -9,7 +9,7 @@ import httpx2
 from ringleader.errors import PeerLost, ProtocolError
 from ringleader.paramserver.worker_terms import SERVER
 
-_RANGE = re.compile(r"bytes (\d+)-")
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-")
 
 
 class Body:
@@ -30,7 +30,8 @@ class Body:
         """An answer begins: the rest of what we have, or something new."""
         if status != 206:
             self.data.clear()
-            self.etag = headers.get("ETag", "")
+            etag = headers.get("ETag", "")
+            self.etag = etag if etag.isascii() else ""  # we could not send it back
             return
         found = _RANGE.match(headers.get("Content-Range", ""))
         if found is None or int(found[1]) != len(self.data):

@@ -56,6 +56,10 @@ class Feed:
         """Let the thread end; what it is reading is thrown away."""
         self._closed.set()
 
+    def wait(self, within_s: float) -> None:
+        """Until the thread has ended, or the time is over."""
+        self._thread.join(within_s)
+
     def _read(self) -> None:
         try:
             for batch in self._bench.gather(self.stint):
@@ -90,6 +94,10 @@ class Errand(Generic[T]):
         if self._outcome is None:
             raise InternalError("an errand ended without a word")
         return self._outcome
+
+    def wait(self, within_s: float) -> None:
+        """Until the call is over, or the time."""
+        self._thread.join(within_s)
 
     def _run(self) -> None:
         try:

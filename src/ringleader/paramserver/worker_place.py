@@ -31,7 +31,7 @@ class Place:
     """Where one server can be found: tunnels break and get new addresses."""
 
     def __init__(self, links: Sequence[str], file: Path | None = None) -> None:
-        self._links = [parse(link) for link in links]
+        self._links = [_parsed(link) for link in links]
         self._file = file
         self._tried = 0
         self.link = self._all()[0]
@@ -113,4 +113,14 @@ def _read(file: Path) -> Link:
         raise ConfigError(f"--server-file {file}: cannot be read: {exc}") from exc
     if not text.strip():
         raise ConfigError(f"--server-file {file}: it is empty; write the link into it")
-    return parse(text.split()[0])
+    return _parsed(text.split()[0])
+
+
+def _parsed(text: str) -> Link:
+    """A link whose address can be looked up; else that fails only when it is used."""
+    link = parse(text)
+    try:
+        httpx2.URL(link.url).raw_host.decode().encode("idna")
+    except (httpx2.InvalidURL, UnicodeError) as exc:
+        raise ConfigError(f"{link.url} is no address of a server: {exc}") from exc
+    return link

@@ -44,6 +44,9 @@ _SLOWEST_PER_S = 2048
 _ANSWER_S = 60.0
 _OURS = {401, 409, 412, 416, 422}
 """Answers that the caller knows what to do with."""
+_WORDS = {"malformed", "unknown", "quarantined", "locked", "nothing", "stale"}
+_WORDS |= {"finished", "task", "large", "offset", "rubbish"}
+"""What a refusal of ours is called; tunnels and proxies have other words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +171,8 @@ class Session:
             self._read(response, body)
         data = b"" if has_it else bytes(body.data)
         answer = Answer(response.status_code, response.headers, data)
-        is_bare = request.method == "HEAD" and answer.status in _OURS
+        # A refusal of HEAD has no words; what it is about will be refused with some.
+        is_bare = request.method == "HEAD" and 400 <= answer.status < 500
         return answer if is_bare else _judged(answer)
 
     def stop(self) -> None:
@@ -183,6 +187,9 @@ class Session:
     def _read(self, response: httpx2.Response, body: Body) -> None:
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise PeerLost(SERVER, "something on the way compressed the answer")
+        if response.headers.get("Content-Type", "").startswith("text/html"):
+            text = f"{response.status_code}: a web page answered; is the tunnel up?"
+            raise _not_now(response.headers, text)
         deadline = Deadline.after(_ANSWER_S + body.limit_bytes / _SLOWEST_PER_S)
         body.begin(response.status_code, response.headers)
         for block in response.iter_raw():
@@ -215,25 +222,24 @@ class Session:
 def _judged(answer: Answer) -> Answer:
     """The answer, if it is one the caller can act on."""
     status = answer.status
-    is_page = answer.headers.get("Content-Type", "").startswith("text/html")
     if status < 300 or status == 304:
-        if not is_page:
-            return answer
-        raise _not_now(answer, "a web page answered; is the tunnel up?")
+        return answer
     if status in (408, 429) or status >= 500:
-        raise _not_now(answer, f"{status}: {answer.message()}")
-    if status < 400 or not answer.error():
-        raise _not_now(answer, f"{status}, but not from Ringleader; is the tunnel up?")
+        raise _not_now(answer.headers, f"{status}: {answer.message()}")
+    if status < 400 or answer.error() not in _WORDS:
+        text = f"{status}, but not from Ringleader; is the tunnel up?"
+        raise _not_now(answer.headers, text)
     if status in _OURS:
         return answer
     raise PeerRefused(SERVER, answer.message())
 
 
-def _not_now(answer: Answer, text: str) -> NotNow:
+def _not_now(headers: httpx2.Headers, text: str) -> NotNow:
     error = NotNow(SERVER, text)
-    with contextlib.suppress(ValueError):
-        asked_s = float(answer.headers.get("Retry-After", "0"))
-        error.pause_s = min(max(asked_s, 0.0), 10 * _LONGEST_PAUSE_S)
+    asked = headers.get("Retry-After", "")
+    if asked.isascii() and asked.isdigit():  # it may also be a date
+        longest_s = 10 * _LONGEST_PAUSE_S
+        error.pause_s = min(float(asked), longest_s)
     return error
 
 

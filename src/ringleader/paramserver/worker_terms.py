@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ _MOST = 2**53
 _MOST_STEPS = 10_000
 _MOST_SAMPLES = 1 << 20
 _MOST_TEXT = 4096
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,256}")
 SERVER = "the server"
 
 
@@ -57,17 +59,20 @@ def parse(body: bytes) -> Json:
 def terms_of(answer: Json) -> Terms:
     """The answer to a join."""
     codecs = answer.get("codecs")
-    if not (isinstance(codecs, list) and all(isinstance(c, str) for c in codecs)):
+    if not isinstance(codecs, list):
         raise ProtocolError(SERVER, "'codecs' is not a list of names")
+    token = text_of(answer, "token")
+    if not _TOKEN.fullmatch(token):  # it becomes part of a header
+        raise ProtocolError(SERVER, "'token' is none")
     return Terms(
         worker=text_of(answer, "worker"),
-        token=text_of(answer, "token"),
+        token=token,
         version=whole(answer, "version"),
         rounds=whole(answer, "rounds"),
         mode=text_of(answer, "mode"),
         seed=whole(answer, "seed"),
         manifest=text_of(answer, "manifest"),
-        codecs=tuple(codecs),
+        codecs=tuple(text_of({"codecs": name}, "codecs") for name in codecs),
         codec=text_of(answer, "codec"),
         weights_codec=text_of(answer, "weights_codec"),
         task=text_of(answer, "task"),
@@ -107,6 +112,6 @@ def text_of(answer: Json, name: str) -> str:
 def _rate(answer: Json) -> float:
     value = answer.get("lr")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= float(value or 0) < math.inf:
+    if not is_number or not 0 <= (value or 0) <= sys.float_info.max:
         raise ProtocolError(SERVER, f"'lr' is {repr(value)[:40]}, not a learning rate")
     return float(value or 0)

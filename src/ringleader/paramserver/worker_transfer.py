@@ -17,7 +17,7 @@ _WORTH_RESUMING_BYTES = 256 << 10
 """Below, asking how much arrived takes as long as sending it again."""
 _SLACK_BYTES = 1 << 20
 """Room for the header of the file and the frame around it."""
-_MOST_VERSION_DIGITS = 18
+_MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +107,18 @@ class Upload:
         if len(self._body) < _WORTH_RESUMING_BYTES:
             return 0
         answer = self._session.attempt(Request("HEAD", self._path, self._headers))
-        text = answer.headers.get("Upload-Offset", "0")
-        offset = int(text) if text.isascii() and text.isdigit() else 0
+        offset = _number(answer.headers.get("Upload-Offset", "0")) or 0
         return offset if offset < len(self._body) else 0
 
 
 def _version_of(answer: Answer) -> int:
-    text = answer.headers.get("X-Version", "")
-    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_VERSION_DIGITS):
+    version = _number(answer.headers.get("X-Version", ""))
+    if version is None:
         raise ProtocolError(SERVER, "weights came without the number of their version")
-    return int(text)
+    return version
+
+
+def _number(text: str) -> int | None:
+    """A whole number of a header; None if it is none."""
+    is_one = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+    return int(text) if is_one else None

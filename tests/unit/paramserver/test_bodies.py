@@ -335,3 +335,12 @@ def test_a_file_is_never_longer_than_it_may_be() -> None:
 
 
 RANK0 = tensorfile.Form("I64", ())
+
+
+def test_a_mask_of_infinities_is_named_before_anybody_trains() -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    with pytest.raises(ConfigError, match=r"'mask'.*persistent=False"):
+        manifest.of(model)
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]), persistent=False)
+    manifest.of(model)

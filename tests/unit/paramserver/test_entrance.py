@@ -94,6 +94,7 @@ def test_links_come_apart_as_they_were_put_together() -> None:
         "https://h/#short",
         "https://h/?q=1",
         "https://user@h",
+        "https://[::1",
     ],
 )
 def test_links_that_are_none_are_refused(wrong: str) -> None:
@@ -122,17 +123,32 @@ def test_uploads_are_one_per_worker_and_bounded_together() -> None:
     first = uploads.begin("w1", KEY, 60)
     assert first is not None
     assert first.add(b"x" * 20)
-    assert uploads.kept("w1", KEY) is first
-    assert uploads.kept("w1", Key(1, 0, 0)) is None
+    assert uploads.resume("w1", Key(1, 0, 0)) is None
     assert uploads.begin("w2", KEY, 60) is None
+    again = uploads.resume("w1", KEY)
+    assert again is not None
+    assert (again.filled, again.is_over, first.is_over) == (20, False, True)
+    assert not first.add(b"x"), "it is another's now"
+    assert not again.add(b"x" * 41)
+    assert again.add(b"x" * 40)
+    assert again.is_whole
     assert uploads.begin("w1", KEY, 80) is not None
-    uploads.drop("w1", first)  # it was replaced: the new one stays
+    assert again.is_over
     assert uploads.num_bytes == 80
     uploads.sweep(lambda worker, key: False)
     assert uploads.num_bytes == 0
-    assert not first.add(b"x" * 41)
-    assert first.add(b"x" * 40)
-    assert first.is_whole
+
+
+def test_a_body_takes_memory_until_it_is_processed() -> None:
+    uploads = Uploads(most_bytes=100)
+    first = uploads.begin("w1", KEY, 60)
+    assert first is not None
+    first.add(b"x" * 60)
+    body = uploads.take("w1")
+    assert bytes(body) == b"x" * 60
+    assert uploads.begin("w1", KEY, 60) is None, "the same again, while it is looked at"
+    uploads.release(body)
+    assert uploads.begin("w1", KEY, 60) is not None
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.2", "::", "example.org"])

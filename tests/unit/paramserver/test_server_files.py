@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from io import FileIO
 from pathlib import Path
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.serialization import Encoding
 from torch import nn
 
 from ringleader.errors import ConfigError
@@ -18,7 +22,7 @@ from ringleader.paramserver.weights import Weights
 def test_a_journal_ends_before_whatever_a_crash_left(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     log = Journal(path)
-    log.open()
+    log.begin()
     log.append({"kind": "one"}, b"body" * 100)
     log.append({"kind": "two", "loss": 0.1})
     log.close()
@@ -29,17 +33,66 @@ def test_a_journal_ends_before_whatever_a_crash_left(tmp_path: Path) -> None:
         kinds = [meta["kind"] for meta, _ in journal.read(path)]
         assert kinds == (["one"] if length >= first else [])
     log = Journal(path)
-    log.open()  # cuts off the torn record
+    log.resume()  # cuts off the torn record
     log.append({"kind": "three"}, b"x")
     log.close()
     found = [(meta["kind"], body) for meta, body in journal.read(path)]
     assert found == [("one", b"body" * 100), ("three", b"x")]
 
 
+class _FullDisk:
+    """A file on a disk with room for a few bytes; later there is more."""
+
+    def __init__(self, file: FileIO, room: int) -> None:
+        self._file = file
+        self._room = room
+
+    def write(self, data: memoryview) -> int:
+        if not self._room:
+            self._room = 1 << 30
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = self._file.write(data[: self._room])
+        self._room -= done
+        return done
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def test_nothing_is_written_behind_a_record_that_failed(tmp_path: Path) -> None:
+    """Reading ends at a torn record: whatever came behind it would be lost."""
+    path = tmp_path / "journal"
+    log = Journal(path)
+    log.begin()
+    log.append({"kind": "one"})
+    assert log._file is not None
+    log._file = _FullDisk(log._file, 30)  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="cannot be written: No space left"):
+        log.append({"kind": "two"}, bytes(50))
+    with pytest.raises(ConfigError, match="a write failed"):
+        log.append({"kind": "three"})
+    log.close()
+    again = Journal(path)
+    again.resume()
+    again.append({"kind": "four"})
+    again.close()
+    assert [meta["kind"] for meta, _ in journal.read(path)] == ["one", "four"]
+
+
+def test_a_new_journal_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    for kind in ("old", "new"):
+        log = Journal(path)
+        log.begin()
+        log.append({"kind": kind})
+        log.close()
+    assert [meta["kind"] for meta, _ in journal.read(path)] == ["new"]
+
+
 def test_a_damaged_record_ends_a_journal(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     log = Journal(path)
-    log.open()
+    log.begin()
     for i in range(3):
         log.append({"kind": str(i)}, bytes(50))
     log.close()
@@ -110,6 +163,19 @@ def test_old_checkpoints_and_what_crashes_left_are_removed(tmp_path: Path) -> No
     assert (tmp_path / checkpoint.WEIGHTS).is_file()
 
 
+def test_a_checkpoint_that_does_not_fit_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    weights = Weights(_model(), _sgd, is_difference=False)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        checkpoint.write(tmp_path, 1, weights, {})
+    assert list((tmp_path / checkpoint.FOLDER).iterdir()) == []
+
+
 def test_a_checkpoint_of_another_model_is_named_and_refused(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, 1, Weights(_model(), _sgd, is_difference=False), {})
     other = Weights(nn.Linear(2, 2), _sgd, is_difference=False)
@@ -117,6 +183,18 @@ def test_a_checkpoint_of_another_model_is_named_and_refused(tmp_path: Path) -> N
     assert found is not None
     with pytest.raises(ConfigError, match=r"000001.*another --out"):
         checkpoint.load(found, other)
+
+
+def test_what_is_no_certificate_has_no_fingerprint(tmp_path: Path) -> None:
+    key = server_key.load_or_make(tmp_path)
+    der = server_key._certificate(key.key).public_bytes(Encoding.DER)
+    assert server_key.fingerprint_of(der) == key.fingerprint
+    version_3 = bytes.fromhex("a003020102")
+    assert version_3 in der
+    version_8 = der.replace(version_3, bytes.fromhex("a003020107"), 1)
+    for wrong in (b"", der[:-5], version_8):
+        with pytest.raises(ValueError, match=r"."):
+            server_key.fingerprint_of(wrong)
 
 
 def test_the_key_of_a_server_stays_the_same_and_private(tmp_path: Path) -> None:

@@ -219,6 +219,39 @@ def test_newer_weights_make_an_assignment_younger_except_in_rounds() -> None:
         assert versions.given["w1"].version == version
 
 
+@pytest.mark.parametrize("mode", ["async", "bounded"])
+def test_an_update_that_a_proxy_held_back_does_not_count_again(mode: str) -> None:
+    versions = machine(1, mode=mode)
+    first = key_of(versions.ask("w1", 0.0))
+    submit(versions, "w1", first, 0.0)
+    submit(versions, "w1", key_of(versions.ask("w1", 1.0)), 1.0)
+    assert submit(versions, "w1", first, 2.0) is Verdict.STALE
+    assert versions.workers["w1"].updates == versions.version == 2
+
+
+def test_outside_rounds_nobody_skips_far_ahead() -> None:
+    versions = machine(2, mode="async", steps=5)
+    given = key_of(versions.ask("w1", 0.0))
+    far = Key(0, 0, 10**14)
+    assert versions.judge("w1", far) is Verdict.STALE
+    other_life = Key(0, 0, given.first_batch + 5 * 20)
+    assert versions.judge("w1", other_life) is Verdict.TAKE
+
+
+@pytest.mark.parametrize("mode", ["bulk", "async"])
+def test_who_left_or_is_in_quarantine_gets_no_work_and_does_not_count(
+    mode: str,
+) -> None:
+    for bar in ("leave", "reject"):
+        versions = machine(1, mode=mode)
+        key = key_of(versions.ask("w1", 0.0))
+        for _ in range(MAX_STRIKES):
+            getattr(versions, bar)("w1")
+        assert versions.judge("w1", key) is Verdict.BARRED
+        assert versions.ask("w1", 1.0) is None
+        assert not versions.given
+
+
 def test_training_ends_and_says_so() -> None:
     versions = Versions(Plan(rounds=1, workers=1))
     versions.join("a", "cpu", 0.0)
@@ -286,6 +319,7 @@ class Weather:
         self.chance = random.Random(seed)
         self.versions = machine(3, mode=mode, round_timeout_s=20.0, staleness=4)
         self.holding: dict[str, Key] = {}
+        self.sent: list[tuple[str, Key]] = []
         self.counted: list[Key] = []
         self.oldest = 0
         self.now_s = 0.0
@@ -302,6 +336,9 @@ class Weather:
             versions.leave(worker)
         elif roll < 0.04 and len(alive) < 6:
             versions.join("new", "cpu", self.now_s)
+        elif roll < 0.08 and self.sent:  # a proxy delivers an old one
+            old, key = self.chance.choice(self.sent)
+            self.deliver(old, key)
         elif roll < 0.5 and (given := versions.ask(worker, self.now_s)) is not None:
             self.holding[worker] = key_of(given)
         elif worker in self.holding:
@@ -311,12 +348,17 @@ class Weather:
 
     def send(self, worker: str) -> None:
         """An update; when its answer gets lost, it will come again."""
-        key, version = self.holding[worker], self.versions.version
+        key = self.holding[worker]
+        self.sent.append((worker, key))
+        self.deliver(worker, key)
+        if self.chance.random() < 0.7:
+            del self.holding[worker]
+
+    def deliver(self, worker: str, key: Key) -> None:
+        version = self.versions.version
         if submit(self.versions, worker, key, self.now_s) is Verdict.TAKE:
             self.counted.append(key)
             self.oldest = max(self.oldest, version - key.version)
-        if self.chance.random() < 0.7:
-            del self.holding[worker]
 
 
 @pytest.mark.parametrize(

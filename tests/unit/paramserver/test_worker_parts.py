@@ -13,11 +13,14 @@ from ringleader.errors import ConfigError, PeerLost, PeerRefused, ProtocolError
 from ringleader.paramserver import bodies, worker_terms
 from ringleader.paramserver import manifest as manifests
 from ringleader.paramserver.bodies import Update
+from ringleader.paramserver.worker import Worker
 from ringleader.paramserver.worker_body import Body
+from ringleader.paramserver.worker_entry import WorkerSettings
 from ringleader.paramserver.worker_feedback import Feedback
 from ringleader.paramserver.worker_place import Place
 from ringleader.paramserver.worker_session import Answer, NotNow, _judged, pause_s
-from ringleader.paramserver.worker_watch import Tally
+from ringleader.paramserver.worker_transfer import Weights
+from ringleader.paramserver.worker_watch import Progress, Tally
 
 WORK = {
     "kind": "step",
@@ -91,6 +94,7 @@ def test_an_assignment_is_taken_as_it_is_meant() -> None:
         {"lr": -1},
         {"lr": None},
         {"lr": "0.1"},
+        {"lr": 10**400},
     ],
     ids=str,
 )
@@ -120,6 +124,7 @@ JSON = {"Content-Type": "application/json"}
         (503, b'{"error": "full", "message": "too many"}', NotNow),
         (502, b"<html>Bad Gateway", NotNow),
         (404, b"<html>no such tunnel", NotNow),
+        (404, b'{"error": "tunnel not found", "message": "ask its owner"}', NotNow),
         (302, b"", NotNow),
         (400, b'{"error": "malformed", "message": "a bug"}', PeerRefused),
         (403, b'{"error": "quarantined", "message": "rubbish"}', PeerRefused),
@@ -133,19 +138,109 @@ def test_answers_are_worth_another_try_or_are_not(
         _judged(Answer(status, httpx2.Headers(JSON), body))
 
 
-def test_a_web_page_is_not_taken_for_the_server() -> None:
-    page = httpx2.Headers({"Content-Type": "text/html; charset=utf-8"})
-
-    with pytest.raises(NotNow, match="is the tunnel up"):
-        _judged(Answer(200, page, b"<html>Welcome to the hotel"))
-
-
-def test_a_server_that_asks_for_time_gets_it() -> None:
-    asked = httpx2.Headers({**JSON, "Retry-After": "7"})
+@pytest.mark.parametrize(
+    ("asked", "pause_s"),
+    [
+        ("7", 7),
+        ("0", 0),
+        ("99999999999", 300),
+        ("9" * 5000, 300),
+        ("nan", 0),
+        ("inf", 0),
+        ("-1", 0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
+    ],
+    ids=range(8),
+)
+def test_a_server_that_asks_for_time_gets_it(asked: str, pause_s: float) -> None:
+    headers = httpx2.Headers({**JSON, "Retry-After": asked})
 
     with pytest.raises(NotNow) as caught:
-        _judged(Answer(429, asked, b'{"error": "busy", "message": "slow down"}'))
-    assert caught.value.pause_s == 7
+        _judged(Answer(429, headers, b'{"error": "busy", "message": "slow down"}'))
+    assert caught.value.pause_s == pause_s
+
+
+TERMS = {
+    "worker": "w1",
+    "token": "x" * 43,
+    "version": 0,
+    "rounds": 60,
+    "mode": "async",
+    "seed": 0,
+    "manifest": "0" * 64,
+    "codecs": ["none"],
+    "codec": "none",
+    "weights_codec": "none",
+    "task": "digits",
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"token": ""},
+        {"token": "\u00e9"},
+        {"token": "two words"},
+        {"token": "x" * 300},
+        {"codecs": "none"},
+        {"codecs": [1]},
+        {"rounds": 10**30},
+    ],
+    ids=str,
+)
+def test_terms_that_make_no_sense_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError):
+        worker_terms.terms_of({**TERMS, **change})
+
+
+def test_names_of_codecs_cannot_upset_a_terminal() -> None:
+    terms = worker_terms.terms_of({**TERMS, "codecs": ["a\x1b[2J"]})
+    assert terms.codecs == ("a [2J",)
+
+
+class _Done:
+    """An errand that has come back."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    def result(self) -> Weights:
+        return self._weights
+
+
+@pytest.mark.parametrize(("mode", "version"), [("async", 9), ("bulk", 8)])
+def test_weights_that_came_ahead_are_not_fetched_again(mode: str, version: int) -> None:
+    """Outside rounds they may be newer than what was assigned meanwhile."""
+    settings = WorkerSettings(name="test", device="cpu")
+    worker = Worker(settings, Place(["http://127.0.0.1:9"]), Silent())
+    worker._terms = worker_terms.terms_of({**TERMS, "mode": mode})
+    worker._held = Weights(5, '"5-none"', {})
+    worker._ahead = _Done(Weights(version, "", {}))  # type: ignore[assignment]
+    stint = worker_terms.stint_of({**WORK, "version": 8})
+
+    found = worker._weights_of(stint)
+    assert found is not None
+    assert found.version == version
+    assert worker._weights_of(stint) is found, "nor when the same version comes again"
+    worker.session.close()
+
+
+class Silent:
+    """Watches, and tells nobody."""
+
+    def joined(self, terms: worker_terms.Terms, device: str) -> None: ...
+    def stepped(self, progress: Progress) -> None: ...
+    def waiting(self, reason: str, pause_s: float) -> None: ...
+    def reached(self) -> None: ...
+    def noted(self, text: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "link", ["https://xn--\u00e9", "https://a..b", f"https://{'a' * 64}"]
+)
+def test_addresses_that_nobody_can_have_are_refused(link: str) -> None:
+    with pytest.raises(ConfigError):
+        Place([link])
 
 
 @pytest.mark.parametrize("codec", ["int8", "onebit", "topk:0.05", "bf16"])

@@ -1,0 +1,247 @@
+"""Workers before servers, tunnels and proxies that say what they should not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from ringleader.errors import (
+    PeerError,
+    PeerLost,
+    PeerRefused,
+    PeerUntrusted,
+    ProtocolError,
+)
+from ringleader.identity.redacted import Secret
+from ringleader.paramserver import link as links
+from ringleader.paramserver import task as tasks
+from ringleader.paramserver.plan import Plan
+from ringleader.paramserver.run import Options, open_run
+from ringleader.paramserver.serving import Address, Serving
+from ringleader.paramserver.worker import Worker
+from ringleader.paramserver.worker_body import Body
+from ringleader.paramserver.worker_entry import WorkerSettings
+from ringleader.paramserver.worker_place import Place
+from ringleader.paramserver.worker_session import LIMIT_BYTES, NotNow, Request, Session
+from ringleader.paramserver.worker_terms import Terms
+from ringleader.paramserver.worker_watch import Progress
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Silent:
+    """Watches, and tells nobody; ``on_step`` is called."""
+
+    def __init__(self, on_step: Callable[[], None] = lambda: None) -> None:
+        self._on_step = on_step
+
+    def joined(self, terms: Terms, device: str) -> None: ...
+    def waiting(self, reason: str, pause_s: float) -> None: ...
+    def reached(self) -> None: ...
+    def noted(self, text: str) -> None: ...
+
+    def stepped(self, progress: Progress) -> None:
+        self._on_step()
+
+
+class Liar:
+    """Answers every request with the same bytes, and hangs up."""
+
+    def __init__(self, answer: bytes, then: bytes = b"") -> None:
+        self._answer = answer
+        self._then = then  # again and again, until the other side has enough
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.heads: list[bytes] = []
+        self._thread = threading.Thread(target=self._serve, name="liar", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._listener.close()
+        self._thread.join(10)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                line, _ = self._listener.accept()
+            except OSError:
+                return
+            with line, suppress(OSError):
+                head = b""
+                while b"\r\n\r\n" not in head and (block := line.recv(65536)):
+                    head += block
+                self.heads.append(head)
+                line.sendall(self._answer)
+                while self._then:
+                    line.sendall(self._then)
+
+
+@contextmanager
+def lying(answer: bytes, then: bytes = b"") -> Iterator[tuple[Liar, Session]]:
+    liar = Liar(answer, then)
+    session = Session(Place([liar.url]), Silent())
+    session.token = Secret("a-token")
+    try:
+        yield liar, session
+    finally:
+        session.close()
+        liar.close()
+
+
+def head(status: int, *lines: str) -> bytes:
+    return "\r\n".join([f"HTTP/1.1 {status} X", *lines, "", ""]).encode("latin-1")
+
+
+WORK = Request("GET", "/v1/work?wait=0")
+HTML = "Content-Type: text/html; charset=utf-8"
+JSON = "Content-Type: application/json"
+
+
+@pytest.mark.parametrize(
+    ("answer", "then", "kind"),
+    [
+        (head(200, JSON, "Content-Length: 999999999999999"), bytes(65536), "Protocol"),
+        (
+            head(200, JSON, "Transfer-Encoding: chunked"),
+            b"1\r\nx\r\n" * 999,
+            "Protocol",
+        ),
+        (head(200, HTML, "Content-Length: 999999999"), bytes(65536), "NotNow"),
+        (head(503, HTML, "Retry-After: nan") + b"<html>", b"", "NotNow"),
+        (head(200, JSON, "Content-Encoding: gzip", "Content-Length: 1"), b"", "Lost"),
+        (head(200, JSON, "Content-Length: 9") + b"{", b"", "Lost"),
+        (head(200, JSON, "Content-Length: -5"), b"", "Lost"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", b"", "Lost"),
+        (b"", b"", "Lost"),
+    ],
+    ids=range(9),
+)
+def test_answers_without_end_or_sense_are_cut(
+    answer: bytes, then: bytes, kind: str
+) -> None:
+    kinds: dict[str, type[PeerError]] = {"Protocol": ProtocolError}
+    kinds |= {"NotNow": NotNow, "Lost": PeerLost}
+    with lying(answer, then) as (_, session), pytest.raises(kinds[kind]):
+        session.attempt(WORK)
+    assert session.received_bytes < LIMIT_BYTES + (1 << 20)
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_a_token_does_not_follow_to_another_host(code: int) -> None:
+    other = Liar(head(200, JSON, "Content-Length: 2") + b"{}")
+    moved = head(code, f"Location: {other.url}/v1/work", "Content-Length: 0")
+    with lying(moved) as (liar, session), pytest.raises(NotNow):
+        session.attempt(WORK)
+    other.close()
+    assert b"a-token" in liar.heads[0]
+    assert other.heads == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"Content-Range: bytes {'9' * 5000}-",
+        "Content-Range: bytes 7-",
+        "Content-Range: rubbish",
+        "X: y",
+    ],
+    ids=range(4),
+)
+def test_a_rest_that_is_none_is_fetched_anew(line: str) -> None:
+    body = Body(100)
+    body.data += b"abc"
+    with (
+        lying(head(206, line, "Content-Length: 1") + b"x") as (_, session),
+        pytest.raises(PeerLost),
+    ):
+        session.attempt(Request("GET", "/v1/weights/0"), body)
+    assert body.resuming() == {}
+
+
+def test_a_tag_that_cannot_be_sent_back_is_none() -> None:
+    body = Body(100)
+    with lying(head(200, 'ETag: "\u00e9"', "Content-Length: 1") + b"x") as (_, session):
+        session.attempt(Request("GET", "/v1/weights/0"), body)
+    assert body.resuming() == {}
+
+
+@pytest.mark.parametrize("code", [400, 401, 403, 404, 409])
+def test_a_refusal_without_words_is_an_answer_to_head(code: int) -> None:
+    with lying(head(code, "Content-Length: 50")) as (_, session):
+        answer = session.attempt(Request("HEAD", "/v1/updates/0/0"))
+        assert answer.status == code
+
+
+class Moving:
+    """A server, and then another one at the same address."""
+
+    def __init__(self, out: Path) -> None:
+        digits, plan = tasks.load("digits"), Plan(rounds=50, workers=1)
+        self.runs = [open_run(digits, plan, Options(out=out / n)) for n in "ab"]
+        self._port = 0
+        self._serving: Serving | None = None
+        self._thread = threading.Thread()
+        self.serve(0)
+
+    @property
+    def link(self) -> str:
+        key, url = self.runs[0].key, f"https://127.0.0.1:{self._port}"
+        return links.build(url, key.secret.reveal(), key.fingerprint).reveal()
+
+    def serve(self, number: int) -> None:
+        run = self.runs[number]
+        listener = Address(host="127.0.0.1", port=self._port).listen()
+        self._port = listener.getsockname()[1]
+        self._serving = Serving(run.app, listener, run.key.context())
+        self._thread = threading.Thread(target=self._serving.run, name=f"s{number}")
+        self._thread.start()
+
+    def stop(self) -> None:
+        assert self._serving is not None
+        self._serving.stop()
+        self._thread.join(20)
+
+    def close(self) -> None:
+        self.stop()
+        for run in self.runs:
+            run.close()
+
+
+def test_a_key_that_changes_between_two_requests_ends_the_worker(
+    tmp_path: Path,
+) -> None:
+    """Not a byte of a request, nor the token, reaches the other server."""
+    moving = Moving(tmp_path)
+
+    def move() -> None:
+        moving.stop()
+        moving.serve(1)
+
+    wanted = WorkerSettings(name="test", device="cpu")
+    worker = Worker(wanted, Place([moving.link]), Silent(move))
+    try:
+        with pytest.raises(PeerUntrusted, match="its key is not the one in the link"):
+            worker.run()
+        assert worker.tally.counted == 1
+        assert moving.runs[1].app.training.versions.workers == {}
+    finally:
+        worker.close()
+        moving.close()
+
+
+def test_a_refusal_in_words_of_ours_ends_the_worker() -> None:
+    refusal = b'{"error": "locked", "message": "too many\x1b[2J wrong PINs"}'
+    answer = head(403, JSON, f"Content-Length: {len(refusal)}") + refusal
+    with lying(answer) as (_, session), pytest.raises(NotNow):
+        session.attempt(WORK)  # a control character: this is no JSON of ours
+    refusal = refusal.replace(b"\x1b", b"\\u001b")
+    answer = head(403, JSON, f"Content-Length: {len(refusal)}") + refusal
+    with lying(answer) as (_, session), pytest.raises(PeerRefused) as caught:
+        session.attempt(WORK)
+    assert str(caught.value) == "the server: too many [2J wrong PINs"
