@@ -177,7 +177,7 @@ class Server:
 
 
 @contextmanager
-def server(
+def server(  # noqa: PLR0913 # each is named where it is given
     out: Path,
     *,
     rounds: int = 3,
@@ -185,12 +185,14 @@ def server(
     pin: str | None = None,
     tls: bool = False,
     every: int = 3,
+    what: Task | None = None,
     **plan: object,
 ) -> Iterator[Server]:
     """Serve until the block ends."""
     options = Options(out=out, pin=Secret(pin) if pin else None, checkpoint_every=every)
     settings: Any = {"scale_rate": False, **plan}
-    run = open_run(task(), Plan(rounds=rounds, workers=workers, **settings), options)
+    chosen = Plan(rounds=rounds, workers=workers, **settings)
+    run = open_run(what or task(), chosen, options)
     listener = Address(host="127.0.0.1", port=0).listen()
     port = listener.getsockname()[1]
     serving = Serving(run.app, listener, run.key.context() if tls else None)

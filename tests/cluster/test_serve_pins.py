@@ -1,4 +1,7 @@
-"""Ten thousand guesses of a PIN, all made over HTTP; nobody else notices."""
+"""PINs: ten thousand guesses that nobody else notices, and one PIN that is enough.
+
+Where the server's certificate is its own, the PIN must vouch for it.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,30 @@ import socket
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx2
 import pytest
 
 sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
 
 from serve_kit import FINGERPRINT, Friend, Server, server
 
+from ringleader.errors import PeerRefused, PeerUntrusted
+from ringleader.identity import server_key
+from ringleader.identity.redacted import Secret
+from ringleader.identity.vouch import Question
+from ringleader.paramserver import link
+from ringleader.paramserver import task as tasks
 from ringleader.paramserver.entrance import PIN_ATTEMPTS
+from ringleader.paramserver.worker import Worker
+from ringleader.paramserver.worker_entry import WorkerSettings
+from ringleader.paramserver.worker_place import Place
+from ringleader.paramserver.worker_terms import Terms
+from ringleader.paramserver.worker_watch import Progress
 
 pytestmark = pytest.mark.timeout(110)
 
@@ -86,3 +103,246 @@ def test_ten_thousand_guesses_stop_at_the_budget_and_nobody_else_notices(
     assert codes.keys() <= {401, 403, 429}
     assert codes[401] == PIN_ATTEMPTS
     assert locked in (403, 429)
+
+
+# -- TLS with the server's own certificate ------------------------------------------
+
+DIGITS = tasks.load("digits")
+PIN = "correct horse"
+
+
+class Log:
+    """What a worker told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def joined(self, terms: Terms, device: str) -> None:
+        pass
+
+    def stepped(self, progress: Progress) -> None:
+        pass
+
+    def waiting(self, reason: str, pause_s: float) -> None:
+        self.notes.append(reason)
+
+    def reached(self) -> None:
+        self.notes.append("reached")
+
+    def noted(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@contextmanager
+def worker(url: str, log: Log | None = None, **more: object) -> Iterator[Worker]:
+    wanted = WorkerSettings(name="anna", device="cpu", **more)  # type: ignore[arg-type]
+    made = Worker(wanted, Place([url]), log or Log())
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("task", ["", "digits"], ids=["asks-first", "joins-first"])
+def test_a_pin_is_enough_to_join_over_tls_and_train(tmp_path: Path, task: str) -> None:
+    log = Log()
+    with server(tmp_path, rounds=3, pin=PIN, tls=True, what=DIGITS) as served:
+        with worker(served.url, log, task=task, pin=Secret(PIN)) as anna:
+            anna.run()
+            found, key = anna.session.place.link, served.run.key
+            assert anna.tally.counted == 3
+        assert found.fingerprint == key.fingerprint
+        assert found.code == Secret(served.code)
+        assert served.training.entrance.attempts_left == PIN_ATTEMPTS
+        assert len(served.training.versions.workers) == 1
+    assert log.notes == []
+
+
+def test_a_wrong_pin_is_said_at_once_and_costs_one_attempt(tmp_path: Path) -> None:
+    with server(tmp_path, pin=PIN, tls=True, what=DIGITS) as served:
+        entrance = served.training.entrance
+        with (
+            worker(served.url, pin=Secret("1234")) as anna,
+            pytest.raises(PeerUntrusted, match="the PIN is wrong, or somebody sits"),
+        ):
+            anna.run()
+        assert entrance.attempts_left == PIN_ATTEMPTS - 1
+        served.training.entrance.attempts_left = 0
+        served.serving._app._pairings._open.clear()  # a minute later
+        with (
+            worker(served.url, pin=Secret(PIN)) as ben,
+            pytest.raises(PeerRefused, match="too many wrong ones; use the join link"),
+        ):
+            ben.run()
+        assert served.training.versions.workers == {}
+
+
+def test_a_user_types_pins_until_one_opens(tmp_path: Path) -> None:
+    typed, log = iter(["0000", PIN]), Log()
+    with server(tmp_path, rounds=1, pin=PIN, tls=True, what=DIGITS) as served:
+        with worker(served.url, log, ask_pin=lambda: Secret(next(typed))) as anna:
+            anna.run()
+        assert served.training.entrance.attempts_left == PIN_ATTEMPTS - 1
+    assert list(typed) == []
+    assert len(log.notes) == 1
+    assert "the PIN is wrong" in log.notes[0]
+
+
+class Relay(ThreadingHTTPServer):
+    """Sits in between with a certificate of its own, and passes everything on."""
+
+    daemon_threads = True
+
+    def __init__(self, target: str, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Passing)
+        self.url = f"https://127.0.0.1:{self.server_address[1]}"
+        self.paths: list[str] = []
+        self.seen = b""
+        self.http = httpx2.Client(base_url=target, verify=False, trust_env=False)
+        context = server_key.load_or_make(folder).context()
+        self.socket = context.wrap_socket(self.socket, server_side=True)
+
+
+class _Passing(BaseHTTPRequestHandler):
+    server: Relay
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        headers = {"Content-Type": "application/json"}
+        answer = self.server.http.request(
+            self.command, self.path, content=body, headers=headers
+        )
+        self.server.paths.append(self.path)
+        self.server.seen += bytes(self.headers) + body + answer.content
+        self.send_response(answer.status_code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer.content)))
+        self.end_headers()
+        self.wfile.write(answer.content)
+
+    def do_GET(self) -> None:
+        self.do_POST()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def relaying(target: str, folder: Path) -> Iterator[Relay]:
+    folder.mkdir()
+    with Relay(target, folder) as relay:
+        thread = threading.Thread(target=relay.serve_forever, name="relay")
+        thread.start()
+        try:
+            yield relay
+        finally:
+            relay.shutdown()
+            thread.join(10)
+            relay.http.close()
+
+
+def test_a_relay_is_noticed_and_learns_neither_pin_nor_code(tmp_path: Path) -> None:
+    with (
+        server(tmp_path / "out", pin=PIN, tls=True, what=DIGITS) as served,
+        relaying(served.url, tmp_path / "relay") as relay,
+    ):
+        with (
+            worker(relay.url, pin=Secret(PIN)) as anna,
+            pytest.raises(PeerUntrusted, match="somebody sits between here and"),
+        ):
+            anna.run()
+        assert relay.paths == ["/v1/pair"], "and nothing before or after it"
+        assert b"sealed" in relay.seen
+        assert PIN.encode() not in relay.seen
+        assert served.code.encode() not in relay.seen
+        assert served.run.key.secret.reveal() not in relay.seen
+        assert served.training.versions.workers == {}
+        assert served.training.entrance.attempts_left == PIN_ATTEMPTS - 1
+
+
+@contextmanager
+def stranger(served: Server) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=served.url, verify=False, trust_env=False) as http:
+        yield http
+
+
+def _element(raw: bytes) -> dict[str, object]:
+    return {"element": link.encode(raw)}
+
+
+def test_garbage_is_no_request_to_pair(tmp_path: Path) -> None:
+    rubbish: list[object] = [
+        {},
+        [],
+        {"element": 7},
+        _element(b""),
+        {"element": "=" * 44},
+    ]
+    rubbish += [_element(b"B" + b"\x07" * 32), _element(b"A" + bytes(32))]
+    with (
+        server(tmp_path, pin=PIN, tls=True) as served,
+        stranger(served) as http,
+    ):
+        entrance = served.training.entrance
+        for body in rubbish:
+            answer = http.post("/v1/pair", json=body)
+            assert (answer.status_code, answer.json()["error"]) == (400, "malformed")
+        assert http.post("/v1/pair", content=bytes(8193)).status_code == 413
+        assert entrance.attempts_left == PIN_ATTEMPTS
+        off_the_curve = _element(b"A" + b"\x02" + bytes(31))
+        assert http.post("/v1/pair", json=off_the_curve).status_code == 400
+        assert entrance.attempts_left == PIN_ATTEMPTS - 1
+
+
+def test_an_answer_that_was_lost_is_given_again_at_no_cost(tmp_path: Path) -> None:
+    with server(tmp_path, pin=PIN, tls=True) as served, stranger(served) as http:
+        entrance = served.training.entrance
+        question = Question(Secret(PIN), served.run.key.fingerprint)
+        answers = [
+            http.post("/v1/pair", json=_element(question.element)) for _ in range(3)
+        ]
+        assert len({answer.text for answer in answers}) == 1
+        assert entrance.attempts_left == PIN_ATTEMPTS - 1
+        element, sealed = (
+            link.decode(answers[0].json()[name]) or b""
+            for name in ("element", "sealed")
+        )
+        content = question.open(element, sealed)
+        assert content is not None
+        receipt = link.encode(content.reveal()[16:])
+        ben = Friend(served.url, "", verify=False)
+        assert ben.join(code=None, receipt=receipt).status_code == 401
+        assert entrance.attempts_left == PIN_ATTEMPTS - 1
+        ben.code = link.encode(content.reveal()[:16])
+        assert ben.join(receipt=receipt, task={}).status_code == 412
+        assert entrance.attempts_left == PIN_ATTEMPTS
+        assert ben.join(receipt=receipt).status_code == 200
+        assert entrance.attempts_left == PIN_ATTEMPTS
+        ben.close()
+
+
+def test_guesses_by_pairing_end_at_the_budget(tmp_path: Path) -> None:
+    with server(tmp_path, pin=PIN, tls=True) as served, stranger(served) as http:
+        key = served.run.key.fingerprint
+        codes = Counter(
+            http.post(
+                "/v1/pair", json=_element(Question(Secret(str(i)), key).element)
+            ).status_code
+            for i in range(PIN_ATTEMPTS + 5)
+        )
+        assert codes == {200: PIN_ATTEMPTS, 429: 5}
+        ben = Friend(served.url, served.code, verify=False)
+        assert ben.join().status_code == 200
+        ben.close()
+
+
+def test_a_server_without_a_pin_pairs_with_nobody(tmp_path: Path) -> None:
+    with server(tmp_path, tls=True) as served, stranger(served) as http:
+        question = Question(Secret(""), served.run.key.fingerprint)
+        answer = http.post("/v1/pair", json=_element(question.element))
+        assert (answer.status_code, answer.json()["error"]) == (401, "unknown")
+        with (
+            worker(served.url, pin=Secret(PIN)) as anna,
+            pytest.raises(PeerRefused, match="takes no PIN"),
+        ):
+            anna.run()

@@ -147,7 +147,7 @@ def test_two_workers_reach_96_percent_and_the_weights_of_a_run_alone(
 def test_a_killed_worker_and_an_interrupted_one_cost_time_and_nothing_else(
     tmp_path: Path,
 ) -> None:
-    serve = ("digits", "--workers", "2", "--rounds", "12", "--port", "0", "--open")
+    serve = ("digits", "--workers", "2", "--rounds", "100", "--port", "0", "--open")
     with ExitStack() as stack:
         server = stack.enter_context(
             running("serve", *serve, "--http", "--out", tmp_path)
@@ -164,13 +164,13 @@ def test_a_killed_worker_and_an_interrupted_one_cost_time_and_nothing_else(
         said, _ = leaves.communicate(timeout=20)
         status = httpx2.get(f"{url}/v1/status", trust_env=False).json()
         output_of(stays)
-        reach(url, 12)  # the server itself stays a while, for the one that died
+        reach(url, 100)  # the server itself stays a while, for the one that died
 
     assert leaves.returncode == 130
-    assert re.search(r"^Left at version \d+ of 12, .* updates, ", said, re.MULTILINE)
+    assert re.search(r"^Left at version \d+ of 100, .* updates, ", said, re.MULTILINE)
     states = {worker["name"]: worker["state"] for worker in status["workers"]}
     assert states["leaves"] == "left"
-    assert difference(tmp_path, alone(12, 2)) <= 1e-5
+    assert difference(tmp_path, alone(100, 2)) <= 1e-5
 
 
 def test_an_open_server_says_how_it_is_joined(tmp_path: Path) -> None:
@@ -182,6 +182,26 @@ def test_an_open_server_says_how_it_is_joined(tmp_path: Path) -> None:
         worker = stack.enter_context(running("work", link, "--threads", "1"))
         assert "2 updates" in output_of(worker)
         assert link in output_of(server)
+
+
+def test_a_pin_is_enough_where_the_certificate_is_self_made(tmp_path: Path) -> None:
+    serve = ("digits", "--workers", "1", "--rounds", "2", "--port", "0", "--pin")
+    with ExitStack() as stack:
+        server = stack.enter_context(
+            running("serve", *serve, "4711", "--host", "127.0.0.1", "--out", tmp_path)
+        )
+        url = file_of(server, tmp_path).read_text().partition("/#")[0]
+        assert url.startswith("https://127.0.0.1:")
+        wrong = stack.enter_context(running("work", url, "--pin", "4712"))
+        said, _ = wrong.communicate(timeout=60)
+        assert wrong.returncode != 0
+        assert "the PIN is wrong, or somebody sits between here and" in said
+        assert "Traceback" not in said
+        worker = stack.enter_context(running("work", url, "--pin", "4711"))
+        assert "2 updates" in output_of(worker)
+        said = output_of(server)
+    assert f"or: ringleader work {url} --pin (the PIN you chose)" in said
+    assert "4711" not in said
 
 
 def test_a_link_that_no_worker_would_take_is_not_printed(tmp_path: Path) -> None:

@@ -218,9 +218,7 @@ def _announce(run: Run, where: str, *, is_pinned: bool) -> None:
         typer.echo("This run is finished. Raise --rounds, or choose another --out.")
     typer.echo(f"Status page: {where}/")
     typer.echo(f"Workers join with:\n\n    ringleader work '{text.reveal()}'\n")
-    if entrance.pin is not None and is_pinned:
-        typer.echo("A PIN does not say which key the server has: it goes with --http.")
-    elif entrance.pin is not None:
+    if entrance.pin is not None:
         typer.echo(f"or: ringleader work {where} --pin (the PIN you chose)")
 
 

@@ -19,7 +19,8 @@ from ringleader.paramserver import bodies, page, requests
 from ringleader.paramserver.entrance import Answer
 from ringleader.paramserver.gate import Gate
 from ringleader.paramserver.openapi import DESCRIPTION
-from ringleader.paramserver.requests import SOON, malformed, refusal
+from ringleader.paramserver.pairing import Pairings
+from ringleader.paramserver.requests import SOON, locked, malformed, refusal
 from ringleader.paramserver.status import status_of
 from ringleader.paramserver.training import Training
 from ringleader.paramserver.updates import Updates, stale
@@ -48,6 +49,7 @@ class App:
         self.terms = terms
         self.manifest = training.store.weights.manifest
         self._gate = Gate(training)
+        self._pairings = Pairings(training.entrance, self._gate.slow_down)
         self.updates = Updates(training, self._gate, batch_size=terms.batch_size)
 
     def starlette(self) -> Starlette:
@@ -58,6 +60,7 @@ class App:
                 Route("/", self._page),
                 Route("/v1/status", self._status),
                 Route("/v1/openapi.json", self._openapi),
+                Route("/v1/pair", self._pairings.pair, methods=["POST"]),
                 Route("/v1/join", self._join, methods=["POST"]),
                 Route("/v1/leave", self._leave, methods=["POST"]),
                 Route("/v1/work", self._work),
@@ -95,10 +98,9 @@ class App:
                 text = "this server does not know that code or PIN"
                 raise refusal(401, "unknown", text)
             case Answer.LOCKED:
-                text = "too many wrong PINs; use the join link, or restart the server"
-                raise refusal(403, "locked", text)
+                raise locked()
             case Answer.WELCOME:
-                pass
+                self._pairings.redeem(join.receipt, time.monotonic())
         self._compare(join.task)
         name = clean_name(join.name) or "somebody"
         device = clean_name(join.device) or "unknown"

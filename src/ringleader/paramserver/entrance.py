@@ -41,6 +41,8 @@ class Entrance:
     is_open: bool = False
     """Lets everybody in; only for servers that listen on this machine alone."""
     attempts_left: int = PIN_ATTEMPTS
+    fingerprint: bytes = b""
+    """Of the server's key, for which a PIN can vouch."""
     _key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     _tokens: dict[str, str] = field(default_factory=dict)
 
@@ -64,15 +66,25 @@ class Entrance:
         return self._try(pin)
 
     def _try(self, pin: str) -> Answer:
-        if self.attempts_left <= 0:
+        if not self.spend():  # before the compare: nothing can interrupt in favour
             return Answer.LOCKED
-        self.attempts_left -= 1  # before the compare: nothing can interrupt in favour
         assert self.pin is not None
         theirs, ours = self._mac(pin.encode()), self._mac(self.pin.reveal().encode())
         if not hmac.compare_digest(theirs, ours):
             return Answer.UNKNOWN
-        self.attempts_left += 1
+        self.give_back()
         return Answer.WELCOME
+
+    def spend(self) -> bool:
+        """Take an attempt from the budget of the PIN; False if none is left."""
+        if self.attempts_left <= 0:
+            return False
+        self.attempts_left -= 1
+        return True
+
+    def give_back(self) -> None:
+        """It was no wrong PIN."""
+        self.attempts_left += 1
 
     def _mac(self, data: bytes) -> bytes:
         """Equal lengths for all, so that comparing takes equally long."""

@@ -11,6 +11,7 @@ from ringleader.errors import ConfigError
 from ringleader.identity.redacted import Secret
 from ringleader.identity.server_key import FINGERPRINT_BYTES, SECRET_BYTES
 
+RECEIPT_BYTES = 16
 _PINNED = 1
 _PLAIN = 2
 
@@ -24,6 +25,13 @@ class Link:
     """16 bytes of SHA-256 of the server's public key; None: trust the certificate."""
     code: Secret[str] | None = None
     """What ``/v1/join`` wants; None if a PIN must be used."""
+    receipt: Secret[str] | None = None
+    """What came with the code, where a PIN was used to get it."""
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is an address and nothing else."""
+        return self.fingerprint is None and self.code is None
 
 
 def build(url: str, secret: bytes, fingerprint: bytes | None) -> Secret[str]:

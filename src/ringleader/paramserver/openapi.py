@@ -62,6 +62,7 @@ _JOIN = _object(
     name=_TEXT,
     device=_TEXT,
     nonce={"type": "string", "pattern": "^[0-9a-f]{32}$"},
+    receipt=_TEXT,
     task={"type": "object", "additionalProperties": _TEXT},
 )
 _REFUSED = {"c401": "no known token", "c403": "quarantined", "c429": "too many"}
@@ -80,6 +81,25 @@ DESCRIPTION: dict[str, Any] = {
         },
         "/v1/openapi.json": {
             "get": {"security": [], "responses": _answers(c200="this description")},
+        },
+        "/v1/pair": {
+            "post": {
+                "security": [],
+                "requestBody": {"required": True, "content": _object(element=_TEXT)},
+                "responses": {
+                    "200": {
+                        "description": "what opens with the right PIN only",
+                        "content": _object(element=_TEXT, sealed=_TEXT),
+                    },
+                    **_answers(
+                        c400="malformed",
+                        c401="this server has no PIN",
+                        c403="PIN guesses are used up",
+                        c413="too large",
+                        c429="too many requests",
+                    ),
+                },
+            }
         },
         "/v1/join": {
             "post": {

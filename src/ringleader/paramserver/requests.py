@@ -10,7 +10,8 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from ringleader.paramserver import bodies
+from ringleader.identity.spake import is_element
+from ringleader.paramserver import bodies, link
 from ringleader.paramserver.assignment import Key
 from ringleader.paramserver.training import Told
 
@@ -39,9 +40,14 @@ class Join(msgspec.Struct, frozen=True):
     name: _Short = ""
     device: _Short = ""
     nonce: _Nonce = ""
+    receipt: _Short | None = None
 
     def __repr__(self) -> str:
         return "<join>"
+
+
+class _Pair(msgspec.Struct, frozen=True):
+    element: _Short
 
 
 def refusal(
@@ -62,6 +68,12 @@ def malformed(message: str) -> HTTPException:
     return refusal(400, "malformed", message)
 
 
+def locked() -> HTTPException:
+    """The budget of the PIN is spent."""
+    text = "too many wrong PINs; use the join link, or restart the server"
+    return refusal(403, "locked", text)
+
+
 async def read_join(request: Request) -> Join:
     """The body of a request to join, and the PIN from its header."""
     body = await read_small(request, MAX_JOIN_BYTES)
@@ -71,6 +83,19 @@ async def read_join(request: Request) -> Join:
         raise malformed(f"the body is no request to join: {exc}"[:300]) from None
     pin = request.headers.get("x-auth-pin")
     return join if pin is None else msgspec.structs.replace(join, pin=pin)
+
+
+async def read_element(request: Request) -> bytes:
+    """The body of a request to pair: an element of SPAKE2, as far as one can see."""
+    body = await read_small(request, MAX_JOIN_BYTES)
+    try:
+        text = msgspec.json.decode(body, type=_Pair).element
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise malformed(f"the body is no request to pair: {exc}"[:300]) from None
+    element = link.decode(text) or b""
+    if not is_element(element, "J"):
+        raise malformed("the element is none")
+    return element
 
 
 async def read_small(request: Request, most_bytes: int) -> bytes:

@@ -92,7 +92,9 @@ def _open_app(
     make = options.outer.make if plan.steps > 1 else task.optimizer
     weights = Weights(task.model(), make, is_difference=plan.steps > 1)
     store = Store(options.out, weights, every=options.checkpoint_every)
-    entrance = Entrance(key.secret, options.pin, options.is_open)
+    entrance = Entrance(
+        key.secret, options.pin, options.is_open, fingerprint=key.fingerprint
+    )
     training = Training(Versions(plan), entrance, store)
     terms = Terms(
         task=task.name,

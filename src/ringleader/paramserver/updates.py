@@ -54,6 +54,8 @@ class Updates:
         if upload is None:
             return self._outcome(self.training.versions.judge(worker, told.key), "")
         if not await self._receive(request, worker, upload):
+            if upload.is_over:
+                return self._taken_over(worker, told.key)
             headers = {"Upload-Offset": str(upload.filled)}
             return self._with_version(Response(status_code=202, headers=headers))
         body = self.uploads.take(worker)
@@ -105,14 +107,20 @@ class Updates:
             received[worker] = received.get(worker, 0) + len(piece)
             self.training.versions.see(worker, time.monotonic())
             if upload.is_over:
-                self._refuse_early(worker, upload.key)
-                text = "another request goes on with this update, or began it anew"
-                raise refusal(416, "offset", text, headers=CLOSE)
+                return False
             if not upload.add(piece):
                 self.uploads.drop(worker)
                 text = "the body is longer than was announced"
                 raise refusal(413, "large", text, headers=CLOSE)
-        return upload.is_whole
+        return upload.is_whole and not upload.is_over
+
+    def _taken_over(self, worker: str, key: Key) -> Response:
+        """Another request of this worker has counted, or still brings the body."""
+        verdict = self._refuse_early(worker, key)
+        if verdict is not Verdict.TAKE:
+            return self._outcome(verdict, "")
+        text = "another request goes on with this update, or began it anew"
+        raise refusal(416, "offset", text, headers=CLOSE)
 
     def _refuse_early(self, worker: str, key: Key) -> Verdict:
         """Refuse before a body is read what would be refused after it."""

@@ -22,6 +22,7 @@ from ringleader.paramserver.step import Bench, Result, Stint, pick_device
 from ringleader.paramserver.worker_entry import JSON, Entry, WorkerSettings, prepare
 from ringleader.paramserver.worker_feed import Errand, Feed
 from ringleader.paramserver.worker_feedback import Feedback
+from ringleader.paramserver.worker_pairing import Pairing
 from ringleader.paramserver.worker_place import Place
 from ringleader.paramserver.worker_session import SERVER, Answer, Request, Session
 from ringleader.paramserver.worker_terms import Json, Terms
@@ -45,6 +46,9 @@ class Worker:
     def __init__(self, settings: WorkerSettings, place: Place, watch: Watch) -> None:
         self.tally = Tally()
         self.session = Session(place, watch)
+        if settings.pin is not None or settings.ask_pin is not None:
+            pairing = Pairing(place, watch, settings.pin, settings.ask_pin)
+            self.session.vouch = pairing.run
         self.summary: Json = {}
         """What the server said at the end."""
         self._settings = settings

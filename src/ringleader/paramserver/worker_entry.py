@@ -15,13 +15,12 @@ from ringleader.paramserver import worker_terms
 from ringleader.paramserver.manifest import Manifest
 from ringleader.paramserver.task import Task
 from ringleader.paramserver.task_data import Samples
+from ringleader.paramserver.worker_pairing import PIN_ENTRIES
 from ringleader.paramserver.worker_session import SERVER, Answer, Request, Session
 from ringleader.paramserver.worker_terms import Json, Terms
 from ringleader.paramserver.worker_watch import Watch
 
 JSON = {"Content-Type": "application/json"}
-_PIN_ENTRIES = 3
-"""PINs that a user may type; the server counts wrong ones over all workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +97,7 @@ class Entry:
         """Ask to be let in, with other PINs while the user types some."""
         answer = self._ask()
         may_ask = self._settings.ask_pin if self._code() is None else None
-        for entry in range(_PIN_ENTRIES):
+        for entry in range(PIN_ENTRIES):
             if answer.status != 401 or may_ask is None:
                 break
             if entry or self._pin is not None:
@@ -108,20 +107,25 @@ class Entry:
         return answer
 
     def _ask(self) -> Answer:
+        self._session.token = None
+        # Made anew for each try: a PIN may turn the address into a link in between.
+        return self._session.persist(lambda: self._session.attempt(self._request()))
+
+    def _request(self) -> Request:
         body: dict[str, object] = {
             "name": self._settings.name,
             "device": self._device,
             "nonce": self._nonce,
             "task": self._material.fingerprint,
         }
-        code = self._code()
-        if code is not None:
-            body["code"] = code.reveal()
+        link = self._session.place.link
+        if link.code is not None:
+            body["code"] = link.code.reveal()
         elif self._pin is not None:
             body["pin"] = self._pin.reveal()
-        self._session.token = None
-        data = json.dumps(body).encode()
-        return self._session.ask(Request("POST", "/v1/join", JSON, data))
+        if link.receipt is not None:
+            body["receipt"] = link.receipt.reveal()
+        return Request("POST", "/v1/join", JSON, json.dumps(body).encode())
 
     def _code(self) -> Secret[str] | None:
         return self._session.place.link.code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -34,6 +34,7 @@ class Place:
         self._links = [_parsed(link) for link in links]
         self._file = file
         self._tried = 0
+        self._trusted: dict[str, Link] = {}
         self.link = self._all()[0]
 
     @property
@@ -62,21 +63,44 @@ class Place:
         is_new, self.link = found != self.link, found
         return is_new
 
-    def _all(self) -> list[Link]:
-        return self._links if self._file is None else [_read(self._file), *self._links]
+    def trust(self, link: Link) -> None:
+        """A PIN vouched for this link; from now on it stands for its bare address."""
+        self._trusted[link.url] = self.link = link
 
-    def open(self) -> httpx2.Client:
+    def _all(self) -> list[Link]:
+        first = [] if self._file is None else [_read(self._file)]
+        return [
+            self._trusted.get(link.url, link) if link.is_bare else link
+            for link in (*first, *self._links)
+        ]
+
+    def open(self, context: ssl.SSLContext | None = None) -> httpx2.Client:
         """A new HTTP client that trusts this server and no other."""
         timeout = httpx2.Timeout(_IO_S, connect=_CONNECT_S)
         pin = self.link.fingerprint
-        verify = True if pin is None else pinned(pin)
+        verify = context or (True if pin is None else pinned(pin))
         return httpx2.Client(verify=verify, timeout=timeout, headers=_HEADERS)
 
 
 def pinned(fingerprint: bytes) -> ssl.SSLContext:
-    """A context that accepts the one key of the link, whatever its certificate says.
+    """A context that accepts the one key of the link, whatever its certificate says."""
+    return _judging(lambda found: hmac.compare_digest(found, fingerprint))
 
-    The check is part of the handshake: not a byte of a request reaches another server.
+
+def noting(into: list[bytes]) -> ssl.SSLContext:
+    """A context that accepts no key, and notes the fingerprint of the one it saw."""
+
+    def note(found: bytes) -> bool:
+        into.append(found)
+        return False
+
+    return _judging(note)
+
+
+def _judging(is_right: Callable[[bytes], bool]) -> ssl.SSLContext:
+    """A context that judges the fingerprint of a key; empty if the key is not ours.
+
+    That is part of the handshake: not a byte of a request reaches another server.
     """
 
     def check(der: bytes | None) -> None:
@@ -84,7 +108,7 @@ def pinned(fingerprint: bytes) -> ssl.SSLContext:
             found = server_key.fingerprint_of(der or b"")
         except ValueError:
             found = b""
-        if not hmac.compare_digest(found, fingerprint):
+        if not is_right(found):
             raise ssl.SSLCertVerificationError(NOT_THE_KEY)
 
     class Socket(ssl.SSLSocket):
@@ -100,7 +124,7 @@ def pinned(fingerprint: bytes) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # before verify_mode
-    context.verify_mode = ssl.CERT_NONE  # the pin replaces the chain
+    context.verify_mode = ssl.CERT_NONE  # the judge replaces the chain
     context.sslsocket_class, context.sslobject_class = Socket, Object
     return context
 

@@ -6,11 +6,10 @@ an answer that got lost are all the same: ask again, after a pause that grows.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -18,22 +17,23 @@ import httpx2
 
 from ringleader.deadline import Deadline
 from ringleader.errors import (
-    PeerError,
     PeerLost,
     PeerRefused,
     PeerUnreachable,
     PeerUntrusted,
     ProtocolError,
-    RingleaderError,
 )
 from ringleader.identity.redacted import Secret
 from ringleader.paramserver import worker_terms
 from ringleader.paramserver.worker_body import Body
-from ringleader.paramserver.worker_place import NOT_THE_KEY, Place
+from ringleader.paramserver.worker_errors import Unvouched, translated
+from ringleader.paramserver.worker_place import Place
 from ringleader.paramserver.worker_terms import Json
 from ringleader.paramserver.worker_watch import Watch
 
 T = TypeVar("T")
+_Trouble = PeerUnreachable | PeerLost | PeerUntrusted
+"""What may be over when a request is repeated."""
 
 SERVER = worker_terms.SERVER
 LIMIT_BYTES = 256 << 10
@@ -106,15 +106,19 @@ def pause_s(failures: int, chance: float) -> float:
 class Session:
     """The way to one server. Several threads may ask at once."""
 
-    def __init__(self, place: Place, watch: Watch) -> None:
+    def __init__(
+        self, place: Place, watch: Watch, context: ssl.SSLContext | None = None
+    ) -> None:
         self.token: Secret[str] | None = None
+        self.vouch: Callable[[], None] | None = None
+        """Turns a bare address that nobody vouches for into a whole link."""
         self.sent_bytes = 0
         self.received_bytes = 0
         self._place = place
         self._watch = watch
         self._stopped = threading.Event()
         self._lock = threading.Lock()
-        self._client = place.open()
+        self._client = place.open(context)
 
     @property
     def place(self) -> Place:
@@ -137,9 +141,12 @@ class Session:
             try:
                 found = call()
             except (PeerUnreachable, PeerLost, PeerUntrusted) as exc:
+                trouble = self._mended(exc)
+                if trouble is None:
+                    continue
                 failures = 1 if arrived() > before else failures + 1
                 before = arrived()
-                self._pause(exc, failures)
+                self._pause(trouble, failures)
             else:
                 if failures:
                     self._watch.reached()
@@ -156,7 +163,7 @@ class Session:
         url, client = self._place.link.url, self._client
         timeout = request.timeout_s or client.timeout
         with (
-            _translated(url),
+            translated(url),
             client.stream(
                 request.method,
                 url + request.path,
@@ -198,7 +205,24 @@ class Session:
             if deadline.is_over():
                 raise PeerLost(SERVER, f"an answer took over {deadline.after_s:.0f} s")
 
-    def _pause(self, exc: PeerUnreachable | PeerLost | PeerUntrusted, n: int) -> None:
+    def _mended(self, exc: _Trouble) -> _Trouble | None:
+        """None if the link is a better one now; raises what no PIN can mend."""
+        can_mend = isinstance(exc, Unvouched) and self._place.link.is_bare
+        if self.vouch is None or not can_mend:
+            return exc
+        try:
+            self.vouch()
+        except (PeerUnreachable, PeerLost) as later:
+            return later
+        with self._lock:
+            self._reopen()
+        return None
+
+    def _reopen(self) -> None:
+        self._client.close()
+        self._client = self._place.open()
+
+    def _pause(self, exc: _Trouble, n: int) -> None:
         """Wait, and look whether the server moved; raise what waiting cannot mend."""
         if isinstance(exc, PeerUntrusted) and not self._place.can_change:
             raise exc
@@ -209,8 +233,7 @@ class Session:
             raise exc
         with self._lock:
             if self._place.look_again():
-                self._client.close()
-                self._client = self._place.open()
+                self._reopen()
                 self._watch.noted(f"the server is now at {self._place.link.url}")
 
     def _count(self, sent: int = 0, received: int = 0) -> None:
@@ -241,41 +264,3 @@ def _not_now(headers: httpx2.Headers, text: str) -> NotNow:
         longest_s = 10 * _LONGEST_PAUSE_S
         error.pause_s = min(float(asked), longest_s)
     return error
-
-
-@contextlib.contextmanager
-def _translated(url: str) -> Iterator[None]:
-    """What HTTP and TLS raise, as errors of ours."""
-    try:
-        yield
-    except RingleaderError:
-        raise
-    except httpx2.ConnectError as exc:
-        raise _no_connection(exc, url) from exc
-    except httpx2.TimeoutException as exc:
-        raise PeerLost(SERVER, f"{url} is silent") from exc
-    except httpx2.TransportError as exc:
-        raise PeerLost(SERVER, f"the line to {url} broke ({exc})") from exc
-    except RuntimeError as exc:  # closed by a thread that saw the server move
-        raise PeerLost(SERVER, f"the line to {url} was dropped ({exc})") from exc
-
-
-def _no_connection(exc: httpx2.ConnectError, url: str) -> PeerError:
-    cause = _tls_error(exc)
-    if cause is None:
-        return PeerUnreachable(SERVER, f"nobody answers at {url} ({exc})")
-    if NOT_THE_KEY in str(cause):
-        text = f"{url} is another server: {NOT_THE_KEY}; ask for the link again"
-        return PeerUntrusted(SERVER, text)
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        text = f"nobody vouches for {url}; use the whole link, with what follows #"
-        return PeerUntrusted(SERVER, text)
-    return PeerUnreachable(SERVER, f"no TLS at {url} ({exc})")
-
-
-def _tls_error(exc: BaseException) -> ssl.SSLError | None:
-    """What TLS said, where that is the cause."""
-    seen: BaseException | None = exc
-    while seen is not None and not isinstance(seen, ssl.SSLError):
-        seen = seen.__cause__ or seen.__context__
-    return seen
