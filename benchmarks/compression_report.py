@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,23 @@ def save_plot(records: Path, path: Path) -> None:
     found = latest(records)
     figure = Figure(figsize=(13.0, 8.2), layout="constrained")
     FigureCanvasAgg(figure)
-    panels: list[list[Axes]] = figure.subplots(2, 2, squeeze=False).tolist()
-    draw_bytes(panels[0][0], found)
-    draw_speeds(panels[0][1], found, "time", "all_reduce of 64 MiB, times Gloo's speed")
-    draw_speeds(panels[1][0], found, "ddp", "DDP steps, times Gloo's per second")
-    draw_race(panels[1][1], found)
+    draws = {
+        "bytes": draw_bytes,
+        "time": partial(
+            draw_speeds, part="time", title="all_reduce, times Gloo's speed"
+        ),
+        "ddp": partial(
+            draw_speeds, part="ddp", title="DDP steps per second, times Gloo's"
+        ),
+        "clock": draw_race,
+    }
+    parts = [part for part in draws if any(some(found, part))]
+    rows = -(-len(parts) // 2)
+    panels: list[Axes] = list(figure.subplots(rows, 2, squeeze=False).flat)
+    for part, panel in zip(parts, panels, strict=False):
+        draws[part](panel, found)
+    for panel in panels[len(parts) :]:
+        panel.set_visible(False)
     machine = found[-1]["machine"]
     what = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}"
     figure.suptitle(f"{records.stem}: {what}", fontsize=11, color=INK)
@@ -100,8 +113,6 @@ def draw_bytes(panel: Axes, found: list[Record]) -> None:
 def draw_speeds(panel: Axes, found: list[Record], part: str, title: str) -> None:
     """Every scheme's speed beside Gloo's, place by place."""
     records = list(some(found, part))
-    if not records:
-        return
     schemes = list(dict.fromkeys(record["scheme"] for record in records))
     places = [each for each in PLACES if any(r["place"] == each for r in records)]
     width = 0.85 / max(1, len(schemes))
@@ -126,8 +137,6 @@ def draw_speeds(panel: Axes, found: list[Record], part: str, title: str) -> None
 
 def draw_race(panel: Axes, found: list[Record]) -> None:
     """The loss against the clock on the slow network."""
-    if not list(some(found, "clock", place="100mbit")):
-        return
     for record in some(found, "clock", place="100mbit"):
         losses = smooth(record["losses"])
         panel.plot(
