@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -98,10 +99,23 @@ def difference(out: Path, expected: dict[str, torch.Tensor]) -> float:
     return max(float((found[n] - expected[n]).abs().max()) for n in expected)
 
 
+def status_of(url: str) -> dict[str, Any]:
+    found: dict[str, Any] = httpx2.get(f"{url}/v1/status", trust_env=False).json()
+    return found
+
+
 def version_of(url: str) -> int:
-    found = httpx2.get(f"{url}/v1/status", trust_env=False).json()["version"]
+    found = status_of(url)["version"]
     assert isinstance(found, int)
     return found
+
+
+def meet(url: str, count: int) -> None:
+    """Wait until so many workers are there."""
+    deadline_s = time.monotonic() + 60
+    while len(status_of(url)["workers"]) < count:
+        assert time.monotonic() < deadline_s, "not all workers came"
+        time.sleep(0.02)
 
 
 def reach(url: str, version: int) -> None:
@@ -157,17 +171,20 @@ def test_a_killed_worker_and_an_interrupted_one_cost_time_and_nothing_else(
             stack.enter_context(running("work", url, "--threads", "1", "--name", name))
             for name in ("stays", "dies", "leaves")
         )
+        meet(url, 3)
         reach(url, 3)
         dies.send_signal(signal.SIGKILL)
         reach(url, 6)
         leaves.send_signal(signal.SIGINT)
         said, _ = leaves.communicate(timeout=20)
-        status = httpx2.get(f"{url}/v1/status", trust_env=False).json()
+        status = status_of(url)
         output_of(stays)
         reach(url, 100)  # the server itself stays a while, for the one that died
 
     assert leaves.returncode == 130
-    assert re.search(r"^Left at version \d+ of 100, .* updates, ", said, re.MULTILINE)
+    assert re.search(
+        r"^Left at version \d+ of 100.*: \d+ updates, ", said, re.MULTILINE
+    )
     states = {worker["name"]: worker["state"] for worker in status["workers"]}
     assert states["leaves"] == "left"
     assert difference(tmp_path, alone(100, 2)) <= 1e-5
