@@ -7,14 +7,14 @@ exchange    every rank fills its slot and posts; when all have posted, everybody
             everybody. Filling may run one round ahead of reading. Four slots take turns
             for ever: who fills round s+4 has read round s+2, for which every peer had
             posted, and a peer fills s+2 only after it has read all of s.
-two-shot    all_reduce of large tensors; see twoshot.py.
+relay       all_reduce of large tensors; see relay.py.
 one-way     a rank fills a slot for some readers; each returns a CREDIT when it has read
             it, and the slot is filled again only when all have. Credits are collected
             lazily, across operations.
 
 Every filled slot carries the 64-byte header of the operation, and every reader compares
 it: a mismatch between calls is seen before a single number is used.
-All results are computed by one owner, or in rank order, so ranks agree to the bit.
+All results are made in one place, or in rank order, so ranks agree to the bit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringleader.engine.twoshot import TwoShot
+from ringleader.engine.relay import Relay
 from ringleader.engine.waiter import Waiter
 from ringleader.errors import ProtocolError
 from ringleader.transport.link import POLLIN, relax
@@ -47,6 +47,10 @@ NUM_NAPS, NAP_S = 3, 0.001
 would; then the doorbell, which also tells of a dead peer. With four ranks on two cores
 an all_reduce of 64 KiB takes half of what it took with 400 looks and no naps, 64 MiB
 8 to 19 % less (2026-11-15)."""
+
+
+ONE_SHOT_BYTES = 64 << 10
+"""Up to here one-shot beats a relay with two, three and four ranks; decision 5."""
 
 
 class Slot:
@@ -90,7 +94,9 @@ class Arena:
         self._published = 0
         self._unread: list[set[int]] = [set() for _ in range(geometry.num_oneways)]
         self._owed: dict[int, deque[int]] = {p: deque() for p in self.peers}
-        self.two_shot = TwoShot(self, segments)
+        self.relay = Relay(self, segments)
+        self.one_shot_bytes = min(ONE_SHOT_BYTES, geometry.exchange_bytes)
+        """Tensors up to this are reduced in one exchange: they fit its slot."""
         self.complete = 0
         """Elements of the result that are final, for who asks after a failure."""
 

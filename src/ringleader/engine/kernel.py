@@ -87,16 +87,18 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class _Window:
-    """The memory of a tensor in the words that numpy asks for."""
+    """Memory in the words that numpy asks for."""
 
     __slots__ = ("__array_interface__", "tensor")
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(
+        self, place: int, count: int, typestr: str, tensor: torch.Tensor | None
+    ) -> None:
         self.tensor = tensor  # lives as long as the array does
         self.__array_interface__ = {
-            "data": (tensor.data_ptr(), False),
-            "shape": (tensor.numel(),),
-            "typestr": _TYPES[tensor.dtype],
+            "data": (place, False),
+            "shape": (count,),
+            "typestr": typestr,
             "version": 3,
         }
 
@@ -107,10 +109,22 @@ def as_array(tensor: torch.Tensor) -> Array:
     Not by ``tensor.numpy()``, which forbids for good that the tensor is resized, as
     FSDP does between steps.
     """
-    if not tensor.data_ptr() and tensor.numel():
+    place, count = tensor.data_ptr(), tensor.numel()
+    if not place and count:
         kind = type(tensor).__name__
         raise ConfigError(f"this {kind} has no memory of its own and cannot be sent")
-    return np.asarray(_Window(tensor))
+    return np.asarray(_Window(place, count, _TYPES[tensor.dtype], tensor))
+
+
+def address(array: Array) -> int:
+    """Where the elements of ``array`` begin."""
+    place: int = array.__array_interface__["data"][0]
+    return place
+
+
+def at(place: int, count: int, dtype: np.dtype[Any]) -> Array:
+    """The elements at an address. Whoever uses them sees to it that they are there."""
+    return np.asarray(_Window(place, count, dtype.str, None))
 
 
 def bytes_of(array: Array) -> memoryview:

@@ -1,7 +1,7 @@
 """Collectives in shared memory, one function each, on flat arrays.
 
-All results are computed by one owner, or in rank order, so ranks agree to the bit.
-Costs are copies: all_reduce 1-shot S in and n S added, 2-shot see twoshot.py;
+All results are made in one place, or in rank order, so ranks agree to the bit.
+Costs are copies: all_reduce 1-shot S in and n S added, relay 2 S, see relay.py;
 reduce_scatter (n-1)/n S in and as much added; all_gather S/n in, (n-1)/n S out;
 broadcast S in at the root, S out elsewhere.
 """
@@ -14,9 +14,6 @@ import numpy as np
 
 from ringleader.engine.arena import Arena, Array, Bytes, Finish
 from ringleader.engine.kernel import Combine
-
-TWO_SHOT_BYTES = 1 << 20
-"""bytes * ranks from which two-shot beats exchange; see docs/decisions."""
 
 
 def _starts(length: int, step: int) -> list[int]:
@@ -37,12 +34,12 @@ def all_reduce(
     combine: Combine,
     finish: Finish | None,
 ) -> None:
-    """One-shot for what fits a slot comfortably, two-shot beyond.
+    """One-shot for what is small, a relay beyond.
 
     ``finish`` is applied to every run of finished sums, by who owns it.
     """
-    if source.nbytes * arena.size > TWO_SHOT_BYTES:
-        arena.two_shot.all_reduce(header, source, out, combine, finish)
+    if source.nbytes > arena.one_shot_bytes:
+        arena.relay.all_reduce(header, source, out, combine, finish)
         return
     num_bytes, raw = source.nbytes, source.view(np.uint8)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -19,7 +19,7 @@ from ringleader.collectives.choice import (
 )
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.collectives.cost import Network
-from ringleader.collectives.schedule import Program, split
+from ringleader.collectives.schedule import Program
 from ringleader.deadline import Deadline
 from ringleader.engine import kernel
 from ringleader.engine.arena import Arena
@@ -28,8 +28,14 @@ from ringleader.engine.exchange import ExchangeEngine
 from ringleader.engine.flow import Plan, Windows
 from ringleader.engine.frames import Parts
 from ringleader.engine.kernel import Array, Combine
+from ringleader.engine.prepared import (
+    SMALL_BYTES,
+    Prepared,
+    in_memory,
+    in_place,
+    over_links,
+)
 from ringleader.engine.shared import barrier as shared_barrier
-from ringleader.engine.small import SMALL_BYTES, Small, in_memory, over_links
 from ringleader.engine.stream import StreamEngine
 from ringleader.engine.values import Run
 from ringleader.engine.waiter import Waiter
@@ -38,6 +44,7 @@ from ringleader.groups import shared
 from ringleader.groups.call import Call, cut, some
 from ringleader.groups.coded import chunks_of
 from ringleader.groups.mailbox import Mailbox, mismatch
+from ringleader.groups.progress import Progress, final_runs, num_results
 from ringleader.groups.stamp import Stamps
 from ringleader.transport.link import wait_ready
 from ringleader.transport.mesh import Mesh
@@ -49,18 +56,6 @@ into its window as a whole: on a ring all ranks send before they pass on, and on
 cannot take any more in would wait for the others, who wait for it."""
 EXPLAIN_S = 0.5
 """How long a peer whose call is not ours may take to tell what it called."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the last operation came; of use after a failure."""
-
-    call: str
-    """The call in the user's words."""
-    count: int
-    """Elements of the result on this rank."""
-    complete: tuple[tuple[int, int], ...]
-    """(start, stop) of the runs that hold their final value."""
 
 
 _BYTE = torch.uint8
@@ -197,32 +192,44 @@ class Executor:
         known = ("all_reduce", "reduce_scatter") if name == "shm" else ("all_reduce",)
         return call.codec is not None or call.operation in known
 
-    def small(self, call: Call, name: str) -> Small | None:
+    def prepare(self, call: Call, name: str) -> Prepared | None:
         """The prepared form of ``call``, if it is one that can be prepared."""
-        source = call.sources[0]
         if (
             call.operation != "all_reduce"
-            or source is None
-            or not 0 < source.nbytes <= SMALL_BYTES
+            or not call.count
             or self.size == 1
             or call.dtype.is_complex
         ):
             return None
-        combine = kernel.combine(call.dtype, call.reduce_op)
-        finish = self._divider(call)
-        stamp = self._stamps.of(call, name, 0)
-        run: Small
-        if name == "shm" and self.arena is not None:
-            run = in_memory(
-                self.arena, call.count, source.dtype, combine, stamp, finish
-            )
-        elif name == "exchange":
-            run = over_links(
-                self._exchange, call.count, source.dtype, combine, stamp, finish
-            )
-        else:
+        what = (
+            call.count,
+            kernel.storage(call.dtype),
+            kernel.combine(call.dtype, call.reduce_op),
+            self._stamps.of(call, name, 0),
+            self._divider(call),
+        )
+        arena = self.arena
+        if name == "exchange" and call.num_bytes <= SMALL_BYTES:
+            run = over_links(self._exchange, *what)
+        elif name != "shm" or arena is None:
             return None
+        elif call.num_bytes <= arena.one_shot_bytes:
+            run = in_memory(arena, *what)
+        else:
+            run = self._tracked(call, in_place(arena, *what))
         return partial(self._quiet.run, run)  # type: ignore[call-arg]
+
+    def _tracked(self, call: Call, run: Prepared) -> Prepared:
+        """``run``, of which one can see after a failure how far it came."""
+        shape = replace(call, sources=[None], homes=[None], finishers=[])
+
+        def tracked(address: int) -> None:
+            self._last = (shape, None)
+            self._last_sequence = self._stamps.sequence + 1
+            run(address)
+            self._last = None
+
+        return tracked
 
     def _divider(self, call: Call) -> Callable[[Array], None] | None:
         if call.reduce_op != "mean":
@@ -414,18 +421,7 @@ class Executor:
         if self._last is None or self._last_sequence != self._stamps.sequence:
             return Progress(str(header), header.count, ())
         call, plan = self._last
-        runs: list[tuple[int, int]] = []
-        total = sum(len(h) for h in call.homes if h is not None)
-        divides = plan is not None or call.operation == "reduce"
-        if call.finishers or (call.reduce_op == "mean" and divides):
-            pass  # it becomes final in one go at the end: copied back, or divided
-        elif plan is not None and call.whole and call.homes[0] is not None:
-            item = call.homes[0].itemsize
-            cuts = split(len(call.homes[0]), plan.num_chunks)
-            for chunk, (start, _) in enumerate(cuts):
-                done = plan.complete_bytes(chunk) // item
-                if done > 0:
-                    runs.append((start, start + done))
-        elif plan is None and self.arena is not None and self.arena.complete:
-            runs.append((0, self.arena.complete))
-        return Progress(str(header), total, tuple(runs))
+        in_memory = self.arena.complete if self.arena else 0
+        return Progress(
+            str(header), num_results(call), final_runs(call, plan, in_memory)
+        )

@@ -20,14 +20,15 @@ from ringleader.collectives.config import CollectiveConfig
 from ringleader.collectives.cost import Network
 from ringleader.deadline import Deadline
 from ringleader.engine import kernel
-from ringleader.engine.small import Small
+from ringleader.engine.prepared import Prepared
 from ringleader.errors import ConfigError, GroupAborted
 from ringleader.groups import call as calls
 from ringleader.groups.call import Call
 from ringleader.groups.coded import as_it_is, code
-from ringleader.groups.execute import Executor, Progress
+from ringleader.groups.execute import Executor
 from ringleader.groups.mailbox import Mailbox
 from ringleader.groups.messages import Outgoing, Wish
+from ringleader.groups.progress import Progress
 from ringleader.groups.runner import Runner
 from ringleader.groups.work import DONE, Work
 from ringleader.transport.mesh import Mesh
@@ -36,8 +37,8 @@ Connect = Callable[[Sequence[int], str, Deadline], Mesh]
 """(ranks of a sub-group, its view id, deadline) -> its mesh."""
 
 CLOSE_S = 2.0
-MAX_SMALL = 256
-"""Prepared small operations kept; a model has far fewer sizes of small tensors."""
+MAX_PREPARED = 256
+"""Prepared operations kept; a model has far fewer sizes of tensors."""
 
 
 def view_hash(view_id: str) -> int:
@@ -75,7 +76,7 @@ class Group:
             rank, view_hash(view_id), mesh, self._mailbox, self._runner.waiter
         )
         self._executor.config = self.config
-        self._small: dict[tuple[torch.dtype, int, str], Small] = {}
+        self._prepared: dict[tuple[torch.dtype, int, str], Prepared] = {}
         self.network = network or Network.unknown(self.size)
         self.timeout_s = self.config.timeout_s
         self._subgroups: dict[tuple[int, ...], int] = {}
@@ -100,7 +101,7 @@ class Group:
     @network.setter
     def network(self, network: Network) -> None:
         self._executor.network = network
-        self._small.clear()
+        self._prepared.clear()
 
     def auto_codec(self, operation: str, num_bytes: int) -> str | None:
         """The codec that "auto" stands for in such a call; equal on all ranks."""
@@ -172,29 +173,29 @@ class Group:
             text = f"all_reduce: expected a tensor, got {type(tensor).__name__}"
             raise ConfigError(text) from exc
         if plain:
-            small = self._small.get(key)
+            prepared = self._prepared.get(key)
             if (
-                small is not None
+                prepared is not None
                 and tensor.is_cpu
                 and tensor.is_contiguous()
                 and not tensor.is_neg()
                 and (address := tensor.data_ptr())
-                and self._runner.run_small(small, address)
+                and self._runner.run_prepared(prepared, address)
             ):
                 return DONE
         call = code(calls.all_reduce(tensor, op, out), codec, owed, lost)
-        if plain and key not in self._small:
-            self._prepare_small(key, call)
+        if plain and key not in self._prepared:
+            self._prepare(key, call)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
 
-    def _prepare_small(self, key: tuple[torch.dtype, int, str], call: Call) -> None:
+    def _prepare(self, key: tuple[torch.dtype, int, str], call: Call) -> None:
         """Next time a tensor like this comes, everything is looked up already."""
         name, _, _ = self._executor.choose(call, None)
-        small = self._executor.small(call, name)
-        if small is not None:
-            if len(self._small) >= MAX_SMALL:
-                self._small.clear()
-            self._small[key] = small
+        prepared = self._executor.prepare(call, name)
+        if prepared is not None:
+            if len(self._prepared) >= MAX_PREPARED:
+                self._prepared.clear()
+            self._prepared[key] = prepared
 
     def reduce(
         self,

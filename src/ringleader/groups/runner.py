@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringleader.deadline import Deadline
-from ringleader.engine.small import Small
+from ringleader.engine.prepared import Prepared
 from ringleader.engine.waiter import NAP_S, Waiter
 from ringleader.errors import (
     ConfigError,
@@ -116,7 +116,7 @@ class Runner:
             self._nests = True
         return DONE
 
-    def run_small(self, small: Small, address: int) -> bool:
+    def run_prepared(self, prepared: Prepared, address: int) -> bool:
         """Run a prepared operation now; False when others are before it."""
         if self._queue or not self.lock.acquire(blocking=False):
             return False
@@ -125,7 +125,7 @@ class Runner:
             haste.begin()
             if self.failure is not None or self.mailbox.aborted is not None:
                 self.check()
-            small(address)
+            prepared(address)
         except BaseException as exc:
             raise self.broken(exc) from exc
         finally:

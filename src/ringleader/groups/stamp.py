@@ -5,7 +5,7 @@ from __future__ import annotations
 from zlib import crc32
 
 from ringleader.engine import kernel
-from ringleader.engine.small import Stamp
+from ringleader.engine.prepared import Stamp
 from ringleader.groups.call import Call
 from ringleader.groups.mailbox import Mailbox
 from ringleader.wire import header as wire

@@ -33,10 +33,8 @@ SEM_STRIDE = 128
 """Two cache lines: neighbours' semaphores never share one."""
 
 
-NUM_SHOTS = 3
-"""Two-shot slots; engine/twoshot.py says why so many."""
-SHOTS_BYTES = 8 << 20
-"""Memory of two-shot that one rank may touch, its own and the others'."""
+RELAY_BYTES = 8 << 20
+"""Memory of relays on one host; every rank touches all of it."""
 SLOT_BYTES = 1 << 20
 """One slot of every rank together: four of them for exchanges, four one-way."""
 
@@ -45,7 +43,7 @@ class Signal(IntEnum):
     """What one rank can tell another without a message."""
 
     POST = 0  # a slot of mine is filled for you
-    DONE = 1  # your result is ready in a slot
+    TURN = 1  # I have done a turn of a relay
     CREDIT = 2  # I have read your one-way slot
     FULL = 3  # a slot of my stream to you is filled
     FREE = 4  # I have emptied a slot of your stream
@@ -68,15 +66,19 @@ class Geometry:
     num_streams: int = 8
 
     @property
+    def num_places(self) -> int:
+        """Places of a relay; engine/relay.py says why so many."""
+        return self.size + 1
+
+    @property
     def part_bytes(self) -> int:
-        """Bytes of one rank's part of a two-shot slot.
+        """Bytes of one part of a relay.
 
         256 to 512 KiB are within 5 % of each other where the L2 cache has 2 MiB; less
-        costs Python, more costs misses. With many ranks the memory bounds it: a rank
-        touches its own slots, its part of all others, and the sums of all owners.
+        costs Python, more costs misses. With many ranks the memory bounds it.
         """
-        touched = NUM_SHOTS * (3 * self.size - 2)
-        return max(PAGE, min(256 << 10, SHOTS_BYTES // touched // PAGE * PAGE))
+        touched = self.size * self.num_places
+        return max(PAGE, min(256 << 10, RELAY_BYTES // touched // PAGE * PAGE))
 
     @property
     def exchange_bytes(self) -> int:
@@ -93,21 +95,16 @@ class Geometry:
         """Offset of the semaphores."""
         return PAGE
 
-    @property
-    def shots_at(self) -> int:
-        """Offset of the two-shot slots."""
+    def place_at(self, number: int) -> int:
+        """Offset of a place of relays: a header page, then one part."""
         signals = self.size * NUM_SIGNALS * SEM_STRIDE
-        return PAGE + -(-signals // PAGE) * PAGE
-
-    @property
-    def shot_stride(self) -> int:
-        """Bytes of one two-shot slot: a header page, then one part per rank."""
-        return PAGE + self.size * self.part_bytes
+        start = self.signals_at + -(-signals // PAGE) * PAGE
+        return start + number * (PAGE + self.part_bytes)
 
     @property
     def exchanges_at(self) -> int:
         """Offset of the exchange slots."""
-        return self.shots_at + NUM_SHOTS * self.shot_stride
+        return self.place_at(self.num_places)
 
     @property
     def oneways_at(self) -> int:

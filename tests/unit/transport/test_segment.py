@@ -13,7 +13,6 @@ import pytest
 from ringleader.errors import ProtocolError
 from ringleader.transport import memory, segment
 from ringleader.transport.segment import (
-    NUM_SHOTS,
     NUM_SIGNALS,
     PAGE,
     RING,
@@ -40,9 +39,9 @@ def areas(geometry: Geometry) -> Iterator[tuple[str, int, int]]:
             yield f"semaphore {signal} of {dst}", at, at + 32
             if signal == Signal.ONEWAY:
                 yield f"announcements of {dst}", at + 64, at + 64 + RING
-    for shot in range(NUM_SHOTS):
-        at = geometry.shots_at + shot * geometry.shot_stride
-        yield f"shot {shot}", at, at + PAGE + geometry.size * geometry.part_bytes
+    for number in range(geometry.num_places):
+        at = geometry.place_at(number)
+        yield f"place {number}", at, at + PAGE + geometry.part_bytes
     for name, start, count, size in (
         ("exchange", geometry.exchanges_at, geometry.num_exchanges, "exchange_bytes"),
         ("oneway", geometry.oneways_at, geometry.num_oneways, "oneway_bytes"),

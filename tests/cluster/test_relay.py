@@ -1,0 +1,113 @@
+"""Relays in shared memory: places that are used again and again, views that are kept.
+
+Parts are one page here, so that tensors of some KiB walk over many pieces.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from ringleader.engine import relay
+from ringleader.groups.group import Group
+from ringleader.testing.inprocess import run_world
+from ringleader.transport import segment
+
+BASE = 20_000
+"""Elements of float64 beyond what is reduced in one exchange."""
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment, "RELAY_BYTES", 1)
+    assert segment.Geometry(2).part_bytes == segment.PAGE
+
+
+def numbers(rank: int, step: int, count: int) -> Tensor:
+    """Whole numbers that differ by rank, step and place: sums are exact."""
+    return ((torch.arange(count) * 7 + step * 31 + rank * 1009) % 4093).double()
+
+
+def total(size: int, step: int, count: int) -> Tensor:
+    return torch.stack([numbers(r, step, count) for r in range(size)]).sum(0)
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_calls_of_any_length_follow_one_another(size: int) -> None:
+    """No rank writes where another still reads, however they are out of step."""
+
+    def train(group: Group) -> None:
+        shared, own = random.Random(size), random.Random(group.rank)
+        for step in range(120):
+            count = BASE // 2 + shared.randrange(20) * 500 + shared.randrange(3)
+            source = numbers(group.rank, step, count)
+            result = torch.full_like(source, -1) if shared.random() < 0.5 else source
+            if own.random() < 0.1:
+                time.sleep(own.uniform(0, 0.004))
+            group.all_reduce(source, out=None if result is source else result)
+            right = total(size, step, count)
+            assert torch.equal(result, right), f"wrong at step {step}"
+            if result is not source:
+                kept = numbers(group.rank, step, count)
+                assert torch.equal(source, kept), f"input written at step {step}"
+
+    run_world(size, train, "shm", within_s=90)
+
+
+@pytest.mark.timeout(60)
+def test_memory_that_comes_back_as_another_tensor_is_seen_as_that() -> None:
+    """Kept views are found by place, length and dtype: nothing less would do."""
+
+    def train(group: Group) -> None:
+        memory = torch.zeros(4 * BASE).double()
+        for step in range(60):
+            count = BASE + step % 5
+            tensor = memory[:count]
+            if step % 3 == 1:
+                tensor = memory.view(torch.float32)[:count]
+            elif step % 3 == 2:
+                tensor = memory.view(torch.int64)[1 : count + 1]
+            tensor.copy_(numbers(group.rank, step, count))
+            around = memory.view(torch.int64)[count + 1 :].clone()
+            group.all_reduce(tensor)
+            right = total(2, step, count).to(tensor.dtype)
+            assert torch.equal(tensor, right), f"wrong at step {step}"
+            beyond = memory.view(torch.int64)[count + 1 :]
+            assert torch.equal(beyond, around), f"written beyond it at step {step}"
+
+    run_world(2, train, "shm", within_s=50)
+
+
+def test_views_are_kept_for_so_many_turns_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "MAX_TURNS", 100)
+
+    def train(group: Group) -> None:
+        walks = group._executor.arena.relay._walks  # type: ignore[union-attr]
+        for step in range(20):
+            count = BASE * (1 + step % 4)
+            tensor = numbers(group.rank, step, count)
+            group.all_reduce(tensor)
+            assert torch.equal(tensor, total(2, step, count))
+            assert sum(len(walk) for walk in walks.values()) <= 100
+        assert walks
+
+    run_world(2, train, "shm", within_s=50)
+
+
+@pytest.mark.timeout(100)
+def test_what_fits_no_slot_of_so_many_ranks_is_not_put_into_one() -> None:
+    """Slots get smaller with every rank of a host: 61,440 bytes with 17 of them."""
+    size, counts = 17, [7_000, 7_680, 7_681, 8_192, 8_193]
+
+    def train(group: Group) -> None:
+        for step, count in enumerate(counts * 2):
+            tensor = numbers(group.rank, step, count)
+            group.all_reduce(tensor)
+            assert torch.equal(tensor, total(size, step, count)), f"{count} at {step}"
+
+    run_world(size, train, "shm", within_s=90)
