@@ -36,6 +36,27 @@ def total(size: int, step: int, count: int) -> Tensor:
     return torch.stack([numbers(r, step, count) for r in range(size)]).sum(0)
 
 
+def scattered(group: Group, step: int, count: int, dice: random.Random) -> None:
+    """A reduce_scatter of parts that need not be equal, checked."""
+    lengths = [count // 2 + dice.randrange(3) * 700 for _ in range(group.size)]
+    sources = list(numbers(group.rank, step, sum(lengths)).split_with_sizes(lengths))
+    out = torch.full((lengths[group.rank],), -1.0).double()
+    group.reduce_scatter(out, sources)
+    right = total(group.size, step, sum(lengths)).split_with_sizes(lengths)[group.rank]
+    assert torch.equal(out, right), f"wrong at step {step}"
+
+
+def reduced(group: Group, step: int, count: int, *, in_place: bool) -> None:
+    """An all_reduce, checked; its input is written only if it is the result."""
+    source = numbers(group.rank, step, count)
+    result = source if in_place else torch.full_like(source, -1)
+    group.all_reduce(source, out=None if in_place else result)
+    assert torch.equal(result, total(group.size, step, count)), f"wrong at step {step}"
+    if not in_place:
+        kept = numbers(group.rank, step, count)
+        assert torch.equal(source, kept), f"input written at step {step}"
+
+
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_calls_of_any_length_follow_one_another(size: int) -> None:
@@ -43,18 +64,15 @@ def test_calls_of_any_length_follow_one_another(size: int) -> None:
 
     def train(group: Group) -> None:
         shared, own = random.Random(size), random.Random(group.rank)
-        for step in range(120):
+        for step in range(150):
             count = BASE // 2 + shared.randrange(20) * 500 + shared.randrange(3)
-            source = numbers(group.rank, step, count)
-            result = torch.full_like(source, -1) if shared.random() < 0.5 else source
             if own.random() < 0.1:
                 time.sleep(own.uniform(0, 0.004))
-            group.all_reduce(source, out=None if result is source else result)
-            right = total(size, step, count)
-            assert torch.equal(result, right), f"wrong at step {step}"
-            if result is not source:
-                kept = numbers(group.rank, step, count)
-                assert torch.equal(source, kept), f"input written at step {step}"
+            kind = shared.randrange(3)
+            if kind == 2:
+                scattered(group, step, count, shared)
+            else:
+                reduced(group, step, count, in_place=kind == 0)
 
     run_world(size, train, "shm", within_s=90)
 

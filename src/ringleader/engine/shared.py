@@ -2,7 +2,7 @@
 
 All results are made in one place, or in rank order, so ranks agree to the bit.
 Costs are copies: all_reduce 1-shot S in and n S added, relay 2 S, see relay.py;
-reduce_scatter (n-1)/n S in and as much added; all_gather S/n in, (n-1)/n S out;
+reduce_scatter S in a relay; all_gather S/n in, (n-1)/n S out;
 broadcast S in at the root, S out elsewhere.
 """
 
@@ -68,26 +68,26 @@ def reduce_scatter(
 ) -> None:
     """``sources[i]`` is for rank i; ``out`` is mine."""
     me, dtype = arena.rank, out.dtype
-    step = arena.geometry.exchange_bytes // arena.size // 64 * 64 // out.itemsize
-    starts = _starts(max(len(s) for s in sources), step)
+    room = max(len(s) for s in sources)
+    if arena.size * room * out.itemsize > arena.one_shot_bytes:
+        arena.relay.reduce_scatter(header, sources, out, combine, finish)
+        return
 
-    def fill(c: int, content: Bytes) -> None:
+    def fill(_c: int, content: Bytes) -> None:
         parts = content.view(dtype)
         for p in arena.peers:
-            piece = sources[p][starts[c] : starts[c] + step]
-            np.copyto(parts[p * step : p * step + len(piece)], piece)
+            np.copyto(parts[p * room : p * room + len(sources[p])], sources[p])
 
-    def use(c: int, blocks: list[Bytes]) -> None:
-        held, result = (a[starts[c] : starts[c] + step] for a in (sources[me], out))
+    def use(_c: int, blocks: list[Bytes]) -> None:
+        held = sources[me]
         for p in arena.peers:
-            theirs = blocks[p].view(dtype)[me * step : me * step + len(held)]
-            combine(held, theirs, result)
-            held = result
-        if finish is not None:
-            finish(result)
-        arena.complete = starts[c] + len(result)
+            combine(held, blocks[p].view(dtype)[me * room : me * room + len(out)], out)
+            held = out
 
-    arena.rounds(header, len(starts), fill, use)
+    arena.rounds(header, 1, fill, use)
+    if finish is not None:
+        finish(out)
+    arena.complete = len(out)
 
 
 def all_gather(
