@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import random
 import shutil
@@ -35,7 +34,8 @@ from ringleader.paramserver import journal
 from ringleader.paramserver.assignment import Key
 from ringleader.paramserver.plan import Plan
 from ringleader.paramserver.run import Options, open_run
-from ringleader.paramserver.training import Told, Training
+from ringleader.paramserver.training import Told
+from ringleader.testing.disk import FullDisk
 
 pytestmark = pytest.mark.timeout(115)
 
@@ -206,31 +206,6 @@ def test_who_joins_without_a_nonce_is_somebody_new_also_after_a_restart(
         again.close()
 
 
-class _FullDisk:
-    """The journal of a disk with room for a few bytes; later there is more."""
-
-    def __init__(self, training: Training, room: int) -> None:
-        journal = training.store._journal
-        assert journal._file is not None
-        self._file = journal._file
-        self._room = room
-        journal._file = self  # type: ignore[assignment]
-
-    def write(self, data: memoryview) -> int:
-        if not self._room:
-            self._room = 1 << 30
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        done = self._file.write(data[: self._room])
-        self._room -= done
-        return done
-
-    def fileno(self) -> int:
-        return self._file.fileno()
-
-    def close(self) -> None:
-        self._file.close()
-
-
 def _told(shard: int) -> Told:
     return Told(Key(0, shard, shard), 8, 0.5, "none")
 
@@ -243,7 +218,9 @@ def test_nothing_is_acknowledged_behind_a_record_that_failed(tmp_path: Path) -> 
     async def go() -> None:
         for name in ("anna", "ben"):
             await training.join(name, "cpu", "")
-        _FullDisk(training, 100)
+        log = training.store._journal
+        assert log._file is not None
+        log._file = FullDisk(log._file, 100)  # type: ignore[assignment]
         for shard, worker in enumerate(("w1", "w2")):
             body = memoryview(update_body(0, shard))
             with pytest.raises(ConfigError, match="No space left"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from ringleader.identity import server_key
 from ringleader.paramserver import checkpoint, journal
 from ringleader.paramserver.journal import Journal
 from ringleader.paramserver.weights import Weights
+from ringleader.testing.disk import FullDisk
 
 
 def test_a_journal_ends_before_whatever_a_crash_left(tmp_path: Path) -> None:
@@ -40,25 +40,6 @@ def test_a_journal_ends_before_whatever_a_crash_left(tmp_path: Path) -> None:
     assert found == [("one", b"body" * 100), ("three", b"x")]
 
 
-class _FullDisk:
-    """A file on a disk with room for a few bytes; later there is more."""
-
-    def __init__(self, file: FileIO, room: int) -> None:
-        self._file = file
-        self._room = room
-
-    def write(self, data: memoryview) -> int:
-        if not self._room:
-            self._room = 1 << 30
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        done = self._file.write(data[: self._room])
-        self._room -= done
-        return done
-
-    def close(self) -> None:
-        self._file.close()
-
-
 def test_nothing_is_written_behind_a_record_that_failed(tmp_path: Path) -> None:
     """Reading ends at a torn record: whatever came behind it would be lost."""
     path = tmp_path / "journal"
@@ -66,7 +47,7 @@ def test_nothing_is_written_behind_a_record_that_failed(tmp_path: Path) -> None:
     log.begin()
     log.append({"kind": "one"})
     assert log._file is not None
-    log._file = _FullDisk(log._file, 30)  # type: ignore[assignment]
+    log._file = FullDisk(log._file, 30)  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="cannot be written: No space left"):
         log.append({"kind": "two"}, bytes(50))
     with pytest.raises(ConfigError, match="a write failed"):

@@ -1,0 +1,34 @@
+"""A disk that is full for a moment."""
+
+from __future__ import annotations
+
+import errno
+import os
+from io import FileIO
+
+
+class FullDisk:
+    """A file with room for a few bytes more; when they are used up, one write fails,
+    and then there is room again. Stands in for the ``FileIO`` it wraps.
+    """
+
+    def __init__(self, file: FileIO, room: int) -> None:
+        self._file = file
+        self._room = room
+
+    def write(self, data: memoryview) -> int:
+        """As much as there is room for."""
+        if not self._room:
+            self._room = 1 << 30
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = self._file.write(data[: self._room])
+        self._room -= done
+        return done
+
+    def fileno(self) -> int:
+        """Of the file."""
+        return self._file.fileno()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
