@@ -39,12 +39,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringleader.collectives.schedule import split
-from ringleader.engine.kernel import Combine, address, at
+from ringleader.engine.kernel import Combine, address, at, bytes_of
 from ringleader.transport.segment import PAGE, Geometry, Segment, Signal
 from ringleader.wire.header import HEADER_BYTES
 
 Array = NDArray[Any]
 Finish = Callable[[Array], object]
+Copy = tuple[memoryview, memoryview]
+"""(to, from). Not arrays: numpy lets go of the GIL for every copy, and to get it back
+takes longer than the copy if another thread is busy in Python."""
 Key = tuple[object, ...]
 
 MAX_TURNS = 4096
@@ -73,17 +76,19 @@ class Host(Protocol):
 class _Turn:
     """The views of one turn, cut to their lengths."""
 
-    __slots__ = ("adds", "copies_in", "copies_out", "end", "sums")
+    __slots__ = ("adds", "copies_in", "copies_out", "end", "sums", "takes")
 
     def __init__(self) -> None:
-        self.copies_in: list[tuple[Array, Array]] = []
-        """(place, my values)."""
+        self.copies_in: list[Copy] = []
+        """My values into their place."""
         self.adds: list[tuple[Array, Array]] = []
         """(my values, place)."""
-        self.sums: list[tuple[Array, Array, Array, Array | None]] = []
-        """(my values, place, where the sum is made, a copy): I am the last to add."""
-        self.copies_out: list[tuple[Array, Array]] = []
-        """(where the sum goes, place)."""
+        self.sums: list[tuple[Array, Array, Array]] = []
+        """(my values, place, where the sum is made): I am the last to add."""
+        self.takes: list[Copy] = []
+        """The same sums out of their place."""
+        self.copies_out: list[Copy] = []
+        """The sums of others out of theirs."""
         self.end = 0
         """Elements that are final after this turn."""
 
@@ -207,15 +212,16 @@ class Relay:
             mine = values[q]
             place = self._places[number % self._num][q].view(mine.dtype)[: len(mine)]
             if step == 0:
-                walk[turn].copies_in.append((place, mine))
+                walk[turn].copies_in.append(_copy(place, mine))
             elif step < size - 1:
                 walk[turn + step].adds.append((mine, place))
             elif isinstance(targets, list):
-                walk[turn + step].sums.append((mine, place, place, targets[q]))
+                walk[turn + step].sums.append((mine, place, place))
+                walk[turn + step].takes.append(_copy(targets[q], place))
             else:
-                walk[turn + step].sums.append((mine, place, targets, None))
+                walk[turn + step].sums.append((mine, place, targets))
             if step < size - 1 and isinstance(targets, list):
-                walk[turn + size].copies_out.append((targets[q], place))
+                walk[turn + size].copies_out.append(_copy(targets[q], place))
 
     def _run(
         self,
@@ -230,20 +236,22 @@ class Relay:
         for t, turn in enumerate(walk):
             arena.check()
             if is_early:
-                _copy_in(turn)
+                _do(turn.copies_in)
             if t > 0:
                 self._await_all(header)
             if not is_early:
-                _copy_in(turn)
+                _do(turn.copies_in)
             _hand_on(turn, combine, finish)
-            for target, place in turn.copies_out:
-                np.copyto(target, place)
+            _do(turn.copies_out)
             arena.complete = turn.end
             if t < last:
-                self._my_headers[self._turns % self._num][:] = header
-                for post in arena.post[Signal.TURN]:
-                    post()
-                self._turns += 1
+                self._tell_all(header)
+
+    def _tell_all(self, header: bytes) -> None:
+        self._my_headers[self._turns % self._num][:] = header
+        for post in self._arena.post[Signal.TURN]:
+            post()
+        self._turns += 1
 
     def _await_all(self, header: bytes) -> None:
         """Return when everybody has done what we have; all must make the same call."""
@@ -254,17 +262,20 @@ class Relay:
                 self._arena.mismatch(peer, bytes(theirs))
 
 
-def _copy_in(turn: _Turn) -> None:
-    for place, values in turn.copies_in:
-        np.copyto(place, values)
+def _copy(target: Array, source: Array) -> Copy:
+    return bytes_of(target), bytes_of(source)
 
 
 def _hand_on(turn: _Turn, combine: Combine, finish: Finish | None) -> None:
     for values, place in turn.adds:
         combine(values, place, place)
-    for values, place, total, copy in turn.sums:
+    for values, place, total in turn.sums:
         combine(values, place, total)
         if finish is not None:
             finish(total)
-        if copy is not None:
-            np.copyto(copy, total)
+    _do(turn.takes)
+
+
+def _do(copies: list[Copy]) -> None:
+    for target, source in copies:
+        target[:] = source
