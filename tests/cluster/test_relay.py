@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringleader.engine import relay
+from ringleader.engine import walk
 from ringleader.groups.group import Group
 from ringleader.testing.inprocess import run_world
 from ringleader.transport import segment
@@ -101,17 +101,17 @@ def test_memory_that_comes_back_as_another_tensor_is_seen_as_that() -> None:
     run_world(2, train, "shm", within_s=50)
 
 
-def test_views_are_kept_for_so_many_turns_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "MAX_TURNS", 100)
+def test_only_so_many_views_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walk, "MAX_VIEWS", 1000)
 
     def train(group: Group) -> None:
-        walks = group._executor.arena.relay._walks  # type: ignore[union-attr]
+        walks = group._executor.arena.relay._walks.kept  # type: ignore[union-attr]
         for step in range(20):
-            count = BASE * (1 + step % 4)
+            count = BASE * (1 + step % 3 * 3)  # the longest is laid as it is walked
             tensor = numbers(group.rank, step, count)
             group.all_reduce(tensor)
             assert torch.equal(tensor, total(2, step, count))
-            assert sum(len(walk) for walk in walks.values()) <= 100
+            assert sum(8 * len(turns) for turns in walks.values()) <= 1000
         assert walks
 
     run_world(2, train, "shm", within_s=50)

@@ -25,14 +25,11 @@ next call knows that everybody is in that turn, at the last piece, and comes to 
 place after everybody's next turn.
 Fewer places are faster, because they stay in the cache: with a fourth, 64 MiB between
 two ranks took 30 % longer (2026-11-15, 2 MiB of L2).
-
-Training reduces the same memory step after step, so the views that a walk over it needs
-are kept. Cutting them anew cost a tenth of 4 MiB (2026-11-15).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,18 +37,12 @@ from numpy.typing import NDArray
 
 from ringleader.collectives.schedule import split
 from ringleader.engine.kernel import Combine, address, at, bytes_of
+from ringleader.engine.walk import Copy, Key, Piece, Turn, Walks, lay
 from ringleader.transport.segment import PAGE, Geometry, Segment, Signal
 from ringleader.wire.header import HEADER_BYTES
 
 Array = NDArray[Any]
 Finish = Callable[[Array], object]
-Copy = tuple[memoryview, memoryview]
-"""(to, from). Not arrays: numpy lets go of the GIL for every copy, and to get it back
-takes longer than the copy if another thread is busy in Python."""
-Key = tuple[object, ...]
-
-MAX_TURNS = 4096
-"""Of all walks that are kept: a few MiB of views, enough for 2 GiB of tensors."""
 
 
 class Host(Protocol):
@@ -73,32 +64,14 @@ class Host(Protocol):
         ...
 
 
-class _Turn:
-    """The views of one turn, cut to their lengths."""
-
-    __slots__ = ("adds", "copies_in", "copies_out", "end", "sums", "takes")
-
-    def __init__(self) -> None:
-        self.copies_in: list[Copy] = []
-        """My values into their place."""
-        self.adds: list[tuple[Array, Array]] = []
-        """(my values, place)."""
-        self.sums: list[tuple[Array, Array, Array]] = []
-        """(my values, place, where the sum is made): I am the last to add."""
-        self.takes: list[Copy] = []
-        """The same sums out of their place."""
-        self.copies_out: list[Copy] = []
-        """The sums of others out of theirs."""
-        self.end = 0
-        """Elements that are final after this turn."""
-
-
 class Relay:
     """The places of all ranks, and the walk over them."""
 
     def __init__(self, arena: Host, segments: list[Segment]) -> None:
         self._arena = arena
         self._num = num = arena.geometry.num_places
+        self._order = [(arena.rank - step) % arena.size for step in range(arena.size)]
+        """The part of each step."""
         starts = [arena.geometry.place_at(k) for k in range(num)]
         headers = [[s.view[a : a + HEADER_BYTES] for a in starts] for s in segments]
         self._my_headers = headers[arena.rank]
@@ -109,14 +82,13 @@ class Relay:
         """[turn]: whose signal to await, and the header that comes with it."""
         size = arena.geometry.part_bytes
         self._places = [
-            [s.bytes[a + PAGE : a + PAGE + size] for s in segments] for a in starts
+            [segments[q].view[a + PAGE : a + PAGE + size] for q in self._order]
+            for a in starts
         ]
-        """[place][part]."""
+        """[place][step]."""
         self._pieces = self._turns = 0
-        self._walks: dict[Key, list[_Turn]] = {}
-        """By where the tensors lie and what they are. The views do not keep the memory
-        alive: they are only used while a tensor is there."""
-        self._kept = 0
+        """Of all calls so far."""
+        self._walks = Walks()
 
     def all_reduce(
         self,
@@ -127,25 +99,29 @@ class Relay:
         finish: Finish | None,
     ) -> None:
         """Reduce ``source`` over all ranks into ``out``, maybe the same memory."""
-        size, count = self._arena.size, len(source)
-        step = self._part_items(source.dtype) * size
-        num = -(-count // step)
+        size, count, dtype = self._arena.size, len(source), source.dtype
+        step = self._part_items(dtype) * size
+        given_at, taken_at = address(source), address(out)
 
-        def cut(first: int) -> list[_Turn]:
-            values, result = (at(address(a), count, a.dtype) for a in (source, out))
-            walk = [_Turn() for _ in range(num + size)]
-            for c in range(num):
-                start = c * step
+        def cut() -> Iterator[Piece]:
+            values = at(given_at, count, dtype)
+            given, taken = bytes_of(values), bytes_of(at(taken_at, count, dtype))
+            item = dtype.itemsize
+            for start in range(0, count, step):
                 cuts = split(min(step, count - start), size)
-                parts = [slice(start + a, start + b) for a, b in cuts]
-                mine, targets = ([a[p] for p in parts] for a in (values, result))
-                self._lay(walk, c, first + c, mine, targets)
-                walk[c + size].end = parts[-1].stop
-            return walk
+                parts = [(start + cuts[q][0], start + cuts[q][1]) for q in self._order]
+                raw = [slice(lo * item, hi * item) for lo, hi in parts]
+                yield Piece(
+                    given[raw[0]],
+                    [values[lo:hi] for lo, hi in parts[1:]],
+                    start + cuts[-1][1],
+                    targets=[taken[run] for run in raw],
+                )
 
-        key = ("all_reduce", address(source), address(out), count, source.dtype)
-        walk, is_early = self._walk(key, num, cut), size == 2
-        self._run(walk, header, combine, finish, is_early=is_early)
+        num = -(-count // step)
+        walk = self._walk((given_at, taken_at, count, dtype), num, size, cut)
+        # With more than two ranks, others than its filler copy a place out.
+        self._run(walk, num + size, header, combine, finish, is_early=size == 2)
 
     def reduce_scatter(
         self,
@@ -158,93 +134,63 @@ class Relay:
         """``sources[i]`` is for rank i; ``out`` is mine."""
         size, dtype = self._arena.size, out.dtype
         step = self._part_items(dtype)
-        places = [(address(s), len(s)) for s in sources]
-        num = -(-max(length for _, length in places) // step)
+        given, taken_at = [(address(s), len(s)) for s in sources], address(out)
+        longest = max(length for _, length in given)
 
-        def cut(first: int) -> list[_Turn]:
-            values = [at(place, length, dtype) for place, length in places]
-            result = at(address(out), len(out), dtype)
-            walk = [_Turn() for _ in range(num + size - 1)]
-            for c in range(num):
-                run = slice(c * step, (c + 1) * step)
-                # Rank q-1 takes the sum of part q, so part q is what it wants.
-                mine = [values[q - 1][run] for q in range(size)]
-                self._lay(walk, c, first + c, mine, result[run])
-                walk[c + size - 1].end = min(run.stop, len(out))
-            return walk
+        def cut() -> Iterator[Piece]:
+            # Rank q-1 takes the sum of part q, so part q is what it wants.
+            values = [at(*given[q - 1], dtype) for q in self._order]
+            result = at(taken_at, len(out), dtype)
+            for start in range(0, longest, step):
+                run = slice(start, start + step)
+                yield Piece(
+                    bytes_of(values[0][run]),
+                    [v[run] for v in values[1:]],
+                    min(run.stop, len(result)),
+                    total=result[run],
+                )
 
-        key = ("reduce_scatter", *places, address(out), dtype)
-        self._run(self._walk(key, num, cut), header, combine, finish, is_early=True)
+        num = -(-longest // step)
+        walk = self._walk((*given, taken_at, dtype), num, size - 1, cut)
+        self._run(walk, num + size - 1, header, combine, finish, is_early=True)
 
     def _part_items(self, dtype: np.dtype[Any]) -> int:
         return self._arena.geometry.part_bytes // dtype.itemsize
 
     def _walk(
-        self, key: Key, num_pieces: int, cut: Callable[[int], list[_Turn]]
-    ) -> list[_Turn]:
-        """The turns of a call: kept ones, or cut for the place of its first piece."""
+        self, key: Key, num: int, more: int, cut: Callable[[], Iterator[Piece]]
+    ) -> Iterable[Turn]:
+        """The turns of a call with ``num`` pieces."""
         first = self._pieces % self._num
-        self._pieces += num_pieces
-        key = (*key, first)
-        walk = self._walks.get(key)
-        if walk is None:
-            walk = cut(first)
-            if self._kept + len(walk) > MAX_TURNS:
-                self._walks.clear()
-                self._kept = 0
-            if len(walk) <= MAX_TURNS:
-                self._walks[key] = walk
-                self._kept += len(walk)
-        return walk
-
-    def _lay(
-        self,
-        walk: list[_Turn],
-        turn: int,
-        number: int,
-        values: list[Array],
-        targets: list[Array] | Array,
-    ) -> None:
-        """One piece, from ``turn`` on: a list of ``targets``, if everybody gets all."""
-        me, size = self._arena.rank, self._arena.size
-        for step in range(size):
-            q = (me - step) % size
-            mine = values[q]
-            place = self._places[number % self._num][q].view(mine.dtype)[: len(mine)]
-            if step == 0:
-                walk[turn].copies_in.append(_copy(place, mine))
-            elif step < size - 1:
-                walk[turn + step].adds.append((mine, place))
-            elif isinstance(targets, list):
-                walk[turn + step].sums.append((mine, place, place))
-                walk[turn + step].takes.append(_copy(targets[q], place))
-            else:
-                walk[turn + step].sums.append((mine, place, targets))
-            if step < size - 1 and isinstance(targets, list):
-                walk[turn + size].copies_out.append(_copy(targets[q], place))
+        self._pieces += num
+        num_views = 4 * (num + more) * self._arena.size
+        return self._walks.find(
+            (*key, first), num_views, lambda: lay(cut(), self._places, first, more)
+        )
 
     def _run(
         self,
-        walk: list[_Turn],
+        walk: Iterable[Turn],
+        num_turns: int,
         header: bytes,
         combine: Combine,
         finish: Finish | None,
         *,
         is_early: bool,
     ) -> None:
-        arena, last = self._arena, len(walk) - 1
-        for t, turn in enumerate(walk):
+        arena = self._arena
+        for t, turn in enumerate(walk, 1):
             arena.check()
             if is_early:
                 _do(turn.copies_in)
-            if t > 0:
+            if t > 1:
                 self._await_all(header)
             if not is_early:
                 _do(turn.copies_in)
             _hand_on(turn, combine, finish)
             _do(turn.copies_out)
             arena.complete = turn.end
-            if t < last:
+            if t < num_turns:
                 self._tell_all(header)
 
     def _tell_all(self, header: bytes) -> None:
@@ -262,11 +208,7 @@ class Relay:
                 self._arena.mismatch(peer, bytes(theirs))
 
 
-def _copy(target: Array, source: Array) -> Copy:
-    return bytes_of(target), bytes_of(source)
-
-
-def _hand_on(turn: _Turn, combine: Combine, finish: Finish | None) -> None:
+def _hand_on(turn: Turn, combine: Combine, finish: Finish | None) -> None:
     for values, place in turn.adds:
         combine(values, place, place)
     for values, place, total in turn.sums:
