@@ -1,0 +1,174 @@
+"""No place of a relay is used by two ranks at once: proved from the signals alone.
+
+Turns are laid out by the real thing, for every rank; then we walk through them with a
+clock per rank. A rank knows of another what it had done when it last told. Of two that
+use a place, one writing it, one must know of the other: however slow anybody is.
+"""
+
+from __future__ import annotations
+
+import mmap
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+
+from ringleader.engine.kernel import Array
+from ringleader.engine.relay import Host, Relay
+from ringleader.engine.walk import Turn
+from ringleader.transport import segment
+from ringleader.transport.segment import Geometry, Segment, Signal
+
+PAGE_ITEMS = segment.PAGE // 8
+
+
+@dataclass(frozen=True)
+class Use:
+    """One rank uses one place once."""
+
+    rank: int
+    moment: int
+    knows: tuple[int, ...]
+    """Up to which moment of each rank all is done, as far as this one knows."""
+    writes: bool
+
+    def is_after(self, other: Use) -> bool:
+        return self.knows[other.rank] > other.moment
+
+
+class Recorded(Relay):
+    """A relay that keeps its turns instead of doing them."""
+
+    def __init__(self, arena: Host, segments: list[Segment]) -> None:
+        super().__init__(arena, segments)
+        self.calls: list[tuple[list[Turn], bool]] = []
+
+    def _run(
+        self, walk: Iterable[Turn], num_turns: int, *_: object, is_early: bool
+    ) -> None:
+        turns = list(walk)
+        assert len(turns) == num_turns
+        self.calls.append((turns, is_early))
+
+
+@dataclass
+class Clocks:
+    """What every rank knows of every other."""
+
+    size: int
+    knows: list[list[int]] = field(init=False)
+    told: list[list[int]] = field(init=False)
+    uses: dict[int, list[Use]] = field(default_factory=dict)
+    """By the address of the place."""
+
+    def __post_init__(self) -> None:
+        self.knows = [[0] * self.size for _ in range(self.size)]
+        self.told = [[0] * self.size for _ in range(self.size)]
+
+    def use(
+        self, rank: int, places: Sequence[memoryview | Array], *, writes: bool
+    ) -> None:
+        knows = tuple(self.knows[rank])
+        for place in places:
+            if len(place):
+                at = np.frombuffer(place, np.uint8).ctypes.data
+                use = Use(rank, knows[rank], knows, writes)
+                self.uses.setdefault(at, []).append(use)
+
+    def hear(self, rank: int) -> None:
+        for peer in range(self.size):
+            if peer != rank:
+                pairs = zip(self.knows[rank], self.told[peer], strict=True)
+                self.knows[rank] = [max(a, b) for a, b in pairs]
+
+    def end(self, rank: int) -> None:
+        self.knows[rank][rank] += 1
+
+
+def relays(size: int) -> list[Recorded]:
+    geometry = Geometry(size)
+    memory = [mmap.mmap(-1, geometry.total_bytes) for _ in range(size)]
+    segments = [Segment(m) for m in memory]
+    made = []
+    for rank in range(size):
+        peers = [p for p in range(size) if p != rank]
+        nothing: dict[int, object] = dict.fromkeys(peers)
+        arena = SimpleNamespace(
+            rank=rank,
+            size=size,
+            peers=peers,
+            geometry=geometry,
+            take=[nothing for _ in Signal],
+        )
+        made.append(Recorded(cast(Host, arena), segments))
+    return made
+
+
+def call_all(ranks: list[Recorded], dice: random.Random) -> Iterator[Array]:
+    """The same calls on every rank; their memory, which has to stay."""
+    size = len(ranks)
+    for _ in range(40):
+        count = dice.randrange(1, (2 * size + 3) * size * PAGE_ITEMS)
+        is_scatter = dice.random() < 0.4
+        for each in ranks:
+            source, out = np.zeros(count), np.zeros(count)
+            yield source
+            yield out
+            if not is_scatter:
+                each.all_reduce(b"", source, out, np.add, None)
+                continue
+            step = -(-count // size)
+            parts = [source[i * step : (i + 1) * step] for i in range(size)]
+            mine = out[: len(parts[each._arena.rank])]
+            each.reduce_scatter(b"", parts, mine, np.add, None)
+
+
+def walk_through(ranks: list[Recorded]) -> Clocks:
+    clocks = Clocks(len(ranks))
+    for calls in zip(*(each.calls for each in ranks), strict=True):
+        num_turns = len(calls[0][0])
+        for t in range(num_turns):
+            for rank, (turns, is_early) in enumerate(calls):
+                one_turn(clocks, rank, turns[t], is_early=is_early, is_first=t == 0)
+            if t < num_turns - 1:
+                clocks.told = [list(known) for known in clocks.knows]
+    return clocks
+
+
+def one_turn(
+    clocks: Clocks, rank: int, turn: Turn, *, is_early: bool, is_first: bool
+) -> None:
+    filled = [place for place, _ in turn.copies_in]
+    if is_early:
+        clocks.use(rank, filled, writes=True)
+    if not is_first:
+        clocks.hear(rank)
+    if not is_early:
+        clocks.use(rank, filled, writes=True)
+    clocks.use(rank, [place for _, place in turn.adds], writes=True)
+    for _, place, total in turn.sums:
+        clocks.use(rank, [place], writes=total is place)
+    copied = [*turn.takes, *turn.copies_out]
+    clocks.use(rank, [place for _, place in copied], writes=False)
+    clocks.end(rank)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
+def test_whoever_uses_a_place_knows_that_the_others_are_done(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment, "RELAY_BYTES", 1)  # parts of one page: many pieces
+    ranks = relays(size)
+    kept = list(call_all(ranks, random.Random(size)))
+    clocks = walk_through(ranks)
+    assert len(clocks.uses) == size * Geometry(size).num_places, "some are never used"
+    for uses in clocks.uses.values():
+        for i, one in enumerate(uses):
+            for other in uses[i + 1 :]:
+                if one.rank != other.rank and (one.writes or other.writes):
+                    assert other.is_after(one) or one.is_after(other), (one, other)
+    del kept
