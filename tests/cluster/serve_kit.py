@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ringleader.cli.port import free_ports
 from ringleader.identity import server_key
 from ringleader.identity.redacted import Secret
 from ringleader.paramserver import bodies, link, manifest
@@ -34,6 +33,7 @@ from ringleader.paramserver.serving import Address, Serving
 from ringleader.paramserver.task import Task
 from ringleader.paramserver.training import Training
 from ringleader.paramserver.weights import warm_up
+from ringleader.transport.ports import free_ports
 
 FEATURES, CLASSES = 50, 20
 RATE = 0.25

@@ -27,8 +27,8 @@ from ringleader.errors import (
     RingleaderError,
 )
 from ringleader.groups.group import Group
-from ringleader.testing.inprocess import free_ports
 from ringleader.testing.processes import Nursery, Ready, spawn_ranks
+from ringleader.transport.ports import free_ports
 
 pytestmark = pytest.mark.timeout(100)
 

@@ -19,9 +19,9 @@ from ringleader.errors import (
     PeerUnreachable,
     ProtocolError,
 )
-from ringleader.testing.inprocess import free_ports
 from ringleader.transport import dialler, tcp
 from ringleader.transport.dialler import MAX_ADDRESSES, Dialler, Place
+from ringleader.transport.ports import free_ports
 from ringleader.wire import hello as wire
 
 pytestmark = pytest.mark.timeout(30)

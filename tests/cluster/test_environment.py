@@ -13,8 +13,8 @@ import torch
 
 import ringleader
 from ringleader.groups.group import Group
-from ringleader.testing.inprocess import free_ports
 from ringleader.testing.processes import Nursery, Ready, spawn_ranks
+from ringleader.transport.ports import free_ports
 
 pytestmark = pytest.mark.timeout(100)
 

@@ -11,8 +11,9 @@ import torch
 
 import ringleader
 from ringleader import ConfigError, Group, PeerUnreachable
-from ringleader.testing.inprocess import free_ports, run_threads, world
+from ringleader.testing.inprocess import run_threads, world
 from ringleader.transport import tcp
+from ringleader.transport.ports import free_ports
 
 pytestmark = pytest.mark.timeout(60)
 

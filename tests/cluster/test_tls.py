@@ -35,9 +35,10 @@ from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
 from ringleader.identity.secret import ClusterSecret, Secret
 from ringleader.ids import NodeId
-from ringleader.testing.inprocess import free_ports, run_threads
+from ringleader.testing.inprocess import run_threads
 from ringleader.testing.processes import Nursery, Ready, spawn_ranks
 from ringleader.transport import memory
+from ringleader.transport.ports import free_ports
 from ringleader.transport.tls import SecureSocket
 from ringleader.wire.mail import Frame, Kind
 

@@ -200,12 +200,15 @@ class Stage:
         self, size: int, scheme: str, timeout_s: float = GROUP_TIMEOUT_S
     ) -> list[Birth]:
         """The ranks of a world that meets at a new address."""
+        from ringleader.transport.ports import free_ports  # the stage finds us itself
+
         number = next(self._numbers)
+        port = free_ports(1)[0]
         address = {
             "file": f"file://{self.folder}/meeting{number}",
-            "tcp": f"tcp://127.0.0.1:{_free_port()}",
-            "env": f"env://127.0.0.1:{_free_port()}",
-            "script": f"script://127.0.0.1:{_free_port()}",
+            "tcp": f"tcp://127.0.0.1:{port}",
+            "env": f"env://127.0.0.1:{port}",
+            "script": f"script://127.0.0.1:{port}",
         }[scheme]
         return [
             Birth(
@@ -310,11 +313,6 @@ def one_shot(
             if not rank.pipe.closed:
                 rank.kill()
                 stage.reap(rank)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 # -- in the stage process ----------------------------------------------------------

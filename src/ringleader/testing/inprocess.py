@@ -16,9 +16,10 @@ from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, DeadlineExceeded
 from ringleader.groups.form import group as form_group
 from ringleader.groups.group import Group
-from ringleader.transport import memory, tcp
+from ringleader.transport import memory
 from ringleader.transport.link import Link
 from ringleader.transport.mesh import Mesh
+from ringleader.transport.ports import free_ports
 
 T = TypeVar("T")
 FORM_S = 30.0
@@ -108,15 +109,6 @@ def world(
     finally:
         for each in groups:
             each.close()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that were free a moment ago."""
-    socks = [tcp.listen("127.0.0.1", 0) for _ in range(count)]
-    ports = [int(s.getsockname()[1]) for s in socks]
-    for sock in socks:
-        sock.close()
-    return ports
 
 
 def run_threads(bodies: Sequence[Callable[[], T]], within_s: float = 60.0) -> list[T]:

@@ -33,7 +33,7 @@ from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, InternalError
 from ringleader.groups.form import group as form_group
 from ringleader.groups.group import Group
-from ringleader.testing.inprocess import free_ports
+from ringleader.transport.ports import free_ports
 
 Ready = Callable[[], None]
 Body = Callable[..., object]

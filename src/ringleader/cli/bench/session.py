@@ -17,8 +17,8 @@ from pathlib import Path
 from ringleader.cli.bench.plan import TITLES, Cell, Contender
 from ringleader.cli.crew import Crew
 from ringleader.cli.line import Message
-from ringleader.cli.port import free_ports
 from ringleader.errors import ConfigError, RingleaderError
+from ringleader.transport.ports import free_ports
 
 _START_S = 120.0
 """Importing torch in eight processes on two cores takes twenty seconds."""
