@@ -57,24 +57,38 @@ def reduced(group: Group, step: int, count: int, *, in_place: bool) -> None:
         assert torch.equal(source, kept), f"input written at step {step}"
 
 
+def random_calls(group: Group, num_steps: int) -> None:
+    """Calls that all ranks draw from the same dice, with delays that each draws."""
+    shared, own = random.Random(group.size), random.Random(group.rank)
+    for step in range(num_steps):
+        count = BASE // 2 + shared.randrange(20) * 500 + shared.randrange(3)
+        if own.random() < 0.1:
+            time.sleep(own.uniform(0, 0.004))
+        kind = shared.randrange(3)
+        if kind == 2:
+            scattered(group, step, count, shared)
+        else:
+            reduced(group, step, count, in_place=kind == 0)
+
+
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_calls_of_any_length_follow_one_another(size: int) -> None:
     """No rank writes where another still reads, however they are out of step."""
+    run_world(size, lambda group: random_calls(group, 150), "shm", within_s=90)
 
-    def train(group: Group) -> None:
-        shared, own = random.Random(size), random.Random(group.rank)
-        for step in range(150):
-            count = BASE // 2 + shared.randrange(20) * 500 + shared.randrange(3)
-            if own.random() < 0.1:
-                time.sleep(own.uniform(0, 0.004))
-            kind = shared.randrange(3)
-            if kind == 2:
-                scattered(group, step, count, shared)
-            else:
-                reduced(group, step, count, in_place=kind == 0)
 
-    run_world(size, train, "shm", within_s=90)
+@pytest.mark.timeout(100)
+def test_the_doorbell_is_signal_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system has no semaphores that processes can share, as on a Mac."""
+    monkeypatch.setattr(segment, "_init_semaphores", lambda *_: False)
+
+    def check(group: Group) -> None:
+        neighbours = group._executor.arena._neighbours  # type: ignore[union-attr]
+        assert not any(n.has_semaphores for n in neighbours.values())
+        random_calls(group, 40)
+
+    run_world(3, check, "shm", within_s=90)
 
 
 @pytest.mark.timeout(60)
