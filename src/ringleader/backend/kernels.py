@@ -6,6 +6,7 @@ if the group is ours, and passes the call on if it is not.
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch._C._distributed_c10d import (
     PythonCallbackWork,
 )
 
+_lock = threading.Lock()
+"""Groups may be formed in several threads at once."""
 _library: Any = None
 """Kernels live as long as this object does."""
 _kind: type[ProcessGroup] = ProcessGroup
@@ -25,11 +28,12 @@ _kind: type[ProcessGroup] = ProcessGroup
 def install(kind: type[ProcessGroup]) -> None:
     """Register the kernels for groups of ``kind``; once, with the first of them."""
     global _library, _kind
-    if _library is not None:
-        return
-    library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-    library.impl("_allgather_base_", _all_gather, "BackendSelect", with_keyset=True)
-    _library, _kind = library, kind
+    with _lock:
+        if _library is not None:
+            return
+        library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+        library.impl("_allgather_base_", _all_gather, "BackendSelect", with_keyset=True)
+        _library, _kind = library, kind
 
 
 def _all_gather(

@@ -1,0 +1,32 @@
+"""The kernels that stand in for methods torch's trampoline does not know."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch._C._distributed_c10d import ProcessGroup
+
+from ringleader.backend import kernels
+from ringleader.testing.inprocess import run_threads
+
+
+def test_groups_formed_at_once_install_them_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch warns of a kernel that replaces another, and the first would be lost."""
+    made: list[str] = []
+
+    class Slow:
+        def __init__(self, *_: str) -> None:
+            time.sleep(0.05)
+
+        def impl(self, name: str, *_: object, **__: object) -> None:
+            made.append(name)
+
+    monkeypatch.setattr(kernels, "_library", None)
+    monkeypatch.setattr(kernels, "_kind", kernels._kind)
+    monkeypatch.setattr(torch.library, "Library", Slow)
+    run_threads([lambda: kernels.install(ProcessGroup)] * 4)
+    assert made == ["_allgather_base_"]
