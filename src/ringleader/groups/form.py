@@ -46,7 +46,7 @@ _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
 @atexit.register
-def _close_open_groups() -> None:
+def close_open_groups() -> None:
     """A program that just ends has not crashed, so say goodbye; else say why."""
     reason = getattr(sys, "last_value", None)
     for each in list(_open_groups):
