@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -386,3 +388,33 @@ def test_threads_start_with_the_first_future_and_end_with_the_group() -> None:
     mine.join(SOON_S)
     assert not mine.is_alive()
     completions.close()
+
+
+ENDING = """
+import threading, time, torch
+from ringleader.backend.work import Completions
+
+begun = threading.Event()
+
+def follow(_):
+    begun.set()
+    time.sleep(0.5)
+    print("followed", flush=True)
+
+future = torch.futures.Future()
+future.then(follow)
+Completions().run(lambda: future.set_result(None))
+begun.wait(10)
+"""
+
+
+def test_a_program_does_not_end_in_the_middle_of_a_callback() -> None:
+    """In torch's C++ at that moment, a thread would abort the process."""
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDING],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "followed\n"), ended.stderr
