@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,26 +29,33 @@ Stamp = Callable[[], bytes]
 Prepared = Callable[[int], None]
 """All-reduces the tensor at an address, in place."""
 
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Shape:
+    """What a prepared call does, wherever its tensor lies."""
+
+    count: int
+    dtype: np.dtype[Any]
+    combine: Combine
+    stamp: Stamp
+    finish: Finish | None
+    """Turns sums into results."""
+
+
 _memmove = ctypes.memmove
 
 
-def in_memory(
-    arena: Arena,
-    count: int,
-    dtype: np.dtype[Any],
-    combine: Combine,
-    stamp: Stamp,
-    finish: Finish | None = None,
-) -> Prepared:
+def in_memory(arena: Arena, call: Shape) -> Prepared:
     """Through the exchange slots of shared memory."""
-    num_bytes = count * dtype.itemsize
-    result = np.empty(count, dtype)
+    num_bytes = call.count * call.dtype.itemsize
+    stamp, combine, finish = call.stamp, call.combine, call.finish
+    result = np.empty(call.count, call.dtype)
     result_at = result.ctypes.data
     turns = range(arena.geometry.num_exchanges)
     slots = [[s[k] for s in arena.exchanges] for k in turns]
     my_at = [turn[arena.rank].content.ctypes.data for turn in slots]
     my_header = [turn[arena.rank].header for turn in slots]
-    blocks = [[s.content[:num_bytes].view(dtype) for s in turn] for turn in slots]
+    blocks = [[s.content[:num_bytes].view(call.dtype) for s in turn] for turn in slots]
     posts = arena.post[Signal.POST]
     theirs = [
         (p, arena.take[Signal.POST][p], [turn[p].header for turn in slots])
@@ -75,40 +83,27 @@ def in_memory(
     return run
 
 
-def in_place(
-    arena: Arena,
-    count: int,
-    dtype: np.dtype[Any],
-    combine: Combine,
-    stamp: Stamp,
-    finish: Finish | None = None,
-) -> Prepared:
+def in_place(arena: Arena, call: Shape) -> Prepared:
     """Through the slots of shared memory, straight to the tensor: for larger ones."""
 
     def run(address: int) -> None:
-        header = stamp()
-        array = at(address, count, dtype)
+        header = call.stamp()
+        array = at(address, call.count, call.dtype)
         arena.complete = 0
-        shared.all_reduce(arena, header, array, array, combine, finish)
+        shared.all_reduce(arena, header, array, array, call.combine, call.finish)
 
     return run
 
 
-def over_links(
-    exchange: ExchangeEngine,
-    count: int,
-    dtype: np.dtype[Any],
-    combine: Combine,
-    stamp: Stamp,
-    finish: Finish | None = None,
-) -> Prepared:
+def over_links(exchange: ExchangeEngine, call: Shape) -> Prepared:
     """Through one message to and from every peer."""
-    num_bytes = count * dtype.itemsize
-    result = np.empty(count, dtype)
+    num_bytes = call.count * call.dtype.itemsize
+    stamp, combine, finish = call.stamp, call.combine, call.finish
+    result = np.empty(call.count, call.dtype)
     result_at = result.ctypes.data
     size = exchange.prepare(num_bytes)
     payload_at = size.payload[exchange.rank].ctypes.data
-    blocks = [p.view(dtype) for p in size.payload]
+    blocks = [p.view(call.dtype) for p in size.payload]
     swap = exchange.swap
 
     def run(address: int) -> None:

@@ -31,6 +31,7 @@ from ringleader.engine.kernel import Array, Combine
 from ringleader.engine.prepared import (
     SMALL_BYTES,
     Prepared,
+    Shape,
     in_memory,
     in_place,
     over_links,
@@ -201,22 +202,22 @@ class Executor:
             or call.dtype.is_complex
         ):
             return None
-        what = (
-            call.count,
-            kernel.storage(call.dtype),
-            kernel.combine(call.dtype, call.reduce_op),
-            self._stamps.of(call, name, 0),
-            self._divider(call),
+        shape = Shape(
+            count=call.count,
+            dtype=kernel.storage(call.dtype),
+            combine=kernel.combine(call.dtype, call.reduce_op),
+            stamp=self._stamps.of(call, name, 0),
+            finish=self._divider(call),
         )
         arena = self.arena
         if name == "exchange" and call.num_bytes <= SMALL_BYTES:
-            run = over_links(self._exchange, *what)
+            run = over_links(self._exchange, shape)
         elif name != "shm" or arena is None:
             return None
         elif call.num_bytes <= arena.one_shot_bytes:
-            run = in_memory(arena, *what)
+            run = in_memory(arena, shape)
         else:
-            run = self._tracked(call, in_place(arena, *what))
+            run = self._tracked(call, in_place(arena, shape))
         return partial(self._quiet.run, run)  # type: ignore[call-arg]
 
     def _tracked(self, call: Call, run: Prepared) -> Prepared:
