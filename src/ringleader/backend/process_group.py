@@ -51,7 +51,7 @@ from ringleader.backend.work import (
     FinishedWork,
     once,
 )
-from ringleader.errors import ConfigError
+from ringleader.errors import ConfigError, RingleaderError
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work
 
@@ -129,8 +129,11 @@ class RingleaderGroup(ProcessGroup):
         tensor, op = only(tensors, "all_reduce"), reduction(opts.reduceOp)
         if not opts.asyncOp and op.factor is None and self._is_plain(opts, tensor):
             self._sequence += 1  # small ones come by the thousand: nothing else here
-            with self._explain:
+            try:
                 self.group.all_reduce(tensor, op.name)
+            except RingleaderError:
+                with self._explain:  # only now: to enter it takes time, too
+                    raise
             return FinishedWork([tensor])
         if tensor.layout is torch.sparse_coo:
             return self._start(

@@ -266,7 +266,7 @@ class FinishedWork(TorchWork):
     """What has succeeded already, and the tensors it filled."""
 
     def __init__(self, result: list[Tensor]) -> None:
-        super().__init__()
+        TorchWork.__init__(self)  # a little faster than super()
         self._result = result
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
