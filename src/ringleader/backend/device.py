@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -9,6 +11,8 @@ import torch
 from torch import Tensor
 
 from ringleader.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 
 class Event(Protocol):
@@ -50,6 +54,10 @@ class Device(Protocol):
         """Bytes of the host that the device can copy to and from at full speed."""
         ...
 
+    def admit(self, memory: Tensor) -> Callable[[], None]:
+        """Let it do so with ``memory``, too; what undoes that."""
+        ...
+
 
 class CudaDevice:
     """CUDA: a stream for each direction, pinned memory."""
@@ -88,6 +96,16 @@ class CudaDevice:
         """Pinned memory."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
+    def admit(self, memory: Tensor) -> Callable[[], None]:
+        """Pin it. Where the system does not let us, copies are slower, not wrong."""
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        code = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        if code != 0:
+            text = "cuda: shared memory cannot be pinned (error %d); copies are slower"
+            _log.warning(text, code)
+            return lambda: None
+        return lambda: runtime.cudaHostUnregister(memory.data_ptr())
+
 
 class MpsDevice:
     """Apple's GPU: one queue, in which everything happens in the order it was asked."""
@@ -113,6 +131,10 @@ class MpsDevice:
     def host_memory(self, num_bytes: int) -> Tensor:
         """Memory is one and the same."""
         return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def admit(self, memory: Tensor) -> Callable[[], None]:
+        """It is."""
+        return lambda: None
 
 
 def device_of(device: torch.device) -> Device:

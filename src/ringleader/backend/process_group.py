@@ -44,7 +44,7 @@ from ringleader.backend.options import (
     split,
 )
 from ringleader.backend.register import NAME
-from ringleader.backend.staging import Stage, on_host
+from ringleader.backend.staging import Stage, is_whole, on_host
 from ringleader.backend.work import (
     BackendWork,
     Completions,
@@ -82,6 +82,8 @@ class RingleaderGroup(ProcessGroup):
         """Tensors in a slot where everybody's part and one's own meet."""
         self.is_staged = _any_accelerator(group)
         """Whether some rank may stage its tensors: then all cut theirs alike."""
+        if self.is_staged:
+            group.expect_accelerators()
         self._coalesced: list[BackendWork] | None = None
         self._explain = explain.Explainer(group, self._identity)
         for device in devices_here():
@@ -139,13 +141,12 @@ class RingleaderGroup(ProcessGroup):
             return self._start(
                 opts, [], [], self._all_reduce_sparse(tensor, op), [tensor]
             )
-        body, both = _all_reduce(self.group, op), [tensor]
-        return self._start(opts, both, both, body, both, width=1)
+        return self._all_reduce(opts, tensor, op)
 
     def _is_plain(self, opts: Any, tensor: Tensor) -> bool:
         """Whether an operation just runs here and now, on this very tensor."""
         return (
-            not self.is_staged
+            (not self.is_staged or is_whole(tensor.nbytes))
             and self._coalesced is None
             and tensor.is_cpu
             and tensor.layout is torch.strided
@@ -161,10 +162,25 @@ class RingleaderGroup(ProcessGroup):
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> BackendWork:
         opts = pick(AllreduceCoalescedOptions, opts)
-        body = _all_reduce(self.group, reduction(opts.reduceOp))
+        op = reduction(opts.reduceOp)
         tensors = [real(t) for t in tensors]
-        parts = [([t], [t], body) for t in tensors]
-        return self._start_all(opts, parts, tensors, width=1)
+        works = [self._all_reduce(opts, tensor, op) for tensor in tensors]
+        return self._all_of(works, tensors)
+
+    def _all_reduce(self, opts: Any, tensor: Tensor, op: Reduction) -> BackendWork:
+        """A relay if it can be, which an accelerator takes part in without staging."""
+        relay, both = None, [tensor]
+        if self.is_staged and op.factor is None:
+            relay = self.group.relay(tensor.nbytes)
+        if relay is None or tensor.is_cpu:
+            width = 1 if relay is None else 0
+            body = _all_reduce(self.group, op)
+            return self._start(opts, both, both, body, both, width=width)
+        with self._explain:
+            work, arrive = self._stage(tensor.device).all_reduce(
+                self.group, relay, tensor, op.name, **self._how(opts)
+            )
+            return self._hand_out(work, both, arrive)
 
     def allreduce_coded(
         self,
@@ -395,9 +411,7 @@ class RingleaderGroup(ProcessGroup):
         width: int = 0,
     ) -> BackendWork:
         """One operation, in the caller if it is synchronous; ``width``: see Stage."""
-        self._sequence += 1
-        how = {"timeout_s": limit_s(opts), "async_op": self._is_async(opts)}
-        arrive = None
+        how, arrive = self._how(opts), None
         device = next((t.device for t in (*outs, *ins)), _CPU)
         with self._explain:
             if device != _CPU:
@@ -419,12 +433,18 @@ class RingleaderGroup(ProcessGroup):
     ) -> BackendWork:
         """Several operations, one after the other, with one handle."""
         works = [self._start(opts, i, o, b, o, width=width) for i, o, b in parts]
+        return self._all_of(works, result)
+
+    def _all_of(self, works: list[BackendWork], result: Tensors) -> BackendWork:
         return BackendWork.of_all(
             works, self._completions, explain=self._explain, result=result
         )
 
-    def _is_async(self, opts: Any) -> bool:
-        return self._coalesced is not None or bool(opts.asyncOp)
+    def _how(self, opts: Any) -> dict[str, Any]:
+        """How the next operation is run."""
+        self._sequence += 1
+        is_async = self._coalesced is not None or bool(opts.asyncOp)
+        return {"timeout_s": limit_s(opts), "async_op": is_async}
 
     def _hand_out(
         self, work: Work, result: Tensors | None, arrive: Callable[[], None] | None
@@ -479,6 +499,8 @@ class RingleaderGroup(ProcessGroup):
 
     def shutdown(self) -> None:
         self.group.close()
+        for stage in self._stages.values():
+            stage.close()
         self._completions.close()
 
 

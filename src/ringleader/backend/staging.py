@@ -9,6 +9,9 @@ copied out and chunk c-1 is being copied in:
 
 Slots take turns; the device itself waits until a slot has been copied in before it
 fills it again, so the host only ever waits for data it needs now.
+
+An all_reduce in shared memory needs none of that: there the device itself copies to the
+places of the relay and from there, see carrier.py.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ringleader.backend.carrier import DeviceCarrier, Dock
 from ringleader.backend.device import Device, Event
+from ringleader.engine.relay import Relay
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work
 
@@ -45,6 +50,7 @@ class Stage:
         self._slots: list[Tensor] = []
         self._last: Event | None = None
         """When the last operation had copied in: its slots are free from then on."""
+        self._dock: Dock | None = None
 
     def run(
         self,
@@ -61,6 +67,22 @@ class Stage:
         how many tensors share a slot; 0 if they are not to be cut into chunks. It must
         be equal on all ranks, and so must be their lengths where it is not 0.
         """
+        return self._start(
+            group, lambda ready: self._run(ready, ins, outs, body, width), **how
+        )
+
+    def all_reduce(
+        self, group: Group, relay: Relay, tensor: Tensor, op: str, **how: Any
+    ) -> tuple[Work, Callable[[], None]]:
+        """Combine ``tensor`` in place by ``relay``, the group's; as ``run``."""
+        return self._start(
+            group, lambda ready: self._relay(ready, group, relay, tensor, op), **how
+        )
+
+    def _start(
+        self, group: Group, run: Callable[[Event], Event], **how: Any
+    ) -> tuple[Work, Callable[[], None]]:
+        """``run`` goes from when the tensors are ready to when the results are."""
         device = self._device
         done: list[Event] = []
         with device.here():
@@ -68,13 +90,40 @@ class Stage:
 
         def job() -> None:
             with device.here(), torch.no_grad():
-                done.append(self._run(ready, ins, outs, body, width))
+                done.append(run(ready))
 
         def arrive() -> None:
             with device.here():
                 device.after(done[0])
 
         return group.together(job, **how), arrive
+
+    def close(self) -> None:
+        """The group has ended: its memory is no longer ours."""
+        if self._dock is not None:
+            with self._device.here():
+                self._dock.close()
+
+    def _relay(
+        self, ready: Event, group: Group, relay: Relay, tensor: Tensor, op: str
+    ) -> Event:
+        device = self._device
+        if self._dock is None:
+            self._dock = Dock(device, relay)
+        with device.outbound():
+            device.after(ready)
+            if self._last is not None:
+                device.after(self._last)
+            flat = self._flat(tensor).resolve_conj().resolve_neg()
+            carrier = DeviceCarrier(device, self._dock, flat)
+            try:
+                group.all_reduce_carried(carrier, flat.dtype, len(flat), op)
+            finally:
+                carrier.settle()  # nothing is copied any more when we are gone
+            if flat.data_ptr() != tensor.data_ptr():
+                tensor.copy_(flat.view(tensor.shape))
+            self._last = device.mark()
+        return self._last
 
     def _run(
         self,
@@ -210,6 +259,11 @@ def on_host(
                 tensor.detach().copy_(result.view(tensor.shape))
 
     return group.together(job, **how)
+
+
+def is_whole(num_bytes: int) -> bool:
+    """Whether a tensor that is alone in its slot is surely not cut."""
+    return num_bytes <= SLOT_BYTES // EDGE
 
 
 def _runs(tensors: Sequence[Tensor], width: int) -> list[slice]:

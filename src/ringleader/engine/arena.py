@@ -103,6 +103,10 @@ class Arena:
     def _in_order(self) -> list[Neighbour]:
         return [self._neighbours[p] for p in self.peers]
 
+    def expect_accelerators(self) -> None:
+        """Relay in the parts that suit them; all ranks must."""
+        self.relay.part_bytes = self.geometry.device_part_bytes
+
     # -- waiting -------------------------------------------------------------------
 
     def wait(self, take: Take, peer: int) -> None:

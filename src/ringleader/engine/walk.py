@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-Copy = tuple[memoryview, memoryview]
-"""(to, from). Bytes, not arrays: numpy lets go of the GIL for every copy, and to get it
-back takes longer than the copy if another thread is busy in Python."""
+Copy = tuple[Any, Any]
+"""(to, from), both bytes: memoryviews, or what a carrier understands. Not arrays: numpy
+lets go of the GIL for every copy, and to get it back takes longer than the copy if
+another thread is busy in Python."""
 Key = tuple[object, ...]
 
 MAX_VIEWS = 16384
@@ -28,26 +28,28 @@ MAX_VIEWS = 16384
 class Piece:
     """What is mine of one piece, by step: of part r, r-1, r-2 and so on."""
 
-    source: memoryview
-    """What I copy in, in step 0."""
+    source: Any
+    """What I copy in, in step 0: bytes, like all that is copied."""
     values: list[Array]
     """What I add, from step 1 on."""
     end: int
     """Elements of the result that are final when it is done."""
-    targets: list[memoryview] = field(default_factory=list)
+    targets: list[Any] = field(default_factory=list)
     """Where the sums go, from step 0 on; none if only my own is wanted."""
     total: Array | None = None
     """Where that is made; None: in its place."""
+    fetches: list[Copy] = field(default_factory=list)
+    """What brings my values to where I add them, in step 0."""
 
 
 class Turn:
     """What happens in one turn, every view cut to its length."""
 
-    __slots__ = ("adds", "copies_in", "copies_out", "end", "sums", "takes")
+    __slots__ = ("adds", "copies_in", "copies_out", "end", "is_last", "sums", "takes")
 
     def __init__(self) -> None:
         self.copies_in: list[Copy] = []
-        """My values into their place."""
+        """My values into their place, and what else is fetched then."""
         self.adds: list[tuple[Array, Array]] = []
         """(my values, place)."""
         self.sums: list[tuple[Array, Array, Array]] = []
@@ -58,32 +60,43 @@ class Turn:
         """The sums of others out of theirs."""
         self.end = 0
         """Elements of the result that are final after it."""
+        self.is_last = False
 
 
 def lay(
-    pieces: Iterator[Piece], places: list[list[memoryview]], first: int, more: int
+    pieces: Iterator[Piece],
+    places: list[list[Any]],
+    arrays: list[list[Array]],
+    first: int,
+    more: int,
 ) -> Iterator[Turn]:
     """Every piece begins in a turn of its own and takes ``more`` turns after it.
 
-    ``places``: [place][step]; that of the first piece is ``first``.
+    ``places`` and ``arrays``: [place][step], the same memory as one copies it and as
+    one adds to it, in bytes; the place of the first piece is ``first``.
     """
     ahead = deque(Turn() for _ in range(more + 1))
     for number, piece in enumerate(pieces, first):
-        here = places[number % len(places)]
+        k = number % len(places)
+        here = places[k]
         ahead[0].copies_in.append((here[0][: len(piece.source)], piece.source))
-        _lay_adds(ahead, here, piece)
+        ahead[0].copies_in += piece.fetches
+        _lay_adds(ahead, here, arrays[k], piece)
         for place, target in zip(here[:-1], piece.targets, strict=False):
             ahead[more].copies_out.append((target, place[: len(target)]))
         ahead[more].end = piece.end
         yield ahead.popleft()
         ahead.append(Turn())
     ahead.pop()
+    ahead[-1].is_last = True
     yield from ahead
 
 
-def _lay_adds(ahead: deque[Turn], here: list[memoryview], piece: Piece) -> None:
+def _lay_adds(
+    ahead: deque[Turn], here: list[Any], arrays: list[Array], piece: Piece
+) -> None:
     for step, values in enumerate(piece.values, 1):
-        place = np.frombuffer(here[step], values.dtype, len(values))
+        place = arrays[step][: values.nbytes].view(values.dtype)
         if step < len(piece.values):
             ahead[step].adds.append((values, place))
             continue

@@ -16,6 +16,7 @@ from torch import Tensor
 from ringleader.collectives.schedule import split
 from ringleader.engine import kernel
 from ringleader.engine.kernel import Array
+from ringleader.engine.relay import Carrier
 from ringleader.errors import ConfigError
 
 
@@ -53,6 +54,8 @@ class Call:
     """all_to_all only: peer -> (elements to it, elements from it)."""
     finishers: list[Callable[[], object]] = field(default_factory=list)
     """Copies back into tensors that were not contiguous."""
+    carrier: Carrier | None = None
+    """Who reads and writes the tensor; then there is neither source nor home."""
 
 
 T = TypeVar("T")
@@ -158,6 +161,25 @@ def all_reduce(tensor: Tensor, op: str, out: Tensor | None) -> Call:
         lengths=[len(source)],
         whole=True,
         finishers=finishers,
+    )
+
+
+def all_reduce_carried(
+    carrier: Carrier, dtype: torch.dtype, count: int, op: str
+) -> Call:
+    """The same of a tensor that lies where only ``carrier`` can reach it."""
+    kernel.combine(dtype, op)
+    return Call(
+        operation="all_reduce",
+        dtype=dtype,
+        reduce_op=op,
+        count=count,
+        num_bytes=count * dtype.itemsize,
+        sources=[None],
+        homes=[None],
+        lengths=[count],
+        whole=True,
+        carrier=carrier,
     )
 
 

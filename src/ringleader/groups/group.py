@@ -21,6 +21,7 @@ from ringleader.collectives.cost import Network
 from ringleader.deadline import Deadline
 from ringleader.engine import kernel
 from ringleader.engine.prepared import Prepared
+from ringleader.engine.relay import Carrier, Relay
 from ringleader.errors import ConfigError, GroupAborted
 from ringleader.groups import call as calls
 from ringleader.groups.call import Call
@@ -187,6 +188,28 @@ class Group:
         if plain and key not in self._prepared:
             self._prepare(key, call)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
+
+    def relay(self, num_bytes: int) -> Relay | None:
+        """What all_reduces so many bytes, if that is a relay; the same on all ranks."""
+        arena = self._executor.arena
+        if arena is None or num_bytes <= arena.one_shot_bytes:
+            return None
+        return arena.relay if self.choice("all_reduce", num_bytes)[0] == "shm" else None
+
+    def all_reduce_carried(
+        self, carrier: Carrier, dtype: torch.dtype, count: int, op: str = "sum"
+    ) -> Work:
+        """Combine a tensor on an accelerator, in place, if ``relay`` says that it can.
+
+        On other ranks, the same call may be an ``all_reduce``.
+        """
+        call = calls.all_reduce_carried(carrier, dtype, count, op)
+        return self._submit(call, "shm", None, async_op=False)
+
+    def expect_accelerators(self) -> None:
+        """Relay in larger parts from now on; called by all ranks at the same time."""
+        if self._executor.arena is not None:
+            self._executor.arena.expect_accelerators()
 
     def _prepare(self, key: tuple[torch.dtype, int, str], call: Call) -> None:
         """Next time a tensor like this comes, everything is looked up already."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ringleader.engine import shared
+from ringleader.engine import kernel, shared
 from ringleader.engine.arena import Arena, Finish
 from ringleader.engine.kernel import Combine
 from ringleader.groups.call import Call, some
@@ -22,8 +22,14 @@ class Task:
 
 
 def _all_reduce(arena: Arena, call: Call, task: Task) -> None:
+    combine, dtype = some(task.combine), kernel.storage(call.dtype)
+    if call.carrier is not None:
+        arena.relay.all_reduce_carried(
+            task.header, call.carrier, call.count, dtype, combine, task.finish
+        )
+        return
     source, home = some(call.sources[0]), some(call.homes[0])
-    shared.all_reduce(arena, task.header, source, home, some(task.combine), task.finish)
+    shared.all_reduce(arena, task.header, source, home, combine, task.finish)
 
 
 def _reduce_scatter(arena: Arena, call: Call, task: Task) -> None:

@@ -35,6 +35,9 @@ SEM_STRIDE = 128
 
 RELAY_BYTES = 8 << 20
 """Memory of relays on one host; every rank touches all of it."""
+DEVICE_RELAY_BYTES = 32 << 20
+"""The same where some rank has an accelerator, which copies by itself: what counts is
+how often it is told to, not what fits a cache."""
 SLOT_BYTES = 1 << 20
 """One slot of every rank together: four of them for exchanges, four one-way."""
 
@@ -77,8 +80,16 @@ class Geometry:
         256 to 512 KiB are within 5 % of each other where the L2 cache has 2 MiB; less
         costs Python, more costs misses. With many ranks the memory bounds it.
         """
+        return self._part(256 << 10, RELAY_BYTES)
+
+    @property
+    def device_part_bytes(self) -> int:
+        """The same where some rank has an accelerator: the room of a place."""
+        return self._part(1 << 20, DEVICE_RELAY_BYTES)
+
+    def _part(self, most: int, memory: int) -> int:
         touched = self.size * self.num_places
-        return max(PAGE, min(256 << 10, RELAY_BYTES // touched // PAGE * PAGE))
+        return max(PAGE, min(most, memory // touched // PAGE * PAGE))
 
     @property
     def exchange_bytes(self) -> int:
@@ -96,10 +107,10 @@ class Geometry:
         return PAGE
 
     def place_at(self, number: int) -> int:
-        """Offset of a place of relays: a header page, then one part."""
+        """Offset of a place of relays: a header page, then room for one part."""
         signals = self.size * NUM_SIGNALS * SEM_STRIDE
         start = self.signals_at + -(-signals // PAGE) * PAGE
-        return start + number * (PAGE + self.part_bytes)
+        return start + number * (PAGE + self.device_part_bytes)
 
     @property
     def exchanges_at(self) -> int:

@@ -16,6 +16,7 @@ from ringleader.backend.form import process_group as form
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.errors import ConfigError
 from ringleader.testing.inprocess import run_threads
+from ringleader.transport.segment import Geometry
 
 COUNT = 5000
 """Several chunks of 2 KiB."""
@@ -93,6 +94,25 @@ def test_large_tensors_really_are_cut() -> None:
         calls = run_threads([lambda g=g: live(g) for g in groups])  # type: ignore[misc]
     for call in calls:
         assert f"all_reduce({COUNT} " not in call
+
+
+def test_a_relay_is_not_cut() -> None:
+    """An accelerator takes part in it as it is: in larger parts, though."""
+    count = 50_000
+
+    def live(group: RingleaderGroup) -> str:
+        tensor = values(group.group.rank, count)
+        group.allreduce([tensor]).wait()
+        assert torch.equal(tensor, values(0, count) + values(1, count))
+        relay = group.group.relay(tensor.nbytes)
+        assert relay is not None
+        assert relay.part_bytes == Geometry(2).device_part_bytes
+        return group.group.progress().call
+
+    with two_ranks() as groups:
+        calls = run_threads([lambda g=g: live(g) for g in groups])  # type: ignore[misc]
+    for call in calls:
+        assert f"all_reduce({count} " in call
 
 
 def test_a_list_must_have_one_tensor_per_rank() -> None:

@@ -47,11 +47,9 @@ class Recorded(Relay):
         super().__init__(arena, segments)
         self.calls: list[tuple[list[Turn], bool]] = []
 
-    def _run(
-        self, walk: Iterable[Turn], num_turns: int, *_: object, is_early: bool
-    ) -> None:
+    def _run(self, walk: Iterable[Turn], *_: object, is_early: bool) -> None:
         turns = list(walk)
-        assert len(turns) == num_turns
+        assert [turn.is_last for turn in turns] == [False] * (len(turns) - 1) + [True]
         self.calls.append((turns, is_early))
 
 

@@ -1,0 +1,263 @@
+"""CUDA tensors on a real GPU: values, streams, unlike devices, DDP, a lost rank.
+
+Two processes share one GPU. Needs torch and numpy only, for machines where nothing can
+be installed:  PYTHONPATH=src python tests/torch/check_cuda.py [auto|tcp]
+"""
+
+# ruff: noqa: T201 - a program that reports what it does
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+RANKS = 2
+LIMIT_S = 60.0
+COUNTS = (1, 1000, 16_385, 300_001, 5_000_003)
+"""Alone in an exchange, just beyond it, one piece of a relay, many."""
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
+OPS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX)
+
+
+def values(count: int, rank: int, turn: int = 0) -> Tensor:
+    """Different by place, rank and turn, and so small that 16 bits hold their sums."""
+    return ((torch.arange(count) * 7 + rank * 13 + turn * 5) % 31).double() - 15
+
+
+def reference(count: int, op: dist.ReduceOp.RedOpType, turn: int = 0) -> Tensor:
+    every = torch.stack([values(count, r, turn) for r in range(RANKS)])
+    if op == dist.ReduceOp.MAX:
+        return every.amax(0)
+    return every.mean(0) if op == dist.ReduceOp.AVG else every.sum(0)
+
+
+def check(what: str, found: Tensor, wanted: Tensor) -> None:
+    """Equal to the bit: all of these numbers are exact."""
+    if not torch.equal(found.cpu().double(), wanted):
+        raise ArithmeticError(f"{what}: wrong values")
+
+
+def all_reduce_has_the_right_values(rank: int) -> None:
+    for dtype in DTYPES:
+        for op in OPS:
+            if op == dist.ReduceOp.AVG and not dtype.is_floating_point:
+                continue
+            for count in COUNTS:
+                tensor = values(count, rank).to(dtype).cuda()
+                dist.all_reduce(tensor, op)
+                check(f"{dtype} {op} {count}", tensor, reference(count, op))
+
+
+def many_are_in_flight(rank: int) -> None:
+    counts = [20_000 + 70_001 * turn for turn in range(20)]
+    tensors = [values(n, rank, t).cuda() for t, n in enumerate(counts)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in reversed(works):
+        work.wait()
+    for turn, (count, tensor) in enumerate(zip(counts, tensors, strict=True)):
+        check(f"turn {turn}", tensor, reference(count, dist.ReduceOp.SUM, turn))
+
+
+def streams_are_in_order(rank: int) -> None:
+    """The tensor is filled after work that is still to be done, and read at once."""
+    count, side = 3_000_000, torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    filled = values(count, rank).cuda()
+    heavy = torch.randn(6000, 6000, device="cuda")
+    for turn in range(5):
+        with torch.cuda.stream(side):
+            tensor = torch.full((count,), -1.0, dtype=torch.float64, device="cuda")
+            for _ in range(10):
+                heavy @ heavy
+            tensor.copy_(filled)
+            work = dist.all_reduce(tensor, async_op=True)
+            work.wait()
+            seen = tensor.clone()
+            tensor.fill_(-2)  # reuse of the memory must wait, too
+        side.synchronize()
+        check(f"turn {turn}", seen, reference(count, dist.ReduceOp.SUM))
+
+
+def gaps_and_transposes(rank: int) -> None:
+    count = 400_000
+    tensor = values(count, rank).cuda().view(500, 800).t()
+    dist.all_reduce(tensor)
+    wanted = reference(count, dist.ReduceOp.SUM).view(500, 800).t()
+    check("transposed", tensor, wanted)
+    whole = torch.full((count, 2), -7.0, dtype=torch.float64, device="cuda")
+    whole[:, 0] = values(count, rank).cuda()
+    dist.all_reduce(whole[:, 0])
+    check("with gaps", whole[:, 0], reference(count, dist.ReduceOp.SUM))
+    check("the gaps", whole[:, 1], torch.full((count,), -7.0, dtype=torch.float64))
+
+
+def one_rank_on_the_cpu(rank: int) -> None:
+    for on_cpu in range(RANKS):
+        for count in COUNTS:
+            tensor = values(count, rank)
+            tensor = tensor if rank == on_cpu else tensor.cuda()
+            dist.all_reduce(tensor)
+            check(f"{count}", tensor, reference(count, dist.ReduceOp.SUM))
+
+
+def other_collectives(rank: int) -> None:
+    for count in (3000, 2_000_000):
+        every = torch.cat([values(count, r) for r in range(RANKS)])
+        out = torch.empty(RANKS * count, dtype=torch.float64, device="cuda")
+        dist.all_gather_into_tensor(out, values(count, rank).cuda())
+        check("all_gather", out, every)
+        part = torch.empty(count, dtype=torch.float64, device="cuda")
+        dist.reduce_scatter_tensor(part, values(RANKS * count, rank).cuda())
+        total = reference(RANKS * count, dist.ReduceOp.SUM)
+        check("reduce_scatter", part, total.chunk(RANKS)[rank])
+        tensor = values(count, rank).cuda()
+        dist.broadcast(tensor, 1)
+        check("broadcast", tensor, values(count, 1))
+        given = values(RANKS * count, rank).cuda()
+        dist.all_to_all_single(out, given)
+        parts = [values(RANKS * count, r).chunk(RANKS)[rank] for r in range(RANKS)]
+        check("all_to_all", out, torch.cat(parts))
+        both = [values(count, rank, t).cuda() for t in range(2)]
+        dist.all_reduce_coalesced(both)
+        for turn, tensor in enumerate(both):
+            wanted = reference(count, dist.ReduceOp.SUM, turn)
+            check("coalesced", tensor, wanted)
+
+
+def ddp_trains_as_one_process_does(rank: int) -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        made = nn.Sequential(nn.Linear(300, 900), nn.Tanh(), nn.Linear(900, 300))
+        return made.double().cuda()
+
+    batches = [torch.randn(RANKS, 8, 300).double().cuda() for _ in range(3)]
+    for batch in batches:
+        dist.broadcast(batch, 0)
+    alone = make()
+    together = nn.parallel.DistributedDataParallel(make(), bucket_cap_mb=1)
+    for model in (alone, together):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in batches:
+            mine = batch.flatten(0, 1) if model is alone else batch[rank]
+            optimizer.zero_grad()
+            model(mine).square().mean().backward()
+            optimizer.step()
+    pairs = zip(alone.parameters(), together.parameters(), strict=True)
+    worst = max((a - b).abs().max().item() for a, b in pairs)
+    if not worst < 1e-12:
+        raise ArithmeticError(f"DDP is off by {worst:g}")
+
+
+def groups_come_and_go(rank: int) -> None:
+    for turn in range(4):
+        group = dist.new_group(list(range(RANKS)))
+        tensor = values(300_001, rank, turn).cuda()
+        dist.all_reduce(tensor, group=group)
+        wanted = reference(300_001, dist.ReduceOp.SUM, turn)
+        check(f"group {turn}", tensor, wanted)
+        dist.destroy_process_group(group)
+
+
+def a_lost_rank_is_named(rank: int) -> None:
+    """The last one: nothing works after it."""
+    tensor = torch.ones(5_000_000, device="cuda")
+    dist.all_reduce(tensor)
+    if rank == 1:
+        os._exit(9)
+    started_s = time.monotonic()
+    try:
+        for _ in range(1000):
+            dist.all_reduce(tensor)
+        torch.cuda.synchronize()
+    except RuntimeError as exc:
+        took_s = time.monotonic() - started_s
+        if "rank 1" not in str(exc) or took_s > 5:
+            raise
+        return
+    raise AssertionError("no error, though rank 1 is gone")
+
+
+CHECKS: tuple[Callable[[int], None], ...] = (
+    all_reduce_has_the_right_values,
+    many_are_in_flight,
+    streams_are_in_order,
+    gaps_and_transposes,
+    one_rank_on_the_cpu,
+    other_collectives,
+    ddp_trains_as_one_process_does,
+    groups_come_and_go,
+    a_lost_rank_is_named,
+)
+
+
+def live(rank: int, transport: str, store: str, pipe: Connection) -> None:
+    """One rank; tells what it has checked, or what went wrong."""
+    os.environ["RINGLEADER_TRANSPORT"] = transport
+    warnings.simplefilter("ignore", FutureWarning)  # names that torch has renamed
+    from ringleader.backend.register import register
+
+    register()
+    torch.cuda.set_device(0)
+    limit = timedelta(seconds=LIMIT_S)
+    where = Path(store).as_uri()
+    dist.init_process_group(
+        "ringleader", init_method=where, rank=rank, world_size=RANKS, timeout=limit
+    )
+    for each in CHECKS:
+        started_s = time.monotonic()
+        try:
+            each(rank)
+        except Exception:  # noqa: BLE001 - told to the parent
+            pipe.send((each.__name__, traceback.format_exc()))
+            return
+        took_s = time.monotonic() - started_s
+        pipe.send((f"{each.__name__}: {took_s:.1f} s", ""))
+    pipe.send(None)
+
+
+def main(transport: str = "auto") -> int:
+    """0 if every check holds on rank 0, which sees all of them."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        pipes, processes = [], []
+        for rank in range(RANKS):
+            ours, theirs = context.Pipe(duplex=False)
+            arguments = (rank, transport, f"{folder}/store", theirs)
+            processes.append(context.Process(target=live, args=arguments, daemon=True))
+            processes[-1].start()
+            theirs.close()
+            pipes.append(ours)
+        try:
+            for _ in range(len(CHECKS) + 1):
+                if not pipes[0].poll(2 * LIMIT_S):
+                    print("FAILED: rank 0 says nothing")
+                    return 1
+                said = pipes[0].recv()
+                if said is None:
+                    return 0
+                print(said[0], said[1] and f"FAILED\n{said[1]}", flush=True)
+                if said[1]:
+                    return 1
+        except EOFError:
+            print("FAILED: rank 0 died")
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

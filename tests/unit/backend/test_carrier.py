@@ -1,0 +1,276 @@
+"""Relays that an accelerator takes part in, on a simulated one: see accelerator.py.
+
+Its copies happen only when somebody waits for them, so a place that is read, told of or
+filled again too soon holds what was there before. Parts are one page here: tensors of
+some KiB walk over many pieces.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from ringleader.backend.staging import Stage
+from ringleader.errors import GroupAborted
+from ringleader.groups.call import some
+from ringleader.groups.group import Group
+from ringleader.testing.inprocess import run_world
+from ringleader.transport import segment
+
+sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
+
+from accelerator import PACES, Accelerator
+
+T = TypeVar("T")
+
+COUNT = 20_003
+"""Elements of float32 beyond one exchange, in pieces of which the last is short."""
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment, "RELAY_BYTES", 1)
+    monkeypatch.setattr(segment, "DEVICE_RELAY_BYTES", 1)
+    assert segment.Geometry(2).device_part_bytes == segment.PAGE
+
+
+class Rank:
+    """A rank whose tensors lie on a simulated accelerator."""
+
+    def __init__(self, group: Group, pace: str) -> None:
+        self.group = group
+        self.device = Accelerator(pace, seed=group.rank)
+        self.stage = Stage(self.device)
+
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Callable[[], None]:
+        """Begin one; what is returned waits for it as torch's users do."""
+        relay = self.group.relay(tensor.nbytes)
+        assert relay is not None
+        work, arrive = self.stage.all_reduce(
+            self.group, relay, tensor, op, async_op=True
+        )
+
+        def wait() -> None:
+            work.wait(30)
+            arrive()
+
+        return wait
+
+    def computed(self, values: Tensor, home: Tensor | None = None) -> Tensor:
+        """A tensor (or ``home``) that a kernel of the user is still to fill."""
+        tensor = torch.zeros_like(values) if home is None else home
+        self.device.compute(lambda: tensor.copy_(values))
+        return tensor
+
+
+def carried(size: int, body: Callable[[Rank], T], pace: str = "late") -> list[T]:
+    """Run it on every rank; at the end no memory was touched without right."""
+
+    def live(group: Group) -> T:
+        group.expect_accelerators()
+        rank = Rank(group, pace)
+        result = body(rank)
+        rank.stage.close()
+        assert rank.device.mistakes == []
+        return result
+
+    return run_world(size, live, transport="shm")
+
+
+def numbers(rank: int, turn: int = 0, count: int = COUNT) -> Tensor:
+    """Whole numbers that differ by place, rank and turn; sums of them are exact."""
+    return ((torch.arange(count) * 7 + turn * 31 + rank * 1009) % 4093).float()
+
+
+def total(size: int, turn: int = 0, count: int = COUNT) -> Tensor:
+    return torch.stack([numbers(r, turn, count) for r in range(size)]).sum(0)
+
+
+@pytest.mark.parametrize("pace", PACES)
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("count", [COUNT, 24 * 1024, 17_001])
+def test_the_device_carries_every_part(size: int, count: int, pace: str) -> None:
+    def body(rank: Rank) -> Tensor:
+        tensor = rank.computed(numbers(rank.group.rank, count=count))
+        rank.all_reduce(tensor)()
+        return rank.device.read(tensor)
+
+    for seen in carried(size, body, pace):
+        assert torch.equal(seen, total(size, count=count))
+
+
+@pytest.mark.parametrize("pace", PACES)
+@pytest.mark.parametrize("size", [2, 3])
+def test_calls_in_a_row_use_the_places_one_after_the_other(
+    size: int, pace: str
+) -> None:
+    """None is waited for before all have been asked."""
+    num_turns = 6
+
+    def body(rank: Rank) -> list[Tensor]:
+        turns = range(num_turns)
+        counts = [COUNT + 500 * turn for turn in turns]
+        tensors = [rank.computed(numbers(rank.group.rank, t, counts[t])) for t in turns]
+        waits = [rank.all_reduce(tensor) for tensor in tensors]
+        for wait in reversed(waits):
+            wait()
+        return [rank.device.read(tensor) for tensor in tensors]
+
+    for seen in carried(size, body, pace):
+        for turn, got in enumerate(seen):
+            assert torch.equal(got, total(size, turn, COUNT + 500 * turn))
+
+
+def test_parts_become_larger_when_accelerators_are_expected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also those of tensors that have been reduced before, in memory or not."""
+    monkeypatch.setattr(segment, "DEVICE_RELAY_BYTES", 6 * 3 * segment.PAGE)
+
+    def live(group: Group) -> list[Tensor]:
+        rank, seen, tensor = Rank(group, "late"), [], torch.empty(COUNT)
+        sizes = []
+        for turn in range(4):
+            tensor.copy_(numbers(group.rank, turn))
+            group.all_reduce(tensor)
+            seen.append(tensor.clone())
+            sizes.append(some(group.relay(tensor.nbytes)).part_bytes)
+            if turn == 1:
+                group.expect_accelerators()
+        assert sizes == [segment.PAGE] * 2 + [3 * segment.PAGE] * 2
+        tensor = rank.computed(numbers(group.rank, 4))
+        rank.all_reduce(tensor)()
+        return [*seen, rank.device.read(tensor)]
+
+    for seen in run_world(2, live, transport="shm"):
+        for turn, got in enumerate(seen):
+            assert torch.equal(got, total(2, turn))
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_a_call_begins_where_the_one_before_has_ended(pace: str) -> None:
+    """Each reads what the last one wrote, and only the last is waited for."""
+
+    def body(rank: Rank) -> Tensor:
+        tensor = rank.computed(numbers(rank.group.rank))
+        waits = [rank.all_reduce(tensor) for _ in range(3)]
+        waits[-1]()
+        return rank.device.read(tensor)
+
+    for seen in carried(2, body, pace):
+        assert torch.equal(seen, total(2) * 4)
+
+
+@pytest.mark.parametrize("pace", PACES)
+@pytest.mark.parametrize("on_cpu", [{0}, {1}, {0, 2}])
+def test_ranks_with_and_without_a_device_are_in_one_relay(
+    on_cpu: set[int], pace: str
+) -> None:
+    def body(rank: Rank) -> list[Tensor]:
+        seen = []
+        for turn in range(4):
+            values = numbers(rank.group.rank, turn)
+            if rank.group.rank in on_cpu:
+                rank.group.all_reduce(values)
+                seen.append(values)
+            else:
+                tensor = rank.computed(values)
+                rank.all_reduce(tensor)()
+                seen.append(rank.device.read(tensor))
+        return seen
+
+    for seen in carried(3, body, pace):
+        for turn, got in enumerate(seen):
+            assert torch.equal(got, total(3, turn))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.complex64],
+)
+def test_every_kind_of_number_is_added_as_on_the_cpu(dtype: torch.dtype) -> None:
+    count = 40_001
+
+    def values(rank: int) -> Tensor:
+        return (numbers(rank, count=count) / 7).to(dtype)
+
+    def body(rank: Rank) -> tuple[Tensor, Tensor]:
+        tensor = rank.computed(values(rank.group.rank))
+        rank.all_reduce(tensor)()
+        on_cpu = values(rank.group.rank)
+        rank.group.all_reduce(on_cpu)
+        return rank.device.read(tensor), on_cpu
+
+    exact = torch.stack([values(r).to(torch.complex128) for r in range(3)]).sum(0)
+    eps = 0.0 if dtype is torch.int64 else torch.finfo(dtype).eps
+    for seen, on_cpu in carried(3, body):
+        assert torch.equal(seen, on_cpu)
+        error = (seen.to(torch.complex128) - exact).abs().max() / exact.abs().max()
+        assert error <= 3 * eps
+
+
+@pytest.mark.parametrize("op", ["mean", "max", "product"])
+def test_other_reductions(op: str) -> None:
+    def body(rank: Rank) -> Tensor:
+        tensor = rank.computed(numbers(rank.group.rank).double())
+        rank.all_reduce(tensor, op)()
+        return rank.device.read(tensor)
+
+    given = torch.stack([numbers(r).double() for r in range(2)])
+    right = {"mean": given.mean(0), "max": given.amax(0), "product": given.prod(0)}
+    for seen in carried(2, body):
+        assert torch.equal(seen, right[op])
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_a_tensor_with_gaps_gets_its_result_and_its_gaps_stay(pace: str) -> None:
+    def body(rank: Rank) -> Tensor:
+        whole = torch.full((COUNT, 2), -77.0)
+        tensor = rank.computed(numbers(rank.group.rank), whole[:, 0])
+        rank.all_reduce(tensor)()
+        return rank.device.read(whole)
+
+    for seen in carried(2, body, pace):
+        assert torch.equal(seen[:, 0], total(2))
+        assert torch.equal(seen[:, 1], torch.full((COUNT,), -77.0))
+
+
+def test_nothing_is_copied_any_more_after_a_failure() -> None:
+    """The memory of the group may be gone by then."""
+    has_begun = threading.Event()
+
+    def body(rank: Rank) -> int:
+        if rank.group.rank == 1:
+            assert has_begun.wait(20)
+            rank.group.abort("enough")
+            return 0
+        wait = rank.all_reduce(rank.computed(numbers(0)))
+        while not rank.device.num_copies:  # until the first turn, then for rank 1
+            time.sleep(0.001)
+        has_begun.set()
+        with pytest.raises(GroupAborted, match="enough"):
+            wait()
+        copies = rank.device.num_copies
+        rank.device.out.mark().synchronize()
+        return rank.device.num_copies - copies
+
+    assert carried(2, body) == [0, 0]
+
+
+def test_what_a_closed_stage_admitted_is_given_back() -> None:
+    def body(rank: Rank) -> tuple[int, int]:
+        rank.all_reduce(rank.computed(numbers(rank.group.rank)))()
+        admitted = rank.device.host_rooms()
+        rank.stage.close()
+        rank.stage.close()
+        return admitted, rank.device.host_rooms()
+
+    assert carried(2, body) == [(3, 1)] * 2, "a room of its own, and two segments"
