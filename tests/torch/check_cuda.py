@@ -24,6 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ringleader.backend.device import CudaDevice
+
 RANKS = 2
 LIMIT_S = 60.0
 COUNTS = (1, 1000, 16_385, 300_001, 5_000_003)
@@ -167,7 +169,27 @@ def groups_come_and_go(rank: int) -> None:
         dist.all_reduce(tensor, group=group)
         wanted = reference(300_001, dist.ReduceOp.SUM, turn)
         check(f"group {turn}", tensor, wanted)
+        relay = group.group.relay(tensor.nbytes)
+        views = relay.memory if relay else []  # over TCP there is none
+        memory = [torch.frombuffer(view, dtype=torch.uint8) for view in views]
+        pinned = [m.is_pinned() for m in memory]
         dist.destroy_process_group(group)
+        if not all(pinned) or any(m.is_pinned() for m in memory):
+            raise AssertionError("pinned while the group lives, and not longer")
+
+
+def memory_that_cannot_be_pinned_is_survived(_: int) -> None:
+    """torch would raise the runtime's complaint in its next operation."""
+    device = CudaDevice(torch.device("cuda", 0))
+    nothing = torch.empty(0, dtype=torch.uint8)
+    device.admit(nothing)()
+    torch.cuda.synchronize()
+    memory = torch.ones(1 << 20, dtype=torch.uint8)
+    undo = device.admit(memory)
+    device.admit(memory)()  # it is already, and stays
+    check("pinned", torch.tensor([memory.is_pinned()]), torch.ones(1).double())
+    undo()
+    check("undone", torch.tensor([memory.is_pinned()]), torch.zeros(1).double())
 
 
 def a_lost_rank_is_named(rank: int) -> None:
@@ -198,6 +220,7 @@ CHECKS: tuple[Callable[[int], None], ...] = (
     other_collectives,
     ddp_trains_as_one_process_does,
     groups_come_and_go,
+    memory_that_cannot_be_pinned_is_survived,
     a_lost_rank_is_named,
 )
 

@@ -6,6 +6,8 @@ it copy everything twice as well. Decision 7 has the figures.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,12 @@ class Dock:
     """The places of a relay, and host memory for what is to be added to them."""
 
     def __init__(self, device: Device, relay: Relay) -> None:
-        self._undo = [device.admit(_tensor(memory)) for memory in relay.memory]
+        undo = [device.admit(_tensor(memory)) for memory in relay.memory]
+        # Also if nobody calls it: copies to memory that is mapped in the place of what
+        # a device still believes to be pinned would go to the old memory.
+        self.close = weakref.finalize(self, _call_all, undo)
+        """Give the memory of the relay free; nothing may be copied any more."""
+        self.close.atexit = False
         self.places = [[_tensor(place) for place in row] for row in relay.places]
         self.num_rows = num_ranks = len(relay.memory)
         """Pieces under way at once."""
@@ -35,11 +42,6 @@ class Dock:
         row = number % self.num_rows * (self.num_rows - 1)
         start = (row + step - 1) * self.part_bytes
         return slice(start, start + num_bytes)
-
-    def close(self) -> None:
-        """Give the memory of the relay free; nothing may be copied any more."""
-        while self._undo:
-            self._undo.pop()()
 
 
 class DeviceCarrier:
@@ -70,6 +72,11 @@ class DeviceCarrier:
     def settle(self) -> None:
         """Return when the queue has come here."""
         self._device.mark().synchronize()
+
+
+def _call_all(functions: list[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
 def _tensor(memory: memoryview) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +13,9 @@ from torch import Tensor
 from ringleader.errors import ConfigError
 
 _log = logging.getLogger(__name__)
+
+FOR_ALL = 1
+"""cudaHostRegisterPortable: pinned for every device of this process."""
 
 
 class Event(Protocol):
@@ -98,11 +101,15 @@ class CudaDevice:
 
     def admit(self, memory: Tensor) -> Callable[[], None]:
         """Pin it. Where the system does not let us, copies are slower, not wrong."""
+        if memory.is_pinned():  # for another device
+            return lambda: None
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        code = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
-        if code != 0:
-            text = "cuda: shared memory cannot be pinned (error %d); copies are slower"
-            _log.warning(text, code)
+        code = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, FOR_ALL)
+        if int(code) != 0:
+            with suppress(RuntimeError):  # of torch's next operation, whatever it is
+                torch.empty(1, device=f"cuda:{self._device}").zero_()
+            text = "cuda: shared memory cannot be pinned (%s); copies are slower"
+            _log.warning(text, runtime.cudaGetErrorString(code))
             return lambda: None
         return lambda: runtime.cudaHostUnregister(memory.data_ptr())
 

@@ -7,6 +7,7 @@ some KiB walk over many pieces.
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -274,3 +275,13 @@ def test_what_a_closed_stage_admitted_is_given_back() -> None:
         return admitted, rank.device.host_rooms()
 
     assert carried(2, body) == [(3, 1)] * 2, "a room of its own, and two segments"
+
+
+def test_so_is_what_a_forgotten_stage_admitted() -> None:
+    def body(rank: Rank) -> int:
+        rank.all_reduce(rank.computed(numbers(rank.group.rank)))()
+        rank.stage = Stage(rank.device)
+        gc.collect()
+        return rank.device.host_rooms()
+
+    assert carried(2, body) == [1, 1]
