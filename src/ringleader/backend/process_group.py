@@ -31,6 +31,7 @@ from torch._C._distributed_c10d import (
 from torch._C._distributed_c10d import Work as TorchWork
 
 from ringleader.backend import dynamo, explain, kernels, monitor, sparse
+from ringleader.backend.completions import Completions
 from ringleader.backend.device import device_of, devices_here
 from ringleader.backend.options import (
     Reduction,
@@ -45,12 +46,7 @@ from ringleader.backend.options import (
 )
 from ringleader.backend.register import NAME
 from ringleader.backend.staging import Stage, is_whole, on_host
-from ringleader.backend.work import (
-    BackendWork,
-    Completions,
-    FinishedWork,
-    once,
-)
+from ringleader.backend.work import BackendWork, FinishedWork, once
 from ringleader.errors import ConfigError, RingleaderError
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work

@@ -5,20 +5,14 @@ Rules that were learnt the hard way (torch-backend.md has the evidence):
   holds an error that DDP can see. So we hand out the child;
 * ``set_result`` runs whatever was attached to the future, and that may issue another
   collective and wait for it. So futures are completed in threads of their own, never in
-  the engine's, while ``wait`` is released by the engine directly;
-* a thread that is inside torch when the interpreter ends takes the process with it
-  (SIGABRT). So the end waits a moment for the threads that complete futures.
+  the engine's, while ``wait`` is released by the engine directly.
 """
 
 from __future__ import annotations
 
-import atexit
-import logging
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 import torch
@@ -26,98 +20,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work as TorchWork
 from torch.futures import Future
 
+from ringleader.backend.completions import Completions, Task
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded
-from ringleader.groups.form import close_open_groups
 from ringleader.groups.work import Work
 
 NO_TIMEOUT = timedelta(0)
-LINGER_S = 1.0
-"""How long an idle thread stays before it ends."""
-SETTLE_S = 2.0
-"""How long the end of the program waits for what is attached to futures."""
-
-_log = logging.getLogger(__name__)
-Task = Callable[[], None]
-
-
-class Completions:
-    """Threads that complete futures: as many as wait at the same time, started when
-    needed. They are daemons: none keeps a program from ending for long.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Condition()
-        self._busy = 0
-        """Tasks that are promised or under way."""
-        self._idle = 0
-        """Threads that wait for a task nobody has promised them yet."""
-        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
-        self._is_closed = False
-        _alive.add(self)
-
-    def run(self, task: Task) -> None:
-        """Run it soon, in a thread where it may wait."""
-        with self._lock:
-            self._busy += 1
-            if self._idle:
-                self._idle -= 1
-                self._tasks.put(task)
-                return
-        name = "ringleader-futures"
-        threading.Thread(
-            target=self._work, args=(task,), name=name, daemon=True
-        ).start()
-
-    def _work(self, task: Task | None) -> None:
-        while task is not None:
-            try:
-                task()
-            except Exception:  # noqa: BLE001 - the others must hear of it, too
-                _log.exception("a follower of a future failed")
-            task = None  # what it holds is not needed while we wait
-            with self._lock:
-                self._busy -= 1
-                self._lock.notify_all()
-                if self._is_closed:
-                    return
-                self._idle += 1
-            task = self._next()
-
-    def _next(self) -> Task | None:
-        while True:
-            try:
-                return self._tasks.get(timeout=LINGER_S)
-            except Empty:
-                with self._lock:
-                    if self._idle:
-                        self._idle -= 1
-                        return None
-
-    def close(self) -> None:
-        """End the threads as they become idle."""
-        with self._lock:
-            self._is_closed = True
-            while self._idle:
-                self._idle -= 1
-                self._tasks.put(None)
-
-    def settle(self, deadline: Deadline) -> None:
-        """Return when no task is left, or it is too late."""
-        with self._lock:
-            self._lock.wait_for(lambda: not self._busy, deadline.left_s())
-
-
-_alive: weakref.WeakSet[Completions] = weakref.WeakSet()
-
-
-@atexit.register
-def _settle() -> None:
-    """Nothing comes after groups are closed; what waits for one ends with it."""
-    close_open_groups()
-    deadline = Deadline.after(SETTLE_S)
-    for each in list(_alive):
-        each.settle(deadline)
 
 
 def once(action: Task) -> Task:

@@ -20,9 +20,10 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined] # is publ
 from torch.futures import Future
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ringleader.backend.completions import Completions
 from ringleader.backend.device import Device, Event, device_of
 from ringleader.backend.explain import Explainer, Identity
-from ringleader.backend.work import BackendWork, Completions
+from ringleader.backend.work import BackendWork
 from ringleader.compression.compressor import Compressor
 from ringleader.compression.memory import Slot
 from ringleader.compression.peers import HALVES, LaterPeers, default_group, our_group

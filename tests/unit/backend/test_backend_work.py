@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from ringleader.backend.work import LINGER_S, BackendWork, Completions
+from ringleader.backend.completions import LINGER_S, Completions
+from ringleader.backend.work import BackendWork
+from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, PeerLost
 from ringleader.groups.group import Group
 from ringleader.groups.work import DONE, Work
@@ -391,8 +393,8 @@ def test_threads_start_with_the_first_future_and_end_with_the_group() -> None:
 
 
 ENDING = """
-import threading, time, torch
-from ringleader.backend.work import Completions
+import functools, threading, time, torch
+from ringleader.backend.completions import Completions
 
 begun = threading.Event()
 
@@ -401,15 +403,23 @@ def follow(_):
     time.sleep(0.5)
     print("followed", flush=True)
 
+class Held:
+    def __del__(self):
+        time.sleep(0.5)
+        print("freed", flush=True)
+
 future = torch.futures.Future()
 future.then(follow)
-Completions().run(lambda: future.set_result(None))
+Completions().run(functools.partial(lambda _: future.set_result(None), Held()))
 begun.wait(10)
 """
 
 
 def test_a_program_does_not_end_in_the_middle_of_a_callback() -> None:
-    """In torch's C++ at that moment, a thread would abort the process."""
+    """In torch's C++ at that moment, a thread would abort the process.
+
+    That is also where it goes to free a future, and the tensors that it holds.
+    """
     ended = subprocess.run(
         [sys.executable, "-c", ENDING],
         capture_output=True,
@@ -417,4 +427,19 @@ def test_a_program_does_not_end_in_the_middle_of_a_callback() -> None:
         timeout=60,
         check=False,
     )
-    assert (ended.returncode, ended.stdout) == (0, "followed\n"), ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, "followed\nfreed\n"), ended.stderr
+
+
+def test_a_future_is_completed_even_if_there_are_no_more_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    completions, done = Completions(), []
+    completions.run(lambda: done.append(1))
+    assert done == [1]
+    deadline = Deadline.after(SOON_S)
+    completions.settle(deadline)
+    assert not deadline.is_over(), "nothing is left to be done"
