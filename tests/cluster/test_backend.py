@@ -132,6 +132,30 @@ def test_ranks_meet_wherever_torch_lets_them(
     assert play(3, meet, scheme, where) == [(6.0, [BACKEND] * 3)] * 3
 
 
+def work_on_another_device(group: Group, _ready: Ready, path: str) -> list[float]:
+    """What torch makes without being told where is made on "meta" here."""
+    torch.set_default_device("meta")
+    total = torch.full((2,), group.rank + 1.0, device="cpu")
+    large = torch.full((100_000,), group.rank + 1.0, device="cpu")
+    entry = torch.tensor([[group.rank]], device="cpu"), torch.ones(1, device="cpu")
+    sparse = torch.sparse_coo_tensor(*entry, (3,), device="cpu")
+    with joined(group, path):
+        dist.all_reduce(total)
+        dist.all_reduce(large, async_op=True).get_future().wait()
+        dist.all_reduce(sparse)
+        dist.monitored_barrier()
+        model = torch.nn.Linear(2, 1, device="cpu")
+        ringleader.same_model(model, group)
+    return [float(total[1]), float(large[-1]), float(sparse.to_dense().sum())]
+
+
+def test_the_default_device_of_torch_is_not_ours(
+    play: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    found = play(2, work_on_another_device, f"{tmp_path}/store")
+    assert found == [[3.0, 3.0, 2.0]] * 2
+
+
 def meet_again(group: Group, _ready: Ready) -> list[tuple[float, float]]:
     store = tcp_store(group)
     results = []

@@ -15,13 +15,13 @@ def all_reduce(group: Group, tensor: Tensor, op: Reduction) -> None:
     if op.name != "sum" or op.factor is not None:
         raise ConfigError(f"all_reduce of sparse tensors: sum only, not {op.name}")
     mine = tensor.detach().coalesce().cpu()
-    lengths = torch.empty(group.size, dtype=torch.int64)
-    group.all_gather(lengths, torch.tensor([mine._nnz()]))
+    lengths = torch.empty(group.size, dtype=torch.int64, device="cpu")
+    group.all_gather(lengths, torch.tensor([mine._nnz()], device="cpu"))
     counts = [int(n) for n in lengths]
     indices = _gather(group, mine.indices().t().contiguous(), counts)
     values = _gather(group, mine.values(), counts)
     total = torch.sparse_coo_tensor(
-        indices.t(), values, mine.shape, check_invariants=False
+        indices.t(), values, mine.shape, device="cpu", check_invariants=False
     )
     with torch.no_grad():
         tensor.copy_(total.coalesce().to(tensor.device))

@@ -58,7 +58,7 @@ class BackendWork(TorchWork):
     ) -> None:
         super().__init__()
         self._parts = parts
-        self._result = result or [torch.empty(0)]
+        self._result = result or [torch.empty(0, device="cpu")]
         """At least one: C++ cannot take a future of nothing."""
         self._completions = completions
         self._explain = explain

@@ -201,9 +201,11 @@ class Compressor:
     def state_dict(self) -> dict[str, Tensor]:
         """All that is needed to go on from here; it differs from rank to rank."""
         return {
-            "scheme": torch.tensor(list(self.scheme.name.encode()), dtype=torch.uint8),
-            "seed": torch.tensor(self.seed),
-            "step": torch.tensor(self._memory.step),
+            "scheme": torch.tensor(
+                list(self.scheme.name.encode()), dtype=torch.uint8, device="cpu"
+            ),
+            "seed": torch.tensor(self.seed, device="cpu"),
+            "step": torch.tensor(self._memory.step, device="cpu"),
             **self._memory.tensors(),
         }
 
@@ -261,7 +263,7 @@ def _flatten(named: Sequence[tuple[str, Tensor]]) -> tuple[Tensor, list[Slot]]:
     contiguous tensor.
     """
     if not named:
-        return torch.empty(0), []
+        return torch.empty(0, device="cpu"), []
     for name, tensor in named:
         if not tensor.is_floating_point():
             raise ConfigError(f"compression: {name!r} is no floating-point tensor")

@@ -129,13 +129,13 @@ class GroupPeers:
 
     def gather(self, mine: Bytes, lengths: Sequence[int]) -> list[Bytes]:
         """An all_gather."""
-        outs = [torch.empty(n, dtype=torch.uint8) for n in lengths]
+        outs = [torch.empty(n, dtype=torch.uint8, device="cpu") for n in lengths]
         self._group.all_gather(outs, torch.from_numpy(mine))
         return [as_array(out) for out in outs]
 
     def swap(self, parts: Sequence[Bytes], lengths: Sequence[int]) -> list[Bytes]:
         """An all_to_all."""
-        outs = [torch.empty(n, dtype=torch.uint8) for n in lengths]
+        outs = [torch.empty(n, dtype=torch.uint8, device="cpu") for n in lengths]
         self._group.all_to_all(outs, [torch.from_numpy(part) for part in parts])
         return [as_array(out) for out in outs]
 
@@ -184,7 +184,7 @@ class TorchPeers:
     def gather(self, mine: Bytes, lengths: Sequence[int]) -> list[Bytes]:
         """An all_gather, padded: not every backend takes different lengths."""
         longest = max(lengths)
-        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
         padded[: len(mine)] = torch.from_numpy(mine)
         source = padded.to(self._device)
         outs = [torch.empty_like(source) for _ in lengths]

@@ -74,7 +74,7 @@ def _smooth(rows: list[torch.Tensor], size: int) -> None:
     not lose against one that spreads over many because that one had a bad moment.
     """
     table = torch.stack([r[3 + size :] for r in rows])
-    usual = float(table[~torch.eye(size, dtype=torch.bool)].median())
+    usual = float(table[~torch.eye(size, dtype=torch.bool, device="cpu")].median())
     for row in rows:
         speeds = row[3 + size :]
         speeds[(speeds > 0.5 * usual) & (speeds < 1.4 * usual)] = usual

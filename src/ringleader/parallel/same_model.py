@@ -27,7 +27,7 @@ def same_model(model: nn.Module, group: Group) -> None:
     tensors = {name: value for name, value in state.items() if _is_shared(value)}
     mine = layout(tensors)
     theirs = _layout_of_first(mine, group)
-    wrong = torch.zeros(group.size, dtype=torch.int64)
+    wrong = torch.zeros(group.size, dtype=torch.int64, device="cpu")
     wrong[group.rank] = int(mine != theirs)
     group.all_reduce(wrong)
     if mine != theirs:
@@ -57,12 +57,12 @@ def _layout_of_first(mine: list[str], group: Group) -> list[str]:
     text = "\n".join(mine).encode()
     if len(text) > MAX_LAYOUT_BYTES:
         raise ConfigError(f"a model whose layout takes {len(text)} bytes; too many")
-    size = torch.tensor([len(text)])
+    size = torch.tensor([len(text)], device="cpu")
     group.broadcast(size, 0)
     num_bytes = int(size)
     if not 0 <= num_bytes <= MAX_LAYOUT_BYTES:
         raise CallMismatch(0, f"says its layout takes {num_bytes} bytes")
-    body = torch.zeros(num_bytes, dtype=torch.uint8)
+    body = torch.zeros(num_bytes, dtype=torch.uint8, device="cpu")
     if group.rank == 0 and text:
         body = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     group.broadcast(body, 0)
