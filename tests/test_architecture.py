@@ -66,11 +66,11 @@ HOMES = {
 
 LIMIT_LINES = 300
 LONGER = {
-    "backend/process_group.py": (530, "one method per operation that torch knows"),
-    "groups/group.py": (540, "the whole public surface of a group, mostly signatures"),
+    "backend/process_group.py": (535, "one method per operation that torch knows"),
+    "groups/group.py": (550, "the whole public surface of a group, mostly signatures"),
     "groups/execute.py": (435, "one dispatch over all operations and algorithms"),
     "groups/runner.py": (360, "all ways in which an operation begins and ends"),
-    "groups/call.py": (450, "one constructor per operation"),
+    "groups/call.py": (455, "one constructor per operation"),
     "transport/mesh.py": (390, "both sides of one handshake are read together"),
     "testing/processes.py": (360, "the two sides of a fork are read together"),
 }

@@ -63,6 +63,27 @@ def all_reduce_has_the_right_values(rank: int) -> None:
                 check(f"{dtype} {op} {count}", tensor, reference(count, op))
 
 
+def a_factor_is_not_forgotten(rank: int) -> None:
+    op = dist._make_nccl_premul_sum(0.5)  # type: ignore[attr-defined]
+    for count in COUNTS:
+        tensor = values(count, rank).cuda()
+        dist.all_reduce(tensor, op)
+        check(f"{count}", tensor, reference(count, dist.ReduceOp.SUM) / 2)
+
+
+def mistakes_do_not_end_the_group(rank: int) -> None:
+    for wrong in (values(300_001, rank).long().cuda(), torch.ones(1).cuda()):
+        try:
+            op = dist.ReduceOp.AVG if wrong.numel() > 1 else dist.ReduceOp.SUM
+            dist.all_reduce(wrong if wrong.numel() > 1 else wrong.expand(300_001), op)
+        except RuntimeError:
+            continue
+        raise AssertionError("no error")
+    tensor = values(300_001, rank).cuda()
+    dist.all_reduce(tensor)
+    check("afterwards", tensor, reference(300_001, dist.ReduceOp.SUM))
+
+
 def many_are_in_flight(rank: int) -> None:
     counts = [20_000 + 70_001 * turn for turn in range(20)]
     tensors = [values(n, rank, t).cuda() for t, n in enumerate(counts)]
@@ -90,6 +111,15 @@ def streams_are_in_order(rank: int) -> None:
             tensor.fill_(-2)  # reuse of the memory must wait, too
         side.synchronize()
         check(f"turn {turn}", seen, reference(count, dist.ReduceOp.SUM))
+        with torch.cuda.stream(side):  # with gaps: copied back at the very end
+            whole = torch.full((count, 2), -1.0, dtype=torch.float64, device="cuda")
+            for _ in range(10):
+                heavy @ heavy
+            whole[:, 0] = filled
+            dist.all_reduce(whole[:, 0], async_op=True).wait()
+            seen = whole[:, 0].clone()
+        side.synchronize()
+        check(f"gaps, turn {turn}", seen, reference(count, dist.ReduceOp.SUM))
 
 
 def gaps_and_transposes(rank: int) -> None:
@@ -183,7 +213,7 @@ def memory_that_cannot_be_pinned_is_survived(_: int) -> None:
     device = CudaDevice(torch.device("cuda", 0))
     nothing = torch.empty(0, dtype=torch.uint8)
     device.admit(nothing)()
-    torch.cuda.synchronize()
+    check("next", torch.ones(1, device="cuda") + 1, torch.full((1,), 2).double())
     memory = torch.ones(1 << 20, dtype=torch.uint8)
     undo = device.admit(memory)
     device.admit(memory)()  # it is already, and stays
@@ -213,6 +243,8 @@ def a_lost_rank_is_named(rank: int) -> None:
 
 CHECKS: tuple[Callable[[int], None], ...] = (
     all_reduce_has_the_right_values,
+    a_factor_is_not_forgotten,
+    mistakes_do_not_end_the_group,
     many_are_in_flight,
     streams_are_in_order,
     gaps_and_transposes,

@@ -97,7 +97,7 @@ class CudaDevice:
 
     def host_memory(self, num_bytes: int) -> Tensor:
         """Pinned memory."""
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def admit(self, memory: Tensor) -> Callable[[], None]:
         """Pin it. Where the system does not let us, copies are slower, not wrong."""
@@ -137,7 +137,7 @@ class MpsDevice:
 
     def host_memory(self, num_bytes: int) -> Tensor:
         """Memory is one and the same."""
-        return torch.empty(num_bytes, dtype=torch.uint8)
+        return torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
 
     def admit(self, memory: Tensor) -> Callable[[], None]:
         """It is."""

@@ -47,6 +47,7 @@ from ringleader.backend.options import (
 from ringleader.backend.register import NAME
 from ringleader.backend.staging import Stage, is_whole, on_host
 from ringleader.backend.work import BackendWork, FinishedWork, once
+from ringleader.engine import kernel
 from ringleader.errors import ConfigError, RingleaderError
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work
@@ -173,6 +174,7 @@ class RingleaderGroup(ProcessGroup):
             body = _all_reduce(self.group, op)
             return self._start(opts, both, both, body, both, width=width)
         with self._explain:
+            _check_reduction(opts, tensor.dtype)
             work, arrive = self._stage(tensor.device).all_reduce(
                 self.group, relay, tensor, op.name, **self._how(opts)
             )
@@ -411,6 +413,7 @@ class RingleaderGroup(ProcessGroup):
         device = next((t.device for t in (*outs, *ins)), _CPU)
         with self._explain:
             if device != _CPU:
+                _check_reduction(opts, (*outs, *ins)[0].dtype)
                 stage = self._stage(device)
                 work, arrive = stage.run(self.group, ins, outs, body, width, **how)
             elif self.is_staged:
@@ -457,8 +460,8 @@ class RingleaderGroup(ProcessGroup):
         return handle
 
     def _stage(self, device: torch.device) -> Stage:
-        if device not in self._stages:
-            self._stages[device] = Stage(device_of(device))
+        if device not in self._stages:  # two threads may come here at once
+            self._stages.setdefault(device, Stage(device_of(device)))
         return self._stages[device]
 
     def _rows(self, tensor: Tensor) -> Tensors:
@@ -512,10 +515,16 @@ def _all_reduce(group: Group, op: Reduction) -> Body:
     return op.around(body)
 
 
+def _check_reduction(opts: Any, dtype: torch.dtype) -> None:
+    """A mistake raises here; within the operation it would end the group."""
+    if hasattr(opts, "reduceOp"):
+        kernel.combine(dtype, reduction(opts.reduceOp).name)
+
+
 def _any_accelerator(group: Group) -> bool:
     """Whether any rank has a device whose tensors are staged; equal on all ranks."""
-    mine = torch.tensor([len(devices_here()) > 1], dtype=torch.uint8)
-    everybody = torch.empty(group.size, dtype=torch.uint8)
+    mine = torch.tensor([len(devices_here()) > 1], dtype=torch.uint8, device=_CPU)
+    everybody = torch.empty(group.size, dtype=torch.uint8, device=_CPU)
     group.all_gather(everybody, mine)
     return bool(everybody.any())
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from ringleader.backend.carrier import DeviceCarrier, Dock
 from ringleader.backend.device import Device, Event
 from ringleader.engine.relay import Relay
+from ringleader.groups.call import check_writable
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work
 
@@ -67,6 +68,8 @@ class Stage:
         how many tensors share a slot; 0 if they are not to be cut into chunks. It must
         be equal on all ranks, and so must be their lengths where it is not 0.
         """
+        for tensor in outs:
+            check_writable(tensor, "a result")
         return self._start(
             group, lambda ready: self._run(ready, ins, outs, body, width), **how
         )
@@ -75,6 +78,7 @@ class Stage:
         self, group: Group, relay: Relay, tensor: Tensor, op: str, **how: Any
     ) -> tuple[Work, Callable[[], None]]:
         """Combine ``tensor`` in place by ``relay``, the group's; as ``run``."""
+        check_writable(tensor, "all_reduce")
         return self._start(
             group, lambda ready: self._relay(ready, group, relay, tensor, op), **how
         )
@@ -103,6 +107,8 @@ class Stage:
         if self._dock is not None:
             with self._device.here():
                 self._dock.close()
+        self._dock = None
+        self._slots.clear()  # torch may keep its groups for ever
 
     def _relay(
         self, ready: Event, group: Group, relay: Relay, tensor: Tensor, op: str
@@ -116,12 +122,13 @@ class Stage:
                 device.after(self._last)
             flat = self._flat(tensor).resolve_conj().resolve_neg()
             carrier = DeviceCarrier(device, self._dock, flat)
+            finish = []
+            if flat.data_ptr() != tensor.data_ptr():
+                finish = [lambda: tensor.detach().copy_(flat.view(tensor.shape))]
             try:
-                group.all_reduce_carried(carrier, flat.dtype, len(flat), op)
+                group.all_reduce_carried(carrier, flat.dtype, len(flat), op, finish)
             finally:
                 carrier.settle()  # nothing is copied any more when we are gone
-            if flat.data_ptr() != tensor.data_ptr():
-                tensor.copy_(flat.view(tensor.shape))
             self._last = device.mark()
         return self._last
 
@@ -150,7 +157,7 @@ class Stage:
             for tensor in outs:
                 target = flat[id(tensor)]
                 if target.data_ptr() != tensor.data_ptr():
-                    tensor.copy_(target.view(tensor.shape))
+                    tensor.detach().copy_(target.view(tensor.shape))
             self._last = device.mark()
         return self._last
 

@@ -96,6 +96,8 @@ class Relay:
     def __init__(self, arena: Host, segments: list[Segment]) -> None:
         self._arena = arena
         self._num = num = arena.geometry.num_places
+        self._is_pair = arena.size == 2
+        """With more ranks, others than its filler copy a place out in all_reduce."""
         self._order = [(arena.rank - step) % arena.size for step in range(arena.size)]
         """The part of each step."""
         starts = [arena.geometry.place_at(k) for k in range(num)]
@@ -146,7 +148,7 @@ class Relay:
 
         more, num = self._arena.size, self._num_pieces(count, dtype)
         walk = self._walk((given_at, taken_at, count, dtype), num, more, cut)
-        self._run(walk, header, combine, finish, is_early=more == 2)
+        self._run(walk, header, combine, finish, is_early=self._is_pair)
 
     def all_reduce_carried(
         self,
@@ -165,7 +167,7 @@ class Relay:
         more, num = self._arena.size, self._num_pieces(count, dtype)
         first = self._begin(num)
         walk = lay(pieces, carrier.places, self._arrays, first, more)
-        self._run(walk, header, combine, finish, carrier, is_early=more == 2)
+        self._run(walk, header, combine, finish, carrier, is_early=self._is_pair)
 
     def _num_pieces(self, count: int, dtype: np.dtype[Any]) -> int:
         return -(-count // (self._part_items(dtype) * self._arena.size))

@@ -91,19 +91,21 @@ def writing(tensor: Tensor, what: str, finishers: list[Callable[[], object]]) ->
     _check_cpu(tensor, what)
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return kernel.as_array(tensor)
-    if any(
-        n > 1 and step == 0
-        for n, step in zip(tensor.shape, tensor.stride(), strict=True)
-    ):
-        text = "several elements of this tensor share one place in memory (expand())"
-        raise ConfigError(
-            f"{what}: {text}; nothing can be written to it, clone it first"
-        )
+    check_writable(tensor, what)
     stage = tensor.detach().contiguous()
     if stage.data_ptr() == tensor.data_ptr():
         stage = stage.clone()
     finishers.append(lambda: tensor.detach().copy_(stage))
     return kernel.as_array(stage)
+
+
+def check_writable(tensor: Tensor, what: str) -> None:
+    """Raise unless every element has a place of its own."""
+    dimensions = zip(tensor.shape, tensor.stride(), strict=True)
+    if any(n > 1 and step == 0 for n, step in dimensions):
+        text = "several elements of this tensor share one place in memory (expand())"
+        text += "; nothing can be written to it, clone it first"
+        raise ConfigError(f"{what}: {text}")
 
 
 def _same(a: Tensor, b: Tensor, what: str) -> None:
@@ -165,7 +167,11 @@ def all_reduce(tensor: Tensor, op: str, out: Tensor | None) -> Call:
 
 
 def all_reduce_carried(
-    carrier: Carrier, dtype: torch.dtype, count: int, op: str
+    carrier: Carrier,
+    dtype: torch.dtype,
+    count: int,
+    op: str,
+    finishers: list[Callable[[], object]],
 ) -> Call:
     """The same of a tensor that lies where only ``carrier`` can reach it."""
     kernel.combine(dtype, op)
@@ -180,6 +186,7 @@ def all_reduce_carried(
         lengths=[count],
         whole=True,
         carrier=carrier,
+        finishers=finishers,
     )
 
 

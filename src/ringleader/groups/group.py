@@ -197,13 +197,23 @@ class Group:
         return arena.relay if self.choice("all_reduce", num_bytes)[0] == "shm" else None
 
     def all_reduce_carried(
-        self, carrier: Carrier, dtype: torch.dtype, count: int, op: str = "sum"
+        self,
+        carrier: Carrier,
+        dtype: torch.dtype,
+        count: int,
+        op: str = "sum",
+        finishers: Sequence[Callable[[], object]] = (),
     ) -> Work:
         """Combine a tensor on an accelerator, in place, if ``relay`` says that it can.
 
-        On other ranks, the same call may be an ``all_reduce``.
+        On other ranks, the same call may be an ``all_reduce``. ``finishers`` are called
+        at the end; only then is anything final.
         """
-        call = calls.all_reduce_carried(carrier, dtype, count, op)
+        call = calls.all_reduce_carried(carrier, dtype, count, op, list(finishers))
+        if self.relay(call.num_bytes) is None:
+            raise ConfigError(
+                f"all_reduce: {call.num_bytes} bytes are not relayed here"
+            )
         return self._submit(call, "shm", None, async_op=False)
 
     def expect_accelerators(self) -> None:

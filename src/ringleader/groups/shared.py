@@ -22,8 +22,9 @@ class Task:
 
 
 def _all_reduce(arena: Arena, call: Call, task: Task) -> None:
-    combine, dtype = some(task.combine), kernel.storage(call.dtype)
+    combine = some(task.combine)
     if call.carrier is not None:
+        dtype = kernel.storage(call.dtype)
         arena.relay.all_reduce_carried(
             task.header, call.carrier, call.count, dtype, combine, task.finish
         )

@@ -129,7 +129,7 @@ class Geometry:
 
     @property
     def total_bytes(self) -> int:
-        """Length of the file. It is sparse: what is not touched costs nothing."""
+        """Length of the file, which is sparse: only what is used takes memory."""
         stream = self.num_streams * (PAGE + self.stream_bytes)
         return self.streams_at + self.size * stream
 

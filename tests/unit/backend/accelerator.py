@@ -250,14 +250,14 @@ class _Later(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.copy_.default:
             self._device.copy_later(self._queue, args[0], args[1])
             return args[0]
-        if func is torch.ops.aten.clone.default:
+        name = func.overloadpacket.__name__
+        if name == "clone" or (name == "contiguous" and not args[0].is_contiguous()):
             fresh = torch.zeros_like(args[0], memory_format=torch.contiguous_format)
             self._device.use(fresh)
             self._device.copy_later(self._queue, fresh, args[0])
             return fresh
         every = [*args, *(kwargs or {}).values()]
         is_host = all(self._device.is_host(t) for t in every if isinstance(t, Tensor))
-        name = func.overloadpacket.__name__
         assert name in self.VIEWS or is_host, f"{func} is not simulated"
         return func(*args, **(kwargs or {}))
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ringleader.backend.staging import Stage
-from ringleader.errors import GroupAborted
+from ringleader.errors import ConfigError, GroupAborted
 from ringleader.groups.call import some
 from ringleader.groups.group import Group
 from ringleader.testing.inprocess import run_world
@@ -229,6 +229,110 @@ def test_other_reductions(op: str) -> None:
     right = {"mean": given.mean(0), "max": given.amax(0), "product": given.prod(0)}
     for seen in carried(2, body):
         assert torch.equal(seen, right[op])
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_a_relay_comes_after_what_was_staged_before_it(pace: str) -> None:
+    """A broadcast of the same tensor, which nobody has waited for."""
+
+    def body(rank: Rank) -> Tensor:
+        tensor = rank.computed(numbers(rank.group.rank))
+        ins, outs = ([tensor], []) if rank.group.rank == 1 else ([], [tensor])
+        rank.stage.run(
+            rank.group,
+            ins,
+            outs,
+            lambda i, o: rank.group.broadcast((i or o)[0], 1),
+            1,
+            async_op=True,
+        )
+        rank.all_reduce(tensor)()
+        return rank.device.read(tensor)
+
+    for seen in carried(2, body, pace):
+        assert torch.equal(seen, numbers(1) * 2)
+
+
+def test_a_conjugate_is_one() -> None:
+    def values(rank: int) -> Tensor:
+        return torch.complex(numbers(rank), numbers(rank, 1))
+
+    def body(rank: Rank) -> tuple[Tensor, Tensor]:
+        complex_, real = values(rank.group.rank).conj(), values(rank.group.rank)
+        negative = rank.computed(real.conj()).imag.view(-1)
+        rank.device.main.mark().synchronize()
+        assert complex_.is_conj()
+        tensor = complex_
+        rank.all_reduce(tensor)()
+        rank.all_reduce(negative)()
+        return rank.device.read(tensor.resolve_conj()), rank.device.read(negative)
+
+    right = values(0) + values(1)
+    for seen, negative in carried(2, body):
+        assert torch.equal(seen, right.conj().resolve_conj())
+        assert torch.equal(negative, -right.imag)
+
+
+def test_a_mistake_of_the_caller_does_not_end_the_group() -> None:
+    def body(rank: Rank) -> Tensor:
+        with pytest.raises(ConfigError, match="expand"):
+            rank.all_reduce(torch.ones(1).expand(COUNT))
+        with pytest.raises(ConfigError, match="expand"):
+            rank.stage.run(
+                rank.group, [], [torch.ones(1).expand(9)], lambda _, __: None, 1
+            )
+        tensor = rank.computed(numbers(rank.group.rank))
+        rank.all_reduce(tensor)()
+        return rank.device.read(tensor)
+
+    for seen in carried(2, body):
+        assert torch.equal(seen, total(2))
+
+
+def test_what_is_too_small_for_a_relay_is_refused() -> None:
+    """Others would make an exchange of it."""
+
+    def body(rank: Rank) -> None:
+        relay = rank.group.relay(1 << 20)
+        assert rank.group.relay(64) is None
+        assert relay is not None
+        rank.stage.all_reduce(rank.group, relay, torch.ones(16), "sum")
+
+    with pytest.raises(ConfigError, match="64 bytes are not relayed"):
+        carried(2, body)
+
+
+def test_nothing_is_final_that_has_not_been_copied_back() -> None:
+    """A tensor with gaps is reduced in a copy; one without is reduced where it is."""
+    has_begun = threading.Event()
+
+    def body(rank: Rank) -> None:
+        whole = torch.full((COUNT, 2), -77.0)
+        if rank.group.rank == 1:
+            assert has_begun.wait(20)
+            rank.group.abort("enough")
+            return
+        wait = rank.all_reduce(rank.computed(numbers(0), whole[:, 0]))
+        while not rank.device.num_copies:
+            time.sleep(0.001)
+        has_begun.set()
+        with pytest.raises(GroupAborted):
+            wait()
+        assert rank.group.progress().complete == ()
+
+    carried(2, body)
+
+
+def test_an_inference_tensor_with_gaps_is_written_by_another_thread() -> None:
+    def body(rank: Rank) -> Tensor:
+        with torch.inference_mode():
+            tensor = torch.stack([numbers(rank.group.rank)] * 2, 1)[:, 0]
+        rank.all_reduce(tensor)()
+        with torch.inference_mode():
+            return tensor.clone()
+
+    for seen in carried(2, body):
+        assert torch.equal(seen, total(2))
 
 
 @pytest.mark.parametrize("pace", PACES)
