@@ -86,8 +86,10 @@ def rows(device: str) -> list[Row]:
     """Everything that is measured on ``device``."""
     if device == "cuda":
         bar = Bar(faster=2.0, text=">= 2x Gloo")
-        sizes = (1, 4, 16, 64, 256)
-        return [Row(f"all_reduce {n} MiB", "all_reduce", n * MIB, bar) for n in sizes]
+        return [
+            Row(f"all_reduce {n} MiB", "all_reduce", n * MIB, bar if n >= 16 else None)
+            for n in (1, 4, 16, 64, 256)
+        ]
     return [
         Row("all_reduce 4 B", "all_reduce", 4, Bar(1 / 0.15, text="<= 0.15 of Gloo")),
         *(Row(f"all_reduce {n} MiB", "all_reduce", n * MIB) for n in (4, 16, 64)),
