@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ringleader.engine import prepared
 from ringleader.errors import ConfigError, GroupAborted
 from ringleader.groups.group import Group
 from ringleader.testing.inprocess import run_threads, run_world, world
@@ -74,6 +76,12 @@ MAKERS: list[Callable[[int], Tensor]] = [
 ]
 
 
+OPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda rows: rows.sum(0),
+    "mean": lambda rows: rows.mean(0),
+}
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("make", MAKERS, ids=lambda m: m.__name__)
@@ -95,6 +103,32 @@ def test_a_view_is_reduced_in_place_and_nothing_beside_it_is_touched(
                 group.all_reduce(tensor, op)
                 assert torch.equal(tensor.detach(), expected[op])
                 assert torch.equal(beside(tensor), outside)
+
+    run_world(size, body, transport)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("shift", [0, 1], ids=["aligned", "unaligned"])
+def test_more_addresses_than_prepared_calls_remember(
+    shift: int, size: int, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, num = 4, 20
+    monkeypatch.setattr(prepared, "MAX_PLACES", 8)
+
+    def body(group: Group) -> None:
+        for dtype, op in itertools.product((torch.float32, torch.bfloat16), OPS):
+            memory = bytearray(num * 16 + shift)
+            for i in range(num):
+                tensor = torch.frombuffer(
+                    memory, dtype=dtype, count=count, offset=16 * i + shift
+                )
+                tensor.copy_(torch.arange(count) + group.rank + i % 8)
+                group.all_reduce(tensor, op)
+                parts = [torch.arange(count) + r + i % 8 for r in range(size)]
+                exact = OPS[op](torch.stack(parts).double())
+                assert torch.equal(tensor, exact.to(dtype))
 
     run_world(size, body, transport)
 

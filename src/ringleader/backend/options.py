@@ -106,7 +106,7 @@ def real(tensor: Tensor) -> Tensor:
 
 def only(tensors: Tensor | list[Tensor] | tuple[Tensor, ...], what: str) -> Tensor:
     """The one tensor of a call; torch wraps it in a list."""
-    if not isinstance(tensors, list | tuple):
+    if not isinstance(tensors, (list, tuple)):
         return real(tensors)
     if len(tensors) != 1:
         raise ConfigError(f"{what}: one tensor per rank, not {len(tensors)}")

@@ -28,7 +28,6 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
     Store,
 )
-from torch._C._distributed_c10d import Work as TorchWork
 
 from ringleader.backend import dynamo, explain, kernels, monitor, sparse
 from ringleader.backend.completions import Completions
@@ -46,7 +45,7 @@ from ringleader.backend.options import (
 )
 from ringleader.backend.register import NAME
 from ringleader.backend.staging import Stage, is_whole, on_host
-from ringleader.backend.work import BackendWork, FinishedWork, once
+from ringleader.backend.work import BackendWork, once
 from ringleader.engine import kernel
 from ringleader.errors import ConfigError, RingleaderError
 from ringleader.groups.group import Group
@@ -123,7 +122,10 @@ class RingleaderGroup(ProcessGroup):
 
     # -- collectives ---------------------------------------------------------------
 
-    def allreduce(self, tensors: Any, opts: Any = None, **named: Any) -> TorchWork:
+    def allreduce(
+        self, tensors: Any, opts: Any = None, **named: Any
+    ) -> BackendWork | None:
+        """None, as torch allows it: a synchronous call is done; a handle costs 1 us."""
         opts = pick(AllreduceOptions, opts, named)
         tensor, op = only(tensors, "all_reduce"), reduction(opts.reduceOp)
         if not opts.asyncOp and op.factor is None and self._is_plain(opts, tensor):
@@ -133,7 +135,7 @@ class RingleaderGroup(ProcessGroup):
             except RingleaderError:
                 with self._explain:  # only now: to enter it takes time, too
                     raise
-            return FinishedWork([tensor])
+            return None
         if tensor.layout is torch.sparse_coo:
             return self._start(
                 opts, [], [], self._all_reduce_sparse(tensor, op), [tensor]
@@ -505,7 +507,6 @@ class RingleaderGroup(ProcessGroup):
 
 dynamo.leave_alone(RingleaderGroup)
 dynamo.leave_alone(BackendWork)
-dynamo.leave_alone(FinishedWork)
 
 
 def _all_reduce(group: Group, op: Reduction) -> Body:

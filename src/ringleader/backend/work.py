@@ -170,39 +170,5 @@ class BackendWork(TorchWork):
     _source_rank = source_rank
 
 
-class FinishedWork(TorchWork):
-    """What has succeeded already, and the tensors it filled."""
-
-    def __init__(self, result: list[Tensor]) -> None:
-        TorchWork.__init__(self)  # a little faster than super()
-        self._result = result
-
-    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """It has ended."""
-        return True
-
-    def get_future(self) -> Future[Any]:
-        """A future that has its value."""
-        future: Future[Any] = Future()
-        future.set_result(self._result)
-        return future
-
-    def is_completed(self) -> bool:
-        """It is."""
-        return True
-
-    is_success = is_completed
-
-    def exception(self) -> None:
-        """There is none."""
-
-    def result(self) -> list[Tensor]:
-        """The tensors it filled."""
-        return self._result
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-
 def _value(future: Future[Any]) -> object:
     return future.value()

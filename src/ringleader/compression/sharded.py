@@ -9,9 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
+    _create_work_from_future,
+)
+from torch.futures import Future
 
 from ringleader.backend.options import reduction
-from ringleader.backend.work import FinishedWork
 from ringleader.compression.chance import purpose
 from ringleader.compression.peers import our_group
 from ringleader.compression.scheme import parse
@@ -94,4 +97,11 @@ class CodedReduceScatter:
             ours.reduce_scatter(out, source, kind.name, codec=codec)
             if out is not output_tensor:
                 output_tensor.copy_(out)
-        return FinishedWork([output_tensor]) if async_op else None
+        return _finished([output_tensor]) if async_op else None
+
+
+def _finished(result: list[Tensor]) -> dist.Work:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    work: dist.Work = _create_work_from_future(future)
+    return work

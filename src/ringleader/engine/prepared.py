@@ -1,14 +1,13 @@
 """All_reduces prepared once per dtype, length and reduction, run in no time.
 
 A collective of a few bytes costs what its Python costs, and Python that has not run
-since 4 MiB went through the cache costs three times as much. Here every view, address
-and function is looked up beforehand; a small run is two copies by address, the signals
-or system calls, and the additions in rank order. Nothing is different on the wire.
+since 4 MiB went through the cache costs three times as much. Here every view and
+function is looked up beforehand; a small run is a copy, the signals or system calls,
+and the additions in rank order. Nothing is different on the wire.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,8 @@ from ringleader.transport.segment import Signal
 
 SMALL_BYTES = 64 << 10
 """Over links, beyond this the general path costs little more, and a copy much."""
+
+MAX_PLACES = 256
 
 Stamp = Callable[[], bytes]
 """Begins the next operation and returns its header."""
@@ -42,20 +43,29 @@ class Shape:
     """Turns sums into results."""
 
 
-_memmove = ctypes.memmove
+class Places(dict[int, Array]):
+    """Tensors like that of one call, by their address: programs use few of them."""
+
+    def __init__(self, call: Shape) -> None:
+        super().__init__()
+        self._call = call
+
+    def __missing__(self, address: int) -> Array:
+        if len(self) >= MAX_PLACES:
+            self.clear()
+        array = self[address] = at(address, self._call.count, self._call.dtype)
+        return array
 
 
 def in_memory(arena: Arena, call: Shape) -> Prepared:
     """Through the exchange slots of shared memory."""
     num_bytes = call.count * call.dtype.itemsize
-    stamp, combine, finish = call.stamp, call.combine, call.finish
-    result = np.empty(call.count, call.dtype)
-    result_at = result.ctypes.data
+    stamp, combine, finish, places = call.stamp, call.combine, call.finish, Places(call)
     turns = range(arena.geometry.num_exchanges)
     slots = [[s[k] for s in arena.exchanges] for k in turns]
-    my_at = [turn[arena.rank].content.ctypes.data for turn in slots]
     my_header = [turn[arena.rank].header for turn in slots]
     blocks = [[s.content[:num_bytes].view(call.dtype) for s in turn] for turn in slots]
+    mine = [turn[arena.rank] for turn in blocks]
     posts = arena.post[Signal.POST]
     theirs = [
         (p, arena.take[Signal.POST][p], [turn[p].header for turn in slots])
@@ -66,29 +76,30 @@ def in_memory(arena: Arena, call: Shape) -> Prepared:
     def run(address: int) -> None:
         header = stamp()
         k = next_turn()
-        _memmove(my_at[k], address, num_bytes)
+        tensor = places[address]
+        mine[k][...] = tensor
         my_header[k][:] = header
         for post in posts:
             post()
         for peer, take, seen in theirs:
             if not take(False):
                 wait(take, peer)
-            if seen[k] != header:
-                mismatch(peer, bytes(seen[k]))
-        _add(blocks[k], result, combine)
+            if (other := seen[k].tobytes()) != header:
+                mismatch(peer, other)
+        _add(blocks[k], tensor, combine)
         if finish is not None:
-            finish(result)
-        _memmove(address, result_at, num_bytes)
+            finish(tensor)
 
     return run
 
 
 def in_place(arena: Arena, call: Shape) -> Prepared:
     """Through the slots of shared memory, straight to the tensor: for larger ones."""
+    places = Places(call)
 
     def run(address: int) -> None:
         header = call.stamp()
-        array = at(address, call.count, call.dtype)
+        array = places[address]
         arena.complete = 0
         shared.all_reduce(arena, header, array, array, call.combine, call.finish)
 
@@ -98,22 +109,20 @@ def in_place(arena: Arena, call: Shape) -> Prepared:
 def over_links(exchange: ExchangeEngine, call: Shape) -> Prepared:
     """Through one message to and from every peer."""
     num_bytes = call.count * call.dtype.itemsize
-    stamp, combine, finish = call.stamp, call.combine, call.finish
-    result = np.empty(call.count, call.dtype)
-    result_at = result.ctypes.data
+    stamp, combine, finish, places = call.stamp, call.combine, call.finish, Places(call)
     size = exchange.prepare(num_bytes)
-    payload_at = size.payload[exchange.rank].ctypes.data
     blocks = [p.view(call.dtype) for p in size.payload]
+    mine = blocks[exchange.rank]
     swap = exchange.swap
 
     def run(address: int) -> None:
         header = stamp()
-        _memmove(payload_at, address, num_bytes)
+        tensor = places[address]
+        mine[...] = tensor
         swap(size, header)
-        _add(blocks, result, combine)
+        _add(blocks, tensor, combine)
         if finish is not None:
-            finish(result)
-        _memmove(address, result_at, num_bytes)
+            finish(tensor)
 
     return run
 

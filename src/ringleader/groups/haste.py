@@ -20,6 +20,8 @@ _usual_s = 0.0
 threads at once: whichever step a thread is held up before, the interval ends as it was,
 and at worst one operation runs with the long one."""
 _short_s = switch_interval_s()
+ROUNDING_S = 1e-6
+"""The interval is kept in whole microseconds."""
 
 
 def begin() -> None:
@@ -37,7 +39,7 @@ def end() -> None:
     usual_s = _usual_s
     if usual_s and not _running:
         _usual_s = 0.0
-        if _is_ours(sys.getswitchinterval()):
+        if abs(sys.getswitchinterval() - _short_s) < ROUNDING_S:  # it is still ours
             sys.setswitchinterval(usual_s)
             if _running:  # begun while we gave it back
                 _shorten()
@@ -46,11 +48,6 @@ def end() -> None:
 def _shorten() -> None:
     global _usual_s
     interval_s = sys.getswitchinterval()
-    if _short_s and interval_s > _short_s and not _is_ours(interval_s):
+    if _short_s and interval_s > _short_s + ROUNDING_S:
         _usual_s = interval_s
         sys.setswitchinterval(_short_s)
-
-
-def _is_ours(interval_s: float) -> bool:
-    """Whether it is the one we set; it is kept in whole microseconds."""
-    return abs(interval_s - _short_s) < 1e-6

@@ -118,7 +118,7 @@ class Runner:
 
     def run_prepared(self, prepared: Prepared, address: int) -> bool:
         """Run a prepared operation now; False when others are before it."""
-        if self._queue or not self.lock.acquire(blocking=False):
+        if self._queue or not self.lock.acquire(False):  # keywords take as long again
             return False
         try:
             self._owner = threading.get_ident()

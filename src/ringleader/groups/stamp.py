@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from struct import Struct
 from zlib import crc32
 
 from ringleader.engine import kernel
@@ -63,13 +64,12 @@ class Stamps:
         head = template[: wire.SEQUENCE_OFFSET]
         middle = template[wire.COUNT_OFFSET : wire.HISTORY_OFFSET]
         tail = template[wire.HISTORY_OFFSET + 4 :]
+        pack = Struct(f"<{len(head)}sQ{len(middle)}sI{len(tail)}s").pack
         begin = self._mailbox.begin
 
         def stamp() -> bytes:
             self.sequence = sequence = self.sequence + 1
-            past = self._history.to_bytes(4, "little")
-            number = sequence.to_bytes(8, "little")
-            now = b"".join((head, number, middle, past, tail))
+            now = pack(head, sequence, middle, self._history, tail)
             self._history = crc32(now)
             begin(sequence, now)
             return now

@@ -55,13 +55,19 @@ def values(rank: int, count: int = COUNT) -> torch.Tensor:
     return torch.arange(count, dtype=torch.float64) * (rank + 1)
 
 
+def all_reduce(group: RingleaderGroup, tensor: torch.Tensor) -> None:
+    work = group.allreduce([tensor])
+    assert work is not None, "asynchronous, unless something else is asked for"
+    work.wait()
+
+
 def test_every_collective_has_the_right_values() -> None:
     total = values(0) + values(1)
 
     def live(group: RingleaderGroup) -> None:
         rank = group.group.rank
         mine = values(rank)
-        group.allreduce([mine]).wait()
+        all_reduce(group, mine)
         assert torch.equal(mine, total)
         several = [values(rank), values(rank, 3)]
         group.allreduce_coalesced(several).wait()
@@ -87,7 +93,7 @@ def test_every_collective_has_the_right_values() -> None:
 
 def test_large_tensors_really_are_cut() -> None:
     def live(group: RingleaderGroup) -> str:
-        group.allreduce([values(group.group.rank)]).wait()
+        all_reduce(group, values(group.group.rank))
         return group.group.progress().call
 
     with two_ranks() as groups:
@@ -102,7 +108,7 @@ def test_a_relay_is_not_cut() -> None:
 
     def live(group: RingleaderGroup) -> str:
         tensor = values(group.group.rank, count)
-        group.allreduce([tensor]).wait()
+        all_reduce(group, tensor)
         assert torch.equal(tensor, values(0, count) + values(1, count))
         relay = group.group.relay(tensor.nbytes)
         assert relay is not None
