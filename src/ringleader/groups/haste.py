@@ -36,12 +36,11 @@ def end() -> None:
     global _usual_s
     if _running:  # an interrupt may have come before begin()
         _running.pop()
-    usual_s = _usual_s
-    if usual_s and not _running:
+    while (usual_s := _usual_s) and not _running:
         _usual_s = 0.0
         if abs(sys.getswitchinterval() - _short_s) < ROUNDING_S:  # it is still ours
             sys.setswitchinterval(usual_s)
-            if _running:  # begun while we gave it back
+            if _running:  # begun meanwhile, and maybe over before the next line
                 _shorten()
 
 
@@ -49,5 +48,5 @@ def _shorten() -> None:
     global _usual_s
     interval_s = sys.getswitchinterval()
     if _short_s and interval_s > _short_s + ROUNDING_S:
-        _usual_s = interval_s
         sys.setswitchinterval(_short_s)
+        _usual_s = interval_s  # only now: who finds it gives the interval back

@@ -104,20 +104,24 @@ def test_threads_that_overlap_in_any_order_end_with_the_usual_one() -> None:
     assert interval_s() == USUAL_S
 
 
-@pytest.mark.parametrize("stays", [True, False])
-def test_another_thread_may_come_between_any_two_lines(*, stays: bool) -> None:
-    """One that began between two lines of end() made it give back 0 s, and raise."""
+@pytest.mark.parametrize("ends_after", [*range(12), 100])
+def test_another_thread_may_come_between_any_two_lines(ends_after: int) -> None:
+    """One that began between two lines of end() made it give back 0 s, and raise; one
+    that ended while end() made it short again left it short.
+    """
     for turn in range(100):
         lines = 0
+        stays = False
 
         def interrupt(frame: FrameType, event: str, _: object) -> object:
-            nonlocal lines
+            nonlocal lines, stays
             if event == "line" and frame.f_code.co_filename == haste.__file__:
                 if lines == turn:  # noqa: B023 - called in this turn only
-                    sys.settrace(None)
                     haste.begin()
-                    if not stays:
-                        haste.end()
+                    stays = True
+                if lines == turn + ends_after:  # noqa: B023
+                    haste.end()
+                    stays = False
                 lines += 1
             return interrupt
 
