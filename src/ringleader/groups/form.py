@@ -284,6 +284,6 @@ def learn_network(formed: Group, mesh: Mesh, deadline: Deadline) -> None:
         return
     if len(mesh.neighbours) == formed.size - 1:
         row = np.full(formed.size, 1e-6), np.full(formed.size, 5e9)
-        formed.network = share(formed, *row)
+        formed.network = share(formed, *row, deadline)
     else:
         formed.network = measure(formed, mesh.bulk, deadline)

@@ -38,10 +38,12 @@ def measure(group: Group, links: dict[int, Link], deadline: Deadline) -> Network
     for partner in _partners(rank, size):
         latency_s, bandwidth = _measure_pair(links[partner], rank < partner, deadline)
         latencies[partner], bandwidths[partner] = latency_s, bandwidth
-    return share(group, latencies, bandwidths)
+    return share(group, latencies, bandwidths, deadline)
 
 
-def share(group: Group, latencies: np.ndarray, bandwidths: np.ndarray) -> Network:
+def share(
+    group: Group, latencies: np.ndarray, bandwidths: np.ndarray, deadline: Deadline
+) -> Network:
     """Put everybody's row together."""
     size = group.size
     token = int.from_bytes(hashlib.blake2b(host_token(), digest_size=6).digest(), "big")
@@ -49,7 +51,8 @@ def share(group: Group, latencies: np.ndarray, bandwidths: np.ndarray) -> Networ
     head = np.array([token, os.cpu_count() or 1, shares], dtype=np.float64)
     row = torch.from_numpy(np.concatenate([head, latencies, bandwidths]))
     rows = [torch.empty_like(row) for _ in range(size)]
-    group.all_gather(rows, row, algorithm="shm" if shares and size > 1 else "direct")
+    algorithm = "shm" if shares and size > 1 else "direct"
+    group.all_gather(rows, row, algorithm=algorithm, timeout_s=deadline.left_s())
     hosts = [int(r[0]) for r in rows]
     _smooth(rows, size)
     links = tuple(
