@@ -18,12 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from ringleader.testing.processes import Nursery
 
-PATIENCE_S = 2.0
-"""How long what is ending may take to end: an idle engine thread lingers for one."""
+PATIENCE_S = 10.0
+"""How long what is ending may take to end: an idle engine thread lingers for one, and
+any of us may be held up for two."""
+
+settings.register_profile("busy machine", settings.default, deadline=None)
+settings.load_profile("busy machine")
 
 _SHM = Path("/dev/shm")
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
@@ -191,9 +196,21 @@ def nursery() -> Iterator[Nursery]:
         yield warm
 
 
-# -- which worker runs what ----------------------------------------------------------
+# -- several workers at once ----------------------------------------------------------
 
 _SLOW = ("cluster", "conformance", "contract", "torch")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Ports are looked for in a share of one's own: between the look and the use of
+    one, another worker could take it.
+    """
+    given = getattr(config, "workerinput", None)
+    if given is not None:
+        from ringleader.transport import ports
+
+        number, count = int(given["workerid"].removeprefix("gw")), given["workercount"]
+        ports._PORTS = ports._PORTS[number::count]
 
 
 def pytest_collection_modifyitems(

@@ -211,7 +211,7 @@ def check_that_it_stays_broken(group: Group, first: Exception) -> None:
         with pytest.raises(type(first)) as caught:
             again()
         assert str(caught.value) == str(first)
-    assert time.monotonic() - asked_s < 0.5, "a broken group must raise at once"
+    assert time.monotonic() - asked_s < 1.4, "a broken group must raise at once"
 
 
 # -- the tests ---------------------------------------------------------------------

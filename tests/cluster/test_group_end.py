@@ -26,6 +26,8 @@ from ringleader.testing.inprocess import run_threads, world
 
 TRANSPORTS = ["memory", "tcp", "shm"]
 SHORT_S = 0.3
+LATE_S = 2.5
+"""How much later than at once something may happen on a busy machine."""
 LARGE = 2_000_000
 """float32 elements: more than all buffers between two ranks can hold."""
 
@@ -89,7 +91,7 @@ def test_a_timeout_says_for_whom_and_in_which_call(transport: str) -> None:
             assert isinstance(error, TimeoutError)
             assert error.peer == 2, error
             assert "all_reduce(77 x float32, sum" in str(error)
-        assert SHORT_S <= took_s < SHORT_S + 1
+        assert SHORT_S <= took_s < SHORT_S + LATE_S
 
 
 @pytest.mark.timeout(60)
@@ -99,7 +101,7 @@ def test_the_limit_of_a_call_goes_before_that_of_the_group(transport: str) -> No
         started_s = time.monotonic()
         error = failure(lambda: groups[0].barrier(timeout_s=SHORT_S))
         assert isinstance(error, DeadlineExceeded)
-        assert time.monotonic() - started_s < SHORT_S + 1
+        assert time.monotonic() - started_s < SHORT_S + LATE_S
 
 
 @pytest.mark.timeout(60)
@@ -139,7 +141,7 @@ def test_a_broken_group_raises_the_same_error_for_ever_after(transport: str) -> 
             for call in calls:
                 error = failure(call)
                 assert (type(error), str(error)) == (type(first), str(first))
-        assert time.monotonic() - started_s < 1
+        assert time.monotonic() - started_s < LATE_S
         assert all(w.done() and w.error() is not None for w in queued)
 
 
@@ -161,9 +163,8 @@ def test_abort_from_another_thread_ends_a_blocked_call_at_once(
         error = blocked.join()
         assert isinstance(error, GroupAborted)
         assert "the user pressed a key" in str(error)
-        # A millisecond on a quiet machine; the bound is for one that is not.
-        assert returned_s - called_s < 0.5
-        assert blocked.ended_s - called_s < 0.5
+        assert returned_s - called_s < LATE_S
+        assert blocked.ended_s - called_s < LATE_S
 
 
 @pytest.mark.timeout(60)
@@ -178,7 +179,7 @@ def test_peers_learn_of_an_abort_while_they_wait_and_later(transport: str) -> No
         assert isinstance(error, GroupAborted)
         assert "rank 1" in str(error)
         assert "no more" in str(error)
-        assert blocked.ended_s - aborted_s < 1
+        assert blocked.ended_s - aborted_s < LATE_S
         late = failure(lambda: groups[2].all_reduce(torch.ones(LARGE)))
         assert isinstance(late, GroupAborted)
 
@@ -205,7 +206,7 @@ def test_an_abort_of_a_group_that_never_rests_reaches_everybody(
             error = thread.join()
             assert isinstance(error, GroupAborted)
             assert "busy or not" in str(error)
-            assert thread.ended_s - aborted_s < 1
+            assert thread.ended_s - aborted_s < LATE_S
 
 
 @pytest.mark.timeout(60)
@@ -223,7 +224,7 @@ def test_an_abort_after_which_nobody_calls_anything_is_told_to_the_others() -> N
         started_s = time.monotonic()
         error = failure(groups[1].barrier)  # rank 0 makes no call any more
         assert isinstance(error, GroupAborted)
-        assert time.monotonic() - started_s < 1
+        assert time.monotonic() - started_s < LATE_S
 
 
 @pytest.fixture
@@ -253,7 +254,7 @@ def test_an_interrupt_by_the_user_ends_the_group_and_leaves_nobody_waiting(
             wait_s = time.monotonic()
             groups[0].abort()
             failure(work.wait)
-            assert time.monotonic() - wait_s < 1
+            assert time.monotonic() - wait_s < LATE_S
         assert isinstance(failure(groups[0].barrier), InternalError | GroupAborted)
 
 
@@ -326,7 +327,7 @@ def test_a_call_with_a_rank_that_closed_raises_soon(transport: str) -> None:
         error = failure(lambda: groups[0].all_reduce(torch.ones(5)))
         assert isinstance(error, PeerLost)
         assert error.peer == 1
-        assert time.monotonic() - started_s < 1
+        assert time.monotonic() - started_s < LATE_S
 
 
 @pytest.mark.timeout(60)
@@ -337,7 +338,7 @@ def test_close_does_not_wait_for_messages_that_nobody_takes(transport: str) -> N
         time.sleep(0.1)  # the background thread is at it
         started_s = time.monotonic()
         assert Blocked(groups[0].close).join() is None
-        assert time.monotonic() - started_s < 1
+        assert time.monotonic() - started_s < LATE_S
         for work in works:
             assert isinstance(failure(work.wait), GroupAborted)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 import time
 from collections.abc import Callable
 
@@ -229,14 +230,17 @@ def test_an_operation_in_flight_goes_on_while_the_caller_computes(
 
 @pytest.mark.timeout(60)
 def test_a_wait_with_a_limit_leaves_the_operation_alone() -> None:
+    has_timed_out = threading.Event()
+
     def body(group: Group) -> None:
         tensor = numbers(group.rank, 0, 10)
         if group.rank == 1:
-            time.sleep(0.3)
+            assert has_timed_out.wait(20)
         work = group.all_reduce(tensor, async_op=True)
         if group.rank == 0:
             with pytest.raises(TimeoutError, match="still under way"):
                 work.wait(timeout_s=0.05)
+            has_timed_out.set()
         work.wait()
         assert torch.equal(tensor, total(2, 0, 10))
 

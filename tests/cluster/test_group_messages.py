@@ -197,7 +197,7 @@ def test_a_recv_that_nobody_answers_fails_alone(transport: str) -> None:
         with pytest.raises(DeadlineExceeded, match="tag 9") as caught:
             groups[0].recv(torch.ones(3), 1, tag=9, timeout_s=0.2)
         assert caught.value.peer == 1
-        assert 0.2 <= time.monotonic() - started_s < 1.2
+        assert 0.2 <= time.monotonic() - started_s < 2.7
         with pytest.raises(DeadlineExceeded, match="any rank"):
             groups[0].recv(torch.ones(3), None, tag=9, timeout_s=0.1)
 

@@ -121,7 +121,7 @@ def test_different_calls_raise_on_all_ranks_within_a_second_naming_both(
         # It is the end of the group, for every later call as well.
         for error, took_s in outcomes(groups, [barrier] * size):
             assert isinstance(error, CallMismatch)
-            assert took_s < 0.1
+            assert took_s < WITHIN_S, "at once, but for a busy machine"
 
 
 @pytest.mark.timeout(60)

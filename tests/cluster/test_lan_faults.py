@@ -41,10 +41,7 @@ join = socket.inet_aton("224.0.0.251") + own
 four.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, join)
 four.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, own)
 
-def serve(port):
-    server = socket.create_server(
-        ("", port), family=socket.AF_INET6, dualstack_ipv6=True
-    )
+def serve(server):
     def answer(stream):
         with stream:
             while data := stream.recv(1 << 16):
@@ -54,7 +51,10 @@ def serve(port):
         threading.Thread(target=answer, args=(stream,), daemon=True).start()
 
 for port in (7000, 7001):
-    threading.Thread(target=serve, args=(port,), daemon=True).start()
+    server = socket.create_server(
+        ("", port), family=socket.AF_INET6, dualstack_ipv6=True
+    )
+    threading.Thread(target=serve, args=(server,), daemon=True).start()
 
 heard = []
 
@@ -256,16 +256,19 @@ def test_a_port_that_drops_large_packets_lets_small_ones_through() -> None:
 
 
 def timed(a: Agent, b: Agent, num_bytes: int) -> float:
-    """Bytes per second that get there and back."""
+    """Bytes per second that get there and back, at best: any of us may be held up."""
     script = f"""
 import socket, time
-with socket.create_connection(({b.host.address!r}, 7000), 20) as stream:
-    start = time.monotonic()
-    stream.sendall(bytes({num_bytes}))
-    left = {num_bytes}
-    while left:
-        left -= len(stream.recv(left))
-    print(time.monotonic() - start)
+best = 30.0
+for _ in range(5):
+    with socket.create_connection(({b.host.address!r}, 7000), 20) as stream:
+        start = time.monotonic()
+        stream.sendall(bytes({num_bytes}))
+        left = {num_bytes}
+        while left:
+            left -= len(stream.recv(left))
+        best = min(best, time.monotonic() - start)
+print(best)
 """
     argv = [sys.executable, "-I", "-S", "-c", script]
     process = a.host.popen(argv, stdout=subprocess.PIPE, text=True)

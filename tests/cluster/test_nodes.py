@@ -66,7 +66,8 @@ def kill(node: Node) -> None:
 
 def measured(seen: Event) -> bool:
     links = sum(len(row["links"]) for row in seen["nodes"])
-    return len(seen["ring"]) == 3 and links >= 6
+    is_well = all(row["health"] == "healthy" for row in seen["nodes"])
+    return len(seen["ring"]) == 3 and links >= 6 and is_well
 
 
 def test_three_machines_find_each_other_and_survive_the_loss_of_their_leader(
@@ -80,7 +81,6 @@ def test_three_machines_find_each_other_and_survive_the_loss_of_their_leader(
     assert len({(s["epoch"], s["leader"], tuple(s["ring"])) for s in seen[:1]}) == 1
     leader = next(row for row in seen[0]["nodes"] if row["is_leader"])
     assert leader["name"] == "n0", "the first to start is the most senior"
-    assert all(row["health"] == "healthy" for row in seen[0]["nodes"])
     assert all(row["profile"]["physical_cores"] >= 1 for row in seen[0]["nodes"])
 
     killed_s = time.monotonic()
@@ -106,11 +106,14 @@ def test_a_stopped_machine_is_waited_for_a_while_and_rejoins_after_longer(
     before = three[0].look()
     agent = int(three[2].events[0]["agent"])
 
+    stopped_s = time.monotonic()
     os.kill(agent, signal.SIGSTOP)
     time.sleep(2.0)
     os.kill(agent, signal.SIGCONT)
+    was_out_s = time.monotonic() - stopped_s
     time.sleep(1.0)
-    assert three[0].look()["epoch"] == before["epoch"], "two seconds evict nobody"
+    if was_out_s < 2.3:  # else we were held up ourselves, longer than anybody may be
+        assert three[0].look()["epoch"] == before["epoch"], "two seconds evict nobody"
 
     os.kill(agent, signal.SIGSTOP)
     three[0].look_until(lambda s: names_in_view(s) == {"n0", "n1"})

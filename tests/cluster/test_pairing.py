@@ -378,7 +378,7 @@ def test_a_visitor_that_drips_is_shown_out(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_visitor_that_stalls_in_its_run_loses_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(invitation, "STEP_S", 0.5)
+    monkeypatch.setattr(invitation, "STEP_S", 2.0)
     with desk() as it, Visitor(it) as slow:
         slow.until_proof()
         assert slow.hear() is None
@@ -387,7 +387,7 @@ def test_a_visitor_that_stalls_in_its_run_loses_it(
 
 
 def test_the_whole_run_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invitation, "TOTAL_S", 0.5)
+    monkeypatch.setattr(invitation, "TOTAL_S", 2.5)
     with desk() as it, Visitor(it) as slow:
         slow.until_proof()
         assert slow.hear() is None

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ringleader.deadline import Deadline
 from ringleader.errors import (
     CallMismatch,
     ConfigError,
@@ -26,6 +27,8 @@ from ringleader.errors import (
 from ringleader.groups.group import Group
 from ringleader.testing.inprocess import run_threads, run_world, world
 from ringleader.testing.processes import Nursery, Ready, spawn_ranks
+from ringleader.transport import tcp
+from ringleader.transport.stream import SocketLink
 
 
 def failure(call: Callable[[], object]) -> RingleaderError:
@@ -127,7 +130,9 @@ def test_a_signal_handler_may_close_the_group_in_the_middle_of_an_operation() ->
 def test_closing_does_not_wait_for_an_operation_that_will_not_end() -> None:
     with world(2, "tcp") as (ours, theirs):
         work = ours.all_reduce(torch.ones(5), async_op=True)
-        time.sleep(0.1)
+        link = theirs._mesh.bulk[0]
+        assert isinstance(link, SocketLink)
+        tcp.wait_readable(link.sock, 0, Deadline.after(20))  # our part of it
         started_s = time.monotonic()
         ours.close()
         assert time.monotonic() - started_s < 5

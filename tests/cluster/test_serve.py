@@ -86,12 +86,12 @@ def test_long_polls_are_answered_when_there_is_work(tmp_path: Path) -> None:
         assert second is not None
         anna.put(first)
         found: list[Any] = []
-        waiting = threading.Thread(target=lambda: found.append(anna.work(1.5)))
+        waiting = threading.Thread(target=lambda: found.append(anna.work(10.0)))
         waiting.start()
         began_s = time.monotonic()
         ben.put(second)
         waiting.join(10)
-        assert time.monotonic() - began_s < 1.4
+        assert time.monotonic() - began_s < 8
         assert found[0]["version"] == 1
         assert ben.work(0.0) is not None
         anna.put(found[0])

@@ -184,12 +184,12 @@ def monitored_barrier(rank: int, size: int) -> None:
         start_s = time.monotonic()
         text = ""
         try:
-            group.monitored_barrier(timedelta(seconds=1))
+            group.monitored_barrier(timedelta(seconds=4))
         except Exception as exc:  # noqa: BLE001 - its class is the backend's choice
             text = str(exc).lower()
         assert text, "the barrier let go though a rank was missing"
         assert rank != 0 or f"rank {size - 1}" in text, text
-        assert time.monotonic() - start_s < 3
+        assert time.monotonic() - start_s < 15
     dist.barrier()
 
 

@@ -181,7 +181,7 @@ class Nursery:
         with ours, theirs:
             socket.send_fds(self._socket, [b"F"], [theirs.fileno()])
             self._pipe.send(birth)
-            pid = self._answer(REAP_S)
+            pid = self._answer(WARM_UP_S)  # the first of a file imports it
             return Rank(birth.rank, pid, Connection(os.dup(ours.fileno())))
 
     def reap(self, ranks: Sequence[Rank]) -> None:

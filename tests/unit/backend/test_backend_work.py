@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from ringleader.backend.completions import LINGER_S, Completions
+from ringleader.backend.completions import Completions
 from ringleader.backend.work import BackendWork
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, PeerLost
@@ -353,7 +353,10 @@ def test_one_handle_for_none_is_complete(completions: Completions) -> None:
 # -- the threads -------------------------------------------------------------------
 
 
-def test_a_thread_that_is_busy_when_all_are_closed_ends_with_its_task() -> None:
+def test_a_thread_that_is_busy_when_all_are_closed_ends_with_its_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ringleader.backend.completions.LINGER_S", 60.0)
     completions, begun, go_on = Completions(), threading.Event(), threading.Event()
     before = set(threading.enumerate())
 
@@ -366,9 +369,8 @@ def test_a_thread_that_is_busy_when_all_are_closed_ends_with_its_task() -> None:
     (thread,) = set(threading.enumerate()) - before
     completions.close()
     go_on.set()
-    started_s = time.monotonic()
-    thread.join(10)
-    assert time.monotonic() - started_s < LINGER_S / 2
+    thread.join(SOON_S)
+    assert not thread.is_alive()
 
 
 def futures_threads() -> list[threading.Thread]:
@@ -394,8 +396,10 @@ def test_threads_start_with_the_first_future_and_end_with_the_group() -> None:
 
 ENDING = """
 import functools, threading, time, torch
+from ringleader.backend import completions
 from ringleader.backend.completions import Completions
 
+completions.SETTLE_S = 30.0  # a second of it is ours, and the machine may be busy
 begun = threading.Event()
 
 def follow(_):

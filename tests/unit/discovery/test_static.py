@@ -136,11 +136,12 @@ def test_a_name_that_nobody_knows_is_explained_and_harms_no_other() -> None:
 
 
 def test_a_name_server_that_hangs_costs_its_deadline_and_one_thread() -> None:
-    release = threading.Event()
+    called, release = threading.Event(), threading.Event()
     calls = []
 
     def hang(host: str, port: int) -> Sequence[str]:
         calls.append(host)
+        called.set()
         release.wait(20)
         return ["10.77.0.2"]
 
@@ -149,12 +150,13 @@ def test_a_name_server_that_hangs_costs_its_deadline_and_one_thread() -> None:
     try:
         slow, other = resolve(peers, within_s=0.05, times=3)
         spent_s = time.monotonic() - start_s
+        assert called.wait(10)
     finally:
         release.set()
     assert "no answer from the name server within 0.05 s" in slow.trouble
     assert other.addresses == ("10.77.0.3",)
     assert calls == ["slow"]
-    assert 0.15 <= spent_s < 2
+    assert 0.15 <= spent_s < 10
 
 
 def test_an_answer_that_was_late_is_there_the_next_time() -> None:
