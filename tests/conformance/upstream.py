@@ -190,7 +190,7 @@ def load(trial: Trial) -> type[OnRanks]:
 
 def _patient(seconds: float) -> timedelta:
     """One or two seconds may pass before a busy machine has formed a group."""
-    return timedelta(seconds=5 if 1 <= seconds <= 2 else seconds)
+    return timedelta(seconds=3 if 1 <= seconds <= 2 else seconds)
 
 
 def _set_environment(trial: Trial) -> None:
