@@ -23,7 +23,7 @@ from ringleader.transport.ports import free_ports
 pytestmark = pytest.mark.timeout(60)
 
 SHORT_S = 0.5
-MEET_S = 3.0
+MEET_S = 2.0
 """In which two ranks surely meet, though the machine is busy."""
 SLACK_S = 3.0
 """An error may come this much after its deadline."""

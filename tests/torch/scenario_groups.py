@@ -184,7 +184,7 @@ def monitored_barrier(rank: int, size: int) -> None:
         start_s = time.monotonic()
         text = ""
         try:
-            group.monitored_barrier(timedelta(seconds=4))
+            group.monitored_barrier(timedelta(seconds=3))
         except Exception as exc:  # noqa: BLE001 - its class is the backend's choice
             text = str(exc).lower()
         assert text, "the barrier let go though a rank was missing"
