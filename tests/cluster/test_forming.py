@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(60)
 SHORT_S = 0.5
 MEET_S = 2.0
 """In which two ranks surely meet, though the machine is busy."""
-SLACK_S = 3.0
+SLACK_S = 1.0
 """An error may come this much after its deadline."""
 
 Outcome = Group | Exception

@@ -91,7 +91,7 @@ def test_a_timeout_says_for_whom_and_in_which_call(transport: str) -> None:
             assert isinstance(error, TimeoutError)
             assert error.peer == 2, error
             assert "all_reduce(77 x float32, sum" in str(error)
-        assert SHORT_S <= took_s < SHORT_S + LATE_S
+        assert SHORT_S <= took_s < SHORT_S + 1
 
 
 @pytest.mark.timeout(60)
@@ -101,7 +101,7 @@ def test_the_limit_of_a_call_goes_before_that_of_the_group(transport: str) -> No
         started_s = time.monotonic()
         error = failure(lambda: groups[0].barrier(timeout_s=SHORT_S))
         assert isinstance(error, DeadlineExceeded)
-        assert time.monotonic() - started_s < SHORT_S + LATE_S
+        assert time.monotonic() - started_s < SHORT_S + 1
 
 
 @pytest.mark.timeout(60)
