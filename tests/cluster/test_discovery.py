@@ -188,7 +188,7 @@ def test_after_a_crash_there_is_a_new_label_and_the_old_one_expires(net: Lan) ->
             assert watcher.event("saw")["label"] == second
             assert watcher.labels() == {first, second, third}
             wait_for(lambda: first not in watcher.labels(), 12.0)
-            assert time.monotonic() - crashed_s > 3.0
+            assert time.monotonic() - crashed_s > 6.0
             assert watcher.labels() == {second, third}, "questions keep them alive"
 
 
@@ -375,7 +375,13 @@ with announce(int(sys.argv[1])) as trouble:
     print(trouble, flush=True)
     sys.stdin.read()
 """
-FIND = "from ringleader.discovery.pairing import find; print(find(float({0})))"
+FIND = """
+import json, time
+from ringleader.discovery.pairing import find
+start_s = time.monotonic()
+found = find({0})
+print(json.dumps([found, time.monotonic() - start_s]))
+"""
 
 
 def test_a_pairing_window_is_found_while_it_is_open(net: Lan) -> None:
@@ -385,8 +391,9 @@ def test_a_pairing_window_is_found_while_it_is_open(net: Lan) -> None:
         assert window.stdout is not None
         assert window.stdin is not None
         assert window.stdout.readline() == "None\n"
-        found = run_python(net.hosts[1], FIND.format(5))
+        found, took_s = json.loads(run_python(net.hosts[1], FIND.format(5)))
         window.stdin.close()
         assert window.wait(timeout=DEADLINE_S) == 0
-    assert found.strip() == "[('10.77.0.1', 5000), ('fd77::1', 5000)]"
-    assert run_python(net.hosts[1], FIND.format(0.5)).strip() == "[]"
+    assert found == [["10.77.0.1", 5000], ["fd77::1", 5000]]
+    assert took_s < FOUND_S
+    assert json.loads(run_python(net.hosts[1], FIND.format(0.5)))[0] == []

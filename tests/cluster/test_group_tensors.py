@@ -133,6 +133,18 @@ def test_more_addresses_than_prepared_calls_remember(
     run_world(size, body, transport)
 
 
+def test_what_is_remembered_of_addresses_is_bounded() -> None:
+    memory = np.zeros(1000, np.float32)
+    shape = prepared.Shape(
+        count=1, dtype=memory.dtype, combine=np.add, stamp=bytes, finish=None
+    )
+    places = prepared.Places(shape)
+    for i in range(len(memory)):
+        places[memory.ctypes.data + 4 * i][:] = i
+        assert 0 < len(places) <= prepared.MAX_PLACES
+    assert memory.tolist() == list(range(len(memory)))
+
+
 def beside(tensor: Tensor) -> Tensor:
     """What else lies in the memory of ``tensor``."""
     memory = torch.as_strided(

@@ -82,20 +82,22 @@ def test_two_hosts_talk_at_about_the_rate_of_the_wire() -> None:
     with lan(hosts=2, rate="200mbit") as net:
         total, seconds = _carry([net.hosts[0]], net.hosts[1], 10_000_000)
         sent, received = net.hosts[0].bytes_sent(), net.hosts[1].bytes_received()
+        again = [_carry([net.hosts[0]], net.hosts[1], 10_000_000) for _ in range(2)]
     assert total == 10_000_000
     # 200 Mbit/s is 25 MB/s, of which 23.9 are payload; the burst makes it a bit more.
     # A sender that is held up makes it less.
-    assert 4e6 < total / seconds < 26e6
+    rates = [size / took_s for size, took_s in [(total, seconds), *again]]
+    assert 20e6 < max(rates) < 26e6
     assert total < sent < 1.1 * total
     assert total < received < 1.1 * total
 
 
 def test_what_two_hosts_send_to_a_third_shares_its_card() -> None:
     with lan(hosts=3, rate="200mbit") as net:
-        total, seconds = _carry(net.hosts[1:], net.hosts[0], 5_000_000)
-    assert total == 10_000_000
+        carried = [_carry(net.hosts[1:], net.hosts[0], 5_000_000) for _ in range(3)]
+    assert {total for total, _ in carried} == {10_000_000}
     # Streams that meet lose packets at times; above all they get one wire, not two.
-    assert 4e6 < total / seconds < 26e6
+    assert 12e6 < max(total / seconds for total, seconds in carried) < 26e6
 
 
 def test_without_a_rate_nothing_is_slowed_down() -> None:

@@ -9,10 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
-    _create_work_from_future,
-)
-from torch.futures import Future
 
 from ringleader.backend.options import reduction
 from ringleader.compression.chance import purpose
@@ -75,8 +71,8 @@ class CodedReduceScatter:
         group: dist.ProcessGroup,
         op: dist.ReduceOp | dist.ReduceOp.RedOpType,
         async_op: bool = False,
-    ) -> dist.Work | None:
-        """Done when it returns, whatever ``async_op`` says."""
+    ) -> None:
+        """Done when it returns, whatever ``async_op`` says: there is no handle."""
         ours, kind, codec = our_group(group), reduction(op), self._codec
         if ours is None:
             raise ConfigError(
@@ -97,11 +93,3 @@ class CodedReduceScatter:
             ours.reduce_scatter(out, source, kind.name, codec=codec)
             if out is not output_tensor:
                 output_tensor.copy_(out)
-        return _finished([output_tensor]) if async_op else None
-
-
-def _finished(result: list[Tensor]) -> dist.Work:
-    future: Future[Any] = Future()
-    future.set_result(result)
-    work: dist.Work = _create_work_from_future(future)
-    return work
