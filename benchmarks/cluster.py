@@ -24,8 +24,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ringleader.testing.lans import Lan, lan
-from ringleader.testing.nodes import Node, make_home, names_in_view
+from ringleader.simulation.lan import Lan, lan
+from ringleader.testing.node_process import Node, make_home, names_in_view
 
 SCRIPTS = Path(__file__).parents[1] / "tests" / "cluster"
 AGENT = SCRIPTS / "agent_worker.py"

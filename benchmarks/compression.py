@@ -36,7 +36,7 @@ from typing import Any
 
 from ringleader.cli.bench.machine import describe
 from ringleader.cli.crew import Crew
-from ringleader.testing.lans import Host, lan
+from ringleader.simulation.lan import Host, lan
 
 WORKER = Path(__file__).with_name("compression_worker.py")
 RESULTS = Path(__file__).parent / "results"

@@ -17,8 +17,8 @@ from statistics import median
 
 from ringleader.membership.member import Member
 from ringleader.membership.messages import Heartbeat, Message, decode, encode
-from ringleader.testing.membership.run import simulate
-from ringleader.testing.membership.world import World
+from ringleader.simulation.membership.seeded_run import simulate
+from ringleader.simulation.membership.simulated_cluster import World
 
 SIZES = (3, 8, 16, 64)
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from ringleader.deadline import Deadline
 from ringleader.ids import NodeId
-from ringleader.testing.lans import Lan, can_make_faults, lan
+from ringleader.simulation.lan import Lan, can_make_faults, lan
 from ringleader.topology.graph import Node, Topology
 from ringleader.topology.link import LinkProfile, rounds
 from ringleader.topology.probe import measure_receiving, measure_sending

@@ -72,7 +72,7 @@ def machine() -> dict[str, Any]:
 
 def measure(where: str, rate: str, sizes: list[float], rounds: int) -> dict[str, Any]:
     """The rounds of rank 0, and what the machine did beside them."""
-    from ringleader.testing.lans import lan
+    from ringleader.simulation.lan import lan
 
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))

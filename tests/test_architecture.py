@@ -18,7 +18,7 @@ MODULES = sorted(SRC.rglob("*.py"))
 ROWS = (
     "errors ids | deadline | wire collectives codec settings | identity | transport "
     "| engine | groups | backend | compression | parallel paramserver | membership "
-    "| topology | discovery | node | testing | cli | __init__"
+    "| topology simulation | discovery | node | cli | testing | __init__"
 )
 HEIGHT = {n: i for i, row in enumerate(ROWS.split("|")) for n in row.split()}
 
@@ -127,6 +127,16 @@ def test_module_keeps_its_place(path: Path) -> None:
     assert not above, f"{me} may only import what lies below it, not {sorted(above)}"
 
 
+def test_no_product_module_imports_the_test_kit() -> None:
+    product = [path for path in MODULES if place(path) != "testing"]
+    offenders = [
+        relative(path)
+        for path in product
+        if any(name.startswith("ringleader.testing") for name in imports(parse(path)))
+    ]
+    assert not offenders, f"only tests may import ringleader.testing: {offenders}"
+
+
 @pytest.mark.parametrize(
     "path", [path for path in MODULES if place(path) in PURE], ids=relative
 )
@@ -144,7 +154,7 @@ def test_frameworks_stay_in_their_package(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_only_the_settings_read_the_environment(path: Path) -> None:
-    if HEIGHT[place(path)] >= HEIGHT["testing"] or place(path) == "settings":
+    if HEIGHT[place(path)] >= HEIGHT["cli"] or place(path) == "settings":
         return
     for node in ast.walk(parse(path)):
         name = getattr(node, "attr", getattr(node, "id", ""))

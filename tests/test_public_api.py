@@ -17,7 +17,7 @@ import ringleader
 from ringleader import errors
 from ringleader.cli.main import app
 from ringleader.errors import PeerError, RingleaderError
-from ringleader.testing.inprocess import world
+from ringleader.testing.threaded_world import world
 from ringleader.wire import hello, mail
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -23,7 +23,7 @@ from ringleader.node.frames import Hello
 from ringleader.node.requests import Check, Checked, Done, Enter, Entered, Look, Quit
 from ringleader.node.snapshot import NodeRow, Snapshot
 from ringleader.node.story import Story
-from ringleader.testing.nodes import make_home
+from ringleader.testing.node_process import make_home
 
 pytestmark = pytest.mark.timeout(60)
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"

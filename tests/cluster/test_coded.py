@@ -18,7 +18,7 @@ from ringleader.engine import frames
 from ringleader.engine.frames import Parts
 from ringleader.errors import CallMismatch, ConfigError, RingleaderError
 from ringleader.groups.group import Group
-from ringleader.testing.inprocess import run_threads, run_world, world
+from ringleader.testing.threaded_world import run_threads, run_world, world
 
 ALL = ("fp16", "bf16", "int8", "int8-stochastic:3", "onebit")
 LENGTHS = (0, 1, 2, 5, 2047, 2049, 40_001)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ringleader.compression import compressor
 from ringleader.groups.group import Group
-from ringleader.testing.inprocess import run_world
+from ringleader.testing.threaded_world import run_world
 
 SCHEMES = [
     "bf16",

@@ -18,7 +18,7 @@ from ringleader.errors import (
     RingleaderError,
 )
 from ringleader.groups.group import Group
-from ringleader.testing.inprocess import run_threads, run_world, world
+from ringleader.testing.threaded_world import run_threads, run_world, world
 from ringleader.transport.stream import SocketLink
 
 SCHEMES = [

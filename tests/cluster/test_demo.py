@@ -15,7 +15,7 @@ import pytest
 
 from ringleader.cli.demo.training import Recipe, Trained, load_digits, train
 from ringleader.groups.group import Group
-from ringleader.testing.inprocess import world
+from ringleader.testing.threaded_world import world
 
 pytestmark = pytest.mark.timeout(110)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ringleader.testing.lans import Host, Lan, can_make_lan, lan
+from ringleader.simulation.lan import Host, Lan, can_make_lan, lan
 
 IS_POSSIBLE, REASON = can_make_lan()
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no LAN here: {REASON}")

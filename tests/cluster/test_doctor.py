@@ -23,8 +23,8 @@ import pytest
 from ringleader.identity.home import Home
 from ringleader.identity.redacted import Secret
 from ringleader.identity.secret import ClusterSecret, store
-from ringleader.testing.lans import Host, Lan, can_make_faults, lan
-from ringleader.testing.lans.switch import RECEIVED
+from ringleader.simulation.lan import Host, Lan, can_make_faults, lan
+from ringleader.simulation.lan.switch import RECEIVED
 
 IS_POSSIBLE, REASON = can_make_faults()
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no faults here: {REASON}")

@@ -16,7 +16,7 @@ from ringleader.collectives.config import CollectiveConfig
 from ringleader.collectives.cost import Network
 from ringleader.deadline import Deadline
 from ringleader.groups.measure import share
-from ringleader.testing.inprocess import run_threads, world
+from ringleader.testing.threaded_world import run_threads, world
 from ringleader.transport import tcp
 from ringleader.transport.ports import free_ports
 

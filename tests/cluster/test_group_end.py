@@ -22,7 +22,7 @@ from ringleader.errors import (
 )
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work
-from ringleader.testing.inprocess import run_threads, world
+from ringleader.testing.threaded_world import run_threads, world
 
 TRANSPORTS = ["memory", "tcp", "shm"]
 SHORT_S = 0.3

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work
-from ringleader.testing.inprocess import run_threads, run_world
 from ringleader.testing.processes import Nursery, Ready, spawn_ranks
+from ringleader.testing.threaded_world import run_threads, run_world
 
 TRANSPORTS = ["memory", "tcp", "shm"]
 

@@ -15,7 +15,7 @@ import torch
 from ringleader.errors import CallMismatch, ConfigError, DeadlineExceeded
 from ringleader.groups.group import Group
 from ringleader.groups.messages import MAX_EAGER_BYTES
-from ringleader.testing.inprocess import run_threads, run_world, world
+from ringleader.testing.threaded_world import run_threads, run_world, world
 from ringleader.wire.mail import EAGER_BYTES
 
 TRANSPORTS = ["memory", "tcp", "shm"]

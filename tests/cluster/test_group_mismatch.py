@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ringleader.errors import CallMismatch
 from ringleader.groups.group import Group
-from ringleader.testing.inprocess import run_threads, world
+from ringleader.testing.threaded_world import run_threads, world
 
 TRANSPORTS = ["memory", "tcp", "shm"]
 WITHIN_S = 1.0

@@ -9,7 +9,7 @@ import torch
 
 from ringleader.errors import GroupAborted
 from ringleader.groups.group import Group
-from ringleader.testing.inprocess import run_threads, run_world, world
+from ringleader.testing.threaded_world import run_threads, run_world, world
 
 TRANSPORTS = ["memory", "tcp", "shm"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ringleader.engine import prepared
 from ringleader.errors import ConfigError, GroupAborted
 from ringleader.groups.group import Group
-from ringleader.testing.inprocess import run_threads, run_world, world
+from ringleader.testing.threaded_world import run_threads, run_world, world
 
 TRANSPORTS = ["memory", "tcp", "shm"]
 LARGE = 300_000

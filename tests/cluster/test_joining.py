@@ -10,7 +10,7 @@ import pytest
 
 from ringleader.deadline import Deadline
 from ringleader.errors import PeerRefused, PeerUnreachable, RingleaderError
-from ringleader.testing.inprocess import run_threads
+from ringleader.testing.threaded_world import run_threads
 from ringleader.transport import mesh as meshes
 from ringleader.transport import segment, tcp
 from ringleader.transport.dialler import Place

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ringleader.errors import ConfigError
-from ringleader.testing.lans import Host, Lan, can_make_lan, lan
+from ringleader.simulation.lan import Host, Lan, can_make_lan, lan
 
 IS_POSSIBLE, REASON = can_make_lan()
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no LAN here: {REASON}")

@@ -13,8 +13,8 @@ import pytest
 
 import ringleader.testing
 from ringleader.errors import ConfigError
-from ringleader.testing.lans import Host, Lan, can_make_faults, lan
-from ringleader.testing.lans.rate import bytes_per_s
+from ringleader.simulation.lan import Host, Lan, can_make_faults, lan
+from ringleader.simulation.lan.rate_limit import bytes_per_s
 
 IS_POSSIBLE, REASON = can_make_faults()
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no faults here: {REASON}")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ringleader.testing.lans import Lan, can_make_lan, lan
-from ringleader.testing.network import Network
-from ringleader.testing.simulator import predict
+from ringleader.simulation.collectives.network_model import Network
+from ringleader.simulation.collectives.simulator import predict
+from ringleader.simulation.lan import Lan, can_make_lan, lan
 
 WORKER = Path(__file__).with_name("lan_worker.py")
 POSSIBLE, REASON = can_make_lan()

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, PeerError, PeerLost, ProtocolError
-from ringleader.testing.inprocess import run_threads
+from ringleader.testing.threaded_world import run_threads
 from ringleader.topology.kind import InterfaceKind
 from ringleader.topology.link import LinkProfile
 from ringleader.topology.probe import (

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ringleader.testing.lans import can_make_lan
+from ringleader.simulation.lan import can_make_lan
 from ringleader.transport.host import host_token
 
 IS_POSSIBLE, REASON = can_make_lan()

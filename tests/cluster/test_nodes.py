@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ringleader.testing.lans import Lan, can_make_lan, lan
-from ringleader.testing.nodes import Event, Node, make_home, names_in_view
+from ringleader.simulation.lan import Lan, can_make_lan, lan
+from ringleader.testing.node_process import Event, Node, make_home, names_in_view
 
 AGENT = Path(__file__).parent / "agent_worker.py"
 

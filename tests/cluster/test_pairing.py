@@ -54,7 +54,7 @@ from ringleader.identity.pairing_tcp import join_at, new_pin, pack, unpack
 from ringleader.identity.pairing_window import Outcome, Window
 from ringleader.identity.redacted import Secret
 from ringleader.identity.secret import ClusterSecret
-from ringleader.testing.lans import can_make_lan, lan
+from ringleader.simulation.lan import can_make_lan, lan
 
 PATIENCE_S = 20.0
 CLUSTER = ClusterSecret(root=Secret(b"r" * 32), name="home")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ringleader.engine import walk
 from ringleader.groups.group import Group
-from ringleader.testing.inprocess import run_world
+from ringleader.testing.threaded_world import run_world
 from ringleader.transport import segment
 
 BASE = 20_000

@@ -25,8 +25,8 @@ from ringleader.errors import (
     RingleaderError,
 )
 from ringleader.groups.group import Group
-from ringleader.testing.inprocess import run_threads, run_world, world
 from ringleader.testing.processes import Nursery, Ready, spawn_ranks
+from ringleader.testing.threaded_world import run_threads, run_world, world
 from ringleader.transport import tcp
 from ringleader.transport.stream import SocketLink
 

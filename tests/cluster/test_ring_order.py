@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ringleader.testing.lans import Host, can_make_faults, can_make_lan, lan
-from ringleader.testing.lans.rate import bytes_per_s, limit
+from ringleader.simulation.lan import Host, can_make_faults, can_make_lan, lan
+from ringleader.simulation.lan.rate_limit import bytes_per_s, limit
 
 IS_POSSIBLE, REASON = can_make_lan()
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no LAN here: {REASON}")

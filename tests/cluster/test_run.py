@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ringleader.testing.lans import Lan, can_make_lan, lan
-from ringleader.testing.nodes import make_home
+from ringleader.simulation.lan import Lan, can_make_lan, lan
+from ringleader.testing.node_process import make_home
 
 pytestmark = [
     pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1]),

@@ -35,7 +35,7 @@ from ringleader.paramserver.assignment import Key
 from ringleader.paramserver.plan import Plan
 from ringleader.paramserver.run import Options, open_run
 from ringleader.paramserver.training import Told
-from ringleader.testing.disk import FullDisk
+from ringleader.testing.full_disk import FullDisk
 
 pytestmark = pytest.mark.timeout(115)
 

@@ -29,8 +29,8 @@ from ringleader.errors import (
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
 from ringleader.identity.secret import ClusterSecret, Secret
-from ringleader.testing.inprocess import run_threads
 from ringleader.testing.link_driver import receive, send
+from ringleader.testing.threaded_world import run_threads
 from ringleader.transport import listener as listeners
 from ringleader.transport import mesh as meshes
 from ringleader.transport import tcp

@@ -35,8 +35,8 @@ from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
 from ringleader.identity.secret import ClusterSecret, Secret
 from ringleader.ids import NodeId
-from ringleader.testing.inprocess import run_threads
 from ringleader.testing.processes import Nursery, Ready, spawn_ranks
+from ringleader.testing.threaded_world import run_threads
 from ringleader.transport import memory
 from ringleader.transport.ports import free_ports
 from ringleader.transport.tls import SecureSocket

@@ -9,7 +9,7 @@ import torch
 
 from ringleader.collectives.algorithm import algorithms
 from ringleader.groups.group import Group
-from ringleader.testing.inprocess import run_world
+from ringleader.testing.threaded_world import run_world
 
 SIZES = range(1, 9)
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

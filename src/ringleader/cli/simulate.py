@@ -14,8 +14,7 @@ from rich.table import Table
 from ringleader.cli import units
 from ringleader.collectives.algorithm import OPERATIONS, algorithms
 from ringleader.errors import ConfigError
-from ringleader.testing import network as networks
-from ringleader.testing import simulator
+from ringleader.simulation.collectives import network_model, simulator
 
 PAYLOAD_SHARE = 1448 / 1538
 """What TCP over Ethernet leaves of the line rate: 1448 bytes of every 1538 on the wire
@@ -193,19 +192,21 @@ def _check(question: Question) -> None:
         )
 
 
-def _network(question: Question, size: int) -> networks.Network:
-    network = networks.Network.uniform(
+def _network(question: Question, size: int) -> network_model.Network:
+    network = network_model.Network.uniform(
         size,
         latency_s=question.latency_s,
         bytes_per_s=question.bytes_per_s,
         reduce_bytes_per_s=question.reduce_bytes_per_s,
     )
     if question.slow_bytes_per_s is not None:
-        slow = networks.Wire(question.latency_s, question.slow_bytes_per_s)
-        network = networks.one_slow_link(network, slow)
+        slow = network_model.Wire(question.latency_s, question.slow_bytes_per_s)
+        network = network_model.one_slow_link(network, slow)
     if question.num_islands is not None:
-        trunk = networks.Wire(question.island_latency_s, question.island_bytes_per_s)
-        network = networks.islands(network, question.num_islands, trunk)
+        trunk = network_model.Wire(
+            question.island_latency_s, question.island_bytes_per_s
+        )
+        network = network_model.islands(network, question.num_islands, trunk)
     return network
 
 

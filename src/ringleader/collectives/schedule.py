@@ -12,7 +12,7 @@ of programs executable:
 
 The engine may therefore run far ahead of program order, byte by byte, and the result is
 still the one of the program read from top to bottom. ``check.py`` proves programs,
-``cost.py`` prices them, ``testing/simulator.py`` replays them in virtual time.
+``cost.py`` prices them, ``simulation/collectives`` replays them in virtual time.
 """
 
 from __future__ import annotations

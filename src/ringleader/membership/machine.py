@@ -11,7 +11,7 @@ with each heartbeat, and only the newest counts; a proposal, status, commit,
 acknowledgement or refusal carries the name of its view, is repeated until answered, and
 one for another name than the current one changes nothing but the counter.
 
-Invariants, which ``ringleader.testing.membership`` checks after every event:
+Invariants, which ``ringleader.simulation.membership`` checks after every event:
 
 * a view id stands for one leader, one set of members, one order, the same payloads;
 * a node installs ever greater ids, and only views of which it is a member;

@@ -6,15 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ringleader.testing.inprocess import run_world, world
-    from ringleader.testing.lans import lan
+    from ringleader.simulation.lan import lan
+    from ringleader.testing.threaded_world import run_world, world
 
 __all__ = ["lan", "run_world", "world"]
 
 _HOMES = {
-    "lan": "ringleader.testing.lans",
-    "run_world": "ringleader.testing.inprocess",
-    "world": "ringleader.testing.inprocess",
+    "lan": "ringleader.simulation.lan",
+    "run_world": "ringleader.testing.threaded_world",
+    "world": "ringleader.testing.threaded_world",
 }
 
 

@@ -21,7 +21,7 @@ from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, PeerLost
 from ringleader.groups.group import Group
 from ringleader.groups.work import DONE, Work
-from ringleader.testing.inprocess import run_world, world
+from ringleader.testing.threaded_world import run_world, world
 
 SOON_S = 20.0
 """What must happen at once may take this long on a busy machine."""

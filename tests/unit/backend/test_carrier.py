@@ -24,7 +24,7 @@ from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, GroupAborted
 from ringleader.groups.call import some
 from ringleader.groups.group import Group
-from ringleader.testing.inprocess import run_world
+from ringleader.testing.threaded_world import run_world
 from ringleader.transport import segment
 
 sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out

@@ -9,7 +9,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup
 
 from ringleader.backend import kernels
-from ringleader.testing.inprocess import run_threads
+from ringleader.testing.threaded_world import run_threads
 
 
 def test_groups_formed_at_once_install_them_once(

@@ -15,7 +15,7 @@ from ringleader.backend import process_group, staging
 from ringleader.backend.form import process_group as form
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.errors import ConfigError
-from ringleader.testing.inprocess import run_threads
+from ringleader.testing.threaded_world import run_threads
 from ringleader.transport.segment import Geometry
 
 COUNT = 5000

@@ -31,7 +31,7 @@ from ringleader.backend.process_group import RingleaderGroup
 from ringleader.errors import ConfigError
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work
-from ringleader.testing.inprocess import run_world
+from ringleader.testing.threaded_world import run_world
 
 KINDS: list[Any] = [
     AllgatherOptions,

@@ -17,7 +17,7 @@ from ringleader.backend.staging import Stage, on_host
 from ringleader.errors import ConfigError, GroupAborted, InternalError, RingleaderError
 from ringleader.groups.group import Group
 from ringleader.groups.work import DONE, Work
-from ringleader.testing.inprocess import run_threads, run_world, world
+from ringleader.testing.threaded_world import run_threads, run_world, world
 
 sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
 

@@ -17,7 +17,7 @@ from ringleader.compression.peers import GroupPeers, Peers, gather_numbers
 from ringleader.compression.sparse import MILLION, SparseSum
 from ringleader.errors import ProtocolError, RingleaderError
 from ringleader.groups.group import Group
-from ringleader.testing.inprocess import run_world
+from ringleader.testing.threaded_world import run_world
 
 SOON_S = 20.0
 WAYS = [Way.EVERYTHING, Way.OWNERS]

@@ -16,7 +16,7 @@ import torch
 from ringleader.errors import PeerLost
 from ringleader.groups import haste
 from ringleader.groups.group import Group
-from ringleader.testing.inprocess import run_threads, run_world, world
+from ringleader.testing.threaded_world import run_threads, run_world, world
 
 USUAL_S, SHORT_S = 0.005, 0.0001
 SOON_S = 20.0

@@ -20,7 +20,7 @@ from ringleader.errors import (
 )
 from ringleader.groups.group import Group
 from ringleader.groups.work import DONE
-from ringleader.testing.inprocess import run_threads, run_world, world
+from ringleader.testing.threaded_world import run_threads, run_world, world
 
 SHORT_S = 0.3
 LIMIT_S = 2.0

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ringleader.membership.election import islands
 from ringleader.membership.member import MAX_MEMBERS, Member
-from ringleader.testing.membership.node import Node, node_id
-from ringleader.testing.membership.world import World
+from ringleader.simulation.membership.simulated_cluster import World
+from ringleader.simulation.membership.simulated_node import Node, node_id
 
 
 def nodes(count: int) -> list[Member]:

@@ -10,8 +10,8 @@ from ringleader.membership.config import MembershipConfig
 from ringleader.membership.events import Refresh
 from ringleader.membership.machine import Machine
 from ringleader.membership.member import View
-from ringleader.testing.membership.node import Node
-from ringleader.testing.membership.world import World
+from ringleader.simulation.membership.simulated_cluster import World
+from ringleader.simulation.membership.simulated_node import Node
 
 SEEDS = range(4)
 

@@ -31,8 +31,8 @@ from ringleader.membership.messages import (
     decode,
     encode,
 )
-from ringleader.testing.membership.run import simulate
-from ringleader.testing.membership.world import World
+from ringleader.simulation.membership.seeded_run import simulate
+from ringleader.simulation.membership.simulated_cluster import World
 
 
 def member(index: int, started_ms: int = 0) -> Member:

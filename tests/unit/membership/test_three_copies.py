@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringleader.testing.membership.run import simulate
+from ringleader.simulation.membership.seeded_run import simulate
 
 
 def test_a_restart_among_copies_is_no_copy() -> None:

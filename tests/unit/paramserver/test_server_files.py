@@ -16,7 +16,7 @@ from ringleader.identity import server_key
 from ringleader.paramserver import checkpoint, journal
 from ringleader.paramserver.journal import Journal
 from ringleader.paramserver.weights import Weights
-from ringleader.testing.disk import FullDisk
+from ringleader.testing.full_disk import FullDisk
 
 
 def test_a_journal_ends_before_whatever_a_crash_left(tmp_path: Path) -> None:

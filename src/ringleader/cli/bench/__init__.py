@@ -146,7 +146,7 @@ def _places(lan: int, rate: str) -> Iterator[Places]:
     if not lan:
         yield lambda ranks: [Place()] * ranks
         return
-    from ringleader.testing.lans import lan as open_lan  # Linux only
+    from ringleader.simulation.lan import lan as open_lan  # Linux only
 
     with open_lan(hosts=lan, rate=rate) as net:
         there = [Place(host.address, host.popen, "eth0") for host in net.hosts]

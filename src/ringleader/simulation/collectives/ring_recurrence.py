@@ -3,7 +3,7 @@
 In a ring every node has one lane out and one lane in, so nothing has to be arbitrated:
 when a segment leaves depends only on earlier moves of the same rank, and when it
 arrives only on the left neighbour. All ranks have the same shape, so move i of all
-ranks is one array operation. The result equals ``replay.py`` exactly.
+ranks is one array operation. The result equals ``event_replay.py`` exactly.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringleader.collectives.schedule import Kind
-from ringleader.testing.network import Network
-from ringleader.testing.shape import Shape
+from ringleader.simulation.collectives.network_model import Network
+from ringleader.simulation.collectives.program_shape import Shape
 
 MAX_CELLS = 24_000_000
 """Messages times segments, at most: about a second, and 100 MB for a thousand nodes."""

@@ -13,11 +13,11 @@ from ringleader.membership.aim import Aim
 from ringleader.membership.machine import Machine
 from ringleader.membership.member import Member, View
 from ringleader.membership.messages import Propose
-from ringleader.testing.membership.__main__ import main
-from ringleader.testing.membership.node import Make
-from ringleader.testing.membership.run import Outcome, simulate
-from ringleader.testing.membership.watch import Broken
-from ringleader.testing.membership.world import World
+from ringleader.simulation.membership.__main__ import main
+from ringleader.simulation.membership.invariants import Broken
+from ringleader.simulation.membership.seeded_run import Outcome, simulate
+from ringleader.simulation.membership.simulated_cluster import World
+from ringleader.simulation.membership.simulated_node import Make
 
 sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
 
@@ -151,7 +151,7 @@ def test_the_command_runs_seeds_and_tells_one(
 
 
 def test_the_command_uses_several_processes() -> None:
-    command = [sys.executable, "-m", "ringleader.testing.membership"]
+    command = [sys.executable, "-m", "ringleader.simulation.membership"]
     done = subprocess.run(
         [*command, "--seeds", "30", "--jobs", "2", "--nodes", "4"],
         capture_output=True,

@@ -11,7 +11,7 @@ from ringleader.collectives.algorithm import OPERATIONS, algorithms, program
 from ringleader.collectives.check import ScheduleError
 from ringleader.collectives.schedule import Program, copy, send
 from ringleader.errors import ConfigError
-from ringleader.testing.network import (
+from ringleader.simulation.collectives.network_model import (
     Network,
     Node,
     Wire,
@@ -19,8 +19,8 @@ from ringleader.testing.network import (
     one_slow_link,
     two_islands,
 )
-from ringleader.testing.shape import common_shape
-from ringleader.testing.simulator import predict, simulate, why_not
+from ringleader.simulation.collectives.program_shape import common_shape
+from ringleader.simulation.collectives.simulator import predict, simulate, why_not
 
 LATENCY_S = 0.5e-3
 RATE = 125e6

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from ringleader.errors import RingleaderError
-from ringleader.testing.lans.command import ip, run, tc, tc_batch
-from ringleader.testing.lans.rate import limit
+from ringleader.simulation.lan.ip_command import ip, run, tc, tc_batch
+from ringleader.simulation.lan.rate_limit import limit
 
 SENT, RECEIVED = "ingress", "egress"
 """What a host sends comes in at its port; what it receives goes out there."""

@@ -1,13 +1,13 @@
 """Replay schedules in virtual time: how long would this take on N nodes?
 
 ``simulate`` takes the very programs the engine runs and a ``Network``. Three methods
-give the same answer, and ``tests/unit/testing/test_simulator.py`` holds them to it:
+give the same answer, and ``tests/unit/simulation/test_simulator.py`` holds them to it:
 
-* event by event (``replay.py``), for every schedule and every network;
+* event by event (``event_replay.py``), for every schedule and every network;
 * one node for all, when every rank has the same program up to rotation and the network
   is uniform: all ranks then live the same life, and what a rank receives from the rank
   d to its left is what it sends to the rank d to its right;
-* a recurrence on arrays (``lockstep.py``), for rings on any network.
+* a recurrence on arrays (``ring_recurrence.py``), for rings on any network.
 
 The last two make a ring of a thousand nodes, two million messages, a matter of
 milliseconds.
@@ -21,11 +21,15 @@ from dataclasses import dataclass
 from ringleader.collectives.algorithm import program
 from ringleader.collectives.schedule import Kind, Program
 from ringleader.errors import ConfigError
-from ringleader.testing import lockstep
-from ringleader.testing.network import Network
-from ringleader.testing.replay import Replay
-from ringleader.testing.shape import Shape, common_shape, shape_of
-from ringleader.testing.stage import Stage
+from ringleader.simulation.collectives import ring_recurrence
+from ringleader.simulation.collectives.event_replay import Replay
+from ringleader.simulation.collectives.network_model import Network
+from ringleader.simulation.collectives.program_shape import (
+    Shape,
+    common_shape,
+    shape_of,
+)
+from ringleader.simulation.collectives.replay_state import Stage
 
 SEGMENT_BYTES = 64 * 1024
 """The engine reduces and forwards every 64 KiB; smaller would only cost events."""
@@ -169,11 +173,11 @@ def _shortcut(
         segments = max(1, min(wanted, MAX_SEGMENTS // max(1, num_sends)))
         [one_s] = _replay([shape], network, chunk_bytes, segments)
         return _result([one_s] * network.size, sent)
-    if not lockstep.is_ring(shape, network):
+    if not ring_recurrence.is_ring(shape, network):
         return None
-    limit = lockstep.MAX_CELLS // max(1, num_sends * network.size)
+    limit = ring_recurrence.MAX_CELLS // max(1, num_sends * network.size)
     segments = max(1, min(wanted, limit))
-    finish_s = lockstep.finish_times(shape, network, chunk_bytes, segments)
+    finish_s = ring_recurrence.finish_times(shape, network, chunk_bytes, segments)
     return _result(finish_s, sent)
 
 

@@ -27,7 +27,7 @@ from typing import Final
 
 from ringleader.collectives.check import ScheduleError
 from ringleader.collectives.schedule import Kind
-from ringleader.testing.stage import Lane, Step
+from ringleader.simulation.collectives.replay_state import Lane, Step
 
 # What can happen, in the order in which it happens at one moment. Plain numbers: they
 # are compared millions of times, and comparing enums takes half of the run.

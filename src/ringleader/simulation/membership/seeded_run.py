@@ -9,11 +9,11 @@ from random import Random
 
 from ringleader.membership.config import MembershipConfig
 from ringleader.membership.machine import Machine
-from ringleader.testing.membership.fabric import DIAL_S
-from ringleader.testing.membership.faults import plan
-from ringleader.testing.membership.node import Make
-from ringleader.testing.membership.watch import Broken
-from ringleader.testing.membership.world import World
+from ringleader.simulation.membership.fault_plan import plan
+from ringleader.simulation.membership.invariants import Broken
+from ringleader.simulation.membership.simulated_cluster import World
+from ringleader.simulation.membership.simulated_network import DIAL_S
+from ringleader.simulation.membership.simulated_node import Make
 
 SETTLE_S = 15.0
 """After the last fault everybody must be in one view within this."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ringleader.collectives.schedule import Kind
-from ringleader.testing.network import Network
-from ringleader.testing.shape import Shape
+from ringleader.simulation.collectives.network_model import Network
+from ringleader.simulation.collectives.program_shape import Shape
 
 
 @dataclass(slots=True, eq=False)

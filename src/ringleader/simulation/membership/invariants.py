@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from ringleader.membership.election import islands
 from ringleader.membership.member import Member, View, ViewId
-from ringleader.testing.membership.node import Node
-from ringleader.testing.membership.story import name, names, title
+from ringleader.simulation.membership.simulated_node import Node
+from ringleader.simulation.membership.trace_text import name, names, title
 
 
 class Broken(AssertionError):

@@ -32,11 +32,11 @@ from ringleader.membership.events import (
 from ringleader.membership.machine import Machine
 from ringleader.membership.member import Member, ViewId
 from ringleader.membership.messages import Heartbeat, Message
-from ringleader.testing.membership.clock import Clock
-from ringleader.testing.membership.node import Make, Node, node_id
-from ringleader.testing.membership.story import name, names, tell, title
-from ringleader.testing.membership.watch import Broken, Watch
-from ringleader.testing.membership.weather import CALM, Weather
+from ringleader.simulation.membership.invariants import Broken, Watch
+from ringleader.simulation.membership.link_conditions import CALM, Weather
+from ringleader.simulation.membership.simulated_node import Make, Node, node_id
+from ringleader.simulation.membership.trace_text import name, names, tell, title
+from ringleader.simulation.membership.virtual_clock import Clock
 
 DIAL_S = 0.25
 """Between two rounds in which agents dial whom they have no link to."""

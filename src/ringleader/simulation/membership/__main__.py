@@ -1,4 +1,4 @@
-"""``python -m ringleader.testing.membership``: many seeds, or one with its story."""
+"""``python -m ringleader.simulation.membership``: many seeds, or one with its story."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from multiprocessing import get_context
 
-from ringleader.testing.membership.run import Outcome, simulate
+from ringleader.simulation.membership.seeded_run import Outcome, simulate
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m ringleader.testing.membership", description=__doc__
+        prog="python -m ringleader.simulation.membership", description=__doc__
     )
     parser.add_argument("--seeds", type=int, default=1000, help="how many to play")
     parser.add_argument("--first", type=int, default=0, help="the first of them")

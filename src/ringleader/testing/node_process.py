@@ -18,7 +18,7 @@ from typing import Any
 from ringleader.identity.home import Home
 from ringleader.identity.redacted import Secret
 from ringleader.identity.secret import ClusterSecret, store
-from ringleader.testing.lans import Host
+from ringleader.simulation.lan import Host
 
 Event = dict[str, Any]
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from ringleader.membership.events import Tick
 from ringleader.membership.member import Member
-from ringleader.testing.membership.fabric import Fabric
-from ringleader.testing.membership.node import Node, incarnation
-from ringleader.testing.membership.story import name
-from ringleader.testing.membership.watch import unrest
+from ringleader.simulation.membership.invariants import unrest
+from ringleader.simulation.membership.simulated_network import Fabric
+from ringleader.simulation.membership.simulated_node import Node, incarnation
+from ringleader.simulation.membership.trace_text import name
 
 
 class World(Fabric):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from ringleader.errors import ConfigError
-from ringleader.testing.lans.command import can_make_lan, new_prefix, remove, stale
-from ringleader.testing.lans.host import Host
-from ringleader.testing.lans.switch import (
+from ringleader.simulation.lan.host import Host
+from ringleader.simulation.lan.ip_command import can_make_lan, new_prefix, remove, stale
+from ringleader.simulation.lan.switch import (
     EVERYTHING,
     RECEIVED,
     SENT,

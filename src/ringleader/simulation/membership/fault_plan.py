@@ -6,9 +6,9 @@ from collections.abc import Callable
 from random import Random
 
 from ringleader.membership.events import Refresh
-from ringleader.testing.membership.node import Node
-from ringleader.testing.membership.weather import Weather, draw
-from ringleader.testing.membership.world import World
+from ringleader.simulation.membership.link_conditions import Weather, draw
+from ringleader.simulation.membership.simulated_cluster import World
+from ringleader.simulation.membership.simulated_node import Node
 
 
 def plan(world: World, rng: Random, over_s: float) -> None:

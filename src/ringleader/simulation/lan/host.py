@@ -18,8 +18,8 @@ from typing import Any
 
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, RingleaderError
-from ringleader.testing.lans.command import ip, no_name_server, run
-from ringleader.testing.lans.switch import RECEIVED, Cable, Switch
+from ringleader.simulation.lan.ip_command import ip, no_name_server, run
+from ringleader.simulation.lan.switch import RECEIVED, Cable, Switch
 
 WAIT_S = 10.0
 """A killed process goes at once and a tiny one starts at once; only the kernel itself

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from ringleader.errors import ConfigError, RingleaderError
-from ringleader.testing.lans.command import tc, tc_batch
+from ringleader.simulation.lan.ip_command import tc, tc_batch
 
 MAX_BURST_BYTES = 128 * 1024
 """How much goes through at once. It must hold the bytes that fall due between two ticks

@@ -1,0 +1,1 @@
+"""Simulators: collectives in virtual time, membership, and LANs of namespaces."""

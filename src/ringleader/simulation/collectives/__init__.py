@@ -1,0 +1,1 @@
+"""Predicts how long a collective takes on a given network."""
