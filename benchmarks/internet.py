@@ -40,11 +40,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from torch import Tensor, nn
 
-from ringleader.paramserver import bodies, link, manifest
-from ringleader.paramserver.plan import Plan
-from ringleader.paramserver.run import Options, open_run
-from ringleader.paramserver.serving import Address, Serving
-from ringleader.paramserver.task import Task
+from ringleader.paramserver.protocol import bodies, join_link, manifest
+from ringleader.paramserver.server.http_server import Address, Serving
+from ringleader.paramserver.server.plan import Plan
+from ringleader.paramserver.server.run import Options, open_run
+from ringleader.paramserver.tasks.task import Task
 
 ROWS = 1000
 
@@ -118,7 +118,7 @@ def serve_ours(count: int, pipe: Connection) -> None:
 
         async def go() -> None:
             watching = asyncio.create_task(Pauses(pipe, serving.stop).watch())
-            secret = link.encode(run.key.secret.reveal())
+            secret = join_link.encode(run.key.secret.reveal())
             pipe.send((listener.getsockname()[1], secret))
             await serving.serve()
             watching.cancel()

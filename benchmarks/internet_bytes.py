@@ -43,15 +43,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from torch import nn
 
-from ringleader.paramserver import task as tasks
-from ringleader.paramserver.evaluate import evaluate, load_model
-from ringleader.paramserver.serving import Address
-from ringleader.paramserver.step import indices
+from ringleader.paramserver.evaluation import evaluate, load_model
+from ringleader.paramserver.server.http_server import Address
+from ringleader.paramserver.tasks.batch_order import indices
+from ringleader.paramserver.tasks.loading import load_task
 
 WORKERS = 2
 STEPS = 50
 BAR_INT8, BAR_LOCAL, BAR_POINTS = 4.0, 50.0, 1.0
-DIGITS = tasks.load("digits")
+DIGITS = load_task("digits")
 
 Row = dict[str, Any]
 

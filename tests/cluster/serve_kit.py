@@ -25,14 +25,14 @@ from torch import nn
 
 from ringleader.identity import server_key
 from ringleader.identity.redacted import Secret
-from ringleader.paramserver import bodies, link, manifest
-from ringleader.paramserver.bodies import Update
-from ringleader.paramserver.plan import Plan
-from ringleader.paramserver.run import Options, Run, open_run
-from ringleader.paramserver.serving import Address, Serving
-from ringleader.paramserver.task import Task
-from ringleader.paramserver.training import Training
-from ringleader.paramserver.weights import warm_up
+from ringleader.paramserver.protocol import bodies, join_link, manifest
+from ringleader.paramserver.protocol.bodies import Update
+from ringleader.paramserver.server.global_weights import warm_up
+from ringleader.paramserver.server.http_server import Address, Serving
+from ringleader.paramserver.server.plan import Plan
+from ringleader.paramserver.server.run import Options, Run, open_run
+from ringleader.paramserver.server.training import Training
+from ringleader.paramserver.tasks.task import Task
 from ringleader.transport.ports import free_ports
 
 FEATURES, CLASSES = 50, 20
@@ -158,7 +158,7 @@ class Server:
 
     @property
     def code(self) -> str:
-        return link.encode(self.run.key.secret.reveal())
+        return join_link.encode(self.run.key.secret.reveal())
 
     @property
     def training(self) -> Training:
@@ -271,7 +271,7 @@ class Lives:
 
     @property
     def code(self) -> str:
-        return link.encode(server_key.load_or_make(self._out).secret.reveal())
+        return join_link.encode(server_key.load_or_make(self._out).secret.reveal())
 
     def __enter__(self) -> Self:
         return self

@@ -33,9 +33,10 @@ from serve_kit import (
 
 from ringleader.errors import ConfigError
 from ringleader.identity import server_key
-from ringleader.paramserver import bodies, versions
-from ringleader.paramserver.entrance import PIN_ATTEMPTS
-from ringleader.paramserver.openapi import DESCRIPTION
+from ringleader.paramserver.protocol import bodies
+from ringleader.paramserver.protocol.openapi import DESCRIPTION
+from ringleader.paramserver.server import scheduler
+from ringleader.paramserver.server.admission import PIN_ATTEMPTS
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -360,7 +361,7 @@ def test_a_fast_worker_is_not_told_to_wait(tmp_path: Path) -> None:
 def test_a_full_server_lets_those_in_again_who_are_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "MAX_WORKERS", 2)
+    monkeypatch.setattr(scheduler, "MAX_WORKERS", 2)
     with server(tmp_path, workers=2) as served, served.friends(2) as (anna, _):
         full = Friend(served.url, served.code)
         answer = full.join()

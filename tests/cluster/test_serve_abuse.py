@@ -29,11 +29,12 @@ from serve_kit import (
     weights_in,
 )
 
-from ringleader.paramserver import bodies, doorway, frames, guard
-from ringleader.paramserver.bodies import Update
-from ringleader.paramserver.doorway import MAX_CONNECTIONS
-from ringleader.paramserver.entrance import PIN_ATTEMPTS
-from ringleader.paramserver.versions import MAX_STRIKES
+from ringleader.paramserver.protocol import bodies, zstd_body
+from ringleader.paramserver.protocol.bodies import Update
+from ringleader.paramserver.server import connection_limits, request_limits
+from ringleader.paramserver.server.admission import PIN_ATTEMPTS
+from ringleader.paramserver.server.connection_limits import MAX_CONNECTIONS
+from ringleader.paramserver.server.scheduler import MAX_STRIKES
 
 pytestmark = pytest.mark.timeout(110)
 
@@ -50,7 +51,7 @@ def _update(value: float, size: int = KNOWN.num_parameters) -> bytes:
 
 
 def _zstd_bomb() -> bytes:
-    return frames.compress(bytes(64 << 20), 19)
+    return zstd_body.compress(bytes(64 << 20), 19)
 
 
 RUBBISH: dict[str, Callable[[], bytes]] = {
@@ -305,7 +306,7 @@ def test_rubbish_is_not_worth_a_line_in_a_log(
 def test_slow_heads_and_silent_lines_are_hung_up_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doorway, "HEAD_S", 0.4)
+    monkeypatch.setattr(connection_limits, "HEAD_S", 0.4)
     with server(tmp_path, rounds=1) as served, served.friends(1) as (anna,):
         for begin in (b"", b"GET / HTTP/1.1\r\n"):
             with raw(served) as line:
@@ -331,7 +332,7 @@ def test_slow_heads_and_silent_lines_are_hung_up_on(
 def test_a_body_that_comes_too_slowly_is_refused_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_dribbling: bool
 ) -> None:
-    monkeypatch.setattr(guard, "GRACE_S", 0.3)
+    monkeypatch.setattr(request_limits, "GRACE_S", 0.3)
     with server(tmp_path, rounds=1) as served, served.friends(1) as (anna,):
         work = anna.work()
         assert work is not None
@@ -360,7 +361,7 @@ def test_a_body_that_comes_too_slowly_is_refused_and_kept(
 def test_a_reader_that_stalls_is_hung_up_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doorway, "STALL_S", 0.4)
+    monkeypatch.setattr(connection_limits, "STALL_S", 0.4)
     with server(tmp_path, rounds=1) as served, served.friends(1) as (anna,):
         large = memoryview(bytes(64 << 20))  # more than any socket buffers
         monkeypatch.setitem(served.training._bodies, "none", (0, large))

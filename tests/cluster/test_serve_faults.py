@@ -30,11 +30,11 @@ from serve_kit import (
 )
 
 from ringleader.errors import ConfigError, InternalError
-from ringleader.paramserver import journal
-from ringleader.paramserver.assignment import Key
-from ringleader.paramserver.plan import Plan
-from ringleader.paramserver.run import Options, open_run
-from ringleader.paramserver.training import Told
+from ringleader.paramserver.server import journal
+from ringleader.paramserver.server.assignment import Key
+from ringleader.paramserver.server.plan import Plan
+from ringleader.paramserver.server.run import Options, open_run
+from ringleader.paramserver.server.training import Told
 from ringleader.testing.full_disk import FullDisk
 
 pytestmark = pytest.mark.timeout(115)

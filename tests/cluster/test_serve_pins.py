@@ -26,14 +26,14 @@ from ringleader.errors import PeerRefused, PeerUntrusted
 from ringleader.identity import server_key
 from ringleader.identity.redacted import Secret
 from ringleader.identity.vouch import Question
-from ringleader.paramserver import link
-from ringleader.paramserver import task as tasks
-from ringleader.paramserver.entrance import PIN_ATTEMPTS
-from ringleader.paramserver.worker import Worker
-from ringleader.paramserver.worker_entry import WorkerSettings
-from ringleader.paramserver.worker_place import Place
-from ringleader.paramserver.worker_terms import Terms
-from ringleader.paramserver.worker_watch import Progress
+from ringleader.paramserver.protocol import join_link
+from ringleader.paramserver.server.admission import PIN_ATTEMPTS
+from ringleader.paramserver.tasks.loading import load_task
+from ringleader.paramserver.worker.join import WorkerSettings
+from ringleader.paramserver.worker.observer import Progress
+from ringleader.paramserver.worker.server_address import Place
+from ringleader.paramserver.worker.server_messages import Terms
+from ringleader.paramserver.worker.worker import Worker
 
 pytestmark = pytest.mark.timeout(110)
 
@@ -107,7 +107,7 @@ def test_ten_thousand_guesses_stop_at_the_budget_and_nobody_else_notices(
 
 # -- TLS with the server's own certificate ------------------------------------------
 
-DIGITS = tasks.load("digits")
+DIGITS = load_task("digits")
 PIN = "correct horse"
 
 
@@ -267,7 +267,7 @@ def stranger(served: Server) -> Iterator[httpx2.Client]:
 
 
 def _element(raw: bytes) -> dict[str, object]:
-    return {"element": link.encode(raw)}
+    return {"element": join_link.encode(raw)}
 
 
 def test_garbage_is_no_request_to_pair(tmp_path: Path) -> None:
@@ -304,16 +304,16 @@ def test_an_answer_that_was_lost_is_given_again_at_no_cost(tmp_path: Path) -> No
         assert len({answer.text for answer in answers}) == 1
         assert entrance.attempts_left == PIN_ATTEMPTS - 1
         element, sealed = (
-            link.decode(answers[0].json()[name]) or b""
+            join_link.decode(answers[0].json()[name]) or b""
             for name in ("element", "sealed")
         )
         content = question.open(element, sealed)
         assert content is not None
-        receipt = link.encode(content.reveal()[16:])
+        receipt = join_link.encode(content.reveal()[16:])
         ben = Friend(served.url, "", verify=False)
         assert ben.join(code=None, receipt=receipt).status_code == 401
         assert entrance.attempts_left == PIN_ATTEMPTS - 1
-        ben.code = link.encode(content.reveal()[:16])
+        ben.code = join_link.encode(content.reveal()[:16])
         assert ben.join(receipt=receipt, task={}).status_code == 412
         assert entrance.attempts_left == PIN_ATTEMPTS
         assert ben.join(receipt=receipt).status_code == 200

@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it
 
 from serve_kit import Friend, Server, expected, server, update_body, weights_in
 
-from ringleader.paramserver.uploads import Upload
+from ringleader.paramserver.server.upload_buffers import Upload
 
 pytestmark = pytest.mark.timeout(60)
 

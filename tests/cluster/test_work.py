@@ -21,11 +21,11 @@ import typer
 from typer.testing import CliRunner
 
 from ringleader.cli.evaluate import evaluate
-from ringleader.paramserver import bodies, manifest
-from ringleader.paramserver import task as tasks
-from ringleader.paramserver.evaluate import load_model
-from ringleader.paramserver.plan import Plan
-from ringleader.paramserver.step import indices
+from ringleader.paramserver.evaluation import load_model
+from ringleader.paramserver.protocol import bodies, manifest
+from ringleader.paramserver.server.plan import Plan
+from ringleader.paramserver.tasks.batch_order import indices
+from ringleader.paramserver.tasks.loading import load_task
 
 pytestmark = pytest.mark.timeout(110)
 
@@ -74,7 +74,7 @@ def output_of(process: Process, within_s: float = 90) -> str:
 
 def alone(rounds: int, shards: int) -> dict[str, torch.Tensor]:
     """The weights of one process that trains on the global batches."""
-    task = tasks.load("digits")
+    task = load_task("digits")
     model, samples, plan = (
         task.model(),
         task.samples("train"),
@@ -95,7 +95,7 @@ def alone(rounds: int, shards: int) -> dict[str, torch.Tensor]:
 
 def difference(out: Path, expected: dict[str, torch.Tensor]) -> float:
     """How far the weights in ``out`` are from those of a run alone."""
-    found = load_model(tasks.load("digits"), out / "weights.safetensors").state_dict()
+    found = load_model(load_task("digits"), out / "weights.safetensors").state_dict()
     return max(float((found[n] - expected[n]).abs().max()) for n in expected)
 
 
@@ -155,7 +155,7 @@ def test_two_workers_reach_96_percent_and_the_weights_of_a_run_alone(
     assert difference(tmp_path, alone(60, 2)) <= 1e-5
     assert (tmp_path / "evaluation.png").stat().st_size > 1000
     exported = torch.load(tmp_path / "trained_model.pth", weights_only=True)
-    assert exported.keys() == tasks.load("digits").model().state_dict().keys()
+    assert exported.keys() == load_task("digits").model().state_dict().keys()
 
 
 def test_a_killed_worker_and_an_interrupted_one_cost_time_and_nothing_else(
@@ -251,7 +251,7 @@ def test_unattended_commands_ask_nothing_and_say_what_is_missing() -> None:
 
 
 def test_evaluate_answers_in_json(tmp_path: Path) -> None:
-    task = tasks.load("digits")
+    task = load_task("digits")
     model = task.model()
     found = manifest.of(model)
     (tmp_path / "weights.safetensors").write_bytes(

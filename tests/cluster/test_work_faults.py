@@ -18,22 +18,22 @@ import torch
 
 from ringleader.errors import ConfigError, PeerRefused, PeerUntrusted, RingleaderError
 from ringleader.identity.redacted import Secret
-from ringleader.paramserver import link as links
-from ringleader.paramserver import task as tasks
-from ringleader.paramserver.evaluate import evaluate, load_model
-from ringleader.paramserver.plan import Plan
-from ringleader.paramserver.run import Options, Run, open_run
-from ringleader.paramserver.serving import Address, Serving
-from ringleader.paramserver.step import indices
-from ringleader.paramserver.worker import Worker
-from ringleader.paramserver.worker_entry import WorkerSettings
-from ringleader.paramserver.worker_place import Place
-from ringleader.paramserver.worker_terms import Terms
-from ringleader.paramserver.worker_watch import Progress
+from ringleader.paramserver.evaluation import evaluate, load_model
+from ringleader.paramserver.protocol import join_link as links
+from ringleader.paramserver.server.http_server import Address, Serving
+from ringleader.paramserver.server.plan import Plan
+from ringleader.paramserver.server.run import Options, Run, open_run
+from ringleader.paramserver.tasks.batch_order import indices
+from ringleader.paramserver.tasks.loading import load_task
+from ringleader.paramserver.worker.join import WorkerSettings
+from ringleader.paramserver.worker.observer import Progress
+from ringleader.paramserver.worker.server_address import Place
+from ringleader.paramserver.worker.server_messages import Terms
+from ringleader.paramserver.worker.worker import Worker
 
 pytestmark = pytest.mark.timeout(60)
 
-DIGITS = tasks.load("digits")
+DIGITS = load_task("digits")
 
 
 class Log:
@@ -310,7 +310,7 @@ def test_transfers_go_on_where_the_line_broke(tmp_path: Path) -> None:
     """2.4 MB each way over lines that break after 1 MB: only going on gets there."""
     path = tmp_path / "wide.py"
     path.write_text(WIDE)
-    task = tasks.load(str(path))
+    task = load_task(str(path))
     out = tmp_path / "out"
     run = open_run(task, Plan(rounds=2, workers=1), Options(out=out, is_open=True))
     listener = Address(host="127.0.0.1", port=0).listen()

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from ringleader.paramserver import task as tasks
-from ringleader.paramserver.plan import Plan
-from ringleader.paramserver.run import Options, Run, open_run
-from ringleader.paramserver.serving import Address, Serving
+from ringleader.paramserver.server.http_server import Address, Serving
+from ringleader.paramserver.server.plan import Plan
+from ringleader.paramserver.server.run import Options, Run, open_run
+from ringleader.paramserver.tasks.loading import load_task
 
 pytestmark = pytest.mark.timeout(110)
 
@@ -168,7 +168,7 @@ def test_an_interrupted_worker_leaves_and_says_so(tmp_path: Path, phase: str) ->
     name = "digits" if phase == "status" else str(file)  # only then it must be asked
     words = [] if phase == "status" else ["--task", name]
     plan = Plan(rounds=9, workers=1)
-    run = open_run(tasks.load(name), plan, Options(out=tmp_path / "out", is_open=True))
+    run = open_run(load_task(name), plan, Options(out=tmp_path / "out", is_open=True))
     what = "weights" if phase == "reading" else phase
     with held(run, f"/v1/{what}") as proxy:
         mark = tmp_path / "computing"

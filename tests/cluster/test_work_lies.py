@@ -18,18 +18,18 @@ from ringleader.errors import (
     ProtocolError,
 )
 from ringleader.identity.redacted import Secret
-from ringleader.paramserver import link as links
-from ringleader.paramserver import task as tasks
-from ringleader.paramserver.plan import Plan
-from ringleader.paramserver.run import Options, open_run
-from ringleader.paramserver.serving import Address, Serving
-from ringleader.paramserver.worker import Worker
-from ringleader.paramserver.worker_body import Body
-from ringleader.paramserver.worker_entry import WorkerSettings
-from ringleader.paramserver.worker_place import Place
-from ringleader.paramserver.worker_session import LIMIT_BYTES, NotNow, Request, Session
-from ringleader.paramserver.worker_terms import Terms
-from ringleader.paramserver.worker_watch import Progress
+from ringleader.paramserver.protocol import join_link as links
+from ringleader.paramserver.server.http_server import Address, Serving
+from ringleader.paramserver.server.plan import Plan
+from ringleader.paramserver.server.run import Options, open_run
+from ringleader.paramserver.tasks.loading import load_task
+from ringleader.paramserver.worker.join import WorkerSettings
+from ringleader.paramserver.worker.observer import Progress
+from ringleader.paramserver.worker.response_body import Body
+from ringleader.paramserver.worker.server_address import Place
+from ringleader.paramserver.worker.server_messages import Terms
+from ringleader.paramserver.worker.session import LIMIT_BYTES, NotNow, Request, Session
+from ringleader.paramserver.worker.worker import Worker
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -182,7 +182,7 @@ class Moving:
     """A server, and then another one at the same address."""
 
     def __init__(self, out: Path) -> None:
-        digits, plan = tasks.load("digits"), Plan(rounds=50, workers=1)
+        digits, plan = load_task("digits"), Plan(rounds=50, workers=1)
         self.runs = [open_run(digits, plan, Options(out=out / n)) for n in "ab"]
         self._port = 0
         self._serving: Serving | None = None

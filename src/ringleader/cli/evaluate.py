@@ -16,8 +16,8 @@ from ringleader.errors import ConfigError
 if TYPE_CHECKING:  # torch takes a second to import; --help shall not
     from matplotlib.axes import Axes
 
-    from ringleader.paramserver.evaluate import Evaluation, Example
-    from ringleader.paramserver.task import Task
+    from ringleader.paramserver.evaluation import Evaluation, Example
+    from ringleader.paramserver.tasks.task import Task
 
 _MOST_CLASSES = 20
 """Of a confusion matrix that is printed: what fits a screen."""
@@ -57,11 +57,11 @@ def evaluate(  # noqa: PLR0913 - one argument per flag
     with errors_of("evaluate"):
         task = task or _ask("Task", "which task? e.g. digits")
         place = weights or Path(_ask("Weights", "which weights? pass --weights DIR"))
-        from ringleader.paramserver import evaluate as evaluation
-        from ringleader.paramserver.step import pick_device
-        from ringleader.paramserver.task import load
+        from ringleader.paramserver import evaluation as evaluation
+        from ringleader.paramserver.tasks.device import pick_device
+        from ringleader.paramserver.tasks.loading import load_task
 
-        loaded = load(task)
+        loaded = load_task(task)
         file = evaluation.find_weights(place, version)
         model = evaluation.load_model(loaded, file)
         found = evaluation.evaluate(

@@ -20,10 +20,10 @@ from ringleader.identity.files import write_private
 from ringleader.identity.redacted import Secret
 
 if TYPE_CHECKING:
-    from ringleader.paramserver.plan import Plan
-    from ringleader.paramserver.run import Options, Run
-    from ringleader.paramserver.serving import Address, Serving
-    from ringleader.paramserver.weights import Outer
+    from ringleader.paramserver.server.global_weights import Outer
+    from ringleader.paramserver.server.http_server import Address, Serving
+    from ringleader.paramserver.server.plan import Plan
+    from ringleader.paramserver.server.run import Options, Run
 
 LINK = "join-link"
 """The file with the join link, for workers that are told to read it."""
@@ -79,9 +79,9 @@ def serve(  # noqa: PLR0913 # one argument per flag
         workers = workers or _number("How many workers? ", "--workers")
         rounds = rounds or _number("How many rounds? ", "--rounds")
         _need_extra()
-        from ringleader.paramserver.plan import Plan
-        from ringleader.paramserver.run import Options
-        from ringleader.paramserver.serving import Address
+        from ringleader.paramserver.server.http_server import Address
+        from ringleader.paramserver.server.plan import Plan
+        from ringleader.paramserver.server.run import Options
 
         plan = Plan(
             rounds=rounds,
@@ -134,12 +134,12 @@ class _Place:
 def _serve(name: str, plan: Plan, options: Options, place: _Place) -> None:
     import torch
 
-    from ringleader.paramserver.run import open_run
-    from ringleader.paramserver.serving import Serving
-    from ringleader.paramserver.task import load
+    from ringleader.paramserver.server.http_server import Serving
+    from ringleader.paramserver.server.run import open_run
+    from ringleader.paramserver.tasks.loading import load_task
 
     torch.set_num_threads(1)  # workers on this machine need the others more
-    run = open_run(load(name), plan, options)
+    run = open_run(load_task(name), plan, options)
     try:
         listener = place.address.listen()
         context = None if place.is_plain else run.key.context()
@@ -199,15 +199,15 @@ class _Progress:
 def _announce(run: Run, where: str, *, is_pinned: bool) -> None:
     """Where to join. The code in the link is a secret: it goes to the screen and to a
     file that only we can read."""
-    from ringleader.paramserver import link
+    from ringleader.paramserver.protocol import join_link
 
     entrance, versions = run.app.training.entrance, run.app.training.versions
     text = Secret(where)
     if is_pinned or not entrance.is_open:
         print_ = run.key.fingerprint if is_pinned else None
-        text = link.build(where, run.key.secret.reveal(), print_)
+        text = join_link.build(where, run.key.secret.reveal(), print_)
     try:
-        link.parse(text.reveal())
+        join_link.parse(text.reveal())
     except ConfigError as exc:
         raise ConfigError(f"--url {where}: {exc}") from None
     write_private(run.app.training.store.out / LINK, Secret(text.reveal().encode()))
@@ -233,7 +233,7 @@ def _own_address() -> str:
 
 
 def _outer(name: str) -> Outer:
-    from ringleader.paramserver.weights import Outer
+    from ringleader.paramserver.server.global_weights import Outer
 
     kinds = {
         "average": Outer(),

@@ -23,12 +23,12 @@ from ringleader.errors import ConfigError
 from ringleader.identity.redacted import Secret
 
 if TYPE_CHECKING:  # torch takes a second to import; --help shall not
-    from ringleader.paramserver.worker import Worker
-    from ringleader.paramserver.worker_entry import WorkerSettings
-    from ringleader.paramserver.worker_place import Place
-    from ringleader.paramserver.worker_terms import Terms
-    from ringleader.paramserver.worker_watch import Progress as Stand
-    from ringleader.paramserver.worker_watch import Watch
+    from ringleader.paramserver.worker.join import WorkerSettings
+    from ringleader.paramserver.worker.observer import Progress as Stand
+    from ringleader.paramserver.worker.observer import Watch
+    from ringleader.paramserver.worker.server_address import Place
+    from ringleader.paramserver.worker.server_messages import Terms
+    from ringleader.paramserver.worker.worker import Worker
 
 _LINE_EVERY_S = 10.0
 """Between two lines of a log. A screen shows every step."""
@@ -72,10 +72,10 @@ def work(  # noqa: PLR0913 - one argument per flag
         links = [*([link] if link else []), *(server or [])]
         if not links and server_file is None:
             links = [_asked("Link: ", "which server? give its link").reveal()]
-        from ringleader.paramserver.worker_place import Place
+        from ringleader.paramserver.worker.server_address import Place
 
         place = Place(links, server_file)
-        from ringleader.paramserver.worker_entry import WorkerSettings  # torch, slow
+        from ringleader.paramserver.worker.join import WorkerSettings  # torch, slow
 
         wanted = WorkerSettings(
             name=name or settings.node_name() or socket.gethostname(),
@@ -92,7 +92,7 @@ def work(  # noqa: PLR0913 - one argument per flag
 
 
 def _worker(wanted: WorkerSettings, place: Place, watch: Watch) -> Worker:
-    from ringleader.paramserver.worker import Worker
+    from ringleader.paramserver.worker.worker import Worker
 
     if place.is_readable_by_others:
         watch.noted(

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ringleader.errors import ConfigError, ProtocolError
-from ringleader.paramserver import bodies, frames, manifest, tensorfile
-from ringleader.paramserver.bodies import Update
-from ringleader.paramserver.weights import Outer, Weights, norm_of
+from ringleader.paramserver.protocol import bodies, manifest, tensorfile, zstd_body
+from ringleader.paramserver.protocol.bodies import Update
+from ringleader.paramserver.server.global_weights import Outer, Weights, norm_of
 
 MODEL = nn.Sequential(nn.Linear(40, 30), nn.BatchNorm1d(30), nn.Linear(30, 10))
 KNOWN = manifest.of(MODEL)
@@ -94,7 +94,7 @@ def test_weights_come_back(codec: str) -> None:
 def test_weights_are_ordinary_safetensors() -> None:
     tensors = KNOWN.tensors(MODEL)
     body = bodies.pack_weights(KNOWN, tensors)
-    read = safetensors.torch.load(bytes(frames.unpack(body, 1 << 20)))
+    read = safetensors.torch.load(bytes(zstd_body.unpack(body, 1 << 20)))
     assert all(torch.equal(read[name], tensors[name]) for name in tensors)
     theirs = safetensors.torch.save({n: t.clone() for n, t in tensors.items()})
     ours = bodies.read_weights(KNOWN, theirs)
@@ -103,9 +103,9 @@ def test_weights_are_ordinary_safetensors() -> None:
 
 def test_what_shrinks_is_compressed_and_noise_is_not() -> None:
     zeros = Update(np.zeros(KNOWN.num_parameters, np.float32), update().buffers)
-    assert bodies.pack_update(KNOWN, zeros)[:4] == frames.MAGIC
+    assert bodies.pack_update(KNOWN, zeros)[:4] == zstd_body.MAGIC
     body = bodies.pack_update(KNOWN, update())
-    assert body[:4] != frames.MAGIC
+    assert body[:4] != zstd_body.MAGIC
 
 
 def _torch_save() -> bytes:
@@ -158,10 +158,10 @@ RUBBISH = {
     ),
     "too long": plain() + b"\0",
     "too short": plain()[:-1],
-    "half a frame": frames.compress(plain())[:-4],
-    "a frame and more": frames.compress(plain()) + b"x",
-    "two frames": 2 * frames.compress(plain()),
-    "no frame": frames.MAGIC + b"\xff" * 40,
+    "half a frame": zstd_body.compress(plain())[:-4],
+    "a frame and more": zstd_body.compress(plain()) + b"x",
+    "two frames": 2 * zstd_body.compress(plain()),
+    "no frame": zstd_body.MAGIC + b"\xff" * 40,
 }
 
 
@@ -192,7 +192,7 @@ def test_cut_and_changed_bodies_never_raise_anything_else(codec: str) -> None:
 
 
 def test_a_bomb_is_stopped_at_the_limit() -> None:
-    bomb = frames.compress(bytes(64 << 20), 19)
+    bomb = zstd_body.compress(bytes(64 << 20), 19)
     assert len(bomb) < 64 << 10
     tracemalloc.start()
     with pytest.raises(ProtocolError, match="more than"):
@@ -205,7 +205,7 @@ def test_a_bomb_is_stopped_at_the_limit() -> None:
 def test_a_frame_that_wants_a_large_window_is_refused() -> None:
     head = bytes([0x28, 0xB5, 0x2F, 0xFD, 0x00, (27 - 10) << 3])
     with pytest.raises(ValueError, match="frame"):
-        frames.unpack(head + b"\x01\x00\x00", 1 << 20)
+        zstd_body.unpack(head + b"\x01\x00\x00", 1 << 20)
 
 
 @pytest.mark.parametrize("places", [[3, 2], [2, 2], [0, TOTAL], [0, 65535]], ids=str)

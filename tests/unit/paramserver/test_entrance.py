@@ -6,12 +6,12 @@ import pytest
 
 from ringleader.errors import ConfigError
 from ringleader.identity.redacted import Secret
-from ringleader.paramserver import link
-from ringleader.paramserver.assignment import Key
-from ringleader.paramserver.entrance import PIN_ATTEMPTS, Answer, Entrance
-from ringleader.paramserver.pace import MAX_KEYS, Pace
-from ringleader.paramserver.serving import Address
-from ringleader.paramserver.uploads import Uploads
+from ringleader.paramserver.protocol import join_link
+from ringleader.paramserver.server.admission import PIN_ATTEMPTS, Answer, Entrance
+from ringleader.paramserver.server.assignment import Key
+from ringleader.paramserver.server.http_server import Address
+from ringleader.paramserver.server.rate_limit import MAX_KEYS, Pace
+from ringleader.paramserver.server.upload_buffers import Uploads
 
 SECRET = bytes(range(16))
 KEY = Key(0, 0, 0)
@@ -28,7 +28,7 @@ def test_ten_thousand_guesses_end_at_the_budget_and_hurt_nobody_else() -> None:
     assert answers.count(Answer.WELCOME) == 0
     assert answers.count(Answer.UNKNOWN) == PIN_ATTEMPTS
     assert door.admit(None, "9999") is Answer.LOCKED
-    assert door.admit(link.encode(SECRET), None) is Answer.WELCOME
+    assert door.admit(join_link.encode(SECRET), None) is Answer.WELCOME
     assert door.who(token) == "w1"
 
 
@@ -40,7 +40,9 @@ def test_pins_of_any_length_work_and_cost_nothing_when_right(pin: str) -> None:
     assert door.attempts_left == PIN_ATTEMPTS
 
 
-@pytest.mark.parametrize("wrong", ["", "AAAA", "ü", "AA=A", link.encode(bytes(16))])
+@pytest.mark.parametrize(
+    "wrong", ["", "AAAA", "ü", "AA=A", join_link.encode(bytes(16))]
+)
 def test_wrong_codes_are_refused_and_cost_no_budget(wrong: str) -> None:
     door = entrance()
     assert door.admit(wrong, "4711") is Answer.UNKNOWN
@@ -72,14 +74,18 @@ def test_a_new_token_replaces_the_old_one() -> None:
 
 def test_links_come_apart_as_they_were_put_together() -> None:
     print_ = bytes(range(100, 116))
-    whole = link.build("https://host:8000", SECRET, print_).reveal()
+    whole = join_link.build("https://host:8000", SECRET, print_).reveal()
     assert len(whole.partition("#")[2]) == 44
-    found = link.parse(f"  {whole}\n")
+    found = join_link.parse(f"  {whole}\n")
     assert (found.url, found.fingerprint) == ("https://host:8000", print_)
-    assert found.code == Secret(link.encode(SECRET))
-    plain = link.parse(link.build("http://h/some/path", SECRET, None).reveal())
+    assert found.code == Secret(join_link.encode(SECRET))
+    plain = join_link.parse(
+        join_link.build("http://h/some/path", SECRET, None).reveal()
+    )
     assert (plain.url, plain.fingerprint) == ("http://h/some/path", None)
-    assert link.parse("example.org:8000") == link.Link("https://example.org:8000")
+    assert join_link.parse("example.org:8000") == join_link.Link(
+        "https://example.org:8000"
+    )
     assert "secret" in repr(found)
 
 
@@ -99,13 +105,13 @@ def test_links_come_apart_as_they_were_put_together() -> None:
 )
 def test_links_that_are_none_are_refused(wrong: str) -> None:
     with pytest.raises(ConfigError):
-        link.parse(wrong)
+        join_link.parse(wrong)
 
 
 def test_a_pinned_link_is_not_for_plain_http() -> None:
-    text = link.build("http://h", SECRET, bytes(16)).reveal()
+    text = join_link.build("http://h", SECRET, bytes(16)).reveal()
     with pytest.raises(ConfigError, match="https"):
-        link.parse(text)
+        join_link.parse(text)
 
 
 def test_pace_lets_bursts_through_and_then_a_steady_stream() -> None:

@@ -6,14 +6,14 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from ringleader.identity.redacted import Secret
-from ringleader.paramserver import link
-from ringleader.paramserver.entrance import PIN_ATTEMPTS, Answer, Entrance
-from ringleader.paramserver.link import Link
-from ringleader.paramserver.pairing import KEPT_S, Pairing, Pairings
-from ringleader.paramserver.worker_place import Place
+from ringleader.paramserver.protocol import join_link
+from ringleader.paramserver.protocol.join_link import Link
+from ringleader.paramserver.server.admission import PIN_ATTEMPTS, Answer, Entrance
+from ringleader.paramserver.server.pin_pairing import KEPT_S, Pairing, Pairings
+from ringleader.paramserver.worker.server_address import Place
 
 SECRET = bytes(range(16))
-CODE = Secret(link.encode(SECRET))
+CODE = Secret(join_link.encode(SECRET))
 
 
 def pairings() -> tuple[Entrance, Pairings]:
@@ -36,7 +36,7 @@ def refusal(found: Pairings, now_s: float) -> tuple[int, str]:
 
 
 def receipt_of(pairing: Pairing) -> str:
-    return link.encode(pairing.receipt.reveal())
+    return join_link.encode(pairing.receipt.reveal())
 
 
 def test_pairings_and_wrong_pins_spend_one_budget() -> None:
@@ -54,7 +54,7 @@ def test_a_join_with_its_receipt_gives_an_attempt_back_once() -> None:
     entrance, found = pairings()
     pairing = begun(found, 0)
     assert entrance.attempts_left == PIN_ATTEMPTS - 1
-    for wrong in (None, "", "ü", "AAAA", link.encode(bytes(16)), "x" * 256):
+    for wrong in (None, "", "ü", "AAAA", join_link.encode(bytes(16)), "x" * 256):
         found.redeem(wrong, 1.0)
     assert entrance.attempts_left == PIN_ATTEMPTS - 1
     found.redeem(receipt_of(pairing), 1.0)
@@ -100,7 +100,11 @@ def test_no_more_is_kept_than_there_are_attempts() -> None:
 
 def test_an_address_stays_the_link_that_a_pin_made_of_it() -> None:
     place = Place(
-        ["https://a:1", "https://b:2", link.build("https://a:1", SECRET, None).reveal()]
+        [
+            "https://a:1",
+            "https://b:2",
+            join_link.build("https://a:1", SECRET, None).reveal(),
+        ]
     )
     assert place.link.is_bare
     whole = Link("https://a:1", bytes(16), CODE)

@@ -13,9 +13,9 @@ from torch import nn
 
 from ringleader.errors import ConfigError
 from ringleader.identity import server_key
-from ringleader.paramserver import checkpoint, journal
-from ringleader.paramserver.journal import Journal
-from ringleader.paramserver.weights import Weights
+from ringleader.paramserver.server import checkpoint, journal
+from ringleader.paramserver.server.global_weights import Weights
+from ringleader.paramserver.server.journal import Journal
 from ringleader.testing.full_disk import FullDisk
 
 

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from ringleader.errors import ConfigError
-from ringleader.paramserver import manifest as manifests
-from ringleader.paramserver.step import Bench, Result, Stint, indices, pick_device
-from ringleader.paramserver.task import Task, usual_guesses
+from ringleader.paramserver.protocol import manifest as manifests
+from ringleader.paramserver.tasks.batch_order import indices
+from ringleader.paramserver.tasks.device import pick_device
+from ringleader.paramserver.tasks.task import Task, usual_guesses
+from ringleader.paramserver.worker.trainer import Bench, Result, Stint
 
 CPU = torch.device("cpu")
 FIRST = Stint(

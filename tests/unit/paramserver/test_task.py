@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ringleader.errors import ConfigError
-from ringleader.paramserver import task as tasks
-from ringleader.paramserver.evaluate import evaluate
-from ringleader.paramserver.task_data import Samples, count_of
+from ringleader.paramserver.evaluation import evaluate
+from ringleader.paramserver.tasks.loading import load_task
+from ringleader.paramserver.tasks.samples import Samples, count_of
 
 LINE = """
 import torch
@@ -29,7 +29,7 @@ def write(path: Path, text: str) -> str:
 
 
 def test_a_file_with_three_functions_is_a_task(tmp_path: Path) -> None:
-    task = tasks.load(write(tmp_path / "line.py", LINE))
+    task = load_task(write(tmp_path / "line.py", LINE))
 
     assert task.name == "line"
     assert task.batch_size == 32
@@ -41,7 +41,7 @@ def test_a_file_with_three_functions_is_a_task(tmp_path: Path) -> None:
 def test_the_first_weights_are_the_same_in_every_call_and_leave_the_dice_alone() -> (
     None
 ):
-    task = tasks.load("digits")
+    task = load_task("digits")
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
@@ -63,23 +63,23 @@ def test_a_difference_is_named(
     tmp_path: Path, change: tuple[str, str], parts: set[str]
 ) -> None:
     (tmp_path / "other").mkdir()
-    ours = tasks.load(write(tmp_path / "line.py", LINE)).fingerprint()
+    ours = load_task(write(tmp_path / "line.py", LINE)).fingerprint()
     text = LINE.replace(*change)
-    theirs = tasks.load(write(tmp_path / "other" / "line.py", text)).fingerprint()
+    theirs = load_task(write(tmp_path / "other" / "line.py", text)).fingerprint()
 
     assert ours.keys() == theirs.keys()
     assert {part for part in ours if ours[part] != theirs[part]} == parts
 
 
 def test_line_ends_of_another_system_are_no_difference(tmp_path: Path) -> None:
-    unix = tasks.load(write(tmp_path / "line.py", LINE)).fingerprint()
+    unix = load_task(write(tmp_path / "line.py", LINE)).fingerprint()
     (tmp_path / "line.py").write_bytes(LINE.replace("\n", "\r\n").encode())
 
-    assert tasks.load(str(tmp_path / "line.py")).fingerprint() == unix
+    assert load_task(str(tmp_path / "line.py")).fingerprint() == unix
 
 
 def test_a_fingerprint_fits_the_protocol() -> None:
-    parts = tasks.load("digits").fingerprint()
+    parts = load_task("digits").fingerprint()
 
     assert len(parts) <= 32
     assert all(0 < len(value) < 100 for value in parts.values())
@@ -98,7 +98,7 @@ def test_a_file_that_is_no_task_is_refused(
     tmp_path: Path, text: str, complaint: str
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        tasks.load(write(tmp_path / "bad.py", text))
+        load_task(write(tmp_path / "bad.py", text))
 
 
 @pytest.mark.parametrize(
@@ -115,11 +115,11 @@ def test_a_file_that_is_no_task_is_refused(
 )
 def test_what_is_no_task_is_refused_by_name(spec: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        tasks.load(spec)
+        load_task(spec)
 
 
 def test_digits_are_all_there_and_split_once() -> None:
-    task = tasks.load("digits")
+    task = load_task("digits")
     train, test = task.samples("train"), task.samples("test")
     images, labels = train.batch(torch.arange(len(train)))
     seen, shown = test.batch(torch.arange(len(test)))
@@ -133,7 +133,7 @@ def test_digits_are_all_there_and_split_once() -> None:
 
 def test_chars_windows_follow_the_text(tmp_path: Path) -> None:
     text = "the quick brown fox jumps over the lazy dog. " * 40
-    task = tasks.load(f"chars:{write(tmp_path / 'book.txt', text)}")
+    task = load_task(f"chars:{write(tmp_path / 'book.txt', text)}")
     before, after = task.samples("train").batch(torch.arange(2))
 
     assert "".join(task.classes[i] for i in before[0]) == text[:64]
@@ -145,7 +145,7 @@ def test_chars_windows_follow_the_text(tmp_path: Path) -> None:
 
 def test_chars_look_back_only(tmp_path: Path) -> None:
     path = write(tmp_path / "book.txt", "the quick brown fox jumps over it. " * 40)
-    task = tasks.load(f"chars:{path}")
+    task = load_task(f"chars:{path}")
     model = task.model().eval()
     text, _ = task.samples("train").batch(torch.arange(1))
     other = text.clone()
@@ -157,7 +157,7 @@ def test_chars_look_back_only(tmp_path: Path) -> None:
 
 def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="5 characters; 651 are the least"):
-        tasks.load(f"chars:{write(tmp_path / 'note.txt', 'hello')}")
+        load_task(f"chars:{write(tmp_path / 'note.txt', 'hello')}")
 
 
 def idx(path: Path, shape: tuple[int, ...], data: bytes) -> None:
@@ -174,7 +174,7 @@ def idx_directory(directory: Path, labels: bytes = bytes([0, 1, 2, 1])) -> None:
 
 def test_idx_files_are_read_as_mnist_s(tmp_path: Path) -> None:
     idx_directory(tmp_path)
-    task = tasks.load(f"images:{tmp_path}")
+    task = load_task(f"images:{tmp_path}")
     images, labels = task.samples("test").batch(torch.arange(4))
 
     assert images.shape == (4, 1, 28, 28)
@@ -201,7 +201,7 @@ def test_damaged_idx_files_are_refused(
     path.write_bytes(spoil(path.read_bytes()))  # type: ignore[operator]
 
     with pytest.raises(ConfigError, match=complaint):
-        tasks.load(f"images:{tmp_path}")
+        load_task(f"images:{tmp_path}")
 
 
 def test_folders_of_pictures_are_split_and_named(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_folders_of_pictures_are_split_and_named(tmp_path: Path) -> None:
         for i in range(10):
             made = image.fromarray(np.full((40, 30, 3), shade, np.uint8))
             made.save(tmp_path / name / f"{i}.png")
-    task = tasks.load(f"images:{tmp_path}")
+    task = load_task(f"images:{tmp_path}")
     images, labels = task.samples("train").batch(torch.arange(16))
 
     assert task.classes == ("cat", "dog")
@@ -260,7 +260,7 @@ def test_what_holds_no_samples_is_refused(source: object, complaint: str) -> Non
 def test_the_task_of_the_guide_is_one(tmp_path: Path) -> None:
     guide = Path(__file__).parents[3] / "docs" / "internet.md"
     code = guide.read_text().split("```python\n")[1].split("```")[0]
-    task = tasks.load(write(tmp_path / "sum.py", code))
+    task = load_task(write(tmp_path / "sum.py", code))
     found = evaluate(task, task.model(), torch.device("cpu"), num_examples=4)
 
     assert found.num_samples == 1000
@@ -270,7 +270,7 @@ def test_the_task_of_the_guide_is_one(tmp_path: Path) -> None:
 
 def test_evaluation_counts_every_sample_once(tmp_path: Path) -> None:
     """Over uneven batches, against sums in float64."""
-    task = tasks.load("digits")
+    task = load_task("digits")
     model = task.model().eval()
     found = evaluate(task, model, torch.device("cpu"), num_examples=5)
     images, labels = task.samples("test").batch(torch.arange(360))

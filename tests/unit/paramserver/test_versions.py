@@ -7,10 +7,10 @@ import random
 import pytest
 
 from ringleader.errors import ConfigError
-from ringleader.paramserver import snapshot
-from ringleader.paramserver.assignment import Assignment, Key, Verdict
-from ringleader.paramserver.plan import Plan, age_weight
-from ringleader.paramserver.versions import (
+from ringleader.paramserver.server import scheduler_state
+from ringleader.paramserver.server.assignment import Assignment, Key, Verdict
+from ringleader.paramserver.server.plan import Plan, age_weight
+from ringleader.paramserver.server.scheduler import (
     LEAST_PATIENCE_S,
     MAX_STRIKES,
     PRESENT_S,
@@ -303,13 +303,13 @@ def test_a_restored_machine_goes_on_where_the_other_was() -> None:
     submit(versions, "w2", two, 0.0)
     versions.leave("w2")
     again = Versions(versions.plan)
-    snapshot.restore(again, snapshot.dump(versions), 100.0)
-    assert snapshot.dump(again) == snapshot.dump(versions)
+    scheduler_state.restore(again, scheduler_state.dump(versions), 100.0)
+    assert scheduler_state.dump(again) == scheduler_state.dump(versions)
     assert again.judge("w1", one) is Verdict.AGAIN
     assert again.join("new", "cpu", 100.0) == "w3"
     other = Versions(Plan(rounds=50, workers=2, steps=3))
     with pytest.raises(ConfigError, match="steps 1, not 3"):
-        snapshot.restore(other, snapshot.dump(versions), 0.0)
+        scheduler_state.restore(other, scheduler_state.dump(versions), 0.0)
 
 
 class Weather:

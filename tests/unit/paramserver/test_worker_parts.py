@@ -10,17 +10,18 @@ import pytest
 from torch import nn
 
 from ringleader.errors import ConfigError, PeerLost, PeerRefused, ProtocolError
-from ringleader.paramserver import bodies, worker_terms
-from ringleader.paramserver import manifest as manifests
-from ringleader.paramserver.bodies import Update
-from ringleader.paramserver.worker import Worker
-from ringleader.paramserver.worker_body import Body
-from ringleader.paramserver.worker_entry import WorkerSettings
-from ringleader.paramserver.worker_feedback import Feedback
-from ringleader.paramserver.worker_place import Place
-from ringleader.paramserver.worker_session import Answer, NotNow, _judged, pause_s
-from ringleader.paramserver.worker_transfer import Weights
-from ringleader.paramserver.worker_watch import Progress, Tally
+from ringleader.paramserver.protocol import bodies
+from ringleader.paramserver.protocol import manifest as manifests
+from ringleader.paramserver.protocol.bodies import Update
+from ringleader.paramserver.worker import server_messages
+from ringleader.paramserver.worker.error_feedback import Feedback
+from ringleader.paramserver.worker.join import WorkerSettings
+from ringleader.paramserver.worker.observer import Progress, Tally
+from ringleader.paramserver.worker.response_body import Body
+from ringleader.paramserver.worker.server_address import Place
+from ringleader.paramserver.worker.session import Answer, NotNow, _judged, pause_s
+from ringleader.paramserver.worker.transfers import Weights
+from ringleader.paramserver.worker.worker import Worker
 
 WORK = {
     "kind": "step",
@@ -72,7 +73,7 @@ def test_a_body_that_changed_begins_anew() -> None:
 
 
 def test_an_assignment_is_taken_as_it_is_meant() -> None:
-    stint = worker_terms.stint_of(WORK)
+    stint = server_messages.stint_of(WORK)
 
     assert (stint.version, stint.shard, stint.first_batch) == (12, 1, 25)
     assert list(stint.batches) == [25]
@@ -102,17 +103,17 @@ def test_an_assignment_that_makes_no_sense_is_refused(
     change: dict[str, object],
 ) -> None:
     with pytest.raises(ProtocolError):
-        worker_terms.stint_of({**WORK, **change})
+        server_messages.stint_of({**WORK, **change})
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b"[" * 100_000, b"\xff"], ids=len)
 def test_what_is_no_json_object_is_refused(text: bytes) -> None:
     with pytest.raises(ProtocolError):
-        worker_terms.parse(text)
+        server_messages.parse(text)
 
 
 def test_texts_of_the_server_cannot_upset_a_terminal() -> None:
-    assert worker_terms.text_of({"a": "x\x1b[2J\ny"}, "a") == "x [2J y"
+    assert server_messages.text_of({"a": "x\x1b[2J\ny"}, "a") == "x [2J y"
 
 
 JSON = {"Content-Type": "application/json"}
@@ -190,11 +191,11 @@ TERMS = {
 )
 def test_terms_that_make_no_sense_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):
-        worker_terms.terms_of({**TERMS, **change})
+        server_messages.terms_of({**TERMS, **change})
 
 
 def test_names_of_codecs_cannot_upset_a_terminal() -> None:
-    terms = worker_terms.terms_of({**TERMS, "codecs": ["a\x1b[2J"]})
+    terms = server_messages.terms_of({**TERMS, "codecs": ["a\x1b[2J"]})
     assert terms.codecs == ("a [2J",)
 
 
@@ -213,10 +214,10 @@ def test_weights_that_came_ahead_are_not_fetched_again(mode: str, version: int) 
     """Outside rounds they may be newer than what was assigned meanwhile."""
     settings = WorkerSettings(name="test", device="cpu")
     worker = Worker(settings, Place(["http://127.0.0.1:9"]), Silent())
-    worker._terms = worker_terms.terms_of({**TERMS, "mode": mode})
+    worker._terms = server_messages.terms_of({**TERMS, "mode": mode})
     worker._held = Weights(5, '"5-none"', {})
     worker._ahead = _Done(Weights(version, "", {}))  # type: ignore[assignment]
-    stint = worker_terms.stint_of({**WORK, "version": 8})
+    stint = server_messages.stint_of({**WORK, "version": 8})
 
     found = worker._weights_of(stint)
     assert found is not None
@@ -228,7 +229,7 @@ def test_weights_that_came_ahead_are_not_fetched_again(mode: str, version: int) 
 class Silent:
     """Watches, and tells nobody."""
 
-    def joined(self, terms: worker_terms.Terms, device: str) -> None: ...
+    def joined(self, terms: server_messages.Terms, device: str) -> None: ...
     def stepped(self, progress: Progress) -> None: ...
     def waiting(self, reason: str, pause_s: float) -> None: ...
     def reached(self) -> None: ...

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ringleader.errors import ConfigError
-from ringleader.paramserver.task import Guesses, Split, Task
-from ringleader.paramserver.task_data import Batch
+from ringleader.paramserver.tasks.samples import Batch
+from ringleader.paramserver.tasks.task import Guesses, Split, Task
 
 _WINDOW = 64
 """Characters that the model sees at once."""

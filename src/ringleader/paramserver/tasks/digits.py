@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ringleader.paramserver.task import Split, Task, usual_guesses
-from ringleader.paramserver.task_data import Batch
+from ringleader.paramserver.tasks.samples import Batch
+from ringleader.paramserver.tasks.task import Split, Task, usual_guesses
 
 _FILE = Path(__file__).with_name("digits.npz")
 _NUM_TEST = 360

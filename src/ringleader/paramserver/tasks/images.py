@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ringleader.errors import ConfigError
-from ringleader.paramserver.task import Split, Task, usual_guesses
-from ringleader.paramserver.task_data import Batch
 from ringleader.paramserver.tasks import idx
+from ringleader.paramserver.tasks.samples import Batch
+from ringleader.paramserver.tasks.task import Split, Task, usual_guesses
 
 Pixels = NDArray[np.uint8]
 

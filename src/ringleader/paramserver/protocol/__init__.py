@@ -1,0 +1,1 @@
+"""Messages and bodies that server and workers exchange."""

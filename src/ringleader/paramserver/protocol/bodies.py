@@ -1,0 +1,255 @@
+"""Updates and weights as bodies of requests, and back; docs/internet-protocol.md.
+
+What comes from the network raises ProtocolError and nothing else, whatever it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ringleader import codec as codecs
+from ringleader.compression import entries as sparse
+from ringleader.compression.largest import largest, number_of
+from ringleader.errors import ConfigError, ProtocolError
+from ringleader.paramserver.protocol import tensorfile, zstd_body
+from ringleader.paramserver.protocol.manifest import DTYPES, Manifest, Vector
+from ringleader.paramserver.protocol.tensorfile import Form, Part
+
+CODECS = ("none", "bf16", "fp16", "int8", "onebit", "topk")
+"""What an update may be written in."""
+WEIGHTS_CODECS = ("none", "bf16", "fp16")
+"""What weights may be written in."""
+
+_WHOLE = "parameters"
+_SPARSE = "entries"
+_BUFFERS = "buffers"
+_TOPK = "topk"
+_DEFAULT_RATIO = 0.01
+MOST_RATIO = 0.4
+"""Of top-k: half of the values would take more bytes than all of them, and a sampled
+threshold may let through a quarter more than asked for."""
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a worker found: one vector for parameters, one for buffers."""
+
+    parameters: Vector
+    buffers: Vector
+
+
+def wire_name(codec: str) -> str:
+    """What ``X-Codec`` says for a codec that may have a number, as in topk:0.01."""
+    base = codec.partition(":")[0]
+    name = base if base in ("none", _TOPK) else codecs.wire_name(codec)
+    if name == _TOPK:
+        _ratio(codec)
+    return name
+
+
+def pack_update(manifest: Manifest, update: Update, codec: str = "none") -> bytes:
+    """The body of an update; ``codec`` may be none, int8, topk:0.01 and so on."""
+    name = wire_name(codec)
+    values = np.ascontiguousarray(update.parameters, np.float32)
+    if name == "none":
+        part = Part(_WHOLE, Form("F32", (len(values),)), _view(values))
+    elif name == _TOPK:
+        data = _sparse(values, _ratio(codec))
+        part = Part(_SPARSE, Form("U8", (len(data),)), _view(data))
+    else:
+        data = _encode(values, codec)
+        part = Part(_WHOLE, Form("U8", (len(data),)), _view(data))
+    parts = [part]
+    if manifest.num_buffers:
+        buffers = np.ascontiguousarray(update.buffers, np.float32)
+        parts.append(Part(_BUFFERS, Form("F32", (len(buffers),)), _view(buffers)))
+    return bytes(zstd_body.pack(tensorfile.write(parts)))
+
+
+def most_update_bytes(manifest: Manifest) -> int:
+    """How long the body of an update can be, in whatever codec."""
+    most = max(most_bytes(manifest, name) for name in CODECS)
+    return most + most // 128 + 4096  # a frame around noise is a little longer
+
+
+def most_bytes(manifest: Manifest, codec: str) -> int:
+    """How long an update is without its frame, at most."""
+    total = manifest.num_parameters
+    if codec == _TOPK:
+        length = sparse.num_bytes(total, _most_entries(total))
+        return tensorfile.most_bytes(_forms(manifest, _SPARSE, Form("U8", (length,))))
+    return tensorfile.most_bytes(_update_forms(manifest, codec))
+
+
+def read_update(
+    manifest: Manifest, body: bytes | bytearray | memoryview, codec: str
+) -> Update:
+    """The update in a body that said ``codec``; ProtocolError if it is none."""
+    if codec not in CODECS:
+        raise ProtocolError("the worker", f"there is no codec {codec[:40]!r}")
+    try:
+        file = zstd_body.unpack(body, most_bytes(manifest, codec))
+        if codec == _TOPK:
+            return _read_sparse(manifest, file)
+        found = tensorfile.read(file, _update_forms(manifest, codec))
+        data = np.frombuffer(found[_WHOLE], np.uint8)
+        values = _decode(data, manifest.num_parameters, codec)
+        return Update(values, _buffers(manifest, found))
+    except ValueError as exc:
+        raise ProtocolError("the worker", f"update refused: {exc}") from exc
+
+
+def pack_weights(
+    manifest: Manifest, tensors: dict[str, Tensor], codec: str = "none"
+) -> memoryview:
+    """The body of weights."""
+    parts = []
+    if codec != "none":
+        data = _encode(manifest.gather(tensors), codec)
+        parts.append(Part(_WHOLE, Form("U8", (len(data),)), _view(data)))
+    for entry in manifest.entries if codec == "none" else manifest.others:
+        form = Form(DTYPES[entry.dtype], entry.shape)
+        raw = tensors[entry.name].contiguous().reshape(-1).view(torch.uint8).numpy()
+        parts.append(Part(entry.name, form, _view(raw)))
+    return zstd_body.pack(tensorfile.write(parts))
+
+
+def read_weights(
+    manifest: Manifest, body: bytes | bytearray | memoryview, codec: str = "none"
+) -> dict[str, Tensor]:
+    """The tensors in a body of weights, by name; ProtocolError if it is none."""
+    forms = _weights_forms(manifest, codec)
+    try:
+        file = zstd_body.unpack(body, tensorfile.most_bytes(forms))
+        found = tensorfile.read(file, forms)
+        return _tensors(manifest, found, codec)
+    except ValueError as exc:
+        raise ProtocolError("the server", f"weights refused: {exc}") from exc
+
+
+def _tensors(
+    manifest: Manifest, found: dict[str, memoryview], codec: str
+) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    if codec != "none":
+        data = np.frombuffer(found[_WHOLE], np.uint8)
+        values = _decode(data, manifest.num_parameters, codec)
+        for name, part in manifest.split(values).items():
+            tensors[name] = torch.from_numpy(part)
+    for entry in manifest.entries if codec == "none" else manifest.others:
+        raw = np.frombuffer(found[entry.name], np.uint8).copy()
+        tensors[entry.name] = torch.from_numpy(raw).view(entry.dtype).view(entry.shape)
+    if not all(t.isfinite().all() for t in tensors.values() if t.is_floating_point()):
+        raise ValueError("a value is not finite")
+    return tensors
+
+
+def _weights_forms(manifest: Manifest, codec: str) -> dict[str, Form]:
+    if codec not in WEIGHTS_CODECS:
+        raise ConfigError(f"weights travel as {', '.join(WEIGHTS_CODECS)}, not {codec}")
+    named = manifest.entries if codec == "none" else manifest.others
+    forms = {e.name: Form(DTYPES[e.dtype], e.shape) for e in named}
+    if codec != "none":
+        length = codecs.make(codec).num_bytes(manifest.num_parameters)
+        forms[_WHOLE] = Form("U8", (length,))
+    return forms
+
+
+def _update_forms(manifest: Manifest, codec: str) -> dict[str, Form]:
+    total = manifest.num_parameters
+    if codec == "none":
+        return _forms(manifest, _WHOLE, Form("F32", (total,)))
+    length = codecs.make(codec).num_bytes(total)
+    return _forms(manifest, _WHOLE, Form("U8", (length,)))
+
+
+def _forms(manifest: Manifest, name: str, form: Form) -> dict[str, Form]:
+    forms = {name: form}
+    if manifest.num_buffers:
+        forms[_BUFFERS] = Form("F32", (manifest.num_buffers,))
+    return forms
+
+
+def _read_sparse(manifest: Manifest, file: memoryview) -> Update:
+    """The number of entries follows from the length, which the limits bound."""
+    total = manifest.num_parameters
+    head = tensorfile.most_bytes(_forms(manifest, _SPARSE, Form("U8", (0,))))
+    found = _read_any_length(manifest, file, len(file) - 4 * manifest.num_buffers, head)
+    data = np.frombuffer(found[_SPARSE], np.uint8)
+    count, rest = divmod(len(data) - sparse.num_bytes(total, 0), sparse.ENTRY_BYTES)
+    if rest or not 0 <= count <= _most_entries(total):
+        raise ValueError(f"{len(data)} bytes are no entries of {total} values")
+    try:
+        chosen = sparse.unpack(data.copy(), total, count, peer=0)
+    except ProtocolError as exc:
+        raise ValueError(exc.text) from None
+    values = np.zeros(total, np.float32)
+    values[chosen.places] = chosen.values
+    return Update(values, _buffers(manifest, found))
+
+
+def _read_any_length(
+    manifest: Manifest, file: memoryview, most: int, head: int
+) -> dict[str, memoryview]:
+    """Read a file whose first tensor is as long as the rest of the file says."""
+    length = int.from_bytes(file[:8], "little")
+    size = most - 8 - length
+    if size < 0 or length > head:
+        raise ValueError("no safetensors: the length of its header makes no sense")
+    return tensorfile.read(file, _forms(manifest, _SPARSE, Form("U8", (size,))))
+
+
+def _most_entries(total: int) -> int:
+    """More than half of all values take more bytes than all of them do."""
+    return -(-total // 2)
+
+
+def _buffers(manifest: Manifest, found: dict[str, memoryview]) -> Vector:
+    if not manifest.num_buffers:
+        return np.zeros(0, np.float32)
+    return np.frombuffer(found[_BUFFERS], "<f4").astype(np.float32, copy=False)
+
+
+def _encode(values: Vector, codec: str) -> Bytes:
+    coder = codecs.make(codec)
+    data = np.empty(coder.num_bytes(len(values)), np.uint8)
+    coder.encode(values, data)
+    return data
+
+
+def _decode(data: Bytes, count: int, codec: str) -> Vector:
+    if codec == "none":
+        return data.view("<f4").astype(np.float32, copy=False)
+    values = np.empty(count, np.float32)
+    # torch warns of memory that it may not write to, which bytes are.
+    codecs.make(codec).decode(data if data.flags.writeable else data.copy(), values)
+    return values
+
+
+def _sparse(values: Vector, ratio: float) -> Bytes:
+    count = number_of(ratio, len(values))
+    places = largest(torch.from_numpy(values), count, exact=False).numpy()
+    return sparse.pack(sparse.Entries(places, values[places]), len(values))
+
+
+def _ratio(codec: str) -> float:
+    text = codec.partition(":")[2]
+    try:
+        ratio = float(text) if text else _DEFAULT_RATIO
+    except ValueError:
+        ratio = 0.0
+    if not 0 < ratio <= MOST_RATIO:
+        text = f"write it like topk:0.01, above 0 up to {MOST_RATIO}"
+        raise ConfigError(f"codec {codec!r}: {text}")
+    return ratio
+
+
+def _view(array: NDArray[np.generic]) -> memoryview:
+    return array.data.cast("B")

@@ -1,0 +1,50 @@
+"""Who sends a request, and whether not too many."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from ringleader.paramserver.server.rate_limit import Pace
+from ringleader.paramserver.server.request_parsing import CLOSE, refusal
+from ringleader.paramserver.server.training import Training
+
+
+class Gate:
+    """Every request passes here first."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self._strangers = Pace(per_s=20.0, burst=60.0)
+        # A step takes three requests: small models on a LAN make a hundred in a second.
+        self._workers = Pace(per_s=500.0, burst=1000.0)
+
+    def worker(self, request: Request) -> str:
+        """Whose token this is; strangers are slowed down, the quarantined refused."""
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        worker = self.training.entrance.who(token) if kind == "Bearer" else None
+        if worker is None:
+            self.slow_down(request)
+            text = "no token that this server knows: join first"
+            raise refusal(401, "unknown", text, headers=CLOSE)
+        wait_s = self._workers.wait_s(worker, time.monotonic())
+        if wait_s:
+            raise _busy(wait_s)
+        if self.training.versions.workers[worker].is_quarantined:
+            text = "quarantined: this worker's updates failed checks again and again"
+            raise refusal(403, "quarantined", text, headers=CLOSE)
+        self.training.versions.see(worker, time.monotonic())
+        request.state.worker = worker  # the doorway turns others away before it
+        return worker
+
+    def slow_down(self, request: Request) -> None:
+        host = request.client.host if request.client else ""
+        if wait_s := self._strangers.wait_s(host, time.monotonic()):
+            raise _busy(wait_s)
+
+
+def _busy(wait_s: int) -> HTTPException:
+    text = f"too many requests; wait {wait_s} s"
+    return refusal(429, "busy", text, headers={"Retry-After": str(wait_s)})

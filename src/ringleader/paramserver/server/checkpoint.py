@@ -1,0 +1,179 @@
+"""Weights, optimizer and state on the disk: a checkpoint is whole or not there."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ringleader.errors import ConfigError, ProtocolError
+from ringleader.identity.files import sync_directory
+from ringleader.paramserver.protocol import bodies, tensorfile
+from ringleader.paramserver.protocol.manifest import DTYPES
+from ringleader.paramserver.protocol.tensorfile import Form, Part
+from ringleader.paramserver.server.global_weights import Weights
+
+WEIGHTS = "weights.safetensors"
+FOLDER = "checkpoints"
+KEEP = 5
+"""Checkpoints that stay, so that an earlier one can be evaluated."""
+
+_OPTIMIZER = "optimizer.safetensors"
+_STATE = "state.json"
+_NEW = ".new-"
+_NAME = re.compile(r"\d{6,8}")
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint on the disk."""
+
+    version: int
+    path: Path
+
+
+def newest(out: Path) -> Found | None:
+    """The checkpoint with the highest version; None if there is none."""
+    return max(_all(out), key=lambda f: f.version, default=None)
+
+
+def journal_path(out: Path, version: int) -> Path:
+    """Where what came after the checkpoint of ``version`` is recorded."""
+    return out / f"journal-{version:06d}.log"
+
+
+def write(out: Path, version: int, weights: Weights, state: State) -> None:
+    """Put a new checkpoint beside the old ones, in one step; then drop the oldest."""
+    folder = out / FOLDER
+    new = folder / f"{_NEW}{secrets.token_hex(4)}"
+    try:
+        new.mkdir(parents=True)
+        tensors = weights.manifest.tensors(weights.model)
+        parts = [_part(name, tensor) for name, tensor in tensors.items()]
+        _write(new / WEIGHTS, tensorfile.write(parts))
+        kept, optimizer = _flatten(weights.optimizer.state_dict())
+        _write(new / _OPTIMIZER, tensorfile.write(kept))
+        text = msgspec.json.encode({**state, "optimizer": optimizer})
+        _write(new / _STATE, [text])
+        sync_directory(new)
+        _put(new, folder / f"{version:06d}")
+        publish(out, version)
+        _tidy(out, version)
+    except OSError as exc:
+        shutil.rmtree(new, ignore_errors=True)  # the disk may be full of it
+        raise ConfigError(f"{new}: cannot be written: {exc.strerror}") from exc
+
+
+def load(found: Found, weights: Weights) -> State:
+    """Bring ``weights`` to where the checkpoint left them; what else it knew."""
+    try:
+        body = (found.path / WEIGHTS).read_bytes()
+        tensors = bodies.read_weights(weights.manifest, body)
+        state: State = msgspec.json.decode((found.path / _STATE).read_bytes())
+        optimizer = _restore(found.path / _OPTIMIZER, state["optimizer"])
+        weights.manifest.load(weights.model, tensors)
+        weights.optimizer.load_state_dict(optimizer)
+    except (OSError, ProtocolError, ValueError, KeyError, msgspec.DecodeError) as exc:
+        text = f"{found.path}: cannot be resumed from: {exc}"
+        raise ConfigError(f"{text}; is it of another task? choose another --out") from (
+            exc
+        )
+    return state
+
+
+def _all(out: Path) -> list[Found]:
+    folder = out / FOLDER
+    names = os.listdir(folder) if folder.is_dir() else []
+    return [Found(int(n), folder / n) for n in names if _NAME.fullmatch(n)]
+
+
+def _part(name: str, tensor: Tensor) -> Part:
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return Part(name, Form(DTYPES[tensor.dtype], tuple(tensor.shape)), raw.data)
+
+
+def _write(path: Path, pieces: list[bytes] | list[bytes | memoryview]) -> None:
+    with open(path, "wb") as file:
+        file.writelines(pieces)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _put(new: Path, path: Path) -> None:
+    """A checkpoint of the same version is of the same weights: the first one stays."""
+    if path.is_dir():
+        shutil.rmtree(new)
+        return
+    os.replace(new, path)
+    sync_directory(path.parent)
+
+
+def publish(out: Path, version: int) -> None:
+    """Give the weights of a checkpoint the name that does not change, too."""
+    source, path = out / FOLDER / f"{version:06d}" / WEIGHTS, out / WEIGHTS
+    new = path.with_name(f"{_NEW}{path.name}")
+    new.unlink(missing_ok=True)
+    try:
+        os.link(source, new)
+    except OSError:  # not on every file system
+        shutil.copyfile(source, new)
+    os.replace(new, path)
+
+
+def _tidy(out: Path, version: int) -> None:
+    """Whatever a newer checkpoint has made useless, and what crashes left."""
+    for found in sorted(_all(out), key=lambda f: f.version)[:-KEEP]:
+        shutil.rmtree(found.path, ignore_errors=True)
+    for left in (out / FOLDER).glob(f"{_NEW}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    for journal in out.glob("journal-*.log"):
+        if journal != journal_path(out, version):
+            with suppress(OSError):
+                journal.unlink()
+
+
+def _flatten(state: Mapping[str, Any]) -> tuple[list[Part], State]:
+    """An optimizer's tensors, and JSON for the rest with their dtypes and shapes."""
+    parts: list[Part] = []
+    plain: dict[str, dict[str, Any]] = {}
+    for index, values in state["state"].items():
+        for key, value in values.items():
+            name = f"{index}/{key}"
+            if isinstance(value, Tensor):
+                parts.append(_part(name, value))
+            else:
+                plain.setdefault(str(index), {})[key] = value
+    forms = {p.name: [p.form.dtype, list(p.form.shape)] for p in parts}
+    return parts, {
+        "tensors": forms,
+        "values": plain,
+        "groups": state["param_groups"],
+    }
+
+
+def _restore(path: Path, kept: State) -> dict[str, Any]:
+    forms = {
+        name: Form(d, tuple(shape)) for name, (d, shape) in kept["tensors"].items()
+    }
+    data = tensorfile.read(memoryview(bytearray(path.read_bytes())), forms)
+    dtypes = {word: dtype for dtype, word in DTYPES.items()}
+    state: dict[int, dict[str, Any]] = {
+        int(index): dict(values) for index, values in kept["values"].items()
+    }
+    for name, form in forms.items():
+        index, _, key = name.partition("/")
+        flat = torch.frombuffer(data[name], dtype=dtypes[form.dtype])
+        state.setdefault(int(index), {})[key] = flat.reshape(form.shape).clone()
+    return {"state": state, "param_groups": kept["groups"]}

@@ -1,0 +1,170 @@
+"""The weights that are trained, and how updates change them.
+
+One thread at a time; everything here takes as long as the model is large, so it is
+never called from the event loop.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from ringleader.errors import ConfigError, ProtocolError
+from ringleader.paramserver.protocol import bodies, manifest
+from ringleader.paramserver.protocol.bodies import Update
+from ringleader.paramserver.protocol.manifest import Vector
+
+MAX_NORM = 1e6
+"""Of an update. A gradient of this size has destroyed its model already."""
+MAX_NORM_RATIO = 1000.0
+"""How many times the usual norm an update may have."""
+_LEAST_NORMS = 8
+_PIECE = 1 << 16
+"""Values worked on together, so that they stay in the second-level cache."""
+
+MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    """How averaged differences of local steps change the weights."""
+
+    rate: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        if not (0 < self.rate <= 10 and 0 <= self.momentum < 1):
+            text = f"rate {self.rate:g} and momentum {self.momentum:g}"
+            raise ConfigError(f"outer optimizer: {text} make no sense")
+        if self.nesterov and not self.momentum:
+            raise ConfigError("outer optimizer: nesterov needs a momentum, as in 0.9")
+
+    def make(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer; with the defaults it is plain averaging."""
+        return torch.optim.SGD(
+            [p for p in model.parameters() if p.requires_grad],
+            lr=self.rate,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+        )
+
+
+class Weights:
+    """A model, its optimizer, and the sum of what has come for the next version."""
+
+    def __init__(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, *, is_difference: bool
+    ) -> None:
+        self.model = model
+        self.manifest = manifest.of(model)
+        self.optimizer = make_optimizer(model)
+        self._sign = -1.0 if is_difference else 1.0
+        self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self._sum = np.zeros(self.manifest.num_parameters, np.float64)
+        self._buffers = np.zeros(self.manifest.num_buffers, np.float64)
+        self._samples = 0
+        self._named = dict(model.named_parameters())
+
+    def add(self, update: Update, samples: int) -> None:
+        """One more contribution. In float64, so that the order does not matter."""
+        _add(self._sum, update.parameters, samples)
+        _add(self._buffers, update.buffers, samples)
+        self._samples += samples
+
+    def apply(self, factor: float) -> None:
+        """One optimizer step with the average, its learning rates times ``factor``."""
+        mean = _scaled(self._sum, self._sign / self._samples)
+        for name, part in self.manifest.split(mean).items():
+            self._named[name].grad = torch.from_numpy(part)
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        # A late update moves buffers less, too; in a round the factor is the rate's.
+        self._move_buffers(min(factor, 1.0))
+        self._sum.fill(0.0)
+        self._buffers.fill(0.0)
+        self._samples = 0
+
+    def pack(self, codec: str = "none") -> memoryview:
+        """The body that workers download."""
+        tensors = self.manifest.tensors(self.model)
+        return bodies.pack_weights(self.manifest, tensors, codec)
+
+    def _move_buffers(self, weight: float) -> None:
+        if not self.manifest.num_buffers:
+            return
+        mean = _scaled(self._buffers, weight / self._samples)
+        tensors = self.manifest.tensors(self.model)
+        for name, part in self.manifest.split_buffers(mean).items():
+            moved = torch.from_numpy(part)
+            if not tensors[name].is_floating_point():
+                moved = moved.round()
+            tensors[name].add_(moved.to(tensors[name].dtype))
+
+
+class Usual:
+    """What norms the last updates had, and whether another one is like them."""
+
+    def __init__(self) -> None:
+        self._norms: deque[float] = deque(maxlen=32)
+
+    def check(self, norm: float) -> None:
+        """ProtocolError for a norm far out of the usual; else it is one of them."""
+        if len(self._norms) >= _LEAST_NORMS:
+            usual = statistics.median(self._norms)
+            if norm > MAX_NORM_RATIO * usual > 0:
+                text = f"its norm {norm:.3g} is above {MAX_NORM_RATIO:g} times the"
+                raise ProtocolError(
+                    "the worker", f"update refused: {text} usual {usual:.3g}"
+                )
+        self._norms.append(norm)
+
+
+def warm_up() -> None:
+    """Make one step of nothing: at the first one torch imports for seconds, which the
+    first round should not wait for."""
+    nothing = nn.Parameter(torch.zeros(1))
+    nothing.grad = torch.zeros(1)
+    torch.optim.SGD([nothing], lr=0.1).step()
+
+
+def norm_of(update: Update) -> float:
+    """The length of an update; ProtocolError if it is not finite or absurd."""
+    total = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for vector in (update.parameters, update.buffers):
+            for i in range(0, len(vector), _PIECE):
+                piece = vector[i : i + _PIECE]
+                total += float(np.dot(piece, piece))
+    if math.isnan(total):
+        raise ProtocolError("the worker", "update refused: a value is not a number")
+    if not total <= MAX_NORM**2:
+        shown = f"its norm {math.sqrt(total):.3g} is above {MAX_NORM:g}"
+        raise ProtocolError("the worker", f"update refused: {shown}")
+    return math.sqrt(total)
+
+
+def _add(total: NDArray[np.float64], vector: Vector, samples: int) -> None:
+    for i in range(0, len(vector), _PIECE):
+        piece = vector[i : i + _PIECE].astype(np.float64)
+        piece *= samples
+        total[i : i + _PIECE] += piece
+
+
+def _scaled(total: NDArray[np.float64], factor: float) -> Vector:
+    out = np.empty(len(total), np.float32)
+    for i in range(0, len(total), _PIECE):
+        np.multiply(
+            total[i : i + _PIECE], factor, out[i : i + _PIECE], casting="same_kind"
+        )
+    return out

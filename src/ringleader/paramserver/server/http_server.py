@@ -1,0 +1,161 @@
+"""Serve a training run until it is over: listen, answer, look at the clock, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import uvicorn
+
+from ringleader.errors import ConfigError, RingleaderError
+from ringleader.paramserver.server.app import App
+from ringleader.paramserver.server.connection_limits import Doorway, GuardedProtocol
+from ringleader.paramserver.server.request_limits import MAX_HEAD_BYTES, Guard
+from ringleader.paramserver.server.training import TICK_S, Training
+
+LINGER_S = 30.0
+"""How long a finished server stays for workers that have not heard yet."""
+KEEP_ALIVE_S = 75
+"""Between two requests of a worker: longer than most steps take."""
+_GRACEFUL_S = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where to listen."""
+
+    host: str = "0.0.0.0"
+    port: int = 8000
+
+    def listen(self) -> socket.socket:
+        """An open socket; ConfigError if somebody else has the port."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            return socket.create_server(
+                (self.host, self.port), family=family, backlog=512
+            )
+        except (OSError, OverflowError) as exc:
+            text = f"cannot listen on {self.host} port {self.port}: {exc}"
+            raise ConfigError(f"{text}; choose another --port or --host") from exc
+
+    def check(self, *, is_open: bool) -> None:
+        """Refuse to let everybody in who can reach this machine."""
+        if is_open and not self.is_private:
+            raise ConfigError(
+                f"without a code or PIN everybody could join, so --open listens on "
+                f"127.0.0.1 only, not on {self.host}"
+            )
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only programs on this machine can connect."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+class Serving:
+    """One server. ``run`` it in the main thread, or ``serve`` it in a loop."""
+
+    def __init__(
+        self, app: App, listener: socket.socket, context: ssl.SSLContext | None
+    ) -> None:
+        self._app = app
+        self._training: Training = app.training
+        self._listener = listener
+        self._context = context
+        self._config = uvicorn.Config(
+            Guard(app.starlette()),
+            http=GuardedProtocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            log_level="error",  # strangers' rubbish is no news, and would fill a disk
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_GRACEFUL_S,
+        )
+        self._config.load()
+        self._server = _Server(self._config, self._training.stop)
+        self.on_version: Callable[[], None] = lambda: None
+        """Called in the loop after each look at the clock; for a progress bar."""
+        self.linger_s = LINGER_S
+
+    def run(self) -> None:
+        """Serve until training is over, or Ctrl-C; RingleaderError if it cannot."""
+        asyncio.run(self.serve())
+
+    async def serve(self) -> None:
+        """The same in a running loop."""
+        doorway = Doorway(self._listener, self._protocol, self._context)
+        self._doorway = doorway
+        accepting = asyncio.create_task(doorway.accept())
+        ticking = asyncio.create_task(self._tick())
+        try:
+            await self._server.serve(sockets=[])
+        finally:
+            self._training.stop()
+            for task in (accepting, ticking):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            await doorway.close()
+            await self._training.settle()
+            self._listener.close()
+        if self._training.failure is not None:
+            raise self._training.failure
+
+    def stop(self) -> None:
+        """End ``serve`` soon. Any thread may call this."""
+        self._server.should_exit = True
+
+    def _protocol(self) -> GuardedProtocol:
+        protocol = GuardedProtocol(self._config, self._server.server_state, {})
+        protocol.doorway = self._doorway
+        return protocol
+
+    async def _tick(self) -> None:
+        training = self._training
+        over_s: float | None = None
+        while training.failure is None:
+            await asyncio.sleep(TICK_S)
+            try:
+                await training.tick()
+            except RingleaderError as exc:
+                training.failure = exc
+            self._app.updates.sweep()
+            self.on_version()
+            if training.versions.is_finished:
+                now_s = time.monotonic()
+                over_s = now_s if over_s is None else over_s
+                # Who has heard that it is over leaves; an answer may have been lost.
+                is_alone = not training.versions.present(now_s)
+                if is_alone or now_s - over_s > self.linger_s:
+                    break
+        self.stop()
+
+
+class _Server(uvicorn.Server):
+    """Sends long polls home before it waits for connections to close."""
+
+    def __init__(self, config: uvicorn.Config, before: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._before = before
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """What uvicorn does, with nobody left who waits for work."""
+        self._before()
+        await super().shutdown(sockets)

@@ -1,0 +1,105 @@
+"""The server's side of joining by PIN where only the PIN vouches for the server's key.
+
+``identity/vouch.py`` has the exchange. What it hands over is the code of the join link,
+and a receipt. Each exchange spends an attempt of the PIN's budget; the receipt gets it
+back when its worker joins, so only those who did not know the PIN have spent one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ringleader.identity import vouch
+from ringleader.identity.invitation import FLOOR_S
+from ringleader.identity.redacted import Secret
+from ringleader.paramserver.protocol import join_link
+from ringleader.paramserver.server import request_parsing
+from ringleader.paramserver.server.admission import Entrance
+from ringleader.paramserver.server.request_parsing import (
+    SOON,
+    locked,
+    malformed,
+    refusal,
+)
+
+KEPT_S = 60.0
+"""How long a worker may take from here to its join: a few tries on a bad line."""
+
+
+@dataclass(slots=True, eq=False)
+class Pairing:
+    """One exchange; there are at most as many as attempts."""
+
+    receipt: Secret[bytes]
+    until_s: float
+    answer: dict[str, str] | None = None
+    """For repetitions; None: it is being computed, or the element was garbage."""
+
+
+class Pairings:
+    """Exchanges that no join has followed yet. The event loop only."""
+
+    def __init__(
+        self, entrance: Entrance, slow_down: Callable[[Request], None]
+    ) -> None:
+        self._entrance = entrance
+        self._slow_down = slow_down
+        self._open: dict[bytes, Pairing] = {}
+
+    async def pair(self, request: Request) -> Response:
+        """POST /v1/pair."""
+        self._slow_down(request)
+        element = await request_parsing.read_element(request)
+        pin = self._entrance.pin
+        if pin is None:
+            raise refusal(401, "unknown", "this server has no PIN: use the join link")
+        pairing, is_new = self.begin(element, time.monotonic())
+        if is_new:
+            content = Secret(self._entrance.secret.reveal() + pairing.receipt.reveal())
+            found, _ = await asyncio.gather(
+                asyncio.to_thread(
+                    vouch.answer, pin, self._entrance.fingerprint, element, content
+                ),
+                asyncio.sleep(FLOOR_S),
+            )
+            if found is None:
+                raise malformed("the element is none")
+            ours, sealed = map(join_link.encode, found)
+            pairing.answer = {"element": ours, "sealed": sealed}
+        if pairing.answer is None:
+            raise refusal(429, "busy", "this is being answered", headers=SOON)
+        return JSONResponse(pairing.answer)
+
+    def begin(self, element: bytes, now_s: float) -> tuple[Pairing, bool]:
+        """Spend an attempt, or refuse; the same element again is no other guess."""
+        self._open = {e: p for e, p in self._open.items() if now_s < p.until_s}
+        found = self._open.get(element)
+        if found is not None:
+            return found, False
+        if not self._entrance.spend():
+            if self._open:  # a crowd of friends may get theirs back in a moment
+                text = "too many try their PINs at once"
+                raise refusal(429, "busy", text, headers=SOON)
+            raise locked()
+        made = Pairing(
+            Secret(secrets.token_bytes(join_link.RECEIPT_BYTES)), now_s + KEPT_S
+        )
+        self._open[element] = made
+        return made, True
+
+    def redeem(self, receipt: str | None, now_s: float) -> None:
+        """Who was handed this has joined: it was no guess."""
+        data = join_link.decode(receipt or "") or b""
+        for element, pairing in list(self._open.items()):
+            is_it = hmac.compare_digest(pairing.receipt.reveal(), data)
+            if is_it and now_s < pairing.until_s:
+                del self._open[element]
+                self._entrance.give_back()

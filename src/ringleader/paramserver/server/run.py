@@ -1,0 +1,107 @@
+"""Put a server together: a task, a plan and a directory become an application."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringleader.errors import ConfigError
+from ringleader.identity import server_key
+from ringleader.identity.home import LOCK, Held, Home
+from ringleader.identity.redacted import Secret
+from ringleader.identity.server_key import ServerKey
+from ringleader.paramserver.protocol import bodies
+from ringleader.paramserver.server.admission import Entrance
+from ringleader.paramserver.server.app import App, Terms
+from ringleader.paramserver.server.global_weights import Outer, Weights, warm_up
+from ringleader.paramserver.server.plan import Plan
+from ringleader.paramserver.server.run_store import Store
+from ringleader.paramserver.server.scheduler import Versions
+from ringleader.paramserver.server.training import Training
+from ringleader.paramserver.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a server's owner chooses beside the plan."""
+
+    out: Path
+    pin: Secret[str] | None = None
+    is_open: bool = False
+    batch_size: int | None = None
+    """Samples of one step of one worker; None: what the task says."""
+    seed: int = 0
+    codec: str = "none"
+    """What workers send updates in, unless they choose otherwise."""
+    weights_codec: str = "none"
+    checkpoint_every: int = 10
+    outer: Outer = field(default_factory=Outer)
+
+    def __post_init__(self) -> None:
+        bodies.wire_name(self.codec)
+        if self.weights_codec not in bodies.WEIGHTS_CODECS:
+            known = ", ".join(bodies.WEIGHTS_CODECS)
+            raise ConfigError(f"weights travel as {known}, not {self.weights_codec}")
+        if self.checkpoint_every < 1:
+            raise ConfigError("a checkpoint every 1 or more rounds goes")
+        if self.batch_size is not None and not 1 <= self.batch_size <= 10**6:
+            raise ConfigError(f"a batch of {self.batch_size} samples makes no sense")
+        if not 0 <= self.seed < 2**53:
+            raise ConfigError("the seed is a number from 0 on")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A server that is ready to be served."""
+
+    app: App
+    key: ServerKey
+    replayed: int
+    """Updates that were applied again because the last server died."""
+    _held: Held
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        self.app.training.close()
+        self._held.close()
+
+
+def open_run(task: Task, plan: Plan, options: Options) -> Run:
+    """Resume what is in the directory, or begin; ConfigError if it is in use."""
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / LOCK).touch(mode=0o600)
+    except OSError as exc:
+        raise ConfigError(f"{options.out}: cannot be made: {exc.strerror}") from exc
+    held = Home(options.out).hold(LOCK)
+    if held is None:
+        raise ConfigError(f"{options.out}: another server uses it; choose another")
+    try:
+        key = server_key.load_or_make(options.out)
+        app, replayed = _open_app(task, plan, options, key)
+    except BaseException:
+        held.close()
+        raise
+    return Run(app, key, replayed, held)
+
+
+def _open_app(
+    task: Task, plan: Plan, options: Options, key: ServerKey
+) -> tuple[App, int]:
+    warm_up()
+    make = options.outer.make if plan.steps > 1 else task.optimizer
+    weights = Weights(task.model(), make, is_difference=plan.steps > 1)
+    store = Store(options.out, weights, every=options.checkpoint_every)
+    entrance = Entrance(
+        key.secret, options.pin, options.is_open, fingerprint=key.fingerprint
+    )
+    training = Training(Versions(plan), entrance, store)
+    terms = Terms(
+        task=task.name,
+        fingerprint=task.fingerprint(),
+        batch_size=options.batch_size or task.batch_size,
+        seed=options.seed,
+        codec=options.codec,
+        weights_codec=options.weights_codec,
+    )
+    return App(training, terms), training.open()

@@ -1,0 +1,180 @@
+"""What survives the server: checkpoints, and a journal of all that came since.
+
+Writes and arithmetic take as long as the model is large, so this is called from one
+thread that is not the event loop's; before and after serving, from any.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ringleader.errors import ConfigError
+from ringleader.paramserver.protocol import bodies
+from ringleader.paramserver.server import checkpoint, scheduler_state
+from ringleader.paramserver.server.admission import Entrance
+from ringleader.paramserver.server.assignment import Key
+from ringleader.paramserver.server.global_weights import Weights, norm_of
+from ringleader.paramserver.server.journal import Journal, Meta, read
+from ringleader.paramserver.server.scheduler import Versions
+
+SUMMARY = "summary.json"
+_MOST_JOURNAL = 8
+"""A checkpoint is due, too, when the journal is this many times as long as a model."""
+
+
+class Store:
+    """The files of one run, and the weights that they are about."""
+
+    def __init__(self, out: Path, weights: Weights, *, every: int) -> None:
+        self.out = out
+        self.weights = weights
+        self.nonces: dict[str, str] = {}
+        """Hashes of what workers chose when they joined, and who they became."""
+        self.before_s = 0.0
+        """How long earlier lives of the server took."""
+        self._every = every
+        self._journal = Journal(out)
+
+    def open(self, versions: Versions, entrance: Entrance) -> int:
+        """Resume, or begin; how many updates had to be applied again."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        found = checkpoint.newest(self.out)
+        if found is None:
+            self.checkpoint(versions.version, self.state(versions, entrance, 0.0))
+            return 0
+        state = checkpoint.load(found, self.weights)
+        scheduler_state.restore(versions, state["run"], time.monotonic())
+        for digest, worker in state["tokens"].items():
+            entrance.remember(digest, worker)
+        self.nonces = state["nonces"]
+        self.before_s = float(state["seconds"])
+        checkpoint.publish(self.out, found.version)  # the last life may not have
+        path = checkpoint.journal_path(self.out, found.version)
+        replay = _Replay(self, versions, entrance)
+        replayed = sum(replay.repeat(meta, body) for meta, body in read(path))
+        self._journal = Journal(path)
+        self._journal.resume()
+        return replayed
+
+    @property
+    def journal_path(self) -> Path:
+        """Where is written what came since the last checkpoint."""
+        return self._journal.path
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._journal.sync()
+        self._journal.close()
+
+    def remember(self, mark: str, worker: str) -> None:
+        """The hash of a nonce, if one was given, and who joined with it."""
+        if mark:
+            self.nonces[mark] = worker
+
+    def forget(self, worker: str) -> None:
+        """It left: who comes with its nonce is new."""
+        self.nonces = {mark: w for mark, w in self.nonces.items() if w != worker}
+
+    def note(self, meta: Meta) -> None:
+        """Record something that has no body."""
+        self._journal.append(meta)
+
+    def decode(self, body: memoryview, codec: str) -> tuple[bodies.Update, float]:
+        """An update and its norm; ProtocolError if it is rubbish."""
+        update = bodies.read_update(self.weights.manifest, body, codec)
+        return update, norm_of(update)
+
+    def record(self, meta: Meta, body: memoryview, update: bodies.Update) -> None:
+        """Write first, then add: what is acknowledged can be added again."""
+        self._journal.append(meta, body)
+        self.weights.add(update, int(meta["samples"]))
+
+    def apply(self, version: int, shards: int, factor: float) -> None:
+        """Make the next version of the weights."""
+        meta: Meta = {"kind": "closed", "version": version}
+        self._journal.append(meta | {"shards": shards, "factor": factor})
+        self.weights.apply(factor)
+
+    def is_due(self, versions: Versions) -> bool:
+        """Whether a checkpoint should be made; never in the middle of a version."""
+        version = versions.version
+        if versions.counted:
+            return False
+        if self.journal_path == checkpoint.journal_path(self.out, version):
+            return False
+        size = max(self.weights.manifest.num_bytes, 1 << 20)
+        is_long = self._journal.num_bytes > _MOST_JOURNAL * size
+        return version % self._every == 0 or is_long or versions.is_finished
+
+    def state(
+        self, versions: Versions, entrance: Entrance, seconds: float
+    ) -> dict[str, Any]:
+        """What a checkpoint holds beside weights and optimizer."""
+        return {
+            "run": scheduler_state.dump(versions),
+            "tokens": entrance.tokens,
+            "nonces": dict(self.nonces),
+            "seconds": seconds,
+        }
+
+    def checkpoint(self, version: int, state: dict[str, Any]) -> None:
+        """Write everything, and begin a new journal."""
+        checkpoint.write(self.out, version, self.weights, state)
+        self._journal.close()
+        self._journal = Journal(checkpoint.journal_path(self.out, version))
+        self._journal.begin()
+
+    def conclude(self, summary: dict[str, Any]) -> None:
+        """Write what is said at the end."""
+        text = msgspec.json.format(msgspec.json.encode(summary))
+        path = self.out / SUMMARY
+        try:
+            path.write_bytes(text + b"\n")
+        except OSError as exc:
+            raise ConfigError(f"{path}: cannot be written: {exc.strerror}") from exc
+
+
+class _Replay:
+    """Does again what the records of a journal say, in their order."""
+
+    def __init__(self, store: Store, versions: Versions, entrance: Entrance) -> None:
+        self._store = store
+        self._versions = versions
+        self._entrance = entrance
+
+    def repeat(self, meta: Meta, body: bytes) -> int:
+        """One record; 1 if it was an update."""
+        worker = str(meta.get("worker", ""))
+        match meta["kind"]:
+            case "joined":
+                self._join(worker, meta)
+            case "left":
+                self._versions.leave(worker)
+                self._entrance.forget(worker)
+                self._store.forget(worker)
+            case "quarantined":
+                self._versions.workers[worker].is_quarantined = True
+            case "closed":
+                self._store.weights.apply(float(meta["factor"]))
+                self._versions.close(int(meta["shards"]))
+            case "update":
+                self._update(worker, meta, body)
+                return 1
+        return 0
+
+    def _join(self, worker: str, meta: Meta) -> None:
+        if worker not in self._versions.workers:
+            scheduler_state.admit(self._versions, worker, meta, time.monotonic())
+        self._entrance.remember(meta["token"], worker)
+        self._store.remember(meta["nonce"], worker)
+
+    def _update(self, worker: str, meta: Meta, body: bytes) -> None:
+        update, _ = self._store.decode(memoryview(body), meta["codec"])
+        samples = int(meta["samples"])
+        self._store.weights.add(update, samples)
+        key: Key = scheduler_state.key_from_json(meta["key"])
+        self._versions.count(worker, key, samples=samples, loss=float(meta["loss"]))

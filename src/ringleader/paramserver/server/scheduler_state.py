@@ -1,0 +1,76 @@
+"""The state machine as JSON, for checkpoints, and back."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ringleader.errors import ConfigError
+from ringleader.paramserver.server.assignment import Key
+from ringleader.paramserver.server.scheduler import Versions
+
+_IDENTITY = re.compile(r"w[1-9][0-9]{0,8}")
+
+
+def dump(versions: Versions) -> dict[str, Any]:
+    """What must survive a restart; what is under way need not."""
+    return {
+        "version": versions.version,
+        "shards": versions.shards,
+        "position": versions.position,
+        "losses": versions.losses,
+        "mode": versions.plan.mode,
+        "steps": versions.plan.steps,
+        "workers": {
+            identity: {
+                "name": worker.name,
+                "device": worker.device,
+                "last": worker.last and key_to_json(worker.last),
+                "updates": worker.updates,
+                "samples": worker.samples,
+                "left": worker.has_left,
+                "quarantined": worker.is_quarantined,
+            }
+            for identity, worker in versions.workers.items()
+        },
+    }
+
+
+def restore(versions: Versions, state: dict[str, Any], now_s: float) -> None:
+    """Bring a new state machine to where ``dump`` left another one."""
+    plan = versions.plan
+    for name, now in (("mode", plan.mode), ("steps", plan.steps)):
+        if state[name] != now:
+            text = f"the checkpoint is of a run with {name} {state[name]}, not {now}"
+            raise ConfigError(f"{text}; use the same, or choose another --out")
+    versions.version = int(state["version"])
+    versions.shards = int(state["shards"])
+    versions.position = int(state["position"])
+    versions.losses = [(int(v), float(loss)) for v, loss in state["losses"]]
+    for identity, kept in state["workers"].items():
+        admit(versions, identity, kept, now_s)
+        worker = versions.workers[identity]
+        worker.last = kept["last"] and key_from_json(kept["last"])
+        worker.updates, worker.samples = int(kept["updates"]), int(kept["samples"])
+        worker.has_left = bool(kept["left"])
+        worker.is_quarantined = bool(kept["quarantined"])
+
+
+def admit(
+    versions: Versions, identity: str, kept: dict[str, Any], now_s: float
+) -> None:
+    """A worker that a file of ours tells of."""
+    if not _IDENTITY.fullmatch(identity):
+        raise ConfigError(f"{identity!r} is no worker: the checkpoint is damaged")
+    versions.admit(identity, str(kept["name"]), str(kept["device"]), now_s)
+
+
+def key_to_json(key: Key) -> list[int]:
+    """Three numbers."""
+    return [key.version, key.shard, key.first_batch]
+
+
+def key_from_json(numbers: list[int]) -> Key:
+    """What ``key_to_json`` made."""
+    version, shard, first_batch = numbers
+    return Key(int(version), int(shard), int(first_batch))

@@ -1,0 +1,44 @@
+"""The order of samples: which samples are in the batch of a number.
+
+Samples form one endless line: a shuffled epoch, then the next, each in an order that
+depends on the seed and the epoch alone. Batch *b* is the *b*-th run of ``batch_size``
+of them. So it does not matter who computes a batch, nor whether anybody did before, and
+batches 2v and 2v + 1 of two workers are together one batch of a run alone.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+ORDER = "1"
+"""Part of every fingerprint. Changes when this file numbers batches in another way."""
+
+
+def indices(seed: int, batch: int, batch_size: int, count: int) -> Tensor:
+    """Which of ``count`` samples are in a batch."""
+    begin, end = batch * batch_size, (batch + 1) * batch_size
+    epochs = range(begin // count, (end - 1) // count + 1)
+    line = np.concatenate([_order(seed, epoch, count) for epoch in epochs])
+    start = epochs.start * count
+    return torch.from_numpy(line[begin - start : end - start])
+
+
+def mixed_seed(seed: int, number: int) -> int:
+    """One seed of two numbers, far apart for neighbours (SplitMix64)."""
+    mask = 2**64 - 1
+    value = (seed * 0x9E3779B97F4A7C15 + number + 1) & mask
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        value = ((value ^ (value >> shift)) * factor) & mask
+    return (value ^ (value >> 31)) & (2**63 - 1)
+
+
+@lru_cache(maxsize=4)  # an epoch has many batches; two are in use at its end
+def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
+    """A shuffled epoch. RandomState's stream is frozen, in every version of numpy."""
+    generator = np.random.RandomState(mixed_seed(seed, epoch) % 2**32)
+    return generator.permutation(count).astype(np.int64)

@@ -1,0 +1,37 @@
+"""The device that a model is trained or tested on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ringleader.errors import ConfigError
+from ringleader.paramserver.tasks.samples import Batch
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """The device called so; "auto": CUDA, else Apple's GPU, else the CPU."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as exc:
+        reason = str(exc).splitlines()[0]
+        raise ConfigError(f"--device {name}: cannot be used here: {reason}") from exc
+    return device
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch with its tensors on ``device``."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return tuple(to_device(value, device) for value in batch)
+    return batch

@@ -1,0 +1,1 @@
+"""The worker: it computes updates for a parameter server."""

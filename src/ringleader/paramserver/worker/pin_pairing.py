@@ -1,0 +1,126 @@
+"""How a worker with a PIN comes to trust a server whose certificate is self-made.
+
+It looks which key the server has, then asks it, over a line that takes this key and no
+other, to show that it knows the PIN for that very key (``identity/vouch.py``). What
+comes of it is a join link. Nobody in between learns the PIN: no part of it is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+
+from ringleader.deadline import Deadline
+from ringleader.errors import PeerRefused, PeerUntrusted
+from ringleader.identity.invitation import FLOOR_S
+from ringleader.identity.redacted import Secret
+from ringleader.identity.server_key import SECRET_BYTES
+from ringleader.identity.vouch import Question
+from ringleader.paramserver.protocol.join_link import (
+    RECEIPT_BYTES,
+    Link,
+    decode,
+    encode,
+)
+from ringleader.paramserver.worker import server_messages
+from ringleader.paramserver.worker.observer import Watch
+from ringleader.paramserver.worker.server_address import Place, noting, pinned
+from ringleader.paramserver.worker.server_messages import Json
+from ringleader.paramserver.worker.session import SERVER, Answer, Request, Session
+
+PIN_ENTRIES = 3
+"""PINs that a user may type; the server counts wrong ones over all workers."""
+
+
+class Pairing:
+    """Turns the bare address of a place into a whole link. One thread."""
+
+    def __init__(
+        self,
+        place: Place,
+        watch: Watch,
+        pin: Secret[str] | None,
+        ask_pin: Callable[[], Secret[str]] | None,
+    ) -> None:
+        self._place = place
+        self._watch = watch
+        self._pin = pin
+        self._ask_pin = ask_pin
+        self._question: Question | None = None
+        """Asked and not answered; asking the same again is no second guess."""
+
+    def run(self) -> None:
+        """PeerUntrusted if no PIN fits; PeerUnreachable or PeerLost: try again."""
+        for left in reversed(range(PIN_ENTRIES)):
+            if self._pin is None:
+                if self._ask_pin is None:
+                    break
+                self._pin = self._ask_pin()
+            found = self._pair(self._pin)
+            if found is not None:
+                self._place.trust(found)
+                return
+            self._pin = None  # it is not tried again by itself
+            if self._ask_pin is not None and left:
+                self._watch.noted(self._refused().text)
+        raise self._refused()
+
+    def _pair(self, pin: Secret[str]) -> Link | None:
+        fingerprint, floor = self._seen(), Deadline.after(FLOOR_S)
+        question = self._question
+        if question is None or question.fingerprint != fingerprint:
+            self._question = question = Question(pin, fingerprint)
+        time.sleep(floor.left_s())  # how long that took depends on the PIN, a little
+        answer = self._ask(question)
+        self._question = None
+        said = answer.json()
+        content = question.open(_data(said, "element"), _data(said, "sealed"))
+        if content is None or len(content.reveal()) != SECRET_BYTES + RECEIPT_BYTES:
+            return None
+        code, receipt = content.reveal()[:SECRET_BYTES], content.reveal()[SECRET_BYTES:]
+        return Link(
+            self._place.link.url,
+            fingerprint,
+            Secret(encode(code)),
+            Secret(encode(receipt)),
+        )
+
+    def _seen(self) -> bytes:
+        """The fingerprint of whoever answers there now. Nothing is sent to it."""
+        found: list[bytes] = []
+        looking = closing(Session(self._place, self._watch, noting(found)))
+        with looking as session, suppress(PeerUntrusted):
+            session.attempt(Request("GET", "/v1/status"))
+        if not found or not found[-1]:
+            url = self._place.link.url
+            text = f"{url} has a key for which no PIN can vouch; use the join link"
+            raise PeerUntrusted(SERVER, text)
+        return found[-1]
+
+    def _ask(self, question: Question) -> Answer:
+        body = json.dumps({"element": encode(question.element)}).encode()
+        headers = {"Content-Type": "application/json"}
+        asking = closing(
+            Session(self._place, self._watch, pinned(question.fingerprint))
+        )
+        # A stranger's words are not shown: they might send the user elsewhere.
+        with asking as session, suppress(PeerRefused):
+            answer = session.attempt(Request("POST", "/v1/pair", headers, body))
+            if answer.status == 200:
+                return answer
+        url = self._place.link.url
+        text = f"{url} takes no PIN, or none after too many wrong ones"
+        raise PeerRefused(SERVER, f"{text}; use the join link")
+
+    def _refused(self) -> PeerUntrusted:
+        text = "the PIN is wrong, or somebody sits between here and"
+        where = self._place.link.url
+        return PeerUntrusted(
+            SERVER, f"{text} {where}; check the PIN, or use the join link"
+        )
+
+
+def _data(said: Json, name: str) -> bytes:
+    return decode(server_messages.text_of(said, name)) or b""
