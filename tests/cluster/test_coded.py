@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringleader import codec as codecs
-from ringleader.codec import make
-from ringleader.codec.codec import Data, Values
+from ringleader.codec import registry
+from ringleader.codec.codec import BLOCK, Data, Values
 from ringleader.codec.int8 import Int8
+from ringleader.codec.registry import make_codec
 from ringleader.collectives.algorithm import program
 from ringleader.collectives.choice import CODED, choose_codec
 from ringleader.collectives.cost import LinkCost, Network
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture
 def short_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many frames per chunk, without many megabytes."""
-    monkeypatch.setattr(frames, "FRAME", codecs.BLOCK)
+    monkeypatch.setattr(frames, "FRAME", BLOCK)
 
 
 def given(rank: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -139,7 +139,7 @@ def test_every_dtype_and_the_mean_over_real_links(
 
 def through(name: str, tensor: Tensor) -> Tensor:
     """What comes out at the other end; frames are whole blocks, so in one go."""
-    once, result = make(name), torch.empty_like(tensor)
+    once, result = make_codec(name), torch.empty_like(tensor)
     data = np.empty(once.num_bytes(len(tensor)), np.uint8)
     once.encode(tensor.numpy(), data)
     once.decode(data, result.numpy())
@@ -218,7 +218,7 @@ def test_nan_reaches_everybody_and_is_not_carried_over(codec: str) -> None:
     assert same_bits([tensor for tensor, _ in ranks])
     bad = ranks[0][0].isnan()
     assert bad[5000]
-    assert bad.sum() <= (1 if codec == "bf16" else codecs.BLOCK)
+    assert bad.sum() <= (1 if codec == "bf16" else BLOCK)
     assert all(lost.isfinite().all() for _, lost in ranks)
 
 
@@ -238,8 +238,10 @@ def test_different_codecs_are_told_apart() -> None:
 class Liar(Int8):
     """Writes scales that are not numbers."""
 
-    def encode(self, values: Values, data: Data, lost: Values | None = None) -> None:
-        super().encode(values, data, lost)
+    def encode(
+        self, values: Values, data: Data, error_out: Values | None = None
+    ) -> None:
+        super().encode(values, data, error_out)
         data[:4] = 255
 
 
@@ -249,7 +251,7 @@ def test_what_a_liar_sends_is_refused_by_name(
 ) -> None:
     """A scale that is not a number breaks the group; it is not added up."""
     monkeypatch.setattr(
-        codecs, "make", lambda _, rank=0: Liar() if rank == 1 else Int8()
+        registry, "make_codec", lambda _, rank=0: Liar() if rank == 1 else Int8()
     )
     with world(3, "memory") as groups:
 
@@ -265,7 +267,7 @@ def test_what_a_liar_sends_is_refused_by_name(
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"codec": "zip"}, "there is no codec 'zip'"),
+        ({"codec": "zip"}, "unknown codec 'zip'"),
         ({"codec": "int8", "op": "max"}, "goes with sum and mean, not max"),
         ({"codec": "int8", "algorithm": "doubling"}, "cannot travel coded"),
         ({"codec": "int8", "lost": torch.zeros(4)}, "lost is 4 x torch.float32"),

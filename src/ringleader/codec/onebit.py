@@ -1,21 +1,21 @@
-"""onebit: per block of 2048 values their mean size, and the sign of each."""
+"""onebit: the mean magnitude per block of 2048 values, and the sign of each value."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ringleader.codec import blocks
-from ringleader.codec.codec import Data, Values, leave
+from ringleader.codec import block_scales
+from ringleader.codec.codec import Data, Values, encoding_error
 
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)).reshape(256, 8)
 SIGNS = np.subtract(1, 2 * _BITS.astype(np.float32), dtype=np.float32)
-"""The eight signs that a byte stands for; the first is its highest bit."""
+"""byte -> the eight signs it encodes, highest bit first."""
 
 
 class OneBit:
-    """The mean size is what comes closest to a block, if all may differ in sign only.
+    """Replaces every magnitude by the mean of its block, which minimizes the error.
 
-    What is lost is as large as what is kept: of use with error feedback only.
+    The error is as large as the signal, so use it with error feedback only.
     """
 
     name = "onebit"
@@ -24,36 +24,39 @@ class OneBit:
         self._scratch: Values = np.empty((0, 8), np.float32)
 
     def num_bytes(self, count: int) -> int:
-        """A scale per block and a bit per value."""
-        return 4 * blocks.num_blocks(count) + -(-count // 8)
+        return 4 * block_scales.num_blocks(count) + -(-count // 8)
 
-    def encode(self, values: Values, data: Data, lost: Values | None = None) -> None:
-        """Write the scales, then the signs; 0 counts as positive."""
-        scales, rest = blocks.split(data, len(values))
-        sizes = self._room(len(values)).reshape(-1)[: len(values)]
-        np.abs(values, sizes)
-        for which, rows in blocks.rows_of(sizes):
+    def encode(
+        self, values: Values, data: Data, error_out: Values | None = None
+    ) -> None:
+        """Write the scales, then the signs. 0 counts as positive."""
+        scales, rest = block_scales.split(data, len(values))
+        magnitudes = self._scratch_rows(len(values)).reshape(-1)[: len(values)]
+        np.abs(values, magnitudes)
+        for which, rows in block_scales.block_rows(magnitudes):
             np.mean(rows, axis=1, out=scales[which])
-            if not np.isfinite(scales[which]).all():  # or is it the sum that is not?
+            if not np.isfinite(scales[which]).all():  # or only their sum overflowed
                 wide = np.mean(rows, axis=1, dtype=np.float64)
                 scales[which] = np.where(np.isfinite(wide), wide, np.inf)
         rest[:] = np.packbits(np.signbit(values))
-        if lost is not None:
-            self.decode(data, lost)
-            leave(values, lost, lost, scales)
+        if error_out is not None:
+            self.decode(data, error_out)
+            encoding_error(values, error_out, error_out, scales)
 
     def decode(self, data: Data, values: Values) -> None:
-        """The scale of its block with each sign."""
-        scales, rest = blocks.split(data, len(values))
-        column = blocks.check(scales)
-        signs = self._room(len(values))[: len(rest)]
+        """Multiply every sign by the scale of its block."""
+        scales, rest = block_scales.split(data, len(values))
+        column = block_scales.check(scales)
+        signs = self._scratch_rows(len(values))[: len(rest)]
         np.take(SIGNS, rest, axis=0, out=signs, mode="clip")
         flat = signs.reshape(-1)[: len(values)]
-        pairs = zip(blocks.rows_of(flat), blocks.rows_of(values), strict=True)
+        pairs = zip(
+            block_scales.block_rows(flat), block_scales.block_rows(values), strict=True
+        )
         for (which, rows), (_, out) in pairs:
             np.multiply(rows, column[which], out)
 
-    def _room(self, count: int) -> Values:
+    def _scratch_rows(self, count: int) -> Values:
         if len(self._scratch) * 8 < count:
             self._scratch = np.empty((-(-count // 8), 8), np.float32)
         return self._scratch

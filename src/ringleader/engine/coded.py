@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ringleader.codec import Codec
+from ringleader.codec.codec import Codec
 from ringleader.collectives.schedule import Kind
 from ringleader.engine.frames import Bytes, Chunk, Part, Parts, Slots, Version
 from ringleader.engine.kernel import bytes_of

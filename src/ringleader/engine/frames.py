@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ringleader.codec import BLOCK, Codec
+from ringleader.codec.codec import BLOCK, Codec
 from ringleader.collectives.schedule import Kind, Move, Program
 from ringleader.engine.values import Floats, Run
 from ringleader.errors import ConfigError

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from ringleader.codec import wire_name
+from ringleader.codec.registry import wire_name
 from ringleader.engine import values
 from ringleader.engine.frames import Chunk
 from ringleader.engine.kernel import Array

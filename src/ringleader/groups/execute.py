@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from ringleader import codec as codecs
+from ringleader.codec import registry as codecs
 from ringleader.collectives.algorithm import program
 from ringleader.collectives.choice import (
     choose,
@@ -114,7 +114,7 @@ class Executor:
 
     def _choose(self, call: Call, algorithm: str | None) -> tuple[str, int, str]:
         if call.codec is not None:
-            num_bytes = codecs.make(call.codec).num_bytes(call.count)
+            num_bytes = codecs.make_codec(call.codec).num_bytes(call.count)
             return choose_coded(call.operation, num_bytes, self._network, algorithm)
         return choose(
             call.operation,
@@ -389,7 +389,7 @@ class Executor:
         self._coded.run(
             parts,
             chunks_of(call, parts.num_chunks),
-            codecs.make(some(call.codec), self.rank),
+            codecs.make_codec(some(call.codec), self.rank),
             headers=self._headers(call, header),
             on_mismatch=self._mismatch,
             finish=finish,

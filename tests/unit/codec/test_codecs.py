@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringleader.codec import BLOCK, NAMES, Codec, make, wire_name
-from ringleader.codec.codec import Data, Values
+from ringleader.codec.codec import BLOCK, Codec, Data, Values
+from ringleader.codec.registry import NAMES, make_codec, wire_name
 from ringleader.errors import ConfigError
 
 LENGTHS = (0, 1, 7, 8, 9, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 5000)
@@ -37,7 +37,7 @@ def back(codec: Codec, data: Data, count: int) -> Values:
 
 
 def through(name: str, values: Values) -> Values:
-    codec = make(name)
+    codec = make_codec(name)
     return back(codec, coded(codec, values), len(values))
 
 
@@ -53,7 +53,7 @@ def test_the_number_of_bytes_follows_from_the_number_of_values(
         "int8": count + 4 * blocks,
         "onebit": -(-count // 8) + 4 * blocks,
     }
-    assert make(name).num_bytes(count) == expected[wire_name(name)]
+    assert make_codec(name).num_bytes(count) == expected[wire_name(name)]
 
 
 @pytest.mark.parametrize("count", LENGTHS)
@@ -96,7 +96,7 @@ def test_stochastic_rounding_is_right_on_average() -> None:
 def test_stochastic_rounding_repeats_with_its_seed_and_differs_by_rank() -> None:
     values = numbers(5000)
     one, again, other = (
-        coded(make("int8-stochastic:9", rank), values) for rank in (0, 0, 1)
+        coded(make_codec("int8-stochastic:9", rank), values) for rank in (0, 0, 1)
     )
     assert np.array_equal(one, again)
     assert not np.array_equal(one, other)
@@ -120,7 +120,7 @@ def test_onebit_keeps_signs_and_the_mean_size(count: int) -> None:
 def test_what_is_lost_is_told_and_is_always_a_number(name: str, bad: float) -> None:
     values = numbers(3 * BLOCK + 5)
     values[BLOCK + 17] = bad
-    codec, lost = make(name), np.full(len(values), 77, np.float32)
+    codec, lost = make_codec(name), np.full(len(values), 77, np.float32)
     data = np.empty(codec.num_bytes(len(values)), np.uint8)
     with np.errstate(all="ignore"):
         codec.encode(values, data, lost)
@@ -171,7 +171,7 @@ def test_a_block_that_is_not_finite_becomes_nan_and_no_other_does(
 @pytest.mark.parametrize("name", SCALED)
 @pytest.mark.parametrize("scale", [np.nan, -1.0, -np.inf])
 def test_a_scale_that_none_could_have_is_refused(name: str, scale: float) -> None:
-    codec = make(name)
+    codec = make_codec(name)
     data = coded(codec, numbers(2 * BLOCK))
     data[4:8].view(np.float32)[0] = scale
     with pytest.raises(ValueError, match="scale"):
@@ -181,7 +181,7 @@ def test_a_scale_that_none_could_have_is_refused(name: str, scale: float) -> Non
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from(NAMES), st.binary(max_size=3000), st.integers(0, 2500))
 def test_any_bytes_are_read_or_refused(name: str, junk: bytes, count: int) -> None:
-    codec = make(name)
+    codec = make_codec(name)
     size = codec.num_bytes(count)
     data = np.frombuffer(junk.ljust(size, b"\x81")[:size], np.uint8).copy()
     try:
@@ -202,12 +202,12 @@ def test_what_was_written_is_always_readable(name: str, given: list[float]) -> N
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("int4", "there is no codec 'int4'; there are: fp16"),
+        ("int4", "unknown codec 'int4'; choose one of: fp16"),
         ("int8:3", "int8 takes no number"),
-        ("int8-stochastic:x", "the seed is a whole number, not 'x'"),
-        ("", "there is no codec ''"),
+        ("int8-stochastic:x", "the seed must be a whole number, not 'x'"),
+        ("", "unknown codec ''"),
     ],
 )
 def test_a_wrong_name_is_told(name: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        make(name)
+        make_codec(name)

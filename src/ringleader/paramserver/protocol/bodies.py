@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ringleader import codec as codecs
+from ringleader.codec import registry as codecs
 from ringleader.compression import entries as sparse
 from ringleader.compression.largest import largest, number_of
 from ringleader.errors import ConfigError, ProtocolError
@@ -157,7 +157,7 @@ def _weights_forms(manifest: Manifest, codec: str) -> dict[str, Form]:
     named = manifest.entries if codec == "none" else manifest.others
     forms = {e.name: Form(DTYPES[e.dtype], e.shape) for e in named}
     if codec != "none":
-        length = codecs.make(codec).num_bytes(manifest.num_parameters)
+        length = codecs.make_codec(codec).num_bytes(manifest.num_parameters)
         forms[_WHOLE] = Form("U8", (length,))
     return forms
 
@@ -166,7 +166,7 @@ def _update_forms(manifest: Manifest, codec: str) -> dict[str, Form]:
     total = manifest.num_parameters
     if codec == "none":
         return _forms(manifest, _WHOLE, Form("F32", (total,)))
-    length = codecs.make(codec).num_bytes(total)
+    length = codecs.make_codec(codec).num_bytes(total)
     return _forms(manifest, _WHOLE, Form("U8", (length,)))
 
 
@@ -218,7 +218,7 @@ def _buffers(manifest: Manifest, found: dict[str, memoryview]) -> Vector:
 
 
 def _encode(values: Vector, codec: str) -> Bytes:
-    coder = codecs.make(codec)
+    coder = codecs.make_codec(codec)
     data = np.empty(coder.num_bytes(len(values)), np.uint8)
     coder.encode(values, data)
     return data
@@ -229,7 +229,9 @@ def _decode(data: Bytes, count: int, codec: str) -> Vector:
         return data.view("<f4").astype(np.float32, copy=False)
     values = np.empty(count, np.float32)
     # torch warns of memory that it may not write to, which bytes are.
-    codecs.make(codec).decode(data if data.flags.writeable else data.copy(), values)
+    codecs.make_codec(codec).decode(
+        data if data.flags.writeable else data.copy(), values
+    )
     return values
 
 

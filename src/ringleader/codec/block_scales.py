@@ -1,4 +1,7 @@
-"""Scales of blocks: how codecs with few bits keep the size of what they write."""
+"""The float32 scale that every block of values has in int8 and onebit encodings.
+
+An encoding starts with the scales of all blocks; the quantized values follow.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,17 @@ from numpy.typing import NDArray
 
 from ringleader.codec.codec import BLOCK, Data, Values
 
-Rows = NDArray[np.float32]
-
 
 def num_blocks(count: int) -> int:
-    """How many scales ``count`` values have."""
+    """Return the number of blocks, and so of scales, of ``count`` values."""
     return -(-count // BLOCK)
 
 
-def rows_of(values: Values) -> list[tuple[slice, Values]]:
-    """(which scales, their values in rows): whole blocks, and a shorter last one."""
+def block_rows(values: Values) -> list[tuple[slice, Values]]:
+    """Split ``values`` into matrices with one block per row: (scale indices, rows).
+
+    The whole blocks form one matrix; a shorter last block forms a second one.
+    """
     whole = len(values) // BLOCK
     parts = []
     if whole:
@@ -27,17 +31,18 @@ def rows_of(values: Values) -> list[tuple[slice, Values]]:
 
 
 def split(data: Data, count: int) -> tuple[NDArray[np.float32], Data]:
-    """(the scales, what follows them) of the data of ``count`` values."""
+    """Split the encoding of ``count`` values into (scales, quantized values)."""
     size = 4 * num_blocks(count)
     return data[:size].view(np.float32), data[size:]
 
 
 def check(scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The scales as a column to multiply by; ValueError for what is none.
+    """Return the scales as a column of factors; ValueError for an invalid scale.
 
-    An infinite scale says that the block was not finite; all of it becomes NaN.
+    An infinite scale marks a block that contained a value that is not finite. Its
+    factor is NaN, so the whole block decodes to NaN.
     """
-    if not scales.min(initial=0) >= 0:  # nor is NaN
+    if not scales.min(initial=0) >= 0:  # also true for NaN
         raise ValueError("a scale is negative or not a number")
     if scales.max(initial=0) == np.inf:
         scales = np.where(np.isinf(scales), np.float32(np.nan), scales)

@@ -1,4 +1,4 @@
-"""fp16 and bf16: every value in two bytes. NaN and infinities stay what they are."""
+"""fp16 and bf16: two bytes per value. NaN and infinities are kept."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import platform
 import numpy as np
 import torch
 
-from ringleader.codec.codec import Data, Values, leave
+from ringleader.codec.codec import Data, Values, encoding_error
 
 GRAIN = 32768
-"""As many elements as torch converts without a second thread."""
+"""The most elements that torch converts without starting a second thread."""
 IS_ARM = platform.machine() in ("aarch64", "arm64")
-"""There numpy converts to float16 ten times as fast as torch; elsewhere, the reverse
-(measured: Neoverse-N1 5.5 against 0.56 GB/s, a Xeon 0.8 against 33)."""
+"""On ARM numpy converts to float16 ten times as fast as torch; on x86 torch is faster
+(measured, numpy against torch: Neoverse-N1 5.5 and 0.56 GB/s, Xeon 0.8 and 33)."""
 
 
 class _Half:
@@ -21,22 +21,23 @@ class _Half:
     _dtype: torch.dtype
 
     def num_bytes(self, count: int) -> int:
-        """Two each."""
         return 2 * count
 
-    def encode(self, values: Values, data: Data, lost: Values | None = None) -> None:
-        """Round to the nearest, ties to even."""
+    def encode(
+        self, values: Values, data: Data, error_out: Values | None = None
+    ) -> None:
+        """Round every value to the nearest, ties to even."""
         self._convert(values, data, to_half=True)
-        if lost is not None:
-            self.decode(data, lost)
-            leave(values, lost, lost, lost)
+        if error_out is not None:
+            self.decode(data, error_out)
+            encoding_error(values, error_out, error_out, error_out)
 
     def decode(self, data: Data, values: Values) -> None:
-        """Exact."""
+        """Convert back to float32, which is exact."""
         self._convert(values, data, to_half=False)
 
     def _convert(self, values: Values, data: Data, *, to_half: bool) -> None:
-        bits = data.view(np.int16)  # torch cannot take bfloat16 from numpy
+        bits = data.view(np.int16)  # numpy has no bfloat16
         for i in range(0, len(values), GRAIN):
             wide = torch.from_numpy(values[i : i + GRAIN])
             half = torch.from_numpy(bits[i : i + GRAIN]).view(self._dtype)
@@ -47,7 +48,7 @@ class _Half:
 
 
 class Fp16(_Half):
-    """Eleven bits of precision; what is above 65504 becomes infinite."""
+    """Eleven bits of precision; values above 65504 become infinite."""
 
     name = "fp16"
     _dtype = torch.float16
@@ -62,7 +63,7 @@ class Fp16(_Half):
 
 
 class Bf16(_Half):
-    """Eight bits of precision, the range of float32."""
+    """Eight bits of precision and the range of float32."""
 
     name = "bf16"
     _dtype = torch.bfloat16
