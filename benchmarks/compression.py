@@ -34,8 +34,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringleader.cli.bench.machine import describe
-from ringleader.cli.crew import Crew
+from ringleader.cli.bench.system_info import describe
+from ringleader.cli.worker_pool import WorkerPool
 from ringleader.simulation.lan import Host, lan
 
 WORKER = Path(__file__).with_name("compression_worker.py")
@@ -74,12 +74,12 @@ class Site:
 
     place: str
     size: int
-    crew: Crew
+    pool: WorkerPool
     hosts: list[Host]
 
     def ask(self, do: str, **task: object) -> Answers:
         """What every rank answers."""
-        return self.crew.ask({"do": do, **task}, ANSWER_S)
+        return self.pool.request({"do": do, **task}, ANSWER_S)
 
     def bytes_sent(self) -> int:
         """By all hosts so far, at their interfaces, headers included."""
@@ -113,19 +113,19 @@ def site(place: str, size: int | None = None) -> Iterator[Site]:
         hosts = (
             stack.enter_context(lan(hosts=ranks, rate=place)).hosts if is_lan else []
         )
-        crew = stack.enter_context(Crew("compression", ranks))
+        pool = stack.enter_context(WorkerPool("compression", ranks))
         for rank in range(ranks):
-            argv = [sys.executable, str(WORKER), "--control", crew.address]
+            argv = [sys.executable, str(WORKER), "--control", pool.address]
             who = ["--rank", str(rank), "--size", str(ranks)]
-            crew.start([*argv, *who], hosts[rank].popen if is_lan else subprocess.Popen)
-        crew.welcome(START_S)
-        found = Site(place, ranks, crew, hosts)
+            pool.start([*argv, *who], hosts[rank].popen if is_lan else subprocess.Popen)
+        pool.wait_connected(START_S)
+        found = Site(place, ranks, pool, hosts)
         answers = found.ask(
             "open",
             transport="auto" if place == "shm" else "tcp",
             interface="eth0" if is_lan else "lo",
             address="" if is_lan else "127.0.0.1",
-            store=(crew.directory / "store").as_uri(),
+            store=(pool.directory / "store").as_uri(),
         )
         wanted = "shm" if place == "shm" else "tcp"
         if any(a["links"] != [wanted] for a in answers):

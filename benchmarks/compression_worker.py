@@ -28,7 +28,7 @@ from tasks import TASKS, Task, characters, learn
 
 from ringleader import compression
 from ringleader.backend.process_group import RingleaderGroup
-from ringleader.cli.line import Message, Report, serve
+from ringleader.cli.json_socket import Message, Report, serve
 from ringleader.errors import ConfigError
 from ringleader.groups.group import Group
 
@@ -44,7 +44,7 @@ TIMEOUT_S = 120.0
 Call = Callable[[], object]
 
 
-class Station:
+class CompressionRank:
     """One rank: its groups, its gradients, and its models by scheme."""
 
     def __init__(self, rank: int, size: int) -> None:
@@ -278,8 +278,8 @@ def main() -> None:
     parser.add_argument("--size", type=int, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)  # ranks fill the cores; threads would fight over them
-    station = Station(options.rank, options.size)
-    serve(options.control, {"rank": options.rank}, station.handle)
+    rank = CompressionRank(options.rank, options.size)
+    serve(options.control, {"rank": options.rank}, rank.handle)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringleader.cli.demo.training import Recipe, Trained, load_digits, train
+from ringleader.cli.demo.training import (
+    TrainingConfig,
+    TrainingResult,
+    load_digits,
+    train,
+)
 from ringleader.groups.group import Group
 from ringleader.testing.threaded_world import world
 
@@ -76,15 +81,15 @@ def test_a_killed_rank_ends_the_demo_with_its_name() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_ranks_in_one_process_end_with_the_parameters_of_a_run_alone(size: int) -> None:
-    recipe = Recipe(epochs=2)
-    digits = load_digits(recipe)
+    config = TrainingConfig(epochs=2)
+    digits = load_digits(config)
 
-    def run(group: Group) -> Trained:
-        return train(recipe, digits, group, lambda epoch, loss: None)
+    def run(group: Group) -> TrainingResult:
+        return train(config, digits, group, lambda epoch, loss: None)
 
     with world(size) as groups, ThreadPoolExecutor(size) as threads:
         trained = list(threads.map(run, groups))
-    alone = train(recipe, digits, None, lambda epoch, loss: None)
+    alone = train(config, digits, None, lambda epoch, loss: None)
 
     assert len({each.digest() for each in trained}) == 1
     assert float((trained[0].parameters - alone.parameters).abs().max()) <= 1e-5
@@ -92,10 +97,10 @@ def test_ranks_in_one_process_end_with_the_parameters_of_a_run_alone(size: int) 
 
 
 def test_the_loss_is_told_after_every_epoch_and_falls() -> None:
-    recipe = Recipe(epochs=3)
+    config = TrainingConfig(epochs=3)
     told: list[tuple[int, float]] = []
 
-    train(recipe, load_digits(recipe), None, lambda *epoch: told.append(epoch))
+    train(config, load_digits(config), None, lambda *epoch: told.append(epoch))
 
     assert [epoch for epoch, _ in told] == [1, 2, 3]
     assert told[2][1] < told[0][1]

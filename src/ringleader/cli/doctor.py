@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ringleader import settings
-from ringleader.cli.terminal import errors_of
+from ringleader.cli.terminal import exit_on_error
 from ringleader.discovery.static import parse
 from ringleader.node.doctor.diagnose import diagnose
 from ringleader.node.doctor.examine import Request, examine
@@ -48,7 +48,7 @@ def doctor(
 
     Ends with 0 when nothing was found, and with 1 otherwise.
     """
-    with errors_of("doctor"):
+    with exit_on_error("doctor"):
         request = Request(
             home=settings.home_directory(),
             peers=parse(",".join([*(peer or []), settings.peers()])),

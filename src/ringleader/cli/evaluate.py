@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ringleader.cli.terminal import ask, errors_of, is_attended
+from ringleader.cli.terminal import exit_on_error, is_interactive, prompt
 from ringleader.errors import ConfigError
 
 if TYPE_CHECKING:  # torch takes a second to import; --help shall not
@@ -54,7 +54,7 @@ def evaluate(  # noqa: PLR0913 - one argument per flag
     ] = False,
 ) -> None:
     """Test trained weights: accuracy, confusion, samples; also for torch.load."""
-    with errors_of("evaluate"):
+    with exit_on_error("evaluate"):
         task = task or _ask("Task", "which task? e.g. digits")
         place = weights or Path(_ask("Weights", "which weights? pass --weights DIR"))
         from ringleader.paramserver import evaluation as evaluation
@@ -81,9 +81,9 @@ def evaluate(  # noqa: PLR0913 - one argument per flag
 
 
 def _ask(question: str, otherwise: str) -> str:
-    if not is_attended():
+    if not is_interactive():
         raise ConfigError(otherwise)
-    return ask(f"{question}: ", otherwise).reveal().strip()
+    return prompt(f"{question}: ", otherwise).reveal().strip()
 
 
 def _facts(found: Evaluation, file: Path, exported: Path) -> dict[str, object]:

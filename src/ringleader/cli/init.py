@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ringleader import settings
-from ringleader.cli.terminal import errors_of
+from ringleader.cli.terminal import exit_on_error
 from ringleader.errors import ConfigError
 from ringleader.identity import entry, phrase
 from ringleader.identity.home import Home
@@ -27,7 +27,7 @@ def init(
     ] = False,
 ) -> None:
     """Make a cluster and print the phrase that lets other machines in."""
-    with errors_of("init"):
+    with exit_on_error("init"):
         if not clean_name(name):
             raise ConfigError("--name: a name has at least one letter")
         home = Home(settings.home_directory())

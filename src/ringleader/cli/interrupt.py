@@ -9,7 +9,7 @@ from types import FrameType
 
 
 @contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
+def exit_on_sigterm() -> Iterator[None]:
     """Let SIGTERM unwind the stack as Ctrl-C does, so that workers are ended."""
 
     def leave(number: int, frame: FrameType | None) -> None:

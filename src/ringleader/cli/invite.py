@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from ringleader import settings
-from ringleader.cli.interrupt import terminated_like_interrupted
-from ringleader.cli.terminal import errors_of
+from ringleader.cli.interrupt import exit_on_sigterm
+from ringleader.cli.terminal import exit_on_error
 from ringleader.errors import ConfigError
 from ringleader.identity import known, secret
 from ringleader.identity.home import Home
@@ -47,7 +47,7 @@ def invite(
     ] = False,
 ) -> None:
     """Show a PIN; 'ringleader join --pin' on another machine then needs no phrase."""
-    with errors_of("invite"), terminated_like_interrupted():
+    with exit_on_error("invite"), exit_on_sigterm():
         home = Home(settings.home_directory())
         cluster = secret.load(home)
         if cluster is None:

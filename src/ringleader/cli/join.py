@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ringleader import settings
-from ringleader.cli.terminal import ask, errors_of, is_attended
+from ringleader.cli.terminal import exit_on_error, is_interactive, prompt
 from ringleader.errors import (
     ConfigError,
     PeerUnreachable,
@@ -59,7 +59,7 @@ def join(
     ] = False,
 ) -> None:
     """Enter a cluster with the phrase of 'ringleader init', or with a PIN."""
-    with errors_of("join"):
+    with exit_on_error("join"):
         if pin and (words or phrase_file):
             raise ConfigError("--pin: give the phrase or a PIN, not both")
         if at and not pin:
@@ -115,7 +115,7 @@ def _phrase(words: list[str] | None, file: Path | None) -> Secret[str]:
             raise ConfigError(f"--phrase-file: there is no {file}")
         return Secret(content.reveal().decode(errors="replace"))
     nothing = "no phrase; type it when asked, pipe it in, or use --phrase-file"
-    return ask("Phrase: ", nothing)
+    return prompt("Phrase: ", nothing)
 
 
 def _join_by_pin(key: NodeKey, at: str) -> tuple[ClusterSecret, Member]:
@@ -126,7 +126,7 @@ def _join_by_pin(key: NodeKey, at: str) -> tuple[ClusterSecret, Member]:
         try:
             return _try_all(places, key, pin)
         except PeerUntrusted as refused:
-            is_last = entry_number == _ENTRIES or not is_attended()
+            is_last = entry_number == _ENTRIES or not is_interactive()
             if is_last or "PIN" not in refused.text:
                 raise
             typer.echo(f"{refused.text[0].upper()}{refused.text[1:]}.", err=True)
@@ -157,7 +157,7 @@ def _find() -> list[Address]:
 
 def _ask_pin() -> Secret[str]:
     nothing = "no PIN; type it when asked, or pipe it in"
-    typed = ask("Type the PIN it shows: ", nothing)
+    typed = prompt("Type the PIN it shows: ", nothing)
     pin = Secret("".join(typed.reveal().split()).replace("-", ""))
     is_pin = (
         len(pin.reveal()) == 6 and pin.reveal().isascii() and pin.reveal().isdigit()

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ringleader import settings
-from ringleader.cli.terminal import ask, errors_of, is_attended
+from ringleader.cli.terminal import exit_on_error, is_interactive, prompt
 from ringleader.errors import ConfigError
 from ringleader.identity import entry, secret
 from ringleader.identity.home import Home
@@ -22,7 +22,7 @@ def leave(
     ] = False,
 ) -> None:
     """Delete the secret, the keys and the known nodes of this machine."""
-    with errors_of("leave"):
+    with exit_on_error("leave"):
         home = Home(settings.home_directory())
         _confirm(home, yes)
         left = entry.leave(home)
@@ -41,12 +41,12 @@ def leave(
 def _confirm(home: Home, yes: bool) -> None:
     if yes:
         return
-    if not is_attended():
+    if not is_interactive():
         raise ConfigError("nobody to ask; pass --yes")
     cluster = None
     with suppress(ConfigError):  # damaged: leaving is how it is mended
         cluster = secret.load(home)
     what = f"Leave cluster {cluster.title}" if cluster else "Delete this machine's keys"
-    answer = ask(f"{what}? [y/N] ", "nothing was deleted")
+    answer = prompt(f"{what}? [y/N] ", "nothing was deleted")
     if answer.reveal().strip().lower() not in ("y", "yes"):
         raise ConfigError("nothing was deleted")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ringleader.cli.interrupt import terminated_like_interrupted
-from ringleader.cli.terminal import ask, errors_of, is_attended
+from ringleader.cli.interrupt import exit_on_sigterm
+from ringleader.cli.terminal import exit_on_error, is_interactive, prompt
 from ringleader.cli.units import format_bytes, format_seconds
 from ringleader.errors import ConfigError
 from ringleader.identity.files import write_private
@@ -74,7 +74,7 @@ def serve(  # noqa: PLR0913 # one argument per flag
     checkpoint_every: Annotated[int, _Flag(help="Rounds between two.")] = 10,
 ) -> None:
     """Serve a training run to workers on the internet."""
-    with errors_of("serve"):
+    with exit_on_error("serve"):
         task = task or _asked("Task (digits, chars:FILE, a .py file): ", "TASK")
         workers = workers or _number("How many workers? ", "--workers")
         rounds = rounds or _number("How many rounds? ", "--rounds")
@@ -109,7 +109,7 @@ def serve(  # noqa: PLR0913 # one argument per flag
         here = "127.0.0.1" if http or is_open else "0.0.0.0"
         address = Address(host=host or here, port=port)
         address.check(is_open=is_open)
-        with terminated_like_interrupted():
+        with exit_on_sigterm():
             _serve(task, plan, options, _Place(address, url.rstrip("/"), http))
 
 
@@ -248,9 +248,9 @@ def _outer(name: str) -> Outer:
 def _asked(question: str, flag: str) -> str:
     """What was not given, from whoever sits there; never from a pipe."""
     missing = f"{flag} is missing"
-    if not is_attended():
+    if not is_interactive():
         raise ConfigError(missing)
-    return ask(question, missing).reveal().strip()
+    return prompt(question, missing).reveal().strip()
 
 
 def _number(question: str, flag: str) -> int:

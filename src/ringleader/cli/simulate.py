@@ -25,7 +25,7 @@ MAX_NODES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class PredictionRequest:
     """What is asked, parsed: rates in payload bytes per second."""
 
     operation: str
@@ -43,7 +43,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PredictedTime:
     """One cell of the table: a time, or the reason why there is none."""
 
     nodes: int
@@ -87,7 +87,7 @@ def simulate(  # noqa: PLR0913 (typer makes one option of each argument)
 ) -> None:
     """Predict how long a collective takes: its schedules, replayed in virtual time."""
     try:
-        question = Question(
+        request = PredictionRequest(
             operation=_known_operation(operation),
             num_bytes=units.parse_size(size, what="--bytes"),
             nodes=units.parse_counts(nodes, what="--nodes", most=MAX_NODES),
@@ -105,50 +105,50 @@ def simulate(  # noqa: PLR0913 (typer makes one option of each argument)
                 island_latency, what="--island-latency"
             ),
         )
-        _check(question)
-        answers = ask(question)
+        _check(request)
+        predictions = predict_all(request)
     except ConfigError as error:
         typer.echo(f"ringleader simulate: {error}", err=True)
         raise typer.Exit(2) from None
     if as_json:
         typer.echo(
-            json.dumps({**asdict(question), "results": _plain(answers)}, indent=2)
+            json.dumps({**asdict(request), "results": _plain(predictions)}, indent=2)
         )
     else:
-        show(question, answers)
+        print_table(request, predictions)
 
 
-def ask(question: Question) -> list[Answer]:
+def predict_all(request: PredictionRequest) -> list[PredictedTime]:
     """All cells of the table, with the best of each node count marked."""
-    answers: list[Answer] = []
+    predictions: list[PredictedTime] = []
     with Console(stderr=True).status("") as status:
-        for count in question.nodes:
+        for count in request.nodes:
             column = []
-            for name in question.algorithms:
+            for name in request.algorithms:
                 status.update(f"{name} on {count} nodes")
-                column.append(_answer(question, count, name))
-            answers += _mark_best(column)
-    return answers
+                column.append(_predict(request, count, name))
+            predictions += _mark_best(column)
+    return predictions
 
 
-def show(question: Question, answers: list[Answer]) -> None:
+def print_table(request: PredictionRequest, predictions: list[PredictedTime]) -> None:
     """A table of algorithms by node counts, and the reasons for what is missing."""
     table = Table(caption="predicted; * is the fastest, to 1 %")
     table.add_column("algorithm")
-    for count in question.nodes:
+    for count in request.nodes:
         table.add_column(f"{count} nodes" if count != 1 else "1 node", justify="right")
-    cells = {(a.algorithm, a.nodes): _cell(a) for a in answers}
-    for name in question.algorithms:
-        table.add_row(name, *(cells[name, count] for count in question.nodes))
+    cells = {(a.algorithm, a.nodes): _cell(a) for a in predictions}
+    for name in request.algorithms:
+        table.add_row(name, *(cells[name, count] for count in request.nodes))
     console = Console()
     console.print(
-        f"{question.operation} of {units.format_bytes(question.num_bytes)} over links "
-        f"of {units.format_rate(question.bytes_per_s / PAYLOAD_SHARE)} and "
-        f"{units.format_seconds(question.latency_s)}",
+        f"{request.operation} of {units.format_bytes(request.num_bytes)} over links "
+        f"of {units.format_rate(request.bytes_per_s / PAYLOAD_SHARE)} and "
+        f"{units.format_seconds(request.latency_s)}",
         highlight=False,
     )
     console.print(table)
-    for reason in dict.fromkeys(a.skipped for a in answers if a.skipped):
+    for reason in dict.fromkeys(a.skipped for a in predictions if a.skipped):
         console.print(f"- {reason}", style="dim", highlight=False)
 
 
@@ -177,76 +177,74 @@ def _payload_rate(text: str, what: str) -> float:
     return units.parse_rate(text, what=what) * PAYLOAD_SHARE
 
 
-def _check(question: Question) -> None:
+def _check(request: PredictionRequest) -> None:
     """Refuse what makes no sense for one of the node counts, before any is replayed."""
-    if question.arity < 2:
-        raise ConfigError(f"--arity: must be 2 or more, got {question.arity}")
-    fewest = min(question.nodes)
-    if question.slow_bytes_per_s is not None and fewest < 2:
+    if request.arity < 2:
+        raise ConfigError(f"--arity: must be 2 or more, got {request.arity}")
+    fewest = min(request.nodes)
+    if request.slow_bytes_per_s is not None and fewest < 2:
         raise ConfigError(
             "--slow-link: needs at least 2 nodes, so leave 1 out of --nodes"
         )
-    if question.num_islands is not None and not 1 <= question.num_islands <= fewest:
+    if request.num_islands is not None and not 1 <= request.num_islands <= fewest:
         raise ConfigError(
-            f"--islands: {question.num_islands} islands cannot share {fewest} nodes"
+            f"--islands: {request.num_islands} islands cannot share {fewest} nodes"
         )
 
 
-def _network(question: Question, size: int) -> network_model.Network:
+def _network(request: PredictionRequest, size: int) -> network_model.Network:
     network = network_model.Network.uniform(
         size,
-        latency_s=question.latency_s,
-        bytes_per_s=question.bytes_per_s,
-        reduce_bytes_per_s=question.reduce_bytes_per_s,
+        latency_s=request.latency_s,
+        bytes_per_s=request.bytes_per_s,
+        reduce_bytes_per_s=request.reduce_bytes_per_s,
     )
-    if question.slow_bytes_per_s is not None:
-        slow = network_model.Wire(question.latency_s, question.slow_bytes_per_s)
+    if request.slow_bytes_per_s is not None:
+        slow = network_model.Wire(request.latency_s, request.slow_bytes_per_s)
         network = network_model.one_slow_link(network, slow)
-    if question.num_islands is not None:
-        trunk = network_model.Wire(
-            question.island_latency_s, question.island_bytes_per_s
-        )
-        network = network_model.islands(network, question.num_islands, trunk)
+    if request.num_islands is not None:
+        trunk = network_model.Wire(request.island_latency_s, request.island_bytes_per_s)
+        network = network_model.islands(network, request.num_islands, trunk)
     return network
 
 
-def _answer(question: Question, size: int, algorithm: str) -> Answer:
+def _predict(request: PredictionRequest, size: int, algorithm: str) -> PredictedTime:
     reason = simulator.why_not(algorithm, size)
     if reason is not None:
-        return Answer(size, algorithm, skipped=reason)
-    network = _network(question, size)
+        return PredictedTime(size, algorithm, skipped=reason)
+    network = _network(request, size)
     try:
         result = simulator.predict(
-            question.operation,
+            request.operation,
             algorithm,
-            question.num_bytes,
+            request.num_bytes,
             network,
-            arity=question.arity,
+            arity=request.arity,
         )
     except ConfigError as error:  # too many messages; the question itself was checked
-        return Answer(size, algorithm, skipped=str(error))
-    return Answer(size, algorithm, result.time_s, max(result.bytes_sent))
+        return PredictedTime(size, algorithm, skipped=str(error))
+    return PredictedTime(size, algorithm, result.time_s, max(result.bytes_sent))
 
 
-def _mark_best(column: Sequence[Answer]) -> list[Answer]:
+def _mark_best(column: Sequence[PredictedTime]) -> list[PredictedTime]:
     times = [a.time_s for a in column if a.time_s is not None]
     if len(times) < 2 or max(times) == 0:
         return list(column)
     limit = 1.01 * min(times)  # nobody would feel, nor the model know, the difference
     return [
-        Answer(a.nodes, a.algorithm, a.time_s, a.bytes_sent_most, is_best=True)
+        PredictedTime(a.nodes, a.algorithm, a.time_s, a.bytes_sent_most, is_best=True)
         if a.time_s is not None and a.time_s <= limit
         else a
         for a in column
     ]
 
 
-def _cell(answer: Answer) -> str:
-    if answer.time_s is None:
+def _cell(prediction: PredictedTime) -> str:
+    if prediction.time_s is None:
         return "-"
-    text = units.format_seconds(answer.time_s)
-    return f"[bold green]{text} *[/]" if answer.is_best else text
+    text = units.format_seconds(prediction.time_s)
+    return f"[bold green]{text} *[/]" if prediction.is_best else text
 
 
-def _plain(answers: Sequence[Answer]) -> list[dict[str, object]]:
-    return [asdict(answer) for answer in answers]
+def _plain(predictions: Sequence[PredictedTime]) -> list[dict[str, object]]:
+    return [asdict(prediction) for prediction in predictions]

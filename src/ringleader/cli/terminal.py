@@ -20,7 +20,7 @@ _LINE_BYTES = 1024
 
 
 @contextmanager
-def errors_of(command: str) -> Iterator[None]:
+def exit_on_error(command: str) -> Iterator[None]:
     """End with 2 when the request makes no sense, with 1 when it came to nothing."""
     try:
         yield
@@ -31,14 +31,14 @@ def errors_of(command: str) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def is_attended() -> bool:
+def is_interactive() -> bool:
     """Whether somebody sits there who can be asked."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def ask(question: str, otherwise: str) -> Secret[str]:
+def prompt(question: str, otherwise: str) -> Secret[str]:
     """A line from the user, or else from the pipe; ``otherwise`` if there is none."""
-    if is_attended():
+    if is_interactive():
         typer.echo(question, err=True, nl=False)
         line = Secret(sys.stdin.readline(_LINE_BYTES))
     else:

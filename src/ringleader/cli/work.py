@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from ringleader import settings
-from ringleader.cli.interrupt import terminated_like_interrupted
-from ringleader.cli.terminal import ask, errors_of, is_attended
+from ringleader.cli.interrupt import exit_on_sigterm
+from ringleader.cli.terminal import exit_on_error, is_interactive, prompt
 from ringleader.cli.units import format_bytes, format_seconds
 from ringleader.errors import ConfigError
 from ringleader.identity.redacted import Secret
@@ -68,7 +68,7 @@ def work(  # noqa: PLR0913 - one argument per flag
     ] = False,
 ) -> None:
     """Compute for a training server, until it is done or Ctrl-C."""
-    with errors_of("work"):
+    with exit_on_error("work"):
         links = [*([link] if link else []), *(server or [])]
         if not links and server_file is None:
             links = [_asked("Link: ", "which server? give its link").reveal()]
@@ -84,10 +84,10 @@ def work(  # noqa: PLR0913 - one argument per flag
             codec=codec,
             weights_codec=weights_codec,
             pin=Secret(pin) if pin else None,
-            ask_pin=_ask_pin if is_attended() else None,
+            ask_pin=_ask_pin if is_interactive() else None,
         )
         _set_threads(threads)
-        with terminated_like_interrupted():
+        with exit_on_sigterm():
             _until_done(wanted, place, as_json=as_json)
 
 
@@ -157,9 +157,9 @@ def _set_threads(threads: int) -> None:
 
 
 def _asked(question: str, otherwise: str) -> Secret[str]:
-    if not is_attended():
+    if not is_interactive():
         raise ConfigError(otherwise)
-    return ask(question, otherwise)
+    return prompt(question, otherwise)
 
 
 def _ask_pin() -> Secret[str]:

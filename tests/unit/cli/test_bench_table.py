@@ -10,25 +10,31 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ringleader.cli.bench import pattern, plan
-from ringleader.cli.bench.plan import OPERATIONS, Cell, Contender, Plan, contenders
-from ringleader.cli.bench.result import Measurement, Results, check_auto
-from ringleader.cli.bench.station import allocate
+from ringleader.cli.bench import bench_plan, check_pattern
+from ringleader.cli.bench.bench_plan import (
+    OPERATIONS,
+    BenchPlan,
+    Cell,
+    Competitor,
+    competitors,
+)
+from ringleader.cli.bench.bench_rank import allocate
+from ringleader.cli.bench.measurement import Measurement, Results, check_auto
 from ringleader.cli.bench.table import (
-    auto_sheet,
+    auto_table,
     draw,
     markdown,
-    sheets,
+    result_tables,
     size_text,
     time_text,
 )
 from ringleader.errors import ConfigError
 
-SHM, GLOO, MPI = Contender("shm"), Contender("gloo"), Contender("mpi")
+SHM, GLOO, MPI = Competitor("shm"), Competitor("gloo"), Competitor("mpi")
 CELL = Cell("all_reduce", 65536)
 
 
-def measured(who: Contender, *rounds_s: float, cell: Cell = CELL) -> Measurement:
+def measured(who: Competitor, *rounds_s: float, cell: Cell = CELL) -> Measurement:
     return Measurement(2, cell, who, 10, rounds_s)
 
 
@@ -37,14 +43,14 @@ def make_plan(
     ranks: tuple[int, ...] = (2, 4),
     sizes: tuple[int, ...] = (4, 1024),
     operations: tuple[str, ...] = OPERATIONS,
-    who: tuple[Contender, ...] = (SHM, GLOO),
+    who: tuple[Competitor, ...] = (SHM, GLOO),
     rounds: int = 5,
-) -> Plan:
-    return Plan(
+) -> BenchPlan:
+    return BenchPlan(
         ranks=ranks,
         sizes_bytes=sizes,
         operations=operations,
-        contenders=who,
+        competitors=who,
         rounds=rounds,
     )
 
@@ -78,25 +84,25 @@ def test_a_table_shows_times_ratios_and_what_is_missing() -> None:
         ]
     )
 
-    [sheet] = sheets(results)
+    [content] = result_tables(results)
 
-    assert sheet.title == "all_reduce, 2 ranks"
-    assert sheet.headers[-2:] == ("shm xGloo", "shm xMPI")
-    texts = [[entry.text for entry in row] for row in sheet.rows]
+    assert content.title == "all_reduce, 2 ranks"
+    assert content.headers[-2:] == ("shm xGloo", "shm xMPI")
+    texts = [[field.text for field in row] for row in content.rows]
     assert texts == [
         ["4 B", "5 us", "250 us", "2 us", "50.0", "0.40"],
         ["64 KiB", "20 us", "1 ms", "-", "50.0", "-"],
     ]
-    assert [entry.is_good for entry in sheet.rows[0][-2:]] == [True, False]
+    assert [field.is_good for field in content.rows[0][-2:]] == [True, False]
 
 
 def test_markdown_and_terminal_show_the_same_fields() -> None:
     results = Results([measured(SHM, 4e-5), measured(GLOO, 2e-5)])
-    [sheet] = sheets(results)
+    [content] = result_tables(results)
     terminal = StringIO()
-    Console(width=120, file=terminal).print(draw(sheet))
+    Console(width=120, file=terminal).print(draw(content))
 
-    page = markdown(sheet)
+    page = markdown(content)
 
     assert "| 64 KiB | 40 us | 20 us | **0.50** |" in page
     for text in ("64 KiB", "40 us", "20 us", "0.50"):
@@ -104,8 +110,8 @@ def test_markdown_and_terminal_show_the_same_fields() -> None:
 
 
 def test_auto_is_held_against_the_best_fixed_algorithm() -> None:
-    ring, tree = Contender("shm", "ring"), Contender("shm", "tree")
-    tcp_ring = Contender("tcp", "ring")
+    ring, tree = Competitor("shm", "ring"), Competitor("shm", "tree")
+    tcp_ring = Competitor("tcp", "ring")
     results = Results(
         [
             measured(SHM, 1.2e-4),
@@ -119,20 +125,20 @@ def test_auto_is_held_against_the_best_fixed_algorithm() -> None:
 
     assert check.best == "ring"
     assert check.loss == pytest.approx(1.2)
-    sheet = auto_sheet([check])
-    assert sheet.title.endswith("in 0 of 1")
-    assert sheet.rows[0][-1].is_good is False
+    content = auto_table([check])
+    assert content.title.endswith("in 0 of 1")
+    assert content.rows[0][-1].is_good is False
 
 
 def test_fixed_algorithms_have_a_table_of_their_own() -> None:
-    ring = Contender("shm", "ring")
+    ring = Competitor("shm", "ring")
     results = Results([measured(SHM, 1e-4), measured(ring, 2e-4), measured(GLOO, 3e-4)])
 
-    duels, algorithms = sheets(results)
+    pairs, algorithms = result_tables(results)
 
-    assert duels.headers == ("size", "shm", "Gloo", "shm xGloo")
+    assert pairs.headers == ("size", "shm", "Gloo", "shm xGloo")
     assert algorithms.headers == ("size", "auto", "ring")
-    assert [entry.text for entry in algorithms.rows[0]] == [
+    assert [field.text for field in algorithms.rows[0]] == [
         "64 KiB",
         "100 us",
         "200 us",
@@ -161,21 +167,25 @@ def test_every_rank_finds_what_the_definition_of_the_operation_says(
     cell = Cell(operation, 1200)
     held = [allocate(cell, size) for _ in range(size)]
     for rank, buffers in enumerate(held):
-        pattern.write(buffers.source, pattern.source_parts(operation, rank, size))
+        check_pattern.write(
+            buffers.source, check_pattern.source_parts(operation, rank, size)
+        )
     inputs = [buffers.source.copy() for buffers in held]
     for rank, buffers in enumerate(held):
         buffers.result[:] = outcome(operation, inputs, rank)
 
     for rank, buffers in enumerate(held):
-        expected = pattern.result_parts(operation, rank, size)
-        assert pattern.first_wrong(buffers.result, expected) is None
+        expected = check_pattern.result_parts(operation, rank, size)
+        assert check_pattern.first_wrong(buffers.result, expected) is None
         buffers.result[-1] += 1
-        assert "element" in str(pattern.first_wrong(buffers.result, expected))
+        assert "element" in str(check_pattern.first_wrong(buffers.result, expected))
 
 
-def outcome(operation: str, inputs: list[pattern.Array], rank: int) -> pattern.Array:
+def outcome(
+    operation: str, inputs: list[check_pattern.Array], rank: int
+) -> check_pattern.Array:
     size = len(inputs)
-    total: pattern.Array = np.sum(inputs, axis=0, dtype=np.float32)
+    total: check_pattern.Array = np.sum(inputs, axis=0, dtype=np.float32)
     match operation:
         case "all_reduce":
             return total
@@ -200,25 +210,25 @@ def test_even_the_smallest_size_gives_every_rank_an_element(
 
     assert buffers.source.size >= 1
     assert buffers.result.size >= 1
-    assert plan.total_items(cell, ranks) in (1, ranks)
+    assert bench_plan.total_items(cell, ranks) in (1, ranks)
     assert buffers.result.ctypes.data % 64 == 0
 
 
 def test_a_batch_is_filled_but_never_empty_and_never_endless() -> None:
-    assert plan.iterations(1e-3, 0.05) == 50
-    assert plan.iterations(0.03, 0.05) == 3
-    assert plan.iterations(2.0, 0.05) == 1
-    assert plan.iterations(0.0, 0.05) == 20_000
+    assert bench_plan.iterations(1e-3, 0.05) == 50
+    assert bench_plan.iterations(0.03, 0.05) == 3
+    assert bench_plan.iterations(2.0, 0.05) == 1
+    assert bench_plan.iterations(0.0, 0.05) == 20_000
 
 
 def test_the_order_of_turns_reverses() -> None:
-    assert plan.turn_order((SHM, GLOO), 0) == (SHM, GLOO)
-    assert plan.turn_order((SHM, GLOO), 1) == (GLOO, SHM)
+    assert bench_plan.turn_order((SHM, GLOO), 0) == (SHM, GLOO)
+    assert bench_plan.turn_order((SHM, GLOO), 1) == (GLOO, SHM)
 
 
 def test_fixed_algorithms_run_only_where_they_exist() -> None:
-    who = contenders(("shm", "tcp"), ("gloo",), ("ring", "shm", "exchange"))
-    titles = [c.title for c in make_plan(who=who).contenders_for("broadcast")]
+    who = competitors(("shm", "tcp"), ("gloo",), ("ring", "shm", "exchange"))
+    titles = [c.title for c in make_plan(who=who).competitors_for("broadcast")]
 
     assert titles == [
         "Ringleader shm",
@@ -237,13 +247,13 @@ def test_fixed_algorithms_run_only_where_they_exist() -> None:
         (lambda: make_plan(sizes=(3,)), "sizes"),
         (lambda: make_plan(operations=("all_reduce", "sort")), "sort"),
         (lambda: make_plan(who=()), "nothing to measure"),
-        (lambda: make_plan(who=(Contender("nccl"),)), "nccl"),
-        (lambda: make_plan(who=(Contender("shm", "magic"),)), "magic"),
+        (lambda: make_plan(who=(Competitor("nccl"),)), "nccl"),
+        (lambda: make_plan(who=(Competitor("shm", "magic"),)), "magic"),
         (lambda: make_plan(rounds=0), "rounds"),
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused(
-    wrong: Callable[[], Plan], named: str
+    wrong: Callable[[], BenchPlan], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         wrong()

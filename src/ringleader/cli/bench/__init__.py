@@ -16,23 +16,23 @@ from rich.progress import TimeRemainingColumn as RemainingColumn
 
 from ringleader.cli import units
 from ringleader.cli.bench import report
-from ringleader.cli.bench.plan import (
+from ringleader.cli.bench.bench_plan import (
     ALGORITHMS,
     DEFAULT_SIZES,
     LAN_SIZES,
     OPERATIONS,
     QUICK_SIZES,
-    Plan,
-    contenders,
+    BenchPlan,
+    competitors,
 )
-from ringleader.cli.bench.result import check_auto
-from ringleader.cli.bench.run import Outcome, run
-from ringleader.cli.bench.session import Place
-from ringleader.cli.bench.table import auto_sheet, draw, sheets
-from ringleader.cli.interrupt import terminated_like_interrupted
+from ringleader.cli.bench.bench_run import BenchOutcome, run
+from ringleader.cli.bench.bench_session import RankLocation
+from ringleader.cli.bench.measurement import check_auto
+from ringleader.cli.bench.table import auto_table, draw, result_tables
+from ringleader.cli.interrupt import exit_on_sigterm
 from ringleader.errors import ConfigError, RingleaderError
 
-Places = Callable[[int], Sequence[Place]]
+RankLocations = Callable[[int], Sequence[RankLocation]]
 """Where the ranks of a session run, given how many there are."""
 
 _QUICK_BATCH_S = 0.02
@@ -76,11 +76,11 @@ def bench(  # noqa: PLR0913 - one argument per flag
 ) -> None:
     """Time our collectives beside Gloo and OpenMPI, here and now, in the same run."""
     try:
-        plan = Plan(
+        plan = BenchPlan(
             ranks=_ranks(ranks, quick=quick, lan=lan),
             sizes_bytes=_sizes(sizes, quick=quick, lan=lan),
             operations=_names(operations),
-            contenders=contenders(
+            competitors=competitors(
                 _without("shm" if lan else None, transport),
                 _without("mpi" if lan else None, peers),
                 ALGORITHMS if algorithms == "all" else _names(algorithms),
@@ -91,20 +91,22 @@ def bench(  # noqa: PLR0913 - one argument per flag
     except ConfigError as exc:
         raise typer.BadParameter(str(exc)) from exc
     try:
-        with terminated_like_interrupted(), _places(lan, rate) as places:
-            _bench(plan, places, out, as_json=as_json)
+        with exit_on_sigterm(), _locations(lan, rate) as locations:
+            _bench(plan, locations, out, as_json=as_json)
     except RingleaderError as exc:
         Console(stderr=True).print(f"bench: {exc}", style="bold red", markup=False)
         raise typer.Exit(1) from exc
 
 
-def _bench(plan: Plan, places: Places, out: Path | None, *, as_json: bool) -> None:
+def _bench(
+    plan: BenchPlan, locations: RankLocations, out: Path | None, *, as_json: bool
+) -> None:
     """Run, then show and save; what was measured before an error is shown too."""
     started = datetime.now().astimezone()
-    outcome = Outcome()
+    outcome = BenchOutcome()
     try:
         with _progress(plan) as tick:
-            run(plan, places, tick, outcome)
+            run(plan, locations, tick, outcome)
     except RingleaderError as exc:
         outcome.note(f"stopped early: {exc}")
         raise
@@ -114,7 +116,12 @@ def _bench(plan: Plan, places: Places, out: Path | None, *, as_json: bool) -> No
 
 
 def _show(
-    plan: Plan, outcome: Outcome, started: datetime, out: Path | None, *, as_json: bool
+    plan: BenchPlan,
+    outcome: BenchOutcome,
+    started: datetime,
+    out: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     whole = report.document(plan, outcome, started)
     if as_json:
@@ -126,15 +133,15 @@ def _show(
             typer.echo(f"wrote {path}", err=True)
 
 
-def _print_tables(outcome: Outcome) -> None:
+def _print_tables(outcome: BenchOutcome) -> None:
     console = Console()
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
-    tables = [draw(sheet) for sheet in sheets(outcome.results)]
+    drawn = [draw(content) for content in result_tables(outcome.results)]
     checks = check_auto(outcome.results)
     if checks:
-        tables.append(draw(auto_sheet(checks)))
-    for table in tables:
+        drawn.append(draw(auto_table(checks)))
+    for table in drawn:
         console.print(table)
     console.print(report.HOW, style="dim", highlight=False)
     for note in outcome.notes:
@@ -142,19 +149,19 @@ def _print_tables(outcome: Outcome) -> None:
 
 
 @contextmanager
-def _places(lan: int, rate: str) -> Iterator[Places]:
+def _locations(lan: int, rate: str) -> Iterator[RankLocations]:
     if not lan:
-        yield lambda ranks: [Place()] * ranks
+        yield lambda ranks: [RankLocation()] * ranks
         return
     from ringleader.simulation.lan import lan as open_lan  # Linux only
 
     with open_lan(hosts=lan, rate=rate) as net:
-        there = [Place(host.address, host.popen, "eth0") for host in net.hosts]
+        there = [RankLocation(host.address, host.popen, "eth0") for host in net.hosts]
         yield lambda ranks: there[:ranks]
 
 
 @contextmanager
-def _progress(plan: Plan) -> Iterator[Callable[[str, float], None]]:
+def _progress(plan: BenchPlan) -> Iterator[Callable[[str, float], None]]:
     """A bar on stderr, so that standard output stays clean for tables and JSON.
 
     Where stderr is a file or a pipe, one line per cell takes its place.

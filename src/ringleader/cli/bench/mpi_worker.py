@@ -12,12 +12,12 @@ from functools import partial
 
 from mpi4py import MPI
 
-from ringleader.cli.bench.station import Buffers, Station
-from ringleader.cli.line import Message, Report, serve
+from ringleader.cli.bench.bench_rank import BenchRank, Buffers
+from ringleader.cli.json_socket import Message, Report, serve
 from ringleader.errors import ConfigError
 
 
-class OpenMpi:
+class OpenMpiLibrary:
     """The collectives of COMM_WORLD."""
 
     def barrier(self) -> None:
@@ -51,10 +51,10 @@ def main() -> None:
     parser.add_argument("--control", required=True)
     arguments = parser.parse_args()
     comm = MPI.COMM_WORLD
-    station = Station(comm.rank, comm.size, {"mpi": OpenMpi()})
+    bench_rank = BenchRank(comm.rank, comm.size, {"mpi": OpenMpiLibrary()})
 
     def handle(task: Message, report: Report) -> Message:
-        return station.handle(task)
+        return bench_rank.handle(task)
 
     version = MPI.Get_library_version().split(",")[0].strip()
     serve(arguments.control, {"rank": comm.rank, "version": version}, handle)

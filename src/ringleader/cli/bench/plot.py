@@ -9,8 +9,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from ringleader.cli.bench.plan import Contender
-from ringleader.cli.bench.result import Results
+from ringleader.cli.bench.bench_plan import Competitor
+from ringleader.cli.bench.measurement import Results
 from ringleader.cli.bench.table import size_text
 
 # Ours in strong colours, the others muted; marks differ too, for eyes and printers
@@ -53,21 +53,21 @@ def save_plot(results: Results, title: str, path: Path) -> None:
 
 def _draw_panel(panel: Axes, results: Results, operation: str, ranks: int) -> None:
     cells = results.cells(ranks, operation)
-    for contender in results.contenders():
-        timed = [(c.total_bytes, results.call_s(ranks, c, contender)) for c in cells]
+    for competitor in results.competitors():
+        timed = [(c.total_bytes, results.call_s(ranks, c, competitor)) for c in cells]
         points = [(size, seconds) for size, seconds in timed if seconds is not None]
-        colour, mark = _LOOKS[contender.engine]
-        fixed = contender.algorithm is not None
+        colour, mark = _LOOKS[competitor.engine]
+        fixed = competitor.algorithm is not None
         panel.plot(
             [size for size, _ in points],
             [seconds for _, seconds in points],
             color=colour,
             marker=None if fixed else mark,
             markersize=4.5,
-            linewidth=0.8 if fixed else 1.9 if contender.is_ours else 1.5,
-            linestyle=_dashes(contender, results),
+            linewidth=0.8 if fixed else 1.9 if competitor.is_ours else 1.5,
+            linestyle=_dashes(competitor, results),
             alpha=0.6 if fixed else 1.0,
-            label=contender.title,
+            label=competitor.title,
         )
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
@@ -77,14 +77,14 @@ def _draw_panel(panel: Axes, results: Results, operation: str, ranks: int) -> No
 
 
 def _dashes(
-    contender: Contender, results: Results
+    competitor: Competitor, results: Results
 ) -> str | tuple[float, tuple[int, ...]]:
     """Fixed algorithms of one transport share its colour and differ in their dashes."""
-    if contender.algorithm is None:
+    if competitor.algorithm is None:
         return "-"
-    names = list(dict.fromkeys(c.algorithm for c in results.contenders()))
-    place = names.index(contender.algorithm)
-    return (0.0, (1 + place, 1 + place % 3))
+    names = list(dict.fromkeys(c.algorithm for c in results.competitors()))
+    location = names.index(competitor.algorithm)
+    return (0.0, (1 + location, 1 + location % 3))
 
 
 def _label_axes(panels: list[list[Axes]], results: Results) -> None:

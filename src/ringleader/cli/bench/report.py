@@ -8,12 +8,12 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-from ringleader.cli.bench.machine import describe
-from ringleader.cli.bench.plan import Plan
-from ringleader.cli.bench.result import Results, check_auto
-from ringleader.cli.bench.run import Outcome
-from ringleader.cli.bench.table import auto_sheet, markdown, sheets
-from ringleader.cli.line import Message
+from ringleader.cli.bench.bench_plan import BenchPlan
+from ringleader.cli.bench.bench_run import BenchOutcome
+from ringleader.cli.bench.measurement import Results, check_auto
+from ringleader.cli.bench.system_info import describe
+from ringleader.cli.bench.table import auto_table, markdown, result_tables
+from ringleader.cli.json_socket import Message
 
 FORMAT = 1
 """Version of the JSON layout; it grows when a field changes its meaning."""
@@ -28,7 +28,7 @@ HOW = (
 )
 
 
-def document(plan: Plan, outcome: Outcome, started: datetime) -> Message:
+def document(plan: BenchPlan, outcome: BenchOutcome, started: datetime) -> Message:
     """All of a run, ready for json.dumps."""
     return {
         "format": FORMAT,
@@ -44,7 +44,7 @@ def document(plan: Plan, outcome: Outcome, started: datetime) -> Message:
 
 
 def save(
-    whole: Message, outcome: Outcome, started: datetime, directory: Path
+    whole: Message, outcome: BenchOutcome, started: datetime, directory: Path
 ) -> list[Path]:
     """Write NAME.json, NAME.md and NAME.png into ``directory``; the paths written."""
     from ringleader.cli.bench.plot import save_plot  # costs a second: only if wanted
@@ -70,10 +70,10 @@ def text(whole: Message, results: Results) -> str:
         str(whole["how"]),
     ]
     lines += ["", *(f"- {note}" for note in notes), ""]
-    lines += [markdown(sheet) for sheet in sheets(results)]
+    lines += [markdown(content) for content in result_tables(results)]
     checks = check_auto(results)
     if checks:
-        lines.append(markdown(auto_sheet(checks)))
+        lines.append(markdown(auto_table(checks)))
     return "\n".join(lines)
 
 

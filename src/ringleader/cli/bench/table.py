@@ -9,15 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from ringleader.cli import units
-from ringleader.cli.bench.plan import OURS, Cell, Contender
-from ringleader.cli.bench.result import AutoCheck, Results
+from ringleader.cli.bench.bench_plan import OURS, Cell, Competitor
+from ringleader.cli.bench.measurement import AutoCheck, Results
 
 AUTO_LIMIT = 1.10
 """Our own choice may lose this much against the best fixed algorithm, not more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TableCell:
     """One field: its text, and whether it speaks for us (None: neither)."""
 
     text: str
@@ -25,37 +25,37 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class TableContent:
     """One table, not yet drawn."""
 
     title: str
     headers: tuple[str, ...]
-    rows: tuple[tuple[Entry, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
 
 
-def sheets(results: Results) -> list[Sheet]:
+def result_tables(results: Results) -> list[TableContent]:
     """A table per operation and ranks; fixed algorithms in tables of their own."""
-    found: list[Sheet] = []
+    found: list[TableContent] = []
     for ranks in results.ranks():
         for operation in results.operations():
             if results.cells(ranks, operation):
-                found.append(_duel_sheet(results, ranks, operation))
-                found += _algorithm_sheets(results, ranks, operation)
+                found.append(_comparison_table(results, ranks, operation))
+                found += _algorithm_tables(results, ranks, operation)
     return found
 
 
-def auto_sheet(checks: list[AutoCheck]) -> Sheet:
+def auto_table(checks: list[AutoCheck]) -> TableContent:
     """Our choice against the best fixed algorithm, the worst cell first."""
     rows = tuple(
         (
-            Entry(str(check.ranks)),
-            Entry(check.cell.operation),
-            Entry(size_text(check.cell.total_bytes)),
-            Entry(check.engine),
-            Entry(time_text(check.auto_s)),
-            Entry(time_text(check.best_s)),
-            Entry(check.best),
-            Entry(f"{check.loss:.2f}", check.loss <= AUTO_LIMIT),
+            TableCell(str(check.ranks)),
+            TableCell(check.cell.operation),
+            TableCell(size_text(check.cell.total_bytes)),
+            TableCell(check.engine),
+            TableCell(time_text(check.auto_s)),
+            TableCell(time_text(check.best_s)),
+            TableCell(check.best),
+            TableCell(f"{check.loss:.2f}", check.loss <= AUTO_LIMIT),
         )
         for check in sorted(checks, key=lambda check: -check.loss)
     )
@@ -63,25 +63,26 @@ def auto_sheet(checks: list[AutoCheck]) -> Sheet:
     headers = tuple(name.replace(",", " ") for name in names.split())
     within = sum(check.loss <= AUTO_LIMIT for check in checks)
     title = f"auto within 10 % of the best fixed algorithm in {within} of {len(checks)}"
-    return Sheet(title, headers, rows)
+    return TableContent(title, headers, rows)
 
 
-def draw(sheet: Sheet) -> Table:
+def draw(content: TableContent) -> Table:
     """For a terminal: green where we are ahead, red where we are behind."""
-    table = Table(title=sheet.title, title_justify="left", box=box.SIMPLE_HEAD)
-    for header in sheet.headers:
+    table = Table(title=content.title, title_justify="left", box=box.SIMPLE_HEAD)
+    for header in content.headers:
         # Two lines of words: nine columns fit into a terminal of eighty characters.
         table.add_column(header.replace(" ", "\n"), justify="right", no_wrap=True)
-    for row in sheet.rows:
-        table.add_row(*(Text(entry.text, _style(entry)) for entry in row))
+    for row in content.rows:
+        table.add_row(*(Text(field.text, _style(field)) for field in row))
     return table
 
 
-def markdown(sheet: Sheet) -> str:
+def markdown(content: TableContent) -> str:
     """For a file: the same table, losses in bold."""
-    rule = "|".join("---:" for _ in sheet.headers)
-    lines = [f"### {sheet.title}", "", f"| {' | '.join(sheet.headers)} |", f"|{rule}|"]
-    for row in sheet.rows:
+    rule = "|".join("---:" for _ in content.headers)
+    header = " | ".join(content.headers)
+    lines = [f"### {content.title}", "", f"| {header} |", f"|{rule}|"]
+    for row in content.rows:
         texts = (f"**{e.text}**" if e.is_good is False else e.text for e in row)
         lines.append(f"| {' | '.join(texts)} |")
     return "\n".join(lines) + "\n"
@@ -100,37 +101,39 @@ def time_text(seconds: float | None) -> str:
     return "-" if seconds is None else units.format_seconds(seconds)
 
 
-def _duel_sheet(results: Results, ranks: int, operation: str) -> Sheet:
+def _comparison_table(results: Results, ranks: int, operation: str) -> TableContent:
     """Our own choice beside the peers, with ratios."""
-    contenders = [c for c in results.contenders() if c.algorithm is None]
-    ours = [contender for contender in contenders if contender.is_ours]
-    duels = [(our, peer) for our in ours for peer in results.peers()]
-    headers = ["size", *(contender.short_title for contender in contenders)]
-    headers += [f"{our.short_title} x{peer.short_title}" for our, peer in duels]
+    competitors = [c for c in results.competitors() if c.algorithm is None]
+    ours = [competitor for competitor in competitors if competitor.is_ours]
+    pairs = [(our, peer) for our in ours for peer in results.peers()]
+    headers = ["size", *(competitor.short_title for competitor in competitors)]
+    headers += [f"{our.short_title} x{peer.short_title}" for our, peer in pairs]
     rows = tuple(
-        _row(results, ranks, cell, contenders, duels)
+        _row(results, ranks, cell, competitors, pairs)
         for cell in results.cells(ranks, operation)
     )
-    return Sheet(f"{operation}, {ranks} ranks", tuple(headers), rows)
+    return TableContent(f"{operation}, {ranks} ranks", tuple(headers), rows)
 
 
-def _algorithm_sheets(results: Results, ranks: int, operation: str) -> list[Sheet]:
+def _algorithm_tables(
+    results: Results, ranks: int, operation: str
+) -> list[TableContent]:
     """Our own choice beside every fixed algorithm, a table per transport."""
-    found: list[Sheet] = []
+    found: list[TableContent] = []
     cells = results.cells(ranks, operation)
     for engine in OURS:
         mine = [
-            contender
-            for contender in results.contenders()
-            if contender.engine == engine
-            and any(results.call_s(ranks, cell, contender) for cell in cells)
+            competitor
+            for competitor in results.competitors()
+            if competitor.engine == engine
+            and any(results.call_s(ranks, cell, competitor) for cell in cells)
         ]
-        if all(contender.algorithm is None for contender in mine):
+        if all(competitor.algorithm is None for competitor in mine):
             continue
-        headers = ("size", *(contender.algorithm or "auto" for contender in mine))
+        headers = ("size", *(competitor.algorithm or "auto" for competitor in mine))
         rows = tuple(_row(results, ranks, cell, mine, []) for cell in cells)
         title = f"{operation}, {ranks} ranks, algorithms over {engine}"
-        found.append(Sheet(title, headers, rows))
+        found.append(TableContent(title, headers, rows))
     return found
 
 
@@ -138,25 +141,25 @@ def _row(
     results: Results,
     ranks: int,
     cell: Cell,
-    contenders: list[Contender],
-    duels: list[tuple[Contender, Contender]],
-) -> tuple[Entry, ...]:
-    times = (results.call_s(ranks, cell, contender) for contender in contenders)
-    ratios = (results.ratio(ranks, cell, ours, peer) for ours, peer in duels)
+    competitors: list[Competitor],
+    pairs: list[tuple[Competitor, Competitor]],
+) -> tuple[TableCell, ...]:
+    times = (results.call_s(ranks, cell, competitor) for competitor in competitors)
+    ratios = (results.ratio(ranks, cell, ours, peer) for ours, peer in pairs)
     return (
-        Entry(size_text(cell.total_bytes)),
-        *(Entry(time_text(seconds)) for seconds in times),
-        *(_ratio_entry(ratio) for ratio in ratios),
+        TableCell(size_text(cell.total_bytes)),
+        *(TableCell(time_text(seconds)) for seconds in times),
+        *(_ratio_cell(ratio) for ratio in ratios),
     )
 
 
-def _ratio_entry(ratio: float | None) -> Entry:
+def _ratio_cell(ratio: float | None) -> TableCell:
     if ratio is None:
-        return Entry("-")
-    return Entry(f"{ratio:.1f}" if ratio >= 10 else f"{ratio:.2f}", ratio >= 1)
+        return TableCell("-")
+    return TableCell(f"{ratio:.1f}" if ratio >= 10 else f"{ratio:.2f}", ratio >= 1)
 
 
-def _style(entry: Entry) -> str:
-    if entry.is_good is None:
+def _style(field: TableCell) -> str:
+    if field.is_good is None:
         return ""
-    return "green" if entry.is_good else "red"
+    return "green" if field.is_good else "red"

@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ringleader.cli import units
-from ringleader.cli.crew import Crew
-from ringleader.cli.demo.machines import pair
-from ringleader.cli.interrupt import terminated_like_interrupted
-from ringleader.cli.line import Message
+from ringleader.cli.demo.demo_machine import pair
+from ringleader.cli.interrupt import exit_on_sigterm
+from ringleader.cli.json_socket import Message
+from ringleader.cli.worker_pool import WorkerPool
 from ringleader.errors import RingleaderError
 
 _EPOCHS = 30
@@ -36,7 +36,7 @@ OnEpoch = Callable[[int, float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class DemoResult:
     """What happened, for people and for ``--json``."""
 
     ranks: int
@@ -113,7 +113,7 @@ def demo(
     """Train a digit classifier with several processes here, and prove the result."""
     errors = Console(stderr=True)
     try:
-        with terminated_like_interrupted(), _progress(ranks, epochs) as on_epoch:
+        with exit_on_sigterm(), _progress(ranks, epochs) as on_epoch:
             story = tell(ranks, epochs, on_epoch)
     except RingleaderError as exc:
         errors.print(f"demo: {exc}", style="bold red", markup=False)
@@ -130,19 +130,19 @@ def demo(
         raise typer.Exit(1)
 
 
-def tell(ranks: int, epochs: int, on_epoch: OnEpoch) -> Story:
+def tell(ranks: int, epochs: int, on_epoch: OnEpoch) -> DemoResult:
     """Start the ranks, train, compare with a run alone, and end every process."""
-    with TemporaryDirectory() as folder, Crew("demo", ranks) as crew:
+    with TemporaryDirectory() as folder, WorkerPool("demo", ranks) as pool:
         machines, tag = pair(ranks, Path(folder))
         for rank, machine in enumerate(machines):
             module = [sys.executable, "-m", "ringleader.cli.demo.worker"]
-            argv = [*module, "--control", crew.address, "--rank", str(rank)]
-            crew.start(argv, env=machine.environment())
-        crew.welcome(_START_S)
-        views, finals = _train(crew, epochs, on_epoch)
-        compared = crew.ask({"do": "compare"}, _SILENCE_S + epochs)
+            argv = [*module, "--control", pool.address, "--rank", str(rank)]
+            pool.start(argv, env=machine.environment())
+        pool.wait_connected(_START_S)
+        views, finals = _train(pool, epochs, on_epoch)
+        compared = pool.request({"do": "compare"}, _SILENCE_S + epochs)
     first, view = finals[0], views[0]
-    return Story(
+    return DemoResult(
         ranks=ranks,
         cluster=tag,
         joined_s=max(float(str(each["joined_s"])) for each in views),
@@ -168,13 +168,13 @@ def _list(value: object) -> list[object]:
 
 
 def _train(
-    crew: Crew, epochs: int, on_epoch: OnEpoch
+    pool: WorkerPool, epochs: int, on_epoch: OnEpoch
 ) -> tuple[list[Message], list[Message]]:
     """What each machine saw of the cluster, and what it had at the end."""
-    crew.tell({"do": "train", "nodes": crew.size, "epochs": epochs})
+    pool.send_all({"do": "train", "nodes": pool.size, "epochs": epochs})
     views: list[Message] = []
     finals: dict[int, Message] = {}
-    for rank, message in crew.hear(_SILENCE_S):
+    for rank, message in pool.receive(_SILENCE_S):
         match message:
             case {"epoch": int(epoch), "loss": float(loss)}:
                 on_epoch(epoch, loss)
@@ -182,9 +182,9 @@ def _train(
                 views.append(message)
             case _:
                 finals[rank] = message
-        if len(finals) == crew.size:
+        if len(finals) == pool.size:
             break
-    return views, [finals[rank] for rank in range(crew.size)]
+    return views, [finals[rank] for rank in range(pool.size)]
 
 
 @contextmanager

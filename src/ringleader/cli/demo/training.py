@@ -27,7 +27,7 @@ _TRAINING_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class TrainingConfig:
     """What defines a run; all ranks and the reference share it."""
 
     epochs: int = 30
@@ -54,7 +54,7 @@ class Digits:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainingResult:
     """What a rank holds at the end."""
 
     parameters: Tensor
@@ -73,7 +73,7 @@ OnEpoch = Callable[[int, float], None]
 """Called with the number of finished epochs and the mean loss of the last one."""
 
 
-def load_digits(recipe: Recipe) -> Digits:
+def load_digits(config: TrainingConfig) -> Digits:
     """The digits that scikit-learn ships: nothing is downloaded."""
     try:
         from sklearn import datasets
@@ -83,48 +83,50 @@ def load_digits(recipe: Recipe) -> Digits:
     found = datasets.load_digits()
     images = torch.tensor(found.data / 16.0, dtype=torch.float32)
     labels = torch.tensor(found.target, dtype=torch.int64)
-    order = _shuffled(len(labels), recipe.seed)
+    order = _shuffled(len(labels), config.seed)
     train, test = order.tensor_split([int(len(labels) * _TRAINING_SHARE)])
     return Digits(images[train], labels[train], images[test], labels[test])
 
 
 def train(
-    recipe: Recipe, digits: Digits, group: Group | None, on_epoch: OnEpoch
-) -> Trained:
+    config: TrainingConfig, digits: Digits, group: Group | None, on_epoch: OnEpoch
+) -> TrainingResult:
     """Train with the other ranks of ``group``, or alone when it is None."""
-    learner = _Learner(recipe, digits, group)
+    trainer = _Trainer(config, digits, group)
     steps, loss, start_s = 0, 0.0, time.perf_counter()
-    for epoch in range(recipe.epochs):
-        order = _shuffled(len(digits.train_labels), recipe.seed + 1 + epoch)
-        cuts = list(range(recipe.batch, len(order), recipe.batch))
-        losses = [learner.learn(batch) for batch in order.tensor_split(cuts)]
+    for epoch in range(config.epochs):
+        order = _shuffled(len(digits.train_labels), config.seed + 1 + epoch)
+        cuts = list(range(config.batch, len(order), config.batch))
+        losses = [trainer.learn(batch) for batch in order.tensor_split(cuts)]
         steps += len(losses)
         loss = sum(losses) / len(losses)
         on_epoch(epoch + 1, loss)
     seconds = time.perf_counter() - start_s
-    return Trained(
-        parameters=torch.cat([p.detach().flatten() for p in learner.parameters]),
+    return TrainingResult(
+        parameters=torch.cat([p.detach().flatten() for p in trainer.parameters]),
         loss=loss,
-        accuracy=learner.accuracy(),
+        accuracy=trainer.accuracy(),
         steps=steps,
-        step_bytes=learner.step_bytes,
+        step_bytes=trainer.step_bytes,
         seconds=seconds,
     )
 
 
-class _Learner:
+class _Trainer:
     """A model and the flat tensor that all its gradients are views of.
 
     So backward writes where all_reduce reads, and nothing is copied in between.
     """
 
-    def __init__(self, recipe: Recipe, digits: Digits, group: Group | None) -> None:
+    def __init__(
+        self, config: TrainingConfig, digits: Digits, group: Group | None
+    ) -> None:
         self._digits = digits
         self._group = group
-        self._model = _model(recipe.seed)
+        self._model = _model(config.seed)
         self.parameters = list(self._model.parameters())
         self._optimizer = torch.optim.SGD(
-            self.parameters, lr=recipe.learning_rate, momentum=recipe.momentum
+            self.parameters, lr=config.learning_rate, momentum=config.momentum
         )
         ends = list(accumulate(p.numel() for p in self.parameters))
         self._step = torch.zeros(ends[-1] + 1)  # all gradients, then the loss

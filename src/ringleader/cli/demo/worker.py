@@ -7,8 +7,14 @@ import time
 
 import torch
 
-from ringleader.cli.demo.training import Digits, Recipe, Trained, load_digits, train
-from ringleader.cli.line import Message, Report, serve
+from ringleader.cli.demo.training import (
+    Digits,
+    TrainingConfig,
+    TrainingResult,
+    load_digits,
+    train,
+)
+from ringleader.cli.json_socket import Message, Report, serve
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.errors import ConfigError
 from ringleader.ids import NodeId, short
@@ -22,20 +28,20 @@ _JOIN_S = 60.0
 _IN_WORDS = {"shm": "shared memory", "tcp": "TCP"}
 
 
-class Rank:
+class DemoRank:
     """Trains when told to, then compares itself with a run without any group."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._recipe = Recipe()
+        self._config = TrainingConfig()
         self._digits: Digits | None = None
-        self._trained: Trained | None = None
+        self._trained: TrainingResult | None = None
 
     def handle(self, task: Message, report: Report) -> Message:
         """Carry out one task of the parent."""
         match task:
             case {"do": "train", "nodes": int(nodes), "epochs": int(epochs)}:
-                self._recipe = Recipe(epochs=epochs)
+                self._config = TrainingConfig(epochs=epochs)
                 return self._train(nodes, report)
             case {"do": "compare"}:
                 return self._compare()
@@ -43,7 +49,7 @@ class Rank:
                 raise ConfigError(f"demo worker: no such task {task}")
 
     def _train(self, nodes: int, report: Report) -> Message:
-        self._digits = load_digits(self._recipe)
+        self._digits = load_digits(self._config)
         config = CollectiveConfig(timeout_s=_TIMEOUT_S)
         started_s = time.monotonic()
         with join(nodes, config=config, timeout_s=_JOIN_S) as ranks:
@@ -53,7 +59,7 @@ class Rank:
                 if ranks.rank == 0:
                     report({"epoch": epoch, "loss": loss})
 
-            trained = train(self._recipe, self._digits, ranks, on_epoch)
+            trained = train(self._config, self._digits, ranks, on_epoch)
             kinds = sorted(set(ranks.links().values()))
         self._trained = trained
         return {
@@ -71,7 +77,7 @@ class Rank:
     def _compare(self) -> Message:
         assert self._trained is not None, "compare comes after train"
         assert self._digits is not None, "compare comes after train"
-        alone = train(self._recipe, self._digits, None, lambda epoch, loss: None)
+        alone = train(self._config, self._digits, None, lambda epoch, loss: None)
         apart = (self._trained.parameters - alone.parameters).abs().max()
         return {"largest_difference": float(apart)}
 
@@ -95,7 +101,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # ranks share the cores; also the same sums every time
-    serve(arguments.control, {"rank": arguments.rank}, Rank(arguments.rank).handle)
+    serve(arguments.control, {"rank": arguments.rank}, DemoRank(arguments.rank).handle)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
-from ringleader.cli.line import Line, Message, listen
+from ringleader.cli.json_socket import JsonSocket, Message, listen
 from ringleader.deadline import Deadline
 from ringleader.errors import (
     DeadlineExceeded,
@@ -45,7 +45,7 @@ _LOG_TAIL_LINES = 15
 Answers = list[Message]
 
 
-class Crew:
+class WorkerPool:
     """``size`` workers of one kind. Used by one thread; a context manager."""
 
     def __init__(self, title: str, size: int) -> None:
@@ -55,7 +55,7 @@ class Crew:
         self.address = ""
         self._listener: socket.socket | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._lines: dict[int, Line] = {}
+        self._controls: dict[int, JsonSocket] = {}
         self._pids: dict[int, int] = {}
         self._is_broken = False
 
@@ -98,7 +98,7 @@ class Crew:
             )
         self._processes.append(process)
 
-    def welcome(self, within_s: float) -> Answers:
+    def wait_connected(self, within_s: float) -> Answers:
         """Wait until every rank has connected; their hellos, in the order of ranks."""
         assert self._listener is not None, "welcome() before the with block"
         deadline = Deadline.after(within_s)
@@ -111,35 +111,35 @@ class Crew:
             self._listener.settimeout(min(0.2, deadline.left_s() + 0.001))
             with suppress(TimeoutError):
                 sock, _ = self._listener.accept()
-                self._admit(Line(sock, self.title), hellos, deadline)
+                self._admit(JsonSocket(sock, self.title), hellos, deadline)
         return [hellos[rank] for rank in range(self.size)]
 
-    def ask(self, message: Message, within_s: float) -> Answers:
+    def request(self, message: Message, within_s: float) -> Answers:
         """Send ``message`` to every rank and return their answers, by rank."""
-        self.tell(message)
+        self.send_all(message)
         answers: dict[int, Message] = {}
-        for rank, answer in self.hear(within_s):
+        for rank, answer in self.receive(within_s):
             answers[rank] = answer
             if len(answers) == self.size:
                 break
         return [answers[rank] for rank in range(self.size)]
 
-    def tell(self, message: Message) -> None:
+    def send_all(self, message: Message) -> None:
         """Send ``message`` to every rank without waiting for answers."""
-        for rank, line in self._lines.items():
+        for rank, control in self._controls.items():
             try:
-                line.send(message, Deadline.after(_POLITE_S))
+                control.send(message, Deadline.after(_POLITE_S))
             except PeerLost:
                 self._raise_trouble({rank: "is gone"}, {rank})
 
-    def hear(self, within_s: float) -> Iterator[tuple[int, Message]]:
+    def receive(self, within_s: float) -> Iterator[tuple[int, Message]]:
         """Messages as they come, from any rank; the deadline starts anew with each.
 
         Raises on the first death, error message, or silence of ``within_s``.
         """
         with selectors.DefaultSelector() as selector:
-            for rank, line in self._lines.items():
-                selector.register(line, selectors.EVENT_READ, rank)
+            for rank, control in self._controls.items():
+                selector.register(control, selectors.EVENT_READ, rank)
             deadline = Deadline.after(within_s)
             while True:
                 for rank, message in self._arrivals(selector, deadline):
@@ -154,27 +154,27 @@ class Crew:
         arrived: list[tuple[int, Message]] = []
         for key, _ in selector.select(deadline.left_s()):
             rank: int = key.data
-            line = self._lines[rank]
-            while (message := line.poll()) is not None:
+            control = self._controls[rank]
+            while (message := control.poll()) is not None:
                 if "error" in message:
                     self._raise_trouble({rank: str(message["error"])}, set())
                 arrived.append((rank, message))
-            if line.has_ended() and not arrived:
+            if control.has_ended() and not arrived:
                 self._raise_trouble({rank: "is gone"}, {rank})
         return arrived
 
     def _admit(
-        self, line: Line, hellos: dict[int, Message], deadline: Deadline
+        self, control: JsonSocket, hellos: dict[int, Message], deadline: Deadline
     ) -> None:
-        hello = line.receive(deadline)
+        hello = control.receive(deadline)
         if hello is None:
-            line.close()
+            control.close()
             return  # it died while starting; _require_processes explains
         rank, pid = hello.get("rank"), hello.get("pid")
         if not isinstance(rank, int) or not isinstance(pid, int) or rank in hellos:
             raise ProtocolError(self.title, f"unexpected hello {hello}")
-        line.peer = self._name(rank)
-        self._lines[rank], self._pids[rank] = line, pid
+        control.peer = self._name(rank)
+        self._controls[rank], self._pids[rank] = control, pid
         hellos[rank] = hello
 
     def _require_processes(self) -> None:
@@ -200,19 +200,25 @@ class Crew:
     def _collect_troubles(
         self, said: dict[int, str], dead: set[int], deadline: Deadline
     ) -> None:
-        silent = {rank: line for rank, line in self._lines.items() if rank not in said}
+        silent = {
+            rank: control
+            for rank, control in self._controls.items()
+            if rank not in said
+        }
         while silent and not deadline.is_over():
             ready, _, _ = select.select(
                 list(silent.values()), [], [], deadline.left_s()
             )
-            for rank, line in [(r, x) for r, x in silent.items() if x in ready]:
-                message = line.poll()
+            for rank, control in [(r, x) for r, x in silent.items() if x in ready]:
+                message = control.poll()
                 if message is not None and "error" in message:
                     said[rank] = str(message["error"])
-                elif line.has_ended():
+                elif control.has_ended():
                     said[rank] = "is gone"
                     dead.add(rank)
-            silent = {rank: line for rank, line in silent.items() if rank not in said}
+            silent = {
+                rank: control for rank, control in silent.items() if rank not in said
+            }
 
     def _obituary(self, dead: set[int]) -> tuple[str, str]:
         """Who died, and how; a launcher that ended all ranks knows which was first."""
@@ -245,9 +251,9 @@ class Crew:
     def _end(self, *, polite_s: float) -> None:
         """Ask, then tell, then force every process to leave; reap all of them."""
         if polite_s:
-            for line in self._lines.values():
+            for control in self._controls.values():
                 with suppress(RingleaderError):
-                    line.send({"do": "leave"}, Deadline.after(0.1))
+                    control.send({"do": "leave"}, Deadline.after(0.1))
         self._wait(polite_s)
         for process in self._running():
             process.terminate()
@@ -257,8 +263,8 @@ class Crew:
         for process in self._running():
             process.kill()
         self._wait(_POLITE_S)
-        for line in self._lines.values():
-            line.close()
+        for control in self._controls.values():
+            control.close()
         if self._listener is not None:
             self._listener.close()
 
@@ -267,9 +273,9 @@ class Crew:
 
         An open line proves that the process id still belongs to the worker.
         """
-        for rank, line in self._lines.items():
-            line.poll()
-            if not line.has_ended():
+        for rank, control in self._controls.items():
+            control.poll()
+            if not control.has_ended():
                 with suppress(OSError):
                     os.kill(self._pids[rank], signal.SIGKILL)
 

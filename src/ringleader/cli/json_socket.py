@@ -32,7 +32,7 @@ _SEND_S = 30.0
 _BLOCK_BYTES = 64 << 10
 
 
-class Line:
+class JsonSocket:
     """One end of the conversation. One thread at a time may use it."""
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
@@ -112,7 +112,7 @@ def listen(directory: Path) -> tuple[socket.socket, str]:
     return sock, f"tcp:{sock.getsockname()[1]}"
 
 
-def connect(address: str, deadline: Deadline) -> Line:
+def connect(address: str, deadline: Deadline) -> JsonSocket:
     """The worker's end of the line that its parent listens on."""
     kind, _, where = address.partition(":")
     if kind == "unix":
@@ -121,7 +121,7 @@ def connect(address: str, deadline: Deadline) -> Line:
         sock.connect(where)
     else:
         sock = socket.create_connection(("127.0.0.1", int(where)), deadline.left_s())
-    return Line(sock, "the parent")
+    return JsonSocket(sock, "the parent")
 
 
 Report = Callable[[Message], None]
@@ -135,13 +135,13 @@ def serve(
 
     An error becomes an answer too; what follows it is up to the parent.
     """
-    line = connect(address, Deadline.after(_SEND_S))
-    line.send({**hello, "pid": os.getpid()}, Deadline.after(_SEND_S))
+    control = connect(address, Deadline.after(_SEND_S))
+    control.send({**hello, "pid": os.getpid()}, Deadline.after(_SEND_S))
 
     def report(message: Message) -> None:
-        line.send(message, Deadline.after(_SEND_S))
+        control.send(message, Deadline.after(_SEND_S))
 
-    while (task := line.receive(Deadline.after(IDLE_LIMIT_S))) is not None:
+    while (task := control.receive(Deadline.after(IDLE_LIMIT_S))) is not None:
         if task.get("do") == "leave":
             return
         try:

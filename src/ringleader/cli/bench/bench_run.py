@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ringleader.cli.bench.machine import available_bytes
-from ringleader.cli.bench.plan import (
+from ringleader.cli.bench.bench_plan import (
     TITLES,
+    BenchPlan,
     Cell,
-    Contender,
-    Plan,
+    Competitor,
     iterations,
     needed_bytes,
     turn_order,
 )
-from ringleader.cli.bench.result import Measurement, Results
-from ringleader.cli.bench.session import Place, Session, session
+from ringleader.cli.bench.bench_session import BenchSession, RankLocation, session
+from ringleader.cli.bench.measurement import Measurement, Results
+from ringleader.cli.bench.system_info import available_bytes
 from ringleader.cli.bench.table import size_text
 
 Progress = Callable[[str, float], None]
@@ -24,7 +24,7 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(slots=True)
-class Outcome:
+class BenchOutcome:
     """Measurements, and everything a reader must know about what is not there."""
 
     results: Results = field(default_factory=Results)
@@ -38,15 +38,15 @@ class Outcome:
 
 
 def run(
-    plan: Plan,
-    places: Callable[[int], Sequence[Place]],
+    plan: BenchPlan,
+    locations: Callable[[int], Sequence[RankLocation]],
     progress: Progress,
-    outcome: Outcome,
+    outcome: BenchOutcome,
 ) -> None:
     """Measure the whole plan into ``outcome``, which keeps what an error leaves."""
     for ranks in plan.ranks:
         progress(f"{ranks} ranks: starting processes", 0)
-        with session(plan.engines, places(ranks)) as here:
+        with session(plan.engines, locations(ranks)) as here:
             for engine, why in here.missing.items():
                 outcome.note(f"{TITLES[engine]} was left out: {why}")
             outcome.versions.update(here.versions)
@@ -57,44 +57,48 @@ def run(
 
 
 def _run_cell(
-    plan: Plan, here: Session, cell: Cell, progress: Progress, outcome: Outcome
+    plan: BenchPlan,
+    here: BenchSession,
+    cell: Cell,
+    progress: Progress,
+    outcome: BenchOutcome,
 ) -> None:
     what = f"{here.ranks} ranks, {cell.operation} {size_text(cell.total_bytes)}"
     cost_s = plan.turn_cost_s(cell, here.ranks)
-    counts: dict[Contender, int] = {}
-    for contender in plan.contenders_for(cell.operation):
-        progress(f"{what}: {contender.title} (warm-up)", cost_s)
-        refusal = here.check(contender) if contender.engine in here.crews else ""
+    counts: dict[Competitor, int] = {}
+    for competitor in plan.competitors_for(cell.operation):
+        progress(f"{what}: {competitor.title} (warm-up)", cost_s)
+        refusal = here.check(competitor) if competitor.engine in here.pools else ""
         if refusal is None:
-            counts[contender] = _warm_up(plan, here, contender)
+            counts[competitor] = _warm_up(plan, here, competitor)
             continue
         progress(what, cost_s * plan.rounds)
         if refusal:
-            outcome.note(f"{contender.title}, {cell.operation}: {refusal}")
-    rounds_s: dict[Contender, list[float]] = {contender: [] for contender in counts}
+            outcome.note(f"{competitor.title}, {cell.operation}: {refusal}")
+    rounds_s: dict[Competitor, list[float]] = {competitor: [] for competitor in counts}
     for turn in range(plan.rounds):
-        for contender in turn_order(tuple(counts), turn):
-            progress(f"{what}: {contender.title}", cost_s)
-            rounds_s[contender].append(here.batch(contender, counts[contender]))
-    for contender, found_s in rounds_s.items():
-        found = (here.ranks, cell, contender, counts[contender], tuple(found_s))
+        for competitor in turn_order(tuple(counts), turn):
+            progress(f"{what}: {competitor.title}", cost_s)
+            rounds_s[competitor].append(here.batch(competitor, counts[competitor]))
+    for competitor, found_s in rounds_s.items():
+        found = (here.ranks, cell, competitor, counts[competitor], tuple(found_s))
         outcome.results.add(Measurement(*found))
 
 
-def _warm_up(plan: Plan, here: Session, contender: Contender) -> int:
+def _warm_up(plan: BenchPlan, here: BenchSession, competitor: Competitor) -> int:
     """Half a batch unmeasured, and from it how many calls make a whole one.
 
     The first call is cold, so it only says how many are safe to try.
     """
-    first_s = here.batch(contender, 1)
-    second_s = here.batch(contender, iterations(first_s, plan.batch_s / 4))
-    third_s = here.batch(contender, iterations(second_s, plan.batch_s / 4))
+    first_s = here.batch(competitor, 1)
+    second_s = here.batch(competitor, iterations(first_s, plan.batch_s / 4))
+    third_s = here.batch(competitor, iterations(second_s, plan.batch_s / 4))
     return iterations(third_s, plan.batch_s)
 
 
-def _fits(cell: Cell, here: Session, outcome: Outcome) -> bool:
+def _fits(cell: Cell, here: BenchSession, outcome: BenchOutcome) -> bool:
     free = available_bytes()
-    need = needed_bytes(cell, here.ranks, len(here.distinct_crews()))
+    need = needed_bytes(cell, here.ranks, len(here.distinct_pools()))
     if free is None or need <= free:
         return True
     sizes = f"needs about {need >> 20} MiB of memory, {free >> 20} MiB are free"

@@ -13,14 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringleader.cli.crew import Crew
+from ringleader.cli.worker_pool import WorkerPool
 from ringleader.errors import DeadlineExceeded, PeerLost, RingleaderError
 
 pytestmark = pytest.mark.timeout(60)
 
 WORKER = """
 import os, signal, sys, time
-from ringleader.cli.line import serve
+from ringleader.cli.json_socket import serve
 
 rank = int(sys.argv[2])
 
@@ -40,11 +40,11 @@ serve(sys.argv[1], {"rank": rank}, handle)
 """
 
 
-def start(crew: Crew, source: str = WORKER) -> list[int]:
+def start(pool: WorkerPool, source: str = WORKER) -> list[int]:
     """Start all ranks; their process ids."""
-    for rank in range(crew.size):
-        crew.start([sys.executable, "-c", source, crew.address, str(rank)])
-    hellos = crew.welcome(30)
+    for rank in range(pool.size):
+        pool.start([sys.executable, "-c", source, pool.address, str(rank)])
+    hellos = pool.wait_connected(30)
     return [int(str(hello["pid"])) for hello in hellos]
 
 
@@ -56,10 +56,10 @@ def assert_gone(pids: list[int]) -> None:
 
 
 def test_answers_come_back_in_the_order_of_ranks() -> None:
-    with Crew("test", 3) as crew:
-        pids = start(crew)
-        answers = crew.ask({"do": "work"}, 10)
-        directory = crew.directory
+    with WorkerPool("test", 3) as pool:
+        pids = start(pool)
+        answers = pool.request({"do": "work"}, 10)
+        directory = pool.directory
 
     assert [answer["rank"] for answer in answers] == [0, 1, 2]
     assert_gone(pids)
@@ -67,11 +67,11 @@ def test_answers_come_back_in_the_order_of_ranks() -> None:
 
 
 def test_reports_are_heard_before_the_answer() -> None:
-    with Crew("test", 1) as crew:
-        start(crew)
-        crew.tell({"do": "count"})
+    with WorkerPool("test", 1) as pool:
+        start(pool)
+        pool.send_all({"do": "count"})
         heard = []
-        for _, message in crew.hear(10):
+        for _, message in pool.receive(10):
             heard.append(message)
             if "rank" in message:
                 break
@@ -80,30 +80,30 @@ def test_reports_are_heard_before_the_answer() -> None:
 
 
 def test_a_killed_worker_is_named_although_the_others_hang() -> None:
-    with Crew("test", 3) as crew:
-        pids = start(crew)
+    with WorkerPool("test", 3) as pool:
+        pids = start(pool)
         begin_s = time.monotonic()
         with pytest.raises(PeerLost, match=r"test rank 1: .*SIGKILL"):
-            crew.ask({"do": "die", "rank": 1}, 30)
+            pool.request({"do": "die", "rank": 1}, 30)
         assert time.monotonic() - begin_s < 5
 
     assert_gone(pids)
 
 
 def test_an_error_in_one_rank_is_told_in_its_words() -> None:
-    with Crew("test", 2) as crew:
-        start(crew)
+    with WorkerPool("test", 2) as pool:
+        start(pool)
         with pytest.raises(RingleaderError, match=r"rank 0: ValueError: no such thing"):
-            crew.ask({"do": "fail", "rank": 0}, 30)
+            pool.request({"do": "fail", "rank": 0}, 30)
 
 
 def test_silence_ends_at_the_deadline_and_the_silent_are_ended() -> None:
-    with Crew("test", 2) as crew:
-        pids = start(crew)
+    with WorkerPool("test", 2) as pool:
+        pids = start(pool)
         os.kill(pids[0], signal.SIGSTOP)
         begin_s = time.monotonic()
         with pytest.raises(DeadlineExceeded, match=r"no answer within 0.5 s"):
-            crew.ask({"do": "work"}, 0.5)
+            pool.request({"do": "work"}, 0.5)
         assert time.monotonic() - begin_s < 3
 
     assert_gone(pids)
@@ -112,32 +112,32 @@ def test_silence_ends_at_the_deadline_and_the_silent_are_ended() -> None:
 def test_ctrl_c_ends_workers_that_are_busy() -> None:
     pids: list[int] = []
     with pytest.raises(KeyboardInterrupt):
-        interrupt_a_busy_crew(pids)
+        interrupt_a_busy_pool(pids)
 
     assert len(pids) == 2
     assert_gone(pids)
 
 
-def interrupt_a_busy_crew(pids: list[int]) -> None:
-    with Crew("test", 2) as crew:
-        pids += start(crew)
-        crew.tell({"do": "hang"})
+def interrupt_a_busy_pool(pids: list[int]) -> None:
+    with WorkerPool("test", 2) as pool:
+        pids += start(pool)
+        pool.send_all({"do": "hang"})
         raise KeyboardInterrupt
 
 
 def test_a_worker_that_cannot_start_says_why() -> None:
     with (
-        Crew("test", 2) as crew,
+        WorkerPool("test", 2) as pool,
         pytest.raises(PeerLost, match=r"(?s)exit code 1.*No module named 'nowhere'"),
     ):
-        start(crew, "import nowhere")
+        start(pool, "import nowhere")
 
 
 def test_a_worker_that_never_says_hello_is_not_waited_for() -> None:
-    with Crew("test", 1) as crew:
-        crew.start([sys.executable, "-c", "import time; time.sleep(600)"])
+    with WorkerPool("test", 1) as pool:
+        pool.start([sys.executable, "-c", "import time; time.sleep(600)"])
         with pytest.raises(DeadlineExceeded, match=r"ranks \[0\] did not start"):
-            crew.welcome(0.3)
+            pool.wait_connected(0.3)
 
 
 def test_workers_leave_when_their_parent_is_killed(tmp_path: Path) -> None:
@@ -145,11 +145,11 @@ def test_workers_leave_when_their_parent_is_killed(tmp_path: Path) -> None:
     script = f"""
 import os, signal, sys
 sys.path[:0] = {sys.path!r}
-from ringleader.cli.crew import Crew
-with Crew("test", 2) as crew:
+from ringleader.cli.worker_pool import WorkerPool
+with WorkerPool("test", 2) as pool:
     for rank in range(2):
-        crew.start([sys.executable, "-c", {WORKER!r}, crew.address, str(rank)])
-    pids = [hello["pid"] for hello in crew.welcome(30)]
+        pool.start([sys.executable, "-c", {WORKER!r}, pool.address, str(rank)])
+    pids = [hello["pid"] for hello in pool.wait_connected(30)]
     print(*pids, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -14,9 +14,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringleader.cli.bench.plan import TITLES, Cell, Contender
-from ringleader.cli.crew import Crew
-from ringleader.cli.line import Message
+from ringleader.cli.bench.bench_plan import TITLES, Cell, Competitor
+from ringleader.cli.json_socket import Message
+from ringleader.cli.worker_pool import WorkerPool
 from ringleader.errors import ConfigError, RingleaderError
 from ringleader.transport.ports import free_ports
 
@@ -31,7 +31,7 @@ _FIRST_PORT = 29400  # in a namespace of our own every port is free
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankLocation:
     """Where one rank runs: its address, and how to start a process there."""
 
     address: str = "127.0.0.1"
@@ -43,11 +43,11 @@ class Place:
 
 
 @dataclass(slots=True)
-class Session:
+class BenchSession:
     """Open crews, and why an engine is missing if it is."""
 
     ranks: int
-    crews: dict[str, Crew] = field(default_factory=dict)
+    pools: dict[str, WorkerPool] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -58,26 +58,26 @@ class Session:
             "operation": cell.operation,
             "bytes": cell.total_bytes,
         }
-        for crew in self.distinct_crews():
-            crew.ask(task, _TURN_S)
+        for pool in self.distinct_pools():
+            pool.request(task, _TURN_S)
 
-    def check(self, contender: Contender) -> str | None:
+    def check(self, competitor: Competitor) -> str | None:
         """Prove one call exact on every rank; a reason if the contender declines."""
-        answers = self._ask("check", contender)
+        answers = self._ask("check", competitor)
         refusals = [str(a["refused"]) for a in answers if "refused" in a]
         return refusals[0] if refusals else None
 
-    def batch(self, contender: Contender, iterations: int) -> float:
+    def batch(self, competitor: Competitor, iterations: int) -> float:
         """Seconds per call of one timed batch, on its slowest rank."""
-        answers = self._ask("batch", contender, iterations)
+        answers = self._ask("batch", competitor, iterations)
         slowest_s = max(float(str(answer["seconds"])) for answer in answers)
         return slowest_s / iterations
 
-    def distinct_crews(self) -> list[Crew]:
+    def distinct_pools(self) -> list[WorkerPool]:
         """Each crew once, although one may hold several engines."""
-        return list({id(crew): crew for crew in self.crews.values()}.values())
+        return list({id(pool): pool for pool in self.pools.values()}.values())
 
-    def _ask(self, do: str, who: Contender, iterations: int = 1) -> Sequence[Message]:
+    def _ask(self, do: str, who: Competitor, iterations: int = 1) -> Sequence[Message]:
         task: Message = {
             "do": do,
             "engine": who.engine,
@@ -85,85 +85,92 @@ class Session:
             "iterations": iterations,
         }
         try:
-            return self.crews[who.engine].ask(task, _TURN_S)
+            return self.pools[who.engine].request(task, _TURN_S)
         except RingleaderError as exc:
             raise RingleaderError(f"{who.title}: {exc}") from exc
 
 
 @contextmanager
-def session(engines: Sequence[str], places: Sequence[Place]) -> Iterator[Session]:
+def session(
+    engines: Sequence[str], locations: Sequence[RankLocation]
+) -> Iterator[BenchSession]:
     """Start one worker per place, and an MPI job beside them; end all of them."""
     with ExitStack() as stack:
-        found = Session(len(places))
+        found = BenchSession(len(locations))
         mpi = _start_mpi(stack, found) if "mpi" in engines else None
         in_torch = [engine for engine in engines if engine != "mpi"]
         if in_torch:
-            crew = _start_torch(stack, places)
-            found.versions["torch"] = str(crew.welcome(_START_S)[0]["version"])
+            pool = _start_torch(stack, locations)
+            found.versions["torch"] = str(pool.wait_connected(_START_S)[0]["version"])
             for engine in in_torch:
-                _open_engine(engine, crew, places, found)
+                _open_engine(engine, pool, locations, found)
         if mpi is not None:
-            _welcome_mpi(mpi, found)
+            _connect_mpi(mpi, found)
         yield found
 
 
-def _start_torch(stack: ExitStack, places: Sequence[Place]) -> Crew:
-    crew = stack.enter_context(Crew("torch worker", len(places)))
-    for rank, place in enumerate(places):
-        module = [sys.executable, "-m", "ringleader.cli.bench.worker"]
-        who = ["--rank", str(rank), "--size", str(len(places))]
-        crew.start([*module, "--control", crew.address, *who], place.popen)
-    return crew
+def _start_torch(stack: ExitStack, locations: Sequence[RankLocation]) -> WorkerPool:
+    pool = stack.enter_context(WorkerPool("torch worker", len(locations)))
+    for rank, location in enumerate(locations):
+        module = [sys.executable, "-m", "ringleader.cli.bench.torch_worker"]
+        who = ["--rank", str(rank), "--size", str(len(locations))]
+        pool.start([*module, "--control", pool.address, *who], location.popen)
+    return pool
 
 
 def _open_engine(
-    engine: str, crew: Crew, places: Sequence[Place], found: Session
+    engine: str,
+    pool: WorkerPool,
+    locations: Sequence[RankLocation],
+    found: BenchSession,
 ) -> None:
     """A group that fell back to TCP must not be reported as shared memory."""
-    answers = crew.ask(_opening(engine, crew, places), _OPEN_S)
+    answers = pool.request(_opening(engine, pool, locations), _OPEN_S)
     strange = {str(answer["links"]) for answer in answers} - {"", engine}
     if strange:
         found.missing[engine] = f"its ranks are linked by {', '.join(sorted(strange))}"
     else:
-        found.crews[engine] = crew
+        found.pools[engine] = pool
 
 
-def _opening(engine: str, crew: Crew, places: Sequence[Place]) -> Message:
+def _opening(
+    engine: str, pool: WorkerPool, locations: Sequence[RankLocation]
+) -> Message:
     if engine == "gloo":
-        store = (crew.directory / "gloo-store").as_uri()
-        interface = places[0].interface
+        store = (pool.directory / "gloo-store").as_uri()
+        interface = locations[0].interface
         return {"do": "open", "engine": engine, "store": store, "interface": interface}
-    return {"do": "open", "engine": engine, "peers": _peers(engine, places)}
+    return {"do": "open", "engine": engine, "peers": _peers(engine, locations)}
 
 
-def _peers(engine: str, places: Sequence[Place]) -> list[str]:
-    if places[0].interface is None:
-        return [f"127.0.0.1:{port}" for port in free_ports(len(places))]
+def _peers(engine: str, locations: Sequence[RankLocation]) -> list[str]:
+    if locations[0].interface is None:
+        return [f"127.0.0.1:{port}" for port in free_ports(len(locations))]
     port = _FIRST_PORT + list(TITLES).index(engine)
-    return [f"{place.address}:{port}" for place in places]
+    return [f"{location.address}:{port}" for location in locations]
 
 
-def _start_mpi(stack: ExitStack, found: Session) -> Crew | None:
+def _start_mpi(stack: ExitStack, found: BenchSession) -> WorkerPool | None:
     try:
         mpirun = _find_mpirun()
     except ConfigError as exc:
         found.missing["mpi"] = str(exc)
         return None
-    crew = stack.enter_context(Crew("mpirun", found.ranks))
+    pool = stack.enter_context(WorkerPool("mpirun", found.ranks))
     job = [mpirun, "--allow-run-as-root", "--oversubscribe", "-np", str(found.ranks)]
     module = [sys.executable, "-m", "ringleader.cli.bench.mpi_worker"]
-    crew.start([*job, *module, "--control", crew.address])
-    return crew
+    pool.start([*job, *module, "--control", pool.address])
+    return pool
 
 
-def _welcome_mpi(crew: Crew, found: Session) -> None:
+def _connect_mpi(pool: WorkerPool, found: BenchSession) -> None:
     """An MPI that is installed but does not start is missing too, with its words."""
     try:
-        found.versions["mpi"] = str(crew.welcome(_START_S)[0]["version"])
+        found.versions["mpi"] = str(pool.wait_connected(_START_S)[0]["version"])
     except RingleaderError as exc:
         found.missing["mpi"] = str(exc)
     else:
-        found.crews["mpi"] = crew
+        found.pools["mpi"] = pool
 
 
 def _find_mpirun() -> str:

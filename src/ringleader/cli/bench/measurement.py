@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ringleader.cli.bench.plan import PEERS, Cell, Contender
-from ringleader.cli.line import Message
+from ringleader.cli.bench.bench_plan import PEERS, Cell, Competitor
+from ringleader.cli.json_socket import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Measurement:
 
     ranks: int
     cell: Cell
-    contender: Contender
+    competitor: Competitor
     iterations: int
     rounds_s: tuple[float, ...]
     """Seconds per call of each round: a batch on its slowest rank, divided by calls."""
@@ -32,8 +32,8 @@ class Measurement:
             "ranks": self.ranks,
             "operation": self.cell.operation,
             "bytes": self.cell.total_bytes,
-            "engine": self.contender.engine,
-            "algorithm": self.contender.algorithm,
+            "engine": self.competitor.engine,
+            "algorithm": self.competitor.algorithm,
             "median_s": self.call_s,
             "min_s": min(self.rounds_s),
             "max_s": max(self.rounds_s),
@@ -42,7 +42,7 @@ class Measurement:
         }
 
 
-Key = tuple[int, Cell, Contender]
+Key = tuple[int, Cell, Competitor]
 
 
 class Results:
@@ -55,15 +55,15 @@ class Results:
 
     def add(self, found: Measurement) -> None:
         """Keep one more measurement."""
-        self._by_key[found.ranks, found.cell, found.contender] = found
+        self._by_key[found.ranks, found.cell, found.competitor] = found
 
     def all(self) -> list[Measurement]:
         """In the order in which they were made."""
         return list(self._by_key.values())
 
-    def contenders(self) -> list[Contender]:
+    def competitors(self) -> list[Competitor]:
         """Who was measured, in order of appearance."""
-        return list(dict.fromkeys(found.contender for found in self.all()))
+        return list(dict.fromkeys(found.competitor for found in self.all()))
 
     def operations(self) -> list[str]:
         """Which operations were measured, in order of appearance."""
@@ -78,22 +78,22 @@ class Results:
         cells = (found.cell for found in self.all() if found.ranks == ranks)
         return list(dict.fromkeys(c for c in cells if c.operation == operation))
 
-    def call_s(self, ranks: int, cell: Cell, contender: Contender) -> float | None:
+    def call_s(self, ranks: int, cell: Cell, competitor: Competitor) -> float | None:
         """Median seconds per call; None where it was not measured."""
-        found = self._by_key.get((ranks, cell, contender))
+        found = self._by_key.get((ranks, cell, competitor))
         return found.call_s if found else None
 
     def ratio(
-        self, ranks: int, cell: Cell, ours: Contender, peer: Contender
+        self, ranks: int, cell: Cell, ours: Competitor, peer: Competitor
     ) -> float | None:
         """How many times faster ``ours`` is than ``peer``."""
         our_s = self.call_s(ranks, cell, ours)
         peer_s = self.call_s(ranks, cell, peer)
         return peer_s / our_s if our_s and peer_s else None
 
-    def peers(self) -> list[Contender]:
+    def peers(self) -> list[Competitor]:
         """The engines of others that were measured."""
-        return [c for c in self.contenders() if c.engine in PEERS]
+        return [c for c in self.competitors() if c.engine in PEERS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +117,14 @@ def check_auto(results: Results) -> list[AutoCheck]:
     """Our choice against the best fixed algorithm, for every cell that has both."""
     found: list[AutoCheck] = []
     for auto in results.all():
-        if not auto.contender.is_ours or auto.contender.algorithm is not None:
+        if not auto.competitor.is_ours or auto.competitor.algorithm is not None:
             continue
         fixed = [
             other
             for other in results.all()
             if (other.ranks, other.cell) == (auto.ranks, auto.cell)
-            and other.contender.engine == auto.contender.engine
-            and other.contender.algorithm is not None
+            and other.competitor.engine == auto.competitor.engine
+            and other.competitor.algorithm is not None
         ]
         if fixed:
             best = min(fixed, key=lambda other: other.call_s)
@@ -132,10 +132,10 @@ def check_auto(results: Results) -> list[AutoCheck]:
                 AutoCheck(
                     auto.ranks,
                     auto.cell,
-                    auto.contender.engine,
+                    auto.competitor.engine,
                     auto.call_s,
                     best.call_s,
-                    best.contender.algorithm or "",
+                    best.competitor.algorithm or "",
                 )
             )
     return found

@@ -17,7 +17,7 @@ _LOOPBACK = {"darwin": "lo0", "win32": "Loopback Pseudo-Interface 1"}
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class DemoMachine:
     """One of the pretended machines."""
 
     name: str
@@ -34,10 +34,10 @@ class Machine:
         }
 
 
-def pair(count: int, folder: Path) -> tuple[list[Machine], str]:
+def pair(count: int, folder: Path) -> tuple[list[DemoMachine], str]:
     """Make a cluster on the first machine, let the others join; (machines, tag)."""
     names = [*_NAMES, *(f"machine-{n + 1}" for n in range(len(_NAMES), count))]
-    machines = [Machine(name, folder / name) for name in names[:count]]
+    machines = [DemoMachine(name, folder / name) for name in names[:count]]
     words = phrase.new()
     tag = ""
     for machine in machines:

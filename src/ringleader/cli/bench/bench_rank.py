@@ -13,10 +13,15 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ringleader.cli.bench.pattern import Array, first_wrong, result_parts, source_parts
-from ringleader.cli.bench.pattern import write as write_pattern
-from ringleader.cli.bench.plan import Cell, shard_items, total_items
-from ringleader.cli.line import Message
+from ringleader.cli.bench.bench_plan import Cell, shard_items, total_items
+from ringleader.cli.bench.check_pattern import (
+    Array,
+    first_wrong,
+    result_parts,
+    source_parts,
+)
+from ringleader.cli.bench.check_pattern import write as write_pattern
+from ringleader.cli.json_socket import Message
 from ringleader.errors import ConfigError, RingleaderError
 
 _ALIGN_BYTES = 64  # a cache line, as torch aligns its own tensors
@@ -29,7 +34,7 @@ class Buffers(NamedTuple):
     result: Array
 
 
-class Engine(Protocol):
+class CollectiveLibrary(Protocol):
     """What a station needs of a contender."""
 
     def barrier(self) -> None:
@@ -44,10 +49,12 @@ class Engine(Protocol):
         """
 
 
-class Station:
+class BenchRank:
     """The engines of one rank and the buffers they work on."""
 
-    def __init__(self, rank: int, size: int, engines: Mapping[str, Engine]) -> None:
+    def __init__(
+        self, rank: int, size: int, engines: Mapping[str, CollectiveLibrary]
+    ) -> None:
         self._rank = rank
         self._size = size
         self._engines = engines

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ringleader.cli.bench.station import Buffers, Station
-from ringleader.cli.line import Message
+from ringleader.cli.bench.bench_rank import BenchRank, Buffers
+from ringleader.cli.json_socket import Message
 from ringleader.errors import ConfigError, RingleaderError
 
 
@@ -36,8 +36,8 @@ class Alone:
         return call
 
 
-def station(engine: Alone, operation: str = "all_gather") -> Station:
-    made = Station(0, 1, {"alone": engine})
+def bench_rank(engine: Alone, operation: str = "all_gather") -> BenchRank:
+    made = BenchRank(0, 1, {"alone": engine})
     made.handle({"do": "prepare", "operation": operation, "bytes": 4096})
     return made
 
@@ -53,18 +53,18 @@ def task(do: str, algorithm: str | None = None, iterations: int = 1) -> Message:
 
 @pytest.mark.parametrize("operation", ["all_gather", "all_reduce", "broadcast"])
 def test_an_exact_answer_is_accepted(operation: str) -> None:
-    assert station(Alone(), operation).handle(task("check")) == {"exact": True}
+    assert bench_rank(Alone(), operation).handle(task("check")) == {"exact": True}
 
 
 def test_one_wrong_element_is_an_error_that_says_where() -> None:
     with pytest.raises(
         RingleaderError, match=r"alone all_gather of 4096 .*element 1023"
     ):
-        station(Alone(error=1.0)).handle(task("check"))
+        bench_rank(Alone(error=1.0)).handle(task("check"))
 
 
 def test_an_algorithm_that_does_not_exist_is_declined_not_failed() -> None:
-    answer = station(Alone()).handle(task("check", "magic"))
+    answer = bench_rank(Alone()).handle(task("check", "magic"))
 
     assert answer == {"refused": "no algorithm 'magic'"}
 
@@ -72,7 +72,7 @@ def test_an_algorithm_that_does_not_exist_is_declined_not_failed() -> None:
 def test_a_batch_starts_at_a_barrier_and_makes_every_call() -> None:
     engine = Alone()
 
-    answer = station(engine).handle(task("batch", iterations=7))
+    answer = bench_rank(engine).handle(task("batch", iterations=7))
 
     assert (engine.barriers, engine.calls) == (1, 7)
     assert float(str(answer["seconds"])) > 0
@@ -80,4 +80,4 @@ def test_a_batch_starts_at_a_barrier_and_makes_every_call() -> None:
 
 def test_a_task_nobody_knows_is_refused() -> None:
     with pytest.raises(ConfigError, match="no such task"):
-        station(Alone()).handle({"do": "dance"})
+        bench_rank(Alone()).handle({"do": "dance"})

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from ringleader.cli.bench.station import Buffers
+from ringleader.cli.bench.bench_rank import Buffers
 from ringleader.errors import ConfigError
 
 TIMEOUT_S = 120.0
@@ -17,7 +17,7 @@ TIMEOUT_S = 120.0
 cores take seconds."""
 
 
-class Gloo:
+class GlooLibrary:
     """The default process group of this process."""
 
     def __init__(self, store_url: str, rank: int, size: int) -> None:

