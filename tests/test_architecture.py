@@ -68,7 +68,7 @@ LIMIT_LINES = 300
 LONGER = {
     "backend/process_group.py": (535, "one method per operation that torch knows"),
     "groups/group.py": (550, "the whole public surface of a group, mostly signatures"),
-    "groups/execute.py": (435, "one dispatch over all operations and algorithms"),
+    "groups/executor.py": (435, "one dispatch over all operations and algorithms"),
     "groups/runner.py": (360, "all ways in which an operation begins and ends"),
     "groups/call.py": (455, "one constructor per operation"),
     "transport/mesh.py": (390, "both sides of one handshake are read together"),

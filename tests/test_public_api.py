@@ -18,7 +18,7 @@ from ringleader import errors
 from ringleader.cli.main import app
 from ringleader.errors import PeerError, RingleaderError
 from ringleader.testing.threaded_world import world
-from ringleader.wire import hello, mail
+from ringleader.wire import control_frames, hello
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -184,12 +184,12 @@ def test_every_error_is_documented() -> None:
 
 def test_every_word_of_the_wire_is_documented() -> None:
     text = (DOCS / "wire-format.md").read_text()
-    words = [*hello.Purpose, *hello.Status, *mail.Kind]
+    words = [*hello.Purpose, *hello.Status, *control_frames.Kind]
     for word in words:
         row = f"| {word.value} | `{word.name}` |"
         assert row in text, f"docs/wire-format.md lacks {row}"
-    for code, blame in enumerate(mail.BLAMES):
+    for code, blame in enumerate(control_frames.BLAMES):
         assert f"| {code} | `{blame}` |" in text, f"docs/wire-format.md lacks {blame}"
-    for kind, limit in mail.LIMITS.items():
+    for kind, limit in control_frames.LIMITS.items():
         row = f"| {kind.value} | `{kind.name}` | {limit} |"
         assert row in text, f"docs/wire-format.md lacks the limit of {kind.name}"

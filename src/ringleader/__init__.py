@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ringleader.backend.engines import backends, require
     from ringleader.backend.form import BackendOptions
     from ringleader.collectives.config import CollectiveConfig
-    from ringleader.groups.form import group
+    from ringleader.groups.formation import group
     from ringleader.groups.group import Group
     from ringleader.groups.work import Work
     from ringleader.node.joining import join, should_rejoin
@@ -71,7 +71,7 @@ _LAZY = {
     "SyncBatchNorm": "ringleader.parallel.sync_batch_norm",
     "Work": "ringleader.groups.work",
     "backends": "ringleader.backend.engines",
-    "group": "ringleader.groups.form",
+    "group": "ringleader.groups.formation",
     "join": "ringleader.node.joining",
     "require": "ringleader.backend.engines",
     "same_model": "ringleader.parallel.same_model",

@@ -14,8 +14,8 @@ from ringleader.codec.registry import make_codec
 from ringleader.collectives.algorithm import program
 from ringleader.collectives.choice import CODED, choose_codec
 from ringleader.collectives.cost import LinkCost, Network
-from ringleader.engine import frames
-from ringleader.engine.frames import Parts
+from ringleader.engine import coded_frames
+from ringleader.engine.coded_frames import Parts
 from ringleader.errors import CallMismatch, ConfigError, RingleaderError
 from ringleader.groups.group import Group
 from ringleader.testing.threaded_world import run_threads, run_world, world
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture
 def short_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many frames per chunk, without many megabytes."""
-    monkeypatch.setattr(frames, "FRAME", BLOCK)
+    monkeypatch.setattr(coded_frames, "FRAME", BLOCK)
 
 
 def given(rank: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -15,7 +15,7 @@ from ringleader import ConfigError, Group, PeerUnreachable
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.collectives.cost import Network
 from ringleader.deadline import Deadline
-from ringleader.groups.measure import share
+from ringleader.groups.measure_links import share
 from ringleader.testing.threaded_world import run_threads, world
 from ringleader.transport import tcp
 from ringleader.transport.ports import free_ports
@@ -191,7 +191,7 @@ def test_the_limit_of_operations_is_not_that_of_forming(
         time.sleep(SHORT_S if group.rank == 1 else 0)
         return share(group, latencies, bandwidths, deadline)
 
-    for module in ("form", "measure"):
+    for module in ("formation", "measure_links"):
         monkeypatch.setattr(f"ringleader.groups.{module}.share", share_late)
     config = CollectiveConfig(timeout_s=SHORT_S / 5)
     groups = form(loopback(2), transport=transport, config=config)

@@ -16,7 +16,7 @@ from ringleader.errors import CallMismatch, ConfigError, DeadlineExceeded
 from ringleader.groups.group import Group
 from ringleader.groups.messages import MAX_EAGER_BYTES
 from ringleader.testing.threaded_world import run_threads, run_world, world
-from ringleader.wire.mail import EAGER_BYTES
+from ringleader.wire.control_frames import EAGER_BYTES
 
 TRANSPORTS = ["memory", "tcp", "shm"]
 SMALL, EDGE, LARGE = 10, EAGER_BYTES // 4, 700_000

@@ -82,7 +82,7 @@ def hang_up(outcomes: list[Outcome]) -> None:
 
 def hello(rank: int, size: int, **changes: object) -> bytes:
     fields: dict[str, object] = {
-        "purpose": wire.Purpose.MAIL,
+        "purpose": wire.Purpose.CONTROL,
         "group": GROUP,
         "from_rank": rank,
         "to_rank": 0,

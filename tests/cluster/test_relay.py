@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringleader.engine import walk
+from ringleader.engine import relay_plan
 from ringleader.groups.group import Group
 from ringleader.testing.threaded_world import run_world
 from ringleader.transport import segment
@@ -116,7 +116,7 @@ def test_memory_that_comes_back_as_another_tensor_is_seen_as_that() -> None:
 
 
 def test_only_so_many_views_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walk, "MAX_VIEWS", 1000)
+    monkeypatch.setattr(relay_plan, "MAX_VIEWS", 1000)
 
     def train(group: Group) -> None:
         walks = group._executor.arena.relay._walks.kept  # type: ignore[union-attr]

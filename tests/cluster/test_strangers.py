@@ -47,7 +47,7 @@ GROUP = 0xC0FFEE
 FORM_S = 15.0
 
 HELLO = wire.Hello(
-    purpose=wire.Purpose.MAIL,
+    purpose=wire.Purpose.CONTROL,
     group=GROUP,
     from_rank=1,
     to_rank=0,
@@ -111,7 +111,7 @@ def _join(rank: int, doors: list[Listener], changes: dict[str, object]) -> Mesh:
 def assert_connected(mesh_list: list[Mesh]) -> None:
     """Every pair exchanges a word over its bulk link; then all hang up."""
     for a, mesh in enumerate(mesh_list):
-        assert mesh.mail.keys() == mesh.bulk.keys() == {*range(len(mesh_list))} - {a}
+        assert mesh.control.keys() == mesh.bulk.keys() == {*range(len(mesh_list))} - {a}
         for b, link in mesh.bulk.items():
             send(link, f"{a} to {b}".encode())
             assert receive(mesh_list[b].bulk[a], 6) == f"{a} to {b}".encode()
@@ -370,7 +370,7 @@ sys.exit(sock.recv(1) != b"")
         assert not doors[0]._strangers
 
 
-@pytest.mark.parametrize("purpose", [wire.Purpose.MAIL, wire.Purpose.BULK])
+@pytest.mark.parametrize("purpose", [wire.Purpose.CONTROL, wire.Purpose.BULK])
 def test_the_unix_door_is_no_way_around_tls(purpose: wire.Purpose) -> None:
     fields = {f: getattr(HELLO, f) for f in HELLO.__slots__}
     hello = wire.Hello(**{**fields, "purpose": purpose})
@@ -391,7 +391,7 @@ def test_neighbours_share_memory_and_their_mail_is_encrypted() -> None:
         kinds = [link.kind for mesh in made for link in mesh.bulk.values()]
         assert kinds == ["shm", "shm"]
         for rank, mesh in enumerate(made):
-            (mail,) = mesh.mail.values()
+            (mail,) = mesh.control.values()
             assert isinstance(mail, SecureSocket)
             assert mail.node == member(1 - rank).node
         assert_connected(made)
@@ -402,7 +402,7 @@ def test_all_connections_between_hosts_are_encrypted() -> None:
         made = form_all(doors, num_stripes=2)
         for mesh in made:
             assert {link.kind for link in mesh.bulk.values()} == {"tls x 2"}
-            assert all(isinstance(sock, SecureSocket) for sock in mesh.mail.values())
+            assert all(isinstance(sock, SecureSocket) for sock in mesh.control.values())
         assert_connected(made)
 
 

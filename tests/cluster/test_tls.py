@@ -27,10 +27,10 @@ from ringleader.errors import (
     PeerUntrusted,
     RingleaderError,
 )
-from ringleader.groups import form, meeting
-from ringleader.groups.box import Box
+from ringleader.groups import formation, store_rendezvous
+from ringleader.groups.control_channel import ControlChannel
+from ringleader.groups.control_stream import ControlStream
 from ringleader.groups.group import Group
-from ringleader.groups.mailbox import Mailbox
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
 from ringleader.identity.secret import ClusterSecret, Secret
@@ -40,7 +40,7 @@ from ringleader.testing.threaded_world import run_threads
 from ringleader.transport import memory
 from ringleader.transport.ports import free_ports
 from ringleader.transport.tls import SecureSocket
-from ringleader.wire.mail import Frame, Kind
+from ringleader.wire.control_frames import Frame, Kind
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -108,7 +108,7 @@ def test_values_are_right_over_encrypted_links(nursery: Nursery) -> None:
 def describe(group: Group, _: Ready) -> tuple[dict[int, str], bool]:
     tensor = torch.ones(1000)
     group.all_reduce(tensor)
-    mail = group._mesh.mail.values()
+    mail = group._mesh.control.values()
     return group.links(), all(isinstance(sock, SecureSocket) for sock in mail)
 
 
@@ -172,12 +172,12 @@ def many_threads(group: Group, _: Ready) -> float:
     total = torch.zeros(1)
 
     def talk(tag: int) -> None:
-        box = torch.empty(50_000)
+        stream = torch.empty(50_000)
         for turn in range(20):
             peer = 1 - group.rank
             sent = torch.full((50_000,), float(turn))
-            group.sendrecv(sent, peer, box, peer, tag=tag)
-            assert bool((box == turn).all())
+            group.sendrecv(sent, peer, stream, peer, tag=tag)
+            assert bool((stream == turn).all())
 
     threads = [threading.Thread(target=talk, args=(tag,)) for tag in range(3)]
     for thread in threads:
@@ -240,10 +240,10 @@ def test_plain_groups_need_nothing_but_torch_and_numpy() -> None:
 import sys
 for name in ("cryptography", "spake2", "zeroconf", "msgspec", "psutil"):
     sys.modules[name] = None
-import ringleader.groups.form, ringleader.backend.form
-assert ringleader.groups.form.load_trust("") is None
+import ringleader.groups.formation, ringleader.backend.form
+assert ringleader.groups.formation.load_trust("") is None
 try:
-    ringleader.groups.form.load_trust("/credentials")
+    ringleader.groups.formation.load_trust("/credentials")
 except ringleader.ConfigError as exc:
     assert "is not installed" in str(exc), exc
 else:
@@ -258,8 +258,8 @@ else:
 Outcome = Group | RingleaderError
 
 
-def options(trust: Credentials | None, limit_s: float = 10.0) -> form.Options:
-    return form.Options(
+def options(trust: Credentials | None, limit_s: float = 10.0) -> formation.Options:
+    return formation.Options(
         deadline=Deadline.after(limit_s),
         transport="tcp",
         addresses=("127.0.0.1",),
@@ -279,8 +279,8 @@ def outcomes(*bodies: Callable[[], Group]) -> list[Outcome]:
     return run_threads([partial(attempt, body) for body in bodies])
 
 
-def join(store: Store, rank: int, size: int, chosen: form.Options) -> Group:
-    return form.over_store(store, rank, size, "view", chosen)
+def join(store: Store, rank: int, size: int, chosen: formation.Options) -> Group:
+    return formation.over_store(store, rank, size, "view", chosen)
 
 
 def test_nodes_meet_in_a_store_and_know_each_other() -> None:
@@ -289,9 +289,9 @@ def test_nodes_meet_in_a_store_and_know_each_other() -> None:
     groups = [each for each in made if isinstance(each, Group)]
     assert len(groups) == 3, made
     for rank, group in enumerate(groups):
-        place = meeting.read(store.get(f"ringleader/view/{rank}"), rank)
+        place = store_rendezvous.read(store.get(f"ringleader/view/{rank}"), rank)
         assert place.node == member(rank).node
-        for peer, sock in group._mesh.mail.items():
+        for peer, sock in group._mesh.control.items():
             assert isinstance(sock, SecureSocket)
             assert sock.node == member(peer).node
     close(groups)
@@ -319,7 +319,7 @@ def test_all_addresses_of_a_rank_are_tried() -> None:
             where.set(key, text)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(form, "publish", publish)
+            patch.setattr(formation, "publish", publish)
             made = outcomes(
                 *(partial(join, store, r, 2, options(member(r))) for r in range(2))
             )
@@ -367,7 +367,7 @@ def test_sub_groups_expect_the_same_nodes() -> None:
         assert part is not None
         assert part.rank == rank
         assert part.links() == {1 - rank: "tls"}
-        (sock,) = part._mesh.mail.values()
+        (sock,) = part._mesh.control.values()
         assert isinstance(sock, SecureSocket)
         assert sock.node == member(2 - (1 - rank)).node
         part.close()
@@ -392,21 +392,25 @@ def secure_pair() -> tuple[SecureSocket, SecureSocket]:
 def test_the_notice_of_the_end_does_not_cut_a_frame_that_is_half_way() -> None:
     """A peer that reads nothing: frames wait, one of them is already encrypted."""
     left, right = secure_pair()
-    mailbox = Mailbox(0, {1: left})
-    box = mailbox._boxes[1]
+    control = ControlChannel(0, {1: left})
+    stream = control._streams[1]
     number = 0
-    while not box.out:
+    while not stream.out:
         number += 1
-        box.queue(Frame(kind=Kind.DATA, message=number, length=30_000), bytes(30_000))
-        box.write()
+        stream.queue(
+            Frame(kind=Kind.DATA, message=number, length=30_000), bytes(30_000)
+        )
+        stream.write()
     assert left.owes
     for _ in range(3):
-        box.queue(Frame(kind=Kind.DATA, message=number, length=30_000), bytes(30_000))
+        stream.queue(
+            Frame(kind=Kind.DATA, message=number, length=30_000), bytes(30_000)
+        )
     thread = threading.Thread(
-        target=mailbox.say_broken, args=(PeerLost(1, "gone"),), name="end"
+        target=control.say_broken, args=(PeerLost(1, "gone"),), name="end"
     )
     thread.start()
-    reader = Box(0, right)
+    reader = ControlStream(0, right)
     frames: list[Frame] = []
     deadline = Deadline.after(5.0)
     while not deadline.is_over() and Kind.BROKEN not in [f.kind for f in frames]:
@@ -415,7 +419,7 @@ def test_the_notice_of_the_end_does_not_cut_a_frame_that_is_half_way() -> None:
     assert [frame.kind for frame in frames[:-1]] == [Kind.DATA] * (len(frames) - 1)
     assert frames[-1].kind is Kind.BROKEN
     assert number <= len(frames) <= number + 1, "whoever had not begun is dropped"
-    mailbox.close()
+    control.close()
     right.close()
 
 
@@ -426,7 +430,7 @@ def test_a_secret_is_in_no_error_and_no_repr(tmp_path: Path) -> None:
     raw = path.read_bytes()
     path.write_bytes(raw[:-1])
     with pytest.raises(ConfigError) as caught:
-        form.load_trust(str(path))
+        formation.load_trust(str(path))
     shown = repr(trust) + repr(options(trust)) + repr(caught.value.args)
     for start in range(0, len(raw) - 16, 16):
         assert repr(raw[start : start + 16])[2:-1] not in shown

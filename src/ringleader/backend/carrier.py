@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ringleader.backend.device import Device
-from ringleader.engine import kernel
+from ringleader.engine import arrays
 from ringleader.engine.relay import Relay
-from ringleader.engine.walk import Copy, Piece
+from ringleader.engine.relay_plan import Copy, Piece
 
 
 class Dock:
@@ -51,7 +51,7 @@ class DeviceCarrier:
         self._device = device
         self._dock = dock
         self._bytes = flat.view(torch.uint8)
-        self._dtype = kernel.storage(flat.dtype)
+        self._dtype = arrays.storage_dtype(flat.dtype)
         self.places = dock.places
 
     def piece(self, number: int, runs: list[slice], end: int) -> Piece:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from ringleader.deadline import Deadline
-from ringleader.groups.form import close_open_groups
+from ringleader.groups.formation import close_open_groups
 
 LINGER_S = 1.0
 """How long an idle thread stays before it ends."""

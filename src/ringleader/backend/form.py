@@ -10,7 +10,7 @@ from ringleader.backend.process_group import RingleaderGroup
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError
-from ringleader.groups import form
+from ringleader.groups import formation
 from ringleader.settings import Wires
 
 
@@ -39,13 +39,13 @@ def process_group(request: Any, options: object) -> RingleaderGroup:
         raise ConfigError(f"pg_options must be ringleader.BackendOptions, not {kind}")
     wires = Wires.from_environment()
     timeout_s = request.timeout.total_seconds()
-    chosen = form.Options(
+    chosen = formation.Options(
         deadline=Deadline.after(timeout_s),
         config=options.config,
         transport=options.transport or wires.transport,
         num_stripes=options.connections or wires.connections,
         addresses=wires.addresses,
-        trust=form.load_trust(wires.credentials),
+        trust=formation.load_trust(wires.credentials),
     )
     rank, size, store = request.group_rank, request.group_size, request.store
     # torch numbers its groups anew after destroy_process_group, in the same store.
@@ -54,7 +54,7 @@ def process_group(request: Any, options: object) -> RingleaderGroup:
     turn = store.add(counter, 1)
     group = None
     try:
-        group = form.over_store(store, rank, size, f"{name}#{turn}", chosen)
+        group = formation.over_store(store, rank, size, f"{name}#{turn}", chosen)
         group.timeout_s = timeout_s
         ranks = list(request.global_ranks_in_group) or list(range(size))
         return RingleaderGroup(group, store, ranks)

@@ -46,7 +46,7 @@ from ringleader.backend.options import (
 from ringleader.backend.register import NAME
 from ringleader.backend.staging import Stage, is_whole, on_host
 from ringleader.backend.work import BackendWork, once
-from ringleader.engine import kernel
+from ringleader.engine import reductions
 from ringleader.errors import ConfigError, RingleaderError
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work
@@ -519,7 +519,7 @@ def _all_reduce(group: Group, op: Reduction) -> Body:
 def _check_reduction(opts: Any, dtype: torch.dtype) -> None:
     """A mistake raises here; within the operation it would end the group."""
     if hasattr(opts, "reduceOp"):
-        kernel.combine(dtype, reduction(opts.reduceOp).name)
+        reductions.combine(dtype, reduction(opts.reduceOp).name)
 
 
 def _any_accelerator(group: Group) -> bool:

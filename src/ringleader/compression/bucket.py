@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ringleader.compression import chance
 from ringleader.compression.memory import RESIDUAL, VELOCITY, Memory, Slot
-from ringleader.engine.kernel import as_array
+from ringleader.engine.arrays import as_array
 from ringleader.errors import ConfigError
 
 

@@ -14,7 +14,7 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from ringleader.engine.kernel import Array
+from ringleader.engine.arrays import Array
 
 Hashes = NDArray[np.uint64]
 

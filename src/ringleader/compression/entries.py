@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ringleader.engine.kernel import Array
+from ringleader.engine.arrays import Array
 from ringleader.errors import ProtocolError
 
 BLOCK = 65536

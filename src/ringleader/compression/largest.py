@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ringleader.engine.kernel import Array, as_array
+from ringleader.engine.arrays import Array, as_array
 
 Indices = NDArray[np.int64]
 

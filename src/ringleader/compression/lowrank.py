@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ringleader.compression import chance
-from ringleader.engine.kernel import Array, as_array
+from ringleader.engine.arrays import Array, as_array
 
 MIN_GAIN = 2
 """A matrix is sent as a product only if that halves its bytes: it costs a second round

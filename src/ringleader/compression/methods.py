@@ -23,7 +23,7 @@ from ringleader.compression.peers import Peers
 from ringleader.compression.powersgd import LowRank
 from ringleader.compression.scheme import Method, Scheme
 from ringleader.compression.sparse import SparseSum
-from ringleader.engine.kernel import as_array
+from ringleader.engine.arrays import as_array
 
 
 class Reducer(Protocol):

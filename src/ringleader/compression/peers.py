@@ -18,7 +18,7 @@ from torch.futures import Future
 
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.compression.entries import Bytes
-from ringleader.engine.kernel import as_array
+from ringleader.engine.arrays import as_array
 from ringleader.errors import ConfigError
 from ringleader.groups.group import Group
 

@@ -20,7 +20,7 @@ from ringleader.compression import lowrank
 from ringleader.compression.bucket import Bucket, add
 from ringleader.compression.memory import BASIS, Slot
 from ringleader.compression.peers import Peers
-from ringleader.engine.kernel import Array, as_array
+from ringleader.engine.arrays import Array, as_array
 from ringleader.errors import ConfigError
 
 

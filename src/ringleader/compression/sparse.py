@@ -16,7 +16,7 @@ from ringleader.compression import entries as packed
 from ringleader.compression.cost import VALUE_BYTES, Way, choose, ranges
 from ringleader.compression.entries import Bytes, Entries
 from ringleader.compression.peers import Peers, gather_numbers
-from ringleader.engine.kernel import as_array
+from ringleader.engine.arrays import as_array
 from ringleader.errors import ProtocolError
 
 MILLION = 1_000_000

@@ -14,10 +14,10 @@ import numpy as np
 
 from ringleader.codec.codec import Codec
 from ringleader.collectives.schedule import Kind
-from ringleader.engine.frames import Bytes, Chunk, Part, Parts, Slots, Version
-from ringleader.engine.kernel import bytes_of
-from ringleader.engine.lanes import Greeting, OnMismatch, Opening, move_all
-from ringleader.engine.values import Floats, Run
+from ringleader.engine.arrays import bytes_of
+from ringleader.engine.coded_frames import Bytes, Chunk, Part, Parts, Slots, Version
+from ringleader.engine.float_view import Floats, Run
+from ringleader.engine.lanes import IncomingHeader, OnMismatch, OutgoingHeader, move_all
 from ringleader.engine.waiter import Waiter
 from ringleader.errors import ProtocolError
 from ringleader.transport.link import Link
@@ -26,7 +26,7 @@ Finish = Callable[[Floats], object]
 """What turns a sum into the result, in place."""
 
 
-class Bench:
+class FrameCodec:
     """Where frames of one call are encoded and decoded."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Bench:
         """Where the coded form of a frame is: all of it, exactly."""
         at = self.where(version.chunk, frame)
         size = self._codec.num_bytes(at.stop - at.start)
-        if not version.lodges:
+        if not version.stored_in_output:
             return version.slots[frame % len(version.slots)][:size]
         home = _some(self._chunks[version.chunk].home).bytes(at)
         if size <= len(home):
@@ -95,10 +95,10 @@ class Bench:
 
     def _encode(self, version: Version, at: slice, values: Floats) -> None:
         place = self.place(version, version.made)
-        data = self._coded[: len(place)] if version.lodges else place
+        data = self._coded[: len(place)] if version.stored_in_output else place
         lost = self._chunks[version.chunk].lost
         self._codec.encode(values, data, None if lost is None else lost[at])
-        if version.lodges:  # only now: the values may have been there
+        if version.stored_in_output:  # only now: the values may have been there
             np.copyto(place, data)
         version.made += 1
 
@@ -106,7 +106,7 @@ class Bench:
         """A frame has arrived: add it to what is held, or keep it."""
         version = part.version
         if part.kind is Kind.COPY:
-            if not version.lodges:
+            if not version.stored_in_output:
                 self._keep(part, data)
             version.made += 1
         else:
@@ -164,12 +164,12 @@ class CodedOut:
     """Everything this rank sends to one peer in one coded operation, in order."""
 
     def __init__(
-        self, link: Link, parts: list[Part], header: bytes, bench: Bench
+        self, link: Link, parts: list[Part], header: bytes, frames: FrameCodec
     ) -> None:
         self.link = link
         self._parts = [p for p in parts if p.num_frames]
-        self._header = Opening(link, header)
-        self._bench = bench
+        self._header = OutgoingHeader(link, header)
+        self._frames = frames
         self._at = 0
         self._sent = 0
 
@@ -181,7 +181,7 @@ class CodedOut:
         if self._header:
             return True
         part = self._parts[self._at]
-        return part.version.made > part.done or self._bench.can_encode(part.version)
+        return part.version.made > part.done or self._frames.can_encode(part.version)
 
     def push(self) -> bool:
         """Send what can be sent; True when something moved."""
@@ -192,18 +192,18 @@ class CodedOut:
         part = self._parts[self._at]
         version = part.version
         if version.made == part.done:
-            if not self._bench.can_encode(version):
+            if not self._frames.can_encode(version):
                 return False
-            self._bench.encode(version)
-        place = self._bench.place(version, part.done)
+            self._frames.encode(version)
+        place = self._frames.place(version, part.done)
         sent = self.link.try_send(bytes_of(place)[self._sent :])
         self._sent += sent
         if self._sent == len(place):
             self._sent = 0
             part.done += 1
             self._at += part.done == part.num_frames
-            if version.lodges and version.is_sent(part.done - 1):
-                self._bench.settle(version, part.done - 1)
+            if version.stored_in_output and version.is_sent(part.done - 1):
+                self._frames.settle(version, part.done - 1)
         return sent > 0
 
 
@@ -214,15 +214,15 @@ class CodedIn:
         self,
         link: Link,
         parts: list[Part],
-        header: Greeting,
+        header: IncomingHeader,
         inbox: Bytes,
-        bench: Bench,
+        frames: FrameCodec,
     ) -> None:
         self.link = link
         self._parts = [p for p in parts if p.num_frames]
         self._header = header
         self._inbox = inbox
-        self._bench = bench
+        self._frames = frames
         self._at = 0
         self._filled = 0
 
@@ -234,7 +234,7 @@ class CodedIn:
         return bool(self._header) or self._place() is not None
 
     def _place(self) -> Bytes | None:
-        return self._bench.inbox(self._parts[self._at], self._inbox)
+        return self._frames.inbox(self._parts[self._at], self._inbox)
 
     def pull(self) -> bool:
         """Receive what is there and fits; True when something moved."""
@@ -247,7 +247,7 @@ class CodedIn:
         self._filled += received
         if self._filled == len(place):
             part, self._filled = self._parts[self._at], 0
-            self._bench.take_in(part, place)
+            self._frames.take_in(part, place)
             self._at += part.done == part.num_frames
         return received > 0
 
@@ -276,18 +276,18 @@ class CodedEngine:
         """
         links = self._links
         parts.bind(chunks, codec, self.slots)
-        bench = Bench(codec, chunks, self.slots, finish)
+        frames = FrameCodec(codec, chunks, self.slots, finish)
         outs = [
-            CodedOut(links[p], some, headers[p][0], bench)
+            CodedOut(links[p], some, headers[p][0], frames)
             for p, some in parts.sends.items()
         ]
         ins = [
             CodedIn(
                 links[p],
                 some,
-                Greeting(links[p], headers[p][1], on_mismatch),
+                IncomingHeader(links[p], headers[p][1], on_mismatch),
                 inbox,
-                bench,
+                frames,
             )
             for (p, some), inbox in zip(parts.recvs.items(), parts.inboxes, strict=True)
         ]

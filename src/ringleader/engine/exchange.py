@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ringleader.engine.kernel import Array, Combine, bytes_of
+from ringleader.engine.arrays import Array, bytes_of
+from ringleader.engine.reductions import Combine
 from ringleader.engine.waiter import Waiter
 from ringleader.transport.link import Link, relax
 from ringleader.wire.header import HEADER_BYTES
@@ -28,13 +29,13 @@ class Size:
     __slots__ = ("inbox", "out", "payload", "seen", "total")
 
     def __init__(
-        self, boxes: list[NDArray[np.uint8]], rank: int, num_bytes: int
+        self, streams: list[NDArray[np.uint8]], rank: int, num_bytes: int
     ) -> None:
         self.total = HEADER_BYTES + num_bytes
-        self.out = bytes_of(boxes[rank])[: self.total]
-        self.inbox = [bytes_of(b)[: self.total] for b in boxes]
-        self.seen = [bytes_of(b)[:HEADER_BYTES] for b in boxes]
-        self.payload = [b[HEADER_BYTES : self.total] for b in boxes]
+        self.out = bytes_of(streams[rank])[: self.total]
+        self.inbox = [bytes_of(b)[: self.total] for b in streams]
+        self.seen = [bytes_of(b)[:HEADER_BYTES] for b in streams]
+        self.payload = [b[HEADER_BYTES : self.total] for b in streams]
 
 
 class ExchangeEngine:
@@ -53,7 +54,7 @@ class ExchangeEngine:
         self._waiter = waiter
         self._on_mismatch = on_mismatch
         length = HEADER_BYTES + PIECE_BYTES
-        self._boxes = [np.empty(length, np.uint8) for _ in range(self.size)]
+        self._streams = [np.empty(length, np.uint8) for _ in range(self.size)]
         self._sizes: dict[int, Size] = {}
 
     def all_reduce(
@@ -78,11 +79,11 @@ class ExchangeEngine:
         """The views of the buffers for messages of ``num_bytes``."""
         if len(self._sizes) > 256:
             self._sizes.clear()
-        size = self._sizes[num_bytes] = Size(self._boxes, self.rank, num_bytes)
+        size = self._sizes[num_bytes] = Size(self._streams, self.rank, num_bytes)
         return size
 
     def swap(self, size: Size, header: bytes) -> None:
-        """Send my box to everybody, fill theirs with what they sent."""
+        """Send my stream to everybody, fill theirs with what they sent."""
         out = size.out
         out[:HEADER_BYTES] = header
         unsent: dict[Link, int] = {}

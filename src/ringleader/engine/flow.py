@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringleader.collectives.schedule import Kind, Program
-from ringleader.engine.kernel import bytes_of
+from ringleader.engine.arrays import bytes_of
 from ringleader.errors import InternalError
 
 Array = NDArray[Any]

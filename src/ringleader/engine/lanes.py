@@ -21,7 +21,7 @@ OnMismatch = Callable[[int, bytes], None]
 """Called with the peer and its header when that is not the one we expect; raises."""
 
 
-class Opening:
+class OutgoingHeader:
     """The header on its way to a peer."""
 
     __slots__ = ("_left", "_link")
@@ -40,7 +40,7 @@ class Opening:
         return sent > 0
 
 
-class Greeting:
+class IncomingHeader:
     """The header on its way from a peer, to be compared with the expected one."""
 
     __slots__ = ("_expected", "_filled", "_header", "_link", "_on_mismatch")

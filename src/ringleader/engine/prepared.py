@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ringleader.engine import shared
+from ringleader.engine import shared_memory
 from ringleader.engine.arena import Arena, Finish
+from ringleader.engine.arrays import Array, array_at
 from ringleader.engine.exchange import ExchangeEngine
-from ringleader.engine.kernel import Array, Combine, at
+from ringleader.engine.reductions import Combine
 from ringleader.transport.segment import Signal
 
 SMALL_BYTES = 64 << 10
@@ -54,7 +55,7 @@ class Places(dict[int, Array]):
     def __missing__(self, address: int) -> Array:
         if len(self) >= MAX_PLACES:
             self.clear()
-        array = self[address] = at(address, self._call.count, self._call.dtype)
+        array = self[address] = array_at(address, self._call.count, self._call.dtype)
         return array
 
 
@@ -102,7 +103,7 @@ def in_place(arena: Arena, call: Shape) -> Prepared:
         header = call.stamp()
         array = places[address]
         arena.complete = 0
-        shared.all_reduce(arena, header, array, array, call.combine, call.finish)
+        shared_memory.all_reduce(arena, header, array, array, call.combine, call.finish)
 
     return run
 

@@ -40,8 +40,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringleader.collectives.schedule import split
-from ringleader.engine.kernel import Combine, address, at, bytes_of
-from ringleader.engine.walk import Copy, Key, Piece, Turn, Walks, lay
+from ringleader.engine.arrays import address_of, array_at, bytes_of
+from ringleader.engine.reductions import Combine
+from ringleader.engine.relay_plan import Copy, Key, Piece, RelayPlans, Turn, lay
 from ringleader.transport.segment import PAGE, Geometry, Segment, Signal
 from ringleader.wire.header import HEADER_BYTES
 
@@ -123,7 +124,7 @@ class Relay:
         """Equal on all ranks."""
         self._pieces = self._turns = 0
         """Of all calls so far."""
-        self._walks = Walks()
+        self._walks = RelayPlans()
 
     def all_reduce(
         self,
@@ -135,11 +136,11 @@ class Relay:
     ) -> None:
         """Reduce ``source`` over all ranks into ``out``, maybe the same memory."""
         count, dtype = len(source), source.dtype
-        given_at, taken_at = address(source), address(out)
+        given_at, taken_at = address_of(source), address_of(out)
 
         def cut() -> Iterator[Piece]:
-            values = at(given_at, count, dtype)
-            given, taken = bytes_of(values), bytes_of(at(taken_at, count, dtype))
+            values = array_at(given_at, count, dtype)
+            given, taken = bytes_of(values), bytes_of(array_at(taken_at, count, dtype))
             item = dtype.itemsize
             for runs, end in self._cuts(count, dtype):
                 mine = [values[r.start // item : r.stop // item] for r in runs[1:]]
@@ -194,13 +195,13 @@ class Relay:
         """``sources[i]`` is for rank i; ``out`` is mine."""
         size, dtype = self._arena.size, out.dtype
         step = self._part_items(dtype)
-        given, taken_at = [(address(s), len(s)) for s in sources], address(out)
+        given, taken_at = [(address_of(s), len(s)) for s in sources], address_of(out)
         longest = max(length for _, length in given)
 
         def cut() -> Iterator[Piece]:
             # Rank q-1 takes the sum of part q, so part q is what it wants.
-            values = [at(*given[q - 1], dtype) for q in self._order]
-            result = at(taken_at, len(out), dtype)
+            values = [array_at(*given[q - 1], dtype) for q in self._order]
+            result = array_at(taken_at, len(out), dtype)
             for start in range(0, longest, step):
                 run = slice(start, start + step)
                 yield Piece(

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringleader.collectives.schedule import Kind
+from ringleader.engine.arrays import bytes_of
 from ringleader.engine.flow import Flow, Plan
-from ringleader.engine.kernel import Combine, bytes_of
-from ringleader.engine.lanes import Greeting, OnMismatch, Opening, move_all
+from ringleader.engine.lanes import IncomingHeader, OnMismatch, OutgoingHeader, move_all
+from ringleader.engine.reductions import Combine
 from ringleader.engine.waiter import Waiter
 from ringleader.transport.link import Link
 
@@ -31,7 +32,7 @@ class OutLane:
     def __init__(self, link: Link, flows: list[Flow], header: bytes) -> None:
         self.link = link
         self._flows = [f for f in flows if f.num_bytes]
-        self._header = Opening(link, header)
+        self._header = OutgoingHeader(link, header)
         self._at = 0
 
     def is_finished(self) -> bool:
@@ -83,7 +84,7 @@ class InLane:
         self,
         link: Link,
         flows: list[Flow],
-        header: Greeting,
+        header: IncomingHeader,
         inbox: NDArray[Any],
         combine: Combine | None,
         last: Combine | None,
@@ -189,7 +190,7 @@ class StreamEngine:
             InLane(
                 links[p],
                 flows,
-                Greeting(links[p], headers[p][1], on_mismatch),
+                IncomingHeader(links[p], headers[p][1], on_mismatch),
                 inbox,
                 combine,
                 last,

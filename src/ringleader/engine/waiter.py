@@ -17,8 +17,8 @@ PROBE_AFTER_S = 0.2
 """Waiting this long is unusual: ask the peer whether it makes the same call."""
 
 
-class Ear(Protocol):
-    """What the waiter listens to besides the links: the mailbox of the group."""
+class ControlPoller(Protocol):
+    """What the waiter listens to besides the links: the control of the group."""
 
     rank: int
     """Ours."""
@@ -51,10 +51,10 @@ class Ear(Protocol):
 class Waiter:
     """One per group; used by the thread that holds the engine."""
 
-    def __init__(self, ear: Ear) -> None:
+    def __init__(self, ear: ControlPoller) -> None:
         self.default_s = 60.0
         """The limit of operations that are not given one."""
-        self._ear = ear
+        self._poller = ear
         self._call = b""
         self._deadline = Deadline.after(0)
         self._stalled_at_s = 0.0
@@ -69,17 +69,17 @@ class Waiter:
         if deadline.is_over():
             text = (
                 f"was busy with other things for the {deadline.after_s:.1f} s that "
-                f"{header.decode(call, self._ear.rank)} and the calls with it had"
+                f"{header.decode(call, self._poller.rank)} and the calls with it had"
             )
-            raise DeadlineExceeded(self._ear.rank, text)
+            raise DeadlineExceeded(self._poller.rank, text)
         self._call = call
         self._deadline = deadline
         self._stalled_at_s = 0.0
 
     def check(self) -> None:
         """Raise if the group is being aborted; for who never has to wait."""
-        if self._ear.aborted is not None:
-            raise self._ear.aborted
+        if self._poller.aborted is not None:
+            raise self._poller.aborted
 
     def moved(self) -> None:
         """Something arrived or left after we had slept."""
@@ -89,24 +89,24 @@ class Waiter:
         self, links: Sequence[tuple[int, int]], blocked_on: Callable[[], list[int]]
     ) -> None:
         """Sleep until something may have changed; raise when it is too late."""
-        if self._call is not self._ear.current:
-            self.start(Deadline.after(self.default_s), self._ear.current)
+        if self._call is not self._poller.current:
+            self.start(Deadline.after(self.default_s), self._poller.current)
         now_s = time.monotonic()
         if not self._stalled_at_s:
             self._stalled_at_s = now_s
             self._probe_at_s = now_s + PROBE_AFTER_S
-        self._ear.progress(now_s - self._stalled_at_s)
+        self._poller.progress(now_s - self._stalled_at_s)
         left_s = self._deadline.at_s - now_s
         if left_s <= 0:
             self._expire(blocked_on())
         if now_s >= self._probe_at_s:
             self._probe_at_s = now_s + PROBE_AFTER_S
-            self._ear.ask(blocked_on())
-        wait_ready([*links, *self._ear.wanted()], min(NAP_S, left_s))
+            self._poller.ask(blocked_on())
+        wait_ready([*links, *self._poller.wanted()], min(NAP_S, left_s))
 
     def _expire(self, peers: list[int]) -> NoReturn:
         """Raise the timeout, naming whom we waited for and in which call."""
-        blamed = self._ear.suspect(peers)
+        blamed = self._poller.suspect(peers)
         others = ", ".join(str(p) for p in peers if p != blamed)
         if others:
             others = f" (and for rank {others}, which may wait for it as well)"

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ringleader.collectives.schedule import split
-from ringleader.engine import kernel
-from ringleader.engine.kernel import Array
+from ringleader.engine import arrays, reductions
+from ringleader.engine.arrays import Array
 from ringleader.engine.relay import Carrier
 from ringleader.errors import ConfigError
 
@@ -75,7 +75,7 @@ def _check_cpu(tensor: Tensor, what: str) -> None:
         raise ConfigError(text)
     if tensor.layout is not torch.strided:
         raise ConfigError(f"{what}: only dense tensors travel, not {tensor.layout}")
-    kernel.dtype_name(tensor.dtype)
+    arrays.dtype_name(tensor.dtype)
 
 
 def reading(tensor: Tensor, what: str) -> Array:
@@ -83,20 +83,20 @@ def reading(tensor: Tensor, what: str) -> Array:
     _check_cpu(tensor, what)
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    return kernel.as_array(tensor.contiguous())
+    return arrays.as_array(tensor.contiguous())
 
 
 def writing(tensor: Tensor, what: str, finishers: list[Callable[[], object]]) -> Array:
     """A flat array to write results to; copied back at the end where it must be."""
     _check_cpu(tensor, what)
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        return kernel.as_array(tensor)
+        return arrays.as_array(tensor)
     check_writable(tensor, what)
     stage = tensor.detach().contiguous()
     if stage.data_ptr() == tensor.data_ptr():
         stage = stage.clone()
     finishers.append(lambda: tensor.detach().copy_(stage))
-    return kernel.as_array(stage)
+    return arrays.as_array(stage)
 
 
 def check_writable(tensor: Tensor, what: str) -> None:
@@ -145,7 +145,7 @@ def _array(
 
 def all_reduce(tensor: Tensor, op: str, out: Tensor | None) -> Call:
     """Sum (or ``op``) of everybody's tensor, in ``out`` or in place."""
-    kernel.combine(tensor.dtype, op)
+    reductions.combine(tensor.dtype, op)
     if out is not None:
         _same(tensor, out, "all_reduce: tensor and out")
     finishers: list[Callable[[], object]] = []
@@ -174,7 +174,7 @@ def all_reduce_carried(
     finishers: list[Callable[[], object]],
 ) -> Call:
     """The same of a tensor that lies where only ``carrier`` can reach it."""
-    kernel.combine(dtype, op)
+    reductions.combine(dtype, op)
     return Call(
         operation="all_reduce",
         dtype=dtype,
@@ -192,7 +192,7 @@ def all_reduce_carried(
 
 def reduce(tensor: Tensor, op: str, *, root: int, is_root: bool) -> Call:
     """Like all_reduce, but only the root gets the result; others keep their tensor."""
-    kernel.combine(tensor.dtype, op)
+    reductions.combine(tensor.dtype, op)
     finishers: list[Callable[[], object]] = []
     source = reading(tensor, "reduce")
     home: Array | None = None
@@ -287,7 +287,7 @@ def reduce_scatter(
     out: Tensor, tensors: Tensor | Sequence[Tensor], op: str, *, rank: int, size: int
 ) -> Call:
     """Rank i gets the sum of everybody's i-th tensor."""
-    kernel.combine(out.dtype, op)
+    reductions.combine(out.dtype, op)
     finishers: list[Callable[[], object]] = []
     check_dtypes(out, tensors, "reduce_scatter")
     sources = pieces(tensors, size, "reduce_scatter", None)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ringleader.codec.registry import wire_name
-from ringleader.engine import values
-from ringleader.engine.frames import Chunk
-from ringleader.engine.kernel import Array
-from ringleader.engine.values import Run
+from ringleader.engine import float_view
+from ringleader.engine.arrays import Array
+from ringleader.engine.coded_frames import Chunk
+from ringleader.engine.float_view import Run
 from ringleader.errors import ConfigError
 from ringleader.groups.call import Call, cut, reading, writing
 
@@ -25,7 +25,7 @@ def code(
             text = "without a codec nothing is lost, and nothing owed"
             raise ConfigError(f"{call.operation}: {text}")
         return call
-    values.check(call.dtype, codec)
+    float_view.check(call.dtype, codec)
     if call.reduce_op not in ("none", "sum", "mean"):
         text = f"{call.operation}: a codec goes with sum and mean, not {call.reduce_op}"
         raise ConfigError(text)

@@ -19,16 +19,16 @@ from torch import Tensor
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.collectives.cost import Network
 from ringleader.deadline import Deadline
-from ringleader.engine import kernel
+from ringleader.engine import arrays
 from ringleader.engine.prepared import Prepared
 from ringleader.engine.relay import Carrier, Relay
 from ringleader.errors import ConfigError, GroupAborted
 from ringleader.groups import call as calls
 from ringleader.groups.call import Call
 from ringleader.groups.coded import as_it_is, code
-from ringleader.groups.execute import Executor
-from ringleader.groups.mailbox import Mailbox
-from ringleader.groups.messages import Outgoing, Wish
+from ringleader.groups.control_channel import ControlChannel
+from ringleader.groups.executor import Executor
+from ringleader.groups.messages import Outgoing, PendingRecv
 from ringleader.groups.progress import Progress
 from ringleader.groups.runner import Runner
 from ringleader.groups.work import DONE, Work
@@ -71,10 +71,10 @@ class Group:
         self.config = config or CollectiveConfig()
         self._mesh = mesh
         self._connect = connect
-        self._mailbox = Mailbox(rank, mesh.mail)
-        self._runner = Runner(self._mailbox, f"rank{rank}")
+        self._control = ControlChannel(rank, mesh.control)
+        self._runner = Runner(self._control, f"rank{rank}")
         self._executor = Executor(
-            rank, view_hash(view_id), mesh, self._mailbox, self._runner.waiter
+            rank, view_hash(view_id), mesh, self._control, self._runner.waiter
         )
         self._executor.config = self.config
         self._prepared: dict[tuple[torch.dtype, int, str], Prepared] = {}
@@ -122,7 +122,7 @@ class Group:
 
     def choice(self, operation: str, num_bytes: int) -> tuple[str, str]:
         """(algorithm, reason) that a call of this size would get."""
-        blank: list[kernel.Array | None] = []
+        blank: list[arrays.Array | None] = []
         call = Call(
             operation=operation,
             dtype=torch.uint8,
@@ -411,8 +411,8 @@ class Group:
         message = Outgoing(
             peer=to,
             tag=tag,
-            view=kernel.bytes_of(array),
-            dtype=kernel.dtype_name(tensor.dtype),
+            view=arrays.bytes_of(array),
+            dtype=arrays.dtype_name(tensor.dtype),
             count=tensor.numel(),
             deadline=Deadline.after(self.timeout_s if timeout_s is None else timeout_s),
             work=self._runner.message_work(),
@@ -439,16 +439,16 @@ class Group:
         array = calls.writing(tensor, "recv", finishers)
         work = self._runner.message_work()
         work.finishers = finishers
-        wish = Wish(
+        pending = PendingRecv(
             source=source,
             tag=tag,
-            view=kernel.bytes_of(array),
-            dtype=kernel.dtype_name(tensor.dtype),
+            view=arrays.bytes_of(array),
+            dtype=arrays.dtype_name(tensor.dtype),
             count=tensor.numel(),
             deadline=Deadline.after(self.timeout_s if timeout_s is None else timeout_s),
             work=work,
         )
-        return self._runner.deliver(wish, async_op=async_op)
+        return self._runner.deliver(pending, async_op=async_op)
 
     def sendrecv(
         self,
@@ -515,7 +515,7 @@ class Group:
 
     def hang_up(self) -> None:
         """Close all connections without a word; what a forked child does at once."""
-        self._mailbox.close()
+        self._control.close()
         self._mesh.close()
 
     def __enter__(self) -> Self:

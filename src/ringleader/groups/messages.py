@@ -1,4 +1,4 @@
-"""Tagged messages: offered, matched with a wish, accepted, sent.
+"""Tagged messages: offered, matched with a receive, accepted, sent.
 
 A message travels as OFFER, with its payload when it is small; the receiver answers
 ACCEPT once somebody wants it, and the rest follows as DATA straight into the tensor of
@@ -18,10 +18,9 @@ from ringleader.errors import (
     PeerLost,
     ProtocolError,
 )
-from ringleader.groups.box import Box
+from ringleader.groups.control_stream import ControlStream
 from ringleader.groups.work import Work
-from ringleader.wire import mail
-from ringleader.wire.mail import Frame, Kind
+from ringleader.wire.control_frames import DATA_BYTES, EAGER_BYTES, Frame, Kind
 
 MAX_OFFERS = 4096
 MAX_EAGER_BYTES = 1 << 20
@@ -49,7 +48,7 @@ class Outgoing(_Message):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Wish(_Message):
+class PendingRecv(_Message):
     """A message we want; ``source`` None takes it from anybody."""
 
     source: int | None
@@ -76,27 +75,27 @@ class _Ledger:
     next_number: int = 0
     backlog: deque[Outgoing] = field(default_factory=deque)
     sending: dict[int, Outgoing] = field(default_factory=dict)
-    receiving: dict[int, Wish] = field(default_factory=dict)
+    receiving: dict[int, PendingRecv] = field(default_factory=dict)
 
 
 class Messages:
     """All messages of one rank in one group."""
 
-    def __init__(self, rank: int, boxes: Mapping[int, Box]) -> None:
+    def __init__(self, rank: int, streams: Mapping[int, ControlStream]) -> None:
         self.rank = rank
-        self._boxes = boxes
-        self._ledgers = {peer: _Ledger() for peer in boxes}
-        self._wishes: list[Wish] = []
+        self._streams = streams
+        self._ledgers = {peer: _Ledger() for peer in streams}
+        self._recvs: list[PendingRecv] = []
         self._offers: list[_Offer] = []
         self._left: set[int] = set()
 
     def is_pending(self) -> bool:
-        """Whether any message or wish is under way."""
+        """Whether any message or receive is under way."""
         ledgers = self._ledgers.values()
         busy = any(x.sending or x.receiving or x.backlog for x in ledgers)
-        return bool(self._wishes) or busy
+        return bool(self._recvs) or busy
 
-    def take(self, item: Outgoing | Wish) -> None:
+    def take(self, item: Outgoing | PendingRecv) -> None:
         """Begin to send a message, or to look for one that is wanted."""
         if isinstance(item, Outgoing):
             if item.peer in self._left:
@@ -111,14 +110,10 @@ class Messages:
                 self._match(item, offer)
                 return
         if self._is_hopeless(item):
-            self._refuse(
-                item,
-                max(self._left, default=self.rank)
-                if item.source is None
-                else item.source,
-            )
+            last = max(self._left, default=self.rank)
+            self._refuse(item, last if item.source is None else item.source)
             return
-        self._wishes.append(item)
+        self._recvs.append(item)
 
     def act(self, peer: int, frame: Frame, payload: bytes) -> None:
         """A frame about messages has come."""
@@ -133,23 +128,23 @@ class Messages:
         """Data goes straight into the tensor of who asked for it."""
         if frame.kind is not Kind.DATA:
             return None
-        wish = self._ledgers[peer].receiving.get(frame.message)
-        if wish is None or frame.length > len(wish.view) - wish.received:
+        recv = self._ledgers[peer].receiving.get(frame.message)
+        if recv is None or frame.length > len(recv.view) - recv.received:
             raise ProtocolError(peer, "sent message data that nobody accepted")
-        start = wish.received
-        wish.received += frame.length
-        return wish.view[start : start + frame.length]
+        start = recv.received
+        recv.received += frame.length
+        return recv.view[start : start + frame.length]
 
     def drain(self) -> list[Work]:
         """Forget everything; who waited for it."""
-        items: list[Outgoing | Wish] = list(self._wishes)
+        items: list[Outgoing | PendingRecv] = list(self._recvs)
         for ledger in self._ledgers.values():
             items += [*ledger.backlog, *ledger.sending.values()]
             items += ledger.receiving.values()
             ledger.backlog.clear()
             ledger.sending.clear()
             ledger.receiving.clear()
-        self._wishes.clear()
+        self._recvs.clear()
         return [item.work for item in items]
 
     def leave(self, peer: int) -> None:
@@ -161,16 +156,16 @@ class Messages:
         ledger.sending.clear()
         for message in unsent:
             self._refuse(message, peer)
-        for wish in [w for w in self._wishes if self._is_hopeless(w)]:
-            self._wishes.remove(wish)
-            self._refuse(wish, peer)
+        for recv in [w for w in self._recvs if self._is_hopeless(w)]:
+            self._recvs.remove(recv)
+            self._refuse(recv, peer)
 
-    def _is_hopeless(self, wish: Wish) -> bool:
-        if wish.source is None:
-            return len(self._left) == len(self._boxes)
-        return wish.source in self._left
+    def _is_hopeless(self, recv: PendingRecv) -> bool:
+        if recv.source is None:
+            return len(self._left) == len(self._streams)
+        return recv.source in self._left
 
-    def _refuse(self, item: Outgoing | Wish, peer: int) -> None:
+    def _refuse(self, item: Outgoing | PendingRecv, peer: int) -> None:
         if not item.work.done():
             text = f"left the group; no message with tag {item.tag} can pass any more"
             item.work.finish(PeerLost(peer, text))
@@ -179,7 +174,7 @@ class Messages:
 
     def _offer_next(self, peer: int) -> None:
         """Offer what waits, as far as the peer's patience goes."""
-        ledger, box = self._ledgers[peer], self._boxes[peer]
+        ledger, stream = self._ledgers[peer], self._streams[peer]
         while ledger.backlog and len(ledger.sending) < MAX_OFFERS:
             message = ledger.backlog.popleft()
             message.number = ledger.next_number
@@ -187,7 +182,7 @@ class Messages:
             ledger.sending[message.number] = message
             size = len(message.view)
             stored = ledger.eager_bytes + size
-            is_eager = size <= mail.EAGER_BYTES and stored <= MAX_EAGER_BYTES
+            is_eager = size <= EAGER_BYTES and stored <= MAX_EAGER_BYTES
             # A copy, so that the caller may reuse the tensor at once.
             payload = bytes(message.view) if is_eager else b""
             frame = Frame(
@@ -199,11 +194,11 @@ class Messages:
                 message=message.number,
                 count=message.count,
             )
-            box.queue(frame, payload)
+            stream.queue(frame, payload)
             if is_eager:
                 ledger.eager_bytes = stored
                 message.work.finish()
-            box.write()
+            stream.write()
 
     def _accepted(self, peer: int, frame: Frame) -> None:
         ledger = self._ledgers[peer]
@@ -213,16 +208,19 @@ class Messages:
         if message.work.done():  # it travelled with its offer
             ledger.eager_bytes -= len(message.view)
         else:
-            self._send_data(self._boxes[peer], message)
+            self._send_data(self._streams[peer], message)
         self._offer_next(peer)
 
-    def _send_data(self, box: Box, message: Outgoing) -> None:
+    def _send_data(self, stream: ControlStream, message: Outgoing) -> None:
         view = message.view
         while view:
-            piece, view = view[: mail.DATA_BYTES], view[mail.DATA_BYTES :]
+            piece, view = (
+                view[:DATA_BYTES],
+                view[DATA_BYTES:],
+            )
             frame = Frame(kind=Kind.DATA, message=message.number, length=len(piece))
-            box.queue(frame, piece, None if view else message.work)
-        box.write()
+            stream.queue(frame, piece, None if view else message.work)
+        stream.write()
 
     # -- receiving -----------------------------------------------------------------
 
@@ -233,59 +231,59 @@ class Messages:
         if ledger.offers > MAX_OFFERS or ledger.stored_bytes > MAX_EAGER_BYTES:
             raise ProtocolError(peer, "offers more messages than it may")
         offer = _Offer(frame, peer, payload if frame.code else None)
-        for wish in self._wishes:
-            if _fits(wish, offer):
-                self._wishes.remove(wish)
-                self._match(wish, offer)
+        for recv in self._recvs:
+            if _fits(recv, offer):
+                self._recvs.remove(recv)
+                self._match(recv, offer)
                 return
         self._offers.append(offer)
 
-    def _match(self, wish: Wish, offer: _Offer) -> None:
+    def _match(self, recv: PendingRecv, offer: _Offer) -> None:
         peer, frame = offer.peer, offer.frame
-        ledger, box = self._ledgers[peer], self._boxes[peer]
-        if (frame.dtype, frame.count) != (wish.dtype, wish.count):
+        ledger, stream = self._ledgers[peer], self._streams[peer]
+        if (frame.dtype, frame.count) != (recv.dtype, recv.count):
             text = (
                 f"sent {frame.count} x {frame.dtype} with tag {frame.tag}, but rank "
-                f"{self.rank} receives {wish.count} x {wish.dtype}"
+                f"{self.rank} receives {recv.count} x {recv.dtype}"
             )
-            wish.work.finish(CallMismatch(peer, text))
+            recv.work.finish(CallMismatch(peer, text))
             raise CallMismatch(peer, text)
-        wish.work.source = peer
+        recv.work.source = peer
         ledger.offers -= 1
-        box.queue(Frame(kind=Kind.ACCEPT, message=frame.message))
+        stream.queue(Frame(kind=Kind.ACCEPT, message=frame.message))
         if offer.payload is not None:
-            if len(offer.payload) != len(wish.view):
+            if len(offer.payload) != len(recv.view):
                 raise ProtocolError(peer, "message length and count disagree")
             ledger.stored_bytes -= len(offer.payload)
-            wish.view[:] = offer.payload
-            wish.work.finish()
-        elif not len(wish.view):
-            wish.work.finish()
+            recv.view[:] = offer.payload
+            recv.work.finish()
+        elif not len(recv.view):
+            recv.work.finish()
         else:
-            ledger.receiving[frame.message] = wish
-        box.write()
+            ledger.receiving[frame.message] = recv
+        stream.write()
 
     def _received(self, peer: int, frame: Frame) -> None:
         receiving = self._ledgers[peer].receiving
-        wish = receiving[frame.message]
-        if wish.received == len(wish.view):
+        recv = receiving[frame.message]
+        if recv.received == len(recv.view):
             del receiving[frame.message]
-            wish.work.finish()
+            recv.work.finish()
 
     def expire(self) -> None:
-        """A wish nobody answered just fails; anything half-way breaks the group."""
-        for wish in [w for w in self._wishes if w.deadline.is_over()]:
-            self._wishes.remove(wish)
-            who = wish.source if wish.source is not None else "any rank"
-            text = f"sent nothing with tag {wish.tag} in {wish.deadline.after_s:.1f} s"
-            wish.work.finish(DeadlineExceeded(who, text))
+        """A recv nobody answered just fails; anything half-way breaks the group."""
+        for recv in [w for w in self._recvs if w.deadline.is_over()]:
+            self._recvs.remove(recv)
+            who = recv.source if recv.source is not None else "any rank"
+            text = f"sent nothing with tag {recv.tag} in {recv.deadline.after_s:.1f} s"
+            recv.work.finish(DeadlineExceeded(who, text))
         for peer, ledger in self._ledgers.items():
             for message in ledger.sending.values():
                 if not message.work.done() and message.deadline.is_over():
                     raise DeadlineExceeded(peer, _not_taken(message))
-            for wish in ledger.receiving.values():
-                if wish.deadline.is_over():
-                    text = f"stopped in the middle of the message with tag {wish.tag}"
+            for recv in ledger.receiving.values():
+                if recv.deadline.is_over():
+                    text = f"stopped in the middle of the message with tag {recv.tag}"
                     raise DeadlineExceeded(peer, text)
 
 
@@ -296,5 +294,5 @@ def _not_taken(message: Outgoing) -> str:
     )
 
 
-def _fits(wish: Wish, offer: _Offer) -> bool:
-    return wish.tag == offer.frame.tag and wish.source in (None, offer.peer)
+def _fits(recv: PendingRecv, offer: _Offer) -> bool:
+    return recv.tag == offer.frame.tag and recv.source in (None, offer.peer)

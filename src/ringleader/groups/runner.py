@@ -28,9 +28,9 @@ from ringleader.errors import (
     PeerLost,
     RingleaderError,
 )
-from ringleader.groups import haste
-from ringleader.groups.mailbox import Mailbox
-from ringleader.groups.messages import Outgoing, Wish
+from ringleader.groups import gil_interval
+from ringleader.groups.control_channel import ControlChannel
+from ringleader.groups.messages import Outgoing, PendingRecv
 from ringleader.groups.work import DONE, Work, same_again
 from ringleader.transport.link import relax, wait_ready
 
@@ -56,9 +56,9 @@ class Job:
 class Runner:
     """The order of one group's operations, and its end."""
 
-    def __init__(self, mailbox: Mailbox, name: str) -> None:
-        self.mailbox = mailbox
-        self.waiter = Waiter(mailbox)
+    def __init__(self, control: ControlChannel, name: str) -> None:
+        self.control = control
+        self.waiter = Waiter(control)
         self.lock = threading.Lock()
         self.failure: RingleaderError | None = None
         self._name = name
@@ -122,8 +122,8 @@ class Runner:
             return False
         try:
             self._owner = threading.get_ident()
-            haste.begin()
-            if self.failure is not None or self.mailbox.aborted is not None:
+            gil_interval.begin()
+            if self.failure is not None or self.control.aborted is not None:
                 self.check()
             prepared(address)
         except BaseException as exc:
@@ -133,13 +133,13 @@ class Runner:
             self.lock.release()
         return True
 
-    def deliver(self, item: Outgoing | Wish, *, async_op: bool) -> Work:
+    def deliver(self, item: Outgoing | PendingRecv, *, async_op: bool) -> Work:
         """Send or receive one message, concurrently with everything else."""
         if self._owner == threading.get_ident():
             raise ConfigError("a message cannot be part of an operation")
         self.check()
-        self.mailbox.post(item)
-        self.mailbox.wake()
+        self.control.post(item)
+        self.control.wake()
         if async_op:
             self._ensure_thread()
         else:
@@ -147,12 +147,12 @@ class Runner:
         return item.work
 
     def message_work(self) -> Work:
-        """The handle for a message; who waits for it may move the mail."""
+        """The handle for a message; who waits for it may move control frames."""
         return Work(self._help)
 
     def check(self) -> None:
         """Raise if the group has ended."""
-        error = self.failure or self.mailbox.aborted
+        error = self.failure or self.control.aborted
         if error is not None:
             raise same_again(error)
 
@@ -163,7 +163,7 @@ class Runner:
         try:
             self._owner, self._deadline = threading.get_ident(), deadline
             self._nests = nests
-            haste.begin()
+            gil_interval.begin()
             self.check()  # the first to see an abort tells the others
             body(deadline)
         except BaseException as exc:
@@ -173,7 +173,7 @@ class Runner:
 
     def _leave(self) -> None:
         """The operation has ended; who closed the group in the middle of it waits."""
-        haste.end()
+        gil_interval.end()
         self._owner, self._nests = 0, False
         if self._hang_up is not None:
             hang_up, self._hang_up = self._hang_up, None
@@ -191,28 +191,28 @@ class Runner:
             else:
                 self.failure = InternalError(f"{type(exc).__name__}: {exc}")
             with contextlib.suppress(OSError, RingleaderError):
-                self.mailbox.say_broken(self.failure)
+                self.control.say_broken(self.failure)
         self._fail_all(self.failure)  # again: something may have been posted since
         if isinstance(exc, RingleaderError):
             return same_again(self.failure)
         return exc
 
     def _attribute(self, exc: RingleaderError) -> RingleaderError:
-        """A lost connection may have a better explanation in the mail."""
-        if self.mailbox.aborted is not None:
-            return self.mailbox.aborted
+        """A lost connection may have a better explanation in the control stream."""
+        if self.control.aborted is not None:
+            return self.control.aborted
         if not isinstance(exc, PeerLost):
             return exc
         until = Deadline.after(ATTRIBUTE_S)
         try:
             while not until.is_over():
-                self.mailbox.progress()
-                vanished = self.mailbox.who_vanished()
+                self.control.progress()
+                vanished = self.control.who_vanished()
                 if exc.peer in vanished:
                     return exc
-                if self.mailbox.has_left(exc.peer):
+                if self.control.has_left(exc.peer):
                     return PeerLost(exc.peer, "left the group while we waited for it")
-                wait_ready(self.mailbox.wanted(), min(0.01, until.left_s()))
+                wait_ready(self.control.wanted(), min(0.01, until.left_s()))
         except RingleaderError as better:
             return better
         return exc
@@ -221,15 +221,15 @@ class Runner:
         while self._queue:
             job = self._queue.popleft()
             job.work.finish(error)
-        self.mailbox.fail(error)
+        self.control.fail(error)
 
     # -- who runs the queue --------------------------------------------------------
 
     def _help(self, work: Work) -> None:
-        """Called by a thread that waits for ``work``: run the queue, move the mail."""
+        """Called by a thread that waits for ``work``: run queued jobs, move frames."""
         self._wanted += 1
         try:
-            self.mailbox.wake()
+            self.control.wake()
             has_lock = self.lock.acquire(timeout=0.05)
         finally:
             self._wanted -= 1
@@ -238,7 +238,7 @@ class Runner:
                 while self._queue and not work.done():
                     self._run_job(self._queue.popleft())
                 if not work.done():
-                    self._move_mail()
+                    self._move_control_frames()
             finally:
                 self.lock.release()
 
@@ -253,14 +253,14 @@ class Runner:
         else:
             job.work.finish()
 
-    def _move_mail(self) -> None:
-        """Move mail and wait a moment for more of it; who needs the lock wakes us."""
+    def _move_control_frames(self) -> None:
+        """Move control frames and wait a moment for more; see ``_help``."""
         try:
             self.check()
-            self.mailbox.progress()
-            if self.mailbox.has_pending():
-                wait_ready(self.mailbox.wanted(), NAP_S)
-                self.mailbox.progress(stalled_s=NAP_S)
+            self.control.progress()
+            if self.control.has_pending():
+                wait_ready(self.control.wanted(), NAP_S)
+                self.control.progress(stalled_s=NAP_S)
         except Exception as exc:  # noqa: BLE001 - a bug must not end the thread silently
             self.broken(exc)
 
@@ -290,14 +290,14 @@ class Runner:
         if self._wanted:
             relax()  # a waiting caller does the work faster than we would
         with self.lock:
-            if self.mailbox.aborted is not None:
-                self.broken(self.mailbox.aborted)
+            if self.control.aborted is not None:
+                self.broken(self.control.aborted)
                 return True
             if self._queue:
                 self._run_job(self._queue.popleft())
                 return True
-            if self.mailbox.has_pending():
-                self._move_mail()
+            if self.control.has_pending():
+                self._move_control_frames()
                 return True
         return False
 
@@ -305,10 +305,10 @@ class Runner:
 
     def abort(self, error: GroupAborted) -> None:
         """End the group from any thread; pending calls raise ``error`` at once."""
-        if self.failure is not None or self.mailbox.aborted is not None:
+        if self.failure is not None or self.control.aborted is not None:
             return
-        self.mailbox.aborted = error
-        self.mailbox.wake()
+        self.control.aborted = error
+        self.control.wake()
         # Who holds the engine is awake now and sees the flag; if nobody does, we end.
         # It may also be too busy to look: then the thread tells the others afterwards.
         if self.lock.acquire(timeout=0.005):
@@ -327,16 +327,16 @@ class Runner:
         """
         self._closing = True
         self._news.set()
-        self.mailbox.wake()
+        self.control.wake()
         reason = GroupAborted("closed while an operation was under way")
         if self._owner == threading.get_ident():
-            self.mailbox.aborted = self.mailbox.aborted or reason
+            self.control.aborted = self.control.aborted or reason
             self._hang_up = hang_up
             return
-        # The thread may hold the lock, and take it again and again to move mail.
+        # The thread may hold the lock, and take it again and again.
         if not self.lock.acquire(timeout=timeout_s):
-            self.mailbox.aborted = self.mailbox.aborted or reason
-            self.mailbox.wake()
+            self.control.aborted = self.control.aborted or reason
+            self.control.wake()
             if not self.lock.acquire(timeout=timeout_s):
                 _log.warning("not closed: an operation does not come back to us")
                 return
@@ -350,10 +350,10 @@ class Runner:
         hang_up()
 
     def _say_goodbye(self) -> None:
-        if self.mailbox.aborted is not None:
-            self.broken(self.mailbox.aborted)
+        if self.control.aborted is not None:
+            self.broken(self.control.aborted)
         if self.failure is None:
             with contextlib.suppress(OSError, RingleaderError):
-                self.mailbox.say_goodbye()
+                self.control.say_goodbye()
             self.failure = GroupAborted("the group is closed")
             self._fail_all(self.failure)

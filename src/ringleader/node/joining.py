@@ -15,7 +15,7 @@ from ringleader import settings
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, RingleaderError
-from ringleader.groups import form
+from ringleader.groups import formation
 from ringleader.groups.group import Group
 from ringleader.node.client import Agent, AgentConfig
 from ringleader.node.facts import facts
@@ -87,15 +87,15 @@ def join(  # noqa: PLR0913 - all are options, and are given by name
     entered = meeting.entered
     try:
         wires = settings.Wires.from_environment()
-        options = form.Options(
+        options = formation.Options(
             deadline=Deadline.after(timeout_s),
             config=config,
             transport=transport,
             num_stripes=wires.connections,
             addresses=wires.addresses,
-            trust=form.load_trust(wires.credentials),
+            trust=formation.load_trust(wires.credentials),
         )
-        group = form.over_store(
+        group = formation.over_store(
             meeting.store, entered.rank, entered.size, entered.round, options
         )
     except BaseException:

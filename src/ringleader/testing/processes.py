@@ -31,7 +31,7 @@ import torch
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, InternalError
-from ringleader.groups.form import group as form_group
+from ringleader.groups.formation import group as form_group
 from ringleader.groups.group import Group
 from ringleader.transport.ports import free_ports
 

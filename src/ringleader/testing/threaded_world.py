@@ -14,7 +14,7 @@ from typing import TypeVar
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, DeadlineExceeded
-from ringleader.groups.form import group as form_group
+from ringleader.groups.formation import group as form_group
 from ringleader.groups.group import Group
 from ringleader.transport import memory
 from ringleader.transport.link import Link
@@ -69,7 +69,7 @@ def memory_meshes(size: int) -> list[Mesh]:
             link_b: Link
             link_a, link_b = memory.pair(a, b)
             meshes[a].bulk[b], meshes[b].bulk[a] = link_a, link_b
-            meshes[a].mail[b], meshes[b].mail[a] = memory.socket_pair()
+            meshes[a].control[b], meshes[b].control[a] = memory.socket_pair()
     return meshes
 
 

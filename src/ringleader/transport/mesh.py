@@ -57,7 +57,7 @@ class MeshConfig:
 class Mesh:
     """Everything that connects us to the other ranks of one group."""
 
-    mail: dict[int, socket.socket] = field(default_factory=dict)
+    control: dict[int, socket.socket] = field(default_factory=dict)
     bulk: dict[int, Link] = field(default_factory=dict)
     neighbours: dict[int, Neighbour] = field(default_factory=dict)
     segment: segment.Segment | None = None
@@ -66,7 +66,7 @@ class Mesh:
 
     def close(self) -> None:
         """Hang up on everybody. Idempotent."""
-        for sock in self.mail.values():
+        for sock in self.control.values():
             sock.close()
         for link in self.bulk.values():
             link.close()
@@ -124,8 +124,8 @@ class _Builder:
 
     def dial(self, to: int) -> None:
         """Open everything towards the lower rank ``to``."""
-        sock, answer = self._open(to, wire.Purpose.MAIL)
-        self.mesh.mail[to] = sock
+        sock, answer = self._open(to, wire.Purpose.CONTROL)
+        self.mesh.control[to] = sock
         same_host = self.shares and answer.host == self.host
         if same_host and self._dial_neighbour(to, answer):
             return
@@ -222,10 +222,10 @@ class _Builder:
             raise PeerRefused(rank, f"turned away{who}: {wire.EXPLANATION[status]}")
         if isinstance(visitor.sock, tls.SecureSocket):
             visitor.sock.who = rank
-        if hello.purpose is wire.Purpose.MAIL:
+        if hello.purpose is wire.Purpose.CONTROL:
             self.incarnations[rank] = hello.incarnation
             self._forget(rank)  # it lost our answer, or restarted, and dialled again
-            self.mesh.mail[rank] = visitor.sock
+            self.mesh.control[rank] = visitor.sock
         elif hello.purpose is wire.Purpose.SHM:
             self._accept_neighbour(visitor)
         else:
@@ -242,7 +242,7 @@ class _Builder:
             return wire.Status.WRONG_RANK
         if node and self.config.places[rank].node not in (None, node):
             return wire.Status.WRONG_RANK  # a member, but not the one with this rank
-        if hello.purpose is wire.Purpose.MAIL:
+        if hello.purpose is wire.Purpose.CONTROL:
             known = self.incarnations.get(rank, hello.incarnation)
             is_new = known == hello.incarnation or self._has_left(rank)
             return wire.Status.OK if is_new else wire.Status.DUPLICATE
@@ -269,12 +269,12 @@ class _Builder:
 
     def _has_left(self, rank: int) -> bool:
         """Whether a rank that began to connect has ended before it was done."""
-        return rank not in self.mesh.bulk and tcp.has_hung_up(self.mesh.mail[rank])
+        return rank not in self.mesh.bulk and tcp.has_hung_up(self.mesh.control[rank])
 
     def _forget(self, rank: int) -> None:
         """Close what ``rank`` had opened so far."""
-        if rank in self.mesh.mail:
-            self.mesh.mail.pop(rank).close()
+        if rank in self.mesh.control:
+            self.mesh.control.pop(rank).close()
         for sock in self.waiting.pop(rank, {}).values():
             sock.close()
 

@@ -47,7 +47,7 @@ MAX_STRIPES = 64
 class Purpose(IntEnum):
     """What the connection is for."""
 
-    MAIL = 1
+    CONTROL = 1
     BULK = 2
     SHM = 3
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ringleader.compression import lowrank
-from ringleader.engine.kernel import Array
+from ringleader.engine.arrays import Array
 
 
 def noise(*shape: int, seed: int = 0) -> Array:

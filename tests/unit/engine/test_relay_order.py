@@ -17,9 +17,9 @@ from typing import cast
 import numpy as np
 import pytest
 
-from ringleader.engine.kernel import Array
+from ringleader.engine.arrays import Array
 from ringleader.engine.relay import Host, Relay
-from ringleader.engine.walk import Turn
+from ringleader.engine.relay_plan import Turn
 from ringleader.transport import segment
 from ringleader.transport.segment import Geometry, Segment, Signal
 

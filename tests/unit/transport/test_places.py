@@ -15,7 +15,7 @@ from ringleader.errors import (
     PeerUntrusted,
     ProtocolError,
 )
-from ringleader.groups.meeting import (
+from ringleader.groups.store_rendezvous import (
     MAX_VALUE_BYTES,
     check_alike,
     look_up,

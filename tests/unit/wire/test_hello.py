@@ -295,7 +295,7 @@ def test_every_refusal_has_an_explanation() -> None:
 
 def test_purposes_and_statuses_are_append_only() -> None:
     assert [(p.name, p.value) for p in Purpose][:3] == [
-        ("MAIL", 1),
+        ("CONTROL", 1),
         ("BULK", 2),
         ("SHM", 3),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringleader.wire import mail, names
+from ringleader.wire import control_frames, names
 
 # Version 1 as it was first published. Names may be appended in names.py and then here.
 PINNED = {
@@ -36,7 +36,7 @@ def test_every_table_is_pinned() -> None:
 
 
 def test_kinds_and_blames_only_grow_at_their_end() -> None:
-    assert [(kind.name, kind.value) for kind in mail.Kind][:6] == [
+    assert [(kind.name, kind.value) for kind in control_frames.Kind][:6] == [
         ("BROKEN", 1),
         ("WAITING", 2),
         ("GOODBYE", 3),
@@ -44,7 +44,7 @@ def test_kinds_and_blames_only_grow_at_their_end() -> None:
         ("ACCEPT", 5),
         ("DATA", 6),
     ]
-    assert mail.BLAMES[:6] == (
+    assert control_frames.BLAMES[:6] == (
         "PeerLost",
         "DeadlineExceeded",
         "CallMismatch",

@@ -18,7 +18,7 @@ from ringleader.cli.bench.ringleader_library import RingleaderLibrary
 from ringleader.cli.json_socket import Message, Report, serve
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.errors import ConfigError
-from ringleader.groups.form import group
+from ringleader.groups.formation import group
 
 
 def main() -> None:

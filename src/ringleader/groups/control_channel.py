@@ -19,14 +19,13 @@ from dataclasses import replace
 from ringleader import errors
 from ringleader.deadline import Deadline
 from ringleader.errors import CallMismatch, GroupAborted, PeerLost, RingleaderError
-from ringleader.groups.box import Box
-from ringleader.groups.messages import Messages, Outgoing, Wish
+from ringleader.groups.control_stream import ControlStream
+from ringleader.groups.messages import Messages, Outgoing, PendingRecv
 from ringleader.groups.work import Work
 from ringleader.transport.link import POLLIN, POLLOUT, wait_ready
 from ringleader.transport.memory import socket_pair
 from ringleader.wire import header as op_header
-from ringleader.wire import mail
-from ringleader.wire.mail import Frame, Kind
+from ringleader.wire.control_frames import BLAMES, TEXT_BYTES, Frame, Kind
 
 GRACE_S = 0.05
 """A peer that vanished is blamed once nothing has moved for this long: what it sent
@@ -45,14 +44,14 @@ EXPIRE_S = 0.01
 """Time between two looks at the deadlines of messages; there may be thousands."""
 
 
-class Mailbox:
+class ControlChannel:
     """All mail streams of one rank in one group."""
 
     def __init__(self, rank: int, socks: dict[int, socket.socket]) -> None:
         self.rank = rank
-        self._boxes = {p: Box(p, s) for p, s in socks.items()}
-        self._messages = Messages(rank, self._boxes)
-        self._posted: deque[Outgoing | Wish] = deque()
+        self._streams = {p: ControlStream(p, s) for p, s in socks.items()}
+        self._messages = Messages(rank, self._streams)
+        self._posted: deque[Outgoing | PendingRecv] = deque()
         self._calls: list[tuple[int, bytes]] = [(0, b"")] * HISTORY
         self._waits: dict[int, tuple[int, float]] = {}
         """peer -> (for whom it waits, when it said so)"""
@@ -61,20 +60,20 @@ class Mailbox:
         """Waiting for frames that were dropped at the end."""
         self.current = b""
         """The header of our call under way, or of the last one."""
-        self._ear, self._mouth = socket_pair()
+        self._wake_recv, self._wake_send = socket_pair()
         self.aborted: GroupAborted | None = None
         """Set from any thread; the engine raises it at its next look."""
 
     # -- from any thread -----------------------------------------------------------
 
-    def post(self, item: Outgoing | Wish) -> None:
-        """Hand over a message or a wish; somebody who holds the engine picks it up."""
+    def post(self, item: Outgoing | PendingRecv) -> None:
+        """Hand over a message or a receive to the thread that holds the engine."""
         self._posted.append(item)
 
     def wake(self) -> None:
         """Make a sleeping engine look around."""
         with contextlib.suppress(OSError):
-            self._mouth.send(b"!")
+            self._wake_send.send(b"!")
 
     # -- what the waiter needs -----------------------------------------------------
 
@@ -86,18 +85,18 @@ class Mailbox:
     def ask(self, peers: list[int]) -> None:
         """Tell everybody for whom we wait, and in which call."""
         suspect = self.suspect(peers)
-        for box in self._boxes.values():
+        for stream in self._streams.values():
             # Who does not read any more needs no pile of questions.
-            if self.current and not box.is_gone and len(box.out) < MAX_QUESTIONS:
+            if self.current and not stream.is_gone and len(stream.out) < MAX_QUESTIONS:
                 frame = Frame(kind=Kind.WAITING, rank=suspect, length=64)
-                box.queue(frame, self.current)
+                stream.queue(frame, self.current)
 
     def recount(self, peer: int) -> None:
         """Tell ``peer`` our last calls; it finds the first that was not its own."""
         for sequence, header in sorted(self._calls)[-RECOUNTED:]:
             if sequence:
                 frame = Frame(kind=Kind.WAITING, rank=peer, length=64)
-                self._boxes[peer].queue(frame, header)
+                self._streams[peer].queue(frame, header)
 
     def suspect(self, peers: list[int]) -> int:
         """Who holds us up: a rank that waits for nobody, reached from ``peers``.
@@ -120,46 +119,48 @@ class Mailbox:
 
     def wanted(self) -> list[tuple[int, int]]:
         """Descriptors and events that mean news."""
-        boxes = [box.wanted() for box in self._boxes.values() if not box.is_gone]
-        return [(self._ear.fileno(), POLLIN), *boxes]
+        streams = [
+            stream.wanted() for stream in self._streams.values() if not stream.is_gone
+        ]
+        return [(self._wake_recv.fileno(), POLLIN), *streams]
 
     def progress(self, stalled_s: float = 0.0) -> None:
         """Move all mail that can be moved; raises what breaks the group."""
         if self.aborted is not None:
             raise self.aborted
         with contextlib.suppress(BlockingIOError):
-            self._ear.recv(4096)
+            self._wake_recv.recv(4096)
         while self._posted:
             self._messages.take(self._posted.popleft())
-        for box in self._boxes.values():
-            if not box.is_gone:
-                for frame, payload in box.read(self._messages.room_for):
-                    self._act(box, frame, payload)
-                box.write()
-            elif not box.said_goodbye and stalled_s >= GRACE_S:
-                raise PeerLost(box.peer, "vanished: its process ended or was killed")
+        for stream in self._streams.values():
+            if not stream.is_gone:
+                for frame, payload in stream.read(self._messages.room_for):
+                    self._act(stream, frame, payload)
+                stream.write()
+            elif not stream.said_goodbye and stalled_s >= GRACE_S:
+                raise PeerLost(stream.peer, "vanished: its process ended or was killed")
         if time.monotonic() >= self._expire_at_s:
             self._messages.expire()
             self._expire_at_s = time.monotonic() + EXPIRE_S
 
     def has_pending(self) -> bool:
-        """Whether any message or wish is under way."""
+        """Whether any message or receive is under way."""
         if self._posted or self._messages.is_pending():
             return True
-        return any(box.out for box in self._boxes.values())
+        return any(stream.out for stream in self._streams.values())
 
     # -- the end -------------------------------------------------------------------
 
     def say_broken(self, error: RingleaderError) -> None:
         """Tell everybody who can still hear why the group ended."""
         name = type(error).__name__
-        code = mail.BLAMES.index(name if name in mail.BLAMES else "InternalError")
+        code = BLAMES.index(name if name in BLAMES else "InternalError")
         peer = getattr(error, "peer", self.rank)
-        text = error.text.encode()[: mail.TEXT_BYTES]
+        text = error.text.encode()[:TEXT_BYTES]
         rank = peer if isinstance(peer, int) and peer >= 0 else self.rank
         frame = Frame(kind=Kind.BROKEN, code=code, rank=rank, length=len(text))
-        for box in self._boxes.values():
-            self._orphans += box.drop_unsent()
+        for stream in self._streams.values():
+            self._orphans += stream.drop_unsent()
         self._tell_all(frame, text)
         self._flush()
 
@@ -167,33 +168,33 @@ class Mailbox:
         """Send what is left, for a moment; who does not read sees our end instead."""
         until = Deadline.after(FLUSH_S)
         while True:
-            left = [b for b in self._boxes.values() if b.out and not b.is_gone]
+            left = [b for b in self._streams.values() if b.out and not b.is_gone]
             if not left or until.is_over():
                 break
             wait_ready([(b.sock.fileno(), POLLOUT) for b in left], until.left_s())
-            for box in left:
-                box.write()
-        for box in left:
+            for stream in left:
+                stream.write()
+        for stream in left:
             with contextlib.suppress(OSError):
-                box.sock.shutdown(socket.SHUT_WR)
+                stream.sock.shutdown(socket.SHUT_WR)
 
     def say_goodbye(self) -> None:
         """Tell everybody that we leave on purpose."""
         self._tell_all(Frame(kind=Kind.GOODBYE), b"")
 
     def _tell_all(self, frame: Frame, payload: bytes) -> None:
-        for box in self._boxes.values():
-            if not box.is_gone:
-                box.queue(frame, payload)
-                box.write()
+        for stream in self._streams.values():
+            if not stream.is_gone:
+                stream.queue(frame, payload)
+                stream.write()
 
     def fail(self, error: BaseException) -> None:
         """Every message under way fails with ``error``."""
         waiting = [*self._orphans, *(item.work for item in self._posted)]
         waiting += self._messages.drain()
-        for box in self._boxes.values():
-            waiting += [work for _, work, _ in box.out if work]
-            box.out.clear()
+        for stream in self._streams.values():
+            waiting += [work for _, work, _ in stream.out if work]
+            stream.out.clear()
         self._posted.clear()
         self._orphans.clear()
         for work in waiting:
@@ -202,34 +203,34 @@ class Mailbox:
 
     def close(self) -> None:
         """Hang up. Idempotent."""
-        for box in self._boxes.values():
-            box.sock.close()
-            box.is_gone = True
-        self._ear.close()
-        self._mouth.close()
+        for stream in self._streams.values():
+            stream.sock.close()
+            stream.is_gone = True
+        self._wake_recv.close()
+        self._wake_send.close()
 
     def who_vanished(self) -> list[int]:
         """Peers whose stream ended without a goodbye."""
-        boxes = self._boxes.values()
-        return [b.peer for b in boxes if b.is_gone and not b.said_goodbye]
+        streams = self._streams.values()
+        return [b.peer for b in streams if b.is_gone and not b.said_goodbye]
 
     def has_left(self, peer: int | str) -> bool:
         """Whether ``peer`` said goodbye: it closed the group, or its program ended."""
-        return any(b.said_goodbye for b in self._boxes.values() if b.peer == peer)
+        return any(b.said_goodbye for b in self._streams.values() if b.peer == peer)
 
     # -- frames --------------------------------------------------------------------
 
-    def _act(self, box: Box, frame: Frame, payload: bytes) -> None:
+    def _act(self, stream: ControlStream, frame: Frame, payload: bytes) -> None:
         if frame.kind is Kind.BROKEN:
-            raise _rebuild(frame, payload, box.peer)
+            raise _rebuild(frame, payload, stream.peer)
         if frame.kind is Kind.GOODBYE:
-            box.said_goodbye = True
-            self._messages.leave(box.peer)
+            stream.said_goodbye = True
+            self._messages.leave(stream.peer)
         elif frame.kind is Kind.WAITING:
-            self._waits[box.peer] = (frame.rank, time.monotonic())
-            self.compare(box.peer, payload)
+            self._waits[stream.peer] = (frame.rank, time.monotonic())
+            self.compare(stream.peer, payload)
         else:
-            self._messages.act(box.peer, frame, payload)
+            self._messages.act(stream.peer, frame, payload)
 
     def compare(self, peer: int, theirs: bytes) -> None:
         """``peer`` waits for us in a call: is it the one we made under that number?"""
@@ -263,7 +264,7 @@ def mismatch(
 
 def _rebuild(frame: Frame, payload: bytes, reporter: int) -> RingleaderError:
     """The error behind a BROKEN notice, with a word on who told us."""
-    kind: Callable[..., RingleaderError] = getattr(errors, mail.BLAMES[frame.code])
+    kind: Callable[..., RingleaderError] = getattr(errors, BLAMES[frame.code])
     text = bytes(payload).decode(errors="replace")
     if frame.rank != reporter and "(reported by" not in text:
         text = f"{text} (reported by rank {reporter})"

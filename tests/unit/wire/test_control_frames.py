@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ringleader import errors
 from ringleader.errors import ProtocolError, RingleaderError
-from ringleader.wire import mail, names
-from ringleader.wire.mail import Frame, Kind
+from ringleader.wire import control_frames, names
+from ringleader.wire.control_frames import Frame, Kind
 
 GOLDEN = Path(__file__).parent / "golden"
 PEER = 2
@@ -54,10 +54,10 @@ FIELDS = [
 def frames(draw: st.DrawFn) -> Frame:
     """Any frame within its limits."""
     kind = draw(st.sampled_from(Kind))
-    last_code = len(mail.BLAMES) - 1 if kind is Kind.BROKEN else 255
+    last_code = len(control_frames.BLAMES) - 1 if kind is Kind.BROKEN else 255
     return Frame(
         kind=kind,
-        length=draw(st.integers(0, mail.LIMITS[kind])),
+        length=draw(st.integers(0, control_frames.LIMITS[kind])),
         dtype=draw(st.sampled_from(names.DTYPES)),
         code=draw(st.integers(0, last_code)),
         rank=draw(st.integers(0, 2**32 - 1)),
@@ -69,7 +69,7 @@ def frames(draw: st.DrawFn) -> Frame:
 
 def altered(kind: Kind, at: int, new: bytes) -> bytes:
     """The example of ``kind`` with some bytes changed."""
-    data = bytearray(mail.encode(EXAMPLES[kind]))
+    data = bytearray(control_frames.encode(EXAMPLES[kind]))
     data[at : at + len(new)] = new
     return bytes(data)
 
@@ -78,79 +78,81 @@ def altered(kind: Kind, at: int, new: bytes) -> bytes:
 def test_the_bytes_of_version_1_are_pinned(kind: Kind) -> None:
     path = GOLDEN / f"v1-mail-{kind.name.lower()}.hex"
     pinned = bytes.fromhex(path.read_text())
-    assert mail.encode(EXAMPLES[kind]) == pinned
-    assert mail.decode(pinned, PEER) == EXAMPLES[kind]
+    assert control_frames.encode(EXAMPLES[kind]) == pinned
+    assert control_frames.decode(pinned, PEER) == EXAMPLES[kind]
 
 
 def test_every_field_lies_where_the_table_says() -> None:
-    data = mail.encode(EXAMPLES[Kind.OFFER])
+    data = control_frames.encode(EXAMPLES[Kind.OFFER])
     for offset, content in FIELDS:
         assert data[offset : offset + len(content)] == content
-    assert sum(len(c) for _, c in FIELDS) == len(data) == mail.FRAME_BYTES == 48
-    broken = mail.encode(EXAMPLES[Kind.BROKEN])
+    assert (
+        sum(len(c) for _, c in FIELDS) == len(data) == control_frames.FRAME_BYTES == 48
+    )
+    broken = control_frames.encode(EXAMPLES[Kind.BROKEN])
     assert (broken[7], broken[12:16]) == (5, b"\7\0\0\0")
 
 
 @given(frames())
 def test_what_is_encoded_is_decoded(frame: Frame) -> None:
-    data = mail.encode(frame)
-    assert mail.decode(data, PEER) == frame
-    assert mail.decode(bytearray(data), PEER) == frame
+    data = control_frames.encode(frame)
+    assert control_frames.decode(data, PEER) == frame
+    assert control_frames.decode(bytearray(data), PEER) == frame
 
 
 @pytest.mark.parametrize("length", [*range(48), 49, 96])
 def test_any_other_length_is_refused(length: int) -> None:
-    data = (mail.encode(EXAMPLES[Kind.DATA]) * 2)[:length]
+    data = (control_frames.encode(EXAMPLES[Kind.DATA]) * 2)[:length]
     with pytest.raises(ProtocolError, match=f"{length} bytes instead of 48") as caught:
-        mail.decode(data, PEER)
+        control_frames.decode(data, PEER)
     assert caught.value.peer == PEER
 
 
 @pytest.mark.parametrize("kind", list(Kind), ids=lambda kind: kind.name)
 def test_a_payload_beyond_the_limit_is_refused_before_it_is_read(kind: Kind) -> None:
-    limit = mail.LIMITS[kind]
-    mail.decode(altered(kind, 8, struct.pack("<I", limit)), PEER)
+    limit = control_frames.LIMITS[kind]
+    control_frames.decode(altered(kind, 8, struct.pack("<I", limit)), PEER)
     for lie in (limit + 1, 2**31, 2**32 - 1):
         with pytest.raises(
             ProtocolError, match=f"{lie} bytes of payload, limit {limit}"
         ):
-            mail.decode(altered(kind, 8, struct.pack("<I", lie)), PEER)
+            control_frames.decode(altered(kind, 8, struct.pack("<I", lie)), PEER)
 
 
 @pytest.mark.parametrize("at", range(5))
 def test_a_wrong_magic_or_version_is_refused(at: int) -> None:
     with pytest.raises(ProtocolError, match="magic"):
-        mail.decode(altered(Kind.GOODBYE, at, b"\x02"), PEER)
+        control_frames.decode(altered(Kind.GOODBYE, at, b"\x02"), PEER)
 
 
 @pytest.mark.parametrize("code", [0, 7, 255])
 def test_an_unknown_kind_is_refused(code: int) -> None:
     with pytest.raises(ProtocolError, match=f"kind {code} is unknown"):
-        mail.decode(altered(Kind.GOODBYE, 5, bytes([code])), PEER)
+        control_frames.decode(altered(Kind.GOODBYE, 5, bytes([code])), PEER)
 
 
 @pytest.mark.parametrize("code", [len(names.DTYPES), 255])
 def test_an_unknown_dtype_is_refused(code: int) -> None:
     with pytest.raises(ProtocolError, match="dtype"):
-        mail.decode(altered(Kind.OFFER, 6, bytes([code])), PEER)
+        control_frames.decode(altered(Kind.OFFER, 6, bytes([code])), PEER)
 
 
-@pytest.mark.parametrize("code", [len(mail.BLAMES), 255])
+@pytest.mark.parametrize("code", [len(control_frames.BLAMES), 255])
 def test_an_unknown_blame_is_refused(code: int) -> None:
     with pytest.raises(ProtocolError, match=f"blame code {code} is unknown"):
-        mail.decode(altered(Kind.BROKEN, 7, bytes([code])), PEER)
+        control_frames.decode(altered(Kind.BROKEN, 7, bytes([code])), PEER)
 
 
 @pytest.mark.parametrize("at", range(40, 48))
 def test_reserved_bytes_must_be_zero(at: int) -> None:
     with pytest.raises(ProtocolError, match="reserved"):
-        mail.decode(altered(Kind.GOODBYE, at, b"\1"), PEER)
+        control_frames.decode(altered(Kind.GOODBYE, at, b"\1"), PEER)
 
 
 @given(st.binary(max_size=100) | st.binary(min_size=48, max_size=48))
 def test_random_bytes_end_in_a_typed_error(data: bytes) -> None:
     with pytest.raises(ProtocolError) as caught:
-        mail.decode(data, PEER)
+        control_frames.decode(data, PEER)
     assert caught.value.peer == PEER
 
 
@@ -160,19 +162,19 @@ def test_a_forgery_is_another_frame_or_a_typed_error(
 ) -> None:
     data = altered(kind, at, new[: 48 - at])
     try:
-        frame = mail.decode(data, PEER)
+        frame = control_frames.decode(data, PEER)
     except ProtocolError as exc:
         assert exc.peer == PEER  # noqa: PT017 - it may also decode
     else:
-        assert mail.encode(frame) == data
-        assert frame.length <= mail.LIMITS[frame.kind]
+        assert control_frames.encode(frame) == data
+        assert frame.length <= control_frames.LIMITS[frame.kind]
 
 
 def test_every_kind_has_a_limit_and_none_is_larger_than_a_mebibyte() -> None:
-    assert mail.LIMITS.keys() == set(Kind)
-    assert max(mail.LIMITS.values()) == mail.DATA_BYTES == 1 << 20
+    assert control_frames.LIMITS.keys() == set(Kind)
+    assert max(control_frames.LIMITS.values()) == control_frames.DATA_BYTES == 1 << 20
 
 
 def test_every_blame_is_an_error_of_ours() -> None:
-    for name in mail.BLAMES:
+    for name in control_frames.BLAMES:
         assert issubclass(getattr(errors, name), RingleaderError)

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ringleader.engine.kernel import GRAIN, Array
+from ringleader.engine.arrays import Array
+from ringleader.engine.reductions import GRAIN
 from ringleader.errors import ConfigError
 
 Floats = NDArray[np.float32]

@@ -24,8 +24,8 @@ from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, PeerUnreachable
 from ringleader.groups.group import Group, view_hash
-from ringleader.groups.measure import measure, share
-from ringleader.groups.meeting import (
+from ringleader.groups.measure_links import measure, share
+from ringleader.groups.store_rendezvous import (
     check_alike,
     first_line,
     look_up,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ringleader.groups.measure import _partners, _smooth
+from ringleader.groups.measure_links import _partners, _smooth
 
 
 @pytest.mark.parametrize("size", range(2, 18))

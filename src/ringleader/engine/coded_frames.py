@@ -8,7 +8,7 @@ end bit-identical.
 
 Frames are the unit of everything: encoded, sent, decoded and forwarded one by one. What
 is coded on its way to a sum lives in a few slots that take turns. A result that is
-passed on lodges in its own home, which is the larger, until everybody has it: however
+passed on stays in its own home, which is the larger, until everybody has it: however
 long a peer keeps us waiting, there is room for what arrives, and no memory is needed.
 """
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ringleader.codec.codec import BLOCK, Codec
 from ringleader.collectives.schedule import Kind, Move, Program
-from ringleader.engine.values import Floats, Run
+from ringleader.engine.float_view import Floats, Run
 from ringleader.errors import ConfigError
 
 FRAME = 64 * BLOCK
@@ -64,7 +64,7 @@ class Version:
         self.is_final = True
         self.made = 0
         """Frames that have had their coded form."""
-        self.lodges = False
+        self.stored_in_output = False
         """Whether its coded form is in its home."""
         self.slots: list[Bytes] = []
 
@@ -76,7 +76,7 @@ class Version:
 
     def has_room(self) -> bool:
         """Whether the next frame has a place: everybody has sent what was there."""
-        if self.lodges:
+        if self.stored_in_output:
             return True
         oldest = self.made - len(self.slots)
         return all(part.done > oldest for part in self.sends)
@@ -146,8 +146,8 @@ class Parts:
         passing = []
         for version in self._sent:
             has_home = chunks[version.chunk].home is not None
-            version.lodges = version.is_final and has_home
-            passing += [] if version.lodges else [version] * NUM_SLOTS
+            version.stored_in_output = version.is_final and has_home
+            passing += [] if version.stored_in_output else [version] * NUM_SLOTS
         lengths = [chunks[v.chunk].length for v in passing]
         given = slots.give(codec, [*lengths, *(slots.frame for _ in self.recvs)])
         for i, version in enumerate(passing[::NUM_SLOTS]):

@@ -14,41 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from ringleader.engine.arrays import Array, dtype_name
 from ringleader.errors import ConfigError
 
-Array = NDArray[Any]
 Combine = Callable[[Array, Array, Array], object]
 """(a, b, out): out = a combined with b, elementwise; out may be a or b."""
 
 GRAIN = 32768
-
-# How each torch dtype is seen by numpy. Where numpy lacks the dtype the bits are kept.
-_STORAGE: dict[torch.dtype, type[np.generic]] = {
-    torch.bool: np.bool_,
-    torch.uint8: np.uint8,
-    torch.int8: np.int8,
-    torch.int16: np.int16,
-    torch.int32: np.int32,
-    torch.int64: np.int64,
-    torch.uint16: np.uint16,
-    torch.uint32: np.uint32,
-    torch.uint64: np.uint64,
-    torch.float32: np.float32,
-    torch.float64: np.float64,
-    torch.complex64: np.complex64,
-    torch.complex128: np.complex128,
-    torch.float16: np.int16,
-    torch.bfloat16: np.int16,
-    torch.complex32: np.int32,
-    torch.float8_e4m3fn: np.uint8,
-    torch.float8_e5m2: np.uint8,
-    torch.float8_e4m3fnuz: np.uint8,
-    torch.float8_e5m2fnuz: np.uint8,
-}
-
-_TYPES = {dtype: np.dtype(kind).str for dtype, kind in _STORAGE.items()}
 
 _UFUNCS: dict[str, np.ufunc] = {
     "sum": np.add,
@@ -77,64 +50,6 @@ _TORCH_OPS: dict[str, Callable[..., torch.Tensor]] = {
     "min": torch.minimum,
     "max": torch.maximum,
 }
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name on the wire; ConfigError for dtypes that do not travel."""
-    if dtype not in _STORAGE:
-        raise ConfigError(f"tensors of {dtype} cannot be sent")
-    return str(dtype).removeprefix("torch.")
-
-
-class _Window:
-    """Memory in the words that numpy asks for."""
-
-    __slots__ = ("__array_interface__", "tensor")
-
-    def __init__(
-        self, place: int, count: int, typestr: str, tensor: torch.Tensor | None
-    ) -> None:
-        self.tensor = tensor  # lives as long as the array does
-        self.__array_interface__ = {
-            "data": (place, False),
-            "shape": (count,),
-            "typestr": typestr,
-            "version": 3,
-        }
-
-
-def as_array(tensor: torch.Tensor) -> Array:
-    """The memory of a contiguous CPU ``tensor`` as a flat array, without a copy.
-
-    Not by ``tensor.numpy()``, which forbids for good that the tensor is resized, as
-    FSDP does between steps.
-    """
-    place, count = tensor.data_ptr(), tensor.numel()
-    if not place and count:
-        kind = type(tensor).__name__
-        raise ConfigError(f"this {kind} has no memory of its own and cannot be sent")
-    return np.asarray(_Window(place, count, _TYPES[tensor.dtype], tensor))
-
-
-def address(array: Array) -> int:
-    """Where the elements of ``array`` begin."""
-    place: int = array.__array_interface__["data"][0]
-    return place
-
-
-def at(place: int, count: int, dtype: np.dtype[Any]) -> Array:
-    """The elements at an address. Whoever uses them sees to it that they are there."""
-    return np.asarray(_Window(place, count, dtype.str, None))
-
-
-def bytes_of(array: Array) -> memoryview:
-    """The bytes of a contiguous array."""
-    return memoryview(array.view(np.uint8))  # type: ignore[arg-type]
-
-
-def storage(dtype: torch.dtype) -> np.dtype[Any]:
-    """The numpy dtype of ``as_array`` for tensors of ``dtype``."""
-    return np.dtype(_STORAGE[dtype])
 
 
 @lru_cache(maxsize=256)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ringleader.errors import PeerLost
-from ringleader.groups import haste
+from ringleader.groups import gil_interval
 from ringleader.groups.group import Group
 from ringleader.testing.threaded_world import run_threads, run_world, world
 
@@ -25,11 +25,11 @@ SOON_S = 20.0
 @pytest.fixture(autouse=True)
 def usual_interval(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test begins with Python's interval and our default."""
-    monkeypatch.setattr(haste, "_short_s", SHORT_S)
+    monkeypatch.setattr(gil_interval, "_short_s", SHORT_S)
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(USUAL_S)
     yield
-    assert haste._running == [], "every begin has its end"
+    assert gil_interval._running == [], "every begin has its end"
     sys.setswitchinterval(before_s)
 
 
@@ -38,49 +38,49 @@ def interval_s() -> float:
 
 
 def test_it_is_short_from_begin_to_end() -> None:
-    haste.begin()
+    gil_interval.begin()
     assert interval_s() == SHORT_S
-    haste.end()
+    gil_interval.end()
     assert interval_s() == USUAL_S
 
 
 def test_it_stays_short_until_the_last_operation_has_ended() -> None:
-    haste.begin()
-    haste.begin()
-    haste.end()
+    gil_interval.begin()
+    gil_interval.begin()
+    gil_interval.end()
     assert interval_s() == SHORT_S
-    haste.end()
+    gil_interval.end()
     assert interval_s() == USUAL_S
 
 
 def test_one_that_is_shorter_already_is_left_alone() -> None:
     sys.setswitchinterval(SHORT_S / 2)
-    haste.begin()
+    gil_interval.begin()
     assert interval_s() == SHORT_S / 2
-    haste.end()
+    gil_interval.end()
     assert interval_s() == SHORT_S / 2
 
 
 @pytest.mark.parametrize("theirs_s", [0.002, 0.01, SHORT_S / 4])
 def test_one_that_somebody_sets_meanwhile_stays(theirs_s: float) -> None:
-    haste.begin()
+    gil_interval.begin()
     sys.setswitchinterval(theirs_s)
-    haste.begin()
-    haste.end()
+    gil_interval.begin()
+    gil_interval.end()
     assert interval_s() == theirs_s, "not shortened again"
-    haste.end()
+    gil_interval.end()
     assert interval_s() == theirs_s
-    haste.begin()
+    gil_interval.begin()
     assert interval_s() == min(theirs_s, SHORT_S)
-    haste.end()
+    gil_interval.end()
     assert interval_s() == theirs_s, "the next operation gives back this one"
 
 
 def test_zero_leaves_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(haste, "_short_s", 0.0)
-    haste.begin()
+    monkeypatch.setattr(gil_interval, "_short_s", 0.0)
+    gil_interval.begin()
     assert interval_s() == USUAL_S
-    haste.end()
+    gil_interval.end()
     assert interval_s() == USUAL_S
 
 
@@ -91,14 +91,14 @@ def test_threads_that_overlap_in_any_order_end_with_the_usual_one() -> None:
 
     def hurry() -> None:
         for _ in range(num_turns):
-            haste.begin()
-            haste.end()
+            gil_interval.begin()
+            gil_interval.end()
         together.wait(SOON_S)
-        haste.begin()
+        gil_interval.begin()
         together.wait(SOON_S)
         assert interval_s() == SHORT_S
         together.wait(SOON_S)
-        haste.end()
+        gil_interval.end()
 
     run_threads([hurry] * num_threads)
     assert interval_s() == USUAL_S
@@ -115,12 +115,12 @@ def test_another_thread_may_come_between_any_two_lines(ends_after: int) -> None:
 
         def interrupt(frame: FrameType, event: str, _: object) -> object:
             nonlocal lines, stays
-            if event == "line" and frame.f_code.co_filename == haste.__file__:
+            if event == "line" and frame.f_code.co_filename == gil_interval.__file__:
                 if lines == turn:  # noqa: B023 - called in this turn only
-                    haste.begin()
+                    gil_interval.begin()
                     stays = True
                 if lines == turn + ends_after:  # noqa: B023
-                    haste.end()
+                    gil_interval.end()
                     stays = False
                 lines += 1
             return interrupt
@@ -128,15 +128,15 @@ def test_another_thread_may_come_between_any_two_lines(ends_after: int) -> None:
         tracing = sys.gettrace()
         sys.settrace(cast("Any", interrupt))
         try:
-            haste.begin()
-            haste.end()
+            gil_interval.begin()
+            gil_interval.end()
         finally:
             sys.settrace(tracing)
         if lines <= turn:
             break
         if stays:
             assert interval_s() == SHORT_S, f"the other is under way (line {turn})"
-            haste.end()
+            gil_interval.end()
         assert interval_s() == USUAL_S, f"after line {turn}"
     assert turn > 10, "it came between all of them"
 
@@ -174,14 +174,14 @@ def test_a_prepared_small_operation_hurries_too(
 ) -> None:
     """The second all_reduce of a size takes a way of its own."""
     num_begun = 0
-    begin = haste.begin
+    begin = gil_interval.begin
 
     def count() -> None:
         nonlocal num_begun
         num_begun += 1
         begin()
 
-    monkeypatch.setattr(haste, "begin", count)
+    monkeypatch.setattr(gil_interval, "begin", count)
 
     def live(group: Group) -> None:
         for _ in range(3):
@@ -194,12 +194,12 @@ def test_a_prepared_small_operation_hurries_too(
 
 def test_the_environment_can_turn_it_off() -> None:
     """The module reads it when it is imported; without torch that takes a moment."""
-    path = Path(haste.__file__)
+    path = Path(gil_interval.__file__)
     script = (
         "import runpy, sys; before = sys.getswitchinterval()\n"
-        f"haste = runpy.run_path({str(path)!r}); haste['begin']()\n"
+        f"module = runpy.run_path({str(path)!r}); module['begin']()\n"
         "print(sys.getswitchinterval() == before)\n"
-        "haste['end'](); print(sys.getswitchinterval() == before)"
+        "module['end'](); print(sys.getswitchinterval() == before)"
     )
     for value, is_left_alone in (("0", "True"), ("0.0005", "False")):
         ended = subprocess.run(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ringleader.engine.arena import Arena, Array, Bytes, Finish
-from ringleader.engine.kernel import Combine
+from ringleader.engine.reductions import Combine
 
 
 def _starts(length: int, step: int) -> list[int]:

@@ -106,7 +106,7 @@ def _lay_adds(
             ahead[step].takes.append((target, here[step][: len(target)]))
 
 
-class Walks:
+class RelayPlans:
     """Those of earlier calls, by where the tensors lie and what they are.
 
     Views do not keep the memory alive: they are only used while a tensor is there.

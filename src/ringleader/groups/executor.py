@@ -21,13 +21,14 @@ from ringleader.collectives.config import CollectiveConfig
 from ringleader.collectives.cost import Network
 from ringleader.collectives.schedule import Program
 from ringleader.deadline import Deadline
-from ringleader.engine import kernel
+from ringleader.engine import arrays, reductions
 from ringleader.engine.arena import Arena
+from ringleader.engine.arrays import Array
 from ringleader.engine.coded import CodedEngine
+from ringleader.engine.coded_frames import Parts
 from ringleader.engine.exchange import ExchangeEngine
+from ringleader.engine.float_view import Run
 from ringleader.engine.flow import Plan, Windows
-from ringleader.engine.frames import Parts
-from ringleader.engine.kernel import Array, Combine
 from ringleader.engine.prepared import (
     SMALL_BYTES,
     Prepared,
@@ -36,17 +37,17 @@ from ringleader.engine.prepared import (
     in_place,
     over_links,
 )
-from ringleader.engine.shared import barrier as shared_barrier
+from ringleader.engine.reductions import Combine
+from ringleader.engine.shared_memory import barrier as shared_barrier
 from ringleader.engine.stream import StreamEngine
-from ringleader.engine.values import Run
 from ringleader.engine.waiter import Waiter
 from ringleader.errors import CallMismatch, ConfigError
 from ringleader.groups import shared
 from ringleader.groups.call import Call, cut, some
 from ringleader.groups.coded import chunks_of
-from ringleader.groups.mailbox import Mailbox, mismatch
+from ringleader.groups.control_channel import ControlChannel, mismatch
+from ringleader.groups.header_template import HeaderTemplates
 from ringleader.groups.progress import Progress, final_runs, num_results
-from ringleader.groups.stamp import Stamps
 from ringleader.transport.link import wait_ready
 from ringleader.transport.mesh import Mesh
 from ringleader.wire import header as wire
@@ -72,18 +73,18 @@ class Executor:
         rank: int,
         group: int,
         mesh: Mesh,
-        mailbox: Mailbox,
+        control: ControlChannel,
         waiter: Waiter,
     ) -> None:
         self.rank = rank
         self.size = len(mesh.bulk) + 1
         self._network = Network.unknown(self.size)
         self.config = CollectiveConfig()
-        self._mailbox = mailbox
+        self._control = control
         self._waiter = waiter
-        self._stamps = Stamps(group, mailbox)
+        self._templates = HeaderTemplates(group, control)
         self._windows = Windows()
-        self._quiet = kernel.quiet_context()
+        self._quiet = reductions.quiet_context()
         self._choices: dict[tuple[object, ...], tuple[str, int, str]] = {}
         self._codecs: dict[tuple[str, int], str | None] = {}
         self._plans: dict[tuple[str, str, int, int], Plan] = {}
@@ -172,12 +173,12 @@ class Executor:
         if call.reduce_op == "mean" and not self._has_divided(call, name):
             for result in call.homes:
                 if result is not None:
-                    kernel.divide(result, call.dtype, self.size)
+                    reductions.divide(result, call.dtype, self.size)
 
     def _run_plain(self, call: Call, name: str, arity: int, header: bytes) -> None:
         combine = None
         if call.reduce_op != "none":
-            combine = kernel.combine(call.dtype, call.reduce_op)
+            combine = reductions.combine(call.dtype, call.reduce_op)
         if name == "shm":
             self._run_shared(call, header, combine)
         elif name == "exchange":
@@ -204,9 +205,9 @@ class Executor:
             return None
         shape = Shape(
             count=call.count,
-            dtype=kernel.storage(call.dtype),
-            combine=kernel.combine(call.dtype, call.reduce_op),
-            stamp=self._stamps.of(call, name, 0),
+            dtype=arrays.storage_dtype(call.dtype),
+            combine=reductions.combine(call.dtype, call.reduce_op),
+            stamp=self._templates.of(call, name, 0),
             finish=self._divider(call),
         )
         arena = self.arena
@@ -226,7 +227,7 @@ class Executor:
 
         def tracked(address: int) -> None:
             self._last = (shape, None)
-            self._last_sequence = self._stamps.sequence + 1
+            self._last_sequence = self._templates.sequence + 1
             run(address)
             self._last = None
 
@@ -236,7 +237,7 @@ class Executor:
         if call.reduce_op != "mean":
             return None
         dtype, size = call.dtype, self.size
-        return lambda result: kernel.divide(result, dtype, size)
+        return lambda result: reductions.divide(result, dtype, size)
 
     def barrier(self, deadline: Deadline) -> None:
         """Return when every rank has called."""
@@ -257,17 +258,17 @@ class Executor:
         if self.arena:
             shared_barrier(self.arena, header)
         elif self.size > 1:
-            combine = kernel.combine(_BYTE, "bor")
+            combine = reductions.combine(_BYTE, "bor")
             self._exchange.all_reduce(header, token, token, combine)
 
     # -- header --------------------------------------------------------------------
 
     def _begin(self, call: Call, name: str, arity: int, deadline: Deadline) -> bytes:
         self._last = (call, None)
-        self._last_sequence = self._stamps.sequence + 1
+        self._last_sequence = self._templates.sequence + 1
         if self.arena is not None:
             self.arena.complete = 0
-        header = self._stamps.of(call, name, arity)()
+        header = self._templates.of(call, name, arity)()
         self._waiter.start(deadline, header)
         return header
 
@@ -285,23 +286,23 @@ class Executor:
 
     def _mismatch(self, peer: int, theirs: bytes) -> None:
         """Raise what says best how ``peer`` and we differ."""
-        ours = wire.decode(self._mailbox.current, self.rank)
+        ours = wire.decode(self._control.current, self.rank)
         if self._last is not None and peer in self._last[0].pairs:
             ours = replace(ours, count=self._last[0].pairs[peer][1])
         # What we read may be what the peer wrote in an earlier call, or nothing yet: in
         # shared memory its present call may use other slots. Then it tells when asked.
         if not any(theirs):
-            self._mailbox.ask([peer])
+            self._control.ask([peer])
             self._hear_out()
             raise CallMismatch(peer, f"called something else while we called {ours}")
         call = wire.decode(theirs, peer)
         if call.sequence != ours.sequence:
-            self._mailbox.compare(peer, theirs)
-            self._mailbox.ask([peer])
+            self._control.compare(peer, theirs)
+            self._control.ask([peer])
             self._hear_out()
         elif replace(call, history=ours.history) == ours:
             # We agree now but did not before: both tell their calls, and compare.
-            self._mailbox.recount(peer)
+            self._control.recount(peer)
             self._hear_out()
         raise mismatch(peer, call, self.rank, ours)
 
@@ -309,8 +310,8 @@ class Executor:
         """Give the peer a moment to say what it called; that raises a better error."""
         until = Deadline.after(EXPLAIN_S)
         while not until.is_over():
-            self._mailbox.progress()
-            wait_ready(self._mailbox.wanted(), until.left_s())
+            self._control.progress()
+            wait_ready(self._control.wanted(), until.left_s())
 
     def _run_shared(self, call: Call, header: bytes, combine: Combine | None) -> None:
         arena = some(self.arena)
@@ -349,7 +350,7 @@ class Executor:
         sources, homes, lengths = call.sources, call.homes, call.lengths
         if call.whole:
             sources, homes, lengths = cut(call, plan.num_chunks)
-        dtype = kernel.storage(call.dtype)
+        dtype = arrays.storage_dtype(call.dtype)
         self._windows.dtype = dtype
         longest = max(lengths, default=0)
         step = longest
@@ -358,7 +359,7 @@ class Executor:
         self._last = (call, plan if longest <= step else None)
         last = combine
         if combine and call.reduce_op == "mean" and self._has_divided(call, name):
-            last = kernel.and_divide(combine, call.dtype, self.size)
+            last = reductions.and_divide(combine, call.dtype, self.size)
         for start in range(0, max(longest, 1), max(step, 1)):
             run = slice(start, start + step)
             plan.bind(
@@ -385,7 +386,7 @@ class Executor:
             parts = self._parts[key] = Parts(self._program(*key))
         finish = None
         if call.reduce_op == "mean":
-            finish = partial(kernel.divide, dtype=torch.float32, by=self.size)
+            finish = partial(reductions.divide, dtype=torch.float32, by=self.size)
         self._coded.run(
             parts,
             chunks_of(call, parts.num_chunks),
@@ -416,10 +417,10 @@ class Executor:
 
     def progress(self) -> Progress:
         """What of the operation that failed is final on this rank."""
-        if not self._mailbox.current:
+        if not self._control.current:
             return Progress("no operation yet", 0, ())
-        header = wire.decode(self._mailbox.current, self.rank)
-        if self._last is None or self._last_sequence != self._stamps.sequence:
+        header = wire.decode(self._control.current, self.rank)
+        if self._last is None or self._last_sequence != self._templates.sequence:
             return Progress(str(header), header.count, ())
         call, plan = self._last
         in_memory = self.arena.complete if self.arena else 0

@@ -10,8 +10,8 @@ from itertools import takewhile
 from ringleader.groups.work import Work
 from ringleader.transport.link import POLLIN, POLLOUT
 from ringleader.transport.tls import SecureSocket
-from ringleader.wire import mail
-from ringleader.wire.mail import Frame
+from ringleader.wire import control_frames
+from ringleader.wire.control_frames import Frame
 
 _NOTHING = memoryview(b"")
 
@@ -19,7 +19,7 @@ RoomFor = Callable[[int, Frame], memoryview | None]
 """(peer, frame) -> where its payload goes; None: into a buffer of its own."""
 
 
-class Box:
+class ControlStream:
     """The mail between us and one peer. One thread at a time; never blocks."""
 
     def __init__(self, peer: int, sock: socket.socket) -> None:
@@ -29,7 +29,7 @@ class Box:
         """What to send, who waits for that, whether a frame begins there."""
         self.said_goodbye = False
         self.is_gone = False
-        self._head = bytearray(mail.FRAME_BYTES)
+        self._head = bytearray(control_frames.FRAME_BYTES)
         self._filled = 0
         self._frame: Frame | None = None
         self._left = _NOTHING
@@ -44,7 +44,7 @@ class Box:
     ) -> None:
         """Put a frame in line; ``work`` is finished once its last byte has left."""
         first = None if len(payload) else work
-        self.out.append((memoryview(mail.encode(frame)), first, True))
+        self.out.append((memoryview(control_frames.encode(frame)), first, True))
         if len(payload):
             self.out.append((memoryview(payload), work, False))
 
@@ -99,10 +99,10 @@ class Box:
         """Account for ``received`` bytes; the frame once it is complete."""
         if self._frame is None:
             self._filled += received
-            if self._filled < mail.FRAME_BYTES:
+            if self._filled < control_frames.FRAME_BYTES:
                 return None
             self._filled = 0
-            self._frame = mail.decode(self._head, self.peer)
+            self._frame = control_frames.decode(self._head, self.peer)
             room = room_for(self.peer, self._frame)
             self._stored = bytearray(0 if room is not None else self._frame.length)
             self._left = memoryview(self._stored) if room is None else room

@@ -5,23 +5,23 @@ from __future__ import annotations
 from struct import Struct
 from zlib import crc32
 
-from ringleader.engine import kernel
+from ringleader.engine import arrays
 from ringleader.engine.prepared import Stamp
 from ringleader.groups.call import Call
-from ringleader.groups.mailbox import Mailbox
+from ringleader.groups.control_channel import ControlChannel
 from ringleader.wire import header as wire
 
 MAX_KEPT = 4096
-"""Stamps kept for calls like earlier ones; a model makes far fewer."""
+"""HeaderTemplates kept for calls like earlier ones; a model makes far fewer."""
 
 
-class Stamps:
-    """Numbers the operations of one group and announces each to the mailbox."""
+class HeaderTemplates:
+    """Numbers the operations of one group and announces each to the control."""
 
-    def __init__(self, group: int, mailbox: Mailbox) -> None:
+    def __init__(self, group: int, control: ControlChannel) -> None:
         self.sequence = 0
         self._group = group
-        self._mailbox = mailbox
+        self._control = control
         self._history = 0
         self._kept: dict[tuple[object, ...], Stamp] = {}
 
@@ -52,7 +52,7 @@ class Stamps:
             group=self._group,
             sequence=0,
             count=call.count,
-            dtype=kernel.dtype_name(call.dtype),
+            dtype=arrays.dtype_name(call.dtype),
             reduce_op=call.reduce_op,
             root=call.root,
             algorithm=name,
@@ -65,7 +65,7 @@ class Stamps:
         middle = template[wire.COUNT_OFFSET : wire.HISTORY_OFFSET]
         tail = template[wire.HISTORY_OFFSET + 4 :]
         pack = Struct(f"<{len(head)}sQ{len(middle)}sI{len(tail)}s").pack
-        begin = self._mailbox.begin
+        begin = self._control.begin
 
         def stamp() -> bytes:
             self.sequence = sequence = self.sequence + 1
