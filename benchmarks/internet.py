@@ -41,9 +41,10 @@ from starlette.routing import Route
 from torch import Tensor, nn
 
 from ringleader.paramserver.protocol import bodies, join_link, manifest
-from ringleader.paramserver.server.http_server import Address, Serving
+from ringleader.paramserver.protocol.manifest import Manifest
+from ringleader.paramserver.server.http_server import HttpServer, ListenAddress
 from ringleader.paramserver.server.plan import Plan
-from ringleader.paramserver.server.run import Options, open_run
+from ringleader.paramserver.server.run import ServerOptions, open_run
 from ringleader.paramserver.tasks.task import Task
 
 ROWS = 1000
@@ -76,7 +77,7 @@ class Pauses:
         self._stop = stop
         self.late_s = self.busy_s = 0.0
 
-    async def watch(self) -> None:
+    async def measure(self) -> None:
         """Measure, and answer the other process, for as long as the loop runs."""
         asyncio.get_running_loop().add_reader(self._pipe.fileno(), self._answer)
         plain = asyncio.events.Handle._run
@@ -111,13 +112,13 @@ def serve_ours(count: int, pipe: Connection) -> None:
     settle_on_one_core()
     with tempfile.TemporaryDirectory() as folder:
         plan = Plan(rounds=10**6, workers=1)
-        options = Options(out=Path(folder), checkpoint_every=10**6)
+        options = ServerOptions(out=Path(folder), checkpoint_every=10**6)
         run = open_run(task_of(count), plan, options)
-        listener = Address(host="127.0.0.1", port=0).listen()
-        serving = Serving(run.app, listener, None)
+        listener = ListenAddress(host="127.0.0.1", port=0).listen()
+        serving = HttpServer(run.app, listener, None)
 
         async def go() -> None:
-            watching = asyncio.create_task(Pauses(pipe, serving.stop).watch())
+            watching = asyncio.create_task(Pauses(pipe, serving.stop).measure())
             secret = join_link.encode(run.key.secret.reveal())
             pipe.send((listener.getsockname()[1], secret))
             await serving.serve()
@@ -156,13 +157,13 @@ def serve_seed(count: int, pipe: Connection) -> None:
     """The server process, the seed's scheme."""
     settle_on_one_core()
     server = uvicorn.Server(uvicorn.Config(seed_app(count), log_level="warning"))
-    listener = Address(host="127.0.0.1", port=0).listen()
+    listener = ListenAddress(host="127.0.0.1", port=0).listen()
 
     def stop() -> None:
         server.should_exit = True
 
     async def go() -> None:
-        watching = asyncio.create_task(Pauses(pipe, stop).watch())
+        watching = asyncio.create_task(Pauses(pipe, stop).measure())
         pipe.send((listener.getsockname()[1], ""))
         await server.serve(sockets=[listener])
         watching.cancel()
@@ -297,7 +298,7 @@ Row = dict[str, Any]
 
 def measure_ours(count: int, codec: str, weights_codec: str, rounds: int) -> Row:
     """The best of some rounds, and the longest pause in all of them."""
-    known = manifest.of(model_of(count))
+    known = Manifest.of(model_of(count))
     values = np.random.default_rng(0).standard_normal(known.num_parameters) * 1e-3
     update = bodies.Update(values.astype(np.float32), np.zeros(0, np.float32))
     task = task_of(count).fingerprint()

@@ -44,7 +44,7 @@ from starlette.routing import Route
 from torch import nn
 
 from ringleader.paramserver.evaluation import evaluate, load_model
-from ringleader.paramserver.server.http_server import Address
+from ringleader.paramserver.server.http_server import ListenAddress
 from ringleader.paramserver.tasks.batch_order import indices
 from ringleader.paramserver.tasks.loading import load_task
 
@@ -108,7 +108,7 @@ def serve_seed(rounds: int, path: Path, pipe: Connection) -> None:
     torch.set_num_threads(1)
     app = SeedServer(rounds, path).app()
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-    listener = Address(host="127.0.0.1", port=0).listen()
+    listener = ListenAddress(host="127.0.0.1", port=0).listen()
     pipe.send(listener.getsockname()[1])
     server.run(sockets=[listener])
 
@@ -209,11 +209,13 @@ def measure_ours(ours: Ours, rounds: int) -> Row:
             time.sleep(0.05)
         flags = ["--server-file", str(link), "--threads", "1", "--json"]
         workers = [stack.enter_context(command("work", *flags)) for _ in range(WORKERS)]
-        told = [json.loads(worker.communicate(timeout=120)[0]) for worker in workers]
+        summaries = [
+            json.loads(worker.communicate(timeout=120)[0]) for worker in workers
+        ]
         server.communicate(timeout=60)
         model = load_model(DIGITS, Path(folder, "weights.safetensors"))
-    down = sum(each["received_bytes"] for each in told)
-    up = sum(each["sent_bytes"] for each in told)
+    down = sum(each["received_bytes"] for each in summaries)
+    up = sum(each["sent_bytes"] for each in summaries)
     return row(ours.name, Moved(down, up, rounds), model, time.monotonic() - began_s)
 
 

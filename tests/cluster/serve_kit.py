@@ -25,12 +25,13 @@ from torch import nn
 
 from ringleader.identity import server_key
 from ringleader.identity.redacted import Secret
-from ringleader.paramserver.protocol import bodies, join_link, manifest
+from ringleader.paramserver.protocol import bodies, join_link
 from ringleader.paramserver.protocol.bodies import Update
+from ringleader.paramserver.protocol.manifest import Manifest
 from ringleader.paramserver.server.global_weights import warm_up
-from ringleader.paramserver.server.http_server import Address, Serving
+from ringleader.paramserver.server.http_server import HttpServer, ListenAddress
 from ringleader.paramserver.server.plan import Plan
-from ringleader.paramserver.server.run import Options, Run, open_run
+from ringleader.paramserver.server.run import Run, ServerOptions, open_run
 from ringleader.paramserver.server.training import Training
 from ringleader.paramserver.tasks.task import Task
 from ringleader.transport.ports import free_ports
@@ -57,7 +58,7 @@ def task() -> Task:
     )
 
 
-KNOWN = manifest.of(model())
+KNOWN = Manifest.of(model())
 FINGERPRINT = task().fingerprint()
 
 
@@ -154,7 +155,7 @@ class Server:
 
     url: str
     run: Run
-    serving: Serving
+    serving: HttpServer
 
     @property
     def code(self) -> str:
@@ -189,13 +190,15 @@ def server(  # noqa: PLR0913 # each is named where it is given
     **plan: object,
 ) -> Iterator[Server]:
     """Serve until the block ends."""
-    options = Options(out=out, pin=Secret(pin) if pin else None, checkpoint_every=every)
+    options = ServerOptions(
+        out=out, pin=Secret(pin) if pin else None, checkpoint_every=every
+    )
     settings: Any = {"scale_rate": False, **plan}
     chosen = Plan(rounds=rounds, workers=workers, **settings)
     run = open_run(what or task(), chosen, options)
-    listener = Address(host="127.0.0.1", port=0).listen()
+    listener = ListenAddress(host="127.0.0.1", port=0).listen()
     port = listener.getsockname()[1]
-    serving = Serving(run.app, listener, run.key.context() if tls else None)
+    serving = HttpServer(run.app, listener, run.key.context() if tls else None)
     serving.linger_s = 2.0
     thread = threading.Thread(target=serving.run, name="server")
     thread.start()
@@ -229,11 +232,11 @@ def serve(out: str, port: str, rounds: str, workers: str, mode: str) -> None:
         mode=mode,  # type: ignore[arg-type] # the plan checks
         scale_rate=False,
     )
-    run = open_run(task(), plan, Options(out=Path(out), checkpoint_every=4))
-    listener = Address(host="127.0.0.1", port=int(port)).listen()
+    run = open_run(task(), plan, ServerOptions(out=Path(out), checkpoint_every=4))
+    listener = ListenAddress(host="127.0.0.1", port=int(port)).listen()
     sys.stdout.write(f"{os.getpid()} {listener.getsockname()[1]} {run.replayed}\n")
     sys.stdout.flush()
-    serving = Serving(run.app, listener, None)
+    serving = HttpServer(run.app, listener, None)
     serving.linger_s = 5.0
     serving.run()
     run.close()

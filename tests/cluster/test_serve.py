@@ -163,9 +163,9 @@ def test_a_broken_upload_goes_on_where_it_was(tmp_path: Path) -> None:
         assert work is not None
         body = update_body(0, 0)
         _broken_upload(anna, work, body, 1500)
-        until_s = time.monotonic() + 5
+        expires_s = time.monotonic() + 5
         while _kept(anna, work).headers["upload-offset"] != "1500":
-            assert time.monotonic() < until_s
+            assert time.monotonic() < expires_s
         total = str(len(body))
         wrong = anna.put(work, body[9:], Upload_Offset="9", Upload_Length=total)
         assert (wrong.status_code, wrong.headers["upload-offset"]) == (416, "1500")
@@ -208,7 +208,7 @@ def test_when_every_answer_is_lost_once_each_update_counts_once(
                     answer = friend.put(given)
                 assert answer.status_code == 200
                 assert friend.put(given).json()["again"] is True
-        assert len(served.training.versions.workers) == 2
+        assert len(served.training.scheduler.workers) == 2
     np.testing.assert_allclose(weights_in(tmp_path), expected(rounds, 2), atol=1e-5)
 
 
@@ -287,7 +287,7 @@ def test_a_slow_worker_is_not_waited_for_in_rounds_and_used_when_bounded(
             fast.put(work)
         assert time.monotonic() - began_s < 8
         assert slow.put(late).status_code in (200, 409)
-        assert served.training.versions.version >= 1
+        assert served.training.scheduler.version >= 1
     with (
         server(tmp_path / "b", rounds=50, workers=2, mode="bounded", staleness=4) as (
             served
@@ -298,7 +298,7 @@ def test_a_slow_worker_is_not_waited_for_in_rounds_and_used_when_bounded(
         assert late is not None
         while (work := fast.work(0.2)) is not None:
             fast.put(work)
-        assert served.training.versions.version == 4
+        assert served.training.scheduler.version == 4
         assert slow.put(late).json()["counted"] is True
         assert fast.work() is not None
 
@@ -328,7 +328,7 @@ def test_a_server_goes_on_after_a_stop_with_the_same_tokens(tmp_path: Path) -> N
             while friend.step() is not None:
                 pass
             friend.close()
-        losses = served.training.versions.losses
+        losses = served.training.scheduler.losses
         assert [version for version, _ in losses] == list(range(8))
     np.testing.assert_allclose(weights_in(tmp_path), expected(8, 2), atol=1e-5)
 
@@ -437,10 +437,10 @@ def _paths(served: Server) -> set[tuple[str, str]]:
 
 def test_the_description_for_programs_knows_every_address(tmp_path: Path) -> None:
     with server(tmp_path) as served:
-        told = httpx2.get(f"{served.url}/v1/openapi.json").json()
+        update_headers = httpx2.get(f"{served.url}/v1/openapi.json").json()
         ours = _paths(served)
-    assert told == DESCRIPTION | {"paths": told["paths"]}
-    described = {(p, m) for p, item in told["paths"].items() for m in item}
+    assert update_headers == DESCRIPTION | {"paths": update_headers["paths"]}
+    described = {(p, m) for p, item in update_headers["paths"].items() for m in item}
     # starlette answers HEAD wherever it answers GET
     assert {pair for pair in ours if pair[1] != "head"} <= described
     assert described <= ours

@@ -54,7 +54,7 @@ def _zstd_bomb() -> bytes:
     return zstd_body.compress(bytes(64 << 20), 19)
 
 
-RUBBISH: dict[str, Callable[[], bytes]] = {
+INVALID: dict[str, Callable[[], bytes]] = {
     "pickle": lambda: pickle.dumps([print, ("x",)]),
     "torch.save": _torch_save,
     "gzip of torch.save": lambda: zlib.compress(_torch_save(), wbits=31),
@@ -92,7 +92,7 @@ def status_of(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.1 ") else 0
 
 
-@pytest.mark.parametrize("name", RUBBISH)
+@pytest.mark.parametrize("name", INVALID)
 def test_rubbish_is_refused_and_its_sender_quarantined(
     tmp_path: Path, name: str
 ) -> None:
@@ -100,7 +100,7 @@ def test_rubbish_is_refused_and_its_sender_quarantined(
         server(tmp_path, rounds=1) as served,
         served.friends(2) as (bad, good),
     ):
-        body = RUBBISH[name]()
+        body = INVALID[name]()
         for _ in range(MAX_STRIKES):
             work = bad.work()
             assert work is not None
@@ -178,8 +178,8 @@ def test_heads_that_are_none_are_answered_and_forgotten(
 
 def _put(friend: Friend, *lines: str) -> bytes:
     token = f"Authorization: Bearer {friend.token}"
-    told = ("X-Samples: 8", "X-Loss: 1", "X-First-Batch: 0")
-    return _head("/v1/updates/0/0", token, *told, *lines, method="PUT")
+    update_headers = ("X-Samples: 8", "X-Loss: 1", "X-First-Batch: 0")
+    return _head("/v1/updates/0/0", token, *update_headers, *lines, method="PUT")
 
 
 def test_bodies_without_end_or_measure_are_cut(tmp_path: Path) -> None:
@@ -237,9 +237,9 @@ def test_names_are_only_shown_and_never_more_than_text(tmp_path: Path) -> None:
     with server(tmp_path) as served:
         anna = Friend(served.url, served.code)
         assert anna.join(name=name, device="<b>").status_code == 200
-        told = anna.http.get("/v1/status").json()["workers"][0]
-        assert len(told["name"].encode()) <= 48
-        assert told["name"].isprintable()
+        update_headers = anna.http.get("/v1/status").json()["workers"][0]
+        assert len(update_headers["name"].encode()) <= 48
+        assert update_headers["name"].isprintable()
         page = anna.http.get("/")
         assert "script-src" in page.headers["content-security-policy"]
         text = page.text + anna.http.get("/v1/status").text
@@ -339,10 +339,10 @@ def test_a_body_that_comes_too_slowly_is_refused_and_kept(
         body = update_body(0, 0)
         with raw(served) as line:
             line.sendall(_put(anna, f"Content-Length: {len(body)}") + body[:100])
-            until_s = time.monotonic() + 5
+            expires_s = time.monotonic() + 5
             line.settimeout(0.05)
             found, sent = b"", 100
-            while not found and time.monotonic() < until_s:
+            while not found and time.monotonic() < expires_s:
                 try:
                     found = line.recv(15)
                 except TimeoutError:
@@ -369,15 +369,15 @@ def test_a_reader_that_stalls_is_hung_up_on(
             token = f"Authorization: Bearer {anna.token}"
             line.sendall(_head("/v1/weights/0", token))
             assert line.recv(15) == b"HTTP/1.1 200 OK"
-            until_s = time.monotonic() + 10
-            while _open(served) > 1 and time.monotonic() < until_s:
+            expires_s = time.monotonic() + 10
+            while _open(served) > 1 and time.monotonic() < expires_s:
                 time.sleep(0.05)
             assert _open(served) <= 1
         assert anna.step() is not None
 
 
 def _open(served: Server) -> int:
-    return len(served.serving._doorway._open)
+    return len(served.serving._acceptor._open)
 
 
 SLOW = {

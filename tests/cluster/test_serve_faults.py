@@ -31,10 +31,9 @@ from serve_kit import (
 
 from ringleader.errors import ConfigError, InternalError
 from ringleader.paramserver.server import journal
-from ringleader.paramserver.server.assignment import Key
 from ringleader.paramserver.server.plan import Plan
-from ringleader.paramserver.server.run import Options, open_run
-from ringleader.paramserver.server.training import Told
+from ringleader.paramserver.server.run import ServerOptions, open_run
+from ringleader.paramserver.server.update_headers import UpdateHeaders, UpdateKey
 from ringleader.testing.full_disk import FullDisk
 
 pytestmark = pytest.mark.timeout(115)
@@ -49,11 +48,11 @@ class Stubborn(threading.Thread):
         super().__init__(name=f"friend {friend.nonce[:4]}")
         self.friend = friend
         self.acknowledged = acknowledged
-        self.until_s = time.monotonic() + 90
+        self.expires_s = time.monotonic() + 90
         self.repeated = 0
 
     def run(self) -> None:
-        while time.monotonic() < self.until_s:
+        while time.monotonic() < self.expires_s:
             try:
                 if not self.friend.token:
                     self.friend.join()
@@ -66,7 +65,7 @@ class Stubborn(threading.Thread):
         work = self.friend.work()
         if work is None or work["kind"] == "finished":
             return work is None
-        while time.monotonic() < self.until_s:
+        while time.monotonic() < self.expires_s:
             try:
                 answer = self.friend.put(work)
             except httpx2.TransportError:
@@ -143,7 +142,7 @@ def test_a_life_that_ends_after_any_record_is_gone_on_with(
         cut.close()
         updates = sum(meta["kind"] == "update" for meta, _ in records[:kept])
         with server(out, rounds=99, mode=mode, every=99) as life:
-            assert life.training.versions.version == updates
+            assert life.training.scheduler.version == updates
             weights = KNOWN.values(life.training.store.weights.model)
         np.testing.assert_allclose(weights, expected(updates, 1), atol=1e-5)
 
@@ -155,7 +154,7 @@ def test_a_run_killed_before_its_last_checkpoint_has_its_final_weights(
         for _ in range(5):
             friend.step()
     with server(tmp_path, rounds=5, every=99) as life:
-        assert life.training.versions.is_finished
+        assert life.training.scheduler.is_finished
     np.testing.assert_allclose(weights_in(tmp_path), expected(5, 1), atol=1e-5)
 
 
@@ -176,7 +175,7 @@ def test_the_journal_of_a_checkpoint_that_was_removed_is_not_gone_on_with(
 ) -> None:
     def live() -> None:
         with server(tmp_path, rounds=99) as life, life.friends(1) as (friend,):
-            assert life.training.versions.version == 0
+            assert life.training.scheduler.version == 0
             for _ in range(4):
                 friend.step()
 
@@ -184,7 +183,7 @@ def test_the_journal_of_a_checkpoint_that_was_removed_is_not_gone_on_with(
     shutil.rmtree(tmp_path / "checkpoints" / "000003")
     live()
     with server(tmp_path, rounds=99) as life:
-        assert life.training.versions.version == 4
+        assert life.training.scheduler.version == 4
         weights = KNOWN.values(life.training.store.weights.model)
     np.testing.assert_allclose(weights, expected(4, 1), atol=1e-5)
 
@@ -206,13 +205,13 @@ def test_who_joins_without_a_nonce_is_somebody_new_also_after_a_restart(
         again.close()
 
 
-def _told(shard: int) -> Told:
-    return Told(Key(0, shard, shard), 8, 0.5, "none")
+def _told(shard: int) -> UpdateHeaders:
+    return UpdateHeaders(UpdateKey(0, shard, shard), 8, 0.5, "none")
 
 
 def test_nothing_is_acknowledged_behind_a_record_that_failed(tmp_path: Path) -> None:
     plan = Plan(rounds=9, workers=2, scale_rate=False)
-    run = open_run(task(), plan, Options(out=tmp_path))
+    run = open_run(task(), plan, ServerOptions(out=tmp_path))
     training = run.app.training
 
     async def go() -> None:
@@ -230,7 +229,7 @@ def test_nothing_is_acknowledged_behind_a_record_that_failed(tmp_path: Path) -> 
 
     asyncio.run(go())
     assert training.failure is not None
-    assert not training.versions.counted
+    assert not training.scheduler.counted
     run.close()
 
 
@@ -240,7 +239,7 @@ def test_an_optimizer_that_fails_ends_the_server_and_keeps_nobody_waiting(
     def fail() -> None:
         raise RuntimeError("the optimizer has run out of ideas")
 
-    run = open_run(task(), Plan(rounds=9, workers=1), Options(out=tmp_path))
+    run = open_run(task(), Plan(rounds=9, workers=1), ServerOptions(out=tmp_path))
     training = run.app.training
     monkeypatch.setattr(training.store.weights.optimizer, "step", fail)
 

@@ -31,7 +31,7 @@ from ringleader.paramserver.server.admission import PIN_ATTEMPTS
 from ringleader.paramserver.tasks.loading import load_task
 from ringleader.paramserver.worker.join import WorkerSettings
 from ringleader.paramserver.worker.observer import Progress
-from ringleader.paramserver.worker.server_address import Place
+from ringleader.paramserver.worker.server_address import ServerAddress
 from ringleader.paramserver.worker.server_messages import Terms
 from ringleader.paramserver.worker.worker import Worker
 
@@ -126,7 +126,7 @@ class Log:
     def waiting(self, reason: str, pause_s: float) -> None:
         self.notes.append(reason)
 
-    def reached(self) -> None:
+    def reconnected(self) -> None:
         self.notes.append("reached")
 
     def noted(self, text: str) -> None:
@@ -136,7 +136,7 @@ class Log:
 @contextmanager
 def worker(url: str, log: Log | None = None, **more: object) -> Iterator[Worker]:
     wanted = WorkerSettings(name="anna", device="cpu", **more)  # type: ignore[arg-type]
-    made = Worker(wanted, Place([url]), log or Log())
+    made = Worker(wanted, ServerAddress([url]), log or Log())
     try:
         yield made
     finally:
@@ -149,32 +149,32 @@ def test_a_pin_is_enough_to_join_over_tls_and_train(tmp_path: Path, task: str) -
     with server(tmp_path, rounds=3, pin=PIN, tls=True, what=DIGITS) as served:
         with worker(served.url, log, task=task, pin=Secret(PIN)) as anna:
             anna.run()
-            found, key = anna.session.place.link, served.run.key
-            assert anna.tally.counted == 3
+            found, key = anna.session.address.link, served.run.key
+            assert anna.totals.counted == 3
         assert found.fingerprint == key.fingerprint
         assert found.code == Secret(served.code)
-        assert served.training.entrance.attempts_left == PIN_ATTEMPTS
-        assert len(served.training.versions.workers) == 1
+        assert served.training.admission.pin_attempts_left == PIN_ATTEMPTS
+        assert len(served.training.scheduler.workers) == 1
     assert log.notes == []
 
 
 def test_a_wrong_pin_is_said_at_once_and_costs_one_attempt(tmp_path: Path) -> None:
     with server(tmp_path, pin=PIN, tls=True, what=DIGITS) as served:
-        entrance = served.training.entrance
+        admission = served.training.admission
         with (
             worker(served.url, pin=Secret("1234")) as anna,
             pytest.raises(PeerUntrusted, match="the PIN is wrong, or somebody sits"),
         ):
             anna.run()
-        assert entrance.attempts_left == PIN_ATTEMPTS - 1
-        served.training.entrance.attempts_left = 0
+        assert admission.pin_attempts_left == PIN_ATTEMPTS - 1
+        served.training.admission.pin_attempts_left = 0
         served.serving._app._pairings._open.clear()  # a minute later
         with (
             worker(served.url, pin=Secret(PIN)) as ben,
             pytest.raises(PeerRefused, match="too many wrong ones; use the join link"),
         ):
             ben.run()
-        assert served.training.versions.workers == {}
+        assert served.training.scheduler.workers == {}
 
 
 def test_a_user_types_pins_until_one_opens(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_user_types_pins_until_one_opens(tmp_path: Path) -> None:
     with server(tmp_path, rounds=1, pin=PIN, tls=True, what=DIGITS) as served:
         with worker(served.url, log, ask_pin=lambda: Secret(next(typed))) as anna:
             anna.run()
-        assert served.training.entrance.attempts_left == PIN_ATTEMPTS - 1
+        assert served.training.admission.pin_attempts_left == PIN_ATTEMPTS - 1
     assert list(typed) == []
     assert len(log.notes) == 1
     assert "the PIN is wrong" in log.notes[0]
@@ -256,8 +256,8 @@ def test_a_relay_is_noticed_and_learns_neither_pin_nor_code(tmp_path: Path) -> N
         assert PIN.encode() not in relay.seen
         assert served.code.encode() not in relay.seen
         assert served.run.key.secret.reveal() not in relay.seen
-        assert served.training.versions.workers == {}
-        assert served.training.entrance.attempts_left == PIN_ATTEMPTS - 1
+        assert served.training.scheduler.workers == {}
+        assert served.training.admission.pin_attempts_left == PIN_ATTEMPTS - 1
 
 
 @contextmanager
@@ -283,26 +283,26 @@ def test_garbage_is_no_request_to_pair(tmp_path: Path) -> None:
         server(tmp_path, pin=PIN, tls=True) as served,
         stranger(served) as http,
     ):
-        entrance = served.training.entrance
+        admission = served.training.admission
         for body in rubbish:
             answer = http.post("/v1/pair", json=body)
             assert (answer.status_code, answer.json()["error"]) == (400, "malformed")
         assert http.post("/v1/pair", content=bytes(8193)).status_code == 413
-        assert entrance.attempts_left == PIN_ATTEMPTS
+        assert admission.pin_attempts_left == PIN_ATTEMPTS
         off_the_curve = _element(b"A" + b"\x02" + bytes(31))
         assert http.post("/v1/pair", json=off_the_curve).status_code == 400
-        assert entrance.attempts_left == PIN_ATTEMPTS - 1
+        assert admission.pin_attempts_left == PIN_ATTEMPTS - 1
 
 
 def test_an_answer_that_was_lost_is_given_again_at_no_cost(tmp_path: Path) -> None:
     with server(tmp_path, pin=PIN, tls=True) as served, stranger(served) as http:
-        entrance = served.training.entrance
+        admission = served.training.admission
         question = Question(Secret(PIN), served.run.key.fingerprint)
         answers = [
             http.post("/v1/pair", json=_element(question.element)) for _ in range(3)
         ]
         assert len({answer.text for answer in answers}) == 1
-        assert entrance.attempts_left == PIN_ATTEMPTS - 1
+        assert admission.pin_attempts_left == PIN_ATTEMPTS - 1
         element, sealed = (
             join_link.decode(answers[0].json()[name]) or b""
             for name in ("element", "sealed")
@@ -312,12 +312,12 @@ def test_an_answer_that_was_lost_is_given_again_at_no_cost(tmp_path: Path) -> No
         receipt = join_link.encode(content.reveal()[16:])
         ben = Friend(served.url, "", verify=False)
         assert ben.join(code=None, receipt=receipt).status_code == 401
-        assert entrance.attempts_left == PIN_ATTEMPTS - 1
+        assert admission.pin_attempts_left == PIN_ATTEMPTS - 1
         ben.code = join_link.encode(content.reveal()[:16])
         assert ben.join(receipt=receipt, task={}).status_code == 412
-        assert entrance.attempts_left == PIN_ATTEMPTS
+        assert admission.pin_attempts_left == PIN_ATTEMPTS
         assert ben.join(receipt=receipt).status_code == 200
-        assert entrance.attempts_left == PIN_ATTEMPTS
+        assert admission.pin_attempts_left == PIN_ATTEMPTS
         ben.close()
 
 

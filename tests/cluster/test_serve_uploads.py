@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it
 
 from serve_kit import Friend, Server, expected, server, update_body, weights_in
 
-from ringleader.paramserver.server.upload_buffers import Upload
+from ringleader.paramserver.server.upload_buffers import UploadBuffer
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -42,14 +42,14 @@ def sending(friend: Friend, begin: int, end: int) -> Iterator[socket.socket]:
         yield line
 
 
-def upload_of(served: Server) -> Upload | None:
+def upload_of(served: Server) -> UploadBuffer | None:
     return served.run.app.updates.uploads._uploads.get("w1")
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 20
+    expires_s = time.monotonic() + 20
     while not condition():
-        assert time.monotonic() < until_s
+        assert time.monotonic() < expires_s
         time.sleep(0.005)
 
 
@@ -114,7 +114,7 @@ def test_who_leaves_while_its_update_comes_does_not_count(tmp_path: Path) -> Non
             assert left.status_code == 204
             line.sendall(BODY[1000:])
             assert line.recv(12) == b"HTTP/1.1 401"
-        assert served.training.versions.workers["w1"].updates == 0
+        assert served.training.scheduler.workers["w1"].updates == 0
         assert ben.step() is not None
     np.testing.assert_allclose(weights_in(tmp_path), expected(1, 1), atol=1e-5)
 

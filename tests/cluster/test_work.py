@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 
 from ringleader.cli.evaluate import evaluate
 from ringleader.paramserver.evaluation import load_model
-from ringleader.paramserver.protocol import bodies, manifest
+from ringleader.paramserver.protocol import bodies
+from ringleader.paramserver.protocol.manifest import Manifest
 from ringleader.paramserver.server.plan import Plan
 from ringleader.paramserver.tasks.batch_order import indices
 from ringleader.paramserver.tasks.loading import load_task
@@ -253,7 +254,7 @@ def test_unattended_commands_ask_nothing_and_say_what_is_missing() -> None:
 def test_evaluate_answers_in_json(tmp_path: Path) -> None:
     task = load_task("digits")
     model = task.model()
-    found = manifest.of(model)
+    found = Manifest.of(model)
     (tmp_path / "weights.safetensors").write_bytes(
         bodies.pack_weights(found, found.tensors(model))
     )

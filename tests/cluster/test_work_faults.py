@@ -20,14 +20,14 @@ from ringleader.errors import ConfigError, PeerRefused, PeerUntrusted, Ringleade
 from ringleader.identity.redacted import Secret
 from ringleader.paramserver.evaluation import evaluate, load_model
 from ringleader.paramserver.protocol import join_link as links
-from ringleader.paramserver.server.http_server import Address, Serving
+from ringleader.paramserver.server.http_server import HttpServer, ListenAddress
 from ringleader.paramserver.server.plan import Plan
-from ringleader.paramserver.server.run import Options, Run, open_run
+from ringleader.paramserver.server.run import Run, ServerOptions, open_run
 from ringleader.paramserver.tasks.batch_order import indices
 from ringleader.paramserver.tasks.loading import load_task
 from ringleader.paramserver.worker.join import WorkerSettings
 from ringleader.paramserver.worker.observer import Progress
-from ringleader.paramserver.worker.server_address import Place
+from ringleader.paramserver.worker.server_address import ServerAddress
 from ringleader.paramserver.worker.server_messages import Terms
 from ringleader.paramserver.worker.worker import Worker
 
@@ -57,7 +57,7 @@ class Log:
     def waiting(self, reason: str, pause_s: float) -> None:
         self.waits.append(reason)
 
-    def reached(self) -> None:
+    def reconnected(self) -> None:
         self.notes.append("reached")
 
     def noted(self, text: str) -> None:
@@ -67,7 +67,7 @@ class Log:
 class Server:
     """A server of this process, in a thread of its own."""
 
-    def __init__(self, run: Run, serving: Serving, port: int) -> None:
+    def __init__(self, run: Run, serving: HttpServer, port: int) -> None:
         self.run = run
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
@@ -78,7 +78,7 @@ class Server:
 
     @property
     def version(self) -> int:
-        return self.run.app.training.versions.version
+        return self.run.app.training.scheduler.version
 
     def stop(self) -> None:
         self._serving.stop()
@@ -93,10 +93,12 @@ def serving(
 ) -> Iterator[Server]:
     """An open server on loopback, unless ``options`` say otherwise."""
     chosen = {"is_open": True, **options}
-    run = open_run(DIGITS, plan, Options(out=out, **chosen))  # type: ignore[arg-type]
-    listener = Address(host="127.0.0.1", port=port).listen()
+    run = open_run(DIGITS, plan, ServerOptions(out=out, **chosen))  # type: ignore[arg-type]
+    listener = ListenAddress(host="127.0.0.1", port=port).listen()
     context = run.key.context() if tls else None
-    server = Server(run, Serving(run.app, listener, context), listener.getsockname()[1])
+    server = Server(
+        run, HttpServer(run.app, listener, context), listener.getsockname()[1]
+    )
     try:
         yield server
     finally:
@@ -107,13 +109,13 @@ class Crew:
     """Workers in threads; ``join`` them to hear what became of them."""
 
     def __init__(
-        self, place: Callable[[], Place], logs: list[Log], **more: str
+        self, address: Callable[[], ServerAddress], logs: list[Log], **more: str
     ) -> None:
         self.errors: list[RingleaderError] = []
         wanted = WorkerSettings(name="test", device="cpu", **more)  # type: ignore[arg-type]
         self._threads = [
             threading.Thread(
-                target=self._work, args=(wanted, place(), log), daemon=True
+                target=self._work, args=(wanted, address(), log), daemon=True
             )
             for log in logs
         ]
@@ -127,8 +129,8 @@ class Crew:
             assert not thread.is_alive(), "a worker does not come to its end"
         assert self.errors == []
 
-    def _work(self, wanted: WorkerSettings, place: Place, log: Log) -> None:
-        worker = Worker(wanted, place, log)
+    def _work(self, wanted: WorkerSettings, address: ServerAddress, log: Log) -> None:
+        worker = Worker(wanted, address, log)
         try:
             worker.run()
         except RingleaderError as error:
@@ -235,7 +237,7 @@ def test_every_answer_may_be_lost_once_and_each_update_counts_once(
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         try:
             url = f"http://127.0.0.1:{proxy.server_address[1]}"
-            Crew(lambda: Place([url]), logs).join()
+            Crew(lambda: ServerAddress([url]), logs).join()
         finally:
             proxy.shutdown()
             proxy.server_close()
@@ -312,14 +314,16 @@ def test_transfers_go_on_where_the_line_broke(tmp_path: Path) -> None:
     path.write_text(WIDE)
     task = load_task(str(path))
     out = tmp_path / "out"
-    run = open_run(task, Plan(rounds=2, workers=1), Options(out=out, is_open=True))
-    listener = Address(host="127.0.0.1", port=0).listen()
-    server = Server(run, Serving(run.app, listener, None), listener.getsockname()[1])
+    run = open_run(
+        task, Plan(rounds=2, workers=1), ServerOptions(out=out, is_open=True)
+    )
+    listener = ListenAddress(host="127.0.0.1", port=0).listen()
+    server = Server(run, HttpServer(run.app, listener, None), listener.getsockname()[1])
     proxy = CuttingProxy(server.port, 1_000_000)
     log = Log()
     try:
         url = f"http://127.0.0.1:{proxy.port}"
-        Crew(lambda: Place([url]), [log], task=str(path)).join()
+        Crew(lambda: ServerAddress([url]), [log], task=str(path)).join()
     finally:
         proxy.close()
         server.stop()
@@ -347,7 +351,7 @@ class Halt:
             self._there.set()
             assert self._over.wait(30)
 
-    def reached(self) -> None:
+    def reconnected(self) -> None:
         assert self._there.wait(30)
 
     def over(self) -> None:
@@ -360,8 +364,8 @@ def test_workers_wait_out_an_outage_and_a_restart(tmp_path: Path) -> None:
     logs = [Log(halt), Log()]
     with serving(tmp_path, plan) as server:
         port = server.port
-        crew = Crew(lambda: Place([f"http://127.0.0.1:{port}"]), logs)
-        halt.reached()
+        crew = Crew(lambda: ServerAddress([f"http://127.0.0.1:{port}"]), logs)
+        halt.reconnected()
     halt.over()
     time.sleep(1.0)  # the outage itself
     with serving(tmp_path, plan, port) as server:
@@ -382,8 +386,8 @@ def test_workers_follow_a_server_that_moves_and_join_one_that_forgot_them(
     file = tmp_path / "server"
     with serving(tmp_path / "first", plan) as server:
         file.write_text(server.url)
-        crew = Crew(lambda: Place([], file), [log])
-        halt.reached()
+        crew = Crew(lambda: ServerAddress([], file), [log])
+        halt.reconnected()
     with serving(tmp_path / "second", plan) as server:
         halt.over()
         file.write_text(server.url)
@@ -397,10 +401,10 @@ def test_workers_follow_a_server_that_moves_and_join_one_that_forgot_them(
 # -- being turned away -------------------------------------------------------------
 
 
-def refused(place: Place, **more: object) -> RingleaderError:
+def refused(address: ServerAddress, **more: object) -> RingleaderError:
     """Why a worker is not let in; it must know at once, not try for ever."""
     wanted = WorkerSettings(name="test", device="cpu", **more)  # type: ignore[arg-type]
-    worker = Worker(wanted, place, Log())
+    worker = Worker(wanted, address, Log())
     try:
         with pytest.raises(RingleaderError) as caught:
             worker.run()
@@ -420,20 +424,22 @@ def test_a_wrong_pin_or_task_or_key_is_said_at_once(tmp_path: Path) -> None:
         wrong_code = links.build(url, b"x" * 16, key.fingerprint).reveal()
         wrong_key = links.build(url, key.secret.reveal(), b"y" * 16).reveal()
 
-        unknown = refused(Place([wrong_code]), pin=Secret("1234"))
+        unknown = refused(ServerAddress([wrong_code]), pin=Secret("1234"))
         assert isinstance(unknown, PeerRefused)
         assert "does not know that code" in str(unknown)
-        mismatch = refused(Place([good]), task=str(other))
+        mismatch = refused(ServerAddress([good]), task=str(other))
         assert isinstance(mismatch, ConfigError)
         assert "model: the server has '4 tensors, 5450 values" in str(mismatch)
         assert "data: the server has '1437 samples" in str(mismatch)
-        stranger = refused(Place([wrong_key]))
+        stranger = refused(ServerAddress([wrong_key]))
         assert isinstance(stranger, PeerUntrusted)
         assert "its key is not the one in the link" in str(stranger)
-        assert isinstance(refused(Place([url])), PeerUntrusted), "nobody vouches"
-        assert server.run.app.training.versions.workers == {}
+        assert isinstance(refused(ServerAddress([url])), PeerUntrusted), (
+            "nobody vouches"
+        )
+        assert server.run.app.training.scheduler.workers == {}
 
-        Crew(lambda: Place([good]), [Log()]).join()
+        Crew(lambda: ServerAddress([good]), [Log()]).join()
         assert server.version == 1
 
 
@@ -445,7 +451,7 @@ def test_a_user_is_asked_for_the_pin_until_it_is_right(tmp_path: Path) -> None:
         wanted = WorkerSettings(
             name="test", device="cpu", ask_pin=lambda: Secret(next(typed))
         )
-        worker = Worker(wanted, Place([server.url]), log)
+        worker = Worker(wanted, ServerAddress([server.url]), log)
         worker.run()
         worker.close()
 
@@ -473,7 +479,7 @@ def test_other_modes_and_codecs_learn_as_well(
 ) -> None:
     logs = [Log(), Log()]
     with serving(tmp_path, plan, codec=codec) as server:
-        Crew(lambda: Place([server.url]), logs).join()
+        Crew(lambda: ServerAddress([server.url]), logs).join()
 
     model = load_model(DIGITS, tmp_path / "weights.safetensors")
     found = evaluate(DIGITS, model, torch.device("cpu"))

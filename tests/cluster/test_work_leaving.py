@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from ringleader.paramserver.server.http_server import Address, Serving
+from ringleader.paramserver.server.http_server import HttpServer, ListenAddress
 from ringleader.paramserver.server.plan import Plan
-from ringleader.paramserver.server.run import Options, Run, open_run
+from ringleader.paramserver.server.run import Run, ServerOptions, open_run
 from ringleader.paramserver.tasks.loading import load_task
 
 pytestmark = pytest.mark.timeout(110)
@@ -113,8 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def held(run: Run, what: str) -> Iterator[Holding]:
     """The run behind a proxy, each in a thread."""
-    listener = Address(host="127.0.0.1", port=0).listen()
-    serving = Serving(run.app, listener, None)
+    listener = ListenAddress(host="127.0.0.1", port=0).listen()
+    serving = HttpServer(run.app, listener, None)
     proxy = Holding(listener.getsockname()[1], what)
     threads = [threading.Thread(target=serving.run, name="server")]
     threads.append(threading.Thread(target=proxy.serve_forever, name="proxy"))
@@ -144,10 +144,10 @@ def interrupted(words: list[str], is_ready: Callable[[], bool]) -> tuple[int, st
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
-        until_s = time.monotonic() + 60
+        expires_s = time.monotonic() + 60
         while not is_ready():
             assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < until_s
+            assert time.monotonic() < expires_s
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=30)
@@ -168,7 +168,9 @@ def test_an_interrupted_worker_leaves_and_says_so(tmp_path: Path, phase: str) ->
     name = "digits" if phase == "status" else str(file)  # only then it must be asked
     words = [] if phase == "status" else ["--task", name]
     plan = Plan(rounds=9, workers=1)
-    run = open_run(load_task(name), plan, Options(out=tmp_path / "out", is_open=True))
+    run = open_run(
+        load_task(name), plan, ServerOptions(out=tmp_path / "out", is_open=True)
+    )
     what = "weights" if phase == "reading" else phase
     with held(run, f"/v1/{what}") as proxy:
         mark = tmp_path / "computing"
@@ -179,7 +181,7 @@ def test_an_interrupted_worker_leaves_and_says_so(tmp_path: Path, phase: str) ->
             return proxy.is_held.is_set()
 
         code, said = interrupted([proxy.url, *words], is_ready)
-        workers = list(run.app.training.versions.workers.values())
+        workers = list(run.app.training.scheduler.workers.values())
     assert code == 130, said
     assert "Traceback" not in said
     if phase in ("status", "join"):

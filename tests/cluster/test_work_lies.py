@@ -19,16 +19,21 @@ from ringleader.errors import (
 )
 from ringleader.identity.redacted import Secret
 from ringleader.paramserver.protocol import join_link as links
-from ringleader.paramserver.server.http_server import Address, Serving
+from ringleader.paramserver.server.http_server import HttpServer, ListenAddress
 from ringleader.paramserver.server.plan import Plan
-from ringleader.paramserver.server.run import Options, open_run
+from ringleader.paramserver.server.run import ServerOptions, open_run
 from ringleader.paramserver.tasks.loading import load_task
 from ringleader.paramserver.worker.join import WorkerSettings
 from ringleader.paramserver.worker.observer import Progress
-from ringleader.paramserver.worker.response_body import Body
-from ringleader.paramserver.worker.server_address import Place
+from ringleader.paramserver.worker.response_body import ResponseBody
+from ringleader.paramserver.worker.server_address import ServerAddress
 from ringleader.paramserver.worker.server_messages import Terms
-from ringleader.paramserver.worker.session import LIMIT_BYTES, NotNow, Request, Session
+from ringleader.paramserver.worker.session import (
+    LIMIT_BYTES,
+    Request,
+    Session,
+    TryLater,
+)
 from ringleader.paramserver.worker.worker import Worker
 
 pytestmark = pytest.mark.timeout(60)
@@ -42,7 +47,7 @@ class Silent:
 
     def joined(self, terms: Terms, device: str) -> None: ...
     def waiting(self, reason: str, pause_s: float) -> None: ...
-    def reached(self) -> None: ...
+    def reconnected(self) -> None: ...
     def noted(self, text: str) -> None: ...
 
     def stepped(self, progress: Progress) -> None:
@@ -85,7 +90,7 @@ class Liar:
 @contextmanager
 def lying(answer: bytes, then: bytes = b"") -> Iterator[tuple[Liar, Session]]:
     liar = Liar(answer, then)
-    session = Session(Place([liar.url]), Silent())
+    session = Session(ServerAddress([liar.url]), Silent())
     session.token = Secret("a-token")
     try:
         yield liar, session
@@ -126,9 +131,9 @@ def test_answers_without_end_or_sense_are_cut(
     answer: bytes, then: bytes, kind: str
 ) -> None:
     kinds: dict[str, type[PeerError]] = {"Protocol": ProtocolError}
-    kinds |= {"NotNow": NotNow, "Lost": PeerLost}
+    kinds |= {"NotNow": TryLater, "Lost": PeerLost}
     with lying(answer, then) as (_, session), pytest.raises(kinds[kind]):
-        session.attempt(WORK)
+        session.send_once(WORK)
     assert session.received_bytes < LIMIT_BYTES + (1 << 20)
 
 
@@ -136,8 +141,8 @@ def test_answers_without_end_or_sense_are_cut(
 def test_a_token_does_not_follow_to_another_host(code: int) -> None:
     other = Liar(head(200, JSON, "Content-Length: 2") + b"{}")
     moved = head(code, f"Location: {other.url}/v1/work", "Content-Length: 0")
-    with lying(moved) as (liar, session), pytest.raises(NotNow):
-        session.attempt(WORK)
+    with lying(moved) as (liar, session), pytest.raises(TryLater):
+        session.send_once(WORK)
     other.close()
     assert b"a-token" in liar.heads[0]
     assert other.heads == []
@@ -154,27 +159,27 @@ def test_a_token_does_not_follow_to_another_host(code: int) -> None:
     ids=range(4),
 )
 def test_a_rest_that_is_none_is_fetched_anew(line: str) -> None:
-    body = Body(100)
+    body = ResponseBody(100)
     body.data += b"abc"
     with (
         lying(head(206, line, "Content-Length: 1") + b"x") as (_, session),
         pytest.raises(PeerLost),
     ):
-        session.attempt(Request("GET", "/v1/weights/0"), body)
-    assert body.resuming() == {}
+        session.send_once(Request("GET", "/v1/weights/0"), body)
+    assert body.resume_headers() == {}
 
 
 def test_a_tag_that_cannot_be_sent_back_is_none() -> None:
-    body = Body(100)
+    body = ResponseBody(100)
     with lying(head(200, 'ETag: "\u00e9"', "Content-Length: 1") + b"x") as (_, session):
-        session.attempt(Request("GET", "/v1/weights/0"), body)
-    assert body.resuming() == {}
+        session.send_once(Request("GET", "/v1/weights/0"), body)
+    assert body.resume_headers() == {}
 
 
 @pytest.mark.parametrize("code", [400, 401, 403, 404, 409])
 def test_a_refusal_without_words_is_an_answer_to_head(code: int) -> None:
     with lying(head(code, "Content-Length: 50")) as (_, session):
-        answer = session.attempt(Request("HEAD", "/v1/updates/0/0"))
+        answer = session.send_once(Request("HEAD", "/v1/updates/0/0"))
         assert answer.status == code
 
 
@@ -183,9 +188,9 @@ class Moving:
 
     def __init__(self, out: Path) -> None:
         digits, plan = load_task("digits"), Plan(rounds=50, workers=1)
-        self.runs = [open_run(digits, plan, Options(out=out / n)) for n in "ab"]
+        self.runs = [open_run(digits, plan, ServerOptions(out=out / n)) for n in "ab"]
         self._port = 0
-        self._serving: Serving | None = None
+        self._serving: HttpServer | None = None
         self._thread = threading.Thread()
         self.serve(0)
 
@@ -196,9 +201,9 @@ class Moving:
 
     def serve(self, number: int) -> None:
         run = self.runs[number]
-        listener = Address(host="127.0.0.1", port=self._port).listen()
+        listener = ListenAddress(host="127.0.0.1", port=self._port).listen()
         self._port = listener.getsockname()[1]
-        self._serving = Serving(run.app, listener, run.key.context())
+        self._serving = HttpServer(run.app, listener, run.key.context())
         self._thread = threading.Thread(target=self._serving.run, name=f"s{number}")
         self._thread.start()
 
@@ -224,12 +229,12 @@ def test_a_key_that_changes_between_two_requests_ends_the_worker(
         moving.serve(1)
 
     wanted = WorkerSettings(name="test", device="cpu")
-    worker = Worker(wanted, Place([moving.link]), Silent(move))
+    worker = Worker(wanted, ServerAddress([moving.link]), Silent(move))
     try:
         with pytest.raises(PeerUntrusted, match="its key is not the one in the link"):
             worker.run()
-        assert worker.tally.counted == 1
-        assert moving.runs[1].app.training.versions.workers == {}
+        assert worker.totals.counted == 1
+        assert moving.runs[1].app.training.scheduler.workers == {}
     finally:
         worker.close()
         moving.close()
@@ -238,10 +243,10 @@ def test_a_key_that_changes_between_two_requests_ends_the_worker(
 def test_a_refusal_in_words_of_ours_ends_the_worker() -> None:
     refusal = b'{"error": "locked", "message": "too many\x1b[2J wrong PINs"}'
     answer = head(403, JSON, f"Content-Length: {len(refusal)}") + refusal
-    with lying(answer) as (_, session), pytest.raises(NotNow):
-        session.attempt(WORK)  # a control character: this is no JSON of ours
+    with lying(answer) as (_, session), pytest.raises(TryLater):
+        session.send_once(WORK)  # a control character: this is no JSON of ours
     refusal = refusal.replace(b"\x1b", b"\\u001b")
     answer = head(403, JSON, f"Content-Length: {len(refusal)}") + refusal
     with lying(answer) as (_, session), pytest.raises(PeerRefused) as caught:
-        session.attempt(WORK)
+        session.send_once(WORK)
     assert str(caught.value) == "the server: too many [2J wrong PINs"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # torch takes a second to import; --help shall not
     from ringleader.paramserver.evaluation import Evaluation, Example
     from ringleader.paramserver.tasks.task import Task
 
-_MOST_CLASSES = 20
+_MAX_CLASSES = 20
 """Of a confusion matrix that is printed: what fits a screen."""
 _TEXT_CHARACTERS = 40
 _COLUMNS = 8
@@ -113,7 +113,7 @@ def _show(task: Task, found: Evaluation, samples: int) -> None:
 
 
 def _show_confusion(task: Task, rows: list[list[int]]) -> None:
-    if len(rows) > _MOST_CLASSES:
+    if len(rows) > _MAX_CLASSES:
         typer.echo(f"confusion of {len(rows)} classes: --json has it")
         return
     typer.echo("confusion (rows: what it is; columns: what the model says)")
@@ -186,7 +186,7 @@ def _draw_confusion(axes: Axes, task: Task, rows: list[list[int]]) -> None:
     axes.imshow(rows, cmap="Blues")
     axes.set_xlabel("what the model says")
     axes.set_ylabel("what it is")
-    if len(rows) > _MOST_CLASSES:
+    if len(rows) > _MAX_CLASSES:
         return
     names = [_name(task, number) for number in range(len(rows))]
     axes.set_xticks(range(len(rows)), names)

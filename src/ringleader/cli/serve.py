@@ -20,10 +20,10 @@ from ringleader.identity.files import write_private
 from ringleader.identity.redacted import Secret
 
 if TYPE_CHECKING:
-    from ringleader.paramserver.server.global_weights import Outer
-    from ringleader.paramserver.server.http_server import Address, Serving
+    from ringleader.paramserver.server.global_weights import OuterOptimizer
+    from ringleader.paramserver.server.http_server import HttpServer, ListenAddress
     from ringleader.paramserver.server.plan import Plan
-    from ringleader.paramserver.server.run import Options, Run
+    from ringleader.paramserver.server.run import Run, ServerOptions
 
 LINK = "join-link"
 """The file with the join link, for workers that are told to read it."""
@@ -79,9 +79,9 @@ def serve(  # noqa: PLR0913 # one argument per flag
         workers = workers or _number("How many workers? ", "--workers")
         rounds = rounds or _number("How many rounds? ", "--rounds")
         _need_extra()
-        from ringleader.paramserver.server.http_server import Address
+        from ringleader.paramserver.server.http_server import ListenAddress
         from ringleader.paramserver.server.plan import Plan
-        from ringleader.paramserver.server.run import Options
+        from ringleader.paramserver.server.run import ServerOptions
 
         plan = Plan(
             rounds=rounds,
@@ -95,7 +95,7 @@ def serve(  # noqa: PLR0913 # one argument per flag
             scale_rate=scale_rate,
             warmup=warmup,
         )
-        options = Options(
+        options = ServerOptions(
             out=out or Path(f"ringleader-{Path(task.partition(':')[0]).stem}"),
             pin=Secret(pin) if pin else None,
             is_open=is_open,
@@ -107,7 +107,7 @@ def serve(  # noqa: PLR0913 # one argument per flag
             outer=_outer(outer),
         )
         here = "127.0.0.1" if http or is_open else "0.0.0.0"
-        address = Address(host=host or here, port=port)
+        address = ListenAddress(host=host or here, port=port)
         address.check(is_open=is_open)
         with exit_on_sigterm():
             _serve(task, plan, options, _Place(address, url.rstrip("/"), http))
@@ -117,7 +117,7 @@ def serve(  # noqa: PLR0913 # one argument per flag
 class _Place:
     """Where the server listens, and what workers call it."""
 
-    address: Address
+    address: ListenAddress
     url: str
     is_plain: bool
 
@@ -131,10 +131,10 @@ class _Place:
         return f"{'http' if self.is_plain else 'https'}://{host}:{port}"
 
 
-def _serve(name: str, plan: Plan, options: Options, place: _Place) -> None:
+def _serve(name: str, plan: Plan, options: ServerOptions, place: _Place) -> None:
     import torch
 
-    from ringleader.paramserver.server.http_server import Serving
+    from ringleader.paramserver.server.http_server import HttpServer
     from ringleader.paramserver.server.run import open_run
     from ringleader.paramserver.tasks.loading import load_task
 
@@ -145,18 +145,18 @@ def _serve(name: str, plan: Plan, options: Options, place: _Place) -> None:
         context = None if place.is_plain else run.key.context()
         where = place.shown(listener.getsockname()[1])
         _announce(run, where, is_pinned=not place.is_plain)
-        serving = Serving(run.app, listener, context)
+        serving = HttpServer(run.app, listener, context)
         serving.on_version = _Progress(run).show
         _until_done(run, serving)
     finally:
         run.close()
 
 
-def _until_done(run: Run, serving: Serving) -> None:
+def _until_done(run: Run, serving: HttpServer) -> None:
     training = run.app.training
     with suppress(KeyboardInterrupt):
         serving.run()
-    done = training.versions.is_finished
+    done = training.scheduler.is_finished
     text = training.summary()
     size = format_bytes(text["bytes_received"] + text["bytes_sent"])
     loss = "" if text["loss"] is None else f", loss {text['loss']:.4f}"
@@ -184,14 +184,14 @@ class _Progress:
     def show(self) -> None:
         """Called several times a second."""
         now_s = time.monotonic()
-        versions = self._training.versions
-        state = (versions.version, len(versions.present(now_s)))
-        if state == self._shown or (now_s < self._next_s and not versions.is_finished):
+        scheduler = self._training.scheduler
+        state = (scheduler.version, len(scheduler.present(now_s)))
+        if state == self._shown or (now_s < self._next_s and not scheduler.is_finished):
             return
         self._shown, self._next_s = state, now_s + 2.0
-        loss = f", loss {versions.losses[-1][1]:.4f}" if versions.losses else ""
+        loss = f", loss {scheduler.losses[-1][1]:.4f}" if scheduler.losses else ""
         typer.echo(
-            f"version {state[0]} of {versions.plan.rounds}{loss}, "
+            f"version {state[0]} of {scheduler.plan.rounds}{loss}, "
             f"{state[1]} worker{'' if state[1] == 1 else 's'} here"
         )
 
@@ -201,9 +201,9 @@ def _announce(run: Run, where: str, *, is_pinned: bool) -> None:
     file that only we can read."""
     from ringleader.paramserver.protocol import join_link
 
-    entrance, versions = run.app.training.entrance, run.app.training.versions
+    admission, scheduler = run.app.training.admission, run.app.training.scheduler
     text = Secret(where)
-    if is_pinned or not entrance.is_open:
+    if is_pinned or not admission.is_open:
         print_ = run.key.fingerprint if is_pinned else None
         text = join_link.build(where, run.key.secret.reveal(), print_)
     try:
@@ -211,14 +211,14 @@ def _announce(run: Run, where: str, *, is_pinned: bool) -> None:
     except ConfigError as exc:
         raise ConfigError(f"--url {where}: {exc}") from None
     write_private(run.app.training.store.out / LINK, Secret(text.reveal().encode()))
-    if versions.version:
+    if scheduler.version:
         again = f", {run.replayed} updates since the checkpoint" * bool(run.replayed)
-        typer.echo(f"Resumed at version {versions.version}{again}.")
-    if versions.is_finished:
+        typer.echo(f"Resumed at version {scheduler.version}{again}.")
+    if scheduler.is_finished:
         typer.echo("This run is finished. Raise --rounds, or choose another --out.")
     typer.echo(f"Status page: {where}/")
     typer.echo(f"Workers join with:\n\n    ringleader work '{text.reveal()}'\n")
-    if entrance.pin is not None:
+    if admission.pin is not None:
         typer.echo(f"or: ringleader work {where} --pin (the PIN you chose)")
 
 
@@ -232,13 +232,13 @@ def _own_address() -> str:
         return str(probe.getsockname()[0])
 
 
-def _outer(name: str) -> Outer:
-    from ringleader.paramserver.server.global_weights import Outer
+def _outer(name: str) -> OuterOptimizer:
+    from ringleader.paramserver.server.global_weights import OuterOptimizer
 
     kinds = {
-        "average": Outer(),
-        "sgd": Outer(rate=0.7, momentum=0.9),
-        "nesterov": Outer(rate=0.7, momentum=0.9, nesterov=True),
+        "average": OuterOptimizer(),
+        "sgd": OuterOptimizer(rate=0.7, momentum=0.9),
+        "nesterov": OuterOptimizer(rate=0.7, momentum=0.9, nesterov=True),
     }
     if name not in kinds:
         raise ConfigError(f"--outer: {name!r} is none of {', '.join(kinds)}")

@@ -24,9 +24,9 @@ from ringleader.identity.redacted import Secret
 
 if TYPE_CHECKING:  # torch takes a second to import; --help shall not
     from ringleader.paramserver.worker.join import WorkerSettings
+    from ringleader.paramserver.worker.observer import Observer
     from ringleader.paramserver.worker.observer import Progress as Stand
-    from ringleader.paramserver.worker.observer import Watch
-    from ringleader.paramserver.worker.server_address import Place
+    from ringleader.paramserver.worker.server_address import ServerAddress
     from ringleader.paramserver.worker.server_messages import Terms
     from ringleader.paramserver.worker.worker import Worker
 
@@ -72,9 +72,9 @@ def work(  # noqa: PLR0913 - one argument per flag
         links = [*([link] if link else []), *(server or [])]
         if not links and server_file is None:
             links = [_asked("Link: ", "which server? give its link").reveal()]
-        from ringleader.paramserver.worker.server_address import Place
+        from ringleader.paramserver.worker.server_address import ServerAddress
 
-        place = Place(links, server_file)
+        address = ServerAddress(links, server_file)
         from ringleader.paramserver.worker.join import WorkerSettings  # torch, slow
 
         wanted = WorkerSettings(
@@ -88,26 +88,30 @@ def work(  # noqa: PLR0913 - one argument per flag
         )
         _set_threads(threads)
         with exit_on_sigterm():
-            _until_done(wanted, place, as_json=as_json)
+            _until_done(wanted, address, as_json=as_json)
 
 
-def _worker(wanted: WorkerSettings, place: Place, watch: Watch) -> Worker:
+def _worker(
+    wanted: WorkerSettings, address: ServerAddress, observer: Observer
+) -> Worker:
     from ringleader.paramserver.worker.worker import Worker
 
-    if place.is_readable_by_others:
-        watch.noted(
+    if address.is_plaintext:
+        observer.noted(
             "this address is plain http: whoever sits on the way can read and change "
             "everything; use the https link, unless it leads into a tunnel of yours"
         )
-    return Worker(wanted, place, watch)
+    return Worker(wanted, address, observer)
 
 
-def _until_done(wanted: WorkerSettings, place: Place, *, as_json: bool) -> None:
+def _until_done(
+    wanted: WorkerSettings, address: ServerAddress, *, as_json: bool
+) -> None:
     """Work, and say what came of it, however it ended."""
     worker, is_done = None, False
     try:
-        with _screen() as watch:
-            worker = _worker(wanted, place, watch)
+        with _screen() as observer:
+            worker = _worker(wanted, address, observer)
             try:
                 worker.run()
                 is_done = True
@@ -195,7 +199,7 @@ class _Lines:
             self.noted(f"{reason}; trying again until it works")
         self._is_waiting = True
 
-    def reached(self) -> None:
+    def reconnected(self) -> None:
         """The end of a row of failures."""
         self._is_waiting = False
         self.noted("the server answers again")
@@ -240,7 +244,7 @@ class _Bar(_Lines):
 
 
 @contextmanager
-def _screen() -> Iterator[Watch]:
+def _screen() -> Iterator[Observer]:
     """Where progress goes: a bar on a terminal, else lines."""
     if not sys.stderr.isatty():
         yield _Lines()

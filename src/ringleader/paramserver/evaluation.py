@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from ringleader.errors import ConfigError, ProtocolError
 from ringleader.paramserver.protocol import bodies
-from ringleader.paramserver.protocol import manifest as manifests
+from ringleader.paramserver.protocol.manifest import Manifest
 from ringleader.paramserver.server.checkpoint import FOLDER, WEIGHTS
 from ringleader.paramserver.tasks.device import to_device
-from ringleader.paramserver.tasks.samples import Batch, count_of
-from ringleader.paramserver.tasks.task import Guesses, Task, usual_guesses
+from ringleader.paramserver.tasks.samples import Batch, batch_length
+from ringleader.paramserver.tasks.task import Predictions, Task, default_predict
 
 _BATCH = 256
 _SLACK_BYTES = 1 << 20
@@ -62,7 +62,7 @@ def find_weights(place: Path, version: int | None) -> Path:
 def load_model(task: Task, file: Path) -> nn.Module:
     """A model of ``task`` with the weights in ``file``."""
     model = task.model()
-    manifest = manifests.of(model)
+    manifest = Manifest.of(model)
     try:
         if file.stat().st_size > manifest.num_bytes + _SLACK_BYTES:
             raise ConfigError(f"{file}: larger than any weights of task {task.name}")
@@ -111,11 +111,11 @@ class _Sums:
     pairs: Counter[tuple[int, int]] = field(default_factory=Counter)
     metrics: dict[str, float] = field(default_factory=dict)
     examples: list[Example] = field(default_factory=list)
-    last: Guesses | None = None
+    last: Predictions | None = None
 
     def add(self, task: Task, model: nn.Module, batch: Batch) -> None:
         """One more batch."""
-        count = count_of(batch)
+        count = batch_length(batch)
         self.num_samples += count
         self.loss += float(task.loss(model, batch)) * count
         for name, value in (task.metrics or _nothing)(model, batch).items():
@@ -150,9 +150,9 @@ def _nothing(model: nn.Module, batch: Batch) -> Mapping[str, float]:
     return {}
 
 
-def _guesses(task: Task, model: nn.Module, batch: Batch) -> Guesses | None:
+def _guesses(task: Task, model: nn.Module, batch: Batch) -> Predictions | None:
     """What the model guesses; None if there are no classes to guess."""
-    if task.predict is usual_guesses and not _has_labels(batch):
+    if task.predict is default_predict and not _has_labels(batch):
         return None
     guessed, true = task.predict(model, batch)
     if guessed.shape != true.shape:
@@ -166,7 +166,7 @@ def _has_labels(batch: Batch) -> bool:
     return is_pair and not (batch[1].is_floating_point() or batch[1].is_complex())
 
 
-def _examples(batch: Batch, guesses: Guesses) -> list[Example]:
+def _examples(batch: Batch, guesses: Predictions) -> list[Example]:
     inputs = batch[0] if isinstance(batch, tuple) else torch.zeros(len(guesses[1]), 0)
     return [
         Example(each.cpu(), guessed, true)

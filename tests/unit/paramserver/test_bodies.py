@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ringleader.errors import ConfigError, ProtocolError
-from ringleader.paramserver.protocol import bodies, manifest, tensorfile, zstd_body
+from ringleader.paramserver.protocol import bodies, tensorfile, zstd_body
 from ringleader.paramserver.protocol.bodies import Update
-from ringleader.paramserver.server.global_weights import Outer, Weights, norm_of
+from ringleader.paramserver.protocol.manifest import Manifest
+from ringleader.paramserver.server.global_weights import GlobalWeights, OuterOptimizer
+from ringleader.paramserver.server.update_checks import norm_of
 
 MODEL = nn.Sequential(nn.Linear(40, 30), nn.BatchNorm1d(30), nn.Linear(30, 10))
-KNOWN = manifest.of(MODEL)
+KNOWN = Manifest.of(MODEL)
 
 
 def update(seed: int = 0) -> Update:
@@ -74,7 +76,7 @@ def test_updates_come_back_as_near_as_their_codec_promises(
 ) -> None:
     sent = update()
     body = bodies.pack_update(KNOWN, sent, codec)
-    assert len(body) <= bodies.most_update_bytes(KNOWN)
+    assert len(body) <= bodies.max_update_bytes(KNOWN)
     got = bodies.read_update(KNOWN, bytearray(body), bodies.wire_name(codec))
     missing = np.linalg.norm(got.parameters - sent.parameters)
     assert missing <= lost * np.linalg.norm(sent.parameters)
@@ -115,7 +117,7 @@ def _torch_save() -> bytes:
 
 
 TOTAL = KNOWN.num_parameters
-RUBBISH = {
+INVALID = {
     "nothing": b"",
     "a byte": b"\0",
     "zeros": bytes(64),
@@ -166,12 +168,12 @@ RUBBISH = {
 
 
 @pytest.mark.parametrize("codec", bodies.CODECS)
-@pytest.mark.parametrize("name", RUBBISH)
+@pytest.mark.parametrize("name", INVALID)
 def test_rubbish_is_refused_in_every_codec(name: str, codec: str) -> None:
     with pytest.raises(ProtocolError):
-        bodies.read_update(KNOWN, bytearray(RUBBISH[name]), codec)
+        bodies.read_update(KNOWN, bytearray(INVALID[name]), codec)
     with pytest.raises(ProtocolError):
-        bodies.read_weights(KNOWN, RUBBISH[name])
+        bodies.read_weights(KNOWN, INVALID[name])
 
 
 @pytest.mark.parametrize("codec", bodies.CODECS)
@@ -247,10 +249,10 @@ def test_codecs_that_do_not_exist_are_refused() -> None:
 
 def test_models_that_cannot_travel_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"'weight' is torch\.float64"):
-        manifest.of(nn.Linear(2, 2).double())
+        Manifest.of(nn.Linear(2, 2).double())
     frozen = nn.Linear(2, 2).requires_grad_(False)
     with pytest.raises(ConfigError, match="no parameter"):
-        manifest.of(frozen)
+        Manifest.of(frozen)
 
 
 def test_tied_weights_travel_once() -> None:
@@ -261,7 +263,7 @@ def test_tied_weights_travel_once() -> None:
             self.two = nn.Linear(3, 3)
             self.two.weight = self.one.weight
 
-    assert [e.name for e in manifest.of(Tied()).entries] == [
+    assert [e.name for e in Manifest.of(Tied()).entries] == [
         "one.weight",
         "one.bias",
         "two.bias",
@@ -280,7 +282,7 @@ def test_a_round_is_one_step_with_the_mean_weighted_by_samples() -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))
     twin = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))
     twin.load_state_dict(model.state_dict())
-    weights = Weights(model, _momentum, is_difference=False)
+    weights = GlobalWeights(model, _momentum, is_difference=False)
     known = weights.manifest
     optimizer = _momentum(twin)
     chance = np.random.default_rng(0)
@@ -310,10 +312,13 @@ def _momentum(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def test_differences_are_averaged_or_drive_an_outer_optimizer() -> None:
-    for outer, gain in ((Outer(), 1.0), (Outer(rate=0.5, momentum=0.9), 0.5)):
+    for outer, gain in (
+        (OuterOptimizer(), 1.0),
+        (OuterOptimizer(rate=0.5, momentum=0.9), 0.5),
+    ):
         model = nn.Linear(3, 2)
         before = [p.detach().clone() for p in model.parameters()]
-        weights = Weights(model, outer.make, is_difference=True)
+        weights = GlobalWeights(model, outer.make, is_difference=True)
         ones = np.ones(weights.manifest.num_parameters, np.float32)
         weights.add(Update(ones * 3, np.zeros(0, np.float32)), 1)
         weights.add(Update(ones * 1, np.zeros(0, np.float32)), 1)
@@ -321,26 +326,27 @@ def test_differences_are_averaged_or_drive_an_outer_optimizer() -> None:
         for then, now in zip(before, model.parameters(), strict=True):
             torch.testing.assert_close(now.detach(), then + 2.0 * gain)
     with pytest.raises(ConfigError):
-        Outer(nesterov=True)
+        OuterOptimizer(nesterov=True)
 
 
 def test_a_file_is_never_longer_than_it_may_be() -> None:
-    forms = {"a" * 500: tensorfile.Form("F32", (1, 2, 3, 4)), "b": RANK0}
+    specs = {"a" * 500: tensorfile.TensorSpec("F32", (1, 2, 3, 4)), "b": RANK0}
     parts = [
-        tensorfile.Part(n, f, memoryview(bytes(f.num_bytes))) for n, f in forms.items()
+        tensorfile.TensorData(n, f, memoryview(bytes(f.num_bytes)))
+        for n, f in specs.items()
     ]
     file = b"".join(tensorfile.write(parts))
-    assert len(file) <= tensorfile.most_bytes(forms)
-    assert tensorfile.read(memoryview(file), forms).keys() == forms.keys()
+    assert len(file) <= tensorfile.max_bytes(specs)
+    assert tensorfile.read(memoryview(file), specs).keys() == specs.keys()
 
 
-RANK0 = tensorfile.Form("I64", ())
+RANK0 = tensorfile.TensorSpec("I64", ())
 
 
 def test_a_mask_of_infinities_is_named_before_anybody_trains() -> None:
     model = nn.Linear(2, 2)
     model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
     with pytest.raises(ConfigError, match=r"'mask'.*persistent=False"):
-        manifest.of(model)
+        Manifest.of(model)
     model.register_buffer("mask", torch.tensor([0.0, -torch.inf]), persistent=False)
-    manifest.of(model)
+    Manifest.of(model)

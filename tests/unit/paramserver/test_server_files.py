@@ -14,7 +14,7 @@ from torch import nn
 from ringleader.errors import ConfigError
 from ringleader.identity import server_key
 from ringleader.paramserver.server import checkpoint, journal
-from ringleader.paramserver.server.global_weights import Weights
+from ringleader.paramserver.server.global_weights import GlobalWeights
 from ringleader.paramserver.server.journal import Journal
 from ringleader.testing.full_disk import FullDisk
 
@@ -84,7 +84,7 @@ def test_a_damaged_record_ends_a_journal(tmp_path: Path) -> None:
     assert list(journal.read(tmp_path / "none")) == []
 
 
-def _train(weights: Weights, steps: int) -> None:
+def _train(weights: GlobalWeights, steps: int) -> None:
     for step in range(steps):
         torch.manual_seed(step)
         for parameter in weights.model.parameters():
@@ -109,10 +109,10 @@ def test_a_checkpoint_brings_back_weights_and_optimizer(
             return torch.optim.AdamW(model.parameters(), 0.01, betas=(0.8, 0.9))
         return torch.optim.RMSprop(model.parameters(), 0.01)
 
-    weights = Weights(_model(), optimizer, is_difference=False)
+    weights = GlobalWeights(_model(), optimizer, is_difference=False)
     _train(weights, 3)
     checkpoint.write(tmp_path, 3, weights, {"run": {"version": 3}})
-    other = Weights(_model(), optimizer, is_difference=False)
+    other = GlobalWeights(_model(), optimizer, is_difference=False)
     found = checkpoint.newest(tmp_path)
     assert found is not None
     assert found.version == 3
@@ -132,7 +132,7 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def test_old_checkpoints_and_what_crashes_left_are_removed(tmp_path: Path) -> None:
-    weights = Weights(_model(), _sgd, is_difference=False)
+    weights = GlobalWeights(_model(), _sgd, is_difference=False)
     torn = tmp_path / checkpoint.FOLDER / ".new-dead"
     torn.mkdir(parents=True)
     (tmp_path / "journal-000000.log").write_bytes(b"")
@@ -150,7 +150,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_nothing(
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    weights = Weights(_model(), _sgd, is_difference=False)
+    weights = GlobalWeights(_model(), _sgd, is_difference=False)
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ConfigError, match="No space left"):
         checkpoint.write(tmp_path, 1, weights, {})
@@ -158,8 +158,10 @@ def test_a_checkpoint_that_does_not_fit_leaves_nothing(
 
 
 def test_a_checkpoint_of_another_model_is_named_and_refused(tmp_path: Path) -> None:
-    checkpoint.write(tmp_path, 1, Weights(_model(), _sgd, is_difference=False), {})
-    other = Weights(nn.Linear(2, 2), _sgd, is_difference=False)
+    checkpoint.write(
+        tmp_path, 1, GlobalWeights(_model(), _sgd, is_difference=False), {}
+    )
+    other = GlobalWeights(nn.Linear(2, 2), _sgd, is_difference=False)
     found = checkpoint.newest(tmp_path)
     assert found is not None
     with pytest.raises(ConfigError, match=r"000001.*another --out"):

@@ -11,16 +11,16 @@ from torch import nn
 
 from ringleader.errors import ConfigError, PeerLost, PeerRefused, ProtocolError
 from ringleader.paramserver.protocol import bodies
-from ringleader.paramserver.protocol import manifest as manifests
 from ringleader.paramserver.protocol.bodies import Update
+from ringleader.paramserver.protocol.manifest import Manifest
 from ringleader.paramserver.worker import server_messages
-from ringleader.paramserver.worker.error_feedback import Feedback
+from ringleader.paramserver.worker.error_feedback import ErrorFeedback
 from ringleader.paramserver.worker.join import WorkerSettings
-from ringleader.paramserver.worker.observer import Progress, Tally
-from ringleader.paramserver.worker.response_body import Body
-from ringleader.paramserver.worker.server_address import Place
-from ringleader.paramserver.worker.session import Answer, NotNow, _judged, pause_s
-from ringleader.paramserver.worker.transfers import Weights
+from ringleader.paramserver.worker.observer import Progress, WorkTotals
+from ringleader.paramserver.worker.response_body import ResponseBody
+from ringleader.paramserver.worker.server_address import ServerAddress
+from ringleader.paramserver.worker.session import Response, TryLater, _checked, pause_s
+from ringleader.paramserver.worker.transfers import DownloadedWeights
 from ringleader.paramserver.worker.worker import Worker
 
 WORK = {
@@ -47,11 +47,11 @@ def headers(**values: str) -> httpx2.Headers:
 
 
 def test_a_body_goes_on_where_it_broke_off() -> None:
-    body = Body(10)
+    body = ResponseBody(10)
     body.begin(200, headers(ETag='"7-none"'))
     body.add(b"abcd")
 
-    assert body.resuming() == {"Range": "bytes=4-", "If-Range": '"7-none"'}
+    assert body.resume_headers() == {"Range": "bytes=4-", "If-Range": '"7-none"'}
     body.begin(206, headers(Content_Range="bytes 4-9/10"))
     body.add(b"efghij")
     assert bytes(body.data) == b"abcdefghij"
@@ -60,7 +60,7 @@ def test_a_body_goes_on_where_it_broke_off() -> None:
 
 
 def test_a_body_that_changed_begins_anew() -> None:
-    body = Body(10)
+    body = ResponseBody(10)
     body.begin(200, headers(ETag='"7-none"'))
     body.add(b"abcd")
     body.begin(200, headers(ETag='"8-none"'))
@@ -69,14 +69,14 @@ def test_a_body_that_changed_begins_anew() -> None:
     body.add(b"xy")
     with pytest.raises(PeerLost, match="another place"):
         body.begin(206, headers(Content_Range="bytes 4-9/10"))
-    assert body.resuming() == {}
+    assert body.resume_headers() == {}
 
 
 def test_an_assignment_is_taken_as_it_is_meant() -> None:
-    stint = server_messages.stint_of(WORK)
+    assignment = server_messages.assignment_of(WORK)
 
-    assert (stint.version, stint.shard, stint.first_batch) == (12, 1, 25)
-    assert list(stint.batches) == [25]
+    assert (assignment.version, assignment.shard, assignment.first_batch) == (12, 1, 25)
+    assert list(assignment.batches) == [25]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_an_assignment_that_makes_no_sense_is_refused(
     change: dict[str, object],
 ) -> None:
     with pytest.raises(ProtocolError):
-        server_messages.stint_of({**WORK, **change})
+        server_messages.assignment_of({**WORK, **change})
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b"[" * 100_000, b"\xff"], ids=len)
@@ -122,11 +122,11 @@ JSON = {"Content-Type": "application/json"}
 @pytest.mark.parametrize(
     ("status", "body", "kind"),
     [
-        (503, b'{"error": "full", "message": "too many"}', NotNow),
-        (502, b"<html>Bad Gateway", NotNow),
-        (404, b"<html>no such tunnel", NotNow),
-        (404, b'{"error": "tunnel not found", "message": "ask its owner"}', NotNow),
-        (302, b"", NotNow),
+        (503, b'{"error": "full", "message": "too many"}', TryLater),
+        (502, b"<html>Bad Gateway", TryLater),
+        (404, b"<html>no such tunnel", TryLater),
+        (404, b'{"error": "tunnel not found", "message": "ask its owner"}', TryLater),
+        (302, b"", TryLater),
         (400, b'{"error": "malformed", "message": "a bug"}', PeerRefused),
         (403, b'{"error": "quarantined", "message": "rubbish"}', PeerRefused),
         (413, b'{"error": "large", "message": "too large"}', PeerRefused),
@@ -136,7 +136,7 @@ def test_answers_are_worth_another_try_or_are_not(
     status: int, body: bytes, kind: type[Exception]
 ) -> None:
     with pytest.raises(kind):
-        _judged(Answer(status, httpx2.Headers(JSON), body))
+        _checked(Response(status, httpx2.Headers(JSON), body))
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_answers_are_worth_another_try_or_are_not(
 def test_a_server_that_asks_for_time_gets_it(asked: str, pause_s: float) -> None:
     headers = httpx2.Headers({**JSON, "Retry-After": asked})
 
-    with pytest.raises(NotNow) as caught:
-        _judged(Answer(429, headers, b'{"error": "busy", "message": "slow down"}'))
+    with pytest.raises(TryLater) as caught:
+        _checked(Response(429, headers, b'{"error": "busy", "message": "slow down"}'))
     assert caught.value.pause_s == pause_s
 
 
@@ -202,10 +202,10 @@ def test_names_of_codecs_cannot_upset_a_terminal() -> None:
 class _Done:
     """An errand that has come back."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: DownloadedWeights) -> None:
         self._weights = weights
 
-    def result(self) -> Weights:
+    def result(self) -> DownloadedWeights:
         return self._weights
 
 
@@ -213,16 +213,18 @@ class _Done:
 def test_weights_that_came_ahead_are_not_fetched_again(mode: str, version: int) -> None:
     """Outside rounds they may be newer than what was assigned meanwhile."""
     settings = WorkerSettings(name="test", device="cpu")
-    worker = Worker(settings, Place(["http://127.0.0.1:9"]), Silent())
+    worker = Worker(settings, ServerAddress(["http://127.0.0.1:9"]), Silent())
     worker._terms = server_messages.terms_of({**TERMS, "mode": mode})
-    worker._held = Weights(5, '"5-none"', {})
-    worker._ahead = _Done(Weights(version, "", {}))  # type: ignore[assignment]
-    stint = server_messages.stint_of({**WORK, "version": 8})
+    worker._held = DownloadedWeights(5, '"5-none"', {})
+    worker._ahead = _Done(DownloadedWeights(version, "", {}))  # type: ignore[assignment]
+    assignment = server_messages.assignment_of({**WORK, "version": 8})
 
-    found = worker._weights_of(stint)
+    found = worker._weights_of(assignment)
     assert found is not None
     assert found.version == version
-    assert worker._weights_of(stint) is found, "nor when the same version comes again"
+    assert worker._weights_of(assignment) is found, (
+        "nor when the same version comes again"
+    )
     worker.session.close()
 
 
@@ -232,7 +234,7 @@ class Silent:
     def joined(self, terms: server_messages.Terms, device: str) -> None: ...
     def stepped(self, progress: Progress) -> None: ...
     def waiting(self, reason: str, pause_s: float) -> None: ...
-    def reached(self) -> None: ...
+    def reconnected(self) -> None: ...
     def noted(self, text: str) -> None: ...
 
 
@@ -241,15 +243,15 @@ class Silent:
 )
 def test_addresses_that_nobody_can_have_are_refused(link: str) -> None:
     with pytest.raises(ConfigError):
-        Place([link])
+        ServerAddress([link])
 
 
 @pytest.mark.parametrize("codec", ["int8", "onebit", "topk:0.05", "bf16"])
 def test_what_a_codec_leaves_out_arrives_later(codec: str) -> None:
     """The sum of what the server saw follows the sum of what was meant."""
     model = nn.Linear(50, 40)
-    manifest = manifests.of(model)
-    feedback = Feedback(manifest, codec)
+    manifest = Manifest.of(model)
+    feedback = ErrorFeedback(manifest, codec)
     dice = np.random.default_rng(4)
     meant = np.zeros(manifest.num_parameters)
     seen = np.zeros(manifest.num_parameters)
@@ -266,44 +268,44 @@ def test_what_a_codec_leaves_out_arrives_later(codec: str) -> None:
 
 
 def test_an_update_that_does_not_count_leaves_no_debt() -> None:
-    manifest = manifests.of(nn.Linear(50, 40))
-    feedback = Feedback(manifest, "onebit")
+    manifest = Manifest.of(nn.Linear(50, 40))
+    feedback = ErrorFeedback(manifest, "onebit")
     dice = np.random.default_rng(5)
     values = dice.normal(size=manifest.num_parameters).astype(np.float32)
     update = Update(values, np.zeros(0, np.float32))
 
     assert feedback.pack(update) == feedback.pack(update)
     feedback.counted()
-    assert feedback.pack(update) != Feedback(manifest, "onebit").pack(update)
+    assert feedback.pack(update) != ErrorFeedback(manifest, "onebit").pack(update)
 
 
 def test_a_place_turns_to_the_next_link(tmp_path: Path) -> None:
-    place = Place(["https://a.example", "https://b.example"])
+    address = ServerAddress(["https://a.example", "https://b.example"])
 
-    assert place.link.url == "https://a.example"
-    assert place.look_again()
-    assert place.link.url == "https://b.example"
-    assert place.look_again()
-    assert place.link.url == "https://a.example"
+    assert address.link.url == "https://a.example"
+    assert address.try_next()
+    assert address.link.url == "https://b.example"
+    assert address.try_next()
+    assert address.link.url == "https://a.example"
 
 
 def test_a_place_is_read_from_its_file_again(tmp_path: Path) -> None:
     file = tmp_path / "link"
     with pytest.raises(ConfigError, match="cannot be read"):
-        Place([], file)
+        ServerAddress([], file)
     file.write_text("\n")
     with pytest.raises(ConfigError, match="it is empty"):
-        Place([], file)
+        ServerAddress([], file)
     file.write_text("https://a.example\n")
-    place = Place([], file)
+    address = ServerAddress([], file)
 
-    assert not place.look_again()
+    assert not address.try_next()
     file.write_text("")  # somebody is writing
-    assert not place.look_again()
-    assert place.link.url == "https://a.example"
+    assert not address.try_next()
+    assert address.link.url == "https://a.example"
     file.write_text("https://b.example")
-    assert place.look_again()
-    assert place.link.url == "https://b.example"
+    assert address.try_next()
+    assert address.link.url == "https://b.example"
 
 
 @pytest.mark.parametrize(
@@ -316,14 +318,14 @@ def test_a_place_is_read_from_its_file_again(tmp_path: Path) -> None:
     ],
 )
 def test_plain_lines_to_elsewhere_are_noticed(link: str, is_readable: bool) -> None:
-    assert Place([link]).is_readable_by_others is is_readable
+    assert ServerAddress([link]).is_plaintext is is_readable
 
 
 def test_time_left_follows_from_the_pace() -> None:
-    tally = Tally(version=10)
-    assert tally.left_s(100) is None
-    tally.first_version, tally.version = 10, 40
-    tally.began_s -= 30
+    totals = WorkTotals(version=10)
+    assert totals.left_s(100) is None
+    totals.first_version, totals.version = 10, 40
+    totals.began_s -= 30
 
-    left_s = tally.left_s(100)
+    left_s = totals.left_s(100)
     assert left_s == pytest.approx(60, rel=0.05)

@@ -18,7 +18,7 @@ from ringleader.compression.largest import largest, number_of
 from ringleader.errors import ConfigError, ProtocolError
 from ringleader.paramserver.protocol import tensorfile, zstd_body
 from ringleader.paramserver.protocol.manifest import DTYPES, Manifest, Vector
-from ringleader.paramserver.protocol.tensorfile import Form, Part
+from ringleader.paramserver.protocol.tensorfile import TensorData, TensorSpec
 
 CODECS = ("none", "bf16", "fp16", "int8", "onebit", "topk")
 """What an update may be written in."""
@@ -30,7 +30,7 @@ _SPARSE = "entries"
 _BUFFERS = "buffers"
 _TOPK = "topk"
 _DEFAULT_RATIO = 0.01
-MOST_RATIO = 0.4
+MAX_RATIO = 0.4
 """Of top-k: half of the values would take more bytes than all of them, and a sampled
 threshold may let through a quarter more than asked for."""
 
@@ -59,33 +59,37 @@ def pack_update(manifest: Manifest, update: Update, codec: str = "none") -> byte
     name = wire_name(codec)
     values = np.ascontiguousarray(update.parameters, np.float32)
     if name == "none":
-        part = Part(_WHOLE, Form("F32", (len(values),)), _view(values))
+        part = TensorData(_WHOLE, TensorSpec("F32", (len(values),)), _view(values))
     elif name == _TOPK:
         data = _sparse(values, _ratio(codec))
-        part = Part(_SPARSE, Form("U8", (len(data),)), _view(data))
+        part = TensorData(_SPARSE, TensorSpec("U8", (len(data),)), _view(data))
     else:
         data = _encode(values, codec)
-        part = Part(_WHOLE, Form("U8", (len(data),)), _view(data))
+        part = TensorData(_WHOLE, TensorSpec("U8", (len(data),)), _view(data))
     parts = [part]
     if manifest.num_buffers:
         buffers = np.ascontiguousarray(update.buffers, np.float32)
-        parts.append(Part(_BUFFERS, Form("F32", (len(buffers),)), _view(buffers)))
+        parts.append(
+            TensorData(_BUFFERS, TensorSpec("F32", (len(buffers),)), _view(buffers))
+        )
     return bytes(zstd_body.pack(tensorfile.write(parts)))
 
 
-def most_update_bytes(manifest: Manifest) -> int:
+def max_update_bytes(manifest: Manifest) -> int:
     """How long the body of an update can be, in whatever codec."""
-    most = max(most_bytes(manifest, name) for name in CODECS)
+    most = max(max_bytes(manifest, name) for name in CODECS)
     return most + most // 128 + 4096  # a frame around noise is a little longer
 
 
-def most_bytes(manifest: Manifest, codec: str) -> int:
+def max_bytes(manifest: Manifest, codec: str) -> int:
     """How long an update is without its frame, at most."""
     total = manifest.num_parameters
     if codec == _TOPK:
-        length = sparse.num_bytes(total, _most_entries(total))
-        return tensorfile.most_bytes(_forms(manifest, _SPARSE, Form("U8", (length,))))
-    return tensorfile.most_bytes(_update_forms(manifest, codec))
+        length = sparse.num_bytes(total, _max_entries(total))
+        return tensorfile.max_bytes(
+            _specs(manifest, _SPARSE, TensorSpec("U8", (length,)))
+        )
+    return tensorfile.max_bytes(_update_specs(manifest, codec))
 
 
 def read_update(
@@ -95,10 +99,10 @@ def read_update(
     if codec not in CODECS:
         raise ProtocolError("the worker", f"there is no codec {codec[:40]!r}")
     try:
-        file = zstd_body.unpack(body, most_bytes(manifest, codec))
+        file = zstd_body.unpack(body, max_bytes(manifest, codec))
         if codec == _TOPK:
             return _read_sparse(manifest, file)
-        found = tensorfile.read(file, _update_forms(manifest, codec))
+        found = tensorfile.read(file, _update_specs(manifest, codec))
         data = np.frombuffer(found[_WHOLE], np.uint8)
         values = _decode(data, manifest.num_parameters, codec)
         return Update(values, _buffers(manifest, found))
@@ -113,11 +117,11 @@ def pack_weights(
     parts = []
     if codec != "none":
         data = _encode(manifest.gather(tensors), codec)
-        parts.append(Part(_WHOLE, Form("U8", (len(data),)), _view(data)))
+        parts.append(TensorData(_WHOLE, TensorSpec("U8", (len(data),)), _view(data)))
     for entry in manifest.entries if codec == "none" else manifest.others:
-        form = Form(DTYPES[entry.dtype], entry.shape)
+        spec = TensorSpec(DTYPES[entry.dtype], entry.shape)
         raw = tensors[entry.name].contiguous().reshape(-1).view(torch.uint8).numpy()
-        parts.append(Part(entry.name, form, _view(raw)))
+        parts.append(TensorData(entry.name, spec, _view(raw)))
     return zstd_body.pack(tensorfile.write(parts))
 
 
@@ -125,10 +129,10 @@ def read_weights(
     manifest: Manifest, body: bytes | bytearray | memoryview, codec: str = "none"
 ) -> dict[str, Tensor]:
     """The tensors in a body of weights, by name; ProtocolError if it is none."""
-    forms = _weights_forms(manifest, codec)
+    specs = _weights_specs(manifest, codec)
     try:
-        file = zstd_body.unpack(body, tensorfile.most_bytes(forms))
-        found = tensorfile.read(file, forms)
+        file = zstd_body.unpack(body, tensorfile.max_bytes(specs))
+        found = tensorfile.read(file, specs)
         return _tensors(manifest, found, codec)
     except ValueError as exc:
         raise ProtocolError("the server", f"weights refused: {exc}") from exc
@@ -151,40 +155,40 @@ def _tensors(
     return tensors
 
 
-def _weights_forms(manifest: Manifest, codec: str) -> dict[str, Form]:
+def _weights_specs(manifest: Manifest, codec: str) -> dict[str, TensorSpec]:
     if codec not in WEIGHTS_CODECS:
         raise ConfigError(f"weights travel as {', '.join(WEIGHTS_CODECS)}, not {codec}")
     named = manifest.entries if codec == "none" else manifest.others
-    forms = {e.name: Form(DTYPES[e.dtype], e.shape) for e in named}
+    specs = {e.name: TensorSpec(DTYPES[e.dtype], e.shape) for e in named}
     if codec != "none":
         length = codecs.make_codec(codec).num_bytes(manifest.num_parameters)
-        forms[_WHOLE] = Form("U8", (length,))
-    return forms
+        specs[_WHOLE] = TensorSpec("U8", (length,))
+    return specs
 
 
-def _update_forms(manifest: Manifest, codec: str) -> dict[str, Form]:
+def _update_specs(manifest: Manifest, codec: str) -> dict[str, TensorSpec]:
     total = manifest.num_parameters
     if codec == "none":
-        return _forms(manifest, _WHOLE, Form("F32", (total,)))
+        return _specs(manifest, _WHOLE, TensorSpec("F32", (total,)))
     length = codecs.make_codec(codec).num_bytes(total)
-    return _forms(manifest, _WHOLE, Form("U8", (length,)))
+    return _specs(manifest, _WHOLE, TensorSpec("U8", (length,)))
 
 
-def _forms(manifest: Manifest, name: str, form: Form) -> dict[str, Form]:
-    forms = {name: form}
+def _specs(manifest: Manifest, name: str, spec: TensorSpec) -> dict[str, TensorSpec]:
+    specs = {name: spec}
     if manifest.num_buffers:
-        forms[_BUFFERS] = Form("F32", (manifest.num_buffers,))
-    return forms
+        specs[_BUFFERS] = TensorSpec("F32", (manifest.num_buffers,))
+    return specs
 
 
 def _read_sparse(manifest: Manifest, file: memoryview) -> Update:
     """The number of entries follows from the length, which the limits bound."""
     total = manifest.num_parameters
-    head = tensorfile.most_bytes(_forms(manifest, _SPARSE, Form("U8", (0,))))
+    head = tensorfile.max_bytes(_specs(manifest, _SPARSE, TensorSpec("U8", (0,))))
     found = _read_any_length(manifest, file, len(file) - 4 * manifest.num_buffers, head)
     data = np.frombuffer(found[_SPARSE], np.uint8)
     count, rest = divmod(len(data) - sparse.num_bytes(total, 0), sparse.ENTRY_BYTES)
-    if rest or not 0 <= count <= _most_entries(total):
+    if rest or not 0 <= count <= _max_entries(total):
         raise ValueError(f"{len(data)} bytes are no entries of {total} values")
     try:
         chosen = sparse.unpack(data.copy(), total, count, peer=0)
@@ -203,10 +207,10 @@ def _read_any_length(
     size = most - 8 - length
     if size < 0 or length > head:
         raise ValueError("no safetensors: the length of its header makes no sense")
-    return tensorfile.read(file, _forms(manifest, _SPARSE, Form("U8", (size,))))
+    return tensorfile.read(file, _specs(manifest, _SPARSE, TensorSpec("U8", (size,))))
 
 
-def _most_entries(total: int) -> int:
+def _max_entries(total: int) -> int:
     """More than half of all values take more bytes than all of them do."""
     return -(-total // 2)
 
@@ -247,8 +251,8 @@ def _ratio(codec: str) -> float:
         ratio = float(text) if text else _DEFAULT_RATIO
     except ValueError:
         ratio = 0.0
-    if not 0 < ratio <= MOST_RATIO:
-        text = f"write it like topk:0.01, above 0 up to {MOST_RATIO}"
+    if not 0 < ratio <= MAX_RATIO:
+        text = f"write it like topk:0.01, above 0 up to {MAX_RATIO}"
         raise ConfigError(f"codec {codec!r}: {text}")
     return ratio
 

@@ -17,7 +17,7 @@ _PLAIN = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class JoinLink:
     """A join link in its parts; only ``url`` may be shown or logged."""
 
     url: str
@@ -40,18 +40,18 @@ def build(url: str, secret: bytes, fingerprint: bytes | None) -> Secret[str]:
     return Secret(f"{url}/#{encode(head + (fingerprint or b'') + secret)}")
 
 
-def parse(text: str) -> Link:
+def parse(text: str) -> JoinLink:
     """A link or a bare address, as a person pasted it; ConfigError if it is none."""
     parts = _address(text.strip())
     if parts is None:
         raise ConfigError("that is no address of a server; it looks like https://host")
     url = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
     if not parts.fragment:
-        return Link(url)
+        return JoinLink(url)
     fingerprint, secret = _split(parts.fragment)
     if fingerprint is not None and parts.scheme != "https":
         raise ConfigError("the link is for https, and its address begins with http")
-    return Link(url, fingerprint, Secret(encode(secret)))
+    return JoinLink(url, fingerprint, Secret(encode(secret)))
 
 
 def encode(data: bytes) -> str:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -66,6 +66,20 @@ class Manifest:
     """All tensors of a model, trained ones first; the same for server and workers."""
 
     entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Self:
+        """Describe ``model``; ConfigError if it cannot be trained this way."""
+        kept = model.state_dict().keys()
+        entries = [_parameter(name, p) for name, p in model.named_parameters()]
+        for name, buffer in model.named_buffers():
+            if name in kept:
+                moves = buffer.dtype in _MOVING_BUFFERS
+                entries.append(_entry(name, buffer, "buffer" if moves else "constant"))
+        if not any(entry.kind == "parameter" for entry in entries):
+            raise ConfigError("the task's model has no parameter that is trained")
+        order = ("parameter", "buffer", "constant")
+        return cls(tuple(sorted(entries, key=lambda e: order.index(e.kind))))
 
     @cached_property
     def parameters(self) -> tuple[Entry, ...]:
@@ -161,20 +175,6 @@ def _parts(
     for entry in entries:
         yield entry, vector[begin : begin + entry.count]
         begin += entry.count
-
-
-def of(model: nn.Module) -> Manifest:
-    """The manifest of ``model``; ConfigError for what cannot be trained this way."""
-    kept = model.state_dict().keys()
-    entries = [_parameter(name, p) for name, p in model.named_parameters()]
-    for name, buffer in model.named_buffers():
-        if name in kept:
-            moves = buffer.dtype in _MOVING_BUFFERS
-            entries.append(_entry(name, buffer, "buffer" if moves else "constant"))
-    if not any(entry.kind == "parameter" for entry in entries):
-        raise ConfigError("the task's model has no parameter that is trained")
-    order = ("parameter", "buffer", "constant")
-    return Manifest(tuple(sorted(entries, key=lambda e: order.index(e.kind))))
 
 
 def _parameter(name: str, parameter: nn.Parameter) -> Entry:

@@ -23,7 +23,7 @@ SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
 SIZES |= {"I8": 1, "U8": 1, "BOOL": 1}
 
 
-class Form(NamedTuple):
+class TensorSpec(NamedTuple):
     """What a tensor must look like."""
 
     dtype: str
@@ -35,11 +35,11 @@ class Form(NamedTuple):
         return SIZES[self.dtype] * math.prod(self.shape)
 
 
-class Part(NamedTuple):
+class TensorData(NamedTuple):
     """One tensor to be written."""
 
     name: str
-    form: Form
+    spec: TensorSpec
     data: memoryview
 
 
@@ -49,16 +49,16 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     data_offsets: tuple[int, int]
 
 
-def write(parts: Iterable[Part]) -> list[bytes | memoryview]:
+def write(parts: Iterable[TensorData]) -> list[bytes | memoryview]:
     """The pieces of a file in order; the data itself is not copied."""
     header: dict[str, object] = {}
     pieces: list[bytes | memoryview] = []
     end = 0
-    for name, form, data in parts:
+    for name, spec, data in parts:
         begin, end = end, end + data.nbytes
         header[name] = {
-            "dtype": form.dtype,
-            "shape": list(form.shape),
+            "dtype": spec.dtype,
+            "shape": list(spec.shape),
             "data_offsets": [begin, end],
         }
         pieces.append(data)
@@ -67,28 +67,28 @@ def write(parts: Iterable[Part]) -> list[bytes | memoryview]:
     return [len(text).to_bytes(_LENGTH_BYTES, "little"), text, *pieces]
 
 
-def most_bytes(forms: Mapping[str, Form]) -> int:
+def max_bytes(specs: Mapping[str, TensorSpec]) -> int:
     """How long a file with these tensors can be at most, header included."""
-    names = sum(len(name.encode()) * 6 + 32 * len(f.shape) for name, f in forms.items())
-    header = min(MAX_HEADER_BYTES, 4096 + names + 256 * len(forms))
-    return _LENGTH_BYTES + header + sum(form.num_bytes for form in forms.values())
+    names = sum(len(name.encode()) * 6 + 32 * len(f.shape) for name, f in specs.items())
+    header = min(MAX_HEADER_BYTES, 4096 + names + 256 * len(specs))
+    return _LENGTH_BYTES + header + sum(spec.num_bytes for spec in specs.values())
 
 
-def read(file: memoryview, forms: Mapping[str, Form]) -> dict[str, memoryview]:
+def read(file: memoryview, specs: Mapping[str, TensorSpec]) -> dict[str, memoryview]:
     """The data of exactly these tensors; ValueError if the file holds others."""
     entries, data = _entries(file)
-    if entries.keys() != forms.keys():
-        raise ValueError(_which(entries.keys() ^ forms.keys()))
+    if entries.keys() != specs.keys():
+        raise ValueError(_which(entries.keys() ^ specs.keys()))
     found: dict[str, memoryview] = {}
     end = 0
     for name, entry in sorted(entries.items(), key=lambda e: e[1].data_offsets):
-        form = forms[name]
-        if (entry.dtype, tuple(entry.shape)) != form:
+        spec = specs[name]
+        if (entry.dtype, tuple(entry.shape)) != spec:
             raise ValueError(
                 f"{name!r} is {entry.dtype} {entry.shape}"[:200]
-                + f", not {form.dtype} {list(form.shape)}"
+                + f", not {spec.dtype} {list(spec.shape)}"
             )
-        begin, end = end, end + form.num_bytes
+        begin, end = end, end + spec.num_bytes
         if entry.data_offsets != (begin, end):
             raise ValueError(f"{name!r} does not lie at {begin}..{end}")
         found[name] = data[begin:end]

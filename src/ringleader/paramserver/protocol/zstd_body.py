@@ -70,17 +70,17 @@ def join(pieces: Sequence[bytes | memoryview]) -> memoryview:
     return whole.data
 
 
-def unpack(body: bytes | bytearray | memoryview, most_bytes: int) -> memoryview:
+def unpack(body: bytes | bytearray | memoryview, max_bytes: int) -> memoryview:
     """What a body holds, at most ``most_bytes``; ValueError for anything else."""
     view = memoryview(body)
     if view[: len(MAGIC)] == MAGIC:
-        return memoryview(_decompress(view, most_bytes))
-    if len(view) > most_bytes:
-        raise ValueError(f"{len(view)} bytes, which is more than {most_bytes}")
+        return memoryview(_decompress(view, max_bytes))
+    if len(view) > max_bytes:
+        raise ValueError(f"{len(view)} bytes, which is more than {max_bytes}")
     return view
 
 
-def _decompress(frame: memoryview, most_bytes: int) -> bytearray:
+def _decompress(frame: memoryview, max_bytes: int) -> bytearray:
     """Piece by piece: a bomb is noticed one piece after the limit."""
     options: dict[int, int] = {DecompressionParameter.window_log_max: WINDOW_LOG}
     decompressor = ZstdDecompressor(options=options)
@@ -88,12 +88,12 @@ def _decompress(frame: memoryview, most_bytes: int) -> bytearray:
     feed: bytes | memoryview = frame
     try:
         while not decompressor.eof:
-            want = min(_PIECE_BYTES, most_bytes - len(out) + 1)
+            want = min(_PIECE_BYTES, max_bytes - len(out) + 1)
             piece = decompressor.decompress(feed, want)
             feed = b""
             out += piece
-            if len(out) > most_bytes:
-                raise ValueError(f"a zstd frame of more than {most_bytes} bytes")
+            if len(out) > max_bytes:
+                raise ValueError(f"a zstd frame of more than {max_bytes} bytes")
             if not piece and decompressor.needs_input:
                 raise ValueError("a zstd frame that breaks off")
     except ZstdError as exc:

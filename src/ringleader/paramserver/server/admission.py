@@ -24,23 +24,23 @@ MAX_PIN_CHARACTERS = 128
 _TOKEN_BYTES = 32
 
 
-class Answer(Enum):
+class AdmissionResult(Enum):
     """What the entrance says."""
 
-    WELCOME = "welcome"
+    ADMITTED = "welcome"
     UNKNOWN = "unknown"
     LOCKED = "locked"
 
 
 @dataclass(slots=True)
-class Entrance:
+class Admission:
     """Lets workers in. One thread."""
 
     secret: Secret[bytes]
     pin: Secret[str] | None = None
     is_open: bool = False
     """Lets everybody in; only for servers that listen on this machine alone."""
-    attempts_left: int = PIN_ATTEMPTS
+    pin_attempts_left: int = PIN_ATTEMPTS
     fingerprint: bytes = b""
     """Of the server's key, for which a PIN can vouch."""
     _key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
@@ -52,63 +52,65 @@ class Entrance:
             if not 1 <= length <= MAX_PIN_CHARACTERS:
                 raise ConfigError(f"PIN: 1 to {MAX_PIN_CHARACTERS} characters go")
 
-    def knows(self, code: str | None) -> bool:
+    def is_join_code(self, code: str | None) -> bool:
         """Whether this is the code of the join link."""
         data = join_link.decode(code or "") or b""
         return hmac.compare_digest(self._mac(data), self._mac(self.secret.reveal()))
 
-    def admit(self, code: str | None, pin: str | None) -> Answer:
+    def admit(self, code: str | None, pin: str | None) -> AdmissionResult:
         """Whether a stranger may join."""
-        if self.is_open or self.knows(code):
-            return Answer.WELCOME
+        if self.is_open or self.is_join_code(code):
+            return AdmissionResult.ADMITTED
         if code is not None or pin is None or self.pin is None:
-            return Answer.UNKNOWN
+            return AdmissionResult.UNKNOWN
         return self._try(pin)
 
-    def _try(self, pin: str) -> Answer:
-        if not self.spend():  # before the compare: nothing can interrupt in favour
-            return Answer.LOCKED
+    def _try(self, pin: str) -> AdmissionResult:
+        if (
+            not self.spend_pin_attempt()
+        ):  # before the compare: nothing can interrupt in favour
+            return AdmissionResult.LOCKED
         assert self.pin is not None
         theirs, ours = self._mac(pin.encode()), self._mac(self.pin.reveal().encode())
         if not hmac.compare_digest(theirs, ours):
-            return Answer.UNKNOWN
-        self.give_back()
-        return Answer.WELCOME
+            return AdmissionResult.UNKNOWN
+        self.refund_pin_attempt()
+        return AdmissionResult.ADMITTED
 
-    def spend(self) -> bool:
+    def spend_pin_attempt(self) -> bool:
         """Take an attempt from the budget of the PIN; False if none is left."""
-        if self.attempts_left <= 0:
+        if self.pin_attempts_left <= 0:
             return False
-        self.attempts_left -= 1
+        self.pin_attempts_left -= 1
         return True
 
-    def give_back(self) -> None:
+    def refund_pin_attempt(self) -> None:
         """It was no wrong PIN."""
-        self.attempts_left += 1
+        self.pin_attempts_left += 1
 
     def _mac(self, data: bytes) -> bytes:
         """Equal lengths for all, so that comparing takes equally long."""
         return hmac.digest(self._key, data, "sha256")
 
-    def issue(self, worker: str) -> tuple[str, str]:
+    def issue_token(self, worker: str) -> tuple[str, str]:
         """A new token for a worker, and its hash for the records; an old one ends."""
         token = join_link.encode(secrets.token_bytes(_TOKEN_BYTES))
-        digest = hash_of(token)
-        self.remember(digest, worker)
+        digest = sha256_hex(token)
+        self.add_token(digest, worker)
         return token, digest
 
-    def remember(self, digest: str, worker: str) -> None:
+    def add_token(self, digest: str, worker: str) -> None:
         """A token by its hash."""
-        self.forget(worker)
+        self.revoke_tokens(worker)
         self._tokens[digest] = worker
 
-    def forget(self, worker: str) -> None:
+    def revoke_tokens(self, worker: str) -> None:
         """The tokens of a worker end."""
         self._tokens = {d: w for d, w in self._tokens.items() if w != worker}
 
-    def who(self, token: str) -> str | None:
+    def worker_of(self, token: str) -> str | None:
         """The worker with this token. Found by its hash: timing tells nothing."""
-        return self._tokens.get(hash_of(token))
+        return self._tokens.get(sha256_hex(token))
 
     @property
     def tokens(self) -> dict[str, str]:
@@ -116,6 +118,6 @@ class Entrance:
         return dict(self._tokens)
 
 
-def hash_of(text: str) -> str:
+def sha256_hex(text: str) -> str:
     """How tokens and nonces are kept."""
     return hashlib.sha256(text.encode()).hexdigest()

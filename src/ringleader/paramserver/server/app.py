@@ -18,9 +18,9 @@ from ringleader.identity.secret import clean_name
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.openapi import DESCRIPTION
 from ringleader.paramserver.server import request_parsing, status_page
-from ringleader.paramserver.server.admission import Answer
-from ringleader.paramserver.server.auth import Gate
-from ringleader.paramserver.server.pin_pairing import Pairings
+from ringleader.paramserver.server.admission import AdmissionResult
+from ringleader.paramserver.server.auth import Authenticator
+from ringleader.paramserver.server.pin_pairing import PinPairings
 from ringleader.paramserver.server.request_parsing import (
     SOON,
     locked,
@@ -29,7 +29,7 @@ from ringleader.paramserver.server.request_parsing import (
 )
 from ringleader.paramserver.server.status import status_of
 from ringleader.paramserver.server.training import Training
-from ringleader.paramserver.server.update_endpoint import Updates, stale
+from ringleader.paramserver.server.update_endpoint import UpdateEndpoint, stale
 
 PIECE_BYTES = 256 << 10
 """Of weights, handed to the socket at once: larger ones keep others waiting."""
@@ -54,9 +54,9 @@ class App:
         self.training = training
         self.terms = terms
         self.manifest = training.store.weights.manifest
-        self._gate = Gate(training)
-        self._pairings = Pairings(training.entrance, self._gate.slow_down)
-        self.updates = Updates(training, self._gate, batch_size=terms.batch_size)
+        self._auth = Authenticator(training)
+        self._pairings = PinPairings(training.admission, self._auth.limit_stranger)
+        self.updates = UpdateEndpoint(training, self._auth, batch_size=terms.batch_size)
 
     def starlette(self) -> Starlette:
         """The application that uvicorn serves."""
@@ -82,30 +82,32 @@ class App:
         )
 
     async def _page(self, request: Request) -> Response:
-        self._gate.slow_down(request)
+        self._auth.limit_stranger(request)
         return HTMLResponse(status_page.HTML, headers=status_page.HEADERS)
 
     async def _status(self, request: Request) -> Response:
-        self._gate.slow_down(request)
+        self._auth.limit_stranger(request)
         found = status_of(self.training, self.terms.task, time.monotonic())
         return JSONResponse(found, headers={"Cache-Control": "no-store"})
 
     async def _openapi(self, request: Request) -> Response:
-        self._gate.slow_down(request)
+        self._auth.limit_stranger(request)
         return JSONResponse(DESCRIPTION)
 
     async def _join(self, request: Request) -> Response:
         join = await request_parsing.read_join(request)
-        entrance = self.training.entrance
-        if not entrance.knows(join.code):  # behind a tunnel all have one address
-            self._gate.slow_down(request)
-        match entrance.admit(join.code, join.pin):
-            case Answer.UNKNOWN:
+        admission = self.training.admission
+        if not admission.is_join_code(
+            join.code
+        ):  # behind a tunnel all have one address
+            self._auth.limit_stranger(request)
+        match admission.admit(join.code, join.pin):
+            case AdmissionResult.UNKNOWN:
                 text = "this server does not know that code or PIN"
                 raise refusal(401, "unknown", text)
-            case Answer.LOCKED:
+            case AdmissionResult.LOCKED:
                 raise locked()
-            case Answer.WELCOME:
+            case AdmissionResult.ADMITTED:
                 self._pairings.redeem(join.receipt, time.monotonic())
         self._compare(join.task)
         name = clean_name(join.name) or "somebody"
@@ -129,38 +131,38 @@ class App:
             raise refusal(412, "task", text, differences=parts)
 
     def _terms(self) -> dict[str, Any]:
-        versions, terms = self.training.versions, self.terms
+        scheduler, terms = self.training.scheduler, self.terms
         return {
-            "version": versions.version,
-            "rounds": versions.plan.rounds,
-            "mode": versions.plan.mode,
-            "shards": versions.shards,
-            "steps": versions.plan.steps,
+            "version": scheduler.version,
+            "rounds": scheduler.plan.rounds,
+            "mode": scheduler.plan.mode,
+            "shards": scheduler.shards,
+            "steps": scheduler.plan.steps,
             "batch_size": terms.batch_size,
             "seed": terms.seed,
             "manifest": self.manifest.digest,
             "codecs": bodies.CODECS,
             "codec": terms.codec,
             "weights_codec": terms.weights_codec,
-            "max_update_bytes": self.updates.most_bytes,
+            "max_update_bytes": self.updates.max_bytes,
             "task": terms.task,
         }
 
     async def _leave(self, request: Request) -> Response:
-        worker = self._gate.worker(request)
+        worker = self._auth.authenticate(request)
         self.updates.uploads.drop(worker)
         await self.training.leave(worker)
         return Response(status_code=204)
 
     async def _work(self, request: Request) -> Response:
-        worker = self._gate.worker(request)
-        wait_s = request_parsing.wait_of(request)
-        found = await self.training.work(worker, wait_s)
-        versions = self.training.versions
-        if versions.is_finished:
+        worker = self._auth.authenticate(request)
+        wait_s = request_parsing.parse_wait(request)
+        found = await self.training.wait_for_work(worker, wait_s)
+        scheduler = self.training.scheduler
+        if scheduler.is_finished:
             summary = self.training.summary()
             return self._json(
-                {"kind": "finished", "version": versions.version, "summary": summary}
+                {"kind": "finished", "version": scheduler.version, "summary": summary}
             )
         if found is None:
             return self._with_version(Response(status_code=204))
@@ -171,28 +173,28 @@ class App:
                 "shard": found.shard,
                 "shards": found.shards,
                 "first_batch": found.first_batch,
-                "steps": versions.plan.steps,
+                "steps": scheduler.plan.steps,
                 "batch_size": self.terms.batch_size,
-                "lr": versions.plan.rate_factor(found.version, found.shards),
+                "lr": scheduler.plan.rate_factor(found.version, found.shards),
             }
         )
 
     async def _weights(self, request: Request) -> Response:
-        worker = self._gate.worker(request)
+        worker = self._auth.authenticate(request)
         wanted = request_parsing.number(request.path_params["version"], "the version")
         codec = request.query_params.get("codec", "none")
         if codec not in bodies.WEIGHTS_CODECS:
             raise malformed(f"codec is none of {', '.join(bodies.WEIGHTS_CODECS)}")
-        versions = self.training.versions
-        if versions.plan.is_bulk and wanted != versions.version:
-            raise stale(versions.version)
-        if request.headers.get("if-none-match") == _etag(versions.version, codec):
-            self.training.versions.move_up(worker)
+        scheduler = self.training.scheduler
+        if scheduler.plan.is_bulk and wanted != scheduler.version:
+            raise stale(scheduler.version)
+        if request.headers.get("if-none-match") == _etag(scheduler.version, codec):
+            self.training.scheduler.use_newest_weights(worker)
             return self._with_version(Response(status_code=304))
-        version, body = await self.training.body(codec)
-        if versions.plan.is_bulk and wanted != version:
-            raise stale(versions.version)
-        self.training.versions.move_up(worker)
+        version, body = await self.training.weights_body(codec)
+        if scheduler.plan.is_bulk and wanted != version:
+            raise stale(scheduler.version)
+        self.training.scheduler.use_newest_weights(worker)
         return self._send(request, worker, body, (version, codec))
 
     def _send(
@@ -226,14 +228,14 @@ class App:
         for i in range(0, len(body), PIECE_BYTES):
             piece = body[i : i + PIECE_BYTES]
             sent[worker] = sent.get(worker, 0) + len(piece)
-            self.training.versions.see(worker, time.monotonic())
+            self.training.scheduler.mark_seen(worker, time.monotonic())
             yield piece
 
     def _json(self, content: dict[str, Any]) -> Response:
         return self._with_version(JSONResponse(content))
 
     def _with_version(self, response: Response) -> Response:
-        response.headers["X-Version"] = str(self.training.versions.version)
+        response.headers["X-Version"] = str(self.training.scheduler.version)
         return response
 
 

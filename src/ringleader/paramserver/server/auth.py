@@ -7,39 +7,39 @@ import time
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from ringleader.paramserver.server.rate_limit import Pace
+from ringleader.paramserver.server.rate_limit import RateLimiter
 from ringleader.paramserver.server.request_parsing import CLOSE, refusal
 from ringleader.paramserver.server.training import Training
 
 
-class Gate:
+class Authenticator:
     """Every request passes here first."""
 
     def __init__(self, training: Training) -> None:
         self.training = training
-        self._strangers = Pace(per_s=20.0, burst=60.0)
+        self._strangers = RateLimiter(per_s=20.0, burst=60.0)
         # A step takes three requests: small models on a LAN make a hundred in a second.
-        self._workers = Pace(per_s=500.0, burst=1000.0)
+        self._workers = RateLimiter(per_s=500.0, burst=1000.0)
 
-    def worker(self, request: Request) -> str:
+    def authenticate(self, request: Request) -> str:
         """Whose token this is; strangers are slowed down, the quarantined refused."""
         kind, _, token = request.headers.get("authorization", "").partition(" ")
-        worker = self.training.entrance.who(token) if kind == "Bearer" else None
+        worker = self.training.admission.worker_of(token) if kind == "Bearer" else None
         if worker is None:
-            self.slow_down(request)
+            self.limit_stranger(request)
             text = "no token that this server knows: join first"
             raise refusal(401, "unknown", text, headers=CLOSE)
         wait_s = self._workers.wait_s(worker, time.monotonic())
         if wait_s:
             raise _busy(wait_s)
-        if self.training.versions.workers[worker].is_quarantined:
+        if self.training.scheduler.workers[worker].is_quarantined:
             text = "quarantined: this worker's updates failed checks again and again"
             raise refusal(403, "quarantined", text, headers=CLOSE)
-        self.training.versions.see(worker, time.monotonic())
+        self.training.scheduler.mark_seen(worker, time.monotonic())
         request.state.worker = worker  # the doorway turns others away before it
         return worker
 
-    def slow_down(self, request: Request) -> None:
+    def limit_stranger(self, request: Request) -> None:
         host = request.client.host if request.client else ""
         if wait_s := self._strangers.wait_s(host, time.monotonic()):
             raise _busy(wait_s)

@@ -20,8 +20,8 @@ from ringleader.errors import ConfigError, ProtocolError
 from ringleader.identity.files import sync_directory
 from ringleader.paramserver.protocol import bodies, tensorfile
 from ringleader.paramserver.protocol.manifest import DTYPES
-from ringleader.paramserver.protocol.tensorfile import Form, Part
-from ringleader.paramserver.server.global_weights import Weights
+from ringleader.paramserver.protocol.tensorfile import TensorData, TensorSpec
+from ringleader.paramserver.server.global_weights import GlobalWeights
 
 WEIGHTS = "weights.safetensors"
 FOLDER = "checkpoints"
@@ -54,7 +54,7 @@ def journal_path(out: Path, version: int) -> Path:
     return out / f"journal-{version:06d}.log"
 
 
-def write(out: Path, version: int, weights: Weights, state: State) -> None:
+def write(out: Path, version: int, weights: GlobalWeights, state: State) -> None:
     """Put a new checkpoint beside the old ones, in one step; then drop the oldest."""
     folder = out / FOLDER
     new = folder / f"{_NEW}{secrets.token_hex(4)}"
@@ -76,7 +76,7 @@ def write(out: Path, version: int, weights: Weights, state: State) -> None:
         raise ConfigError(f"{new}: cannot be written: {exc.strerror}") from exc
 
 
-def load(found: Found, weights: Weights) -> State:
+def load(found: Found, weights: GlobalWeights) -> State:
     """Bring ``weights`` to where the checkpoint left them; what else it knew."""
     try:
         body = (found.path / WEIGHTS).read_bytes()
@@ -99,9 +99,11 @@ def _all(out: Path) -> list[Found]:
     return [Found(int(n), folder / n) for n in names if _NAME.fullmatch(n)]
 
 
-def _part(name: str, tensor: Tensor) -> Part:
+def _part(name: str, tensor: Tensor) -> TensorData:
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return Part(name, Form(DTYPES[tensor.dtype], tuple(tensor.shape)), raw.data)
+    return TensorData(
+        name, TensorSpec(DTYPES[tensor.dtype], tuple(tensor.shape)), raw.data
+    )
 
 
 def _write(path: Path, pieces: list[bytes] | list[bytes | memoryview]) -> None:
@@ -144,9 +146,9 @@ def _tidy(out: Path, version: int) -> None:
                 journal.unlink()
 
 
-def _flatten(state: Mapping[str, Any]) -> tuple[list[Part], State]:
+def _flatten(state: Mapping[str, Any]) -> tuple[list[TensorData], State]:
     """An optimizer's tensors, and JSON for the rest with their dtypes and shapes."""
-    parts: list[Part] = []
+    parts: list[TensorData] = []
     plain: dict[str, dict[str, Any]] = {}
     for index, values in state["state"].items():
         for key, value in values.items():
@@ -155,25 +157,26 @@ def _flatten(state: Mapping[str, Any]) -> tuple[list[Part], State]:
                 parts.append(_part(name, value))
             else:
                 plain.setdefault(str(index), {})[key] = value
-    forms = {p.name: [p.form.dtype, list(p.form.shape)] for p in parts}
+    specs = {p.name: [p.spec.dtype, list(p.spec.shape)] for p in parts}
     return parts, {
-        "tensors": forms,
+        "tensors": specs,
         "values": plain,
         "groups": state["param_groups"],
     }
 
 
 def _restore(path: Path, kept: State) -> dict[str, Any]:
-    forms = {
-        name: Form(d, tuple(shape)) for name, (d, shape) in kept["tensors"].items()
+    specs = {
+        name: TensorSpec(d, tuple(shape))
+        for name, (d, shape) in kept["tensors"].items()
     }
-    data = tensorfile.read(memoryview(bytearray(path.read_bytes())), forms)
+    data = tensorfile.read(memoryview(bytearray(path.read_bytes())), specs)
     dtypes = {word: dtype for dtype, word in DTYPES.items()}
     state: dict[int, dict[str, Any]] = {
         int(index): dict(values) for index, values in kept["values"].items()
     }
-    for name, form in forms.items():
+    for name, spec in specs.items():
         index, _, key = name.partition("/")
-        flat = torch.frombuffer(data[name], dtype=dtypes[form.dtype])
-        state.setdefault(int(index), {})[key] = flat.reshape(form.shape).clone()
+        flat = torch.frombuffer(data[name], dtype=dtypes[spec.dtype])
+        state.setdefault(int(index), {})[key] = flat.reshape(spec.shape).clone()
     return {"state": state, "param_groups": kept["groups"]}

@@ -31,20 +31,20 @@ MAX_PER_ADDRESS = 32
 _REST_S = 0.05
 
 
-class Doorway:
+class ConnectionAcceptor:
     """Accepts connections on one listening socket, until it is closed."""
 
     def __init__(
         self,
         listener: socket.socket,
-        make_protocol: Callable[[], GuardedProtocol],
+        make_protocol: Callable[[], LimitedProtocol],
         context: ssl.SSLContext | None,
     ) -> None:
         self._listener = listener
         self._make = make_protocol
         self._context = context
-        self._open: dict[GuardedProtocol, None] = {}
-        self._shaking: dict[asyncio.Task[None], str] = {}
+        self._open: dict[LimitedProtocol, None] = {}
+        self._handshaking: dict[asyncio.Task[None], str] = {}
 
     async def accept(self) -> None:
         """Take connections in until cancelled."""
@@ -58,32 +58,32 @@ class Doorway:
                 continue
             host = str(address[0])
             if self._make_room(host):
-                self._welcome(sock, host)
+                self._start_connection(sock, host)
             else:
                 sock.close()
             await asyncio.sleep(0)  # accepting does not yield while more are waiting
 
     async def close(self) -> None:
         """End what is still between accept and protocol."""
-        tasks = list(self._shaking)
+        tasks = list(self._handshaking)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for protocol in list(self._open):
             protocol.drop()
 
-    def add(self, protocol: GuardedProtocol) -> None:
+    def add(self, protocol: LimitedProtocol) -> None:
         """A connection is up."""
         self._open[protocol] = None
 
-    def remove(self, protocol: GuardedProtocol) -> None:
+    def remove(self, protocol: LimitedProtocol) -> None:
         """A connection is over."""
         self._open.pop(protocol, None)
 
-    def _welcome(self, sock: socket.socket, host: str) -> None:
+    def _start_connection(self, sock: socket.socket, host: str) -> None:
         task = asyncio.create_task(self._connect(sock))
-        self._shaking[task] = host
-        task.add_done_callback(lambda done: self._shaking.pop(done, None))
+        self._handshaking[task] = host
+        task.add_done_callback(lambda done: self._handshaking.pop(done, None))
 
     async def _connect(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -100,7 +100,7 @@ class Doorway:
 
     def _make_room(self, host: str) -> bool:
         """Whether one more may come in, perhaps in place of another."""
-        hosts = [p.host for p in self._open] + list(self._shaking.values())
+        hosts = [p.host for p in self._open] + list(self._handshaking.values())
         mine = hosts.count(host)
         if mine >= MAX_PER_ADDRESS and not _is_here(host):
             return self._evict(host)
@@ -116,18 +116,18 @@ class Doorway:
         if loose:
             min(loose, key=lambda p: (p.is_worker, p.idle_since_s)).drop()
             return True
-        for task, whose in self._shaking.items():
+        for task, whose in self._handshaking.items():
             if host in (None, whose):
-                del self._shaking[task]
+                del self._handshaking[task]
                 task.cancel()
                 return True
         return False
 
 
-class GuardedProtocol(H11Protocol):
+class LimitedProtocol(H11Protocol):
     """uvicorn's protocol with a timer for heads and one for readers that stall."""
 
-    doorway: Doorway
+    acceptor: ConnectionAcceptor
     host = ""
     idle_since_s = 0.0
     _head: asyncio.TimerHandle | None = None
@@ -138,24 +138,24 @@ class GuardedProtocol(H11Protocol):
         super().connection_made(transport)
         self.host = self.client[0] if self.client else ""
         self.idle_since_s = time.monotonic()
-        self.doorway.add(self)
-        self._arm()
+        self.acceptor.add(self)
+        self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """No timer outlives its connection."""
         super().connection_lost(exc)
-        self.doorway.remove(self)
-        self._disarm()
+        self.acceptor.remove(self)
+        self._stop_head_timer()
         self._unset_keepalive_if_required()
-        self._calm()
+        self._stop_stall_timer()
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a head do not reset its timer; a whole head stops it."""
         if self._head is None and self.is_idle:
-            self._arm()
+            self._start_head_timer()
         super().data_received(data)
         if not self.is_idle:
-            self._disarm()
+            self._stop_head_timer()
 
     def on_response_complete(self) -> None:
         """Idle again; the next head has its own time, from its first byte."""
@@ -171,7 +171,7 @@ class GuardedProtocol(H11Protocol):
     def resume_writing(self) -> None:
         """It does again."""
         super().resume_writing()
-        self._calm()
+        self._stop_stall_timer()
 
     @property
     def is_idle(self) -> bool:
@@ -187,19 +187,19 @@ class GuardedProtocol(H11Protocol):
 
     def drop(self) -> None:
         """End the connection at once, whatever is still to be sent."""
-        self.doorway.remove(self)  # the loop tells us of the end only later
+        self.acceptor.remove(self)  # the loop tells us of the end only later
         self.transport.abort()
 
-    def _arm(self) -> None:
+    def _start_head_timer(self) -> None:
         if self._head is None:
             self._head = self.loop.call_later(HEAD_S, self.drop)
 
-    def _disarm(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._head is not None:
             self._head.cancel()
             self._head = None
 
-    def _calm(self) -> None:
+    def _stop_stall_timer(self) -> None:
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None

@@ -6,9 +6,6 @@ never called from the event loop.
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,16 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ringleader.errors import ConfigError, ProtocolError
-from ringleader.paramserver.protocol import bodies, manifest
+from ringleader.errors import ConfigError
+from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.bodies import Update
-from ringleader.paramserver.protocol.manifest import Vector
+from ringleader.paramserver.protocol.manifest import Manifest, Vector
 
-MAX_NORM = 1e6
-"""Of an update. A gradient of this size has destroyed its model already."""
-MAX_NORM_RATIO = 1000.0
-"""How many times the usual norm an update may have."""
-_LEAST_NORMS = 8
 _PIECE = 1 << 16
 """Values worked on together, so that they stay in the second-level cache."""
 
@@ -34,7 +26,7 @@ MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outer:
+class OuterOptimizer:
     """How averaged differences of local steps change the weights."""
 
     rate: float = 1.0
@@ -58,14 +50,14 @@ class Outer:
         )
 
 
-class Weights:
+class GlobalWeights:
     """A model, its optimizer, and the sum of what has come for the next version."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, *, is_difference: bool
     ) -> None:
         self.model = model
-        self.manifest = manifest.of(model)
+        self.manifest = Manifest.of(model)
         self.optimizer = make_optimizer(model)
         self._sign = -1.0 if is_difference else 1.0
         self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -112,46 +104,12 @@ class Weights:
             tensors[name].add_(moved.to(tensors[name].dtype))
 
 
-class Usual:
-    """What norms the last updates had, and whether another one is like them."""
-
-    def __init__(self) -> None:
-        self._norms: deque[float] = deque(maxlen=32)
-
-    def check(self, norm: float) -> None:
-        """ProtocolError for a norm far out of the usual; else it is one of them."""
-        if len(self._norms) >= _LEAST_NORMS:
-            usual = statistics.median(self._norms)
-            if norm > MAX_NORM_RATIO * usual > 0:
-                text = f"its norm {norm:.3g} is above {MAX_NORM_RATIO:g} times the"
-                raise ProtocolError(
-                    "the worker", f"update refused: {text} usual {usual:.3g}"
-                )
-        self._norms.append(norm)
-
-
 def warm_up() -> None:
     """Make one step of nothing: at the first one torch imports for seconds, which the
     first round should not wait for."""
     nothing = nn.Parameter(torch.zeros(1))
     nothing.grad = torch.zeros(1)
     torch.optim.SGD([nothing], lr=0.1).step()
-
-
-def norm_of(update: Update) -> float:
-    """The length of an update; ProtocolError if it is not finite or absurd."""
-    total = 0.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        for vector in (update.parameters, update.buffers):
-            for i in range(0, len(vector), _PIECE):
-                piece = vector[i : i + _PIECE]
-                total += float(np.dot(piece, piece))
-    if math.isnan(total):
-        raise ProtocolError("the worker", "update refused: a value is not a number")
-    if not total <= MAX_NORM**2:
-        shown = f"its norm {math.sqrt(total):.3g} is above {MAX_NORM:g}"
-        raise ProtocolError("the worker", f"update refused: {shown}")
-    return math.sqrt(total)
 
 
 def _add(total: NDArray[np.float64], vector: Vector, samples: int) -> None:

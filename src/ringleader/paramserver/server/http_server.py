@@ -15,8 +15,11 @@ import uvicorn
 
 from ringleader.errors import ConfigError, RingleaderError
 from ringleader.paramserver.server.app import App
-from ringleader.paramserver.server.connection_limits import Doorway, GuardedProtocol
-from ringleader.paramserver.server.request_limits import MAX_HEAD_BYTES, Guard
+from ringleader.paramserver.server.connection_limits import (
+    ConnectionAcceptor,
+    LimitedProtocol,
+)
+from ringleader.paramserver.server.request_limits import MAX_HEAD_BYTES, RequestLimits
 from ringleader.paramserver.server.training import TICK_S, Training
 
 LINGER_S = 30.0
@@ -27,7 +30,7 @@ _GRACEFUL_S = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class ListenAddress:
     """Where to listen."""
 
     host: str = "0.0.0.0"
@@ -63,7 +66,7 @@ class Address:
             return False
 
 
-class Serving:
+class HttpServer:
     """One server. ``run`` it in the main thread, or ``serve`` it in a loop."""
 
     def __init__(
@@ -74,8 +77,8 @@ class Serving:
         self._listener = listener
         self._context = context
         self._config = uvicorn.Config(
-            Guard(app.starlette()),
-            http=GuardedProtocol,
+            RequestLimits(app.starlette()),
+            http=LimitedProtocol,
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -100,9 +103,9 @@ class Serving:
 
     async def serve(self) -> None:
         """The same in a running loop."""
-        doorway = Doorway(self._listener, self._protocol, self._context)
-        self._doorway = doorway
-        accepting = asyncio.create_task(doorway.accept())
+        acceptor = ConnectionAcceptor(self._listener, self._protocol, self._context)
+        self._acceptor = acceptor
+        accepting = asyncio.create_task(acceptor.accept())
         ticking = asyncio.create_task(self._tick())
         try:
             await self._server.serve(sockets=[])
@@ -112,8 +115,8 @@ class Serving:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-            await doorway.close()
-            await self._training.settle()
+            await acceptor.close()
+            await self._training.drain()
             self._listener.close()
         if self._training.failure is not None:
             raise self._training.failure
@@ -122,9 +125,9 @@ class Serving:
         """End ``serve`` soon. Any thread may call this."""
         self._server.should_exit = True
 
-    def _protocol(self) -> GuardedProtocol:
-        protocol = GuardedProtocol(self._config, self._server.server_state, {})
-        protocol.doorway = self._doorway
+    def _protocol(self) -> LimitedProtocol:
+        protocol = LimitedProtocol(self._config, self._server.server_state, {})
+        protocol.acceptor = self._acceptor
         return protocol
 
     async def _tick(self) -> None:
@@ -138,11 +141,11 @@ class Serving:
                 training.failure = exc
             self._app.updates.sweep()
             self.on_version()
-            if training.versions.is_finished:
+            if training.scheduler.is_finished:
                 now_s = time.monotonic()
                 over_s = now_s if over_s is None else over_s
                 # Who has heard that it is over leaves; an answer may have been lost.
-                is_alone = not training.versions.present(now_s)
+                is_alone = not training.scheduler.present(now_s)
                 if is_alone or now_s - over_s > self.linger_s:
                     break
         self.stop()

@@ -22,7 +22,7 @@ from ringleader.identity.invitation import FLOOR_S
 from ringleader.identity.redacted import Secret
 from ringleader.paramserver.protocol import join_link
 from ringleader.paramserver.server import request_parsing
-from ringleader.paramserver.server.admission import Entrance
+from ringleader.paramserver.server.admission import Admission
 from ringleader.paramserver.server.request_parsing import (
     SOON,
     locked,
@@ -30,43 +30,43 @@ from ringleader.paramserver.server.request_parsing import (
     refusal,
 )
 
-KEPT_S = 60.0
+PENDING_S = 60.0
 """How long a worker may take from here to its join: a few tries on a bad line."""
 
 
 @dataclass(slots=True, eq=False)
-class Pairing:
+class PendingPairing:
     """One exchange; there are at most as many as attempts."""
 
     receipt: Secret[bytes]
-    until_s: float
+    expires_s: float
     answer: dict[str, str] | None = None
     """For repetitions; None: it is being computed, or the element was garbage."""
 
 
-class Pairings:
+class PinPairings:
     """Exchanges that no join has followed yet. The event loop only."""
 
     def __init__(
-        self, entrance: Entrance, slow_down: Callable[[Request], None]
+        self, admission: Admission, limit_stranger: Callable[[Request], None]
     ) -> None:
-        self._entrance = entrance
-        self._slow_down = slow_down
-        self._open: dict[bytes, Pairing] = {}
+        self._admission = admission
+        self._limit_stranger = limit_stranger
+        self._open: dict[bytes, PendingPairing] = {}
 
     async def pair(self, request: Request) -> Response:
         """POST /v1/pair."""
-        self._slow_down(request)
+        self._limit_stranger(request)
         element = await request_parsing.read_element(request)
-        pin = self._entrance.pin
+        pin = self._admission.pin
         if pin is None:
             raise refusal(401, "unknown", "this server has no PIN: use the join link")
         pairing, is_new = self.begin(element, time.monotonic())
         if is_new:
-            content = Secret(self._entrance.secret.reveal() + pairing.receipt.reveal())
+            content = Secret(self._admission.secret.reveal() + pairing.receipt.reveal())
             found, _ = await asyncio.gather(
                 asyncio.to_thread(
-                    vouch.answer, pin, self._entrance.fingerprint, element, content
+                    vouch.answer, pin, self._admission.fingerprint, element, content
                 ),
                 asyncio.sleep(FLOOR_S),
             )
@@ -78,19 +78,19 @@ class Pairings:
             raise refusal(429, "busy", "this is being answered", headers=SOON)
         return JSONResponse(pairing.answer)
 
-    def begin(self, element: bytes, now_s: float) -> tuple[Pairing, bool]:
+    def begin(self, element: bytes, now_s: float) -> tuple[PendingPairing, bool]:
         """Spend an attempt, or refuse; the same element again is no other guess."""
-        self._open = {e: p for e, p in self._open.items() if now_s < p.until_s}
+        self._open = {e: p for e, p in self._open.items() if now_s < p.expires_s}
         found = self._open.get(element)
         if found is not None:
             return found, False
-        if not self._entrance.spend():
+        if not self._admission.spend_pin_attempt():
             if self._open:  # a crowd of friends may get theirs back in a moment
                 text = "too many try their PINs at once"
                 raise refusal(429, "busy", text, headers=SOON)
             raise locked()
-        made = Pairing(
-            Secret(secrets.token_bytes(join_link.RECEIPT_BYTES)), now_s + KEPT_S
+        made = PendingPairing(
+            Secret(secrets.token_bytes(join_link.RECEIPT_BYTES)), now_s + PENDING_S
         )
         self._open[element] = made
         return made, True
@@ -100,6 +100,6 @@ class Pairings:
         data = join_link.decode(receipt or "") or b""
         for element, pairing in list(self._open.items()):
             is_it = hmac.compare_digest(pairing.receipt.reveal(), data)
-            if is_it and now_s < pairing.until_s:
+            if is_it and now_s < pairing.expires_s:
                 del self._open[element]
-                self._entrance.give_back()
+                self._admission.refund_pin_attempt()

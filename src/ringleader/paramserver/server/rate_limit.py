@@ -12,7 +12,7 @@ no harm: filling the memory with others costs more requests than it gains."""
 
 
 @dataclass(slots=True)
-class Pace:
+class RateLimiter:
     """Buckets by key; time is an argument."""
 
     per_s: float

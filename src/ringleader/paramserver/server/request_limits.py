@@ -19,7 +19,7 @@ MAX_HEAD_BYTES = 16 << 10
 MAX_HEADERS = 64
 GRACE_S = 15.0
 """A body may be as slow as it likes for so long, and pause for so long."""
-LEAST_BYTES_PER_S = 16 << 10
+MIN_BYTES_PER_S = 16 << 10
 """... then it must come at this pace: the worst home connections do."""
 
 _EXTRA = (
@@ -28,7 +28,7 @@ _EXTRA = (
 )
 
 
-class Guard:
+class RequestLimits:
     """Wraps the application."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -76,7 +76,7 @@ class _Body:
         self._num_bytes += len(message.get("body", b""))
         self._has_ended = not message.get("more_body", False)
         took_s = time.monotonic() - self._began_s - GRACE_S
-        if not self._has_ended and self._num_bytes < took_s * LEAST_BYTES_PER_S:
+        if not self._has_ended and self._num_bytes < took_s * MIN_BYTES_PER_S:
             raise _slow()
         return message
 

@@ -12,8 +12,7 @@ from starlette.requests import Request
 
 from ringleader.identity.spake import is_element
 from ringleader.paramserver.protocol import bodies, join_link
-from ringleader.paramserver.server.assignment import Key
-from ringleader.paramserver.server.training import Told
+from ringleader.paramserver.server.update_headers import UpdateHeaders, UpdateKey
 
 MAX_JOIN_BYTES = 8192
 MAX_WAIT_S = 30.0
@@ -98,13 +97,13 @@ async def read_element(request: Request) -> bytes:
     return element
 
 
-async def read_small(request: Request, most_bytes: int) -> bytes:
+async def read_small(request: Request, max_bytes: int) -> bytes:
     """A whole body of at most ``most_bytes``."""
     body = bytearray()
     async for piece in request.stream():
         body += piece
-        if len(body) > most_bytes:
-            text = f"the body is longer than {most_bytes} bytes"
+        if len(body) > max_bytes:
+            text = f"the body is longer than {max_bytes} bytes"
             raise refusal(413, "large", text, headers=CLOSE)
     return bytes(body)
 
@@ -121,7 +120,7 @@ def number(text: str | None, what: str, most: int = 10**_MAX_DIGITS) -> int:
     return value
 
 
-def wait_of(request: Request) -> float:
+def parse_wait(request: Request) -> float:
     """How long a worker wants to wait for work."""
     text = request.query_params.get("wait")
     if text is None:
@@ -132,7 +131,7 @@ def wait_of(request: Request) -> float:
     return value
 
 
-def key_of(request: Request) -> Key:
+def parse_update_key(request: Request) -> UpdateKey:
     """Which update a request is about."""
     version = number(request.path_params["version"], "the version")
     shard = number(request.path_params["shard"], "the shard")
@@ -140,13 +139,13 @@ def key_of(request: Request) -> Key:
     if said is not None and number(said, "X-Worker-Version") != version:
         raise malformed("X-Worker-Version differs from the version in the path")
     first = number(request.headers.get("x-first-batch"), "X-First-Batch")
-    return Key(version, shard, first)
+    return UpdateKey(version, shard, first)
 
 
-def told_of(request: Request, most_samples: int) -> Told:
+def parse_update_headers(request: Request, max_samples: int) -> UpdateHeaders:
     """What the headers say about an update."""
     headers = request.headers
-    samples = number(headers.get("x-samples"), "X-Samples", most_samples)
+    samples = number(headers.get("x-samples"), "X-Samples", max_samples)
     codec = headers.get("x-codec", "none")
     if not samples:
         raise malformed("X-Samples is 0: an update of nothing")
@@ -155,7 +154,7 @@ def told_of(request: Request, most_samples: int) -> Told:
     loss = _real(headers.get("x-loss"), "X-Loss")
     if abs(loss) > _MAX_LOSS:
         raise malformed(f"X-Loss is above {_MAX_LOSS:g}")
-    return Told(key_of(request), samples, loss, codec)
+    return UpdateHeaders(parse_update_key(request), samples, loss, codec)
 
 
 def _real(text: str | None, what: str) -> float:

@@ -11,18 +11,22 @@ from ringleader.identity.home import LOCK, Held, Home
 from ringleader.identity.redacted import Secret
 from ringleader.identity.server_key import ServerKey
 from ringleader.paramserver.protocol import bodies
-from ringleader.paramserver.server.admission import Entrance
+from ringleader.paramserver.server.admission import Admission
 from ringleader.paramserver.server.app import App, Terms
-from ringleader.paramserver.server.global_weights import Outer, Weights, warm_up
+from ringleader.paramserver.server.global_weights import (
+    GlobalWeights,
+    OuterOptimizer,
+    warm_up,
+)
 from ringleader.paramserver.server.plan import Plan
-from ringleader.paramserver.server.run_store import Store
-from ringleader.paramserver.server.scheduler import Versions
+from ringleader.paramserver.server.run_store import RunStore
+from ringleader.paramserver.server.scheduler import Scheduler
 from ringleader.paramserver.server.training import Training
 from ringleader.paramserver.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ServerOptions:
     """What a server's owner chooses beside the plan."""
 
     out: Path
@@ -35,7 +39,7 @@ class Options:
     """What workers send updates in, unless they choose otherwise."""
     weights_codec: str = "none"
     checkpoint_every: int = 10
-    outer: Outer = field(default_factory=Outer)
+    outer: OuterOptimizer = field(default_factory=OuterOptimizer)
 
     def __post_init__(self) -> None:
         bodies.wire_name(self.codec)
@@ -66,7 +70,7 @@ class Run:
         self._held.close()
 
 
-def open_run(task: Task, plan: Plan, options: Options) -> Run:
+def open_run(task: Task, plan: Plan, options: ServerOptions) -> Run:
     """Resume what is in the directory, or begin; ConfigError if it is in use."""
     try:
         options.out.mkdir(parents=True, exist_ok=True)
@@ -86,16 +90,16 @@ def open_run(task: Task, plan: Plan, options: Options) -> Run:
 
 
 def _open_app(
-    task: Task, plan: Plan, options: Options, key: ServerKey
+    task: Task, plan: Plan, options: ServerOptions, key: ServerKey
 ) -> tuple[App, int]:
     warm_up()
     make = options.outer.make if plan.steps > 1 else task.optimizer
-    weights = Weights(task.model(), make, is_difference=plan.steps > 1)
-    store = Store(options.out, weights, every=options.checkpoint_every)
-    entrance = Entrance(
+    weights = GlobalWeights(task.model(), make, is_difference=plan.steps > 1)
+    store = RunStore(options.out, weights, every=options.checkpoint_every)
+    admission = Admission(
         key.secret, options.pin, options.is_open, fingerprint=key.fingerprint
     )
-    training = Training(Versions(plan), entrance, store)
+    training = Training(Scheduler(plan), admission, store)
     terms = Terms(
         task=task.name,
         fingerprint=task.fingerprint(),

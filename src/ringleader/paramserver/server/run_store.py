@@ -15,46 +15,49 @@ import msgspec
 from ringleader.errors import ConfigError
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.server import checkpoint, scheduler_state
-from ringleader.paramserver.server.admission import Entrance
-from ringleader.paramserver.server.assignment import Key
-from ringleader.paramserver.server.global_weights import Weights, norm_of
+from ringleader.paramserver.server.admission import Admission
+from ringleader.paramserver.server.global_weights import GlobalWeights
 from ringleader.paramserver.server.journal import Journal, Meta, read
-from ringleader.paramserver.server.scheduler import Versions
+from ringleader.paramserver.server.scheduler import Scheduler
+from ringleader.paramserver.server.update_checks import check_update
+from ringleader.paramserver.server.update_headers import UpdateKey
 
 SUMMARY = "summary.json"
-_MOST_JOURNAL = 8
+_MAX_JOURNAL_RATIO = 8
 """A checkpoint is due, too, when the journal is this many times as long as a model."""
 
 
-class Store:
+class RunStore:
     """The files of one run, and the weights that they are about."""
 
-    def __init__(self, out: Path, weights: Weights, *, every: int) -> None:
+    def __init__(self, out: Path, weights: GlobalWeights, *, every: int) -> None:
         self.out = out
         self.weights = weights
         self.nonces: dict[str, str] = {}
         """Hashes of what workers chose when they joined, and who they became."""
-        self.before_s = 0.0
+        self.earlier_s = 0.0
         """How long earlier lives of the server took."""
         self._every = every
         self._journal = Journal(out)
 
-    def open(self, versions: Versions, entrance: Entrance) -> int:
+    def open(self, scheduler: Scheduler, admission: Admission) -> int:
         """Resume, or begin; how many updates had to be applied again."""
         self.out.mkdir(parents=True, exist_ok=True)
         found = checkpoint.newest(self.out)
         if found is None:
-            self.checkpoint(versions.version, self.state(versions, entrance, 0.0))
+            self.checkpoint(
+                scheduler.version, self.checkpoint_state(scheduler, admission, 0.0)
+            )
             return 0
         state = checkpoint.load(found, self.weights)
-        scheduler_state.restore(versions, state["run"], time.monotonic())
+        scheduler_state.restore(scheduler, state["run"], time.monotonic())
         for digest, worker in state["tokens"].items():
-            entrance.remember(digest, worker)
+            admission.add_token(digest, worker)
         self.nonces = state["nonces"]
-        self.before_s = float(state["seconds"])
+        self.earlier_s = float(state["seconds"])
         checkpoint.publish(self.out, found.version)  # the last life may not have
         path = checkpoint.journal_path(self.out, found.version)
-        replay = _Replay(self, versions, entrance)
+        replay = _Replay(self, scheduler, admission)
         replayed = sum(replay.repeat(meta, body) for meta, body in read(path))
         self._journal = Journal(path)
         self._journal.resume()
@@ -70,25 +73,22 @@ class Store:
         self._journal.sync()
         self._journal.close()
 
-    def remember(self, mark: str, worker: str) -> None:
+    def remember_nonce(self, mark: str, worker: str) -> None:
         """The hash of a nonce, if one was given, and who joined with it."""
         if mark:
             self.nonces[mark] = worker
 
-    def forget(self, worker: str) -> None:
+    def forget_nonce(self, worker: str) -> None:
         """It left: who comes with its nonce is new."""
         self.nonces = {mark: w for mark, w in self.nonces.items() if w != worker}
 
-    def note(self, meta: Meta) -> None:
+    def record_event(self, meta: Meta) -> None:
         """Record something that has no body."""
         self._journal.append(meta)
 
-    def decode(self, body: memoryview, codec: str) -> tuple[bodies.Update, float]:
-        """An update and its norm; ProtocolError if it is rubbish."""
-        update = bodies.read_update(self.weights.manifest, body, codec)
-        return update, norm_of(update)
-
-    def record(self, meta: Meta, body: memoryview, update: bodies.Update) -> None:
+    def record_update(
+        self, meta: Meta, body: memoryview, update: bodies.Update
+    ) -> None:
         """Write first, then add: what is acknowledged can be added again."""
         self._journal.append(meta, body)
         self.weights.add(update, int(meta["samples"]))
@@ -99,24 +99,24 @@ class Store:
         self._journal.append(meta | {"shards": shards, "factor": factor})
         self.weights.apply(factor)
 
-    def is_due(self, versions: Versions) -> bool:
+    def is_checkpoint_due(self, scheduler: Scheduler) -> bool:
         """Whether a checkpoint should be made; never in the middle of a version."""
-        version = versions.version
-        if versions.counted:
+        version = scheduler.version
+        if scheduler.counted:
             return False
         if self.journal_path == checkpoint.journal_path(self.out, version):
             return False
         size = max(self.weights.manifest.num_bytes, 1 << 20)
-        is_long = self._journal.num_bytes > _MOST_JOURNAL * size
-        return version % self._every == 0 or is_long or versions.is_finished
+        is_long = self._journal.num_bytes > _MAX_JOURNAL_RATIO * size
+        return version % self._every == 0 or is_long or scheduler.is_finished
 
-    def state(
-        self, versions: Versions, entrance: Entrance, seconds: float
+    def checkpoint_state(
+        self, scheduler: Scheduler, admission: Admission, seconds: float
     ) -> dict[str, Any]:
         """What a checkpoint holds beside weights and optimizer."""
         return {
-            "run": scheduler_state.dump(versions),
-            "tokens": entrance.tokens,
+            "run": scheduler_state.dump(scheduler),
+            "tokens": admission.tokens,
             "nonces": dict(self.nonces),
             "seconds": seconds,
         }
@@ -128,7 +128,7 @@ class Store:
         self._journal = Journal(checkpoint.journal_path(self.out, version))
         self._journal.begin()
 
-    def conclude(self, summary: dict[str, Any]) -> None:
+    def write_summary(self, summary: dict[str, Any]) -> None:
         """Write what is said at the end."""
         text = msgspec.json.format(msgspec.json.encode(summary))
         path = self.out / SUMMARY
@@ -141,10 +141,12 @@ class Store:
 class _Replay:
     """Does again what the records of a journal say, in their order."""
 
-    def __init__(self, store: Store, versions: Versions, entrance: Entrance) -> None:
+    def __init__(
+        self, store: RunStore, scheduler: Scheduler, admission: Admission
+    ) -> None:
         self._store = store
-        self._versions = versions
-        self._entrance = entrance
+        self._scheduler = scheduler
+        self._admission = admission
 
     def repeat(self, meta: Meta, body: bytes) -> int:
         """One record; 1 if it was an update."""
@@ -153,28 +155,29 @@ class _Replay:
             case "joined":
                 self._join(worker, meta)
             case "left":
-                self._versions.leave(worker)
-                self._entrance.forget(worker)
-                self._store.forget(worker)
+                self._scheduler.leave(worker)
+                self._admission.revoke_tokens(worker)
+                self._store.forget_nonce(worker)
             case "quarantined":
-                self._versions.workers[worker].is_quarantined = True
+                self._scheduler.workers[worker].is_quarantined = True
             case "closed":
                 self._store.weights.apply(float(meta["factor"]))
-                self._versions.close(int(meta["shards"]))
+                self._scheduler.close_version(int(meta["shards"]))
             case "update":
                 self._update(worker, meta, body)
                 return 1
         return 0
 
     def _join(self, worker: str, meta: Meta) -> None:
-        if worker not in self._versions.workers:
-            scheduler_state.admit(self._versions, worker, meta, time.monotonic())
-        self._entrance.remember(meta["token"], worker)
-        self._store.remember(meta["nonce"], worker)
+        if worker not in self._scheduler.workers:
+            scheduler_state.admit(self._scheduler, worker, meta, time.monotonic())
+        self._admission.add_token(meta["token"], worker)
+        self._store.remember_nonce(meta["nonce"], worker)
 
     def _update(self, worker: str, meta: Meta, body: bytes) -> None:
-        update, _ = self._store.decode(memoryview(body), meta["codec"])
+        manifest = self._store.weights.manifest
+        update, _ = check_update(manifest, body, meta["codec"])
         samples = int(meta["samples"])
         self._store.weights.add(update, samples)
-        key: Key = scheduler_state.key_from_json(meta["key"])
-        self._versions.count(worker, key, samples=samples, loss=float(meta["loss"]))
+        key: UpdateKey = scheduler_state.key_from_json(meta["key"])
+        self._scheduler.accept(worker, key, samples=samples, loss=float(meta["loss"]))

@@ -6,21 +6,21 @@ import re
 from typing import Any
 
 from ringleader.errors import ConfigError
-from ringleader.paramserver.server.assignment import Key
-from ringleader.paramserver.server.scheduler import Versions
+from ringleader.paramserver.server.scheduler import Scheduler
+from ringleader.paramserver.server.update_headers import UpdateKey
 
 _IDENTITY = re.compile(r"w[1-9][0-9]{0,8}")
 
 
-def dump(versions: Versions) -> dict[str, Any]:
+def dump(scheduler: Scheduler) -> dict[str, Any]:
     """What must survive a restart; what is under way need not."""
     return {
-        "version": versions.version,
-        "shards": versions.shards,
-        "position": versions.position,
-        "losses": versions.losses,
-        "mode": versions.plan.mode,
-        "steps": versions.plan.steps,
+        "version": scheduler.version,
+        "shards": scheduler.shards,
+        "position": scheduler.position,
+        "losses": scheduler.losses,
+        "mode": scheduler.plan.mode,
+        "steps": scheduler.plan.steps,
         "workers": {
             identity: {
                 "name": worker.name,
@@ -31,25 +31,25 @@ def dump(versions: Versions) -> dict[str, Any]:
                 "left": worker.has_left,
                 "quarantined": worker.is_quarantined,
             }
-            for identity, worker in versions.workers.items()
+            for identity, worker in scheduler.workers.items()
         },
     }
 
 
-def restore(versions: Versions, state: dict[str, Any], now_s: float) -> None:
+def restore(scheduler: Scheduler, state: dict[str, Any], now_s: float) -> None:
     """Bring a new state machine to where ``dump`` left another one."""
-    plan = versions.plan
+    plan = scheduler.plan
     for name, now in (("mode", plan.mode), ("steps", plan.steps)):
         if state[name] != now:
             text = f"the checkpoint is of a run with {name} {state[name]}, not {now}"
             raise ConfigError(f"{text}; use the same, or choose another --out")
-    versions.version = int(state["version"])
-    versions.shards = int(state["shards"])
-    versions.position = int(state["position"])
-    versions.losses = [(int(v), float(loss)) for v, loss in state["losses"]]
+    scheduler.version = int(state["version"])
+    scheduler.shards = int(state["shards"])
+    scheduler.position = int(state["position"])
+    scheduler.losses = [(int(v), float(loss)) for v, loss in state["losses"]]
     for identity, kept in state["workers"].items():
-        admit(versions, identity, kept, now_s)
-        worker = versions.workers[identity]
+        admit(scheduler, identity, kept, now_s)
+        worker = scheduler.workers[identity]
         worker.last = kept["last"] and key_from_json(kept["last"])
         worker.updates, worker.samples = int(kept["updates"]), int(kept["samples"])
         worker.has_left = bool(kept["left"])
@@ -57,20 +57,20 @@ def restore(versions: Versions, state: dict[str, Any], now_s: float) -> None:
 
 
 def admit(
-    versions: Versions, identity: str, kept: dict[str, Any], now_s: float
+    scheduler: Scheduler, identity: str, kept: dict[str, Any], now_s: float
 ) -> None:
     """A worker that a file of ours tells of."""
     if not _IDENTITY.fullmatch(identity):
         raise ConfigError(f"{identity!r} is no worker: the checkpoint is damaged")
-    versions.admit(identity, str(kept["name"]), str(kept["device"]), now_s)
+    scheduler.add_worker(identity, str(kept["name"]), str(kept["device"]), now_s)
 
 
-def key_to_json(key: Key) -> list[int]:
+def key_to_json(key: UpdateKey) -> list[int]:
     """Three numbers."""
     return [key.version, key.shard, key.first_batch]
 
 
-def key_from_json(numbers: list[int]) -> Key:
+def key_from_json(numbers: list[int]) -> UpdateKey:
     """What ``key_to_json`` made."""
     version, shard, first_batch = numbers
-    return Key(int(version), int(shard), int(first_batch))
+    return UpdateKey(int(version), int(shard), int(first_batch))

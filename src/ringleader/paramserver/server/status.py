@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringleader.paramserver.server.assignment import Worker
 from ringleader.paramserver.server.scheduler import PRESENT_S
 from ringleader.paramserver.server.training import Training
+from ringleader.paramserver.server.worker_record import WorkerRecord
 
-_MOST_POINTS = 400
+_MAX_POINTS = 400
 """Of the loss curve: more than a phone's screen has columns."""
-_MOST_WORKERS = 100
+_MAX_WORKERS = 100
 
 
 def status_of(training: Training, task: str, now_s: float) -> dict[str, Any]:
     """The run as the status page shows it."""
-    versions = training.versions
+    scheduler = training.scheduler
     seconds = training.seconds()
-    per_s = versions.version / seconds if seconds else 0.0
-    left = max(0, versions.plan.rounds - versions.version)
-    workers = sorted(versions.workers.items(), key=lambda w: -w[1].seen_s)
+    per_s = scheduler.version / seconds if seconds else 0.0
+    left = max(0, scheduler.plan.rounds - scheduler.version)
+    workers = sorted(scheduler.workers.items(), key=lambda w: -w[1].seen_s)
     return {
         "task": task,
-        "mode": versions.plan.mode,
-        "steps": versions.plan.steps,
-        "version": versions.version,
-        "rounds": versions.plan.rounds,
-        "finished": versions.is_finished,
-        "shards": versions.shards,
-        "counted": len(versions.counted),
-        "waiting_for": max(0, versions.plan.workers - len(versions.present(now_s))),
+        "mode": scheduler.plan.mode,
+        "steps": scheduler.plan.steps,
+        "version": scheduler.version,
+        "rounds": scheduler.plan.rounds,
+        "finished": scheduler.is_finished,
+        "shards": scheduler.shards,
+        "counted": len(scheduler.counted),
+        "waiting_for": max(0, scheduler.plan.workers - len(scheduler.present(now_s))),
         "seconds": round(seconds, 1),
         "eta_s": round(left / per_s, 1) if per_s and left else None,
-        "losses": _thin(versions.losses),
+        "losses": _thin(scheduler.losses),
         "workers": [
             {"id": identity, **_worker(training, identity, worker, now_s)}
-            for identity, worker in workers[:_MOST_WORKERS]
+            for identity, worker in workers[:_MAX_WORKERS]
         ],
         "bytes_received": sum(training.counts.received.values()),
         "bytes_sent": sum(training.counts.sent.values()),
@@ -43,25 +43,25 @@ def status_of(training: Training, task: str, now_s: float) -> dict[str, Any]:
 
 
 def _worker(
-    training: Training, identity: str, worker: Worker, now_s: float
+    training: Training, identity: str, worker: WorkerRecord, now_s: float
 ) -> dict[str, Any]:
     last = worker.last
     ago_s = now_s - worker.seen_s
-    given = training.versions.given.get(identity)
+    lease = training.scheduler.leases.get(identity)
     return {
         "name": worker.name,
         "device": worker.device,
-        "state": _state(worker, ago_s, is_busy=given is not None),
+        "state": _state(worker, ago_s, is_busy=lease is not None),
         "seen_s": round(ago_s, 1),
         "updates": worker.updates,
         "samples_per_s": round(worker.samples_per_s, 1),
-        "behind": training.versions.version - last.version - 1 if last else None,
+        "behind": training.scheduler.version - last.version - 1 if last else None,
         "bytes_received": training.counts.received.get(identity, 0),
         "bytes_sent": training.counts.sent.get(identity, 0),
     }
 
 
-def _state(worker: Worker, ago_s: float, *, is_busy: bool) -> str:
+def _state(worker: WorkerRecord, ago_s: float, *, is_busy: bool) -> str:
     if worker.is_quarantined:
         return "quarantined"
     if worker.has_left:
@@ -72,6 +72,6 @@ def _state(worker: Worker, ago_s: float, *, is_busy: bool) -> str:
 
 
 def _thin(losses: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    every = -(-len(losses) // _MOST_POINTS) or 1
+    every = -(-len(losses) // _MAX_POINTS) or 1
     thin = losses[::every]
     return thin if not losses or thin[-1] == losses[-1] else [*thin, losses[-1]]

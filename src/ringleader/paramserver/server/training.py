@@ -17,28 +17,20 @@ from typing import Any, ParamSpec, TypeVar
 
 from ringleader.errors import InternalError, ProtocolError, RingleaderError
 from ringleader.paramserver.server import scheduler_state
-from ringleader.paramserver.server.admission import Entrance, hash_of
-from ringleader.paramserver.server.assignment import Assignment, Key, Verdict
-from ringleader.paramserver.server.global_weights import Usual
+from ringleader.paramserver.server.admission import Admission, sha256_hex
 from ringleader.paramserver.server.journal import Meta
-from ringleader.paramserver.server.run_store import Store
-from ringleader.paramserver.server.scheduler import Versions
+from ringleader.paramserver.server.run_store import RunStore
+from ringleader.paramserver.server.scheduler import Scheduler
+from ringleader.paramserver.server.update_checks import NormFilter, check_update
+from ringleader.paramserver.server.update_headers import UpdateHeaders
+from ringleader.paramserver.server.update_verdict import Verdict
+from ringleader.paramserver.server.worker_record import ShardLease
 
 TICK_S = 0.25
 """How often the clock is looked at: shards and rounds are late by seconds."""
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a worker says about its update, beside the update."""
-
-    key: Key
-    samples: int
-    loss: float
-    codec: str
 
 
 @dataclass(slots=True)
@@ -52,14 +44,16 @@ class Counts:
 class Training:
     """A run. Construct it, ``open`` it, serve it, ``close`` it."""
 
-    def __init__(self, versions: Versions, entrance: Entrance, store: Store) -> None:
-        self.versions = versions
-        self.entrance = entrance
+    def __init__(
+        self, scheduler: Scheduler, admission: Admission, store: RunStore
+    ) -> None:
+        self.scheduler = scheduler
+        self.admission = admission
         self.store = store
         self.counts = Counts()
         self.failure: RingleaderError | None = None
         """Why training cannot go on: a disk that is full, for one."""
-        self._usual = Usual()
+        self._norm_filter = NormFilter()
         self._bodies: dict[str, tuple[int, memoryview]] = {}
         self._began_s = time.monotonic()
         self._thread = ThreadPoolExecutor(1, "ringleader-weights")
@@ -70,18 +64,24 @@ class Training:
 
     def open(self) -> int:
         """Resume from the files, or begin; how many updates were applied again."""
-        versions = self.versions
-        replayed = self.store.open(versions, self.entrance)
+        scheduler = self.scheduler
+        replayed = self.store.open(scheduler, self.admission)
         now_s = time.monotonic()
-        if versions.is_ripe(now_s):  # killed before the version of an update could end
-            shards = versions.shards_next(now_s)
-            self.store.apply(versions.version, shards, versions.factor())
-            versions.close(shards)
-        if self.store.is_due(versions):  # ... or before the checkpoint of its version
-            state = self.store.state(versions, self.entrance, self.seconds())
-            self.store.checkpoint(versions.version, state)
-        if versions.is_finished:
-            self.store.conclude(self.summary())
+        if scheduler.can_close(
+            now_s
+        ):  # killed before the version of an update could end
+            shards = scheduler.next_shards(now_s)
+            self.store.apply(scheduler.version, shards, scheduler.step_factor())
+            scheduler.close_version(shards)
+        if self.store.is_checkpoint_due(
+            scheduler
+        ):  # ... or before the checkpoint of its version
+            state = self.store.checkpoint_state(
+                scheduler, self.admission, self.seconds()
+            )
+            self.store.checkpoint(scheduler.version, state)
+        if scheduler.is_finished:
+            self.store.write_summary(self.summary())
         return replayed
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class Training:
         self._is_stopping = True
         self._wake()
 
-    async def settle(self) -> None:
+    async def drain(self) -> None:
         """Wait until what has come is processed."""
         while self._running:
             await asyncio.wait(set(self._running), timeout=TICK_S)
@@ -103,38 +103,40 @@ class Training:
         """A worker and its token, the same worker for the same nonce; None if full."""
         async with self._lock:
             now_s = time.monotonic()
-            mark = hash_of(nonce) if nonce else ""
+            mark = sha256_hex(nonce) if nonce else ""
             identity = self.store.nonces.get(mark)
             if identity is None:
-                if not self.versions.has_room(now_s):
+                if not self.scheduler.has_room(now_s):
                     return None
-                identity = self.versions.join(name, device, now_s)
-            self.versions.see(identity, now_s)
-            token, digest = self.entrance.issue(identity)
+                identity = self.scheduler.join(name, device, now_s)
+            self.scheduler.mark_seen(identity, now_s)
+            token, digest = self.admission.issue_token(identity)
             meta: Meta = {"kind": "joined", "worker": identity, "token": digest}
             meta |= {"name": name, "device": device, "nonce": mark}
-            self.store.remember(mark, identity)
-            await self._run(self.store.note, meta)
+            self.store.remember_nonce(mark, identity)
+            await self._run(self.store.record_event, meta)
         self._wake()
         return identity, token
 
     async def leave(self, identity: str) -> None:
         """The worker is gone for good."""
         async with self._lock:
-            self.versions.leave(identity)
-            self.entrance.forget(identity)
-            self.store.forget(identity)
-            await self._run(self.store.note, {"kind": "left", "worker": identity})
+            self.scheduler.leave(identity)
+            self.admission.revoke_tokens(identity)
+            self.store.forget_nonce(identity)
+            await self._run(
+                self.store.record_event, {"kind": "left", "worker": identity}
+            )
         self._wake()
 
-    async def work(self, identity: str, wait_s: float) -> Assignment | None:
+    async def wait_for_work(self, identity: str, wait_s: float) -> ShardLease | None:
         """Something to do, as soon as there is; None when the wait or training ends."""
         end_s = time.monotonic() + wait_s
         while True:
             now_s = time.monotonic()
-            self.versions.see(identity, now_s)
-            found = self.versions.ask(identity, now_s)
-            is_over = self.versions.is_finished or self._is_stopping
+            self.scheduler.mark_seen(identity, now_s)
+            found = self.scheduler.assign(identity, now_s)
+            is_over = self.scheduler.is_finished or self._is_stopping
             if found is not None or is_over or now_s >= end_s:
                 return found
             try:
@@ -143,19 +145,19 @@ class Training:
             except TimeoutError:
                 continue
 
-    async def body(self, codec: str) -> tuple[int, memoryview]:
+    async def weights_body(self, codec: str) -> tuple[int, memoryview]:
         """The current version and its weights as a body."""
         async with self._lock:
             version, body = self._bodies.get(codec, (-1, memoryview(b"")))
-            if version != self.versions.version:
-                version = self.versions.version
+            if version != self.scheduler.version:
+                version = self.scheduler.version
                 self._bodies.pop(codec, None)
                 body = await self._run(self.store.weights.pack, codec)
                 self._bodies[codec] = version, body
         return version, body
 
     async def submit(
-        self, identity: str, told: Told, body: memoryview
+        self, identity: str, headers: UpdateHeaders, body: memoryview
     ) -> tuple[Verdict, str]:
         """What became of an update; when it is TAKE, it is recorded.
 
@@ -163,16 +165,16 @@ class Training:
         """
         answer: asyncio.Future[tuple[Verdict, str]]
         answer = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._process(identity, told, body, answer))
+        task = asyncio.create_task(self._process(identity, headers, body, answer))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return await asyncio.shield(answer)
 
     async def tick(self) -> None:
         """Look at the clock: end rounds that are late, offer shards that are late."""
-        if self.versions.is_ripe(time.monotonic()):
+        if self.scheduler.can_close(time.monotonic()):
             async with self._lock:
-                if self.versions.is_ripe(time.monotonic()):
+                if self.scheduler.can_close(time.monotonic()):
                     await self._close_version()
                     await self._checkpoint_if_due()
         self._wake()
@@ -180,13 +182,13 @@ class Training:
     async def _process(
         self,
         identity: str,
-        told: Told,
+        headers: UpdateHeaders,
         body: memoryview,
         answer: asyncio.Future[tuple[Verdict, str]],
     ) -> None:
         try:
             async with self._lock:
-                answer.set_result(await self._take(identity, told, body))
+                answer.set_result(await self._take(identity, headers, body))
                 await self._checkpoint_if_due()
         except Exception as exc:  # noqa: BLE001 - the top of a task: it ends the server
             failure = self._fail(exc)
@@ -194,53 +196,61 @@ class Training:
                 answer.set_exception(failure)
 
     async def _take(
-        self, identity: str, told: Told, body: memoryview
+        self, identity: str, headers: UpdateHeaders, body: memoryview
     ) -> tuple[Verdict, str]:
-        versions, key = self.versions, told.key
-        verdict = versions.judge(identity, key)
-        if verdict is not Verdict.TAKE:
+        scheduler, key = self.scheduler, headers.key
+        verdict = scheduler.verdict(identity, key)
+        if verdict is not Verdict.ACCEPT:
             return verdict, ""
         try:
-            update, norm = await self._run(self.store.decode, body, told.codec)
-            self._usual.check(norm)
+            update, norm = await self._run(
+                check_update, self.store.weights.manifest, body, headers.codec
+            )
+            self._norm_filter.check(norm)
         except ProtocolError as exc:
-            if versions.reject(identity):
+            if scheduler.reject(identity):
                 meta: Meta = {"kind": "quarantined", "worker": identity}
-                await self._run(self.store.note, meta)
-            return Verdict.RUBBISH, exc.text
-        await self._run(self.store.record, _meta(identity, told), body, update)
-        versions.count(identity, key, samples=told.samples, loss=told.loss)
-        versions.time(identity, told.samples, time.monotonic())
-        if versions.is_ripe(time.monotonic()):
+                await self._run(self.store.record_event, meta)
+            return Verdict.INVALID, exc.text
+        await self._run(
+            self.store.record_update, _meta(identity, headers), body, update
+        )
+        scheduler.accept(identity, key, samples=headers.samples, loss=headers.loss)
+        scheduler.record_duration(identity, headers.samples, time.monotonic())
+        if scheduler.can_close(time.monotonic()):
             await self._close_version()
-        return Verdict.TAKE, ""
+        return Verdict.ACCEPT, ""
 
     async def _close_version(self) -> None:
-        versions = self.versions
-        shards = versions.shards_next(time.monotonic())
-        await self._run(self.store.apply, versions.version, shards, versions.factor())
-        versions.close(shards)
+        scheduler = self.scheduler
+        shards = scheduler.next_shards(time.monotonic())
+        await self._run(
+            self.store.apply, scheduler.version, shards, scheduler.step_factor()
+        )
+        scheduler.close_version(shards)
         self._wake()
 
     async def _checkpoint_if_due(self) -> None:
-        if self.store.is_due(self.versions):
-            state = self.store.state(self.versions, self.entrance, self.seconds())
-            await self._run(self.store.checkpoint, self.versions.version, state)
-            if self.versions.is_finished:
-                await self._run(self.store.conclude, self.summary())
+        if self.store.is_checkpoint_due(self.scheduler):
+            state = self.store.checkpoint_state(
+                self.scheduler, self.admission, self.seconds()
+            )
+            await self._run(self.store.checkpoint, self.scheduler.version, state)
+            if self.scheduler.is_finished:
+                await self._run(self.store.write_summary, self.summary())
 
     def seconds(self) -> float:
         """How long training has been served, over all lives of the server."""
-        return self.store.before_s + time.monotonic() - self._began_s
+        return self.store.earlier_s + time.monotonic() - self._began_s
 
     def summary(self) -> dict[str, Any]:
         """What is said at the end."""
-        workers = self.versions.workers.values()
+        workers = self.scheduler.workers.values()
         return {
-            "version": self.versions.version,
-            "rounds": self.versions.plan.rounds,
+            "version": self.scheduler.version,
+            "rounds": self.scheduler.plan.rounds,
             "seconds": round(self.seconds(), 3),
-            "loss": self.versions.losses[-1][1] if self.versions.losses else None,
+            "loss": self.scheduler.losses[-1][1] if self.scheduler.losses else None,
             "workers": len(workers),
             "updates": sum(w.updates for w in workers),
             "samples": sum(w.samples for w in workers),
@@ -258,9 +268,9 @@ class Training:
         if self.failure is not None:
             raise self.failure
         loop = asyncio.get_running_loop()
-        work = self._thread.submit(call, *args, **kwargs)
+        wait_for_work = self._thread.submit(call, *args, **kwargs)
         try:
-            return await asyncio.wrap_future(work, loop=loop)
+            return await asyncio.wrap_future(wait_for_work, loop=loop)
         except ProtocolError:
             raise
         except Exception as exc:  # noqa: BLE001 - whatever it is, half a change is none
@@ -277,12 +287,12 @@ class Training:
         return self.failure
 
 
-def _meta(identity: str, told: Told) -> Meta:
+def _meta(identity: str, headers: UpdateHeaders) -> Meta:
     return {
         "kind": "update",
         "worker": identity,
-        "key": scheduler_state.key_to_json(told.key),
-        "samples": told.samples,
-        "loss": told.loss,
-        "codec": told.codec,
+        "key": scheduler_state.key_to_json(headers.key),
+        "samples": headers.samples,
+        "loss": headers.loss,
+        "codec": headers.codec,
     }

@@ -11,8 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.server import request_parsing
-from ringleader.paramserver.server.assignment import Key, Verdict
-from ringleader.paramserver.server.auth import Gate
+from ringleader.paramserver.server.auth import Authenticator
 from ringleader.paramserver.server.request_parsing import (
     CLOSE,
     SOON,
@@ -20,32 +19,36 @@ from ringleader.paramserver.server.request_parsing import (
     refusal,
 )
 from ringleader.paramserver.server.training import Training
-from ringleader.paramserver.server.upload_buffers import Upload, Uploads
+from ringleader.paramserver.server.update_headers import UpdateKey
+from ringleader.paramserver.server.update_verdict import Verdict
+from ringleader.paramserver.server.upload_buffers import UploadBuffer, UploadBuffers
 
 _UPLOADS = 8
-_LEAST_UPLOADS_BYTES = 256 << 20
+_MIN_UPLOAD_BYTES = 256 << 20
 """Bodies under way may take this much memory, or eight of the largest."""
 
 
-class Updates:
+class UpdateEndpoint:
     """Answers requests about updates."""
 
-    def __init__(self, training: Training, gate: Gate, *, batch_size: int) -> None:
+    def __init__(
+        self, training: Training, auth: Authenticator, *, batch_size: int
+    ) -> None:
         self.training = training
-        self._most_samples = batch_size * training.versions.plan.steps
+        self._max_samples = batch_size * training.scheduler.plan.steps
         manifest = training.store.weights.manifest
-        self.most_bytes = bodies.most_update_bytes(manifest)
-        self.uploads = Uploads(max(_UPLOADS * self.most_bytes, _LEAST_UPLOADS_BYTES))
-        self._gate = gate
+        self.max_bytes = bodies.max_update_bytes(manifest)
+        self.uploads = UploadBuffers(max(_UPLOADS * self.max_bytes, _MIN_UPLOAD_BYTES))
+        self._auth = auth
 
     def sweep(self) -> None:
         """Let go of uploads that can no longer count."""
-        judge = self.training.versions.judge
-        self.uploads.sweep(lambda worker, key: judge(worker, key) is Verdict.TAKE)
+        verdict = self.training.scheduler.verdict
+        self.uploads.sweep(lambda worker, key: verdict(worker, key) is Verdict.ACCEPT)
 
     async def resume(self, request: Request) -> Response:
-        worker = self._gate.worker(request)
-        key = request_parsing.key_of(request)
+        worker = self._auth.authenticate(request)
+        key = request_parsing.parse_update_key(request)
         self._refuse_early(worker, key)
         kept = self.uploads.resume(worker, key)
         offset = str(kept.filled if kept else 0)
@@ -54,26 +57,32 @@ class Updates:
         )
 
     async def update(self, request: Request) -> Response:
-        worker = self._gate.worker(request)
-        told = request_parsing.told_of(request, self._most_samples)
-        upload = self._upload(request, worker, told.key)
+        worker = self._auth.authenticate(request)
+        update_headers = request_parsing.parse_update_headers(
+            request, self._max_samples
+        )
+        upload = self._upload(request, worker, update_headers.key)
         if upload is None:
-            return self._outcome(self.training.versions.judge(worker, told.key), "")
+            return self._outcome(
+                self.training.scheduler.verdict(worker, update_headers.key), ""
+            )
         if not await self._receive(request, worker, upload):
             if upload.is_over:
-                return self._taken_over(worker, told.key)
+                return self._taken_over(worker, update_headers.key)
             headers = {"Upload-Offset": str(upload.filled)}
             return self._with_version(Response(status_code=202, headers=headers))
         body = self.uploads.take(worker)
         try:
-            done = await self.training.submit(worker, told, body.data)
+            done = await self.training.submit(worker, update_headers, body.data)
         finally:
             self.uploads.release(body)
         return self._outcome(*done)
 
-    def _upload(self, request: Request, worker: str, key: Key) -> Upload | None:
+    def _upload(
+        self, request: Request, worker: str, key: UpdateKey
+    ) -> UploadBuffer | None:
         """Where the body goes; None if it need not be read to be answered."""
-        if self._refuse_early(worker, key) is not Verdict.TAKE:
+        if self._refuse_early(worker, key) is not Verdict.ACCEPT:
             return None
         headers = request.headers
         offset = request_parsing.number(
@@ -103,17 +112,19 @@ class Updates:
         else:
             text = "send Content-Length, or Upload-Length with a chunked body"
             raise refusal(411, "malformed", text, headers=CLOSE)
-        if total > self.most_bytes:
-            text = f"{total} bytes; an update has at most {self.most_bytes}"
+        if total > self.max_bytes:
+            text = f"{total} bytes; an update has at most {self.max_bytes}"
             raise refusal(413, "large", text, headers=CLOSE)
         return total
 
-    async def _receive(self, request: Request, worker: str, upload: Upload) -> bool:
+    async def _receive(
+        self, request: Request, worker: str, upload: UploadBuffer
+    ) -> bool:
         """Read the body; whether all of it is here now."""
         received = self.training.counts.received
         async for piece in request.stream():
             received[worker] = received.get(worker, 0) + len(piece)
-            self.training.versions.see(worker, time.monotonic())
+            self.training.scheduler.mark_seen(worker, time.monotonic())
             if upload.is_over:
                 return False
             if not upload.add(piece):
@@ -122,39 +133,39 @@ class Updates:
                 raise refusal(413, "large", text, headers=CLOSE)
         return upload.is_whole and not upload.is_over
 
-    def _taken_over(self, worker: str, key: Key) -> Response:
+    def _taken_over(self, worker: str, key: UpdateKey) -> Response:
         """Another request of this worker has counted, or still brings the body."""
         verdict = self._refuse_early(worker, key)
-        if verdict is not Verdict.TAKE:
+        if verdict is not Verdict.ACCEPT:
             return self._outcome(verdict, "")
         text = "another request goes on with this update, or began it anew"
         raise refusal(416, "offset", text, headers=CLOSE)
 
-    def _refuse_early(self, worker: str, key: Key) -> Verdict:
+    def _refuse_early(self, worker: str, key: UpdateKey) -> Verdict:
         """Refuse before a body is read what would be refused after it."""
-        verdict = self.training.versions.judge(worker, key)
-        if verdict not in (Verdict.TAKE, Verdict.AGAIN, Verdict.ELSEWHERE):
+        verdict = self.training.scheduler.verdict(worker, key)
+        if verdict not in (Verdict.ACCEPT, Verdict.DUPLICATE, Verdict.ALREADY_COUNTED):
             self._outcome(verdict, "")
         return verdict
 
     def _outcome(self, verdict: Verdict, why: str) -> Response:
-        version = self.training.versions.version
+        version = self.training.scheduler.version
         match verdict:
             case Verdict.STALE:
                 raise stale(version)
             case Verdict.FINISHED:
                 raise refusal(409, "finished", "training is over", version=version)
-            case Verdict.WRONG:
+            case Verdict.UNKNOWN_SHARD:
                 raise malformed("no such shard of that version was ever given out")
-            case Verdict.BARRED:
+            case Verdict.EXCLUDED:
                 text = "this worker has left, or may not take part"
                 raise refusal(401, "unknown", text)
-            case Verdict.RUBBISH:
+            case Verdict.INVALID:
                 raise refusal(422, "rubbish", why, version=version)
             case _:
                 pass
-        answer: dict[str, Any] = {"counted": verdict is not Verdict.ELSEWHERE}
-        if verdict is Verdict.AGAIN:
+        answer: dict[str, Any] = {"counted": verdict is not Verdict.ALREADY_COUNTED}
+        if verdict is Verdict.DUPLICATE:
             answer["again"] = True
         return self._json(answer | {"version": version})
 
@@ -162,7 +173,7 @@ class Updates:
         return self._with_version(JSONResponse(content))
 
     def _with_version(self, response: Response) -> Response:
-        response.headers["X-Version"] = str(self.training.versions.version)
+        response.headers["X-Version"] = str(self.training.scheduler.version)
         return response
 
 

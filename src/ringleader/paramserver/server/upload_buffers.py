@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ringleader.paramserver.server.assignment import Key
+from ringleader.paramserver.server.update_headers import UpdateKey
 
 Bytes = NDArray[np.uint8]
 
 
 @dataclass(slots=True)
-class Upload:
+class UploadBuffer:
     """One body, as far as it has come; it belongs to one request at a time."""
 
-    key: Key
+    key: UpdateKey
     data: Bytes
     filled: int = 0
     is_over: bool = False
@@ -45,26 +45,26 @@ class Upload:
 
 
 @dataclass(slots=True)
-class Uploads:
+class UploadBuffers:
     """At most one upload per worker, and a limit for all of them together.
 
     The limit also holds for bodies that are whole and being processed.
     """
 
-    most_bytes: int
-    _uploads: dict[str, Upload] = field(default_factory=dict)
+    max_bytes: int
+    _uploads: dict[str, UploadBuffer] = field(default_factory=dict)
     _taken_bytes: int = 0
 
-    def begin(self, worker: str, key: Key, total: int) -> Upload | None:
+    def begin(self, worker: str, key: UpdateKey, total: int) -> UploadBuffer | None:
         """A new upload instead of what the worker had; None if memory is short."""
         self.drop(worker)
-        if self.num_bytes + total > self.most_bytes:
+        if self.num_bytes + total > self.max_bytes:
             return None
         # Not a bytearray: that would write zeros to all of it, in the event loop.
-        upload = self._uploads[worker] = Upload(key, np.empty(total, np.uint8))
+        upload = self._uploads[worker] = UploadBuffer(key, np.empty(total, np.uint8))
         return upload
 
-    def resume(self, worker: str, key: Key) -> Upload | None:
+    def resume(self, worker: str, key: UpdateKey) -> UploadBuffer | None:
         """What has come of this update; a line that still sends it sends in vain.
 
         Such a line may be broken without the server knowing: what it delivers late
@@ -74,7 +74,7 @@ class Uploads:
         if found is None or found.key != key:
             return None
         filled = found.filled
-        upload = self._uploads[worker] = Upload(key, found.end(), filled)
+        upload = self._uploads[worker] = UploadBuffer(key, found.end(), filled)
         return upload
 
     def take(self, worker: str) -> Bytes:
@@ -92,7 +92,7 @@ class Uploads:
         if worker in self._uploads:
             self._uploads.pop(worker).end()
 
-    def sweep(self, is_useful: Callable[[str, Key], bool]) -> None:
+    def sweep(self, is_useful: Callable[[str, UpdateKey], bool]) -> None:
         """Forget whatever can no longer count."""
         for worker, upload in list(self._uploads.items()):
             if not is_useful(worker, upload.key):

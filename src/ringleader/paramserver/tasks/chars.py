@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ringleader.errors import ConfigError
 from ringleader.paramserver.tasks.samples import Batch
-from ringleader.paramserver.tasks.task import Guesses, Split, Task
+from ringleader.paramserver.tasks.task import Predictions, Split, Task
 
 _WINDOW = 64
 """Characters that the model sees at once."""
@@ -104,7 +104,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     return functional.cross_entropy(model(text).flatten(0, 1), following.flatten())
 
 
-def predict(model: nn.Module, batch: Batch) -> Guesses:
+def predict(model: nn.Module, batch: Batch) -> Predictions:
     """The likeliest next character at every place."""
     text, following = batch
     return model(text).argmax(dim=-1), following

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ringleader.paramserver.tasks.samples import Batch
-from ringleader.paramserver.tasks.task import Split, Task, usual_guesses
+from ringleader.paramserver.tasks.task import Split, Task, default_predict
 
 _FILE = Path(__file__).with_name("digits.npz")
 _NUM_TEST = 360
@@ -33,7 +33,7 @@ def task() -> Task:
         make_samples=dataset,
         loss=loss,
         make_optimizer=optimizer,
-        predict=usual_guesses,
+        predict=default_predict,
         classes=tuple("0123456789"),
         batch_size=_BATCH_SIZE,
     )

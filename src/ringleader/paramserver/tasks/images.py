@@ -21,7 +21,7 @@ from torch.nn import functional
 from ringleader.errors import ConfigError
 from ringleader.paramserver.tasks import idx
 from ringleader.paramserver.tasks.samples import Batch
-from ringleader.paramserver.tasks.task import Split, Task, usual_guesses
+from ringleader.paramserver.tasks.task import Split, Task, default_predict
 
 Pixels = NDArray[np.uint8]
 
@@ -50,7 +50,7 @@ def task(directory: Path) -> Task:
         make_samples=cached,
         loss=loss,
         make_optimizer=optimizer,
-        predict=usual_guesses,
+        predict=default_predict,
         classes=classes,
         batch_size=64,
         facts={"classes": f"{len(classes)}, {_digest(classes)}"},

@@ -12,8 +12,8 @@ from ringleader.paramserver.tasks import chars, digits, images
 from ringleader.paramserver.tasks.task import (
     BATCH_SIZE,
     Task,
-    usual_guesses,
-    usual_optimizer,
+    default_optimizer,
+    default_predict,
 )
 
 BUILT_IN = ("digits", "chars", "images")
@@ -47,8 +47,8 @@ def load_task_file(path: Path) -> Task:
         make_model=module.model,
         make_samples=module.dataset,
         loss=module.loss,
-        make_optimizer=getattr(module, "optimizer", usual_optimizer),
-        predict=getattr(module, "predict", usual_guesses),
+        make_optimizer=getattr(module, "optimizer", default_optimizer),
+        predict=getattr(module, "predict", default_predict),
         metrics=getattr(module, "metrics", None),
         classes=_classes(path, getattr(module, "classes", ())),
         batch_size=_batch_size(path, getattr(module, "batch_size", BATCH_SIZE)),

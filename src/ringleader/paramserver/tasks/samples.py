@@ -62,12 +62,12 @@ class Samples:
         return (self._source[int(i)] for i in numbers)
 
 
-def count_of(batch: Batch) -> int:
+def batch_length(batch: Batch) -> int:
     """How many samples a batch holds: the length of its first tensor."""
     if isinstance(batch, Tensor):
         return len(batch)
     parts = batch.values() if isinstance(batch, Mapping) else batch
-    return count_of(next(iter(parts)))
+    return batch_length(next(iter(parts)))
 
 
 def _tensors(source: object) -> tuple[Tensor, ...]:

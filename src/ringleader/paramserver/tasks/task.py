@@ -30,12 +30,12 @@ import torch
 from torch import Tensor, nn
 
 from ringleader.errors import ConfigError
-from ringleader.paramserver.protocol import manifest
+from ringleader.paramserver.protocol.manifest import Manifest
 from ringleader.paramserver.tasks.batch_order import ORDER
 from ringleader.paramserver.tasks.samples import Batch, Samples
 
 Split = Literal["train", "test"]
-Guesses = tuple[Tensor, Tensor]
+Predictions = tuple[Tensor, Tensor]
 """What the model says of each sample, and what is true; integers of equal shape."""
 
 BATCH_SIZE = 32
@@ -53,7 +53,7 @@ class Task:
     make_samples: Callable[[Split], Any]
     loss: Callable[[nn.Module, Batch], Tensor]
     make_optimizer: Callable[[nn.Module], object]
-    predict: Callable[[nn.Module, Batch], Guesses]
+    predict: Callable[[nn.Module, Batch], Predictions]
     metrics: Callable[[nn.Module, Batch], Mapping[str, float]] | None = None
     classes: tuple[str, ...] = ()
     batch_size: int = BATCH_SIZE
@@ -89,7 +89,7 @@ class Task:
 
         ``samples`` are those to train with, if they are loaded already.
         """
-        tensors = manifest.of(self.model())
+        tensors = Manifest.of(self.model())
         count = f"{len(tensors.entries)} tensors, {tensors.num_parameters} values"
         return {
             "name": self.name,
@@ -101,13 +101,13 @@ class Task:
         }
 
 
-def usual_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+def default_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     """What a task gets that names no optimizer."""
     trained = [p for p in model.parameters() if p.requires_grad]
     return torch.optim.SGD(trained, lr=0.05, momentum=0.9)
 
 
-def usual_guesses(model: nn.Module, batch: Batch) -> Guesses:
+def default_predict(model: nn.Module, batch: Batch) -> Predictions:
     """The most likely class of each sample, for batches of inputs and labels."""
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
         raise ConfigError("batches are not (inputs, labels): give the task a predict()")

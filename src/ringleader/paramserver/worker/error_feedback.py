@@ -9,7 +9,7 @@ from ringleader.paramserver.protocol.bodies import Update
 from ringleader.paramserver.protocol.manifest import Manifest, Vector
 
 
-class Feedback:
+class ErrorFeedback:
     """Packs updates and keeps the residual; with an exact codec there is none."""
 
     def __init__(self, manifest: Manifest, codec: str) -> None:

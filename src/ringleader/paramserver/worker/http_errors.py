@@ -19,12 +19,12 @@ from ringleader.paramserver.worker.server_address import NOT_THE_KEY
 from ringleader.paramserver.worker.server_messages import SERVER
 
 
-class Unvouched(PeerUntrusted):
+class UnverifiedCertificate(PeerUntrusted):
     """No authority vouches for the server's certificate; a PIN might."""
 
 
 @contextlib.contextmanager
-def translated(url: str) -> Iterator[None]:
+def translate_errors(url: str) -> Iterator[None]:
     """Where requests to ``url`` are made."""
     try:
         yield
@@ -49,7 +49,7 @@ def _no_connection(exc: httpx2.ConnectError, url: str) -> PeerError:
         return PeerUntrusted(SERVER, text)
     if isinstance(cause, ssl.SSLCertVerificationError):
         text = f"nobody vouches for {url}; use the whole link, with what follows #"
-        return Unvouched(SERVER, f"{text}, or a PIN")
+        return UnverifiedCertificate(SERVER, f"{text}, or a PIN")
     return PeerUnreachable(SERVER, f"no TLS at {url} ({exc})")
 
 

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 
 from ringleader.errors import ConfigError, PeerRefused, ProtocolError
 from ringleader.identity.redacted import Secret
-from ringleader.paramserver.protocol import manifest as manifests
 from ringleader.paramserver.protocol.manifest import Manifest
 from ringleader.paramserver.tasks.loading import load_task
 from ringleader.paramserver.tasks.samples import Samples
 from ringleader.paramserver.tasks.task import Task
 from ringleader.paramserver.worker import server_messages
-from ringleader.paramserver.worker.observer import Watch
+from ringleader.paramserver.worker.observer import Observer
 from ringleader.paramserver.worker.pin_pairing import PIN_ENTRIES
 from ringleader.paramserver.worker.server_messages import Json, Terms
-from ringleader.paramserver.worker.session import SERVER, Answer, Request, Session
+from ringleader.paramserver.worker.session import SERVER, Request, Response, Session
 
 JSON = {"Content-Type": "application/json"}
 
@@ -42,7 +41,7 @@ class WorkerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class PreparedTask:
     """What a worker needs before it joins."""
 
     task: Task
@@ -51,49 +50,49 @@ class Material:
     fingerprint: dict[str, str]
 
 
-def prepare(spec: str, session: Session) -> Material:
+def prepare(spec: str, session: Session) -> PreparedTask:
     """Load the task; without a ``spec``, the one that the server says it trains."""
     task = load_task(spec or _task_of_server(session))
     samples = task.samples("train")
-    manifest = manifests.of(task.model())
-    return Material(task, samples, manifest, task.fingerprint(samples))
+    manifest = Manifest.of(task.model())
+    return PreparedTask(task, samples, manifest, task.fingerprint(samples))
 
 
-class Entry:
+class Joiner:
     """Joins, and joins again when the server has forgotten us. One thread."""
 
     def __init__(
         self,
         settings: WorkerSettings,
         session: Session,
-        material: Material,
+        prepared: PreparedTask,
         *,
         device: str,
-        watch: Watch,
+        observer: Observer,
         adopt: Callable[[Terms], None],
     ) -> None:
         self._settings = settings
         self._session = session
-        self._material = material
+        self._prepared = prepared
         self._device = device
-        self._watch = watch
+        self._observer = observer
         self._adopt = adopt
         self._pin = settings.pin
         self._nonce = secrets.token_hex(16)
 
     def join(self) -> None:
         """Be let in, or raise why not."""
-        terms = self._accepted(self._knock())
+        terms = self._accepted(self._request_admission())
         self._session.token = Secret(terms.token)
         self._adopt(terms)
-        self._watch.joined(terms, self._device)
+        self._observer.joined(terms, self._device)
 
-    def join_again(self) -> None:
+    def rejoin(self) -> None:
         """The server does not know us any more: it was started anew."""
-        self._watch.noted("the server does not know this worker any more: joining")
+        self._observer.noted("the server does not know this worker any more: joining")
         self.join()
 
-    def _knock(self) -> Answer:
+    def _request_admission(self) -> Response:
         """Ask to be let in, with other PINs while the user types some."""
         answer = self._ask()
         may_ask = self._settings.ask_pin if self._code() is None else None
@@ -101,24 +100,24 @@ class Entry:
             if answer.status != 401 or may_ask is None:
                 break
             if entry or self._pin is not None:
-                self._watch.noted(answer.message())
+                self._observer.noted(answer.message())
             self._pin = may_ask()
             answer = self._ask()
         return answer
 
-    def _ask(self) -> Answer:
+    def _ask(self) -> Response:
         self._session.token = None
         # Made anew for each try: a PIN may turn the address into a link in between.
-        return self._session.persist(lambda: self._session.attempt(self._request()))
+        return self._session.retry(lambda: self._session.send_once(self._request()))
 
     def _request(self) -> Request:
         body: dict[str, object] = {
             "name": self._settings.name,
             "device": self._device,
             "nonce": self._nonce,
-            "task": self._material.fingerprint,
+            "task": self._prepared.fingerprint,
         }
-        link = self._session.place.link
+        link = self._session.address.link
         if link.code is not None:
             body["code"] = link.code.reveal()
         elif self._pin is not None:
@@ -128,22 +127,22 @@ class Entry:
         return Request("POST", "/v1/join", JSON, json.dumps(body).encode())
 
     def _code(self) -> Secret[str] | None:
-        return self._session.place.link.code
+        return self._session.address.link.code
 
-    def _accepted(self, answer: Answer) -> Terms:
+    def _accepted(self, answer: Response) -> Terms:
         if answer.status == 412:
             raise ConfigError(_differences(answer.json()))
         if answer.status != 200:
             raise PeerRefused(SERVER, answer.message())
         terms = server_messages.terms_of(answer.json())
-        if terms.manifest != self._material.manifest.digest:
+        if terms.manifest != self._prepared.manifest.digest:
             text = "the server's model has other tensors than this worker's"
             raise ConfigError(f"{text}; use the same task file on both sides")
         return terms
 
 
 def _task_of_server(session: Session) -> str:
-    status = session.ask(Request("GET", "/v1/status"))
+    status = session.send(Request("GET", "/v1/status"))
     name = server_messages.text_of(status.json(), "task")
     if name == "digits":
         return name

@@ -28,7 +28,7 @@ class Progress:
     """Until the last round, at the pace so far; None while there is no telling."""
 
 
-class Watch(Protocol):
+class Observer(Protocol):
     """Called by the worker's thread, or one that fetches for it; returns at once."""
 
     def joined(self, terms: Terms, device: str) -> None:
@@ -43,7 +43,7 @@ class Watch(Protocol):
         """The server cannot be had; the next try comes after a pause."""
         ...
 
-    def reached(self) -> None:
+    def reconnected(self) -> None:
         """The server answers again."""
         ...
 
@@ -53,7 +53,7 @@ class Watch(Protocol):
 
 
 @dataclass(slots=True)
-class Tally:
+class WorkTotals:
     """What a worker has done so far."""
 
     counted: int = 0

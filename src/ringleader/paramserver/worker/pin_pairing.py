@@ -20,32 +20,36 @@ from ringleader.identity.server_key import SECRET_BYTES
 from ringleader.identity.vouch import Question
 from ringleader.paramserver.protocol.join_link import (
     RECEIPT_BYTES,
-    Link,
+    JoinLink,
     decode,
     encode,
 )
 from ringleader.paramserver.worker import server_messages
-from ringleader.paramserver.worker.observer import Watch
-from ringleader.paramserver.worker.server_address import Place, noting, pinned
+from ringleader.paramserver.worker.observer import Observer
+from ringleader.paramserver.worker.server_address import (
+    ServerAddress,
+    pinning_context,
+    recording_context,
+)
 from ringleader.paramserver.worker.server_messages import Json
-from ringleader.paramserver.worker.session import SERVER, Answer, Request, Session
+from ringleader.paramserver.worker.session import SERVER, Request, Response, Session
 
 PIN_ENTRIES = 3
 """PINs that a user may type; the server counts wrong ones over all workers."""
 
 
-class Pairing:
+class PinPairing:
     """Turns the bare address of a place into a whole link. One thread."""
 
     def __init__(
         self,
-        place: Place,
-        watch: Watch,
+        address: ServerAddress,
+        observer: Observer,
         pin: Secret[str] | None,
         ask_pin: Callable[[], Secret[str]] | None,
     ) -> None:
-        self._place = place
-        self._watch = watch
+        self._address = address
+        self._observer = observer
         self._pin = pin
         self._ask_pin = ask_pin
         self._question: Question | None = None
@@ -60,14 +64,14 @@ class Pairing:
                 self._pin = self._ask_pin()
             found = self._pair(self._pin)
             if found is not None:
-                self._place.trust(found)
+                self._address.use_paired_link(found)
                 return
             self._pin = None  # it is not tried again by itself
             if self._ask_pin is not None and left:
-                self._watch.noted(self._refused().text)
+                self._observer.noted(self._refused().text)
         raise self._refused()
 
-    def _pair(self, pin: Secret[str]) -> Link | None:
+    def _pair(self, pin: Secret[str]) -> JoinLink | None:
         fingerprint, floor = self._seen(), Deadline.after(FLOOR_S)
         question = self._question
         if question is None or question.fingerprint != fingerprint:
@@ -80,8 +84,8 @@ class Pairing:
         if content is None or len(content.reveal()) != SECRET_BYTES + RECEIPT_BYTES:
             return None
         code, receipt = content.reveal()[:SECRET_BYTES], content.reveal()[SECRET_BYTES:]
-        return Link(
-            self._place.link.url,
+        return JoinLink(
+            self._address.link.url,
             fingerprint,
             Secret(encode(code)),
             Secret(encode(receipt)),
@@ -90,33 +94,37 @@ class Pairing:
     def _seen(self) -> bytes:
         """The fingerprint of whoever answers there now. Nothing is sent to it."""
         found: list[bytes] = []
-        looking = closing(Session(self._place, self._watch, noting(found)))
+        looking = closing(
+            Session(self._address, self._observer, recording_context(found))
+        )
         with looking as session, suppress(PeerUntrusted):
-            session.attempt(Request("GET", "/v1/status"))
+            session.send_once(Request("GET", "/v1/status"))
         if not found or not found[-1]:
-            url = self._place.link.url
+            url = self._address.link.url
             text = f"{url} has a key for which no PIN can vouch; use the join link"
             raise PeerUntrusted(SERVER, text)
         return found[-1]
 
-    def _ask(self, question: Question) -> Answer:
+    def _ask(self, question: Question) -> Response:
         body = json.dumps({"element": encode(question.element)}).encode()
         headers = {"Content-Type": "application/json"}
         asking = closing(
-            Session(self._place, self._watch, pinned(question.fingerprint))
+            Session(
+                self._address, self._observer, pinning_context(question.fingerprint)
+            )
         )
         # A stranger's words are not shown: they might send the user elsewhere.
         with asking as session, suppress(PeerRefused):
-            answer = session.attempt(Request("POST", "/v1/pair", headers, body))
+            answer = session.send_once(Request("POST", "/v1/pair", headers, body))
             if answer.status == 200:
                 return answer
-        url = self._place.link.url
+        url = self._address.link.url
         text = f"{url} takes no PIN, or none after too many wrong ones"
         raise PeerRefused(SERVER, f"{text}; use the join link")
 
     def _refused(self) -> PeerUntrusted:
         text = "the PIN is wrong, or somebody sits between here and"
-        where = self._place.link.url
+        where = self._address.link.url
         return PeerUntrusted(
             SERVER, f"{text} {where}; check the PIN, or use the join link"
         )

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from ringleader.errors import DeadlineExceeded, InternalError
 from ringleader.paramserver.tasks.samples import Batch
-from ringleader.paramserver.worker.trainer import Bench, Stint
+from ringleader.paramserver.worker.trainer import Assignment, Trainer
 
 T = TypeVar("T")
 
@@ -21,28 +21,28 @@ _READ_S = 600.0
 _LOOK_S = 0.2
 
 
-class Feed:
+class BatchPrefetcher:
     """The batches of one stint, in order; a thread reads ahead until closed."""
 
-    def __init__(self, bench: Bench, stint: Stint) -> None:
-        self.stint = stint
-        self._bench = bench
+    def __init__(self, trainer: Trainer, assignment: Assignment) -> None:
+        self.assignment = assignment
+        self._trainer = trainer
         self._queue: queue.Queue[Batch | BaseException] = queue.Queue(_AHEAD)
         self._closed = threading.Event()
         self._thread = threading.Thread(
-            target=self._read, name=f"feed {stint.first_batch}", daemon=True
+            target=self._read, name=f"feed {assignment.first_batch}", daemon=True
         )
         self._thread.start()
 
-    def fits(self, stint: Stint) -> bool:
+    def fits(self, assignment: Assignment) -> bool:
         """Whether these are the batches of ``stint``."""
-        return (self.stint.batches, self.stint.batch_size) == (
-            stint.batches,
-            stint.batch_size,
+        return (self.assignment.batches, self.assignment.batch_size) == (
+            assignment.batches,
+            assignment.batch_size,
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        for number in self.stint.batches:
+        for number in self.assignment.batches:
             try:
                 item = self._queue.get(timeout=_READ_S)
             except queue.Empty:
@@ -62,7 +62,7 @@ class Feed:
 
     def _read(self) -> None:
         try:
-            for batch in self._bench.gather(self.stint):
+            for batch in self._trainer.gather(self.assignment):
                 if not self._put(batch):
                     return
         except Exception as exc:  # noqa: BLE001 - raised where the batch is wanted
@@ -76,7 +76,7 @@ class Feed:
         return False
 
 
-class Errand(Generic[T]):
+class BackgroundCall(Generic[T]):
     """A call that a thread of its own makes while we do something else."""
 
     def __init__(self, call: Callable[[], T], name: str) -> None:

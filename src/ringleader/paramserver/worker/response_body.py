@@ -12,7 +12,7 @@ from ringleader.paramserver.worker.server_messages import SERVER
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-")
 
 
-class Body:
+class ResponseBody:
     """Bytes so far, and the tag of what they are the beginning of."""
 
     def __init__(self, limit_bytes: int) -> None:
@@ -20,7 +20,7 @@ class Body:
         self.etag = ""
         self.limit_bytes = limit_bytes
 
-    def resuming(self) -> dict[str, str]:
+    def resume_headers(self) -> dict[str, str]:
         """The headers that ask for the rest; none if there is nothing to go on from."""
         if not (self.data and self.etag):
             return {}

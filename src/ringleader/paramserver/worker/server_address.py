@@ -12,7 +12,7 @@ import httpx2
 
 from ringleader.errors import ConfigError, RingleaderError
 from ringleader.identity import server_key
-from ringleader.paramserver.protocol.join_link import Link, parse
+from ringleader.paramserver.protocol.join_link import JoinLink, parse
 
 NOT_THE_KEY = "its key is not the one in the link"
 _FILE_BYTES = 4096
@@ -27,29 +27,29 @@ _HEADERS = {
 }
 
 
-class Place:
+class ServerAddress:
     """Where one server can be found: tunnels break and get new addresses."""
 
     def __init__(self, links: Sequence[str], file: Path | None = None) -> None:
         self._links = [_parsed(link) for link in links]
         self._file = file
         self._tried = 0
-        self._trusted: dict[str, Link] = {}
+        self._trusted: dict[str, JoinLink] = {}
         self.link = self._all()[0]
 
     @property
-    def can_change(self) -> bool:
+    def has_alternatives(self) -> bool:
         """Whether it is worth looking again when the link is no good."""
         return self._file is not None or len(self._links) > 1
 
     @property
-    def is_readable_by_others(self) -> bool:
+    def is_plaintext(self) -> bool:
         """Whether requests leave this machine as they are."""
         parts = urlsplit(self.link.url)
         local = {"localhost", "127.0.0.1", "::1"}
         return parts.scheme == "http" and parts.hostname not in local
 
-    def look_again(self) -> bool:
+    def try_next(self) -> bool:
         """Turn to the next link, the file's first; whether it is another than before.
 
         A file that is being rewritten, or holds no link, changes nothing.
@@ -63,41 +63,41 @@ class Place:
         is_new, self.link = found != self.link, found
         return is_new
 
-    def trust(self, link: Link) -> None:
+    def use_paired_link(self, link: JoinLink) -> None:
         """A PIN vouched for this link; from now on it stands for its bare address."""
         self._trusted[link.url] = self.link = link
 
-    def _all(self) -> list[Link]:
+    def _all(self) -> list[JoinLink]:
         first = [] if self._file is None else [_read(self._file)]
         return [
             self._trusted.get(link.url, link) if link.is_bare else link
             for link in (*first, *self._links)
         ]
 
-    def open(self, context: ssl.SSLContext | None = None) -> httpx2.Client:
+    def open_client(self, context: ssl.SSLContext | None = None) -> httpx2.Client:
         """A new HTTP client that trusts this server and no other."""
         timeout = httpx2.Timeout(_IO_S, connect=_CONNECT_S)
         pin = self.link.fingerprint
-        verify = context or (True if pin is None else pinned(pin))
+        verify = context or (True if pin is None else pinning_context(pin))
         return httpx2.Client(verify=verify, timeout=timeout, headers=_HEADERS)
 
 
-def pinned(fingerprint: bytes) -> ssl.SSLContext:
+def pinning_context(fingerprint: bytes) -> ssl.SSLContext:
     """A context that accepts the one key of the link, whatever its certificate says."""
-    return _judging(lambda found: hmac.compare_digest(found, fingerprint))
+    return _context_with_check(lambda found: hmac.compare_digest(found, fingerprint))
 
 
-def noting(into: list[bytes]) -> ssl.SSLContext:
+def recording_context(into: list[bytes]) -> ssl.SSLContext:
     """A context that accepts no key, and notes the fingerprint of the one it saw."""
 
     def note(found: bytes) -> bool:
         into.append(found)
         return False
 
-    return _judging(note)
+    return _context_with_check(note)
 
 
-def _judging(is_right: Callable[[bytes], bool]) -> ssl.SSLContext:
+def _context_with_check(is_right: Callable[[bytes], bool]) -> ssl.SSLContext:
     """A context that judges the fingerprint of a key; empty if the key is not ours.
 
     That is part of the handshake: not a byte of a request reaches another server.
@@ -129,7 +129,7 @@ def _judging(is_right: Callable[[bytes], bool]) -> ssl.SSLContext:
     return context
 
 
-def _read(file: Path) -> Link:
+def _read(file: Path) -> JoinLink:
     try:
         with file.open("rb") as opened:
             text = opened.read(_FILE_BYTES).decode()
@@ -140,7 +140,7 @@ def _read(file: Path) -> Link:
     return _parsed(text.split()[0])
 
 
-def _parsed(text: str) -> Link:
+def _parsed(text: str) -> JoinLink:
     """A link whose address can be looked up; else that fails only when it is used."""
     link = parse(text)
     try:

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringleader.errors import ProtocolError
-from ringleader.paramserver.worker.trainer import Stint
+from ringleader.paramserver.worker.trainer import Assignment
 
 Json = Mapping[str, Any]
 
-_MOST = 2**53
+_MAX_INTEGER = 2**53
 """Above, JSON's numbers are not exact for everybody."""
-_MOST_STEPS = 10_000
-_MOST_SAMPLES = 1 << 20
-_MOST_TEXT = 4096
+_MAX_STEPS = 10_000
+_MAX_SAMPLES = 1 << 20
+_MAX_TEXT = 4096
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,256}")
 SERVER = "the server"
 
@@ -79,20 +79,20 @@ def terms_of(answer: Json) -> Terms:
     )
 
 
-def stint_of(answer: Json) -> Stint:
+def assignment_of(answer: Json) -> Assignment:
     """An assignment."""
-    return Stint(
+    return Assignment(
         version=whole(answer, "version"),
         shard=whole(answer, "shard"),
         shards=whole(answer, "shards", least=1),
         first_batch=whole(answer, "first_batch"),
-        steps=whole(answer, "steps", least=1, most=_MOST_STEPS),
-        batch_size=whole(answer, "batch_size", least=1, most=_MOST_SAMPLES),
+        steps=whole(answer, "steps", least=1, most=_MAX_STEPS),
+        batch_size=whole(answer, "batch_size", least=1, most=_MAX_SAMPLES),
         lr=_rate(answer),
     )
 
 
-def whole(answer: Json, name: str, least: int = 0, most: int = _MOST) -> int:
+def whole(answer: Json, name: str, least: int = 0, most: int = _MAX_INTEGER) -> int:
     """A whole number of an answer."""
     value = answer.get(name)
     if type(value) is not int or not least <= value <= most:
@@ -104,7 +104,7 @@ def whole(answer: Json, name: str, least: int = 0, most: int = _MOST) -> int:
 def text_of(answer: Json, name: str) -> str:
     """A text of an answer, without what could upset a terminal."""
     value = answer.get(name)
-    if not isinstance(value, str) or len(value) > _MOST_TEXT:
+    if not isinstance(value, str) or len(value) > _MAX_TEXT:
         raise ProtocolError(SERVER, f"{name!r} is not a text")
     return "".join(c if c.isprintable() else " " for c in value)
 

@@ -25,10 +25,13 @@ from ringleader.errors import (
 )
 from ringleader.identity.redacted import Secret
 from ringleader.paramserver.worker import server_messages
-from ringleader.paramserver.worker.http_errors import Unvouched, translated
-from ringleader.paramserver.worker.observer import Watch
-from ringleader.paramserver.worker.response_body import Body
-from ringleader.paramserver.worker.server_address import Place
+from ringleader.paramserver.worker.http_errors import (
+    UnverifiedCertificate,
+    translate_errors,
+)
+from ringleader.paramserver.worker.observer import Observer
+from ringleader.paramserver.worker.response_body import ResponseBody
+from ringleader.paramserver.worker.server_address import ServerAddress
 from ringleader.paramserver.worker.server_messages import Json
 
 T = TypeVar("T")
@@ -62,7 +65,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """What the server said, once it said something sensible."""
 
     status: int
@@ -88,7 +91,7 @@ class Answer:
             return f"it answered {self.status}"
 
 
-class NotNow(PeerUnreachable):
+class TryLater(PeerUnreachable):
     """The server cannot do it at this moment; ``pause_s`` is how long it asked for."""
 
     pause_s: float = 0.0
@@ -107,31 +110,32 @@ class Session:
     """The way to one server. Several threads may ask at once."""
 
     def __init__(
-        self, place: Place, watch: Watch, context: ssl.SSLContext | None = None
+        self,
+        address: ServerAddress,
+        observer: Observer,
+        context: ssl.SSLContext | None = None,
     ) -> None:
         self.token: Secret[str] | None = None
-        self.vouch: Callable[[], None] | None = None
+        self.pair_by_pin: Callable[[], None] | None = None
         """Turns a bare address that nobody vouches for into a whole link."""
         self.sent_bytes = 0
         self.received_bytes = 0
-        self._place = place
-        self._watch = watch
+        self._address = address
+        self._observer = observer
         self._stopped = threading.Event()
         self._lock = threading.Lock()
-        self._client = place.open(context)
+        self._client = address.open_client(context)
 
     @property
-    def place(self) -> Place:
+    def address(self) -> ServerAddress:
         """Where the server is."""
-        return self._place
+        return self._address
 
-    def ask(self, request: Request) -> Answer:
+    def send(self, request: Request) -> Response:
         """The server's answer, sooner or later."""
-        return self.persist(lambda: self.attempt(request))
+        return self.retry(lambda: self.send_once(request))
 
-    def persist(
-        self, call: Callable[[], T], arrived: Callable[[], int] = lambda: 0
-    ) -> T:
+    def retry(self, call: Callable[[], T], arrived: Callable[[], int] = lambda: 0) -> T:
         """Repeat ``call`` until it fails no more for want of a server.
 
         As long as ``arrived`` grows from try to try, the pauses stay short.
@@ -141,7 +145,7 @@ class Session:
             try:
                 found = call()
             except (PeerUnreachable, PeerLost, PeerUntrusted) as exc:
-                trouble = self._mended(exc)
+                trouble = self._after_pairing(exc)
                 if trouble is None:
                     continue
                 failures = 1 if arrived() > before else failures + 1
@@ -149,10 +153,10 @@ class Session:
                 self._pause(trouble, failures)
             else:
                 if failures:
-                    self._watch.reached()
+                    self._observer.reconnected()
                 return found
 
-    def attempt(self, request: Request, into: Body | None = None) -> Answer:
+    def send_once(self, request: Request, into: ResponseBody | None = None) -> Response:
         """Ask once. What is asked for goes to ``into``, where a broken line leaves it.
 
         PeerUnreachable or PeerLost: try again; PeerRefused: never.
@@ -160,10 +164,10 @@ class Session:
         headers = dict(request.headers)
         if self.token is not None:
             headers["Authorization"] = f"Bearer {self.token.reveal()}"
-        url, client = self._place.link.url, self._client
+        url, client = self._address.link.url, self._client
         timeout = request.timeout_s or client.timeout
         with (
-            translated(url),
+            translate_errors(url),
             client.stream(
                 request.method,
                 url + request.path,
@@ -174,13 +178,13 @@ class Session:
         ):
             self._count(sent=len(request.body))
             has_it = into is not None and response.status_code in (200, 206)
-            body = into if into is not None and has_it else Body(LIMIT_BYTES)
+            body = into if into is not None and has_it else ResponseBody(LIMIT_BYTES)
             self._read(response, body)
         data = b"" if has_it else bytes(body.data)
-        answer = Answer(response.status_code, response.headers, data)
+        answer = Response(response.status_code, response.headers, data)
         # A refusal of HEAD has no words; what it is about will be refused with some.
         is_bare = request.method == "HEAD" and 400 <= answer.status < 500
-        return answer if is_bare else _judged(answer)
+        return answer if is_bare else _checked(answer)
 
     def stop(self) -> None:
         """Let no pause go on; requests under way end by their deadlines."""
@@ -191,7 +195,7 @@ class Session:
         self.stop()
         self._client.close()
 
-    def _read(self, response: httpx2.Response, body: Body) -> None:
+    def _read(self, response: httpx2.Response, body: ResponseBody) -> None:
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise PeerLost(SERVER, "something on the way compressed the answer")
         if response.headers.get("Content-Type", "").startswith("text/html"):
@@ -205,13 +209,13 @@ class Session:
             if deadline.is_over():
                 raise PeerLost(SERVER, f"an answer took over {deadline.after_s:.0f} s")
 
-    def _mended(self, exc: _Trouble) -> _Trouble | None:
+    def _after_pairing(self, exc: _Trouble) -> _Trouble | None:
         """None if the link is a better one now; raises what no PIN can mend."""
-        can_mend = isinstance(exc, Unvouched) and self._place.link.is_bare
-        if self.vouch is None or not can_mend:
+        can_mend = isinstance(exc, UnverifiedCertificate) and self._address.link.is_bare
+        if self.pair_by_pin is None or not can_mend:
             return exc
         try:
-            self.vouch()
+            self.pair_by_pin()
         except (PeerUnreachable, PeerLost) as later:
             return later
         with self._lock:
@@ -220,21 +224,21 @@ class Session:
 
     def _reopen(self) -> None:
         self._client.close()
-        self._client = self._place.open()
+        self._client = self._address.open_client()
 
     def _pause(self, exc: _Trouble, n: int) -> None:
         """Wait, and look whether the server moved; raise what waiting cannot mend."""
-        if isinstance(exc, PeerUntrusted) and not self._place.can_change:
+        if isinstance(exc, PeerUntrusted) and not self._address.has_alternatives:
             raise exc
-        asked_s = exc.pause_s if isinstance(exc, NotNow) else 0.0
+        asked_s = exc.pause_s if isinstance(exc, TryLater) else 0.0
         wait_s = max(asked_s, pause_s(n, random.random()))  # only spreads workers
-        self._watch.waiting(exc.text, wait_s)
+        self._observer.waiting(exc.text, wait_s)
         if self._stopped.wait(wait_s):
             raise exc
         with self._lock:
-            if self._place.look_again():
+            if self._address.try_next():
                 self._reopen()
-                self._watch.noted(f"the server is now at {self._place.link.url}")
+                self._observer.noted(f"the server is now at {self._address.link.url}")
 
     def _count(self, sent: int = 0, received: int = 0) -> None:
         with self._lock:
@@ -242,7 +246,7 @@ class Session:
             self.received_bytes += received
 
 
-def _judged(answer: Answer) -> Answer:
+def _checked(answer: Response) -> Response:
     """The answer, if it is one the caller can act on."""
     status = answer.status
     if status < 300 or status == 304:
@@ -257,8 +261,8 @@ def _judged(answer: Answer) -> Answer:
     raise PeerRefused(SERVER, answer.message())
 
 
-def _not_now(headers: httpx2.Headers, text: str) -> NotNow:
-    error = NotNow(SERVER, text)
+def _not_now(headers: httpx2.Headers, text: str) -> TryLater:
+    error = TryLater(SERVER, text)
     asked = headers.get("Retry-After", "")
     if asked.isascii() and asked.isdigit():  # it may also be a date
         longest_s = 10 * _LONGEST_PAUSE_S

@@ -15,12 +15,12 @@ from ringleader.paramserver.protocol.bodies import Update
 from ringleader.paramserver.protocol.manifest import Manifest, Vector
 from ringleader.paramserver.tasks.batch_order import indices, mixed_seed
 from ringleader.paramserver.tasks.device import to_device
-from ringleader.paramserver.tasks.samples import Batch, Samples, count_of
+from ringleader.paramserver.tasks.samples import Batch, Samples, batch_length
 from ringleader.paramserver.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stint:
+class Assignment:
     """What the server asks for: some batches, computed on the weights of a version."""
 
     version: int
@@ -39,7 +39,7 @@ class Stint:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class StepResult:
     """What came out of a stint."""
 
     update: Update
@@ -48,7 +48,7 @@ class Result:
     """The mean over all samples, each seen with the weights of its own step."""
 
 
-class Bench:
+class Trainer:
     """Where stints are worked on: a model on a device, and the samples.
 
     One thread at a time; ``gather`` may run beside ``compute``.
@@ -63,30 +63,36 @@ class Bench:
         self._device = device
         self._seed = seed
 
-    def gather(self, stint: Stint) -> Iterator[Batch]:
+    def gather(self, assignment: Assignment) -> Iterator[Batch]:
         """The batches of a stint, in order, still in main memory."""
-        size, count = stint.batch_size, len(self.samples)
-        for number in stint.batches:
+        size, count = assignment.batch_size, len(self.samples)
+        for number in assignment.batches:
             yield self.samples.batch(indices(self._seed, number, size, count))
 
     def compute(
-        self, manifest: Manifest, stint: Stint, batches: Iterable[Batch]
-    ) -> Result:
+        self, manifest: Manifest, assignment: Assignment, batches: Iterable[Batch]
+    ) -> StepResult:
         """The mean gradient over one batch, or the difference that H steps make."""
         self.model.train()
         before = manifest.buffer_values(self.model)
-        if stint.steps == 1:
-            loss, num_samples = self._backward(stint.first_batch, next(iter(batches)))
+        if assignment.steps == 1:
+            loss, num_samples = self._backward(
+                assignment.first_batch, next(iter(batches))
+            )
             parameters, losses = manifest.gradient(self.model), loss * num_samples
         else:
             start = manifest.values(self.model)
-            losses, num_samples = self._walk(stint, batches)
+            losses, num_samples = self._walk(assignment, batches)
             parameters = manifest.values(self.model) - start
         buffers = manifest.buffer_values(self.model) - before
-        self._check(parameters, stint)
-        return Result(Update(parameters, buffers), num_samples, losses / num_samples)
+        self._check(parameters, assignment)
+        return StepResult(
+            Update(parameters, buffers), num_samples, losses / num_samples
+        )
 
-    def _walk(self, stint: Stint, batches: Iterable[Batch]) -> tuple[float, int]:
+    def _walk(
+        self, assignment: Assignment, batches: Iterable[Batch]
+    ) -> tuple[float, int]:
         """Make the steps; the sum of losses, and over how many samples.
 
         The optimizer is new for each stint: what it remembered would depend on who
@@ -94,9 +100,9 @@ class Bench:
         """
         optimizer = self._task.optimizer(self.model)
         for group in optimizer.param_groups:
-            group["lr"] *= stint.lr
+            group["lr"] *= assignment.lr
         losses, total = 0.0, 0
-        for number, batch in zip(stint.batches, batches, strict=True):
+        for number, batch in zip(assignment.batches, batches, strict=True):
             loss, num_samples = self._backward(number, batch)
             optimizer.step()
             losses, total = losses + loss * num_samples, total + num_samples
@@ -110,7 +116,7 @@ class Bench:
         loss = self._task.loss(self.model, to_device(batch, self._device))
         value = self._mean(loss, number)
         loss.backward()  # type: ignore[no-untyped-call]
-        return value, count_of(batch)
+        return value, batch_length(batch)
 
     def _mean(self, loss: object, number: int) -> float:
         who = f"task {self._task.name}: the loss of batch {number}"
@@ -122,8 +128,8 @@ class Bench:
             raise ConfigError(f"{who} is {value}: {text}")
         return value
 
-    def _check(self, parameters: Vector, stint: Stint) -> None:
+    def _check(self, parameters: Vector, assignment: Assignment) -> None:
         if not np.isfinite(parameters).all():
-            where = f"batch {stint.first_batch} of version {stint.version}"
+            where = f"batch {assignment.first_batch} of version {assignment.version}"
             text = f"task {self._task.name}: {where} gave a gradient that is no number"
             raise ConfigError(f"{text}; lower the learning rate or clip in the loss")

@@ -10,18 +10,18 @@ from torch import Tensor
 from ringleader.errors import PeerLost, ProtocolError
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.manifest import Manifest
-from ringleader.paramserver.worker.response_body import Body
-from ringleader.paramserver.worker.session import SERVER, Answer, Request, Session
+from ringleader.paramserver.worker.response_body import ResponseBody
+from ringleader.paramserver.worker.session import SERVER, Request, Response, Session
 
 _WORTH_RESUMING_BYTES = 256 << 10
 """Below, asking how much arrived takes as long as sending it again."""
 _SLACK_BYTES = 1 << 20
 """Room for the header of the file and the frame around it."""
-_MOST_DIGITS = 18
+_MAX_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class DownloadedWeights:
     """The weights of one version, as they came."""
 
     version: int
@@ -39,34 +39,36 @@ class Download:
         self._session = session
         self._manifest = manifest
         self._codec = codec
-        self._body = Body(manifest.num_bytes + _SLACK_BYTES)
+        self._body = ResponseBody(manifest.num_bytes + _SLACK_BYTES)
 
-    def run(self, held: Weights | None = None) -> Weights | Answer:
+    def run(
+        self, held: DownloadedWeights | None = None
+    ) -> DownloadedWeights | Response:
         """The weights; ``held`` if the server has no others; or its refusal.
 
         Outside bulk mode the server gives newer ones when it has them.
         """
-        answer = self._session.persist(
+        answer = self._session.retry(
             lambda: self._attempt(held), lambda: len(self._body.data)
         )
         return held if answer.status == 304 and held else self._found(answer)
 
-    def try_once(self) -> Weights | Answer:
+    def try_once(self) -> DownloadedWeights | Response:
         """The same, but what goes wrong is raised."""
         return self._found(self._attempt(None))
 
-    def _attempt(self, held: Weights | None) -> Answer:
-        headers = self._body.resuming()
+    def _attempt(self, held: DownloadedWeights | None) -> Response:
+        headers = self._body.resume_headers()
         if not headers and held is not None and held.etag:
             headers = {"If-None-Match": held.etag}
         path = f"/v1/weights/{self.version}?codec={self._codec}"
-        return self._session.attempt(Request("GET", path, headers), self._body)
+        return self._session.send_once(Request("GET", path, headers), self._body)
 
-    def _found(self, answer: Answer) -> Weights | Answer:
+    def _found(self, answer: Response) -> DownloadedWeights | Response:
         if answer.status not in (200, 206):
             return answer
         tensors = bodies.read_weights(self._manifest, self._body.data, self._codec)
-        return Weights(_version_of(answer), self._body.etag, tensors)
+        return DownloadedWeights(_version_of(answer), self._body.etag, tensors)
 
 
 class Upload:
@@ -82,11 +84,11 @@ class Upload:
         self._offset = 0
         self._was_tried = False
 
-    def run(self) -> Answer:
+    def run(self) -> Response:
         """What the server thinks of it."""
-        return self._session.persist(self._attempt, lambda: self._offset)
+        return self._session.retry(self._attempt, lambda: self._offset)
 
-    def _attempt(self) -> Answer:
+    def _attempt(self) -> Response:
         self._offset = self._arrived() if self._was_tried else 0
         headers = dict(self._headers)
         if self._offset:
@@ -94,7 +96,7 @@ class Upload:
             headers["Upload-Length"] = str(len(self._body))
         self._was_tried = True
         request = Request("PUT", self._path, headers, self._body[self._offset :])
-        answer = self._session.attempt(request)
+        answer = self._session.send_once(request)
         if answer.status == 202:
             raise PeerLost(SERVER, "the update broke off on its way")
         if answer.status == 416:  # the server kept less than it said: begin anew
@@ -106,12 +108,12 @@ class Upload:
         """How much of a broken upload the server has."""
         if len(self._body) < _WORTH_RESUMING_BYTES:
             return 0
-        answer = self._session.attempt(Request("HEAD", self._path, self._headers))
+        answer = self._session.send_once(Request("HEAD", self._path, self._headers))
         offset = _number(answer.headers.get("Upload-Offset", "0")) or 0
         return offset if offset < len(self._body) else 0
 
 
-def _version_of(answer: Answer) -> int:
+def _version_of(answer: Response) -> int:
     version = _number(answer.headers.get("X-Version", ""))
     if version is None:
         raise ProtocolError(SERVER, "weights came without the number of their version")
@@ -120,5 +122,5 @@ def _version_of(answer: Answer) -> int:
 
 def _number(text: str) -> int | None:
     """A whole number of a header; None if it is none."""
-    is_one = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+    is_one = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
     return int(text) if is_one else None

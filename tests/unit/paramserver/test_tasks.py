@@ -12,7 +12,7 @@ import torch
 from ringleader.errors import ConfigError
 from ringleader.paramserver.evaluation import evaluate
 from ringleader.paramserver.tasks.loading import load_task
-from ringleader.paramserver.tasks.samples import Samples, count_of
+from ringleader.paramserver.tasks.samples import Samples, batch_length
 
 LINE = """
 import torch
@@ -239,7 +239,7 @@ def test_lazy_datasets_are_collated_and_hashed() -> None:
 
     assert batch["x"].tolist() == [[3, 3], [1, 1]]
     assert batch["y"].tolist() == [3, 1]
-    assert count_of(batch) == 2
+    assert batch_length(batch) == 2
     assert samples.digest() == Samples(Lazy(), "there").digest()
     assert samples.digest() != Samples(Lazy(8), "there").digest()
 

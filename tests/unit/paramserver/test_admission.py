@@ -7,69 +7,73 @@ import pytest
 from ringleader.errors import ConfigError
 from ringleader.identity.redacted import Secret
 from ringleader.paramserver.protocol import join_link
-from ringleader.paramserver.server.admission import PIN_ATTEMPTS, Answer, Entrance
-from ringleader.paramserver.server.assignment import Key
-from ringleader.paramserver.server.http_server import Address
-from ringleader.paramserver.server.rate_limit import MAX_KEYS, Pace
-from ringleader.paramserver.server.upload_buffers import Uploads
+from ringleader.paramserver.server.admission import (
+    PIN_ATTEMPTS,
+    Admission,
+    AdmissionResult,
+)
+from ringleader.paramserver.server.http_server import ListenAddress
+from ringleader.paramserver.server.rate_limit import MAX_KEYS, RateLimiter
+from ringleader.paramserver.server.update_headers import UpdateKey
+from ringleader.paramserver.server.upload_buffers import UploadBuffers
 
 SECRET = bytes(range(16))
-KEY = Key(0, 0, 0)
+KEY = UpdateKey(0, 0, 0)
 
 
-def entrance(pin: str | None = "4711") -> Entrance:
-    return Entrance(Secret(SECRET), Secret(pin) if pin is not None else None)
+def admission(pin: str | None = "4711") -> Admission:
+    return Admission(Secret(SECRET), Secret(pin) if pin is not None else None)
 
 
 def test_ten_thousand_guesses_end_at_the_budget_and_hurt_nobody_else() -> None:
-    door = entrance("9999")
-    token, _ = door.issue("w1")
+    door = admission("9999")
+    token, _ = door.issue_token("w1")
     answers = [door.admit(None, f"{guess:04d}") for guess in range(10_000)]
-    assert answers.count(Answer.WELCOME) == 0
-    assert answers.count(Answer.UNKNOWN) == PIN_ATTEMPTS
-    assert door.admit(None, "9999") is Answer.LOCKED
-    assert door.admit(join_link.encode(SECRET), None) is Answer.WELCOME
-    assert door.who(token) == "w1"
+    assert answers.count(AdmissionResult.ADMITTED) == 0
+    assert answers.count(AdmissionResult.UNKNOWN) == PIN_ATTEMPTS
+    assert door.admit(None, "9999") is AdmissionResult.LOCKED
+    assert door.admit(join_link.encode(SECRET), None) is AdmissionResult.ADMITTED
+    assert door.worker_of(token) == "w1"
 
 
 @pytest.mark.parametrize("pin", ["1", "4711", "correct horse", "пароль", "x" * 128])
 def test_pins_of_any_length_work_and_cost_nothing_when_right(pin: str) -> None:
-    door = entrance(pin)
+    door = admission(pin)
     for _ in range(3 * PIN_ATTEMPTS):
-        assert door.admit(None, pin) is Answer.WELCOME
-    assert door.attempts_left == PIN_ATTEMPTS
+        assert door.admit(None, pin) is AdmissionResult.ADMITTED
+    assert door.pin_attempts_left == PIN_ATTEMPTS
 
 
 @pytest.mark.parametrize(
     "wrong", ["", "AAAA", "ü", "AA=A", join_link.encode(bytes(16))]
 )
 def test_wrong_codes_are_refused_and_cost_no_budget(wrong: str) -> None:
-    door = entrance()
-    assert door.admit(wrong, "4711") is Answer.UNKNOWN
-    assert door.attempts_left == PIN_ATTEMPTS
+    door = admission()
+    assert door.admit(wrong, "4711") is AdmissionResult.UNKNOWN
+    assert door.pin_attempts_left == PIN_ATTEMPTS
 
 
 def test_without_a_pin_no_pin_opens() -> None:
-    door = entrance(None)
+    door = admission(None)
     for pin in ("", "None", "4711"):
-        assert door.admit(None, pin) is Answer.UNKNOWN
-    assert door.admit(None, None) is Answer.UNKNOWN
+        assert door.admit(None, pin) is AdmissionResult.UNKNOWN
+    assert door.admit(None, None) is AdmissionResult.UNKNOWN
     with pytest.raises(ConfigError):
-        entrance("")
+        admission("")
 
 
 def test_a_new_token_replaces_the_old_one() -> None:
-    door = entrance()
-    old, _ = door.issue("w1")
-    new, digest = door.issue("w1")
-    assert door.who(old) is None
-    assert door.who(new) == "w1"
+    door = admission()
+    old, _ = door.issue_token("w1")
+    new, digest = door.issue_token("w1")
+    assert door.worker_of(old) is None
+    assert door.worker_of(new) == "w1"
     assert new not in str(door.tokens)
-    other = entrance()
-    other.remember(digest, "w1")
-    assert other.who(new) == "w1"
-    door.forget("w1")
-    assert door.who(new) is None
+    other = admission()
+    other.add_token(digest, "w1")
+    assert other.worker_of(new) == "w1"
+    door.revoke_tokens("w1")
+    assert door.worker_of(new) is None
 
 
 def test_links_come_apart_as_they_were_put_together() -> None:
@@ -83,7 +87,7 @@ def test_links_come_apart_as_they_were_put_together() -> None:
         join_link.build("http://h/some/path", SECRET, None).reveal()
     )
     assert (plain.url, plain.fingerprint) == ("http://h/some/path", None)
-    assert join_link.parse("example.org:8000") == join_link.Link(
+    assert join_link.parse("example.org:8000") == join_link.JoinLink(
         "https://example.org:8000"
     )
     assert "secret" in repr(found)
@@ -115,7 +119,7 @@ def test_a_pinned_link_is_not_for_plain_http() -> None:
 
 
 def test_pace_lets_bursts_through_and_then_a_steady_stream() -> None:
-    pace = Pace(per_s=2.0, burst=5.0)
+    pace = RateLimiter(per_s=2.0, burst=5.0)
     assert [pace.wait_s("a", 0.0) for _ in range(6)] == [0] * 5 + [1]
     assert pace.wait_s("b", 0.0) == 0
     assert [pace.wait_s("a", 1.0) for _ in range(3)] == [0, 0, 1]
@@ -125,11 +129,11 @@ def test_pace_lets_bursts_through_and_then_a_steady_stream() -> None:
 
 
 def test_uploads_are_one_per_worker_and_bounded_together() -> None:
-    uploads = Uploads(most_bytes=100)
+    uploads = UploadBuffers(max_bytes=100)
     first = uploads.begin("w1", KEY, 60)
     assert first is not None
     assert first.add(b"x" * 20)
-    assert uploads.resume("w1", Key(1, 0, 0)) is None
+    assert uploads.resume("w1", UpdateKey(1, 0, 0)) is None
     assert uploads.begin("w2", KEY, 60) is None
     again = uploads.resume("w1", KEY)
     assert again is not None
@@ -146,7 +150,7 @@ def test_uploads_are_one_per_worker_and_bounded_together() -> None:
 
 
 def test_a_body_takes_memory_until_it_is_processed() -> None:
-    uploads = Uploads(most_bytes=100)
+    uploads = UploadBuffers(max_bytes=100)
     first = uploads.begin("w1", KEY, 60)
     assert first is not None
     first.add(b"x" * 60)
@@ -160,7 +164,7 @@ def test_a_body_takes_memory_until_it_is_processed() -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.2", "::", "example.org"])
 def test_an_open_server_listens_on_this_machine_only(host: str) -> None:
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1"):
-        Address(host=host).check(is_open=True)
-    Address(host=host).check(is_open=False)
+        ListenAddress(host=host).check(is_open=True)
+    ListenAddress(host=host).check(is_open=False)
     for here in ("127.0.0.1", "::1", "localhost"):
-        Address(host=here).check(is_open=True)
+        ListenAddress(host=here).check(is_open=True)

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from ringleader.errors import ConfigError
-from ringleader.paramserver.protocol import manifest as manifests
+from ringleader.paramserver.protocol.manifest import Manifest
 from ringleader.paramserver.tasks.batch_order import indices
 from ringleader.paramserver.tasks.device import pick_device
-from ringleader.paramserver.tasks.task import Task, usual_guesses
-from ringleader.paramserver.worker.trainer import Bench, Result, Stint
+from ringleader.paramserver.tasks.task import Task, default_predict
+from ringleader.paramserver.worker.trainer import Assignment, StepResult, Trainer
 
 CPU = torch.device("cpu")
-FIRST = Stint(
+FIRST = Assignment(
     version=0, shard=0, shards=2, first_batch=0, steps=1, batch_size=16, lr=1.0
 )
 
@@ -34,15 +34,15 @@ def small(**more: object) -> Task:
         "make_samples": lambda split: (inputs, inputs[:, :3].sin()),
         "loss": lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
         "make_optimizer": lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9),
-        "predict": usual_guesses,
+        "predict": default_predict,
     }
     return Task(**{**settings, **more})  # type: ignore[arg-type]
 
 
-def run(task: Task, stint: Stint, seed: int = 3) -> Result:
-    bench = Bench(task, task.samples("train"), CPU, seed=seed)
-    manifest = manifests.of(bench.model)
-    return bench.compute(manifest, stint, bench.gather(stint))
+def run(task: Task, assignment: Assignment, seed: int = 3) -> StepResult:
+    trainer = Trainer(task, task.samples("train"), CPU, seed=seed)
+    manifest = Manifest.of(trainer.model)
+    return trainer.compute(manifest, assignment, trainer.gather(assignment))
 
 
 @pytest.mark.parametrize(("size", "count"), [(1, 7), (3, 7), (7, 7), (10, 7), (29, 7)])
@@ -69,7 +69,7 @@ def test_two_shards_together_are_one_batch_of_a_run_alone() -> None:
     """Against a float64 reference, not only against each other."""
     task = small()
     shards = [replace(FIRST, shard=i, first_batch=6 + i, version=3) for i in (0, 1)]
-    found = [run(task, stint) for stint in shards]
+    found = [run(task, assignment) for assignment in shards]
     parts = np.stack([r.update.parameters.astype(np.float64) for r in found])
     mean = np.average(parts, axis=0, weights=[r.num_samples for r in found])
 
@@ -117,17 +117,17 @@ def dropping() -> Task:
 @pytest.mark.parametrize("steps", [1, 3])
 def test_who_computes_a_batch_and_after_what_does_not_matter(steps: int) -> None:
     """With dropout and batch norm, whose dice and buffers would show."""
-    stint = replace(FIRST, steps=steps, first_batch=4)
+    assignment = replace(FIRST, steps=steps, first_batch=4)
     task = dropping()
-    bench = Bench(task, task.samples("train"), CPU, seed=3)
-    manifest = manifests.of(bench.model)
-    weights = {n: t.clone() for n, t in manifest.tensors(bench.model).items()}
-    first = bench.compute(manifest, stint, bench.gather(stint))
-    other = replace(stint, first_batch=20)
-    bench.compute(manifest, other, bench.gather(other))
+    trainer = Trainer(task, task.samples("train"), CPU, seed=3)
+    manifest = Manifest.of(trainer.model)
+    weights = {n: t.clone() for n, t in manifest.tensors(trainer.model).items()}
+    first = trainer.compute(manifest, assignment, trainer.gather(assignment))
+    other = replace(assignment, first_batch=20)
+    trainer.compute(manifest, other, trainer.gather(other))
     torch.manual_seed(99)
-    manifest.load(bench.model, weights)
-    second = bench.compute(manifest, stint, bench.gather(stint))
+    manifest.load(trainer.model, weights)
+    second = trainer.compute(manifest, assignment, trainer.gather(assignment))
 
     assert np.array_equal(first.update.parameters, second.update.parameters)
     assert np.array_equal(first.update.buffers, second.update.buffers)

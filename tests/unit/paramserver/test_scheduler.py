@@ -1,0 +1,393 @@
+"""The state machine alone, with a clock that is a number."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ringleader.errors import ConfigError
+from ringleader.paramserver.server import scheduler_state
+from ringleader.paramserver.server.plan import Plan, age_weight
+from ringleader.paramserver.server.scheduler import (
+    MAX_STRIKES,
+    MIN_PATIENCE_S,
+    PRESENT_S,
+    RECENT_S,
+    Scheduler,
+)
+from ringleader.paramserver.server.update_headers import UpdateKey
+from ringleader.paramserver.server.update_verdict import Verdict
+from ringleader.paramserver.server.worker_record import ShardLease
+
+
+def machine(workers: int = 2, **settings: object) -> Scheduler:
+    plan = Plan(rounds=50, workers=workers, **settings)  # type: ignore[arg-type]
+    scheduler = Scheduler(plan)
+    for i in range(workers):
+        scheduler.join(f"worker {i}", "cpu", 0.0)
+    return scheduler
+
+
+def key_of(lease: ShardLease | None) -> UpdateKey:
+    assert lease is not None
+    return UpdateKey(lease.version, lease.shard, lease.first_batch)
+
+
+def submit(scheduler: Scheduler, worker: str, key: UpdateKey, now_s: float) -> Verdict:
+    """As the server does it."""
+    verdict = scheduler.verdict(worker, key)
+    if verdict is Verdict.ACCEPT:
+        scheduler.accept(worker, key, samples=8, loss=1.0)
+        scheduler.record_duration(worker, 8, now_s)
+        if scheduler.can_close(now_s):
+            scheduler.close_version(scheduler.next_shards(now_s))
+    return verdict
+
+
+def test_a_round_gives_each_worker_a_shard_and_ends_when_all_have_come() -> None:
+    scheduler = machine()
+    first, second = scheduler.assign("w1", 0.0), scheduler.assign("w2", 0.0)
+    assert first is not None
+    assert second is not None
+    assert (first.shard, second.shard, first.shards) == (0, 1, 2)
+    assert (first.first_batch, second.first_batch) == (0, 1)
+    assert submit(scheduler, "w2", key_of(second), 1.0) is Verdict.ACCEPT
+    assert scheduler.version == 0
+    assert submit(scheduler, "w1", key_of(first), 2.0) is Verdict.ACCEPT
+    assert (scheduler.version, scheduler.position) == (1, 2)
+    assert key_of(scheduler.assign("w1", 3.0)) == UpdateKey(1, 0, 2)
+
+
+def test_training_waits_for_its_workers_and_then_never_again() -> None:
+    scheduler = Scheduler(Plan(rounds=3, workers=2))
+    scheduler.join("a", "cpu", 0.0)
+    assert scheduler.assign("w1", 0.0) is None
+    scheduler.join("b", "cpu", 0.0)
+    lease = scheduler.assign("w1", 0.0)
+    assert lease is not None
+    scheduler.leave("w2")
+    submit(scheduler, "w1", key_of(lease), 1.0)
+    assert key_of(scheduler.assign("w1", 1.0)).shard == 1  # the other one's
+
+
+def test_asking_again_gives_the_same_assignment() -> None:
+    scheduler = machine()
+    assert scheduler.assign("w1", 0.0) == scheduler.assign("w1", 5.0)
+
+
+def test_a_repetition_counts_once_whenever_it_comes() -> None:
+    scheduler = machine()
+    one, two = (
+        key_of(scheduler.assign("w1", 0.0)),
+        key_of(scheduler.assign("w2", 0.0)),
+    )
+    assert submit(scheduler, "w1", one, 1.0) is Verdict.ACCEPT
+    assert submit(scheduler, "w1", one, 1.0) is Verdict.DUPLICATE
+    submit(scheduler, "w2", two, 1.0)
+    assert scheduler.version == 1
+    assert submit(scheduler, "w1", one, 2.0) is Verdict.DUPLICATE
+    assert scheduler.workers["w1"].updates == 1
+    assert not scheduler.counted
+
+
+def test_what_comes_for_an_old_version_is_stale_and_for_a_future_one_wrong() -> None:
+    scheduler = machine(1)
+    old = key_of(scheduler.assign("w1", 0.0))
+    submit(scheduler, "w1", old, 0.0)
+    scheduler.join("late", "cpu", 0.0)
+    assert scheduler.verdict("w2", old) is Verdict.STALE
+    assert scheduler.verdict("w2", UpdateKey(2, 0, 2)) is Verdict.UNKNOWN_SHARD
+    assert scheduler.verdict("w2", UpdateKey(1, 1, 2)) is Verdict.UNKNOWN_SHARD
+    assert scheduler.verdict("w2", UpdateKey(1, 0, 5)) is Verdict.UNKNOWN_SHARD
+
+
+def test_a_shard_counts_from_whoever_is_first() -> None:
+    scheduler = machine()
+    shard = key_of(scheduler.assign("w1", 0.0))
+    scheduler.assign("w2", 0.0)
+    assert submit(scheduler, "w2", shard, 1.0) is Verdict.ACCEPT
+    assert submit(scheduler, "w1", shard, 1.0) is Verdict.ALREADY_COUNTED
+    assert scheduler.counted == {0: "w2"}
+
+
+def test_the_shard_of_a_dead_worker_is_given_to_an_idle_one_in_time() -> None:
+    scheduler = machine()
+    mine, lost = (
+        key_of(scheduler.assign("w1", 0.0)),
+        key_of(scheduler.assign("w2", 0.0)),
+    )
+    submit(scheduler, "w1", mine, 0.1)
+    assert scheduler.assign("w1", MIN_PATIENCE_S - 0.1) is None
+    assert key_of(scheduler.assign("w1", MIN_PATIENCE_S)) == lost
+    submit(scheduler, "w1", lost, MIN_PATIENCE_S + 0.1)
+    assert scheduler.version == 1
+
+
+def test_a_worker_as_fast_as_others_keeps_its_shard() -> None:
+    scheduler = machine()
+    for version in range(4):  # shards usually take 10 s here
+        for worker in ("w1", "w2"):
+            scheduler.mark_seen(worker, version * 10.0)
+            lease = scheduler.assign(worker, version * 10.0)
+            submit(scheduler, worker, key_of(lease), version * 10.0 + 10.0)
+    first, _ = scheduler.assign("w1", 40.0), scheduler.assign("w2", 40.0)
+    submit(scheduler, "w1", key_of(first), 50.0)
+    assert scheduler.assign("w1", 69.0) is None
+    assert scheduler.assign("w1", 71.0) is not None
+
+
+def test_a_fast_worker_leaves_a_shard_to_one_that_is_about_to_ask() -> None:
+    scheduler = machine()
+    submit(scheduler, "w1", key_of(scheduler.assign("w1", 0.0)), 0.1)
+    assert scheduler.assign("w1", 0.2) is None
+    assert key_of(scheduler.assign("w2", 0.3)).shard == 1
+
+
+def test_a_lone_worker_does_not_wait_for_those_who_went() -> None:
+    scheduler = machine()
+    now_s = RECENT_S + 1
+    scheduler.mark_seen("w1", now_s)
+    submit(scheduler, "w1", key_of(scheduler.assign("w1", now_s)), now_s)
+    assert key_of(scheduler.assign("w1", now_s)).shard == 1
+
+
+def test_a_late_round_ends_with_a_quorum_and_not_with_less() -> None:
+    scheduler = machine(3, round_timeout_s=30.0)
+    lease = {w: key_of(scheduler.assign(w, 0.0)) for w in ("w1", "w2", "w3")}
+    scheduler.accept("w1", lease["w1"], samples=8, loss=1.0)
+    assert not scheduler.can_close(31.0)
+    scheduler.accept("w2", lease["w2"], samples=8, loss=1.0)
+    assert not scheduler.can_close(29.0)
+    assert scheduler.can_close(31.0)
+
+
+def test_shards_follow_the_workers_only_when_elastic() -> None:
+    for elastic, shards in ((False, 2), (True, 3)):
+        scheduler = machine(2, elastic=elastic)
+        scheduler.join("third", "cpu", 0.0)
+        assert scheduler.next_shards(1.0) == shards
+        assert scheduler.next_shards(PRESENT_S + 2.0) == (1 if elastic else 2)
+
+
+def test_quarantine_needs_refusals_in_a_row_and_frees_the_shard() -> None:
+    scheduler = machine()
+    scheduler.assign("w1", 0.0)
+    for _ in range(MAX_STRIKES - 1):
+        assert not scheduler.reject("w1")
+    submit(scheduler, "w1", key_of(scheduler.assign("w1", 0.0)), 0.0)
+    assert scheduler.workers["w1"].strikes == 0
+    for _ in range(MAX_STRIKES):
+        scheduler.reject("w1")
+    assert scheduler.workers["w1"].is_quarantined
+    assert scheduler.present(0.0) == ["w2"]
+    assert "w1" not in scheduler.leases
+
+
+def test_async_versions_end_with_each_update() -> None:
+    scheduler = machine(2, mode="async")
+    one, two = scheduler.assign("w1", 0.0), scheduler.assign("w2", 0.0)
+    assert key_of(one).first_batch != key_of(two).first_batch
+    submit(scheduler, "w1", key_of(one), 1.0)
+    submit(scheduler, "w2", key_of(two), 2.0)
+    assert scheduler.version == 2
+    assert scheduler.verdict("w1", key_of(one)) is Verdict.DUPLICATE
+
+
+def test_bounded_mode_waits_for_the_slow_and_uses_what_they_send() -> None:
+    scheduler = machine(2, mode="bounded", staleness=3)
+    slow = key_of(scheduler.assign("w2", 0.0))
+    made = 0
+    while (lease := scheduler.assign("w1", float(made))) is not None:
+        submit(scheduler, "w1", key_of(lease), float(made))
+        made += 1
+    assert made == 3
+    assert submit(scheduler, "w2", slow, 50.0) is Verdict.ACCEPT
+    assert scheduler.assign("w1", 51.0) is not None
+
+
+def test_bounded_mode_does_not_wait_for_the_dead() -> None:
+    scheduler = machine(2, mode="bounded", staleness=2, round_timeout_s=30.0)
+    dead = key_of(scheduler.assign("w2", 0.0))
+    for now_s in (0.0, 1.0):
+        submit(scheduler, "w1", key_of(scheduler.assign("w1", now_s)), now_s)
+    assert scheduler.assign("w1", 2.0) is None
+    for now_s in (31.0, 32.0):
+        submit(scheduler, "w1", key_of(scheduler.assign("w1", now_s)), now_s)
+    assert scheduler.verdict("w2", dead) is Verdict.STALE
+
+
+def test_newer_weights_make_an_assignment_younger_except_in_rounds() -> None:
+    for mode, version in (("async", 1), ("bulk", 0)):
+        scheduler = machine(2, mode=mode)
+        mine = scheduler.assign("w1", 0.0)
+        submit(scheduler, "w2", key_of(scheduler.assign("w2", 0.0)), 0.0)
+        scheduler.use_newest_weights("w1")
+        assert mine is not None
+        assert scheduler.leases["w1"].version == version
+
+
+@pytest.mark.parametrize("mode", ["async", "bounded"])
+def test_an_update_that_a_proxy_held_back_does_not_count_again(mode: str) -> None:
+    scheduler = machine(1, mode=mode)
+    first = key_of(scheduler.assign("w1", 0.0))
+    submit(scheduler, "w1", first, 0.0)
+    submit(scheduler, "w1", key_of(scheduler.assign("w1", 1.0)), 1.0)
+    assert submit(scheduler, "w1", first, 2.0) is Verdict.STALE
+    assert scheduler.workers["w1"].updates == scheduler.version == 2
+
+
+def test_outside_rounds_nobody_skips_far_ahead() -> None:
+    scheduler = machine(2, mode="async", steps=5)
+    lease = key_of(scheduler.assign("w1", 0.0))
+    far = UpdateKey(0, 0, 10**14)
+    assert scheduler.verdict("w1", far) is Verdict.STALE
+    other_life = UpdateKey(0, 0, lease.first_batch + 5 * 20)
+    assert scheduler.verdict("w1", other_life) is Verdict.ACCEPT
+
+
+@pytest.mark.parametrize("mode", ["bulk", "async"])
+def test_who_left_or_is_in_quarantine_gets_no_work_and_does_not_count(
+    mode: str,
+) -> None:
+    for bar in ("leave", "reject"):
+        scheduler = machine(1, mode=mode)
+        key = key_of(scheduler.assign("w1", 0.0))
+        for _ in range(MAX_STRIKES):
+            getattr(scheduler, bar)("w1")
+        assert scheduler.verdict("w1", key) is Verdict.EXCLUDED
+        assert scheduler.assign("w1", 1.0) is None
+        assert not scheduler.leases
+
+
+def test_training_ends_and_says_so() -> None:
+    scheduler = Scheduler(Plan(rounds=1, workers=1))
+    scheduler.join("a", "cpu", 0.0)
+    scheduler.join("b", "cpu", 0.0)
+    key = key_of(scheduler.assign("w1", 0.0))
+    submit(scheduler, "w1", key, 0.0)
+    assert scheduler.is_finished
+    assert scheduler.assign("w1", 0.0) is None
+    assert scheduler.verdict("w1", key) is Verdict.DUPLICATE
+    assert scheduler.verdict("w2", key) is Verdict.FINISHED
+
+
+def test_local_steps_take_as_many_batches() -> None:
+    scheduler = machine(2, steps=5)
+    assert [key_of(scheduler.assign(w, 0.0)).first_batch for w in ("w1", "w2")] == [
+        0,
+        5,
+    ]
+
+
+def test_rates_grow_to_the_number_of_shards() -> None:
+    plan = Plan(rounds=9, workers=4, warmup=3)
+    assert [plan.rate_factor(v, 4) for v in range(4)] == [2.0, 3.0, 4.0, 4.0]
+    assert Plan(rounds=9, workers=4, warmup=0).rate_factor(0, 4) == 4.0
+    for other in ({"mode": "async"}, {"steps": 2}, {"scale_rate": False}):
+        same = Plan(rounds=9, workers=4, **other)
+        assert same.rate_factor(5, 4) == 1.0
+    assert [age_weight(age) for age in (0, 1, 3)] == [1.0, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rounds": 0},
+        {"workers": 65},
+        {"quorum": 3},
+        {"mode": "x"},
+        {"round_timeout_s": float("nan")},
+        {"steps": 0},
+    ],
+)
+def test_plans_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+    settings: dict[str, object] = {"rounds": 5, "workers": 2, **wrong}
+    with pytest.raises(ConfigError):
+        Plan(**settings)  # type: ignore[arg-type]
+
+
+def test_a_restored_machine_goes_on_where_the_other_was() -> None:
+    scheduler = machine()
+    one, two = (
+        key_of(scheduler.assign("w1", 0.0)),
+        key_of(scheduler.assign("w2", 0.0)),
+    )
+    submit(scheduler, "w1", one, 0.0)
+    submit(scheduler, "w2", two, 0.0)
+    scheduler.leave("w2")
+    again = Scheduler(scheduler.plan)
+    scheduler_state.restore(again, scheduler_state.dump(scheduler), 100.0)
+    assert scheduler_state.dump(again) == scheduler_state.dump(scheduler)
+    assert again.verdict("w1", one) is Verdict.DUPLICATE
+    assert again.join("new", "cpu", 100.0) == "w3"
+    other = Scheduler(Plan(rounds=50, workers=2, steps=3))
+    with pytest.raises(ConfigError, match="steps 1, not 3"):
+        scheduler_state.restore(other, scheduler_state.dump(scheduler), 0.0)
+
+
+class Weather:
+    """Workers of all speeds, lost answers, repetitions, deaths and late comers."""
+
+    def __init__(self, mode: str, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.scheduler = machine(3, mode=mode, round_timeout_s=20.0, staleness=4)
+        self.holding: dict[str, UpdateKey] = {}
+        self.sent: list[tuple[str, UpdateKey]] = []
+        self.counted: list[UpdateKey] = []
+        self.oldest = 0
+        self.now_s = 0.0
+
+    def happen(self) -> None:
+        """One thing, to one worker."""
+        self.now_s += self.chance.random()
+        scheduler = self.scheduler
+        alive = [w for w, s in scheduler.workers.items() if not s.has_left]
+        worker = self.chance.choice(alive)
+        scheduler.mark_seen(worker, self.now_s)
+        roll = self.chance.random()
+        if roll < 0.02 and len(alive) > 1:
+            scheduler.leave(worker)
+        elif roll < 0.04 and len(alive) < 6:
+            scheduler.join("new", "cpu", self.now_s)
+        elif roll < 0.08 and self.sent:  # a proxy delivers an old one
+            old, key = self.chance.choice(self.sent)
+            self.deliver(old, key)
+        elif roll < 0.5 and (lease := scheduler.assign(worker, self.now_s)) is not None:
+            self.holding[worker] = key_of(lease)
+        elif worker in self.holding:
+            self.send(worker)
+        if scheduler.can_close(self.now_s):
+            scheduler.close_version(scheduler.next_shards(self.now_s))
+
+    def send(self, worker: str) -> None:
+        """An update; when its answer gets lost, it will come again."""
+        key = self.holding[worker]
+        self.sent.append((worker, key))
+        self.deliver(worker, key)
+        if self.chance.random() < 0.7:
+            del self.holding[worker]
+
+    def deliver(self, worker: str, key: UpdateKey) -> None:
+        version = self.scheduler.version
+        if submit(self.scheduler, worker, key, self.now_s) is Verdict.ACCEPT:
+            self.counted.append(key)
+            self.oldest = max(self.oldest, version - key.version)
+
+
+@pytest.mark.parametrize(
+    ("mode", "oldest"), [("bulk", 0), ("bounded", 4), ("async", 99)]
+)
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_gets_lost_each_batch_counts_once(
+    mode: str, oldest: int, seed: int
+) -> None:
+    weather = Weather(mode, seed)
+    while not weather.scheduler.is_finished and weather.now_s < 5000.0:
+        weather.happen()
+    assert weather.scheduler.is_finished, "training stands still"
+    batches = {key.first_batch for key in weather.counted}
+    assert len(batches) == len(weather.counted)
+    updates = sum(w.updates for w in weather.scheduler.workers.values())
+    assert updates == len(weather.counted)
+    assert weather.oldest <= oldest
