@@ -18,7 +18,7 @@ MODULES = sorted(SRC.rglob("*.py"))
 ROWS = (
     "errors ids | deadline | wire collectives codec settings | identity | transport "
     "| engine | groups | backend | compression | parallel paramserver | membership "
-    "| topology simulation | discovery | node | cli | testing | __init__"
+    "| topology simulation | discovery | node | doctor | cli | testing | __init__"
 )
 HEIGHT = {n: i for i, row in enumerate(ROWS.split("|")) for n in row.split()}
 
@@ -41,7 +41,14 @@ HOMES = {
     "spake2": {"identity"},
     "zeroconf": {"discovery"},
     "psutil": {"topology"},
-    "msgspec": {"identity", "membership", "topology", "node", "paramserver"},
+    "msgspec": {
+        "identity",
+        "membership",
+        "topology",
+        "node",
+        "doctor",
+        "paramserver",
+    },
     "starlette": {"paramserver"},
     "uvicorn": {"paramserver"},
     "h11": {"paramserver"},

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ringleader.groups.formation import group
     from ringleader.groups.group import Group
     from ringleader.groups.work import Work
-    from ringleader.node.joining import join, should_rejoin
+    from ringleader.node.launch.join import join, should_rejoin
     from ringleader.parallel.same_model import same_model
     from ringleader.parallel.sync_batch_norm import SyncBatchNorm
 
@@ -72,10 +72,10 @@ _LAZY = {
     "Work": "ringleader.groups.work",
     "backends": "ringleader.backend.engines",
     "group": "ringleader.groups.formation",
-    "join": "ringleader.node.joining",
+    "join": "ringleader.node.launch.join",
     "require": "ringleader.backend.engines",
     "same_model": "ringleader.parallel.same_model",
-    "should_rejoin": "ringleader.node.joining",
+    "should_rejoin": "ringleader.node.launch.join",
 }
 
 
@@ -91,4 +91,4 @@ def __getattr__(name: str) -> object:
 # (TORCH_DEVICE_BACKEND_AUTOLOAD=0) or the package is not installed, importing it after
 # torch does.
 if "torch" in sys.modules:
-    import_module("ringleader.node.register").autoload()
+    import_module("ringleader.node.launch.torch_entry_points").autoload()

@@ -10,8 +10,8 @@ import msgspec
 
 from ringleader import settings
 from ringleader.deadline import Deadline
-from ringleader.node.client import Agent, AgentConfig
-from ringleader.node.requests import Look
+from ringleader.node.protocol.agent_client import Agent, AgentConfig
+from ringleader.node.protocol.local_requests import Look
 
 
 def main() -> None:

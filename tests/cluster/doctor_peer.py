@@ -12,16 +12,16 @@ import sys
 import threading
 import time
 
-from ringleader.node import frames
-from ringleader.node.agent import live
-from ringleader.node.client import AgentConfig
+from ringleader.node.agent.process import live
+from ringleader.node.protocol import framing
+from ringleader.node.protocol.agent_client import AgentConfig
 
 
 def be_odd(word: str) -> None:
     """Speak another protocol, or live in another time."""
     what, _, value = word.partition("=")
     if what == "protocol":
-        frames.PROTOCOL = int(value)
+        framing.PROTOCOL = int(value)
     elif what == "clock":
         real, ahead_s = time.time, float(value)
         time.time = lambda: real() + ahead_s

@@ -17,12 +17,20 @@ import pytest
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, DeadlineExceeded, ProtocolError
 from ringleader.ids import Incarnation, NodeId
-from ringleader.node import frames, requests
-from ringleader.node.client import Agent, AgentConfig, running
-from ringleader.node.frames import Hello
-from ringleader.node.requests import Check, Checked, Done, Enter, Entered, Look, Quit
-from ringleader.node.snapshot import NodeRow, Snapshot
-from ringleader.node.story import Story
+from ringleader.node.agent.event_log import Story
+from ringleader.node.protocol import framing, local_requests
+from ringleader.node.protocol.agent_client import Agent, AgentConfig, running
+from ringleader.node.protocol.framing import Hello
+from ringleader.node.protocol.local_requests import (
+    Check,
+    Checked,
+    Done,
+    Enter,
+    Entered,
+    Look,
+    Quit,
+)
+from ringleader.node.protocol.snapshot import NodeRow, Snapshot
 from ringleader.testing.node_process import make_home
 
 pytestmark = pytest.mark.timeout(60)
@@ -71,7 +79,7 @@ def test_alone_it_forms_a_round_of_one_and_tells_what_it_knows(
 def test_two_nodes_of_one_user_on_one_host_train_together(config: AgentConfig) -> None:
     """PM-2: an auto-discovered ring of two on loopback."""
     with Agent(config) as one, Agent(config) as two:
-        first = frames.pack(enter(2))
+        first = framing.pack(enter(2))
         two._sock.sendall(first)
         entered = one.ask(enter(2), Deadline.after(20))
         assert isinstance(entered, Entered)
@@ -129,12 +137,12 @@ def test_what_cannot_work_is_said_in_one_line(
 )
 def test_a_request_that_makes_no_sense_is_refused_at_once(bad: Enter) -> None:
     with pytest.raises(ConfigError, match="job"):
-        requests.check(bad)
+        local_requests.check(bad)
 
 
 def test_who_stops_waiting_is_answered_at_once(config: AgentConfig) -> None:
     with Agent(config) as agent:
-        agent._sock.sendall(frames.pack(enter(2)))
+        agent._sock.sendall(framing.pack(enter(2)))
         time.sleep(0.5)
         started_s = time.monotonic()
         assert agent.ask(Quit("job"), Deadline.after(10)) == Done()
@@ -157,9 +165,9 @@ def test_a_conversation_ends_with_a_reply_that_did_not_come_in_time(
 PARENT = """
 import os, sys, time
 from ringleader.deadline import Deadline
-from ringleader.node.client import CONFIG, Agent
-import ringleader.node.frames as frames
-from ringleader.node.requests import Enter
+from ringleader.node.protocol.agent_client import CONFIG, Agent
+import ringleader.node.protocol.framing as frames
+from ringleader.node.protocol.local_requests import Enter
 agent = Agent(CONFIG.decode(bytes.fromhex(sys.argv[1])))
 if sys.argv[2] == "fork" and os.fork() == 0:
     time.sleep(20)
@@ -234,7 +242,7 @@ def test_a_closed_terminal_does_not_stop_the_story(
 
 
 HELLO = Hello(
-    protocol=frames.PROTOCOL,
+    protocol=framing.PROTOCOL,
     version="1",
     purpose="control",
     node=NodeId("b" * 52),
@@ -262,6 +270,6 @@ HELLO = Hello(
 def test_a_hello_that_others_would_choke_on_is_refused(
     change: dict[str, object],
 ) -> None:
-    data = frames.ENCODER.encode(msgspec.structs.replace(HELLO, **change))
+    data = framing.ENCODER.encode(msgspec.structs.replace(HELLO, **change))
     with pytest.raises((ProtocolError, msgspec.ValidationError)):
-        frames.HELLO.decode(data)
+        framing.HELLO.decode(data)

@@ -29,12 +29,12 @@ from ringleader.identity.node_key import NodeKey
 from ringleader.identity.redacted import Secret
 from ringleader.identity.secret import ClusterSecret
 from ringleader.ids import Incarnation, NodeId
-from ringleader.node import door as doors
-from ringleader.node import frames
-from ringleader.node.dialling import dial
-from ringleader.node.door import Door
-from ringleader.node.frames import Hello
-from ringleader.node.guest import GREETING_S, Greeting, Guest
+from ringleader.node.peering import acceptor as doors
+from ringleader.node.peering.acceptor import Door
+from ringleader.node.peering.connect import dial
+from ringleader.node.peering.peer_connection import GREETING_S, Greeting, Guest
+from ringleader.node.protocol import framing
+from ringleader.node.protocol.framing import Hello
 
 HERE = "127.0.0.1"
 OURS = ClusterSecret(root=Secret(os.urandom(32)))
@@ -45,7 +45,7 @@ def greeting(
     cluster: ClusterSecret = OURS,
     *,
     claim: NodeId | None = None,
-    protocol: int = frames.PROTOCOL,
+    protocol: int = framing.PROTOCOL,
 ) -> Greeting:
     """A node that may claim to be another one, or speak another protocol."""
     credentials = Credentials.issue(cluster, NodeKey.ephemeral())
@@ -145,7 +145,7 @@ def test_a_member_comes_in_and_both_know_who_the_other_is() -> None:
     [
         (greeting(THEIRS), PeerUntrusted, "other secret"),
         (greeting(claim=NodeId("b" * 52)), PeerRefused, "another node"),
-        (greeting(protocol=frames.PROTOCOL + 1), PeerRefused, "upgrade"),
+        (greeting(protocol=framing.PROTOCOL + 1), PeerRefused, "upgrade"),
     ],
     ids=["other cluster", "claims another id", "other version"],
 )
@@ -198,7 +198,7 @@ def test_a_member_that_speaks_another_protocol_inside_tls_is_turned_away() -> No
             ssl=caller.credentials.client,
             server_hostname=caller.credentials.knock(),
         )
-        writer.write(frames.pack(caller.hello("control", "")))
+        writer.write(framing.pack(caller.hello("control", "")))
         with contextlib.suppress(ConnectionResetError):
             assert await asyncio.wait_for(reader.read(), 3) == b""
         writer.transport.abort()
@@ -269,15 +269,15 @@ def test_rubbish_gets_nowhere(rubbish: bytes) -> None:
 def test_a_member_that_sends_rubbish_inside_tls_is_turned_away() -> None:
     async def work(at: House) -> None:
         caller = greeting().credentials
-        promise = (frames.MAX_HELLO_BYTES + 1).to_bytes(4, "little")
+        promise = (framing.MAX_HELLO_BYTES + 1).to_bytes(4, "little")
         noise = random.Random(7).randbytes(500)
-        bodies = [frames.frame(b) for b in (b"\xc1", b"\x80", noise)]
+        bodies = [framing.frame(b) for b in (b"\xc1", b"\x80", noise)]
         for rubbish in (*bodies, promise):
             reader, writer = await asyncio.open_connection(
                 HERE, at.port, ssl=caller.client, server_hostname=caller.knock()
             )
             writer.write(rubbish)
-            answer = await asyncio.wait_for(frames.read_hello(reader, "it"), 3)
+            answer = await asyncio.wait_for(framing.read_hello(reader, "it"), 3)
             word = "limit" if rubbish is promise else "hello"
             assert word in answer.refusal, "it is told why, before it has sent all"
             writer.transport.abort()
@@ -291,7 +291,9 @@ def test_a_member_that_sends_rubbish_inside_tls_is_turned_away() -> None:
 def test_a_hello_whose_text_is_no_text_is_refused() -> None:
     async def work(at: House) -> None:
         caller = greeting()
-        hello = frames.pack(caller.hello("control", "")).replace(b"node", b"no\xffe", 1)
+        hello = framing.pack(caller.hello("control", "")).replace(
+            b"node", b"no\xffe", 1
+        )
         credentials = caller.credentials
         reader, writer = await asyncio.open_connection(
             HERE,
@@ -300,7 +302,7 @@ def test_a_hello_whose_text_is_no_text_is_refused() -> None:
             server_hostname=credentials.knock(),
         )
         writer.write(hello)
-        answer = await asyncio.wait_for(frames.read_hello(reader, "it"), 3)
+        answer = await asyncio.wait_for(framing.read_hello(reader, "it"), 3)
         assert "hello" in answer.refusal
         writer.transport.abort()
         assert at.door.num_rejected == 1

@@ -15,11 +15,11 @@ from rich.text import Text
 from ringleader import settings
 from ringleader.cli.terminal import exit_on_error
 from ringleader.discovery.static import parse
-from ringleader.node.doctor.diagnose import diagnose
-from ringleader.node.doctor.examine import Request, examine
-from ringleader.node.doctor.facts import Facts
-from ringleader.node.doctor.finding import Finding, Severity
-from ringleader.node.doctor.report import Check, checks
+from ringleader.doctor.diagnose import diagnose
+from ringleader.doctor.examine import Request, examine
+from ringleader.doctor.facts import Facts
+from ringleader.doctor.finding import Finding, Severity
+from ringleader.doctor.report import Check, checks
 
 _SECONDS = 8.0
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow"}

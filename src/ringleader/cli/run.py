@@ -15,9 +15,9 @@ from rich.console import Console
 
 from ringleader import settings
 from ringleader.errors import ConfigError, RingleaderError
-from ringleader.node.client import Agent, AgentConfig
-from ringleader.node.facts import facts
-from ringleader.node.requests import Enter
+from ringleader.node.launch.job_fingerprint import facts
+from ringleader.node.protocol.agent_client import Agent, AgentConfig
+from ringleader.node.protocol.local_requests import Enter
 
 _MOST = 64
 _WAIT_S = 10.0
@@ -171,7 +171,7 @@ def _launch(plan: _Plan, agent: Agent, errors: Console) -> int:
     )
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from ringleader.node.elastic import MdnsRendezvous
+    from ringleader.node.launch.elastic_rendezvous import MdnsRendezvous
 
     handler = MdnsRendezvous(
         agent, plan.request, name=_BACKEND, encrypts=not plan.plaintext

@@ -16,8 +16,8 @@ from ringleader import settings
 from ringleader.cli import units
 from ringleader.errors import RingleaderError
 from ringleader.ids import NodeId, short
-from ringleader.node.lookout import Sight, look
-from ringleader.node.snapshot import NodeRow, Snapshot
+from ringleader.node.peering.status_query import Sight, look
+from ringleader.node.protocol.snapshot import NodeRow, Snapshot
 
 _COLOURS = {"healthy": "green", "suspect": "yellow", "dead": "red"}
 _EVERY_S = 1.0

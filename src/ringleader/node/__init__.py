@@ -1,1 +1,1 @@
-"""The composition root: an agent that finds, joins and keeps a cluster for its job."""
+"""The node: its agent process, the launchers that use it, and their protocol."""

@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from ringleader.backend import register
-from ringleader.node import register as node_register
+from ringleader.node.launch import torch_entry_points as node_register
 
 WITHIN_S = 60.0
 """Importing torch takes two seconds, on a busy machine ten."""

@@ -12,10 +12,9 @@ from ringleader.discovery.multicast import NoDiscovery, Why
 from ringleader.discovery.probe import Probe, Seen
 from ringleader.discovery.record import Refusal
 from ringleader.discovery.static import Answer, Peer
-from ringleader.ids import Incarnation, NodeId
-from ringleader.node.doctor import leads
-from ringleader.node.doctor.diagnose import diagnose
-from ringleader.node.doctor.facts import (
+from ringleader.doctor import candidates
+from ringleader.doctor.diagnose import diagnose
+from ringleader.doctor.facts import (
     Candidate,
     Descriptors,
     Facts,
@@ -28,10 +27,11 @@ from ringleader.node.doctor.facts import (
     TakenPort,
     Visit,
 )
-from ringleader.node.doctor.finding import TITLES, Code, Finding, Severity
-from ringleader.node.doctor.report import checks
-from ringleader.node.doctor.visit import clock_ahead_s
-from ringleader.node.snapshot import NodeRow, Snapshot
+from ringleader.doctor.finding import TITLES, Code, Finding, Severity
+from ringleader.doctor.probe_address import clock_ahead_s
+from ringleader.doctor.report import checks
+from ringleader.ids import Incarnation, NodeId
+from ringleader.node.protocol.snapshot import NodeRow, Snapshot
 from ringleader.topology.interfaces import Interface, InterfaceKind
 from ringleader.topology.link import LinkProfile
 from ringleader.topology.ports import Holder
@@ -370,7 +370,9 @@ def test_a_peer_that_is_off_or_odd_is_not_reachable(
 
 
 def test_a_name_that_leads_nowhere_is_told() -> None:
-    lead = leads.from_answers([Answer(Peer("bbo", 7001), (), "bbo: unknown name")])[0]
+    lead = candidates.from_answers(
+        [Answer(Peer("bbo", 7001), (), "bbo: unknown name")]
+    )[0]
     named = Candidate(
         places=(),
         sources=frozenset({Source.NAMED}),
@@ -619,7 +621,7 @@ def test_troubles_that_come_together_are_all_named_the_worst_first() -> None:
 
 def test_only_addresses_in_our_networks_are_dialled() -> None:
     seen = Seen("10.0.0.2", "abc", ("10.0.0.2", "8.8.8.8"), None, 7001)
-    lead = leads.from_probes([probe(seen={"abc": seen})], [ETH0])[0]
+    lead = candidates.from_probes([probe(seen={"abc": seen})], [ETH0])[0]
     assert lead.to_dial == (("10.0.0.2", 7001),)
     assert lead.source is Source.SEEN
 
@@ -629,24 +631,27 @@ def test_of_many_forged_announcements_few_are_told_and_none_is_dialled() -> None
         str(n): Seen("10.0.0.9", str(n), ("10.0.0.9",), Refusal.FOREIGN, 2000 + n)
         for n in range(60)
     }
-    found = leads.from_probes([probe(seen=flood)], [ETH0])
-    assert len(found) == leads.MAX_FOREIGN
+    found = candidates.from_probes([probe(seen=flood)], [ETH0])
+    assert len(found) == candidates.MAX_FOREIGN
     assert not any(lead.to_dial for lead in found)
 
 
 def test_who_answers_only_when_called_has_not_been_heard() -> None:
     seen = Seen("10.0.0.2", "abc", ("10.0.0.2",), None, 7001)
     called = probe(seen={"abc": seen}, answered_directly={"10.0.0.2"})
-    assert leads.heard_hosts([called]) == set()
-    assert leads.answering_hosts([called]) == {"10.0.0.2"}
+    assert candidates.heard_hosts([called]) == set()
+    assert candidates.answering_hosts([called]) == {"10.0.0.2"}
     local = replace(seen, source="fe80::2")  # by IPv6, from an address nobody announces
     heard = probe(seen={"abc": local}, heard={"fe80::2"})
-    assert leads.heard_hosts([heard]) == {"fe80::2", "10.0.0.2"}
+    assert candidates.heard_hosts([heard]) == {"fe80::2", "10.0.0.2"}
 
 
 @pytest.mark.parametrize("address", ["", "bob:7001", "10.0.0.2:x", "10.0.0.2:0"])
 def test_what_is_no_address_in_a_snapshot_leads_nowhere(address: str) -> None:
-    assert leads.from_agents([snapshot(nodes=[row(BOB, "bob", address=address)])]) == []
+    assert (
+        candidates.from_agents([snapshot(nodes=[row(BOB, "bob", address=address)])])
+        == []
+    )
 
 
 def test_members_that_agents_know_are_dialled_unless_they_are_gone() -> None:
@@ -654,7 +659,7 @@ def test_members_that_agents_know_are_dialled_unless_they_are_gone() -> None:
         row(BOB, "bob", address="fd00::2:7001"),
         row(CAT, "cat", address="10.0.0.3:7002", health="dead"),
     ]
-    found = leads.from_agents([snapshot(nodes=rows)])
+    found = candidates.from_agents([snapshot(nodes=rows)])
     assert [lead.to_dial for lead in found] == [(("fd00::2", 7001),)]
 
 
@@ -662,7 +667,7 @@ def test_one_node_found_in_three_ways_is_one_candidate() -> None:
     seen = candidate()
     named = candidate(source=Source.NAMED, place=("fd00::2", 7001))
     member = candidate(Outcome.SILENT, source=Source.MEMBER)
-    merged = leads.merge([named, seen, member, cat()])
+    merged = candidates.merge([named, seen, member, cat()])
     assert len(merged) == 2
     assert merged[0].sources == {Source.SEEN, Source.NAMED, Source.MEMBER}
     assert set(merged[0].places) == {("10.0.0.2", 7001), ("fd00::2", 7001)}

@@ -7,8 +7,7 @@ import pytest
 
 from ringleader.errors import ProtocolError
 from ringleader.ids import NodeId
-from ringleader.node import seat as seats
-from ringleader.node.rounds import (
+from ringleader.node.agent.rank_assignment import (
     MEASURE_S,
     SETTLE_S,
     Refused,
@@ -20,7 +19,8 @@ from ringleader.node.rounds import (
     patience_s,
     round_id,
 )
-from ringleader.node.seat import Ended, Facts, Seat, Ticket
+from ringleader.node.protocol import node_state as seats
+from ringleader.node.protocol.node_state import Ended, Facts, Seat, Ticket
 from ringleader.topology.link import LinkProfile
 from ringleader.topology.profile import measure
 

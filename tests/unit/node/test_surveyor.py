@@ -8,9 +8,9 @@ import msgspec
 
 from ringleader.ids import Incarnation, NodeId
 from ringleader.membership.member import Member
-from ringleader.node import seat as seats
-from ringleader.node.seat import Seat
-from ringleader.node.surveyor import order, to_measure, topology
+from ringleader.node.peering.link_plan import order, to_measure, topology
+from ringleader.node.protocol import node_state as seats
+from ringleader.node.protocol.node_state import Seat
 from ringleader.topology.link import LinkProfile
 from ringleader.topology.profile import measure
 

@@ -18,7 +18,7 @@ from ringleader.cli.json_socket import Message, Report, serve
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.errors import ConfigError
 from ringleader.ids import NodeId, short
-from ringleader.node.joining import join, look
+from ringleader.node.launch.join import join, look
 
 _TIMEOUT_S = 30.0
 """Bound on one all_reduce: a rank that is stuck ends the demo, nobody waits longer."""

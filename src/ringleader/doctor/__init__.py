@@ -1,0 +1,1 @@
+"""Network diagnosis: gathers facts about this machine and its peers."""

@@ -1,0 +1,150 @@
+"""What was looked at, in one line each: good news needs words too. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from ringleader.doctor.facts import Facts, Measurement, Pace, Source, Visit
+from ringleader.doctor.finding import Code, Finding
+from ringleader.ids import short
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    is_ok: bool
+    text: str
+
+
+_CODES: dict[str, Collection[Code]] = {
+    "cluster": (Code.NO_CLUSTER,),
+    "interfaces": (Code.ONLY_VIRTUAL, Code.TWO_SUBNETS),
+    "discovery": (Code.NO_MULTICAST,),
+    "ports": (Code.PORT_TAKEN,),
+    "nodes": (Code.BLOCKED_PORT, Code.UNREACHABLE, Code.OTHER_FAMILY, Code.MTU),
+    "secret": (Code.WRONG_SECRET,),
+    "versions": (Code.OTHER_VERSION,),
+    "identity": (Code.CLONED_IDENTITY,),
+    "clocks": (Code.CLOCK_SKEW,),
+    "links": (Code.SLOW_LINK,),
+    "descriptors": (Code.FEW_DESCRIPTORS,),
+    "shared memory": (Code.LITTLE_SHARED_MEMORY,),
+}
+
+
+def checks(facts: Facts, findings: Iterable[Finding]) -> list[Check]:
+    """A line for each thing that was looked at, in a fixed order."""
+    found = {finding.code for finding in findings}
+    texts = {
+        "cluster": facts.cluster or "in none",
+        "interfaces": _interfaces(facts),
+        "discovery": _discovery(facts),
+        "ports": _ports(facts),
+        "nodes": _nodes(facts),
+        "secret": _secret(facts),
+        "versions": _versions(facts),
+        "identity": _identity(facts),
+        "clocks": _clocks(facts),
+        "links": _links(facts),
+        "descriptors": _descriptors(facts),
+        "shared memory": _memory(facts),
+    }
+    return [
+        Check(name, found.isdisjoint(codes), texts[name])
+        for name, codes in _CODES.items()
+    ]
+
+
+def _interfaces(facts: Facts) -> str:
+    used = [
+        f"{each.name} ({each.kind}, {', '.join(str(a) for a in each.addresses)})"
+        for each in facts.chosen
+    ]
+    left = [f"{e.name} {why}" for e, why in facts.refused if e.kind != "loopback"]
+    text = ", ".join(used) or "none that leads to a LAN"
+    return f"{text}; not used: {'; '.join(left)}" if left else text
+
+
+def _discovery(facts: Facts) -> str:
+    hosts = {host for p in facts.probes for host in p.heard | p.answered}
+    if not facts.probes:
+        return "not tried"
+    if not hosts:
+        return "multicast leaves this machine; none of another one was heard"
+    return f"multicast of {_count(len(hosts), 'other address', 'other addresses')}"
+
+
+def _ports(facts: Facts) -> str:
+    wanted = f" and TCP {facts.wanted_port}" if facts.wanted_port else ""
+    return f"UDP 5353{wanted}"
+
+
+def _nodes(facts: Facts) -> str:
+    known = [c for c in facts.candidates if c.sources != {Source.FOREIGN}]
+    if not facts.members and any(not c.is_here for c in known):
+        return "none reached of those that are known; see below"
+    if not facts.members:
+        return (
+            "nobody else found; if one runs elsewhere now: ringleader doctor "
+            "--peer HOST:PORT"
+        )
+    return "; ".join(each.title for each in facts.members)
+
+
+def _secret(facts: Facts) -> str:
+    strangers = [c for c in facts.candidates if c.sources == {Source.FOREIGN}]
+    if not strangers:
+        return "no node with another one"
+    where = "; ".join(c.where for c in strangers)
+    return f"of another cluster, unless it should be one of yours: {where}"
+
+
+def _versions(facts: Facts) -> str:
+    ours = f"{facts.version} here"
+    others = [f"{v.version} on {v.name}" for v in _visits(facts)]
+    return ", ".join([ours, *others])
+
+
+def _identity(facts: Facts) -> str:
+    ours = ", ".join(sorted(short(node) for node in facts.own))
+    return f"{ours} here" if ours else "no key here yet"
+
+
+def _clocks(facts: Facts) -> str:
+    apart = [abs(s) for v in _visits(facts) if (s := v.clock_ahead_s) is not None]
+    return f"{max(apart):.1f} s apart at most" if apart else "nobody to compare with"
+
+
+def _visits(facts: Facts) -> list[Visit]:
+    return [candidate.reached[0] for candidate in facts.members]
+
+
+def _links(facts: Facts) -> str:
+    words = [f"{c.reached[0].name} {_link(c.link)}" for c in facts.members if c.link]
+    return ", ".join(words) or "none to measure"
+
+
+def _link(link: Measurement) -> str:
+    if link.profile is None:
+        return "not measured" if link.pace is Pace.SKIPPED else str(link.pace)
+    slower = min(link.profile.out_bytes_per_s, link.profile.in_bytes_per_s) * 8e-6
+    return f"{slower:.0f} Mbit/s, {link.profile.latency_s * 1e3:.1f} ms"
+
+
+def _descriptors(facts: Facts) -> str:
+    ours = facts.descriptors[:1]
+    return "".join(f"{d.limit - d.used} of {d.limit} free" for d in ours) or "no limit"
+
+
+def _memory(facts: Facts) -> str:
+    memory = facts.memory
+    if memory is None or not memory.path:
+        return "no limit of its own"
+    return f"{memory.free_bytes >> 20} MiB free in {memory.path}"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

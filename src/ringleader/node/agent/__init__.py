@@ -1,0 +1,1 @@
+"""The agent process: membership, jobs and local requests of one node."""

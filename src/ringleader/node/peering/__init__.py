@@ -1,0 +1,1 @@
+"""Connections between agents: dialing, accepting, membership, link probes."""

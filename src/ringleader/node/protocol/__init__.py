@@ -1,0 +1,1 @@
+"""Messages between agents, and between an agent and local processes."""
