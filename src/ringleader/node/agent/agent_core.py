@@ -69,7 +69,6 @@ class Resident:
         self.table: Table | None = None
         self.story = Story({keeper.node: self.name}, config.tells)
         self.clocks: dict[NodeId, float] = {}
-        """How far other nodes' wall clocks are ahead of ours."""
         self.ended = asyncio.Event()
         self._greeting = Greeting(keeper.credentials, self._hello)
         self._tasks: set[asyncio.Task[None]] = set()
