@@ -207,10 +207,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     given = getattr(config, "workerinput", None)
     if given is not None:
-        from ringleader.transport import ports
+        from ringleader.transport import free_ports
 
         number, count = int(given["workerid"].removeprefix("gw")), given["workercount"]
-        ports._PORTS = ports._PORTS[number::count]
+        free_ports._PORTS = free_ports._PORTS[number::count]
 
 
 def pytest_collection_modifyitems(

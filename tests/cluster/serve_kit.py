@@ -34,7 +34,7 @@ from ringleader.paramserver.server.plan import Plan
 from ringleader.paramserver.server.run import Run, ServerOptions, open_run
 from ringleader.paramserver.server.training import Training
 from ringleader.paramserver.tasks.task import Task
-from ringleader.transport.ports import free_ports
+from ringleader.transport.free_ports import free_ports
 
 FEATURES, CLASSES = 50, 20
 RATE = 0.25

@@ -28,7 +28,7 @@ from ringleader.errors import (
 )
 from ringleader.groups.group import Group
 from ringleader.testing.processes import Nursery, Ready, spawn_ranks
-from ringleader.transport.ports import free_ports
+from ringleader.transport.free_ports import free_ports
 
 pytestmark = pytest.mark.timeout(100)
 

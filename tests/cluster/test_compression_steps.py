@@ -19,7 +19,7 @@ from ringleader.errors import (
 )
 from ringleader.groups.group import Group
 from ringleader.testing.threaded_world import run_threads, run_world, world
-from ringleader.transport.stream import SocketLink
+from ringleader.transport.socket_link import SocketLink
 
 SCHEMES = [
     "bf16",

@@ -14,7 +14,7 @@ import torch
 import ringleader
 from ringleader.groups.group import Group
 from ringleader.testing.processes import Nursery, Ready, spawn_ranks
-from ringleader.transport.ports import free_ports
+from ringleader.transport.free_ports import free_ports
 
 pytestmark = pytest.mark.timeout(100)
 

@@ -18,7 +18,7 @@ from ringleader.deadline import Deadline
 from ringleader.groups.measure_links import share
 from ringleader.testing.threaded_world import run_threads, world
 from ringleader.transport import tcp
-from ringleader.transport.ports import free_ports
+from ringleader.transport.free_ports import free_ports
 
 pytestmark = pytest.mark.timeout(60)
 

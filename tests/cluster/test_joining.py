@@ -12,8 +12,8 @@ from ringleader.deadline import Deadline
 from ringleader.errors import PeerRefused, PeerUnreachable, RingleaderError
 from ringleader.testing.threaded_world import run_threads
 from ringleader.transport import mesh as meshes
-from ringleader.transport import segment, tcp
-from ringleader.transport.dialler import Place
+from ringleader.transport import shm_segment, tcp
+from ringleader.transport.dialer import Endpoint
 from ringleader.transport.listener import Listener
 from ringleader.transport.mesh import Mesh, MeshConfig
 from ringleader.wire import hello as wire
@@ -59,7 +59,7 @@ class Table:
         }
         fields |= changes
         addresses: tuple[tcp.Address, ...] = fields.pop("addresses")  # type: ignore[assignment]
-        fields["places"] = tuple(Place((address,)) for address in addresses)
+        fields["endpoints"] = tuple(Endpoint((address,)) for address in addresses)
         config = MeshConfig(**fields)  # type: ignore[arg-type]
         try:
             return meshes.connect(
@@ -239,10 +239,10 @@ def test_half_of_the_connections_leaves_nothing_open() -> None:
 def test_ranks_that_cannot_map_each_other_use_tcp_and_say_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(*_: object) -> segment.Segment:
+    def refuse(*_: object) -> shm_segment.Segment:
         raise OSError("not on this system")
 
-    monkeypatch.setattr(segment, "attach", refuse)
+    monkeypatch.setattr(shm_segment, "attach", refuse)
     with open_listeners(3) as doors:
         table = Table(doors)
         outcomes = run(

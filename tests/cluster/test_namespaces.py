@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ringleader.simulation.lan import can_make_lan
-from ringleader.transport.host import host_token
+from ringleader.transport.host_token import host_token
 
 IS_POSSIBLE, REASON = can_make_lan()
 pytestmark = [
@@ -16,7 +16,9 @@ pytestmark = [
     pytest.mark.timeout(60),
 ]
 
-TOKEN = "from ringleader.transport.host import host_token; print(host_token().hex())"
+TOKEN = (
+    "from ringleader.transport.host_token import host_token; print(host_token().hex())"
+)
 
 # Two ephemeral ports, one of them dialled: the kernel soon picks it for our own end.
 MEETS_ITSELF = """

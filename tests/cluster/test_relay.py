@@ -15,7 +15,7 @@ from torch import Tensor
 from ringleader.engine import relay_plan
 from ringleader.groups.group import Group
 from ringleader.testing.threaded_world import run_world
-from ringleader.transport import segment
+from ringleader.transport import shm_segment
 
 BASE = 20_000
 """Elements of float64 beyond what is reduced in one exchange."""
@@ -23,8 +23,8 @@ BASE = 20_000
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "RELAY_BYTES", 1)
-    assert segment.Geometry(2).part_bytes == segment.PAGE
+    monkeypatch.setattr(shm_segment, "RELAY_BYTES", 1)
+    assert shm_segment.Geometry(2).part_bytes == shm_segment.PAGE
 
 
 def numbers(rank: int, step: int, count: int) -> Tensor:
@@ -81,11 +81,11 @@ def test_calls_of_any_length_follow_one_another(size: int) -> None:
 @pytest.mark.timeout(100)
 def test_the_doorbell_is_signal_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system has no semaphores that processes can share, as on a Mac."""
-    monkeypatch.setattr(segment, "_init_semaphores", lambda *_: False)
+    monkeypatch.setattr(shm_segment, "_init_semaphores", lambda *_: False)
 
     def check(group: Group) -> None:
-        neighbours = group._executor.arena._neighbours  # type: ignore[union-attr]
-        assert not any(n.has_semaphores for n in neighbours.values())
+        shm_peers = group._executor.arena._shm_peers  # type: ignore[union-attr]
+        assert not any(n.has_semaphores for n in shm_peers.values())
         random_calls(group, 40)
 
     run_world(3, check, "shm", within_s=90)

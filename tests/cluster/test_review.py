@@ -28,7 +28,7 @@ from ringleader.groups.group import Group
 from ringleader.testing.processes import Nursery, Ready, spawn_ranks
 from ringleader.testing.threaded_world import run_threads, run_world, world
 from ringleader.transport import tcp
-from ringleader.transport.stream import SocketLink
+from ringleader.transport.socket_link import SocketLink
 
 
 def failure(call: Callable[[], object]) -> RingleaderError:

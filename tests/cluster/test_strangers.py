@@ -34,11 +34,11 @@ from ringleader.testing.threaded_world import run_threads
 from ringleader.transport import listener as listeners
 from ringleader.transport import mesh as meshes
 from ringleader.transport import tcp
-from ringleader.transport.dialler import Place
-from ringleader.transport.door import door_path
+from ringleader.transport.dialer import Endpoint
+from ringleader.transport.fd_exchange import unix_socket_path
 from ringleader.transport.listener import Listener
 from ringleader.transport.mesh import Mesh, MeshConfig
-from ringleader.transport.tls import SecureSocket
+from ringleader.transport.secure_socket import SecureSocket
 from ringleader.wire import hello as wire
 
 pytestmark = pytest.mark.timeout(60)
@@ -86,7 +86,7 @@ def config(rank: int, doors: list[Listener], **changes: object) -> MeshConfig:
         "rank": rank,
         "size": len(doors),
         "group": GROUP,
-        "places": tuple(Place((("127.0.0.1", door.port),)) for door in doors),
+        "endpoints": tuple(Endpoint((("127.0.0.1", door.port),)) for door in doors),
         "share_memory": False,
     }
     return MeshConfig(**{**fields, **changes})  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def test_a_group_shares_memory_in_spite_of_strangers_at_the_unix_door() -> None:
         guests = []
         for door in doors:
             guest = socket.socket(socket.AF_UNIX)
-            guest.connect(door_path(door.door))
+            guest.connect(unix_socket_path(door.unix_name))
             guest.sendall(b"is this the X server?".ljust(192))
             guests.append(guest)
         made = form_all(doors, share_memory=True)
@@ -211,7 +211,7 @@ def test_a_crowd_of_silent_strangers_of_our_own_address_gives_way(tls: bool) -> 
 
 
 def num_strangers(door: Listener) -> int:
-    return len(door._strangers)
+    return len(door._pending)
 
 
 def pump(door: Listener) -> None:
@@ -234,11 +234,11 @@ def test_half_open_connections_are_few_and_each_address_has_its_share(
                 guest = knock_from(f"127.0.0.{i}", doors[0])
                 stack.enter_context(guest)
             pump(doors[0])
-            assert num_strangers(doors[0]) <= listeners.MAX_STRANGERS
-        counts = Counter(stranger.host for stranger in doors[0]._strangers)
+            assert num_strangers(doors[0]) <= listeners.MAX_PENDING
+        counts = Counter(stranger.host for stranger in doors[0]._pending)
         assert len(counts) == 20, "an address was pushed out by others"
         assert max(counts.values()) - min(counts.values()) <= 1
-        assert len(doors[0].rejected) <= listeners.REMEMBERED
+        assert len(doors[0].rejected) <= listeners.MAX_REJECTIONS
 
 
 def test_who_knows_the_secret_stays_before_those_who_are_silent() -> None:
@@ -248,7 +248,7 @@ def test_who_knows_the_secret_stays_before_those_who_are_silent() -> None:
         stack.enter_context(honest)
         honest.shake()
         pump(doors[0])
-        time.sleep(listeners.CHANCE_S)
+        time.sleep(listeners.MIN_PENDING_S)
         for _ in range(2 * listeners.MAX_PER_ADDRESS):
             stack.enter_context(knock(doors[0]))
             pump(doors[0])
@@ -360,14 +360,14 @@ sock.settimeout(5)
 sys.exit(sock.recv(1) != b"")
 """
     with open_listeners(1) as doors:
-        name = doors[0].door.decode().removeprefix("@")
+        name = doors[0].unix_name.decode().removeprefix("@")
         with subprocess.Popen([sys.executable, "-c", code, name]) as other:
             deadline = Deadline.after(20.0)
             while not doors[0].rejected and not deadline.is_over():
                 pump(doors[0])
             assert other.wait(10.0) == 0
         assert "another user of this host" in doors[0].rejected[0]
-        assert not doors[0]._strangers
+        assert not doors[0]._pending
 
 
 @pytest.mark.parametrize("purpose", [wire.Purpose.CONTROL, wire.Purpose.BULK])
@@ -375,7 +375,7 @@ def test_the_unix_door_is_no_way_around_tls(purpose: wire.Purpose) -> None:
     fields = {f: getattr(HELLO, f) for f in HELLO.__slots__}
     hello = wire.Hello(**{**fields, "purpose": purpose})
     with open_listeners(1, tls=True) as doors, socket.socket(socket.AF_UNIX) as guest:
-        guest.connect(door_path(doors[0].door))
+        guest.connect(unix_socket_path(doors[0].unix_name))
         guest.sendall(wire.encode_hello(hello))
         pump(doors[0])
         assert doors[0].num_parked() == 0
@@ -447,24 +447,26 @@ def outcomes(*bodies: Callable[[], Mesh]) -> list[Mesh | PeerError]:
     return run_threads([partial(attempt, body) for body in bodies])
 
 
-def places(doors: list[Listener], *nodes: Credentials) -> tuple[Place, ...]:
+def endpoints(doors: list[Listener], *nodes: Credentials) -> tuple[Endpoint, ...]:
     return tuple(
-        Place((("127.0.0.1", door.port),), node.node)
+        Endpoint((("127.0.0.1", door.port),), node.node)
         for door, node in zip(doors, nodes, strict=True)
     )
 
 
 def test_the_expected_nodes_find_each_other() -> None:
     with open_listeners(2, tls=True) as doors:
-        assert_connected(form_all(doors, places=places(doors, member(0), member(1))))
+        assert_connected(
+            form_all(doors, endpoints=endpoints(doors, member(0), member(1)))
+        )
 
 
 def test_a_member_that_answers_as_another_is_not_spoken_to() -> None:
     with open_listeners(2, tls=True) as doors:
-        expected = places(doors, issue(), member(1))
+        expected = endpoints(doors, issue(), member(1))
         waited, refused = outcomes(
             lambda: join(0, doors, limit_s=1.0),
-            lambda: join(1, doors, places=expected),
+            lambda: join(1, doors, endpoints=expected),
         )
         assert isinstance(refused, PeerUntrusted)
         assert refused.peer == 0
@@ -477,7 +479,7 @@ def test_a_member_that_comes_as_another_is_turned_away_and_the_true_one_is_not()
 ):
     with open_listeners(2, tls=True) as doors:
         impostor = Listener(tcp.listen("127.0.0.1", 0), issue())
-        expected = places(doors, member(0), member(1))
+        expected = endpoints(doors, member(0), member(1))
         is_refused = threading.Event()
 
         def pretend() -> Mesh:
@@ -488,9 +490,9 @@ def test_a_member_that_comes_as_another_is_turned_away_and_the_true_one_is_not()
 
         def come() -> Mesh:
             is_refused.wait(FORM_S)
-            return join(1, doors, places=expected)
+            return join(1, doors, endpoints=expected)
 
-        made = outcomes(lambda: join(0, doors, places=expected), pretend, come)
+        made = outcomes(lambda: join(0, doors, endpoints=expected), pretend, come)
         impostor.close()
         assert isinstance(made[1], PeerRefused)
         assert isinstance(made[0], Mesh)
@@ -564,8 +566,8 @@ def impostor(say: bytes) -> Iterator[tuple[int, list[int]]]:
 
 
 def dial_impostor(port: int, doors: list[Listener], limit_s: float) -> Mesh:
-    places = tuple(Place((("127.0.0.1", p),)) for p in (port, doors[0].port))
-    settings = config(1, doors, size=2, places=places)
+    endpoints = tuple(Endpoint((("127.0.0.1", p),)) for p in (port, doors[0].port))
+    settings = config(1, doors, size=2, endpoints=endpoints)
     return meshes.connect(settings, doors[0], Deadline.after(limit_s))
 
 

@@ -37,9 +37,9 @@ from ringleader.identity.secret import ClusterSecret, Secret
 from ringleader.ids import NodeId
 from ringleader.testing.processes import Nursery, Ready, spawn_ranks
 from ringleader.testing.threaded_world import run_threads
-from ringleader.transport import memory
-from ringleader.transport.ports import free_ports
-from ringleader.transport.tls import SecureSocket
+from ringleader.transport import memory_link
+from ringleader.transport.free_ports import free_ports
+from ringleader.transport.secure_socket import SecureSocket
 from ringleader.wire.control_frames import Frame, Kind
 
 pytestmark = pytest.mark.timeout(60)
@@ -241,9 +241,9 @@ import sys
 for name in ("cryptography", "spake2", "zeroconf", "msgspec", "psutil"):
     sys.modules[name] = None
 import ringleader.groups.formation, ringleader.backend.form
-assert ringleader.groups.formation.load_trust("") is None
+assert ringleader.groups.formation.load_credentials("") is None
 try:
-    ringleader.groups.formation.load_trust("/credentials")
+    ringleader.groups.formation.load_credentials("/credentials")
 except ringleader.ConfigError as exc:
     assert "is not installed" in str(exc), exc
 else:
@@ -258,12 +258,14 @@ else:
 Outcome = Group | RingleaderError
 
 
-def options(trust: Credentials | None, limit_s: float = 10.0) -> formation.Options:
+def options(
+    credentials: Credentials | None, limit_s: float = 10.0
+) -> formation.Options:
     return formation.Options(
         deadline=Deadline.after(limit_s),
         transport="tcp",
         addresses=("127.0.0.1",),
-        trust=trust,
+        credentials=credentials,
     )
 
 
@@ -378,7 +380,7 @@ def test_sub_groups_expect_the_same_nodes() -> None:
 
 
 def secure_pair() -> tuple[SecureSocket, SecureSocket]:
-    left, right = memory.socket_pair()
+    left, right = memory_link.socket_pair()
     ends = (
         SecureSocket(left, member(0), 1),
         SecureSocket(right, member(1), 0, is_server=True),
@@ -425,13 +427,13 @@ def test_the_notice_of_the_end_does_not_cut_a_frame_that_is_half_way() -> None:
 
 def test_a_secret_is_in_no_error_and_no_repr(tmp_path: Path) -> None:
     path = tmp_path / "credentials"
-    trust = issue()
-    trust.to_file(path)
+    credentials = issue()
+    credentials.to_file(path)
     raw = path.read_bytes()
     path.write_bytes(raw[:-1])
     with pytest.raises(ConfigError) as caught:
-        formation.load_trust(str(path))
-    shown = repr(trust) + repr(options(trust)) + repr(caught.value.args)
+        formation.load_credentials(str(path))
+    shown = repr(credentials) + repr(options(credentials)) + repr(caught.value.args)
     for start in range(0, len(raw) - 16, 16):
         assert repr(raw[start : start + 16])[2:-1] not in shown
     assert os.fspath(path) in str(caught.value)

@@ -16,11 +16,11 @@ from ringleader.identity.node_key import NodeKey
 from ringleader.identity.secret import ClusterSecret, Secret
 from ringleader.testing import link_contract
 from ringleader.testing.link_contract import CHECKS, LEFT, RIGHT, Check, MakePair
-from ringleader.transport import memory, segment, tcp
+from ringleader.transport import memory_link, shm_segment, tcp
 from ringleader.transport.link import Link, wait_ready
-from ringleader.transport.shm import Neighbour, ShmLink
-from ringleader.transport.stream import STRIPE_BYTES, SocketLink, StripedLink
-from ringleader.transport.tls import SecureSocket
+from ringleader.transport.secure_socket import SecureSocket
+from ringleader.transport.shm_link import ShmLink, ShmPeer
+from ringleader.transport.socket_link import STRIPE_BYTES, SocketLink, StripedLink
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -28,7 +28,7 @@ POLLIN = 1
 
 
 def memory_pair() -> tuple[Link, Link]:
-    return memory.pair(LEFT, RIGHT)
+    return memory_link.memory_link_pair(LEFT, RIGHT)
 
 
 def _tcp_sockets(host: str) -> tuple[socket.socket, socket.socket]:
@@ -80,7 +80,7 @@ def tls_pair() -> tuple[Link, Link]:
 
 def tls_memory_pair() -> tuple[Link, Link]:
     """Over a Unix socket, whose small buffer cuts records in the middle."""
-    return _tls_pair(memory.socket_pair())
+    return _tls_pair(memory_link.socket_pair())
 
 
 def _striped(
@@ -96,32 +96,32 @@ def _striped(
     return make
 
 
-def neighbours(*, semaphores: bool) -> tuple[Neighbour, Neighbour]:
+def shm_peers(*, semaphores: bool) -> tuple[ShmPeer, ShmPeer]:
     """Two ranks of one host, as the mesh makes them, inside one process."""
-    geometry = segment.Geometry(2)
-    bells = memory.socket_pair()
+    geometry = shm_segment.Geometry(2)
+    doorbells = memory_link.socket_pair()
     own, seen = [], []
     for rank in (LEFT, RIGHT):
-        fd, mine = segment.create(geometry, bytes([rank]) * 16)
+        fd, mine = shm_segment.create(geometry, bytes([rank]) * 16)
         if not semaphores:  # as on systems without process-shared semaphores
             mine.view[16] = 0
         own.append(mine)
-        seen.append(segment.attach(fd, geometry, bytes([rank]) * 16))
+        seen.append(shm_segment.attach(fd, geometry, bytes([rank]) * 16))
         os.close(fd)
     return (
-        Neighbour(bells[0], (LEFT, RIGHT), (own[0], seen[1]), geometry),
-        Neighbour(bells[1], (RIGHT, LEFT), (own[1], seen[0]), geometry),
+        ShmPeer(doorbells[0], (LEFT, RIGHT), (own[0], seen[1]), geometry),
+        ShmPeer(doorbells[1], (RIGHT, LEFT), (own[1], seen[0]), geometry),
     )
 
 
 def shm_pair() -> tuple[Link, Link]:
-    left, right = neighbours(semaphores=True)
+    left, right = shm_peers(semaphores=True)
     assert left.has_semaphores
     return ShmLink(left), ShmLink(right)
 
 
 def doorbell_pair() -> tuple[Link, Link]:
-    left, right = neighbours(semaphores=False)
+    left, right = shm_peers(semaphores=False)
     assert not left.has_semaphores
     return ShmLink(left), ShmLink(right)
 
@@ -152,7 +152,7 @@ def test_the_whole_contract_in_one_call() -> None:
 
 def test_a_striped_link_changes_connection_after_every_stripe() -> None:
     """It is part of the wire format: both sides must agree without a word."""
-    pairs = [memory.pair(LEFT, RIGHT) for _ in range(3)]
+    pairs = [memory_link.memory_link_pair(LEFT, RIGHT) for _ in range(3)]
     link = StripedLink([left for left, _ in pairs])
     stripes = [bytes([i]) * STRIPE_BYTES for i in range(7)]
     view = memoryview(b"".join(stripes))
@@ -176,7 +176,7 @@ def test_a_striped_link_changes_connection_after_every_stripe() -> None:
 @pytest.mark.parametrize("semaphores", [True, False])
 def test_what_a_peer_signalled_before_its_end_counts(semaphores: bool) -> None:
     """It may come between our last look at the signal and our look at the doorbell."""
-    left, right = neighbours(semaphores=semaphores)
+    left, right = shm_peers(semaphores=semaphores)
     left.close()
     assert right.hear_unless(lambda: True)
     with pytest.raises(PeerLost) as caught:

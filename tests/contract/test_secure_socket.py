@@ -18,10 +18,10 @@ from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
 from ringleader.identity.secret import ClusterSecret, Secret
 from ringleader.ids import NodeId
-from ringleader.transport import memory, tls
+from ringleader.transport import memory_link, secure_socket
 from ringleader.transport.link import POLLIN, POLLOUT
-from ringleader.transport.stream import SocketLink
-from ringleader.transport.tls import SecureSocket, Trust
+from ringleader.transport.secure_socket import SecureSocket, TlsCredentials
+from ringleader.transport.socket_link import SocketLink
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -41,7 +41,7 @@ def member(number: int) -> Credentials:
 
 @dataclass
 class Odd:
-    """A trust whose parts a test can exchange."""
+    """A credentials whose parts a test can exchange."""
 
     node: NodeId
     namespace: bytes
@@ -70,8 +70,10 @@ def odd(inner: Credentials | None = None, name: str | None = None) -> Odd:
 
 
 @contextlib.contextmanager
-def ends(client: Trust, server: Trust, expect: NodeId | None = None) -> Iterator[Ends]:
-    left, right = memory.socket_pair()
+def ends(
+    client: TlsCredentials, server: TlsCredentials, expect: NodeId | None = None
+) -> Iterator[Ends]:
+    left, right = memory_link.socket_pair()
     dialled = SecureSocket(left, client, 1, expect=expect)
     accepted = SecureSocket(right, server, "10.0.0.1:99", is_server=True)
     with dialled, accepted:
@@ -192,7 +194,7 @@ def test_who_shows_no_certificate_gets_nowhere() -> None:
     client = odd()
     client.client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.client.check_hostname = False
-    client.client.set_alpn_protocols([tls.ALPN])
+    client.client.set_alpn_protocols([secure_socket.ALPN])
     authority = server._trust.authority.public_bytes(Encoding.DER)
     client.client.load_verify_locations(cadata=authority)
     with ends(client, server) as pair:
@@ -223,7 +225,7 @@ def test_the_protocol_inside_is_ours(protocols: list[str]) -> None:
     with ends(client, member(1)) as pair:
         mine, theirs = shake(pair)
         assert isinstance(mine, PeerUntrusted)
-        assert f"not {tls.ALPN}" in str(mine)
+        assert f"not {secure_socket.ALPN}" in str(mine)
         assert isinstance(theirs, PeerUntrusted | ConnectionError)
         assert not pair[1].node
 
@@ -239,17 +241,17 @@ def test_the_protocol_inside_is_ours(protocols: list[str]) -> None:
     ids=["http", "plain hello", "bytes", "ssh"],
 )
 def test_who_does_not_speak_tls_is_told_so_in_seven_bytes(data: bytes) -> None:
-    left, right = memory.socket_pair()
+    left, right = memory_link.socket_pair()
     with left, SecureSocket(right, member(1), "there", is_server=True) as accepted:
         left.send(data)
         with pytest.raises(PeerUntrusted, match="does not speak TLS"):
             accepted.shake()
-        assert left.recv(100) == tls.NOT_TLS
+        assert left.recv(100) == secure_socket.NOT_TLS
 
 
 @pytest.mark.parametrize("data", [b"RINGLDR\1" + bytes(120), b"SSH-2.0-x\r\n"])
 def test_a_server_that_does_not_speak_tls_is_named(data: bytes) -> None:
-    left, right = memory.socket_pair()
+    left, right = memory_link.socket_pair()
     with SecureSocket(left, member(0), 1) as dialled, right:
         assert dialled.shake() == POLLIN
         right.recv(4096)
@@ -269,7 +271,7 @@ def test_a_knock_is_good_once() -> None:
 
 
 def test_who_hangs_up_in_the_handshake_is_lost_and_not_untrusted() -> None:
-    left, right = memory.socket_pair()
+    left, right = memory_link.socket_pair()
     with SecureSocket(left, member(0), 1) as dialled:
         assert dialled.shake() == POLLIN
         right.close()
@@ -279,8 +281,8 @@ def test_who_hangs_up_in_the_handshake_is_lost_and_not_untrusted() -> None:
 
 def test_an_endless_handshake_does_not_keep_us(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hello in fragments of one byte: every step ends after a few of them."""
-    left, right = memory.socket_pair()
-    monkeypatch.setattr(tls, "RECORD_BYTES", 6)  # what a step fetches at once
+    left, right = memory_link.socket_pair()
+    monkeypatch.setattr(secure_socket, "RECORD_BYTES", 6)  # what a step fetches at once
     with left, SecureSocket(right, member(1), "there", is_server=True) as accepted:
         accepted._fetched = memoryview(bytearray(6))
         hello = b"\1\0\x02\0" + bytes(512)

@@ -200,7 +200,9 @@ class Stage:
         self, size: int, scheme: str, timeout_s: float = GROUP_TIMEOUT_S
     ) -> list[Birth]:
         """The ranks of a world that meets at a new address."""
-        from ringleader.transport.ports import free_ports  # the stage finds us itself
+        from ringleader.transport.free_ports import (
+            free_ports,  # the stage finds us itself
+        )
 
         number = next(self._numbers)
         port = free_ports(1)[0]

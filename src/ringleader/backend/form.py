@@ -45,7 +45,7 @@ def process_group(request: Any, options: object) -> RingleaderGroup:
         transport=options.transport or wires.transport,
         num_stripes=options.connections or wires.connections,
         addresses=wires.addresses,
-        trust=formation.load_trust(wires.credentials),
+        credentials=formation.load_credentials(wires.credentials),
     )
     rank, size, store = request.group_rank, request.group_size, request.store
     # torch numbers its groups anew after destroy_process_group, in the same store.

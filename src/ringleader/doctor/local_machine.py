@@ -69,7 +69,7 @@ def shared_memory() -> SharedMemory | None:
 
 
 def _segment_trouble() -> str:
-    """Why there can be no segment like those of ``transport/segment.py``."""
+    """Why there can be no segment like those of ``transport/shm_segment.py``."""
     if sys.platform != "linux":
         return ""
     try:

@@ -1,7 +1,7 @@
 """Shared memory as ranks of one host use it: slots, signals, and who may fill when.
 
-Theory of operation. Every rank owns a segment (transport/segment.py) with three areas,
-and tells others with signals that order memory. Three patterns use them:
+Theory of operation. Every rank owns a segment (transport/shm_segment.py) with three
+areas, and tells others with signals that order memory. Three patterns use them:
 
 exchange    every rank fills its slot and posts; when all have posted, everybody reads
             everybody. Filling may run one round ahead of reading. Four slots take turns
@@ -30,8 +30,8 @@ from ringleader.engine.relay import Relay
 from ringleader.engine.waiter import Waiter
 from ringleader.errors import ProtocolError
 from ringleader.transport.link import POLLIN, relax
-from ringleader.transport.segment import PAGE, Geometry, Segment, Signal
-from ringleader.transport.shm import Neighbour
+from ringleader.transport.shm_link import ShmPeer
+from ringleader.transport.shm_segment import PAGE, Geometry, Segment, Signal
 from ringleader.wire.header import HEADER_BYTES
 
 Array = NDArray[Any]
@@ -69,27 +69,27 @@ class Arena:
     def __init__(
         self,
         rank: int,
-        neighbours: dict[int, Neighbour],
+        shm_peers: dict[int, ShmPeer],
         segment: Segment,
         waiter: Waiter,
         on_mismatch: Callable[[int, bytes], None],
     ) -> None:
-        geometry = next(iter(neighbours.values())).geometry
+        geometry = next(iter(shm_peers.values())).geometry
         self.rank = rank
         self.size = geometry.size
         self.peers = [p for p in range(self.size) if p != rank]
-        self._neighbours = neighbours
+        self._shm_peers = shm_peers
         self._waiter = waiter
         self.check = waiter.check
         self.mismatch = on_mismatch
         segments = [
-            segment if r == rank else neighbours[r].theirs for r in range(self.size)
+            segment if r == rank else shm_peers[r].theirs for r in range(self.size)
         ]
         self.exchanges = [_exchanges(s, geometry) for s in segments]
         self.oneways = [_oneways(s, geometry) for s in segments]
         self.geometry = geometry
         self.post = [[n.post[s] for n in self._in_order()] for s in Signal]
-        self.take = [{p: neighbours[p].take[s] for p in self.peers} for s in Signal]
+        self.take = [{p: shm_peers[p].take[s] for p in self.peers} for s in Signal]
         self._turn = 0
         self._published = 0
         self._unread: list[set[int]] = [set() for _ in range(geometry.num_oneways)]
@@ -100,8 +100,8 @@ class Arena:
         self.complete = 0
         """Elements of the result that are final, for who asks after a failure."""
 
-    def _in_order(self) -> list[Neighbour]:
-        return [self._neighbours[p] for p in self.peers]
+    def _in_order(self) -> list[ShmPeer]:
+        return [self._shm_peers[p] for p in self.peers]
 
     def expect_accelerators(self) -> None:
         """Relay in the parts that suit them; all ranks must."""
@@ -116,7 +116,7 @@ class Arena:
                 return
             if not i & 7:
                 relax()
-        if self._neighbours[peer].has_semaphores:
+        if self._shm_peers[peer].has_semaphores:
             for _ in range(NUM_NAPS):
                 if take(True, NAP_S):
                     return
@@ -124,18 +124,18 @@ class Arena:
         self._sleep(take, peer)
 
     def _sleep(self, take: Take, peer: int) -> None:
-        neighbour = self._neighbours[peer]
-        bell = [(neighbour.bell.fileno(), POLLIN)]
+        shm_peer = self._shm_peers[peer]
+        doorbell = [(shm_peer.doorbell.fileno(), POLLIN)]
         while True:
-            neighbour.arm()
+            shm_peer.arm()
             relax()  # makes the flag visible before we look for the last time
             try:
                 if take(False):
                     return
-                self._waiter.idle(bell, lambda: [peer])
+                self._waiter.idle(doorbell, lambda: [peer])
             finally:
-                neighbour.disarm()
-            if neighbour.hear_unless(lambda: take(False)):
+                shm_peer.disarm()
+            if shm_peer.hear_unless(lambda: take(False)):
                 self._waiter.moved()
                 return
 
@@ -199,20 +199,20 @@ class Arena:
         for reader in readers:
             self._unread[k].add(reader)
             self._owed[reader].append(k)
-            self._neighbours[reader].announce(k)
-            self._neighbours[reader].post[Signal.ONEWAY]()
+            self._shm_peers[reader].announce(k)
+            self._shm_peers[reader].post[Signal.ONEWAY]()
 
     def consume(self, header: bytes, peer: int, use: Callable[[Bytes], None]) -> None:
         """Use what ``peer`` published for me, and give it credit."""
         self.check()
         self.wait(self.take[Signal.ONEWAY][peer], peer)
-        k = self._neighbours[peer].announced()
+        k = self._shm_peers[peer].announced()
         if k >= self.geometry.num_oneways:
             raise ProtocolError(peer, f"announced slot {k} in shared memory")
         slot = self.oneways[peer][k]
         self.expect(peer, slot, header)
         use(slot.content)
-        self._neighbours[peer].post[Signal.CREDIT]()
+        self._shm_peers[peer].post[Signal.CREDIT]()
 
 
 def _exchanges(segment: Segment, geometry: Geometry) -> list[Slot]:

@@ -19,7 +19,7 @@ from ringleader.engine.arena import Arena, Finish
 from ringleader.engine.arrays import Array, array_at
 from ringleader.engine.exchange import ExchangeEngine
 from ringleader.engine.reductions import Combine
-from ringleader.transport.segment import Signal
+from ringleader.transport.shm_segment import Signal
 
 SMALL_BYTES = 64 << 10
 """Over links, beyond this the general path costs little more, and a copy much."""

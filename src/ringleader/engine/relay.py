@@ -43,7 +43,7 @@ from ringleader.collectives.schedule import split
 from ringleader.engine.arrays import address_of, array_at, bytes_of
 from ringleader.engine.reductions import Combine
 from ringleader.engine.relay_plan import Copy, Key, Piece, RelayPlans, Turn, lay
-from ringleader.transport.segment import PAGE, Geometry, Segment, Signal
+from ringleader.transport.shm_segment import PAGE, Geometry, Segment, Signal
 from ringleader.wire.header import HEADER_BYTES
 
 Array = NDArray[Any]
@@ -96,12 +96,12 @@ class Relay:
 
     def __init__(self, arena: Host, segments: list[Segment]) -> None:
         self._arena = arena
-        self._num = num = arena.geometry.num_places
+        self._num = num = arena.geometry.num_relay_slots
         self._is_pair = arena.size == 2
         """With more ranks, others than its filler copy a place out in all_reduce."""
         self._order = [(arena.rank - step) % arena.size for step in range(arena.size)]
         """The part of each step."""
-        starts = [arena.geometry.place_at(k) for k in range(num)]
+        starts = [arena.geometry.relay_slot_at(k) for k in range(num)]
         headers = [[s.view[a : a + HEADER_BYTES] for a in starts] for s in segments]
         self._my_headers = headers[arena.rank]
         take = arena.take[Signal.TURN]

@@ -12,7 +12,7 @@ from ringleader.transport.link import wait_ready
 from ringleader.wire import header
 
 NAP_S = 0.05
-"""The longest sleep. A missed doorbell (see transport/shm.py) costs at most this."""
+"""The longest sleep. A missed doorbell (transport/shm_link.py) costs at most this."""
 PROBE_AFTER_S = 0.2
 """Waiting this long is unusual: ask the peer whether it makes the same call."""
 

@@ -23,7 +23,7 @@ from ringleader.groups.control_stream import ControlStream
 from ringleader.groups.messages import Messages, Outgoing, PendingRecv
 from ringleader.groups.work import Work
 from ringleader.transport.link import POLLIN, POLLOUT, wait_ready
-from ringleader.transport.memory import socket_pair
+from ringleader.transport.memory_link import socket_pair
 from ringleader.wire import header as op_header
 from ringleader.wire.control_frames import BLAMES, TEXT_BYTES, Frame, Kind
 

@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from ringleader.groups.work import Work
 from ringleader.transport.link import POLLIN, POLLOUT
-from ringleader.transport.tls import SecureSocket
+from ringleader.transport.secure_socket import SecureSocket
 from ringleader.wire import control_frames
 from ringleader.wire.control_frames import Frame
 

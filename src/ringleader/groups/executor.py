@@ -93,9 +93,9 @@ class Executor:
         self._coded = CodedEngine(mesh.bulk, waiter)
         self._exchange = ExchangeEngine(rank, mesh.bulk, waiter, self._mismatch)
         self.arena: Arena | None = None
-        if mesh.segment and len(mesh.neighbours) == self.size - 1 > 0:
+        if mesh.segment and len(mesh.shm_peers) == self.size - 1 > 0:
             self.arena = Arena(
-                rank, mesh.neighbours, mesh.segment, waiter, self._mismatch
+                rank, mesh.shm_peers, mesh.segment, waiter, self._mismatch
             )
         self._last: tuple[Call, Plan | None] | None = None
         """The operation under way or failed; what has succeeded is let go of."""

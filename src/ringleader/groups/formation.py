@@ -35,10 +35,10 @@ from ringleader.groups.store_rendezvous import (
 from ringleader.settings import Launch, Wires
 from ringleader.transport import mesh as meshes
 from ringleader.transport import tcp
-from ringleader.transport.dialler import Place
+from ringleader.transport.dialer import Endpoint
 from ringleader.transport.listener import Listener
 from ringleader.transport.mesh import Mesh, MeshConfig
-from ringleader.transport.tls import Trust
+from ringleader.transport.secure_socket import TlsCredentials
 
 TRANSPORTS = ("auto", "tcp")
 
@@ -80,7 +80,7 @@ class Options:
     num_stripes: int = 1
     addresses: tuple[str, ...] = ()
     """Ours, as the others reach us; none: the one that reaches the store."""
-    trust: Trust | None = None
+    credentials: TlsCredentials | None = None
     """Proves who we are and judges the others, by TLS; None: everything is plain."""
 
     def __post_init__(self) -> None:
@@ -95,24 +95,24 @@ class _Connector:
     def __init__(
         self,
         rank: int,
-        places: Sequence[Place],
+        endpoints: Sequence[Endpoint],
         listener: Listener,
         options: Options,
     ) -> None:
         self._rank = rank
-        self._places = places
+        self._endpoints = endpoints
         self._listener = listener
         self._options = options
         self._lock = threading.Lock()
 
     def __call__(self, ranks: Sequence[int], view_id: str, deadline: Deadline) -> Mesh:
-        trust = self._options.trust
+        credentials = self._options.credentials
         config = MeshConfig(
             rank=list(ranks).index(self._rank),
             size=len(ranks),
             group=view_hash(view_id),
-            places=tuple(self._places[r] for r in ranks),
-            namespace=bytes(16) if trust is None else trust.namespace,
+            endpoints=tuple(self._endpoints[r] for r in ranks),
+            namespace=bytes(16) if credentials is None else credentials.namespace,
             share_memory=self._options.transport == "auto",
             num_stripes=self._options.num_stripes,
         )
@@ -149,7 +149,7 @@ def group(
         transport=transport,
         num_stripes=connections,
         addresses=wires.addresses,
-        trust=load_trust(wires.credentials),
+        credentials=load_credentials(wires.credentials),
     )
     if peers is None:
         if rank is not None:
@@ -158,13 +158,13 @@ def group(
     if rank is None:
         raise ConfigError("peers without rank: say which of them we are")
     addresses = _check_peers(peers, rank)
-    listener = Listener(tcp.listen(*addresses[rank]), options.trust)
+    listener = Listener(tcp.listen(*addresses[rank]), options.credentials)
     view_id = "peers:" + ",".join(f"{host}:{port}" for host, port in addresses)
-    places = [Place((address,)) for address in addresses]
-    return _form(rank, places, listener, view_id, options)
+    endpoints = [Endpoint((address,)) for address in addresses]
+    return _form(rank, endpoints, listener, view_id, options)
 
 
-def load_trust(path: str) -> Trust | None:
+def load_credentials(path: str) -> TlsCredentials | None:
     """What the file of RINGLEADER_CREDENTIALS holds; None: no file, plain sockets.
 
     A file that is named and cannot be used is a ConfigError, never a plain connection.
@@ -196,8 +196,8 @@ def _check_peers(peers: Sequence[str], rank: int) -> list[tuple[str, int]]:
 def from_environment(launch: Launch, options: Options) -> Group:
     """Meet at the store at MASTER_ADDR:MASTER_PORT, kept by rank 0 or the launcher."""
     if launch.size == 1:
-        listener = Listener(tcp.listen("127.0.0.1", 0), with_door=False)
-        alone = [Place((("127.0.0.1", listener.port),))]
+        listener = Listener(tcp.listen("127.0.0.1", 0), shares_memory=False)
+        alone = [Endpoint((("127.0.0.1", listener.port),))]
         return _form(0, alone, listener, "alone", options)
     where = f"{launch.master}:{launch.port}"
     keeps_store = launch.rank == 0 and not launch.store_exists
@@ -229,20 +229,20 @@ def over_store(
     claim = f"ringleader/{view_id}/claim/{rank}"
     if store.add(claim, 1) > 1:
         raise ConfigError(f"two processes say they are rank {rank}")
-    listener = Listener(tcp.listen("", 0), options.trust)
+    listener = Listener(tcp.listen("", 0), options.credentials)
     keys = [f"ringleader/{view_id}/{peer}" for peer in range(size)]
     must_stay = False
     try:
         hosts = options.addresses or (own_address(store),)
-        node = options.trust.node if options.trust else None
+        node = options.credentials.node if options.credentials else None
         publish(store, keys[rank], hosts, listener.port, node)
-        places = [
+        endpoints = [
             look_up(store, key, peer, options.deadline) for peer, key in enumerate(keys)
         ]
         must_stay = True  # for who reads later, to see that we are not alike
-        check_alike(places, encrypts=options.trust is not None)
+        check_alike(endpoints, encrypts=options.credentials is not None)
         must_stay = False
-        return _form(rank, places, listener, view_id, options)
+        return _form(rank, endpoints, listener, view_id, options)
     except BaseException:
         listener.close()
         with contextlib.suppress(RuntimeError):  # so that it can be tried again
@@ -254,16 +254,16 @@ def over_store(
 
 def _form(
     rank: int,
-    places: Sequence[Place],
+    endpoints: Sequence[Endpoint],
     listener: Listener,
     view_id: str,
     options: Options,
 ) -> Group:
-    connector = _Connector(rank, places, listener, options)
+    connector = _Connector(rank, endpoints, listener, options)
     deadline = options.deadline
     formed: Group | None = None
     try:
-        mesh = connector(range(len(places)), view_id, deadline)
+        mesh = connector(range(len(endpoints)), view_id, deadline)
         formed = Group(
             rank, mesh, view_id=view_id, connect=connector, config=options.config
         )
@@ -282,7 +282,7 @@ def learn_network(formed: Group, mesh: Mesh, deadline: Deadline) -> None:
     """Measure links where there is a choice to make; all ranks end with one picture."""
     if formed.size == 1:
         return
-    if len(mesh.neighbours) == formed.size - 1:
+    if len(mesh.shm_peers) == formed.size - 1:
         row = np.full(formed.size, 1e-6), np.full(formed.size, 5e9)
         formed.network = share(formed, *row, deadline)
     else:

@@ -19,7 +19,7 @@ from ringleader.collectives.cost import LinkCost, Network
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded
 from ringleader.groups.group import Group
-from ringleader.transport.host import host_token
+from ringleader.transport.host_token import host_token
 from ringleader.transport.link import Link, relax, wait_ready
 
 PINGS = 5

@@ -2,7 +2,7 @@
 
 One value per rank: its addresses as ``[host]:port``, with commas between them, and,
 where links are encrypted, a blank and its node id. Whoever can write to the store can
-send ranks to a wrong place, but with encrypted links only a member can answer there.
+send ranks to a wrong endpoint, but with encrypted links only a member can answer there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ringleader.errors import (
 )
 from ringleader.ids import NodeId
 from ringleader.transport import tcp
-from ringleader.transport.dialler import MAX_ADDRESSES, Place
+from ringleader.transport.dialer import MAX_ADDRESSES, Endpoint
 
 OUTSIDE = "192.0.2.1"
 """An address nobody has (RFC 5737): what routes to it leads out of this machine."""
@@ -50,7 +50,7 @@ def publish(
     store.set(key, text)
 
 
-def look_up(store: Store, key: str, peer: int, deadline: Deadline) -> Place:
+def look_up(store: Store, key: str, peer: int, deadline: Deadline) -> Endpoint:
     """Where ``peer`` says it is, once it has said so."""
     try:
         store.wait([key], timedelta(seconds=max(0.001, deadline.left_s())))
@@ -61,8 +61,8 @@ def look_up(store: Store, key: str, peer: int, deadline: Deadline) -> Place:
     return read(value, peer)
 
 
-def read(value: bytes, peer: int) -> Place:
-    """The place in a value of the store; ProtocolError when there is none."""
+def read(value: bytes, peer: int) -> Endpoint:
+    """The endpoint in a value of the store; ProtocolError when there is none."""
     if len(value) > MAX_VALUE_BYTES:
         text = f"published {len(value)} bytes as its address, limit {MAX_VALUE_BYTES}"
         raise ProtocolError(peer, text)
@@ -77,16 +77,16 @@ def read(value: bytes, peer: int) -> Place:
         addresses = tuple(tcp.parse_address(part) for part in parts)
     except ConfigError as exc:
         raise ProtocolError(peer, f"published an {exc.text[:300]}") from exc
-    return Place(addresses, NodeId(node) if node else None)
+    return Endpoint(addresses, NodeId(node) if node else None)
 
 
-def check_alike(places: Sequence[Place], *, encrypts: bool) -> None:
+def check_alike(endpoints: Sequence[Endpoint], *, encrypts: bool) -> None:
     """Raise for the first rank that does not encrypt as we do; it would be in vain."""
-    for peer, place in enumerate(places):
-        if encrypts and place.node is None:
+    for peer, endpoint in enumerate(endpoints):
+        if encrypts and endpoint.node is None:
             text = "does not encrypt and we do; is RINGLEADER_CREDENTIALS set there?"
             raise PeerUntrusted(peer, text)
-        if not encrypts and place.node is not None:
+        if not encrypts and endpoint.node is not None:
             text = "encrypts and we do not; is RINGLEADER_CREDENTIALS set here?"
             raise PeerRefused(peer, text)
 

@@ -33,7 +33,7 @@ from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, InternalError
 from ringleader.groups.formation import group as form_group
 from ringleader.groups.group import Group
-from ringleader.transport.ports import free_ports
+from ringleader.transport.free_ports import free_ports
 
 Ready = Callable[[], None]
 Body = Callable[..., object]

@@ -16,10 +16,10 @@ from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, DeadlineExceeded
 from ringleader.groups.formation import group as form_group
 from ringleader.groups.group import Group
-from ringleader.transport import memory
+from ringleader.transport import memory_link
+from ringleader.transport.free_ports import free_ports
 from ringleader.transport.link import Link
 from ringleader.transport.mesh import Mesh
-from ringleader.transport.ports import free_ports
 
 T = TypeVar("T")
 FORM_S = 30.0
@@ -67,9 +67,9 @@ def memory_meshes(size: int) -> list[Mesh]:
         for b in range(a + 1, size):
             link_a: Link
             link_b: Link
-            link_a, link_b = memory.pair(a, b)
+            link_a, link_b = memory_link.memory_link_pair(a, b)
             meshes[a].bulk[b], meshes[b].bulk[a] = link_a, link_b
-            meshes[a].control[b], meshes[b].control[a] = memory.socket_pair()
+            meshes[a].control[b], meshes[b].control[a] = memory_link.socket_pair()
     return meshes
 
 

@@ -2,7 +2,7 @@
 
 Lower ranks are dialled, higher ranks come to our door. Each pair first opens its mail
 stream; the answer tells whether both share a host. If so they exchange segments over a
-Unix socket and become neighbours, else they open their bulk connections.
+Unix socket and become shm_peers, else they open their bulk connections.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ringleader.errors import (
     PeerUnreachable,
     ProtocolError,
 )
-from ringleader.transport import door, segment, tcp, tls
-from ringleader.transport.dialler import Dialler, Place
-from ringleader.transport.host import host_token, new_incarnation
+from ringleader.transport import fd_exchange, secure_socket, shm_segment, tcp
+from ringleader.transport.dialer import Dialer, Endpoint
+from ringleader.transport.host_token import host_token, new_incarnation
 from ringleader.transport.link import Link
-from ringleader.transport.listener import Listener, Visitor
-from ringleader.transport.shm import Neighbour, ShmLink
-from ringleader.transport.stream import SocketLink, StripedLink
+from ringleader.transport.listener import GreetedConnection, Listener
+from ringleader.transport.shm_link import ShmLink, ShmPeer
+from ringleader.transport.socket_link import SocketLink, StripedLink
 from ringleader.wire import hello as wire
 
 
@@ -38,7 +38,7 @@ class MeshConfig:
     size: int
     group: int
     """Hash of the view id."""
-    places: tuple[Place, ...]
+    endpoints: tuple[Endpoint, ...]
     """Where each rank is found."""
     namespace: bytes = bytes(16)
     num_stripes: int = 1
@@ -59,10 +59,10 @@ class Mesh:
 
     control: dict[int, socket.socket] = field(default_factory=dict)
     bulk: dict[int, Link] = field(default_factory=dict)
-    neighbours: dict[int, Neighbour] = field(default_factory=dict)
-    segment: segment.Segment | None = None
+    shm_peers: dict[int, ShmPeer] = field(default_factory=dict)
+    segment: shm_segment.Segment | None = None
     notes: dict[int, str] = field(default_factory=dict)
-    """Why a peer on this host is not a neighbour, where that happened."""
+    """Why a peer on this host is not a shm_peer, where that happened."""
 
     def close(self) -> None:
         """Hang up on everybody. Idempotent."""
@@ -84,12 +84,12 @@ class _Builder:
         self.mesh = Mesh()
         self.incarnation = new_incarnation()
         self.incarnations: dict[int, bytes] = {}
-        self.geometry = segment.Geometry(config.size)
+        self.geometry = shm_segment.Geometry(config.size)
         self.fd = -1
-        self.shares = config.share_memory and bool(listener.door)
+        self.shares = config.share_memory and bool(listener.unix_name)
         self.host = host_token() if self.shares else bytes(16)
         self.waiting: dict[int, dict[int, socket.socket]] = {}
-        self.diallers: dict[int, Dialler] = {}
+        self.dialers: dict[int, Dialer] = {}
 
     def hello(self, to: int, purpose: wire.Purpose, stripe: int = 0) -> bytes:
         hello = wire.Hello(
@@ -112,12 +112,14 @@ class _Builder:
             rank=self.config.rank,
             incarnation=self.incarnation,
             host=self.host,
-            door=self.listener.door,
+            door=self.listener.unix_name,
         )
 
-    def my_segment(self) -> segment.Segment:
+    def my_segment(self) -> shm_segment.Segment:
         if self.mesh.segment is None:
-            self.fd, self.mesh.segment = segment.create(self.geometry, self.incarnation)
+            self.fd, self.mesh.segment = shm_segment.create(
+                self.geometry, self.incarnation
+            )
         return self.mesh.segment
 
     # -- the dialling side ---------------------------------------------------------
@@ -127,7 +129,7 @@ class _Builder:
         sock, answer = self._open(to, wire.Purpose.CONTROL)
         self.mesh.control[to] = sock
         same_host = self.shares and answer.host == self.host
-        if same_host and self._dial_neighbour(to, answer):
+        if same_host and self._dial_shm_peer(to, answer):
             return
         for stripe in range(self.config.num_stripes):
             sock, _ = self._open(to, wire.Purpose.BULK, stripe)
@@ -136,12 +138,12 @@ class _Builder:
     def _open(
         self, to: int, purpose: wire.Purpose, stripe: int = 0
     ) -> tuple[socket.socket, wire.Answer]:
-        if to not in self.diallers:
-            place, trust = self.config.places[to], self.listener.trust
-            self.diallers[to] = Dialler(to, place, trust, self.deadline)
+        if to not in self.dialers:
+            endpoint, credentials = self.config.endpoints[to], self.listener.credentials
+            self.dialers[to] = Dialer(to, endpoint, credentials, self.deadline)
         hello = self.hello(to, purpose, stripe)
         try:
-            return self.diallers[to].open(
+            return self.dialers[to].open(
                 lambda sock, deadline: self._greet(sock, to, hello, deadline)
             )
         except (PeerLost, DeadlineExceeded) as exc:
@@ -151,8 +153,8 @@ class _Builder:
         self, sock: socket.socket, to: int, hello: bytes, deadline: Deadline
     ) -> wire.Answer:
         tcp.send_all(sock, hello, to, deadline)
-        data = tcp.recv_exact(sock, len(tls.NOT_TLS), to, deadline)
-        if data == tls.NOT_TLS:
+        data = tcp.recv_exact(sock, len(secure_socket.NOT_TLS), to, deadline)
+        if data == secure_socket.NOT_TLS:
             text = "it speaks TLS and we do not; is RINGLEADER_CREDENTIALS set here?"
             raise PeerRefused(to, f"refused us: {text}")
         data += tcp.recv_exact(sock, wire.ANSWER_BYTES - len(data), to, deadline)
@@ -163,27 +165,27 @@ class _Builder:
             raise ProtocolError(to, f"hello: answers as rank {answer.rank}")
         return answer
 
-    def _dial_neighbour(self, to: int, answer: wire.Answer) -> bool:
+    def _dial_shm_peer(self, to: int, answer: wire.Answer) -> bool:
         """Exchange segments; False, with a note, when that does not work out."""
-        bell = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        doorbell = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            bell.settimeout(max(0.05, self.deadline.left_s()))
-            bell.connect(door.door_path(answer.door))
-            bell.setblocking(False)
-            if not door.is_same_user(bell):
+            doorbell.settimeout(max(0.05, self.deadline.left_s()))
+            doorbell.connect(fd_exchange.unix_socket_path(answer.door))
+            doorbell.setblocking(False)
+            if not fd_exchange.is_same_user(doorbell):
                 raise PeerRefused(to, "another user of this host is behind its door")
-            self._greet(bell, to, self.hello(to, wire.Purpose.SHM), self.deadline)
+            self._greet(doorbell, to, self.hello(to, wire.Purpose.SHM), self.deadline)
             mine = self.my_segment()
-            door.send_fd(bell, self.fd, to)
-            theirs = self._receive_segment(bell, to, answer.incarnation)
+            fd_exchange.send_fd(doorbell, self.fd, to)
+            theirs = self._receive_segment(doorbell, to, answer.incarnation)
         except (OSError, PeerLost, PeerRefused) as exc:
             self.mesh.notes[to] = f"shared memory not possible: {exc}"
-            bell.close()
+            doorbell.close()
             return False
         except BaseException:
-            bell.close()
+            doorbell.close()
             raise
-        self._add_neighbour(bell, to, mine, theirs)
+        self._add_shm_peer(doorbell, to, mine, theirs)
         return True
 
     # -- the accepting side --------------------------------------------------------
@@ -194,42 +196,42 @@ class _Builder:
         while missing := expected - self.mesh.bulk.keys():
             names = ", ".join(str(r) for r in sorted(missing))
             try:
-                visitor = self.listener.take(
+                connection = self.listener.take(
                     self._for_us, self.deadline, f"rank {names}"
                 )
             except DeadlineExceeded as exc:
                 raise self._unreachable(min(missing), exc.text) from exc
             try:
-                self._welcome(visitor)
+                self._welcome(connection)
             except (PeerLost, PeerRefused) as exc:
                 # It will dial again, or give up; either way it is not our end.
-                visitor.sock.close()
-                self.mesh.notes[visitor.hello.from_rank] = str(exc)
+                connection.sock.close()
+                self.mesh.notes[connection.hello.from_rank] = str(exc)
             except BaseException:
-                visitor.sock.close()
+                connection.sock.close()
                 raise
 
     def _for_us(self, hello: wire.Hello) -> bool:
         return hello.group == self.config.group
 
-    def _welcome(self, visitor: Visitor) -> None:
-        hello, rank = visitor.hello, visitor.hello.from_rank
-        status = self._judge(hello, visitor.node)
+    def _welcome(self, connection: GreetedConnection) -> None:
+        hello, rank = connection.hello, connection.hello.from_rank
+        status = self._judge(hello, connection.node)
         answer = wire.encode_answer(self.answer(status))
-        tcp.send_all(visitor.sock, answer, rank, self.deadline)
+        tcp.send_all(connection.sock, answer, rank, self.deadline)
         if status is not wire.Status.OK:
-            who = f" (node {visitor.node})" if visitor.node else ""
+            who = f" (node {connection.node})" if connection.node else ""
             raise PeerRefused(rank, f"turned away{who}: {wire.EXPLANATION[status]}")
-        if isinstance(visitor.sock, tls.SecureSocket):
-            visitor.sock.who = rank
+        if isinstance(connection.sock, secure_socket.SecureSocket):
+            connection.sock.who = rank
         if hello.purpose is wire.Purpose.CONTROL:
             self.incarnations[rank] = hello.incarnation
             self._forget(rank)  # it lost our answer, or restarted, and dialled again
-            self.mesh.control[rank] = visitor.sock
+            self.mesh.control[rank] = connection.sock
         elif hello.purpose is wire.Purpose.SHM:
-            self._accept_neighbour(visitor)
+            self._accept_shm_peer(connection)
         else:
-            self._add_stripe(rank, hello.stripe, visitor.sock)
+            self._add_stripe(rank, hello.stripe, connection.sock)
 
     def _judge(self, hello: wire.Hello, node: str) -> wire.Status:
         """``node`` is who sent it, if it came over TLS."""
@@ -240,7 +242,7 @@ class _Builder:
             return wire.Status.WRONG_SIZE
         if hello.to_rank != self.config.rank or rank <= self.config.rank:
             return wire.Status.WRONG_RANK
-        if node and self.config.places[rank].node not in (None, node):
+        if node and self.config.endpoints[rank].node not in (None, node):
             return wire.Status.WRONG_RANK  # a member, but not the one with this rank
         if hello.purpose is wire.Purpose.CONTROL:
             known = self.incarnations.get(rank, hello.incarnation)
@@ -252,20 +254,20 @@ class _Builder:
             return wire.Status.WRONG_SIZE
         return wire.Status.OK
 
-    def _accept_neighbour(self, visitor: Visitor) -> None:
-        rank, bell = visitor.hello.from_rank, visitor.sock
+    def _accept_shm_peer(self, connection: GreetedConnection) -> None:
+        rank, doorbell = connection.hello.from_rank, connection.sock
         mine = self.my_segment()
         try:
-            fd = door.receive_fd(bell, rank, self.deadline)
-            theirs = _attach(fd, self.geometry, visitor.hello.incarnation)
-            door.send_fd(bell, self.fd, rank)
-            if tcp.recv_exact(bell, 1, rank, self.deadline) != door.YES:
+            fd = fd_exchange.receive_fd(doorbell, rank, self.deadline)
+            theirs = _attach(fd, self.geometry, connection.hello.incarnation)
+            fd_exchange.send_fd(doorbell, self.fd, rank)
+            if tcp.recv_exact(doorbell, 1, rank, self.deadline) != fd_exchange.YES:
                 raise OSError("the peer could not map our segment")
         except (OSError, PeerLost) as exc:
             self.mesh.notes[rank] = f"shared memory not possible: {exc}"
-            bell.close()
+            doorbell.close()
             return
-        self._add_neighbour(bell, rank, mine, theirs)
+        self._add_shm_peer(doorbell, rank, mine, theirs)
 
     def _has_left(self, rank: int) -> bool:
         """Whether a rank that began to connect has ended before it was done."""
@@ -289,14 +291,14 @@ class _Builder:
         if len(stripes) == self.config.num_stripes:
             if rank in self.mesh.bulk:  # the dialler did not get what we had agreed on
                 self.mesh.bulk[rank].close()
-            kind = "tcp" if self.listener.trust is None else "tls"
+            kind = "tcp" if self.listener.credentials is None else "tls"
             links = [SocketLink(stripes[i], rank, kind) for i in sorted(stripes)]
             self.mesh.bulk[rank] = links[0] if len(links) == 1 else StripedLink(links)
             del self.waiting[rank]
 
     def _unreachable(self, rank: int, why: str) -> PeerUnreachable:
         """The error that names address and limit, and the usual reason."""
-        where = tcp.names(self.config.places[rank].addresses)
+        where = tcp.format_addresses(self.config.endpoints[rank].addresses)
         text = (
             f"{where} {why}; is it started, with the same peer list in the same "
             "order as ours?"
@@ -306,28 +308,28 @@ class _Builder:
         return PeerUnreachable(rank, text)
 
     def _receive_segment(
-        self, bell: socket.socket, rank: int, incarnation: bytes
-    ) -> segment.Segment:
-        fd = door.receive_fd(bell, rank, self.deadline)
+        self, doorbell: socket.socket, rank: int, incarnation: bytes
+    ) -> shm_segment.Segment:
+        fd = fd_exchange.receive_fd(doorbell, rank, self.deadline)
         try:
             theirs = _attach(fd, self.geometry, incarnation)
         except OSError:
-            tcp.send_all(bell, door.NO, rank, self.deadline)
+            tcp.send_all(doorbell, fd_exchange.NO, rank, self.deadline)
             raise
-        tcp.send_all(bell, door.YES, rank, self.deadline)
+        tcp.send_all(doorbell, fd_exchange.YES, rank, self.deadline)
         return theirs
 
-    def _add_neighbour(
+    def _add_shm_peer(
         self,
-        bell: socket.socket,
+        doorbell: socket.socket,
         rank: int,
-        mine: segment.Segment,
-        theirs: segment.Segment,
+        mine: shm_segment.Segment,
+        theirs: shm_segment.Segment,
     ) -> None:
         ranks = (self.config.rank, rank)
-        neighbour = Neighbour(bell, ranks, (mine, theirs), self.geometry)
-        self.mesh.neighbours[rank] = neighbour
-        self.mesh.bulk[rank] = ShmLink(neighbour)
+        shm_peer = ShmPeer(doorbell, ranks, (mine, theirs), self.geometry)
+        self.mesh.shm_peers[rank] = shm_peer
+        self.mesh.bulk[rank] = ShmLink(shm_peer)
 
     def finish(self) -> None:
         if self.fd >= 0:
@@ -352,8 +354,10 @@ def connect(config: MeshConfig, listener: Listener, deadline: Deadline) -> Mesh:
     return builder.mesh
 
 
-def _attach(fd: int, geometry: segment.Geometry, incarnation: bytes) -> segment.Segment:
+def _attach(
+    fd: int, geometry: shm_segment.Geometry, incarnation: bytes
+) -> shm_segment.Segment:
     try:
-        return segment.attach(fd, geometry, incarnation)
+        return shm_segment.attach(fd, geometry, incarnation)
     finally:
         os.close(fd)

@@ -21,7 +21,7 @@ STAGGER_S = 0.25
 """How long an address may stay silent before the next is tried beside it."""
 ATTEMPT_S = 3.0
 """How long the last of them may stay silent before all are tried again."""
-FAREWELL_BYTES = 64 << 10
+DRAIN_BYTES = 64 << 10
 
 _UNDER_WAY = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, 10035)
 """What a connect that does not block returns; the last is what Windows says."""
@@ -91,28 +91,28 @@ def dial_any(
     has not started yet is the usual case, so a refused connection is no reason to give
     up.
     """
-    rests = pauses()
+    rests = retry_pauses()
     last: OSError | None = None
     while not deadline.is_over():
         try:
             return _race(addresses, deadline)
         except OSError as exc:
             last = exc
-        rest(rests, deadline)
+        sleep_before_retry(rests, deadline)
     text = (
-        f"{names(addresses)} did not answer within {deadline.after_s:.1f} s "
+        f"{format_addresses(addresses)} did not answer within {deadline.after_s:.1f} s "
         f"({last.strerror or last if last else 'no attempt was possible'}); is it "
         "started, and is the port open in its firewall?"
     )
     raise PeerUnreachable(who, text) from last
 
 
-def names(addresses: Sequence[Address]) -> str:
+def format_addresses(addresses: Sequence[Address]) -> str:
     """The addresses of a peer, for people."""
     return " or ".join(f"{host}:{port}" for host, port in addresses)
 
 
-def pauses() -> Iterator[float]:
+def retry_pauses() -> Iterator[float]:
     """Seconds between attempts: growing, and not the same on every rank."""
     pause_s = FIRST_PAUSE_S
     while True:
@@ -120,8 +120,8 @@ def pauses() -> Iterator[float]:
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def rest(rests: Iterator[float], deadline: Deadline) -> None:
-    """Sleep for the next of ``pauses()``, but not beyond ``deadline``."""
+def sleep_before_retry(rests: Iterator[float], deadline: Deadline) -> None:
+    """Sleep for the next of ``retry_pauses()``, but not beyond ``deadline``."""
     time.sleep(min(next(rests), deadline.left_s()))
 
 
@@ -263,14 +263,14 @@ def wait_readable(sock: socket.socket, who: int | str, deadline: Deadline) -> No
         _wait(sock, POLLIN, who, deadline)
 
 
-def part(sock: socket.socket) -> None:
+def close_gently(sock: socket.socket) -> None:
     """Close so that what we said last arrives.
 
     Bytes that came and were not read would turn our end into a reset, which may
     overtake it.
     """
     try:
-        socket.socket.recv(sock, FAREWELL_BYTES)
+        socket.socket.recv(sock, DRAIN_BYTES)
         sock.shutdown(socket.SHUT_WR)
     except OSError:
         pass

@@ -25,7 +25,7 @@ from ringleader.errors import ConfigError, GroupAborted
 from ringleader.groups.call import some
 from ringleader.groups.group import Group
 from ringleader.testing.threaded_world import run_world
-from ringleader.transport import segment
+from ringleader.transport import shm_segment
 
 sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
 
@@ -39,9 +39,9 @@ COUNT = 20_003
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "RELAY_BYTES", 1)
-    monkeypatch.setattr(segment, "DEVICE_RELAY_BYTES", 1)
-    assert segment.Geometry(2).device_part_bytes == segment.PAGE
+    monkeypatch.setattr(shm_segment, "RELAY_BYTES", 1)
+    monkeypatch.setattr(shm_segment, "DEVICE_RELAY_BYTES", 1)
+    assert shm_segment.Geometry(2).device_part_bytes == shm_segment.PAGE
 
 
 class Rank:
@@ -135,7 +135,7 @@ def test_parts_become_larger_when_accelerators_are_expected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also those of tensors that have been reduced before, in memory or not."""
-    monkeypatch.setattr(segment, "DEVICE_RELAY_BYTES", 6 * 3 * segment.PAGE)
+    monkeypatch.setattr(shm_segment, "DEVICE_RELAY_BYTES", 6 * 3 * shm_segment.PAGE)
 
     def live(group: Group) -> list[Tensor]:
         rank, seen, tensor = Rank(group, "late"), [], torch.empty(COUNT)
@@ -147,7 +147,7 @@ def test_parts_become_larger_when_accelerators_are_expected(
             sizes.append(some(group.relay(tensor.nbytes)).part_bytes)
             if turn == 1:
                 group.expect_accelerators()
-        assert sizes == [segment.PAGE] * 2 + [3 * segment.PAGE] * 2
+        assert sizes == [shm_segment.PAGE] * 2 + [3 * shm_segment.PAGE] * 2
         tensor = rank.computed(numbers(group.rank, 4))
         rank.all_reduce(tensor)()
         return [*seen, rank.device.read(tensor)]

@@ -16,7 +16,7 @@ from ringleader.backend.form import process_group as form
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.errors import ConfigError
 from ringleader.testing.threaded_world import run_threads
-from ringleader.transport.segment import Geometry
+from ringleader.transport.shm_segment import Geometry
 
 COUNT = 5000
 """Several chunks of 2 KiB."""

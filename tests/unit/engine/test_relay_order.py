@@ -20,10 +20,10 @@ import pytest
 from ringleader.engine.arrays import Array
 from ringleader.engine.relay import Host, Relay
 from ringleader.engine.relay_plan import Turn
-from ringleader.transport import segment
-from ringleader.transport.segment import Geometry, Segment, Signal
+from ringleader.transport import shm_segment
+from ringleader.transport.shm_segment import Geometry, Segment, Signal
 
-PAGE_ITEMS = segment.PAGE // 8
+PAGE_ITEMS = shm_segment.PAGE // 8
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,13 @@ def one_turn(
 def test_whoever_uses_a_place_knows_that_the_others_are_done(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment, "RELAY_BYTES", 1)  # parts of one page: many pieces
+    monkeypatch.setattr(shm_segment, "RELAY_BYTES", 1)  # parts of one page: many pieces
     ranks = relays(size)
     kept = list(call_all(ranks, random.Random(size)))
     clocks = walk_through(ranks)
-    assert len(clocks.uses) == size * Geometry(size).num_places, "some are never used"
+    assert len(clocks.uses) == size * Geometry(size).num_relay_slots, (
+        "some are never used"
+    )
     for uses in clocks.uses.values():
         for i, one in enumerate(uses):
             for other in uses[i + 1 :]:

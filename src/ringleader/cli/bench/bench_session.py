@@ -18,7 +18,7 @@ from ringleader.cli.bench.bench_plan import TITLES, Cell, Competitor
 from ringleader.cli.json_socket import Message
 from ringleader.cli.worker_pool import WorkerPool
 from ringleader.errors import ConfigError, RingleaderError
-from ringleader.transport.ports import free_ports
+from ringleader.transport.free_ports import free_ports
 
 _START_S = 120.0
 """Importing torch in eight processes on two cores takes twenty seconds."""

@@ -34,7 +34,7 @@ from ringleader.node.protocol.snapshot import Snapshot
 from ringleader.topology.interfaces import choose, interfaces
 from ringleader.topology.profile import clean, find_accelerators, measure
 from ringleader.transport import tcp
-from ringleader.transport.host import host_token
+from ringleader.transport.host_token import host_token
 
 SECOND_LOOK_S = 5.0
 """How often the network interfaces are looked at again."""

@@ -93,7 +93,7 @@ def join(  # noqa: PLR0913 - all are options, and are given by name
             transport=transport,
             num_stripes=wires.connections,
             addresses=wires.addresses,
-            trust=formation.load_trust(wires.credentials),
+            credentials=formation.load_credentials(wires.credentials),
         )
         group = formation.over_store(
             meeting.store, entered.rank, entered.size, entered.round, options

@@ -6,7 +6,7 @@ import socket
 
 from ringleader.errors import PeerLost
 from ringleader.transport.link import POLLIN, POLLOUT, lost
-from ringleader.transport.tls import SecureSocket
+from ringleader.transport.secure_socket import SecureSocket
 
 STRIPE_BYTES = 256 << 10
 """What goes through one of several connections before the next takes over: below the

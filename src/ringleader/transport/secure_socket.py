@@ -45,7 +45,7 @@ _raw_recv = socket.socket.recv
 _raw_recv_into = socket.socket.recv_into
 
 
-class Trust(Protocol):
+class TlsCredentials(Protocol):
     """What a process shows to others, and how it judges what they show.
 
     ``ringleader.identity.credentials.Credentials`` is one.
@@ -100,7 +100,7 @@ class SecureSocket(socket.socket):
     def __init__(
         self,
         sock: socket.socket,
-        trust: Trust,
+        credentials: TlsCredentials,
         who: int | str,
         *,
         is_server: bool = False,
@@ -113,15 +113,15 @@ class SecureSocket(socket.socket):
         """Who is on the other side; empty until that is proven."""
         self.has_spoken = False
         """A server says nothing to who does not know the secret of the cluster."""
-        self._trust = trust
+        self._credentials = credentials
         self._expect = expect
         self._is_server = is_server
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = (trust.server if is_server else trust.client).wrap_bio(
+        self._tls = (credentials.server if is_server else credentials.client).wrap_bio(
             self._incoming,
             self._outgoing,
             server_side=is_server,
-            server_hostname=None if is_server else trust.knock(),
+            server_hostname=None if is_server else credentials.knock(),
         )
         self._fetched = memoryview(bytearray(RECORD_BYTES))
         self._has_stock = False
@@ -269,7 +269,7 @@ class SecureSocket(socket.socket):
             text = f"speaks {found[1] or 'something else'} over {found[0]}, not {ALPN}"
             raise PeerUntrusted(self.who, text)
         der = self._tls.getpeercert(binary_form=True)
-        return self._trust.verify(
+        return self._credentials.verify(
             der, expect=self._expect, siblings=True, peer=self.who
         )
 

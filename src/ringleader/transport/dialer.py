@@ -17,7 +17,7 @@ from ringleader.errors import (
 from ringleader.ids import NodeId
 from ringleader.transport import tcp
 from ringleader.transport.link import wait_ready
-from ringleader.transport.tls import SecureSocket, Trust
+from ringleader.transport.secure_socket import SecureSocket, TlsCredentials
 from ringleader.wire import hello as wire
 
 SILENCE_S = 5.0
@@ -32,7 +32,7 @@ Greet = Callable[[socket.socket, Deadline], wire.Answer]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Endpoint:
     """Where a rank can be found, and which node must be there."""
 
     addresses: tuple[tcp.Address, ...]
@@ -45,18 +45,22 @@ class Place:
             raise ConfigError(f"a rank has 1 to {MAX_ADDRESSES} addresses, not {count}")
 
 
-class Dialler:
+class Dialer:
     """Opens connections to one rank. One thread at a time."""
 
     def __init__(
-        self, to: int, place: Place, trust: Trust | None, deadline: Deadline
+        self,
+        to: int,
+        endpoint: Endpoint,
+        credentials: TlsCredentials | None,
+        deadline: Deadline,
     ) -> None:
         self._to = to
-        self._node = place.node
-        self._addresses = list(place.addresses)
-        self._trust = trust
+        self._node = endpoint.node
+        self._addresses = list(endpoint.addresses)
+        self._credentials = credentials
         self._deadline = deadline
-        self._rests = tcp.pauses()
+        self._rests = tcp.retry_pauses()
         self._refusal: PeerError | None = None
 
     def open(self, greet: Greet) -> tuple[socket.socket, wire.Answer]:
@@ -65,7 +69,7 @@ class Dialler:
         Being refused, or finding somebody else there, is final for an address; the
         others are tried on.
         """
-        self._rests = tcp.pauses()
+        self._rests = tcp.retry_pauses()
         while True:
             sock, address = self._dial()
             try:
@@ -85,7 +89,7 @@ class Dialler:
         if isinstance(exc, PeerLost | DeadlineExceeded):
             # Its listener went away between our two steps (it may be restarting), or
             # it is not our peer who listens there.
-            tcp.rest(self._rests, self._deadline)
+            tcp.sleep_before_retry(self._rests, self._deadline)
             if self._deadline.is_over():
                 raise exc
             self._addresses = [*others, address]
@@ -107,8 +111,8 @@ class Dialler:
         if len(self._addresses) > 1:
             deadline = Deadline.after(min(SILENCE_S, deadline.left_s()))
         try:
-            if self._trust is not None:
-                sock = secure(sock, self._trust, self._to, deadline, self._node)
+            if self._credentials is not None:
+                sock = secure(sock, self._credentials, self._to, deadline, self._node)
             return sock, greet(sock, deadline)
         except BaseException:
             sock.close()
@@ -117,13 +121,13 @@ class Dialler:
 
 def secure(
     sock: socket.socket,
-    trust: Trust,
+    credentials: TlsCredentials,
     who: int | str,
     deadline: Deadline,
     node: NodeId | None = None,
 ) -> SecureSocket:
     """The dialling side: prove ourselves and the peer before ``deadline``."""
-    made = SecureSocket(sock, trust, who, expect=node)
+    made = SecureSocket(sock, credentials, who, expect=node)
     try:
         while events := _step(made, who):
             if deadline.is_over():

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 import pytest
 
 from ringleader.errors import ProtocolError
-from ringleader.transport import memory, segment
-from ringleader.transport.segment import (
+from ringleader.transport import memory_link, shm_segment
+from ringleader.transport.shm_link import SLEEP_FLAG, ShmLink, ShmPeer, _slots
+from ringleader.transport.shm_segment import (
     NUM_SIGNALS,
     PAGE,
     RING,
@@ -21,7 +22,6 @@ from ringleader.transport.segment import (
     Segment,
     Signal,
 )
-from ringleader.transport.shm import SLEEP_FLAG, Neighbour, ShmLink, _slots
 
 ME = bytes(range(16))
 SMALL = Geometry(2, stream_bytes=PAGE)
@@ -39,8 +39,8 @@ def areas(geometry: Geometry) -> Iterator[tuple[str, int, int]]:
             yield f"semaphore {signal} of {dst}", at, at + 32
             if signal == Signal.ONEWAY:
                 yield f"announcements of {dst}", at + 64, at + 64 + RING
-    for number in range(geometry.num_places):
-        at = geometry.place_at(number)
+    for number in range(geometry.num_relay_slots):
+        at = geometry.relay_slot_at(number)
         yield f"place {number}", at, at + PAGE + geometry.part_bytes
     for name, start, count, size in (
         ("exchange", geometry.exchanges_at, geometry.num_exchanges, "exchange_bytes"),
@@ -58,7 +58,7 @@ def areas(geometry: Geometry) -> Iterator[tuple[str, int, int]]:
 @contextmanager
 def created() -> Iterator[tuple[int, Segment]]:
     """Not a fixture: pytest would hold the mapping until after the leak check."""
-    fd, made = segment.create(SMALL, ME)
+    fd, made = shm_segment.create(SMALL, ME)
     yield fd, made
     os.close(fd)
 
@@ -81,10 +81,10 @@ def test_what_holds_tensors_starts_on_a_page(size: int) -> None:
 
 def test_signals_and_streams_are_taken_from_their_own_area() -> None:
     """The code that uses the areas agrees with the geometry that places them."""
-    fd, made = segment.create(SMALL, ME)
+    fd, made = shm_segment.create(SMALL, ME)
     os.close(fd)
     for dst in range(SMALL.size):
-        ring = segment.announcements(made, SMALL, dst)
+        ring = shm_segment.announcements(made, SMALL, dst)
         ring[:] = bytes([dst + 1]) * RING
         for length, content in _slots(made, SMALL, dst):
             length[0] = dst + 1
@@ -104,7 +104,7 @@ def test_signals_and_streams_are_taken_from_their_own_area() -> None:
 @pytest.mark.parametrize("size", [2, 64])
 def test_what_is_not_touched_costs_nothing(size: int) -> None:
     geometry = Geometry(size)
-    fd, _ = segment.create(geometry, ME)
+    fd, _ = shm_segment.create(geometry, ME)
     status = os.fstat(fd)
     os.close(fd)
     assert status.st_size == geometry.total_bytes
@@ -120,7 +120,7 @@ def test_a_segment_has_no_name() -> None:
 
 def test_an_attached_segment_is_the_same_memory() -> None:
     with created() as (fd, mine):
-        theirs = segment.attach(fd, SMALL, ME)
+        theirs = shm_segment.attach(fd, SMALL, ME)
     mine.view[-1] = 7
     assert theirs.view[-1] == 7
     assert bytes(theirs.view[:16]) == ME
@@ -128,12 +128,12 @@ def test_an_attached_segment_is_the_same_memory() -> None:
 
 def test_attach_refuses_another_size() -> None:
     with created() as (fd, _), pytest.raises(OSError, match="another size"):
-        segment.attach(fd, Geometry(3), ME)
+        shm_segment.attach(fd, Geometry(3), ME)
 
 
 def test_attach_refuses_another_incarnation() -> None:
     with created() as (fd, _), pytest.raises(OSError, match="another process"):
-        segment.attach(fd, SMALL, bytes(16))
+        shm_segment.attach(fd, SMALL, bytes(16))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux seals files")
@@ -142,14 +142,14 @@ def test_attach_refuses_what_could_shrink() -> None:
     os.ftruncate(fd, SMALL.total_bytes)
     os.pwrite(fd, ME, 0)
     with pytest.raises(OSError, match="could shrink"):
-        segment.attach(fd, SMALL, ME)
+        shm_segment.attach(fd, SMALL, ME)
     os.close(fd)
 
 
 def test_attach_refuses_what_is_no_segment_at_all() -> None:
     reader, writer = os.pipe()
     with pytest.raises(OSError, match="another size"):
-        segment.attach(reader, SMALL, ME)
+        shm_segment.attach(reader, SMALL, ME)
     os.close(reader)
     os.close(writer)
 
@@ -162,13 +162,13 @@ def test_a_peer_cannot_cut_off_memory_we_have_mapped() -> None:
 
 @pytest.mark.parametrize("lie", [0, SMALL.stream_bytes + 1, 2**64 - 1])
 def test_a_slot_of_impossible_length_is_a_protocol_error(lie: int) -> None:
-    bells = memory.socket_pair()
-    made = [segment.create(SMALL, ME) for _ in range(2)]
+    doorbells = memory_link.socket_pair()
+    made = [shm_segment.create(SMALL, ME) for _ in range(2)]
     mine, theirs = (each for _, each in made)
     for fd, _ in made:
         os.close(fd)
-    left = Neighbour(bells[0], (0, 1), (mine, theirs), SMALL)
-    right = Neighbour(bells[1], (1, 0), (theirs, mine), SMALL)
+    left = ShmPeer(doorbells[0], (0, 1), (mine, theirs), SMALL)
+    right = ShmPeer(doorbells[1], (1, 0), (theirs, mine), SMALL)
     link = ShmLink(left)
     assert link.try_send(memoryview(b"bytes")) == 5
     _slots(mine, SMALL, 1)[0][0][0] = lie

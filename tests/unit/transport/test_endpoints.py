@@ -23,7 +23,7 @@ from ringleader.groups.store_rendezvous import (
     read,
 )
 from ringleader.ids import NodeId
-from ringleader.transport.dialler import MAX_ADDRESSES, Place
+from ringleader.transport.dialer import MAX_ADDRESSES, Endpoint
 
 NODE = NodeId("a2" * 26)
 HERE = ("10.0.0.1", 5)
@@ -32,11 +32,11 @@ HERE = ("10.0.0.1", 5)
 def test_what_is_published_is_found() -> None:
     store = HashStore()
     publish(store, "0", ["10.0.0.1", "fd00::1", "pc.local"], 4711, NODE)
-    assert look_up(store, "0", 0, Deadline.after(1.0)) == Place(
+    assert look_up(store, "0", 0, Deadline.after(1.0)) == Endpoint(
         (("10.0.0.1", 4711), ("fd00::1", 4711), ("pc.local", 4711)), NODE
     )
     publish(store, "1", ["10.0.0.2"], 1, None)
-    assert look_up(store, "1", 1, Deadline.after(1.0)) == Place((("10.0.0.2", 1),))
+    assert look_up(store, "1", 1, Deadline.after(1.0)) == Endpoint((("10.0.0.2", 1),))
 
 
 def test_who_publishes_nothing_is_named() -> None:
@@ -87,7 +87,7 @@ def test_we_do_not_publish_what_others_refuse_to_read(hosts: list[str]) -> None:
 
 
 def test_ranks_that_do_not_encrypt_alike_are_named_before_they_connect() -> None:
-    secure, plain = Place((HERE,), NODE), Place((HERE,))
+    secure, plain = Endpoint((HERE,), NODE), Endpoint((HERE,))
     check_alike([secure, secure], encrypts=True)
     check_alike([plain, plain], encrypts=False)
     with pytest.raises(PeerUntrusted, match="CREDENTIALS set there") as missing:

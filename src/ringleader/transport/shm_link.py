@@ -1,6 +1,6 @@
 """Ranks of one host: signals, and a byte stream through shared memory.
 
-A neighbour is a peer whose segment we have mapped. Signals go through semaphores in the
+A shm_peer is a peer whose segment we have mapped. Signals go through semaphores in the
 segments; a sleeping rank raises a flag and is woken by a byte on the doorbell, a Unix
 socket that also tells us, by its end, that the peer died. Where the system has no
 process-shared semaphores, every signal is a byte on the doorbell: the kernel then
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from ringleader.errors import PeerLost, ProtocolError
 from ringleader.transport.link import POLLIN, lost
-from ringleader.transport.segment import (
+from ringleader.transport.shm_segment import (
     NUM_SIGNALS,
     PAGE,
     RING,
@@ -30,12 +30,12 @@ _RING = NUM_SIGNALS
 """The doorbell byte that only wakes."""
 
 
-class Neighbour:
+class ShmPeer:
     """One peer on this host. One thread at a time, like a link."""
 
     def __init__(
         self,
-        bell: socket.socket,
+        doorbell: socket.socket,
         ranks: tuple[int, int],
         segments: tuple[Segment, Segment],
         geometry: Geometry,
@@ -44,7 +44,7 @@ class Neighbour:
         self.me, self.peer = ranks
         self.mine, self.theirs = segments
         self.geometry = geometry
-        self.bell = bell
+        self.doorbell = doorbell
         self._my_flag = self.mine.view[SLEEP_FLAG : SLEEP_FLAG + 1]
         self._their_flag = self.theirs.view[SLEEP_FLAG : SLEEP_FLAG + 1]
         self._heard = [0] * NUM_SIGNALS
@@ -58,7 +58,9 @@ class Neighbour:
         """take[signal](False) is True once for every post of the peer."""
         for signal in Signal:
             make = (
-                self._through_semaphore if self.has_semaphores else self._through_bell
+                self._through_semaphore
+                if self.has_semaphores
+                else self._through_doorbell
             )
             post, take = make(signal)
             self.post.append(post)
@@ -78,7 +80,7 @@ class Neighbour:
 
         return post, acquire
 
-    def _through_bell(
+    def _through_doorbell(
         self, signal: Signal
     ) -> tuple[Callable[[], None], Callable[[bool], bool]]:
         byte, heard, hear = bytes([signal]), self._heard, self.hear
@@ -102,7 +104,7 @@ class Neighbour:
 
     def _say(self, byte: bytes) -> None:
         try:
-            self.bell.send(byte)
+            self.doorbell.send(byte)
         except BlockingIOError:
             # The peer has thousands of unread bytes and will wake anyway; but without
             # semaphores a byte is a signal, and must not be dropped.
@@ -116,7 +118,7 @@ class Neighbour:
     def hear(self) -> None:
         """Empty the doorbell; PeerLost when the peer has gone."""
         try:
-            data = self.bell.recv(4096)
+            data = self.doorbell.recv(4096)
         except BlockingIOError:
             return
         except OSError as exc:
@@ -162,11 +164,11 @@ class Neighbour:
 
     def close(self) -> None:
         """Hang up; the peer sees the end of the doorbell."""
-        self.bell.close()
+        self.doorbell.close()
 
 
 class ShmLink:
-    """A byte stream to a neighbour through the slots of its segments.
+    """A byte stream to a shm_peer through the slots of its segments.
 
     Each slot is one page with the length of its content, then the content. FULL and
     FREE signals pass slots back and forth, so neither side reads what the other writes.
@@ -174,27 +176,27 @@ class ShmLink:
 
     kind = "shm"
 
-    def __init__(self, neighbour: Neighbour) -> None:
-        self.peer = neighbour.peer
-        self.neighbour = neighbour
-        geometry = neighbour.geometry
-        self._out = _slots(neighbour.mine, geometry, neighbour.peer)
-        self._in = _slots(neighbour.theirs, geometry, neighbour.me)
+    def __init__(self, shm_peer: ShmPeer) -> None:
+        self.peer = shm_peer.peer
+        self.shm_peer = shm_peer
+        geometry = shm_peer.geometry
+        self._out = _slots(shm_peer.mine, geometry, shm_peer.peer)
+        self._in = _slots(shm_peer.theirs, geometry, shm_peer.me)
         self._num = geometry.num_streams
         self._free = geometry.num_streams
         self._sent = self._received = 0
         self._left = memoryview(b"")
-        self._take_full = neighbour.take[Signal.FULL]
-        self._take_free = neighbour.take[Signal.FREE]
-        self._post_full = neighbour.post[Signal.FULL]
-        self._post_free = neighbour.post[Signal.FREE]
+        self._take_full = shm_peer.take[Signal.FULL]
+        self._take_free = shm_peer.take[Signal.FREE]
+        self._post_full = shm_peer.post[Signal.FULL]
+        self._post_free = shm_peer.post[Signal.FREE]
 
     def try_send(self, view: memoryview) -> int:
         """See Link. Copies into the next free slot."""
         if not len(view):
             return 0  # a slot of no bytes would be a forbidden one
         ready = self._has_free
-        if not ready() and not self.neighbour.hear_unless(ready):
+        if not ready() and not self.shm_peer.hear_unless(ready):
             return 0
         length, content = self._out[self._sent % self._num]
         size = min(len(view), len(content))
@@ -208,7 +210,7 @@ class ShmLink:
     def try_recv_into(self, view: memoryview) -> int:
         """See Link. Copies out of the oldest filled slot."""
         ready = self._has_content
-        if not ready() and not self.neighbour.hear_unless(ready):
+        if not ready() and not self.shm_peer.hear_unless(ready):
             return 0
         size = min(len(view), len(self._left))
         view[:size] = self._left[:size]
@@ -245,21 +247,21 @@ class ShmLink:
 
     def arm(self, *, sending: bool, receiving: bool) -> list[tuple[int, int]] | None:
         """See Link. Looks once more after raising the flag, as the protocol demands."""
-        self.neighbour.arm()
+        self.shm_peer.arm()
         try:
             if (receiving and self._has_content()) or (sending and self._has_free()):
                 return None
         except PeerLost:
             return None  # the next try says so
-        return [(self.neighbour.bell.fileno(), POLLIN)]
+        return [(self.shm_peer.doorbell.fileno(), POLLIN)]
 
     def disarm(self) -> None:
         """See Link."""
-        self.neighbour.disarm()
+        self.shm_peer.disarm()
 
     def close(self) -> None:
         """See Link."""
-        self.neighbour.close()
+        self.shm_peer.close()
 
 
 def _slots(

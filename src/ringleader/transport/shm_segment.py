@@ -30,7 +30,7 @@ if sys.platform != "win32":
 
 PAGE = 4096
 SEM_STRIDE = 128
-"""Two cache lines: neighbours' semaphores never share one."""
+"""Two cache lines: shm_peers' semaphores never share one."""
 
 
 RELAY_BYTES = 8 << 20
@@ -69,7 +69,7 @@ class Geometry:
     num_streams: int = 8
 
     @property
-    def num_places(self) -> int:
+    def num_relay_slots(self) -> int:
         """Places of a relay; engine/relay.py says why so many."""
         return self.size + 1
 
@@ -84,11 +84,11 @@ class Geometry:
 
     @property
     def device_part_bytes(self) -> int:
-        """The same where some rank has an accelerator: the room of a place."""
+        """The same where some rank has an accelerator: the room of a endpoint."""
         return self._part(1 << 20, DEVICE_RELAY_BYTES)
 
     def _part(self, most: int, memory: int) -> int:
-        touched = self.size * self.num_places
+        touched = self.size * self.num_relay_slots
         return max(PAGE, min(most, memory // touched // PAGE * PAGE))
 
     @property
@@ -106,8 +106,8 @@ class Geometry:
         """Offset of the semaphores."""
         return PAGE
 
-    def place_at(self, number: int) -> int:
-        """Offset of a place of relays: a header page, then room for one part."""
+    def relay_slot_at(self, number: int) -> int:
+        """Offset of a endpoint of relays: a header page, then room for one part."""
         signals = self.size * NUM_SIGNALS * SEM_STRIDE
         start = self.signals_at + -(-signals // PAGE) * PAGE
         return start + number * (PAGE + self.device_part_bytes)
@@ -115,7 +115,7 @@ class Geometry:
     @property
     def exchanges_at(self) -> int:
         """Offset of the exchange slots."""
-        return self.place_at(self.num_places)
+        return self.relay_slot_at(self.num_relay_slots)
 
     @property
     def oneways_at(self) -> int:

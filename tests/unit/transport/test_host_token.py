@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringleader.transport.host import host_token, new_incarnation
+from ringleader.transport.host_token import host_token, new_incarnation
 
 
 def test_the_token_of_a_host_does_not_change() -> None:

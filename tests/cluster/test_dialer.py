@@ -19,9 +19,9 @@ from ringleader.errors import (
     PeerUnreachable,
     ProtocolError,
 )
-from ringleader.transport import dialler, tcp
-from ringleader.transport.dialler import MAX_ADDRESSES, Dialler, Place
-from ringleader.transport.ports import free_ports
+from ringleader.transport import dialer, tcp
+from ringleader.transport.dialer import MAX_ADDRESSES, Dialer, Endpoint
+from ringleader.transport.free_ports import free_ports
 from ringleader.wire import hello as wire
 
 pytestmark = pytest.mark.timeout(30)
@@ -98,7 +98,7 @@ def test_who_comes_later_is_found() -> None:
     where = nobody()
     found: list[tcp.Address] = []
     thread = threading.Thread(
-        target=lambda: found.append(connect([nobody(), where])), name="dialler"
+        target=lambda: found.append(connect([nobody(), where])), name="dialer"
     )
     thread.start()
     time.sleep(0.2)
@@ -117,7 +117,7 @@ def test_when_none_answers_all_are_named() -> None:
         assert f"{host}:{port}" in str(caught.value)
 
 
-def test_a_dialler_leaves_nothing_open_behind() -> None:
+def test_a_dialer_leaves_nothing_open_behind() -> None:
     """The leak check of every test looks; here the losers are still on their way."""
     with silence() as one, silence() as other, server() as good:
         connect([one, other, good])
@@ -127,10 +127,10 @@ def test_a_dialler_leaves_nothing_open_behind() -> None:
 
 
 def dial(
-    addresses: list[tcp.Address], greet: dialler.Greet, limit_s: float = 5.0
+    addresses: list[tcp.Address], greet: dialer.Greet, limit_s: float = 5.0
 ) -> tcp.Address:
-    place = Place(tuple(addresses))
-    sock, answer = Dialler(0, place, None, Deadline.after(limit_s)).open(greet)
+    place = Endpoint(tuple(addresses))
+    sock, answer = Dialer(0, place, None, Deadline.after(limit_s)).open(greet)
     assert answer is ANSWER
     with sock:
         found: tcp.Address = sock.getpeername()
@@ -175,7 +175,7 @@ def test_a_refusal_says_more_than_the_silence_of_the_other_addresses() -> None:
 def test_who_connects_and_says_nothing_gets_a_moment_and_then_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dialler, "SILENCE_S", 0.1)
+    monkeypatch.setattr(dialer, "SILENCE_S", 0.1)
     with server() as mute, server() as right:
 
         def greet(sock: socket.socket, deadline: Deadline) -> wire.Answer:
@@ -201,8 +201,8 @@ def test_the_only_address_may_be_silent_until_the_deadline() -> None:
 
 def test_the_address_that_worked_is_used_first_from_then_on() -> None:
     with silence() as one, silence() as other, server() as right:
-        place = Place((one, other, right))
-        found = Dialler(0, place, None, Deadline.after(5.0))
+        place = Endpoint((one, other, right))
+        found = Dialer(0, place, None, Deadline.after(5.0))
         first, _ = found.open(lambda _sock, _deadline: ANSWER)
         started_s = time.monotonic()
         second, _ = found.open(lambda _sock, _deadline: ANSWER)
@@ -227,4 +227,4 @@ def test_who_hangs_up_is_asked_again() -> None:
 @pytest.mark.parametrize("count", [0, MAX_ADDRESSES + 1])
 def test_a_place_has_some_addresses_and_not_too_many(count: int) -> None:
     with pytest.raises(ConfigError, match=f"1 to {MAX_ADDRESSES} addresses"):
-        Place((("127.0.0.1", 1),) * count)
+        Endpoint((("127.0.0.1", 1),) * count)

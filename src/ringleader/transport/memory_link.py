@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from ringleader.transport.stream import SocketLink
+from ringleader.transport.socket_link import SocketLink
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -15,7 +15,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
     return left, right
 
 
-def pair(left: int = 0, right: int = 1) -> tuple[SocketLink, SocketLink]:
+def memory_link_pair(left: int = 0, right: int = 1) -> tuple[SocketLink, SocketLink]:
     """The two ends of one link: what ``left`` holds to reach ``right``, and back."""
     a, b = socket_pair()
     return SocketLink(a, right, "memory"), SocketLink(b, left, "memory")

@@ -24,7 +24,7 @@ _CREDENTIALS = struct.Struct("3i")
 """What SO_PEERCRED tells: process, user, group."""
 
 
-def door_path(door: bytes) -> str | bytes:
+def unix_socket_path(door: bytes) -> str | bytes:
     """The Unix socket address behind the name in an answer.
 
     "@name" is Linux's abstract namespace: no file, and other network namespaces do not
@@ -35,7 +35,7 @@ def door_path(door: bytes) -> str | bytes:
     return os.path.join(tempfile.gettempdir(), os.path.basename(door.decode()))
 
 
-def open_door() -> tuple[socket.socket | None, bytes]:
+def open_unix_listener() -> tuple[socket.socket | None, bytes]:
     """(listening socket, its name); (None, b"") where there are no such sockets."""
     if not hasattr(socket, "AF_UNIX") or not hasattr(socket, "send_fds"):
         return None, b""
@@ -43,9 +43,9 @@ def open_door() -> tuple[socket.socket | None, bytes]:
     door = prefix + b"rl-" + secrets.token_hex(10).encode()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.bind(door_path(door))
+        sock.bind(unix_socket_path(door))
         if not prefix:
-            os.chmod(door_path(door), 0o600)
+            os.chmod(unix_socket_path(door), 0o600)
     except OSError as exc:
         sock.close()
         raise ConfigError(f"cannot open a Unix socket: {exc.strerror or exc}") from exc
@@ -67,19 +67,19 @@ def is_same_user(sock: socket.socket) -> bool:
     return bool(user == os.geteuid())
 
 
-def send_fd(bell: socket.socket, fd: int, rank: int) -> None:
+def send_fd(doorbell: socket.socket, fd: int, rank: int) -> None:
     """One byte with a descriptor on an empty Unix socket: it cannot block."""
     try:
-        socket.send_fds(bell, [YES], [fd])
+        socket.send_fds(doorbell, [YES], [fd])
     except OSError as exc:
         raise PeerLost(rank, f"while sharing memory: {exc.strerror or exc}") from exc
 
 
-def receive_fd(bell: socket.socket, rank: int, deadline: Deadline) -> int:
+def receive_fd(doorbell: socket.socket, rank: int, deadline: Deadline) -> int:
     """One descriptor; surplus ones are closed, none at all is an error."""
-    tcp.wait_readable(bell, rank, deadline)
+    tcp.wait_readable(doorbell, rank, deadline)
     try:
-        data, fds, _, _ = socket.recv_fds(bell, 1, 4)
+        data, fds, _, _ = socket.recv_fds(doorbell, 1, 4)
     except OSError as exc:
         raise PeerLost(rank, f"while sharing memory: {exc.strerror or exc}") from exc
     for extra in fds[1:]:
