@@ -62,7 +62,9 @@ def test_all_reduce_is_close_identical_and_tells_what_it_lost(
         for codec in ALL:
             for count in LENGTHS:
                 tensor, lost = given(group.rank, count), torch.full((count,), 77.0)
-                group.all_reduce(tensor, codec=codec, algorithm=algorithm, lost=lost)
+                group.all_reduce(
+                    tensor, codec=codec, algorithm=algorithm, error_out=lost
+                )
                 results.append((tensor, lost))
         return results
 
@@ -94,7 +96,11 @@ def test_what_is_owed_is_added_and_nothing_is_lost_for_good(
         for step in range(steps):
             tensor = given(100 * step + group.rank, count)
             group.all_reduce(
-                tensor, codec="onebit", algorithm=algorithm, owed=owed, lost=lost
+                tensor,
+                codec="onebit",
+                algorithm=algorithm,
+                residual=owed,
+                error_out=lost,
             )
             applied += tensor
             owed, lost = lost, owed
@@ -157,7 +163,9 @@ def test_reduce_scatter_and_all_gather(size: int, name: str) -> None:
         mine = given(group.rank, count * size)
         for algorithm in CODED["reduce_scatter"]:
             out, lost = torch.empty(count), torch.full_like(mine, 77)
-            group.reduce_scatter(out, mine, codec=name, lost=lost, algorithm=algorithm)
+            group.reduce_scatter(
+                out, mine, codec=name, error_out=lost, algorithm=algorithm
+            )
             results += [out, lost]
         for algorithm in CODED["all_gather"]:
             everything = torch.empty(count * size)
@@ -211,7 +219,7 @@ def test_nan_reaches_everybody_and_is_not_carried_over(codec: str) -> None:
         tensor, lost = given(group.rank, 9000), torch.empty(9000)
         if group.rank == 1:
             tensor[5000] = torch.nan
-        group.all_reduce(tensor, codec=codec, lost=lost)
+        group.all_reduce(tensor, codec=codec, error_out=lost)
         return tensor, lost
 
     ranks = run_world(3, body, "memory")
@@ -270,10 +278,19 @@ def test_what_a_liar_sends_is_refused_by_name(
         ({"codec": "zip"}, "unknown codec 'zip'"),
         ({"codec": "int8", "op": "max"}, "goes with sum and mean, not max"),
         ({"codec": "int8", "algorithm": "doubling"}, "cannot travel coded"),
-        ({"codec": "int8", "lost": torch.zeros(4)}, "lost is 4 x torch.float32"),
-        ({"codec": "int8", "owed": torch.zeros(4)}, "owed is 4 x torch.float32"),
-        ({"codec": "int8", "lost": torch.zeros(5).double()}, "not 5 x torch.float32"),
-        ({"lost": torch.zeros(5)}, "without a codec nothing is lost, and nothing owed"),
+        (
+            {"codec": "int8", "error_out": torch.zeros(4)},
+            "error_out is 4 x torch.float32",
+        ),
+        (
+            {"codec": "int8", "residual": torch.zeros(4)},
+            "residual is 4 x torch.float32",
+        ),
+        (
+            {"codec": "int8", "error_out": torch.zeros(5).double()},
+            "not 5 x torch.float32",
+        ),
+        ({"error_out": torch.zeros(5)}, "residual and error_out need a codec"),
         ({"codec": "int8", "tensor": torch.ones(5).int()}, "this tensor is"),
     ],
 )
@@ -285,7 +302,7 @@ def test_a_wrong_call_is_explained_and_breaks_nothing(
         with pytest.raises(ConfigError, match=told):
             group.all_reduce(**keywords)  # type: ignore[arg-type]
         tensor, lost = torch.ones(5), torch.ones(5)
-        group.all_reduce(tensor, codec="int8", lost=lost)
+        group.all_reduce(tensor, codec="int8", error_out=lost)
         assert torch.equal(tensor, torch.ones(5))
         assert not lost.any()
 
@@ -320,7 +337,9 @@ def test_auto_leaves_tiny_tensors_and_shared_memory_alone() -> None:
 def test_auto_is_exact_where_it_does_not_code() -> None:
     def body(group: Group) -> tuple[Tensor, Tensor]:
         tensor, lost = given(group.rank, 5000), torch.full((5000,), 77.0)
-        group.all_reduce(tensor, codec="auto", owed=torch.ones(5000), lost=lost)
+        group.all_reduce(
+            tensor, codec="auto", residual=torch.ones(5000), error_out=lost
+        )
         return tensor, lost
 
     for tensor, lost in run_world(2, body, "shm"):

@@ -93,7 +93,7 @@ def all_reduce(group: Group, case: Case) -> Callable[[], object]:
 
 def broadcast(group: Group, case: Case) -> Callable[[], object]:
     tensor, turn = torch.ones(case.count), iter(range(10**9))
-    return lambda: group.broadcast(tensor, root=next(turn) % group.size)
+    return lambda: group.broadcast(tensor, src=next(turn) % group.size)
 
 
 def all_gather(group: Group, case: Case) -> Callable[[], object]:

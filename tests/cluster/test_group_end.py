@@ -66,7 +66,7 @@ BLOCKING: dict[str, Callable[[Group], object]] = {
     "large all_reduce": lambda g: g.all_reduce(torch.ones(LARGE)),
     "ring": lambda g: g.all_reduce(torch.ones(LARGE), algorithm="ring"),
     "barrier": lambda g: g.barrier(),
-    "broadcast": lambda g: g.broadcast(torch.ones(LARGE), root=1),
+    "broadcast": lambda g: g.broadcast(torch.ones(LARGE), src=1),
     "all_gather": lambda g: g.all_gather(torch.ones(g.size * 50), torch.ones(50)),
     "recv": lambda g: g.recv(torch.ones(5), 1),
     "large send": lambda g: g.send(torch.ones(LARGE), 1),
@@ -351,7 +351,7 @@ def test_a_rank_may_close_right_after_its_last_call(transport: str) -> None:
     def last_words(group: Group) -> float:
         tensor = torch.full((100_000,), float(group.rank + 1))
         group.all_reduce(tensor)
-        group.broadcast(tensor, root=0)
+        group.broadcast(tensor, src=0)
         group.close()
         return tensor.sum().item()
 

@@ -100,7 +100,7 @@ def test_successive_broadcasts_bring_successive_values(transport: str) -> None:
         seen = []
         for step in range(50):
             tensor = torch.full((1000,), float(step if group.rank == 0 else -1))
-            group.broadcast(tensor, root=0)
+            group.broadcast(tensor, src=0)
             assert bool((tensor == tensor[0]).all())
             seen.append(tensor[0].item())
         return seen
@@ -296,7 +296,7 @@ def test_64_megabytes_are_not_too_much(transport: str) -> None:
         assert tensor[0] == 3
         assert tensor[-1] == 200
         assert tensor.sum(dtype=torch.float64) == 3.0 * (count - 1) + 200
-        group.broadcast(tensor.fill_(group.rank), root=1)
+        group.broadcast(tensor.fill_(group.rank), src=1)
         assert bool((tensor == 1).all())
 
     run_world(2, body, transport)

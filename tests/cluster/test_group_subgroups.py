@@ -76,7 +76,7 @@ def test_the_order_of_ranks_is_the_order_in_the_sub_group(transport: str) -> Non
             out = torch.zeros(4)
             sub.all_gather(out, torch.tensor([float(group.rank)]))
             tensor = torch.tensor([float(group.rank)])
-            sub.broadcast(tensor, root=0)
+            sub.broadcast(tensor, src=0)
             assert tensor.item() == 2
         return out.tolist()
 

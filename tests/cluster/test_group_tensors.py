@@ -168,7 +168,7 @@ def test_a_view_may_be_the_input_or_the_output_of_every_operation(
     def body(group: Group) -> None:
         rank, peer = group.rank, 1 - group.rank
         blank = make(rank)
-        group.broadcast(blank if rank else make(0), root=0)
+        group.broadcast(blank if rank else make(0), src=0)
         assert rank == 0 or torch.equal(blank.detach(), plain[0])
 
         outs = [make(rank), make(rank)]
@@ -180,7 +180,7 @@ def test_a_view_may_be_the_input_or_the_output_of_every_operation(
         assert torch.equal(out.detach(), plain[0] + plain[1])
 
         out = make(rank)
-        group.scatter(out, [make(0), make(1)] if rank == 0 else None, root=0)
+        group.scatter(out, [make(0), make(1)] if rank == 0 else None, src=0)
         assert torch.equal(out.detach(), plain[rank])
 
         outs = [make(rank), make(rank)]
@@ -218,7 +218,7 @@ def test_conjugate_views_are_read_and_written_as_what_they_show(
         group.all_reduce(make(group.rank), out=out)
         assert torch.equal(out.resolve_conj(), right)
         tensor = make(group.rank)
-        group.broadcast(tensor, root=1)
+        group.broadcast(tensor, src=1)
         assert torch.equal(tensor.resolve_conj(), make(1).resolve_conj())
 
     run_world(2, body, transport)
@@ -234,7 +234,7 @@ def test_an_expanded_tensor_can_be_read_but_not_written(transport: str) -> None:
         assert bool((out == 3).all())
         calls: list[Callable[[], object]] = [
             lambda: group.all_reduce(wide),
-            lambda: group.broadcast(wide, root=1 - group.rank),
+            lambda: group.broadcast(wide, src=1 - group.rank),
             lambda: group.recv(wide, 1 - group.rank),
         ]
         for call in calls:
@@ -270,7 +270,7 @@ def test_tensors_may_begin_at_any_byte(transport: str, count: int) -> None:
                 group.sendrecv(unaligned(dtype, offset, rank), peer, out, peer)
                 assert bool((out == peer).all())
                 tensor = unaligned(dtype, offset, rank + 1)
-                group.broadcast(tensor, root=1)
+                group.broadcast(tensor, src=1)
                 assert bool((tensor == 2).all())
         raw = torch.zeros(count + 3, dtype=torch.uint8)
         part = raw[1:-2].add_(rank + 1)
@@ -337,13 +337,13 @@ def test_what_makes_no_sense_is_refused_and_the_group_lives_on() -> None:
             lambda: group.all_reduce(torch.ones(3, device="meta")),
             lambda: group.all_reduce(torch.ones(3), out=torch.ones(4)),
             lambda: group.all_reduce(torch.ones(3), out=torch.ones(3).double()),
-            lambda: group.broadcast(torch.ones(3), root=2),
-            lambda: group.broadcast(torch.ones(3), root=-1),
+            lambda: group.broadcast(torch.ones(3), src=2),
+            lambda: group.broadcast(torch.ones(3), src=-1),
             lambda: group.all_gather(torch.ones(7), torch.ones(3)),
             lambda: group.all_gather([torch.ones(3)], torch.ones(3)),
             lambda: group.reduce_scatter(torch.ones(2), torch.ones(5)),
-            lambda: group.gather(None, torch.ones(2), root=0),
-            lambda: group.scatter(torch.ones(2), None, root=0),
+            lambda: group.gather(None, torch.ones(2), dst=0),
+            lambda: group.scatter(torch.ones(2), None, src=0),
             lambda: group.all_to_all(torch.ones(4), torch.ones(4), in_splits=[1, 2]),
             lambda: group.subgroup([0, 0]),
             lambda: group.subgroup([]),

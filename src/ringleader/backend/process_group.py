@@ -188,7 +188,7 @@ class RingleaderGroup(ProcessGroup):
         codec: str,
         *,
         op: str = "mean",
-        lost: Tensor | None = None,
+        error_out: Tensor | None = None,
     ) -> BackendWork:
         """Reduce ``tensor`` as ``codec`` on its way; see ``Group.all_reduce``."""
         opts = AllreduceOptions()
@@ -196,10 +196,12 @@ class RingleaderGroup(ProcessGroup):
 
         def body(_: Tensors, outs: Tensors, **how: Any) -> Work:
             rest = outs[1] if len(outs) > 1 else None
-            return self.group.all_reduce(outs[0], op, codec=codec, lost=rest, **how)
+            return self.group.all_reduce(
+                outs[0], op, codec=codec, error_out=rest, **how
+            )
 
         tensor = real(tensor)
-        outs = [tensor] if lost is None else [tensor, lost]
+        outs = [tensor] if error_out is None else [tensor, error_out]
         return self._start(opts, [tensor], outs, body, [tensor], width=len(outs))
 
     def broadcast(self, tensors: Any, opts: Any = None, **named: Any) -> BackendWork:

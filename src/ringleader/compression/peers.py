@@ -36,17 +36,21 @@ class Peers(Protocol):
     rank: int
     size: int
     adds: bool
-    """Whether ``coded_mean`` takes what is ``owed``."""
+    """Whether ``coded_mean`` takes a ``residual``."""
 
     def mean(self, tensor: Tensor) -> None:
         """Average everybody's ``tensor``, in place."""
         ...
 
     def coded_mean(
-        self, tensor: Tensor, codec: str, owed: Tensor | None, lost: Tensor | None
+        self,
+        tensor: Tensor,
+        codec: str,
+        residual: Tensor | None,
+        error_out: Tensor | None,
     ) -> None:
-        """The same, encoded on the way; ``lost`` gets what this rank's encodings lost,
-        and ``owed`` is added on top, if this kind of peers ``adds``.
+        """The same, encoded on the way; ``error_out`` gets the error of this rank's
+        encodings, and ``residual`` is added on top if this kind of peers ``adds``.
 
         All float32, flat. In the end all ranks hold the same bits.
         """
@@ -93,39 +97,53 @@ class GroupPeers:
             tensor.copy_(host)
 
     def coded_mean(
-        self, tensor: Tensor, codec: str, owed: Tensor | None, lost: Tensor | None
+        self,
+        tensor: Tensor,
+        codec: str,
+        residual: Tensor | None,
+        error_out: Tensor | None,
     ) -> None:
         """An all_reduce with the codec inside."""
         if codec == "fp16":
-            self._divided(tensor, owed, lost)
+            self._divided(tensor, residual, error_out)
         elif self.adds and tensor.is_cpu:
-            self._group.all_reduce(tensor, "mean", codec=codec, owed=owed, lost=lost)
+            self._group.all_reduce(
+                tensor, "mean", codec=codec, residual=residual, error_out=error_out
+            )
         else:
-            self._coded(tensor, codec, lost, "mean")
+            self._coded(tensor, codec, error_out, "mean")
 
     def _divided(
-        self, tensor: Tensor, owed: Tensor | None, lost: Tensor | None
+        self, tensor: Tensor, residual: Tensor | None, error_out: Tensor | None
     ) -> None:
         """By the size before: a sum that is encoded on its way could overflow."""
-        if owed is not None:
-            np.add(as_array(tensor), as_array(owed), as_array(tensor))
+        if residual is not None:
+            np.add(as_array(tensor), as_array(residual), as_array(tensor))
         _multiply(tensor, 1 / self.size)
-        self._coded(tensor, "fp16", lost, "sum")
-        if lost is not None:
-            _multiply(lost, self.size)
+        self._coded(tensor, "fp16", error_out, "sum")
+        if error_out is not None:
+            _multiply(error_out, self.size)
 
-    def _coded(self, tensor: Tensor, codec: str, lost: Tensor | None, op: str) -> None:
+    def _coded(
+        self, tensor: Tensor, codec: str, error_out: Tensor | None, op: str
+    ) -> None:
         if self._process_group is not None:
-            work = self._process_group.allreduce_coded(tensor, codec, op=op, lost=lost)
+            work = self._process_group.allreduce_coded(
+                tensor, codec, op=op, error_out=error_out
+            )
             work.wait()
             return
         host = tensor.cpu()
-        left = lost if lost is None or lost.is_cpu else torch.empty_like(host)
-        self._group.all_reduce(host, op, codec=codec, lost=left)
+        left = (
+            error_out
+            if error_out is None or error_out.is_cpu
+            else torch.empty_like(host)
+        )
+        self._group.all_reduce(host, op, codec=codec, error_out=left)
         if host is not tensor:
             tensor.copy_(host)
-        if lost is not None and left is not None and left is not lost:
-            lost.copy_(left)
+        if error_out is not None and left is not None and left is not error_out:
+            error_out.copy_(left)
 
     def gather(self, mine: Bytes, lengths: Sequence[int]) -> list[Bytes]:
         """An all_gather."""
@@ -166,19 +184,23 @@ class TorchPeers:
         tensor.copy_(there.div_(self.size))
 
     def coded_mean(
-        self, tensor: Tensor, codec: str, owed: Tensor | None, lost: Tensor | None
+        self,
+        tensor: Tensor,
+        codec: str,
+        residual: Tensor | None,
+        error_out: Tensor | None,
     ) -> None:
         """fp16 and bf16 only, summed in that format; what the sum loses is not ours."""
-        narrow = self._narrow(tensor, codec, lost)
+        narrow = self._narrow(tensor, codec, error_out)
         dist.all_reduce(narrow, group=self._group)
         tensor.copy_(narrow)
 
-    def _narrow(self, tensor: Tensor, codec: str, lost: Tensor | None) -> Tensor:
+    def _narrow(self, tensor: Tensor, codec: str, error_out: Tensor | None) -> Tensor:
         """What this rank sends: divided while still wide, as the sum could overflow."""
         narrow = (tensor / self.size).to(HALVES[codec])
-        if lost is not None:
-            torch.sub(tensor, narrow.to(torch.float32), alpha=self.size, out=lost)
-            lost.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        if error_out is not None:
+            torch.sub(tensor, narrow.to(torch.float32), alpha=self.size, out=error_out)
+            error_out.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         return narrow
 
     def gather(self, mine: Bytes, lengths: Sequence[int]) -> list[Bytes]:
@@ -211,10 +233,14 @@ class LaterPeers(TorchPeers):
     narrow: Tensor
 
     def coded_mean(
-        self, tensor: Tensor, codec: str, owed: Tensor | None, lost: Tensor | None
+        self,
+        tensor: Tensor,
+        codec: str,
+        residual: Tensor | None,
+        error_out: Tensor | None,
     ) -> None:
         """Leaves ``tensor`` as it is."""
-        self.narrow = self._narrow(tensor, codec, lost)
+        self.narrow = self._narrow(tensor, codec, error_out)
         self._work = dist.all_reduce(self.narrow, group=self._group, async_op=True)
 
     def started(self) -> Future[Any]:

@@ -96,8 +96,8 @@ class FrameCodec:
     def _encode(self, version: Version, at: slice, values: Floats) -> None:
         place = self.place(version, version.made)
         data = self._coded[: len(place)] if version.stored_in_output else place
-        lost = self._chunks[version.chunk].lost
-        self._codec.encode(values, data, None if lost is None else lost[at])
+        error_out = self._chunks[version.chunk].error_out
+        self._codec.encode(values, data, None if error_out is None else error_out[at])
         if version.stored_in_output:  # only now: the values may have been there
             np.copyto(place, data)
         version.made += 1

@@ -49,7 +49,7 @@ class Chunk:
     """What this rank brings."""
     home: Run | None
     """Where the result goes."""
-    lost: Floats | None = None
+    error_out: Floats | None = None
     """Where to write what our encoding of it lost."""
 
 
@@ -141,8 +141,8 @@ class Parts:
                 ):
                     part.done, part.num_frames = 0, num_frames
             _check(history, memory)
-            if memory.lost is not None and not any(v.is_encoded for v in history):
-                memory.lost.fill(0)
+            if memory.error_out is not None and not any(v.is_encoded for v in history):
+                memory.error_out.fill(0)
         passing = []
         for version in self._sent:
             has_home = chunks[version.chunk].home is not None

@@ -25,16 +25,16 @@ def check(dtype: torch.dtype, codec: str) -> None:
 class Run:
     """A chunk of a tensor. Halves are 16-bit integers to numpy; torch converts them.
 
-    Where something is ``owed`` on top of the tensor, what is read is their sum.
+    With a ``residual``, ``read`` returns the sum of both.
     """
 
-    __slots__ = ("_array", "_half", "_is_plain", "_owed")
+    __slots__ = ("_array", "_half", "_is_plain", "_residual")
 
     def __init__(
-        self, array: Array, dtype: torch.dtype, owed: Floats | None = None
+        self, array: Array, dtype: torch.dtype, residual: Floats | None = None
     ) -> None:
         self._array = array
-        self._owed = owed
+        self._residual = residual
         self._is_plain = dtype is torch.float32
         is_half = dtype in (torch.float16, torch.bfloat16)
         self._half = dtype if is_half else None
@@ -46,8 +46,8 @@ class Run:
             self._convert(at, scratch, to_half=False)
         elif not self._is_plain:
             np.copyto(scratch, self._array[at], casting="same_kind")
-        if self._owed is not None:
-            floats = np.add(floats, self._owed[at], scratch)
+        if self._residual is not None:
+            floats = np.add(floats, self._residual[at], scratch)
         return floats
 
     def room(self, at: slice, scratch: Floats) -> Floats:

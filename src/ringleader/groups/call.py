@@ -46,9 +46,9 @@ class Call:
     """How it travels; None: as it is."""
     kind: str = "none"
     """The codec as the wire calls it: without its seed."""
-    owed: Array | None = None
+    residual: Array | None = None
     """float32, one per element of the sources, to be added to them."""
-    lost: Array | None = None
+    error_out: Array | None = None
     """The same, to be written: what encoding lost."""
     pairs: dict[int, tuple[int, int]] = field(default_factory=dict)
     """all_to_all only: peer -> (elements to it, elements from it)."""

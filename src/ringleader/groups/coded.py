@@ -17,35 +17,38 @@ from ringleader.groups.call import Call, cut, reading, writing
 
 
 def code(
-    call: Call, codec: str | None, owed: Tensor | None, lost: Tensor | None
+    call: Call, codec: str | None, residual: Tensor | None, error_out: Tensor | None
 ) -> Call:
     """``call``, but coded on its way."""
     if codec is None:
-        if owed is not None or lost is not None:
-            text = "without a codec nothing is lost, and nothing owed"
+        if residual is not None or error_out is not None:
+            text = "residual and error_out need a codec"
             raise ConfigError(f"{call.operation}: {text}")
         return call
     float_view.check(call.dtype, codec)
     if call.reduce_op not in ("none", "sum", "mean"):
         text = f"{call.operation}: a codec goes with sum and mean, not {call.reduce_op}"
         raise ConfigError(text)
-    if owed is not None:
-        call.owed = reading(_fitting(call, owed, "owed"), call.operation)
-    if lost is not None:
-        _fitting(call, lost, "lost")
-        call.lost = writing(lost, call.operation, call.finishers)
+    if residual is not None:
+        call.residual = reading(_fitting(call, residual, "residual"), call.operation)
+    if error_out is not None:
+        _fitting(call, error_out, "error_out")
+        call.error_out = writing(error_out, call.operation, call.finishers)
     call.codec, call.kind = codec, wire_name(codec)
     return call
 
 
 def as_it_is(
-    tensor: Tensor, out: Tensor | None, owed: Tensor | None, lost: Tensor | None
+    tensor: Tensor,
+    out: Tensor | None,
+    residual: Tensor | None,
+    error_out: Tensor | None,
 ) -> tuple[Tensor, None, None]:
-    """What a codec would have done with ``owed`` and ``lost``, where there is none."""
-    if owed is not None:
-        tensor = tensor.detach().add_(owed) if out is None else tensor + owed
-    if lost is not None:
-        lost.zero_()
+    """Add the residual and report no error, as a codec without loss would."""
+    if residual is not None:
+        tensor = tensor.detach().add_(residual) if out is None else tensor + residual
+    if error_out is not None:
+        error_out.zero_()
     return tensor, None, None
 
 
@@ -65,9 +68,11 @@ def chunks_of(call: Call, num_chunks: int) -> list[Chunk]:
     return [
         Chunk(
             at.stop - at.start,
-            None if source is None else Run(source, call.dtype, _part(call.owed, at)),
+            None
+            if source is None
+            else Run(source, call.dtype, _part(call.residual, at)),
             None if home is None else Run(home, call.dtype),
-            _part(call.lost, at),
+            _part(call.error_out, at),
         )
         for at, source, home in zip(bounds, sources, homes, strict=True)
     ]

@@ -162,10 +162,10 @@ class Executor:
     def _run(self, call: Call, name: str, arity: int, header: bytes) -> None:
         if self.size == 1:
             self._copy_own(call, None)
-            if call.owed is not None:
+            if call.residual is not None:
                 self._pay(call)
-            if call.lost is not None:
-                call.lost.fill(0)
+            if call.error_out is not None:
+                call.error_out.fill(0)
         elif call.codec is not None:
             self._run_coded(call, name, arity, header)
         else:
@@ -398,7 +398,7 @@ class Executor:
 
     def _pay(self, call: Call) -> None:
         """Nobody else is there: the result is the tensor and what is owed on it."""
-        home = Run(some(call.homes[0]), call.dtype, call.owed)
+        home = Run(some(call.homes[0]), call.dtype, call.residual)
         all_of_it = slice(0, call.count)
         room = home.room(all_of_it, np.empty(call.count, np.float32))
         home.write(all_of_it, home.read(all_of_it, room))

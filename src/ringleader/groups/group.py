@@ -144,8 +144,8 @@ class Group:
         *,
         out: Tensor | None = None,
         codec: str | None = None,
-        owed: Tensor | None = None,
-        lost: Tensor | None = None,
+        residual: Tensor | None = None,
+        error_out: Tensor | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         async_op: bool = False,
@@ -153,14 +153,15 @@ class Group:
         """Combine everybody's ``tensor``, in place, or into ``out`` and leave it.
 
         With a ``codec`` it travels in fewer bytes, and all ranks get the same bits.
-        ``lost``, float32, is then written: added up over the ranks, it is what the sum
-        lacks (also for the mean). Pass it as ``owed`` to the next call, which adds it
-        to its ``tensor``, and nothing is lost for good. "auto" decides by the network.
+        ``error_out`` (float32) then receives this rank's encoding error: summed over
+        the ranks, it is what the sum lacks, also when ``op`` is "mean". Pass it as
+        ``residual`` to the next call, which adds it to its ``tensor``, so that nothing
+        is lost for good. The codec "auto" is chosen by the measured network.
         """
         if codec == "auto":
             codec = self.auto_codec("all_reduce", tensor.nbytes)
             if codec is None:
-                tensor, owed, lost = as_it_is(tensor, out, owed, lost)
+                tensor, residual, error_out = as_it_is(tensor, out, residual, error_out)
         plain = (
             out is None
             and codec is None
@@ -184,7 +185,7 @@ class Group:
                 and self._runner.run_prepared(prepared, address)
             ):
                 return DONE
-        call = code(calls.all_reduce(tensor, op, out), codec, owed, lost)
+        call = code(calls.all_reduce(tensor, op, out), codec, residual, error_out)
         if plain and key not in self._prepared:
             self._prepare(key, call)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
@@ -233,30 +234,30 @@ class Group:
     def reduce(
         self,
         tensor: Tensor,
-        root: int,
+        dst: int,
         op: str = "sum",
         *,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
-        """Combine everybody's ``tensor`` on ``root``; the others' stay as they are."""
-        self._check_rank(root, "root")
-        call = calls.reduce(tensor, op, root=root, is_root=self.rank == root)
+        """Combine all ranks' ``tensor`` on rank ``dst``; other ranks keep theirs."""
+        self._check_rank(dst, "dst")
+        call = calls.reduce(tensor, op, root=dst, is_root=self.rank == dst)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
 
     def broadcast(
         self,
         tensor: Tensor,
-        root: int,
+        src: int,
         *,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
-        """Put the root's values into everybody's ``tensor``."""
-        self._check_rank(root, "root")
-        call = calls.broadcast(tensor, root=root, is_root=self.rank == root)
+        """Put rank ``src``'s values into everybody's ``tensor``."""
+        self._check_rank(src, "src")
+        call = calls.broadcast(tensor, root=src, is_root=self.rank == src)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
 
     def all_gather(
@@ -283,7 +284,7 @@ class Group:
         op: str = "sum",
         *,
         codec: str | None = None,
-        lost: Tensor | None = None,
+        error_out: Tensor | None = None,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         async_op: bool = False,
@@ -292,40 +293,40 @@ class Group:
         call = calls.reduce_scatter(out, tensors, op, rank=self.rank, size=self.size)
         if codec == "auto":
             codec = self.auto_codec(call.operation, call.num_bytes)
-            if codec is None and lost is not None:
-                lost.zero_()
-                lost = None
-        call = code(call, codec, None, lost)
+            if codec is None and error_out is not None:
+                error_out.zero_()
+                error_out = None
+        call = code(call, codec, None, error_out)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
 
     def gather(
         self,
         outs: Tensor | Sequence[Tensor] | None,
         tensor: Tensor,
-        root: int,
+        dst: int,
         *,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
-        """Everybody's ``tensor`` into ``outs`` of the root; others pass None."""
-        self._check_rank(root, "root")
-        call = calls.gather(outs, tensor, root=root, rank=self.rank, size=self.size)
+        """Everybody's ``tensor`` into ``outs`` of rank ``dst``; others pass None."""
+        self._check_rank(dst, "dst")
+        call = calls.gather(outs, tensor, root=dst, rank=self.rank, size=self.size)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
 
     def scatter(
         self,
         out: Tensor,
         tensors: Tensor | Sequence[Tensor] | None,
-        root: int,
+        src: int,
         *,
         algorithm: str | None = None,
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
-        """The root's i-th tensor into ``out`` of rank i; others pass None."""
-        self._check_rank(root, "root")
-        call = calls.scatter(out, tensors, root=root, rank=self.rank, size=self.size)
+        """Rank ``src``'s i-th tensor into ``out`` of rank i; others pass None."""
+        self._check_rank(src, "src")
+        call = calls.scatter(out, tensors, root=src, rank=self.rank, size=self.size)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
 
     def all_to_all(
@@ -398,18 +399,18 @@ class Group:
     def send(
         self,
         tensor: Tensor,
-        to: int,
+        dst: int,
         *,
         tag: int = 0,
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
-        """Send ``tensor`` to rank ``to``; ends when the tensor may be used again."""
-        self._check_peer(to)
+        """Send ``tensor`` to rank ``dst``; ends when the tensor may be used again."""
+        self._check_peer(dst)
         _check_tag(tag)
         array = calls.reading(tensor, "send")
         message = Outgoing(
-            peer=to,
+            peer=dst,
             tag=tag,
             view=arrays.bytes_of(array),
             dtype=arrays.dtype_name(tensor.dtype),
@@ -422,25 +423,25 @@ class Group:
     def recv(
         self,
         tensor: Tensor,
-        source: int | None = None,
+        src: int | None = None,
         *,
         tag: int = 0,
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
-        """Receive into ``tensor`` from ``source``, or from who sends this tag first.
+        """Receive into ``tensor`` from rank ``src``, or from who sends this tag first.
 
         ``work.source`` says who it was.
         """
-        if source is not None:
-            self._check_peer(source)
+        if src is not None:
+            self._check_peer(src)
         _check_tag(tag)
         finishers: list[Callable[[], object]] = []
         array = calls.writing(tensor, "recv", finishers)
         work = self._runner.message_work()
         work.finishers = finishers
         pending = PendingRecv(
-            source=source,
+            source=src,
             tag=tag,
             view=arrays.bytes_of(array),
             dtype=arrays.dtype_name(tensor.dtype),
@@ -453,16 +454,16 @@ class Group:
     def sendrecv(
         self,
         tensor: Tensor,
-        to: int,
+        dst: int,
         out: Tensor,
-        source: int | None,
+        src: int | None,
         *,
         tag: int = 0,
         timeout_s: float | None = None,
     ) -> Work:
         """Send one tensor and receive another at the same time."""
-        sent = self.send(tensor, to, tag=tag, timeout_s=timeout_s, async_op=True)
-        received = self.recv(out, source, tag=tag, timeout_s=timeout_s)
+        sent = self.send(tensor, dst, tag=tag, timeout_s=timeout_s, async_op=True)
+        received = self.recv(out, src, tag=tag, timeout_s=timeout_s)
         sent.wait()
         return received
 

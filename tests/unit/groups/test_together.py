@@ -241,7 +241,7 @@ def test_an_exception_in_a_body_breaks_the_group_for_all(async_op: bool) -> None
 def test_a_wrong_argument_within_is_an_exception_like_any_other() -> None:
     def live(group: Group) -> BaseException:
         def body() -> None:
-            group.broadcast(torch.ones(2), root=7 if group.rank else 0)
+            group.broadcast(torch.ones(2), src=7 if group.rank else 0)
             group.barrier()
 
         with pytest.raises(RingleaderError) as caught:
@@ -250,7 +250,7 @@ def test_a_wrong_argument_within_is_an_exception_like_any_other() -> None:
 
     here, there = run_world(2, live)
     assert isinstance(there, ConfigError)
-    assert "root 7" in str(here)
+    assert "src 7" in str(here)
 
 
 def test_an_error_of_a_call_within_cannot_be_swallowed() -> None:
