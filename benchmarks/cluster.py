@@ -27,9 +27,8 @@ from tempfile import TemporaryDirectory
 from ringleader.simulation.lan import Lan, lan
 from ringleader.testing.node_process import Node, make_home, names_in_view
 
-SCRIPTS = Path(__file__).parents[1] / "tests" / "cluster"
-AGENT = SCRIPTS / "agent_worker.py"
-TRAINER = SCRIPTS / "node_worker.py"
+AGENT = Path(__file__).parents[1] / "tests" / "kit" / "agent_worker.py"
+TRAINER = Path(__file__).with_name("cluster_trainer.py")
 
 HOSTS = 3
 ALL = {f"n{i}" for i in range(HOSTS)}

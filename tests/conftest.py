@@ -30,6 +30,13 @@ any of us may be held up for two."""
 settings.register_profile("busy machine", settings.default, deadline=None)
 settings.load_profile("busy machine")
 
+_ROOT = str(Path(__file__).parents[1])
+_PATHS = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+# Processes that tests start import tests.kit, whatever their working directory is.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, dict.fromkeys([_ROOT, *_PATHS]))
+)
+
 _SHM = Path("/dev/shm")
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 """Several of us run at once: /dev/shm is everybody's, and checked once at the end."""
@@ -198,7 +205,7 @@ def nursery() -> Iterator[Nursery]:
 
 # -- several workers at once ----------------------------------------------------------
 
-_SLOW = ("cluster", "conformance", "contract", "torch")
+_SLOW = ("integration", "conformance", "contract", "torch")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,6 +1,6 @@
 """Run PyTorch's own tests of torch.distributed on a backend, one after another.
 
-    python tests/conformance/driver.py --backend ringleader --world-size 3
+    python -m tests.conformance.driver --backend ringleader --world-size 3
 
 The exit code is 0 if none failed. The output of the ranks of each test goes into a file
 of its own; everything temporary lies outside the repository.
@@ -27,9 +27,8 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import upstream
-
 from ringleader.deadline import Deadline
+from tests.conformance import upstream
 
 _ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Timeout|Exit)\b.*$", re.M)
 _NESTED = "exited with error code"  # upstream wraps a rank's traceback in its own error

@@ -14,7 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(118)
 
-DRIVER = Path(__file__).with_name("driver.py")
+DRIVER = "tests.conformance.driver"
 
 PASSED_AT_LEAST = 124
 """Of 285 at three ranks: the others need CUDA, more ranks, or are disabled upstream.
@@ -53,7 +53,7 @@ def outcomes(
 ) -> list[dict[str, str]]:
     """What the driver reports; it is killed with all its ranks if it does not end."""
     report, printed = folder / "outcomes.json", folder / "printed"
-    command = [sys.executable, str(DRIVER), "--world-size", str(world_size)]
+    command = [sys.executable, "-m", DRIVER, "--world-size", str(world_size)]
     limit_s = LIMIT_S if start == "fork" else SPAWN_LIMIT_S
     command += ["--start", start, "-k", names, "--limit", str(limit_s)]
     command += ["--within", str(within_s), "--json", str(report)]

@@ -1,7 +1,7 @@
 """CUDA tensors on a real GPU: values, streams, unlike devices, DDP, a lost rank.
 
 Two processes share one GPU. Needs torch and numpy only, for machines where nothing can
-be installed:  PYTHONPATH=src python tests/torch/check_cuda.py [auto|tcp]
+be installed:  PYTHONPATH=src python -m tests.torch.check_cuda [auto|tcp]
 """
 
 # ruff: noqa: T201 - a program that reports what it does

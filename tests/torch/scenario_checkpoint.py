@@ -12,14 +12,24 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from reference import adam, check_state, mse, net, single, tensor, train, train_alone
-from scenario_sharding import shard, whole
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from tests.kit.reference import (
+    adam,
+    check_state,
+    mse,
+    net,
+    single,
+    tensor,
+    train,
+    train_alone,
+)
+from tests.torch.scenario_sharding import shard, whole
 
 State = dict[str, Any]
 SHAPE = (7, 5)

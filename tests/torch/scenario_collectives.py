@@ -7,9 +7,10 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from reference import check, check_all, tensor
 from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
+
+from tests.kit.reference import check, check_all, tensor
 
 ROWS, WIDTH = 3, 4
 

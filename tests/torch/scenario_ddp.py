@@ -8,7 +8,14 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
-from reference import (
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
+
+from tests.kit.reference import (
     STEPS,
     adam,
     backward,
@@ -24,12 +31,6 @@ from reference import (
     train_alone,
     train_rank,
 )
-from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.distributed.algorithms.join import Join
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
 
 BUCKET_MB = 0.0004
 """100 float32: every layer of the small net needs a bucket of its own."""

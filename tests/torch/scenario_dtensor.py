@@ -7,7 +7,6 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from reference import backward, check, check_state, net, single, tensor
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import (
@@ -24,6 +23,8 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+
+from tests.kit.reference import backward, check, check_state, net, single, tensor
 
 SHAPES = [(6, 12), (7, 5), (1, 4), (2, 3), (13, 1)]
 """Even, uneven, and fewer rows or columns than ranks."""

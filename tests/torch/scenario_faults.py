@@ -13,9 +13,10 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
-from reference import backward, mse, net, sgd, single, tensor
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
+
+from tests.kit.reference import backward, mse, net, sgd, single, tensor
 
 Ready = Callable[[], None]
 WARM_STEPS = 3
@@ -50,14 +51,15 @@ def train_ddp(rank: int, size: int, ready: Ready) -> None:
 
 
 def train_fsdp2(rank: int, size: int, ready: Ready) -> None:
-    from scenario_sharding import shard
+    from tests.torch.scenario_sharding import shard
 
     endlessly(training(shard(single(net())), rank), ready)
 
 
 def train_pipeline(rank: int, size: int, ready: Ready) -> None:
-    from scenario_pipeline import WIDTH, stage
     from torch.distributed.pipelining import Schedule1F1B
+
+    from tests.torch.scenario_pipeline import WIDTH, stage
 
     rows = 2 * size
     schedule = Schedule1F1B(stage(rank, size), rows, loss_fn=F.mse_loss)

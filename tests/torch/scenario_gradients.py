@@ -12,9 +12,10 @@ from typing import Any
 import torch
 import torch.distributed._functional_collectives as funcol
 import torch.distributed.nn.functional
-from reference import backward, check, tensor
-from scenario_collectives import ROWS, WIDTH, given, now, world
 from torch import Tensor
+
+from tests.kit.reference import backward, check, tensor
+from tests.torch.scenario_collectives import ROWS, WIDTH, given, now, world
 
 dist_nn: Any = torch.distributed.nn.functional
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from reference import check, check_all, tensor
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+
+from tests.kit.reference import check, check_all, tensor
 
 
 def mine(rank: int) -> Tensor:

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from reference import backward, check, check_state, net, tensor
 from torch import Tensor, nn
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -15,6 +14,8 @@ from torch.distributed.pipelining import (
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
 )
+
+from tests.kit.reference import backward, check, check_state, net, tensor
 
 ROWS_PER_MICROBATCH = 3
 WIDTH = 6

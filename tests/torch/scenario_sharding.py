@@ -7,16 +7,6 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from reference import (
-    backward,
-    batch,
-    check_state,
-    mse,
-    net,
-    single,
-    train_alone,
-    train_rank,
-)
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -31,6 +21,17 @@ from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     parallelize_module,
+)
+
+from tests.kit.reference import (
+    backward,
+    batch,
+    check_state,
+    mse,
+    net,
+    single,
+    train_alone,
+    train_rank,
 )
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-CHECKS = Path(__file__).parent / "check_cuda.py"
+CHECKS = "tests.torch.check_cuda"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_cuda_tensors(transport: str) -> None:
-    command = [sys.executable, str(CHECKS), transport]
+    command = [sys.executable, "-m", CHECKS, transport]
     ended = subprocess.run(
         command, capture_output=True, text=True, timeout=300, check=False
     )

@@ -17,10 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE))  # pytest's importlib mode leaves it out
+from tests.kit.stage import Order, Stage, one_shot
 
-from stage import Order, Stage, one_shot  # noqa: E402
+HERE = Path(__file__).parent
+
 
 pytestmark = pytest.mark.timeout(115)
 
@@ -72,7 +72,7 @@ def _kill(launcher: psutil.Process) -> None:
 def warm(stage: Stage, size: int, script: str, *arguments: object) -> str:
     """The same without launcher and imports."""
     args = (str(EXAMPLES / script), *map(str, arguments))
-    order = Order(module="scenario_examples", name="run_script", args=args)
+    order = Order(module="tests.torch.scenario_examples", name="run_script", args=args)
     with one_shot(stage, size, order, TIMEOUT_S, "script") as ranks:
         for rank in ranks:
             report = rank.report(WITHIN_S)

@@ -8,16 +8,15 @@ RINGLEADER_TEST_BACKEND=gloo all of them run on Gloo: a failure there is the sce
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE))  # pytest's importlib mode leaves it out
+from tests.kit.stage import Order, Stage, World, backend
 
-from stage import Order, Stage, World, backend  # noqa: E402
+HERE = Path(__file__).parent
+
 
 SCHEMES = {2: "file", 3: "tcp", 4: "env"}
 """How the world of each size finds itself."""
@@ -42,7 +41,7 @@ def scenarios() -> Iterator[tuple[str, str]]:
     for path in sorted(HERE.glob("scenario_*.py")):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and is_scenario(node):
-                yield path.stem, node.name
+                yield f"tests.torch.{path.stem}", node.name
 
 
 def is_scenario(function: ast.FunctionDef) -> bool:
@@ -87,7 +86,7 @@ def test_a_checkpoint_moves_from_3_to_2_to_4_ranks(
         (4, "load_trained", (at_2, None)),
     ]
     for size, name, args in steps:
-        order = Order(module="scenario_checkpoint", name=name, args=args)
+        order = Order(module="tests.torch.scenario_checkpoint", name=name, args=args)
         trouble = worlds[size].play(order)
         if trouble:
             pytest.fail(f"{name} with {size} ranks\n{trouble}", pytrace=False)

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE))  # pytest's importlib mode leaves it out
-
-from stage import BACKEND, Order, Stage, backend, one_shot  # noqa: E402
+from tests.kit.stage import BACKEND, Order, Stage, backend, one_shot
 
 pytestmark = pytest.mark.skipif(
     backend() != BACKEND, reason="other backends do not say who was lost"
@@ -30,7 +24,7 @@ EXIT_S = 10.0
 def test_survivors_name_the_killed_rank_and_end(
     stage: Stage, what: str, victim: int
 ) -> None:
-    order = Order(module="scenario_faults", name=what, wants_ready=True)
+    order = Order(module="tests.torch.scenario_faults", name=what, wants_ready=True)
     with one_shot(stage, 3, order, TIMEOUT_S) as ranks:
         for rank in ranks:
             report = rank.report(START_S)
@@ -52,7 +46,9 @@ def test_an_exception_on_one_rank_reaches_who_waits_for_its_message(
 ) -> None:
     """A defect that a review found: the others heard nothing, and it did not end."""
     order = Order(
-        module="scenario_faults", name="raise_in_the_middle", wants_ready=True
+        module="tests.torch.scenario_faults",
+        name="raise_in_the_middle",
+        wants_ready=True,
     )
     with one_shot(stage, 2, order, 4 * TIMEOUT_S) as ranks:
         for rank in ranks:

@@ -6,15 +6,9 @@ DDP's C++, which then reads a tensor that is not there.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE))  # pytest's importlib mode leaves it out
-
-from stage import BACKEND, Order, Stage, backend, one_shot  # noqa: E402
+from tests.kit.stage import BACKEND, Order, Stage, backend, one_shot
 
 pytestmark = pytest.mark.skipif(
     backend() != BACKEND, reason="other backends do not compare calls"
@@ -53,7 +47,7 @@ CASES = {
 def test_every_rank_learns_of_both_calls(
     stage: Stage, name: str, what: str, size: int
 ) -> None:
-    order = Order(module="scenario_faults", name=name, args=(what,))
+    order = Order(module="tests.torch.scenario_faults", name=name, args=(what,))
     with one_shot(stage, size, order, TIMEOUT_S) as ranks:
         for rank in ranks:
             report = rank.report(WITHIN_S)

@@ -8,11 +8,9 @@ some KiB walk over many pieces.
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -26,10 +24,7 @@ from ringleader.groups.call import some
 from ringleader.groups.group import Group
 from ringleader.testing.threaded_world import run_world
 from ringleader.transport import shm_segment
-
-sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
-
-from accelerator import PACES, Accelerator
+from tests.kit.fake_accelerator import PACES, Accelerator
 
 T = TypeVar("T")
 

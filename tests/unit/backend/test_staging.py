@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -18,10 +16,7 @@ from ringleader.errors import ConfigError, GroupAborted, InternalError, Ringlead
 from ringleader.groups.group import Group
 from ringleader.groups.work import DONE, Work
 from ringleader.testing.threaded_world import run_threads, run_world, world
-
-sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
-
-from accelerator import PACES, Accelerator
+from tests.kit.fake_accelerator import PACES, Accelerator
 
 T = TypeVar("T")
 

@@ -207,7 +207,7 @@ def sums_of(programs: list[Program]) -> list[dict[int, Sum]]:
 
 
 # An exchange leaves the order to its engine, which adds in rank order: the bits are
-# compared in tests/cluster/test_values.py.
+# compared in tests/integration/groups/test_values.py.
 @pytest.mark.parametrize(
     "name", [n for n in algorithm.algorithms("all_reduce") if n != "exchange"]
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,10 +17,7 @@ from ringleader.simulation.membership.invariants import Broken
 from ringleader.simulation.membership.seeded_run import Outcome, simulate
 from ringleader.simulation.membership.simulated_cluster import World
 from ringleader.simulation.membership.simulated_node import Make
-
-sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
-
-from seed_rule import SeedRule
+from tests.kit.uptime_election import SeedRule
 
 NUM_SEEDS = 150
 

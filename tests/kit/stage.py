@@ -17,7 +17,6 @@ import gc
 import importlib
 import itertools
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -152,9 +151,10 @@ class Stage:
 
     def __enter__(self) -> Self:
         ours, theirs = socket.socketpair()
+        code = f"from {__name__} import main; main()"  # -m: pickled as __main__
         with theirs, open(self.folder / "stage.log", "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), *self._modules],
+                [sys.executable, "-c", code, str(theirs.fileno()), *self._modules],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -458,12 +458,3 @@ def main() -> None:
     born = serve(int(fd))
     if born is not None:
         live(*born)
-
-
-if __name__ == "__main__":
-    # What travels is pickled under the name that the tests know this module by.
-    sys.modules["stage"] = sys.modules["__main__"]
-    for each in (Birth, Order, Report):
-        each.__module__ = "stage"
-    assert pickle.loads(pickle.dumps(Order(module="", name=""))).name == ""
-    main()

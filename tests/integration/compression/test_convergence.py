@@ -7,22 +7,17 @@ the same check. Three seeds and longer runs are in benchmarks/compression.py.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
-
-from seed_bugs import BUGS
-from tasks import Task, characters, digits, final_loss, learn
-
 from ringleader.compression import compressor
 from ringleader.groups.group import Group
 from ringleader.testing.processes import Nursery, Ready, spawn_ranks
+from tests.kit.compression_bugs import BUGS
+from tests.kit.training_tasks import Task, characters, digits, final_loss, learn
 
 pytestmark = pytest.mark.timeout(115)
 

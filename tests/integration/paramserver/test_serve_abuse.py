@@ -16,9 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
-
-from serve_kit import (
+from ringleader.paramserver.protocol import bodies, zstd_body
+from ringleader.paramserver.protocol.bodies import Update
+from ringleader.paramserver.server import connection_limits, request_limits
+from ringleader.paramserver.server.admission import PIN_ATTEMPTS
+from ringleader.paramserver.server.connection_limits import MAX_CONNECTIONS
+from ringleader.paramserver.server.scheduler import MAX_STRIKES
+from tests.kit.param_server import (
     KNOWN,
     Friend,
     Lives,
@@ -28,13 +32,6 @@ from serve_kit import (
     update_body,
     weights_in,
 )
-
-from ringleader.paramserver.protocol import bodies, zstd_body
-from ringleader.paramserver.protocol.bodies import Update
-from ringleader.paramserver.server import connection_limits, request_limits
-from ringleader.paramserver.server.admission import PIN_ATTEMPTS
-from ringleader.paramserver.server.connection_limits import MAX_CONNECTIONS
-from ringleader.paramserver.server.scheduler import MAX_STRIKES
 
 pytestmark = pytest.mark.timeout(110)
 

@@ -260,7 +260,7 @@ class Lives:
         self._out = out
         self._life: Life | None = None
         self._process = subprocess.Popen(
-            [sys.executable, __file__, *map(str, words)],
+            [sys.executable, "-m", "tests.kit.param_server", *map(str, words)],
             stdout=subprocess.PIPE,
             text=True,
         )

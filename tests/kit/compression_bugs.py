@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from tasks import Average, Gradients
 from torch import Tensor
 
 from ringleader.groups.group import Group
+from tests.kit.training_tasks import Average, Gradients
 
 Lossy = Callable[[Tensor], Tensor]
 """The gradients of this rank -> what the others get to see of them."""

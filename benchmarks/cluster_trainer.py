@@ -51,7 +51,7 @@ def train(group: ringleader.Group, pause_s: float, work: int) -> None:
 
 
 def main() -> None:
-    """``node_worker.py MIN_NODES MAX_NODES WAIT_S [WORK]``."""
+    """``cluster_trainer.py MIN_NODES MAX_NODES WAIT_S [WORK]``."""
     need, most, wait_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     work = int(sys.argv[4]) if len(sys.argv) > 4 else 0
     say("started")

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from ringleader.simulation.lan import Host, Lan, can_make_lan, lan
 IS_POSSIBLE, REASON = can_make_lan()
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no LAN here: {REASON}")
 
-WORKER = str(Path(__file__).with_name("discovery_worker.py"))
+WORKER = "tests.kit.discovery_worker"
 DEADLINE_S = 10.0
 FOUND_S = 3.0
 """What is promised: this long after the start of the last node all know each other."""
@@ -35,7 +34,7 @@ class Node:
 
     def __init__(self, host: Host) -> None:
         pipe = subprocess.PIPE
-        argv = [sys.executable, WORKER]
+        argv = [sys.executable, "-m", WORKER]
         self.process = host.popen(argv, stdin=pipe, stdout=pipe)
         assert self.process.stdin is not None
         assert self.process.stdout is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,11 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
-
-from serve_kit import Friend, Server, expected, server, update_body, weights_in
-
 from ringleader.paramserver.server.upload_buffers import UploadBuffer
+from tests.kit.param_server import (
+    Friend,
+    Server,
+    expected,
+    server,
+    update_body,
+    weights_in,
+)
 
 pytestmark = pytest.mark.timeout(60)
 

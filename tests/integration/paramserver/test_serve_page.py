@@ -6,15 +6,12 @@ import re
 import shutil
 import struct
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx2
 import pytest
 
-sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
-
-from serve_kit import Friend, server
+from tests.kit.param_server import Friend, server
 
 pytestmark = pytest.mark.timeout(100)
 

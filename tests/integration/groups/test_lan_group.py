@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from ringleader.simulation.collectives.network_model import Network
 from ringleader.simulation.collectives.simulator import predict
 from ringleader.simulation.lan import Lan, can_make_lan, lan
 
-WORKER = Path(__file__).with_name("lan_worker.py")
+WORKER = [sys.executable, "-m", "tests.kit.lan_worker"]
 POSSIBLE, REASON = can_make_lan()
 RATE, RATE_BYTES = "200mbit", 25e6
 PAYLOAD = 1448 / 1514
@@ -38,8 +37,7 @@ def start(net: Lan, ranks_per_host: int, tasks: list[dict[str, Any]]) -> list[An
     return [
         host.popen(
             [
-                sys.executable,
-                str(WORKER),
+                *WORKER,
                 json.dumps({"rank": rank, "peers": peers, "tasks": tasks}),
             ],
             stdout=subprocess.PIPE,

@@ -15,7 +15,7 @@ from ringleader.simulation.lan.rate_limit import bytes_per_s, limit
 IS_POSSIBLE, REASON = can_make_lan()
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no LAN here: {REASON}")
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "ring_order.py"
+BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "ring_order.py"
 PAYLOAD = 1448 / 1514
 """Of what the wire carries, what TCP delivers."""
 

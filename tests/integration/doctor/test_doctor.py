@@ -29,7 +29,7 @@ from ringleader.simulation.lan.switch import RECEIVED
 IS_POSSIBLE, REASON = can_make_faults()
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no faults here: {REASON}")
 
-NODE = str(Path(__file__).with_name("doctor_peer.py"))
+NODE = ["-m", "tests.kit.doctor_peer"]
 DOCTOR = (sys.executable, "-m", "ringleader.cli.main", "doctor")
 AT_ONCE = 6
 """Doctors wait most of the time; more of them would wait for the two cores."""
@@ -88,7 +88,7 @@ def start_node(
     host: Host, home: str, stack: ExitStack, *odd: str
 ) -> subprocess.Popen[str]:
     """A real agent; its name is that of its home."""
-    return start(host, [NODE, home, Path(home).name, str(PORT), *odd], stack)
+    return start(host, [*NODE, home, Path(home).name, str(PORT), *odd], stack)
 
 
 def wait_for(*processes: subprocess.Popen[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import socket
 import ssl
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,9 +15,13 @@ import numpy as np
 import pytest
 from starlette.routing import Route
 
-sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
-
-from serve_kit import (
+from ringleader.errors import ConfigError
+from ringleader.identity import server_key
+from ringleader.paramserver.protocol import bodies
+from ringleader.paramserver.protocol.openapi import DESCRIPTION
+from ringleader.paramserver.server import scheduler
+from ringleader.paramserver.server.admission import PIN_ATTEMPTS
+from tests.kit.param_server import (
     FINGERPRINT,
     KNOWN,
     Friend,
@@ -30,13 +33,6 @@ from serve_kit import (
     update_body,
     weights_in,
 )
-
-from ringleader.errors import ConfigError
-from ringleader.identity import server_key
-from ringleader.paramserver.protocol import bodies
-from ringleader.paramserver.protocol.openapi import DESCRIPTION
-from ringleader.paramserver.server import scheduler
-from ringleader.paramserver.server.admission import PIN_ATTEMPTS
 
 pytestmark = pytest.mark.timeout(60)
 

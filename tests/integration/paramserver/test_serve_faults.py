@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,9 +15,13 @@ import httpx2
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
-
-from serve_kit import (
+from ringleader.errors import ConfigError, InternalError
+from ringleader.paramserver.server import journal
+from ringleader.paramserver.server.plan import Plan
+from ringleader.paramserver.server.run import ServerOptions, open_run
+from ringleader.paramserver.server.update_headers import UpdateHeaders, UpdateKey
+from ringleader.testing.full_disk import FullDisk
+from tests.kit.param_server import (
     KNOWN,
     Friend,
     Lives,
@@ -28,13 +31,6 @@ from serve_kit import (
     update_body,
     weights_in,
 )
-
-from ringleader.errors import ConfigError, InternalError
-from ringleader.paramserver.server import journal
-from ringleader.paramserver.server.plan import Plan
-from ringleader.paramserver.server.run import ServerOptions, open_run
-from ringleader.paramserver.server.update_headers import UpdateHeaders, UpdateKey
-from ringleader.testing.full_disk import FullDisk
 
 pytestmark = pytest.mark.timeout(115)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,10 +16,6 @@ from pathlib import Path
 
 import httpx2
 import pytest
-
-sys.path.append(str(Path(__file__).parent))  # pytest's importlib mode leaves it out
-
-from serve_kit import FINGERPRINT, Friend, Server, server
 
 from ringleader.errors import PeerRefused, PeerUntrusted
 from ringleader.identity import server_key
@@ -34,6 +29,7 @@ from ringleader.paramserver.worker.observer import Progress
 from ringleader.paramserver.worker.server_address import ServerAddress
 from ringleader.paramserver.worker.server_messages import Terms
 from ringleader.paramserver.worker.worker import Worker
+from tests.kit.param_server import FINGERPRINT, Friend, Server, server
 
 pytestmark = pytest.mark.timeout(110)
 

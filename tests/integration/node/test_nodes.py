@@ -14,8 +14,9 @@ import pytest
 
 from ringleader.simulation.lan import Lan, can_make_lan, lan
 from ringleader.testing.node_process import Event, Node, make_home, names_in_view
+from tests.kit import agent_worker
 
-AGENT = Path(__file__).parent / "agent_worker.py"
+AGENT = Path(agent_worker.__file__)
 
 pytestmark = [
     pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1]),
