@@ -1,1 +1,1 @@
-"""Collectives as data: schedules, their proof, their price, the choice among them."""
+"""Collective algorithms as data: schedules, checker, cost model and selection."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from ringleader.collectives import direct, doubling, ring, star, tree
+from ringleader.collectives import direct, recursive_doubling, ring, star, tree
 from ringleader.collectives.schedule import Program
 from ringleader.errors import ConfigError
 
@@ -19,34 +19,34 @@ _BUILDERS: dict[str, dict[str, Callable[..., Program]]] = {
         "ring": ring.all_reduce,
         "exchange": direct.exchange_all_reduce,
         "direct": direct.all_reduce,
-        "doubling": doubling.all_reduce,
-        "halving": doubling.halving_all_reduce,
+        "doubling": recursive_doubling.all_reduce,
+        "halving": recursive_doubling.halving_all_reduce,
         "tree": tree.all_reduce,
         "star": star.all_reduce,
     },
     "reduce_scatter": {
         "ring": ring.reduce_scatter,
         "direct": direct.reduce_scatter,
-        "halving": doubling.reduce_scatter,
+        "halving": recursive_doubling.reduce_scatter,
         "tree": tree.reduce_scatter,
         "star": star.reduce_scatter,
     },
     "all_gather": {
         "ring": ring.all_gather,
         "direct": direct.all_gather,
-        "doubling": doubling.all_gather,
+        "doubling": recursive_doubling.all_gather,
         "tree": tree.all_gather,
         "star": star.all_gather,
     },
     "reduce": {
         "ring": ring.reduce_to,
-        "doubling": doubling.reduce_to,
+        "doubling": recursive_doubling.reduce_to,
         "tree": tree.reduce_to,
         "star": star.reduce_to,
     },
     "broadcast": {
         "ring": ring.broadcast,
-        "doubling": doubling.broadcast,
+        "doubling": recursive_doubling.broadcast,
         "tree": tree.broadcast,
         "star": star.broadcast,
     },

@@ -11,8 +11,9 @@ of programs executable:
   chunk. Moves on different chunks are independent.
 
 The engine may therefore run far ahead of program order, byte by byte, and the result is
-still the one of the program read from top to bottom. ``check.py`` proves programs,
-``cost.py`` prices them, ``simulation/collectives`` replays them in virtual time.
+still the one of the program read from top to bottom. ``schedule_checker.py`` verifies
+programs, ``cost_model.py`` predicts their time, and the package ``simulation`` replays
+them in virtual time.
 """
 
 from __future__ import annotations

@@ -11,14 +11,14 @@ import torch
 
 from ringleader.codec import registry as codecs
 from ringleader.collectives.algorithm import program
-from ringleader.collectives.choice import (
-    choose,
+from ringleader.collectives.algorithm_selection import (
+    choose_algorithm,
     choose_codec,
-    choose_coded,
+    choose_coded_algorithm,
     hierarchy_program,
 )
 from ringleader.collectives.config import CollectiveConfig
-from ringleader.collectives.cost import Network
+from ringleader.collectives.cost_model import Network
 from ringleader.collectives.schedule import Program
 from ringleader.deadline import Deadline
 from ringleader.engine import arrays, reductions
@@ -116,8 +116,10 @@ class Executor:
     def _choose(self, call: Call, algorithm: str | None) -> tuple[str, int, str]:
         if call.codec is not None:
             num_bytes = codecs.make_codec(call.codec).num_bytes(call.count)
-            return choose_coded(call.operation, num_bytes, self._network, algorithm)
-        return choose(
+            return choose_coded_algorithm(
+                call.operation, num_bytes, self._network, algorithm
+            )
+        return choose_algorithm(
             call.operation,
             call.num_bytes,
             self._network,

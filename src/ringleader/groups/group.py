@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ringleader.collectives.config import CollectiveConfig
-from ringleader.collectives.cost import Network
+from ringleader.collectives.cost_model import Network
 from ringleader.deadline import Deadline
 from ringleader.engine import arrays
 from ringleader.engine.prepared import Prepared

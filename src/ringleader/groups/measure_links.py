@@ -15,7 +15,7 @@ import time
 import numpy as np
 import torch
 
-from ringleader.collectives.cost import LinkCost, Network
+from ringleader.collectives.cost_model import LinkCost, Network
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded
 from ringleader.groups.group import Group

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ringleader.collectives.cost import LinkCost, Network
+from ringleader.collectives.cost_model import LinkCost, Network
 from ringleader.compression import Compressor, compressor
 from ringleader.errors import (
     CallMismatch,

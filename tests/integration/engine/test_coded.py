@@ -12,8 +12,8 @@ from ringleader.codec.codec import BLOCK, Data, Values
 from ringleader.codec.int8 import Int8
 from ringleader.codec.registry import make_codec
 from ringleader.collectives.algorithm import program
-from ringleader.collectives.choice import CODED, choose_codec
-from ringleader.collectives.cost import LinkCost, Network
+from ringleader.collectives.algorithm_selection import CODED_ALGORITHMS, choose_codec
+from ringleader.collectives.cost_model import LinkCost, Network
 from ringleader.engine import coded_frames
 from ringleader.engine.coded_frames import Parts
 from ringleader.errors import CallMismatch, ConfigError, RingleaderError
@@ -50,7 +50,7 @@ def same_bits(tensors: list[Tensor]) -> bool:
 
 
 @pytest.mark.usefixtures("short_frames")
-@pytest.mark.parametrize("algorithm", CODED["all_reduce"])
+@pytest.mark.parametrize("algorithm", CODED_ALGORITHMS["all_reduce"])
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
 def test_all_reduce_is_close_identical_and_tells_what_it_lost(
     size: int, algorithm: str
@@ -82,7 +82,7 @@ def test_all_reduce_is_close_identical_and_tells_what_it_lost(
 
 
 @pytest.mark.usefixtures("short_frames")
-@pytest.mark.parametrize("algorithm", CODED["all_reduce"])
+@pytest.mark.parametrize("algorithm", CODED_ALGORITHMS["all_reduce"])
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_what_is_owed_is_added_and_nothing_is_lost_for_good(
     size: int, algorithm: str
@@ -161,13 +161,13 @@ def test_reduce_scatter_and_all_gather(size: int, name: str) -> None:
     def body(group: Group) -> list[Tensor]:
         results = []
         mine = given(group.rank, count * size)
-        for algorithm in CODED["reduce_scatter"]:
+        for algorithm in CODED_ALGORITHMS["reduce_scatter"]:
             out, lost = torch.empty(count), torch.full_like(mine, 77)
             group.reduce_scatter(
                 out, mine, codec=name, error_out=lost, algorithm=algorithm
             )
             results += [out, lost]
-        for algorithm in CODED["all_gather"]:
+        for algorithm in CODED_ALGORITHMS["all_gather"]:
             everything = torch.empty(count * size)
             group.all_gather(everything, mine[:count], codec=name, algorithm=algorithm)
             results.append(everything)
@@ -175,13 +175,13 @@ def test_reduce_scatter_and_all_gather(size: int, name: str) -> None:
 
     ranks = run_world(size, body, "memory")
     exact = torch.stack([given(r, count * size).double() for r in range(size)]).sum(0)
-    for i in range(0, 2 * len(CODED["reduce_scatter"]), 2):
+    for i in range(0, 2 * len(CODED_ALGORITHMS["reduce_scatter"]), 2):
         got = torch.cat([results[i] for results in ranks]).double()
         told = torch.stack([results[i + 1] for results in ranks]).double().sum(0)
         assert size_of(exact - got - told) < 1e-5 * size_of(exact)
     pieces = [given(rank, count * size)[:count] for rank in range(size)]
     want = torch.cat([through(name, piece) for piece in pieces])
-    for i in range(2 * len(CODED["reduce_scatter"]), len(ranks[0])):
+    for i in range(2 * len(CODED_ALGORITHMS["reduce_scatter"]), len(ranks[0])):
         assert same_bits([results[i] for results in ranks])
         if name != "int8-stochastic:3":
             assert torch.equal(ranks[0][i], want)
@@ -190,7 +190,7 @@ def test_reduce_scatter_and_all_gather(size: int, name: str) -> None:
 @pytest.mark.parametrize("size", range(2, 18))
 def test_every_rank_encodes_every_element_once(size: int) -> None:
     """What makes ``lost`` the whole truth, for every algorithm and size."""
-    for name in CODED["all_reduce"]:
+    for name in CODED_ALGORITHMS["all_reduce"]:
         for rank in range(size):
             parts = Parts(program("all_reduce", name, rank, size))
             for chunk, history in parts.versions.items():
@@ -253,7 +253,7 @@ class Liar(Int8):
         data[:4] = 255
 
 
-@pytest.mark.parametrize("algorithm", CODED["all_reduce"])
+@pytest.mark.parametrize("algorithm", CODED_ALGORITHMS["all_reduce"])
 def test_what_a_liar_sends_is_refused_by_name(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

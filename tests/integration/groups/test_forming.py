@@ -13,7 +13,7 @@ import torch
 import ringleader
 from ringleader import ConfigError, Group, PeerUnreachable
 from ringleader.collectives.config import CollectiveConfig
-from ringleader.collectives.cost import Network
+from ringleader.collectives.cost_model import Network
 from ringleader.deadline import Deadline
 from ringleader.groups.measure_links import share
 from ringleader.testing.threaded_world import run_threads, world

@@ -353,7 +353,7 @@ def test_hosts_of_unequal_size_weigh_what_they_should() -> None:
     """ZF-3: the mean over 3 + 1 ranks is the mean of ranks, not of hosts."""
     from dataclasses import replace
 
-    from ringleader.collectives.cost import Network
+    from ringleader.collectives.cost_model import Network
 
     size = 4
     network = replace(Network.unknown(size), hosts=(0, 0, 0, 1))

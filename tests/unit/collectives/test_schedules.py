@@ -11,14 +11,18 @@ import pytest
 from ringleader.collectives import (
     algorithm,
     direct,
-    doubling,
     hierarchy,
+    recursive_doubling,
     ring,
     star,
     tree,
 )
-from ringleader.collectives.check import CHECKS, ScheduleError, check_all_reduce
 from ringleader.collectives.schedule import Kind, Move, Program, copy, send, split
+from ringleader.collectives.schedule_checker import (
+    CHECKS,
+    ScheduleError,
+    check_all_reduce,
+)
 from ringleader.errors import ConfigError
 
 SIZES = range(1, 18)
@@ -127,7 +131,7 @@ def hosts_of(sizes: list[int]) -> list[list[int]]:
 ACROSS: dict[str, Callable[[int, int], Program]] = {
     "direct": direct.all_reduce,
     "ring": ring.all_reduce,
-    "halving": doubling.halving_all_reduce,
+    "halving": recursive_doubling.halving_all_reduce,
     "tree": tree.all_reduce,
     "star": star.all_reduce,
 }
@@ -145,7 +149,7 @@ def test_unequal_hosts_count_every_rank_once(across: str) -> None:
                     hosts,
                     local_reduce=tree.reduce_to,
                     across=ACROSS[across],
-                    local_broadcast=doubling.broadcast,
+                    local_broadcast=recursive_doubling.broadcast,
                 )
                 for rank in range(total)
             ]

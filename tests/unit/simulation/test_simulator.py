@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from ringleader.collectives.algorithm import OPERATIONS, algorithms, program
-from ringleader.collectives.check import ScheduleError
 from ringleader.collectives.schedule import Program, copy, send
+from ringleader.collectives.schedule_checker import ScheduleError
 from ringleader.errors import ConfigError
 from ringleader.simulation.collectives.network_model import (
     Network,

@@ -25,8 +25,8 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import Final
 
-from ringleader.collectives.check import ScheduleError
 from ringleader.collectives.schedule import Kind
+from ringleader.collectives.schedule_checker import ScheduleError
 from ringleader.simulation.collectives.replay_state import Lane, Step
 
 # What can happen, in the order in which it happens at one moment. Plain numbers: they

@@ -7,12 +7,18 @@ from functools import lru_cache
 from ringleader.collectives import hierarchy
 from ringleader.collectives.algorithm import algorithms, program
 from ringleader.collectives.config import AUTO, CollectiveConfig, parse_strategy
-from ringleader.collectives.cost import Network, Profile, price, profile, profile_of
+from ringleader.collectives.cost_model import (
+    Network,
+    ScheduleProfile,
+    predict_s,
+    profile,
+    profile_programs,
+)
 from ringleader.collectives.schedule import Program
 from ringleader.errors import ConfigError
 
 HIERARCHICAL = frozenset({"all_reduce", "reduce", "broadcast"})
-CODED: dict[str, tuple[str, ...]] = {
+CODED_ALGORITHMS: dict[str, tuple[str, ...]] = {
     "all_reduce": ("ring", "direct", "halving", "tree", "star"),
     "reduce_scatter": ("direct",),
     "all_gather": ("ring", "direct", "doubling", "tree", "star"),
@@ -34,7 +40,7 @@ EXCHANGE_BYTES = 256 << 10
 lock-step, so beyond this it is never the best."""
 
 
-def choose(
+def choose_algorithm(
     operation: str,
     num_bytes: int,
     network: Network,
@@ -70,14 +76,14 @@ def choose(
     return _cheapest(prices, config.tree_arity)
 
 
-def choose_coded(
+def choose_coded_algorithm(
     operation: str, num_bytes: int, network: Network, algorithm: str | None = None
 ) -> tuple[str, int, str]:
     """(algorithm, arity, reason) for a call that travels as ``num_bytes`` of a codec.
 
     What the configuration says of algorithms is about tensors as they are.
     """
-    known = CODED.get(operation, ())
+    known = CODED_ALGORITHMS.get(operation, ())
     if algorithm is not None and algorithm != AUTO:
         name, arity = parse_strategy(operation, algorithm, 2)
         if name not in known:
@@ -98,7 +104,7 @@ def choose_codec(operation: str, num_bytes: int, network: Network) -> str | None
     coded = _prices(operation, round(num_bytes * INT8_SHARE), network, 0, 2)
     crowd = max(len(ranks) for ranks in network.host_lists()) / network.cores
     speed = network.reduce_bandwidth / INT8_ADDITIONS / max(1.0, crowd)
-    as_int8 = min(coded[n] for n in CODED[operation]) + num_bytes / speed
+    as_int8 = min(coded[n] for n in CODED_ALGORITHMS[operation]) + num_bytes / speed
     as_int8 += CODED_PEER_S * (network.size - 1)
     return "int8" if as_int8 < WORTH_IT * as_it_is else None
 
@@ -124,9 +130,9 @@ def _prices(
         if name == "exchange" and num_bytes * (network.size - 1) > EXCHANGE_BYTES:
             continue
         shape = profile(operation, name, network.size, root, arity)
-        prices[name] = price(shape, num_bytes, network)
+        prices[name] = predict_s(shape, num_bytes, network)
     if operation == "all_reduce" and 1 < len(set(network.hosts)) < network.size:
-        prices["hierarchy"] = price(_hierarchy_profile(network), num_bytes, network)
+        prices["hierarchy"] = predict_s(_hierarchy_profile(network), num_bytes, network)
     return prices
 
 
@@ -140,11 +146,11 @@ def _cheapest(prices: dict[str, float], arity: int) -> tuple[str, int, str]:
 
 
 @lru_cache(maxsize=16)
-def _hierarchy_profile(network: Network) -> Profile:
+def _hierarchy_profile(network: Network) -> ScheduleProfile:
     config = CollectiveConfig()
     ranks = range(network.size)
     programs = [hierarchy_program("all_reduce", r, network, 0, config) for r in ranks]
-    return profile_of("all_reduce", programs)
+    return profile_programs("all_reduce", programs)
 
 
 def hierarchy_program(

@@ -87,7 +87,7 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class ScheduleProfile:
     """A schedule in numbers; shares are fractions of the whole tensor."""
 
     depth: int
@@ -106,16 +106,18 @@ class Profile:
 @lru_cache(maxsize=1024)
 def profile(
     operation: str, algorithm: str, size: int, root: int, arity: int
-) -> Profile:
+) -> ScheduleProfile:
     """The profile of one named schedule."""
     programs = [
         program(operation, algorithm, r, size, root=root, arity=arity)
         for r in range(size)
     ]
-    return replace(profile_of(operation, programs), is_exchange=algorithm == "exchange")
+    return replace(
+        profile_programs(operation, programs), is_exchange=algorithm == "exchange"
+    )
 
 
-def profile_of(operation: str, programs: list[Program]) -> Profile:
+def profile_programs(operation: str, programs: list[Program]) -> ScheduleProfile:
     """The profile of any schedule; chunks count as equal shares."""
     size = len(programs)
     chunks = 1 + max((m.chunk for p in programs for m in p), default=0)
@@ -133,7 +135,7 @@ def profile_of(operation: str, programs: list[Program]) -> Profile:
                 received[rank] += 1 / chunks
                 reduced[rank] += (move.kind is Kind.REDUCE) / chunks
     messages = max((len(p) for p in programs), default=0)
-    return Profile(
+    return ScheduleProfile(
         _depth(programs),
         messages,
         tuple(sent),
@@ -169,7 +171,7 @@ def _depth(programs: list[Program]) -> int:
     return max(ready.values(), default=0)
 
 
-def price(shape: Profile, num_bytes: int, network: Network) -> float:
+def predict_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float:
     """Predicted seconds of one operation on ``num_bytes``."""
     used = [network.links[a][b] for a, b in shape.links]
     latency_s = max((link.latency_s for link in used if link), default=0.0)
@@ -184,7 +186,7 @@ def price(shape: Profile, num_bytes: int, network: Network) -> float:
     )
 
 
-def _wire_s(shape: Profile, num_bytes: int, network: Network) -> float:
+def _wire_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float:
     """The busiest link between hosts, or card; the ranks of a host share one."""
     slowest = 0.0
     sent: dict[int, float] = {}
@@ -205,7 +207,7 @@ def _wire_s(shape: Profile, num_bytes: int, network: Network) -> float:
     return num_bytes * slowest * (1 + WIRE_FAN_IN * max(0, shape.fan_in - 1))
 
 
-def _host_s(shape: Profile, num_bytes: int, network: Network) -> float:
+def _host_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float:
     """What the cores of the busiest host do: copies into and out of links, adds.
 
     A rank is one thread, so neither the busiest rank nor the sum can be beaten.

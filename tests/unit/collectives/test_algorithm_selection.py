@@ -1,4 +1,4 @@
-"""The choice of the algorithm: wishes first, then price, equal on every rank."""
+"""The choice of the algorithm: wishes first, then the predicted time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from dataclasses import replace
 import pytest
 
 from ringleader.collectives.algorithm import OPERATIONS, ROOTED, algorithms
-from ringleader.collectives.check import check_all_reduce, check_broadcast, check_reduce
-from ringleader.collectives.choice import choose, hierarchy_program
+from ringleader.collectives.algorithm_selection import (
+    choose_algorithm,
+    hierarchy_program,
+)
 from ringleader.collectives.config import CollectiveConfig
-from ringleader.collectives.cost import LinkCost, Network, price, profile
+from ringleader.collectives.cost_model import LinkCost, Network, predict_s, profile
 from ringleader.collectives.schedule import Program
+from ringleader.collectives.schedule_checker import (
+    check_all_reduce,
+    check_broadcast,
+    check_reduce,
+)
 from ringleader.errors import ConfigError
 
 MIB = 1 << 20
@@ -26,19 +33,19 @@ def gigabit(size: int, latency_s: float = 100e-6) -> Network:
 def test_large_tensors_in_small_homes_get_a_bandwidth_optimal_algorithm() -> None:
     """PM-15: two or three machines got a tree whatever the size."""
     for size in (2, 3, 4, 8):
-        name, _, reason = choose("all_reduce", 64 * MIB, gigabit(size))
+        name, _, reason = choose_algorithm("all_reduce", 64 * MIB, gigabit(size))
         shape = profile("all_reduce", name, size, 0, 2)
         assert max(shape.sent) == pytest.approx(2 * (size - 1) / size), name
         assert "predicted" in reason
 
 
 def test_tiny_tensors_get_the_fewest_steps() -> None:
-    name, _, _ = choose("all_reduce", 4, gigabit(4))
+    name, _, _ = choose_algorithm("all_reduce", 4, gigabit(4))
     assert profile("all_reduce", name, 4, 0, 2).depth == 1
 
 
 def test_many_ranks_on_a_quick_network_do_not_talk_to_everybody() -> None:
-    name, _, _ = choose("all_reduce", 4, gigabit(64, latency_s=20e-6))
+    name, _, _ = choose_algorithm("all_reduce", 4, gigabit(64, latency_s=20e-6))
     shape = profile("all_reduce", name, 64, 0, 2)
     assert shape.messages < 64
 
@@ -51,7 +58,7 @@ def test_the_middle_is_chosen_when_only_its_links_are_fast() -> None:
         tuple(fast if 0 in (a, b) else slow for b in range(size)) for a in range(size)
     )
     network = replace(Network.unknown(size), links=links)
-    name, _, _ = choose("all_reduce", MIB, network)
+    name, _, _ = choose_algorithm("all_reduce", MIB, network)
     used = profile("all_reduce", name, size, 0, 2).links
     assert all(0 in pair for pair in used), name
 
@@ -59,20 +66,20 @@ def test_the_middle_is_chosen_when_only_its_links_are_fast() -> None:
 def test_ranks_that_share_memory_use_it() -> None:
     network = replace(gigabit(4), hosts=(0, 0, 0, 0), shares_memory=True)
     for operation in OPERATIONS:
-        assert choose(operation, MIB, network)[0] == "shm"
+        assert choose_algorithm(operation, MIB, network)[0] == "shm"
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_an_explicit_algorithm_is_honoured(operation: str) -> None:
     for name in algorithms(operation):
-        chosen, _, reason = choose(operation, 4, gigabit(4), algorithm=name)
+        chosen, _, reason = choose_algorithm(operation, 4, gigabit(4), algorithm=name)
         assert chosen == name
         assert reason == "asked for in the call"
 
 
 def test_an_unknown_algorithm_is_refused_with_those_that_exist() -> None:
     with pytest.raises(ConfigError, match="ring"):
-        choose("all_reduce", 4, gigabit(4), algorithm="carousel")
+        choose_algorithm("all_reduce", 4, gigabit(4), algorithm="carousel")
 
 
 def test_strategies_of_the_configuration_are_honoured() -> None:
@@ -80,18 +87,21 @@ def test_strategies_of_the_configuration_are_honoured() -> None:
         local_all_reduce="tree:3", local_broadcast="direct", local_reduce="ring"
     )
     network = gigabit(4)
-    assert choose("all_reduce", 4, network, config=config)[:2] == ("tree", 3)
-    assert choose("broadcast", 4, network, config=config)[0] == "star"
-    assert choose("reduce", 4, network, config=config)[0] == "ring"
+    assert choose_algorithm("all_reduce", 4, network, config=config)[:2] == ("tree", 3)
+    assert choose_algorithm("broadcast", 4, network, config=config)[0] == "star"
+    assert choose_algorithm("reduce", 4, network, config=config)[0] == "ring"
     centralized = CollectiveConfig(local_all_reduce="centralized")
-    assert choose("all_reduce", 4, network, config=centralized)[0] == "star"
+    assert choose_algorithm("all_reduce", 4, network, config=centralized)[0] == "star"
 
 
 def test_the_tree_threshold_overrides_the_price() -> None:
     config = CollectiveConfig(tree_threshold_bytes=MIB, tree_arity=4)
     network = gigabit(4)
-    assert choose("all_reduce", MIB - 1, network, config=config)[:2] == ("tree", 4)
-    assert choose("all_reduce", MIB, network, config=config)[0] != "tree"
+    assert choose_algorithm("all_reduce", MIB - 1, network, config=config)[:2] == (
+        "tree",
+        4,
+    )
+    assert choose_algorithm("all_reduce", MIB, network, config=config)[0] != "tree"
 
 
 def test_naming_hosts_turns_the_hierarchy_on() -> None:
@@ -99,9 +109,11 @@ def test_naming_hosts_turns_the_hierarchy_on() -> None:
     config = CollectiveConfig.multi_node(2, 2)
     network = replace(gigabit(4), hosts=(0, 0, 1, 1))
     for operation in ("all_reduce", "reduce", "broadcast"):
-        assert choose(operation, MIB, network, config=config)[0] == "hierarchy"
+        assert (
+            choose_algorithm(operation, MIB, network, config=config)[0] == "hierarchy"
+        )
     with pytest.raises(ConfigError, match="num_nodes=2"):
-        choose("all_reduce", MIB, gigabit(4), config=config)
+        choose_algorithm("all_reduce", MIB, gigabit(4), config=config)
 
 
 @pytest.mark.parametrize("hosts", [(0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 0, 2, 1, 0)])
@@ -136,12 +148,14 @@ def test_ranks_on_several_hosts_are_offered_a_hierarchy() -> None:
     hosts = (0, 0, 0, 0, 4, 4, 4, 4)
     links = tuple(tuple(inside if a == b else outside for b in hosts) for a in hosts)
     network = replace(Network.unknown(8), links=links, hosts=hosts, cores=8)
-    assert choose("all_reduce", 64 * MIB, network)[0] == "hierarchy"
+    assert choose_algorithm("all_reduce", 64 * MIB, network)[0] == "hierarchy"
 
 
 def test_a_group_of_one_needs_no_choice() -> None:
     for operation in OPERATIONS:
-        assert choose(operation, MIB, Network.unknown(1))[2] == "a group of one"
+        assert (
+            choose_algorithm(operation, MIB, Network.unknown(1))[2] == "a group of one"
+        )
 
 
 def test_prices_grow_with_bytes_and_latency() -> None:
@@ -149,9 +163,9 @@ def test_prices_grow_with_bytes_and_latency() -> None:
         for name in algorithms(operation):
             root = 2 if operation in ROOTED else 0
             shape = profile(operation, name, 5, root, 2)
-            small = price(shape, 1000, gigabit(5))
-            assert small < price(shape, 10 * MIB, gigabit(5))
-            assert small < price(shape, 1000, gigabit(5, latency_s=0.01))
+            small = predict_s(shape, 1000, gigabit(5))
+            assert small < predict_s(shape, 10 * MIB, gigabit(5))
+            assert small < predict_s(shape, 1000, gigabit(5, latency_s=0.01))
 
 
 @pytest.mark.parametrize(
