@@ -73,7 +73,7 @@ HOMES = {
 
 LIMIT_LINES = 300
 LONGER = {
-    "backend/process_group.py": (540, "one method per operation that torch knows"),
+    "backend/process_group.py": (570, "one method per operation that torch knows"),
     "groups/group.py": (550, "the whole public surface of a group, mostly signatures"),
     "groups/executor.py": (435, "one dispatch over all operations and algorithms"),
     "groups/runner.py": (360, "all ways in which an operation begins and ends"),

@@ -26,7 +26,7 @@ PUBLIC = (
     "BackendOptions CallMismatch CollectiveConfig ConfigError DeadlineExceeded Group "
     "GroupAborted InternalError PeerError PeerLost PeerRefused PeerUnreachable "
     "PeerUntrusted ProtocolError RingleaderError SyncBatchNorm Work __version__ "
-    "backends compression group join require same_model should_rejoin"
+    "backends compression group join require_backend should_rejoin sync_module_states"
 )
 
 COMPRESSION = "Compressor Hook compressor fsdp hook"
@@ -105,8 +105,19 @@ def test_the_public_names_are_pinned() -> None:
         _ = ringleader.grop
 
 
+def test_dir_shows_the_public_names_only() -> None:
+    """Also after every public name was loaded, and submodules with them."""
+    for name in PUBLIC.split():
+        getattr(ringleader, name)
+    assert hasattr(ringleader, "backend"), "a submodule was imported"
+    assert dir(ringleader) == sorted(PUBLIC.split())
+    assert dir(ringleader.compression) == sorted(COMPRESSION.split())
+
+
 def test_what_compression_offers_is_pinned() -> None:
     assert ringleader.compression.__all__ == COMPRESSION.split()
+    for name in COMPRESSION.split():
+        assert getattr(ringleader.compression, name) is not None
 
 
 def test_everything_a_group_offers_is_pinned() -> None:

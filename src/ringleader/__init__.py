@@ -23,15 +23,15 @@ from ringleader.errors import (
 
 if TYPE_CHECKING:
     from ringleader import compression
-    from ringleader.backend.engines import backends, require
-    from ringleader.backend.form import BackendOptions
+    from ringleader.backend.availability import backends, require_backend
+    from ringleader.backend.options import BackendOptions
     from ringleader.collectives.config import CollectiveConfig
     from ringleader.groups.formation import group
     from ringleader.groups.group import Group
     from ringleader.groups.work import Work
     from ringleader.node.launch.join import join, should_rejoin
-    from ringleader.parallel.same_model import same_model
     from ringleader.parallel.sync_batch_norm import SyncBatchNorm
+    from ringleader.parallel.sync_module_states import sync_module_states
 
 __version__ = "0.1.0"
 
@@ -58,24 +58,25 @@ __all__ = [
     "compression",
     "group",
     "join",
-    "require",
-    "same_model",
+    "require_backend",
     "should_rejoin",
+    "sync_module_states",
 ]
 
-# What needs torch is imported on first use, so that the command line starts at once.
+# Names whose modules import torch are loaded on first use, so that the command line
+# starts quickly.
 _LAZY = {
-    "BackendOptions": "ringleader.backend.form",
+    "BackendOptions": "ringleader.backend.options",
     "CollectiveConfig": "ringleader.collectives.config",
     "Group": "ringleader.groups.group",
     "SyncBatchNorm": "ringleader.parallel.sync_batch_norm",
     "Work": "ringleader.groups.work",
-    "backends": "ringleader.backend.engines",
+    "backends": "ringleader.backend.availability",
     "group": "ringleader.groups.formation",
     "join": "ringleader.node.launch.join",
-    "require": "ringleader.backend.engines",
-    "same_model": "ringleader.parallel.same_model",
+    "require_backend": "ringleader.backend.availability",
     "should_rejoin": "ringleader.node.launch.join",
+    "sync_module_states": "ringleader.parallel.sync_module_states",
 }
 
 
@@ -87,8 +88,13 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'ringleader' has no attribute {name!r}")
 
 
-# torch registers the backend itself, through an entry point. Where that is turned off
-# (TORCH_DEVICE_BACKEND_AUTOLOAD=0) or the package is not installed, importing it after
-# torch does.
+def __dir__() -> list[str]:
+    """Return the public names: neither imported submodules nor what this file uses."""
+    return list(__all__)
+
+
+# Importing torch registers the backend through an entry point. If that is turned off
+# (TORCH_DEVICE_BACKEND_AUTOLOAD=0) or the package is not installed, importing
+# ringleader after torch registers it here.
 if "torch" in sys.modules:
     import_module("ringleader.node.launch.torch_entry_points").autoload()

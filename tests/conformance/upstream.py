@@ -207,7 +207,7 @@ def _register_ours() -> None:
     """Whether or not torch has found our entry point."""
     importlib.import_module("ringleader.backend.register").register()
     # A group would import it, in every rank of every test; forked ranks inherit it.
-    importlib.import_module("ringleader.backend.form")
+    importlib.import_module("ringleader.backend.create")
 
 
 def _stand_in_for_expecttest() -> None:

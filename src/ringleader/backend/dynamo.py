@@ -11,7 +11,7 @@ from types import FunctionType
 import torch
 
 
-def leave_alone(kind: type) -> None:
+def skip_compilation(kind: type) -> None:
     """No method of ``kind`` is ever compiled."""
     frames = getattr(torch._C._dynamo, "eval_frame", None)
     if frames is None or not hasattr(frames, "set_code_exec_strategy"):

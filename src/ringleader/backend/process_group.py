@@ -1,8 +1,9 @@
-"""The process group that torch sees; every method is one operation of our group.
+"""The process group that torch sees: every method runs one operation of our group.
 
-Python callers (``dist.*``, FSDP2, checkpoints) reach any method. C++ callers (DDP's
-reducer, functional collectives) reach only those that torch's trampoline knows, and for
-the rest kernels.py stands in. torch 2.13 renamed some methods; both names are here.
+Python callers (``dist.*``, FSDP2, checkpoints) reach every method. C++ callers (DDP's
+reducer, functional collectives) reach only the methods that torch's trampoline knows;
+dispatcher_kernels.py serves the others. torch 2.13 renamed some methods; both names are
+defined.
 """
 
 from __future__ import annotations
@@ -29,10 +30,18 @@ from torch._C._distributed_c10d import (
     Store,
 )
 
-from ringleader.backend import dynamo, explain, kernels, monitor, sparse
-from ringleader.backend.completions import Completions
+from ringleader.backend import (
+    coo_all_reduce,
+    dispatcher_kernels,
+    dynamo,
+    error_context,
+    monitored_barrier,
+)
+from ringleader.backend.completion_pool import CompletionPool
 from ringleader.backend.device import device_of, devices_here
-from ringleader.backend.options import (
+from ringleader.backend.name import NAME
+from ringleader.backend.staging import HostStaging, is_whole, run_on_host
+from ringleader.backend.torch_options import (
     Reduction,
     inner,
     limit_s,
@@ -43,8 +52,6 @@ from ringleader.backend.options import (
     reduction,
     split,
 )
-from ringleader.backend.register import NAME
-from ringleader.backend.staging import Stage, is_whole, on_host
 from ringleader.backend.work import BackendWork, once
 from ringleader.engine import reductions
 from ringleader.errors import ConfigError, RingleaderError
@@ -69,9 +76,9 @@ class RingleaderGroup(ProcessGroup):
         super().__init__(group.rank, group.size)  # type: ignore[call-arg]
         self.group = group
         self._store = store
-        self._identity = explain.Identity(ranks)
-        self._completions = Completions()
-        self._stages: dict[torch.device, Stage] = {}
+        self._identity = error_context.GroupIdentity(ranks)
+        self._completion_pool = CompletionPool()
+        self._staging: dict[torch.device, HostStaging] = {}
         self._sequence = 0
         self._num_barriers = 0
         self._all = group.size + 1
@@ -81,10 +88,10 @@ class RingleaderGroup(ProcessGroup):
         if self.is_staged:
             group.expect_accelerators()
         self._coalesced: list[BackendWork] | None = None
-        self._explain = explain.Explainer(group, self._identity)
+        self._error_context = error_context.ErrorContext(group, self._identity)
         for device in devices_here():
             self._register_backend(device, ProcessGroup.BackendType.CUSTOM, None)
-        kernels.install(RingleaderGroup)
+        dispatcher_kernels.install(RingleaderGroup)
 
     # -- who we are ----------------------------------------------------------------
 
@@ -133,7 +140,7 @@ class RingleaderGroup(ProcessGroup):
             try:
                 self.group.all_reduce(tensor, op.name)
             except RingleaderError:
-                with self._explain:  # only now: to enter it takes time, too
+                with self._error_context:  # only now: to enter it takes time, too
                     raise
             return None
         if tensor.layout is torch.sparse_coo:
@@ -154,7 +161,7 @@ class RingleaderGroup(ProcessGroup):
 
     def _all_reduce_sparse(self, tensor: Tensor, op: Reduction) -> Body:
         def body(_ins: Tensors, _outs: Tensors, **how: Any) -> Work:
-            reduce = partial(sparse.all_reduce, self.group, tensor, op)
+            reduce = partial(coo_all_reduce.all_reduce, self.group, tensor, op)
             return self.group.together(reduce, **how)
 
         return body
@@ -175,7 +182,7 @@ class RingleaderGroup(ProcessGroup):
             width = 1 if relay is None else 0
             body = _all_reduce(self.group, op)
             return self._start(opts, both, both, body, both, width=width)
-        with self._explain:
+        with self._error_context:
             _check_reduction(opts, tensor.dtype)
             work, arrive = self._stage(tensor.device).all_reduce(
                 self.group, relay, tensor, op.name, **self._how(opts)
@@ -355,7 +362,7 @@ class RingleaderGroup(ProcessGroup):
     ) -> None:
         limit = self.group.timeout_s if timeout is None else timeout.total_seconds()
         self._num_barriers += 1
-        monitor.barrier(
+        monitored_barrier.run(
             self.group, limit, self._num_barriers, wait_all_ranks=wait_all_ranks
         )
 
@@ -397,7 +404,7 @@ class RingleaderGroup(ProcessGroup):
         result: Tensors,
         arrive: Callable[[], None] | None,
     ) -> BackendWork:
-        with self._explain:
+        with self._error_context:
             return self._hand_out(post(), result, arrive)
 
     # -- how operations are run ----------------------------------------------------
@@ -412,16 +419,16 @@ class RingleaderGroup(ProcessGroup):
         *,
         width: int = 0,
     ) -> BackendWork:
-        """One operation, in the caller if it is synchronous; ``width``: see Stage."""
+        """Run one operation; ``width`` as in ``HostStaging.run``."""
         how, arrive = self._how(opts), None
         device = next((t.device for t in (*outs, *ins)), _CPU)
-        with self._explain:
+        with self._error_context:
             if device != _CPU:
                 _check_reduction(opts, (*outs, *ins)[0].dtype)
                 stage = self._stage(device)
                 work, arrive = stage.run(self.group, ins, outs, body, width, **how)
             elif self.is_staged:
-                work = on_host(self.group, ins, outs, body, width, **how)
+                work = run_on_host(self.group, ins, outs, body, width, **how)
             else:
                 work = body(ins, outs, **how)
             return self._hand_out(work, result, arrive)
@@ -440,7 +447,7 @@ class RingleaderGroup(ProcessGroup):
 
     def _all_of(self, works: list[BackendWork], result: Tensors) -> BackendWork:
         return BackendWork.of_all(
-            works, self._completions, explain=self._explain, result=result
+            works, self._completion_pool, add_context=self._error_context, result=result
         )
 
     def _how(self, opts: Any) -> dict[str, Any]:
@@ -455,18 +462,18 @@ class RingleaderGroup(ProcessGroup):
         handle = BackendWork(
             [work],
             result or [],
-            self._completions,
-            explain=self._explain,
+            self._completion_pool,
+            add_context=self._error_context,
             arrive=arrive,
         )
         if self._coalesced is not None:
             self._coalesced.append(handle)
         return handle
 
-    def _stage(self, device: torch.device) -> Stage:
-        if device not in self._stages:  # two threads may come here at once
-            self._stages.setdefault(device, Stage(device_of(device)))
-        return self._stages[device]
+    def _stage(self, device: torch.device) -> HostStaging:
+        if device not in self._staging:  # two threads may come here at once
+            self._staging.setdefault(device, HostStaging(device_of(device)))
+        return self._staging[device]
 
     def _rows(self, tensor: Tensor) -> Tensors:
         """One tensor for all ranks; where it may be staged, part by part."""
@@ -482,7 +489,9 @@ class RingleaderGroup(ProcessGroup):
         handles, self._coalesced = self._coalesced, None
         if handles is None:
             raise ConfigError("_end_coalescing: there was no _start_coalescing")
-        return BackendWork.of_all(handles, self._completions, explain=self._explain)
+        return BackendWork.of_all(
+            handles, self._completion_pool, add_context=self._error_context
+        )
 
     # -- the group itself ----------------------------------------------------------
 
@@ -502,13 +511,13 @@ class RingleaderGroup(ProcessGroup):
 
     def shutdown(self) -> None:
         self.group.close()
-        for stage in self._stages.values():
+        for stage in self._staging.values():
             stage.close()
-        self._completions.close()
+        self._completion_pool.close()
 
 
-dynamo.leave_alone(RingleaderGroup)
-dynamo.leave_alone(BackendWork)
+dynamo.skip_compilation(RingleaderGroup)
+dynamo.skip_compilation(BackendWork)
 
 
 def _all_reduce(group: Group, op: Reduction) -> Body:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from ringleader.backend.name import NAME
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-NAME = "ringleader"
 DEVICES = ["cpu", "cuda", "mps"]
 
 
@@ -31,13 +32,13 @@ def register() -> None:
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
         return
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=DEVICES)
-    from ringleader.backend import patches
+    from ringleader.backend import torch_patches
 
-    patches.install()
+    torch_patches.install()
 
 
 def create(request: Any, options: object) -> ProcessGroup:
     """What torch calls to form a group: connect, and wrap it for torch."""
-    from ringleader.backend import form
+    from ringleader.backend.create import create_process_group
 
-    return form.process_group(request, options)
+    return create_process_group(request, options)

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringleader.backend.carrier import DeviceCarrier, Dock
 from ringleader.backend.device import Device, Event
+from ringleader.backend.device_relay import DeviceRelay, RelayBuffers
 from ringleader.engine.relay import Relay
 from ringleader.groups.call import check_writable
 from ringleader.groups.group import Group
@@ -43,7 +43,7 @@ Body = Callable[[list[Tensor], list[Tensor]], object]
 """(inputs, outputs): the collective on host tensors."""
 
 
-class Stage:
+class HostStaging:
     """The staging of one group on one device. Used by one operation at a time."""
 
     def __init__(self, device: Device) -> None:
@@ -51,7 +51,7 @@ class Stage:
         self._slots: list[Tensor] = []
         self._last: Event | None = None
         """When the last operation had copied in: its slots are free from then on."""
-        self._dock: Dock | None = None
+        self._relay_buffers: RelayBuffers | None = None
 
     def run(
         self,
@@ -104,24 +104,24 @@ class Stage:
 
     def close(self) -> None:
         """The group has ended: its memory is no longer ours."""
-        if self._dock is not None:
+        if self._relay_buffers is not None:
             with self._device.here():
-                self._dock.close()
-        self._dock = None
+                self._relay_buffers.close()
+        self._relay_buffers = None
         self._slots.clear()  # torch may keep its groups for ever
 
     def _relay(
         self, ready: Event, group: Group, relay: Relay, tensor: Tensor, op: str
     ) -> Event:
         device = self._device
-        if self._dock is None:
-            self._dock = Dock(device, relay)
+        if self._relay_buffers is None:
+            self._relay_buffers = RelayBuffers(device, relay)
         with device.outbound():
             device.after(ready)
             if self._last is not None:
                 device.after(self._last)
             flat = self._flat(tensor).resolve_conj().resolve_neg()
-            carrier = DeviceCarrier(device, self._dock, flat)
+            carrier = DeviceRelay(device, self._relay_buffers, flat)
             finish = []
             if flat.data_ptr() != tensor.data_ptr():
                 finish = [lambda: tensor.detach().copy_(flat.view(tensor.shape))]
@@ -242,7 +242,7 @@ class _Chunk:
             tensor.copy_(host, non_blocking=True)
 
 
-def on_host(
+def run_on_host(
     group: Group,
     ins: Sequence[Tensor],
     outs: Sequence[Tensor],

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work as TorchWork
 from torch.futures import Future
 
-from ringleader.backend.completions import Completions, Task
+from ringleader.backend.completion_pool import CompletionPool, Task
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded
 from ringleader.groups.work import Work
@@ -40,7 +40,7 @@ def once(action: Task) -> Task:
     return run
 
 
-Explain = Callable[[BaseException], BaseException]
+AddContext = Callable[[BaseException], BaseException]
 """Adds to an error what a torch user needs to know."""
 
 
@@ -51,17 +51,17 @@ class BackendWork(TorchWork):
         self,
         parts: Sequence[Work],
         result: list[Tensor],
-        completions: Completions,
+        completions: CompletionPool,
         *,
-        explain: Explain,
+        add_context: AddContext,
         arrive: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
         self._parts = parts
         self._result = result or [torch.empty(0, device="cpu")]
         """At least one: C++ cannot take a future of nothing."""
-        self._completions = completions
-        self._explain = explain
+        self._completion_pool = completions
+        self._error_context = add_context
         self._arrive = arrive
         """Makes what the host received visible to the caller's stream."""
         self._future: Future[Any] | None = None
@@ -70,9 +70,9 @@ class BackendWork(TorchWork):
     def of_all(
         cls,
         handles: Sequence[Self],
-        completions: Completions,
+        completions: CompletionPool,
         *,
-        explain: Explain,
+        add_context: AddContext,
         result: list[Tensor] | None = None,
     ) -> Self:
         """One handle for several; ``result`` None: all that they fill."""
@@ -85,7 +85,7 @@ class BackendWork(TorchWork):
         parts = [part for handle in handles for part in handle._parts]
         if result is None:
             result = [tensor for handle in handles for tensor in handle._result]
-        return cls(parts, result, completions, explain=explain, arrive=arrive)
+        return cls(parts, result, completions, add_context=add_context, arrive=arrive)
 
     # C++ calls only wait and get_future; the rest is for Python callers.
 
@@ -99,7 +99,7 @@ class BackendWork(TorchWork):
             except Exception as exc:
                 if not part.done():
                     raise DeadlineExceeded("the operation", str(exc)) from exc
-                better = self._explain(exc)
+                better = self._error_context(exc)
                 if better is exc:
                     raise
                 raise better from exc
@@ -124,12 +124,12 @@ class BackendWork(TorchWork):
         if index < len(self._parts):
             self._parts[index].when_done(lambda: self._follow(base, index + 1))
         else:
-            self._completions.run(lambda: self._complete(base))
+            self._completion_pool.run(lambda: self._complete(base))
 
     def _complete(self, base: Future[Any]) -> None:
         error = self.exception()
         if error is not None:
-            error = self._explain(error)
+            error = self._error_context(error)
         else:
             try:
                 if self._arrive is not None:

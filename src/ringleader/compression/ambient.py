@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ringleader import settings
-from ringleader.backend.register import NAME
+from ringleader.backend.name import NAME
 from ringleader.compression.hooks import hook
 
 _MARK = "_ringleader_compresses"

@@ -20,9 +20,9 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined] # is publ
 from torch.futures import Future
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ringleader.backend.completions import Completions
+from ringleader.backend.completion_pool import CompletionPool
 from ringleader.backend.device import Device, Event, device_of
-from ringleader.backend.explain import Explainer, Identity
+from ringleader.backend.error_context import ErrorContext, GroupIdentity
 from ringleader.backend.work import BackendWork
 from ringleader.compression.compressor import Compressor
 from ringleader.compression.memory import Slot
@@ -62,7 +62,7 @@ class Hook:
         self.__name__ = self.__qualname__ = f"ringleader {compressor.scheme.name}"
         self._names: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._numbers = itertools.count()
-        self._completions = Completions()
+        self._completion_pool = CompletionPool()
         self._devices: dict[torch.device, Device] = {}
         self._step = _Step(compressor)
 
@@ -125,8 +125,10 @@ class Hook:
         work = BackendWork(
             [ours.together(body, async_op=True)],
             [flat],
-            self._completions,
-            explain=Explainer(ours, Identity(dist.get_process_group_ranks(group))),
+            self._completion_pool,
+            add_context=ErrorContext(
+                ours, GroupIdentity(dist.get_process_group_ranks(group))
+            ),
             arrive=arrive,
         )
         return work.get_future().then(_only)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ringleader.backend.options import reduction
+from ringleader.backend.torch_options import reduction
 from ringleader.compression.chance import purpose
 from ringleader.compression.peers import our_group
 from ringleader.compression.scheme import parse

@@ -145,7 +145,7 @@ def work_on_another_device(group: Group, _ready: Ready, path: str) -> list[float
         dist.all_reduce(sparse)
         dist.monitored_barrier()
         model = torch.nn.Linear(2, 1, device="cpu")
-        ringleader.same_model(model, group)
+        ringleader.sync_module_states(model, group)
     return [float(total[1]), float(large[-1]), float(sparse.to_dense().sum())]
 
 

@@ -240,7 +240,7 @@ def test_plain_groups_need_nothing_but_torch_and_numpy() -> None:
 import sys
 for name in ("cryptography", "spake2", "zeroconf", "msgspec", "psutil"):
     sys.modules[name] = None
-import ringleader.groups.formation, ringleader.backend.form
+import ringleader.groups.formation, ringleader.backend.create
 assert ringleader.groups.formation.load_credentials("") is None
 try:
     ringleader.groups.formation.load_credentials("/credentials")

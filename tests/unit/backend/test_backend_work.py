@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from ringleader.backend.completions import Completions
+from ringleader.backend.completion_pool import CompletionPool
 from ringleader.backend.work import BackendWork
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, PeerLost
@@ -29,9 +29,9 @@ LOST = PeerLost(1, "closed the connection")
 
 
 @pytest.fixture
-def completions() -> Iterator[Completions]:
+def completions() -> Iterator[CompletionPool]:
     """Its threads end with the test."""
-    made = Completions()
+    made = CompletionPool()
     yield made
     made.close()
 
@@ -41,13 +41,17 @@ def as_it_is(error: BaseException) -> BaseException:
 
 
 def handle(
-    completions: Completions,
+    completions: CompletionPool,
     *parts: Work,
     result: list[Tensor] | None = None,
     arrive: Callable[[], None] | None = None,
 ) -> BackendWork:
     return BackendWork(
-        parts, result or [torch.ones(2)], completions, explain=as_it_is, arrive=arrive
+        parts,
+        result or [torch.ones(2)],
+        completions,
+        add_context=as_it_is,
+        arrive=arrive,
     )
 
 
@@ -63,7 +67,7 @@ def end(future: Future[Any]) -> Future[Any]:
 
 
 def test_wait_returns_true_when_all_parts_have_succeeded(
-    completions: Completions,
+    completions: CompletionPool,
 ) -> None:
     parts = [Work(), Work()]
     work = handle(completions, *parts)
@@ -77,7 +81,7 @@ def test_wait_returns_true_when_all_parts_have_succeeded(
 
 
 def test_wait_gives_up_in_time_and_leaves_the_operation_alone(
-    completions: Completions,
+    completions: CompletionPool,
 ) -> None:
     part = Work()
     work = handle(completions, part)
@@ -92,7 +96,7 @@ def test_wait_gives_up_in_time_and_leaves_the_operation_alone(
 
 
 def test_a_timeout_of_the_operation_itself_is_not_taken_for_one_of_the_wait(
-    completions: Completions,
+    completions: CompletionPool,
 ) -> None:
     part = Work()
     part.finish(DeadlineExceeded(2, "sent nothing for 5 s"))
@@ -102,7 +106,7 @@ def test_a_timeout_of_the_operation_itself_is_not_taken_for_one_of_the_wait(
 
 
 def test_the_error_of_any_part_is_raised_again_and_again(
-    completions: Completions,
+    completions: CompletionPool,
 ) -> None:
     good, bad = Work(), Work()
     work = handle(completions, good, bad)
@@ -118,7 +122,7 @@ def test_the_error_of_any_part_is_raised_again_and_again(
 
 
 def test_the_error_is_explained_with_the_first_as_its_cause(
-    completions: Completions,
+    completions: CompletionPool,
 ) -> None:
     part = Work()
     part.finish(LOST)
@@ -126,7 +130,7 @@ def test_the_error_is_explained_with_the_first_as_its_cause(
         [part],
         [torch.ones(1)],
         completions,
-        explain=lambda error: PeerLost(1, f"{error}, by the router"),
+        add_context=lambda error: PeerLost(1, f"{error}, by the router"),
     )
     with pytest.raises(PeerLost, match="by the router") as caught:
         work.wait()
@@ -137,7 +141,7 @@ def test_the_error_is_explained_with_the_first_as_its_cause(
 
 
 def test_the_caller_is_ordered_after_a_success_and_only_then(
-    completions: Completions,
+    completions: CompletionPool,
 ) -> None:
     arrivals: list[str] = []
     good, bad = Work(), Work()
@@ -149,7 +153,7 @@ def test_the_caller_is_ordered_after_a_success_and_only_then(
     assert arrivals == ["good"]
 
 
-def test_synchronize_waits(completions: Completions) -> None:
+def test_synchronize_waits(completions: CompletionPool) -> None:
     part = Work()
     part.finish(LOST)
     with pytest.raises(PeerLost):
@@ -157,7 +161,7 @@ def test_synchronize_waits(completions: Completions) -> None:
     handle(completions, DONE).synchronize()
 
 
-def test_the_sender_of_a_message_is_known(completions: Completions) -> None:
+def test_the_sender_of_a_message_is_known(completions: CompletionPool) -> None:
     part = Work()
     assert handle(completions, part).source_rank() == -1
     part.source = 2
@@ -170,7 +174,7 @@ def test_the_sender_of_a_message_is_known(completions: Completions) -> None:
 
 @pytest.mark.parametrize("is_early", [True, False])
 def test_the_value_of_the_future_are_the_tensors(
-    is_early: bool, completions: Completions
+    is_early: bool, completions: CompletionPool
 ) -> None:
     part, tensors = Work(), [torch.ones(2), torch.zeros(3)]
     work = handle(completions, part, result=tensors)
@@ -188,7 +192,7 @@ def test_the_value_of_the_future_are_the_tensors(
 
 @pytest.mark.parametrize("is_early", [True, False])
 def test_the_error_is_in_the_future_and_in_what_follows_it(
-    is_early: bool, completions: Completions
+    is_early: bool, completions: CompletionPool
 ) -> None:
     part = Work()
     work = handle(completions, part)
@@ -205,7 +209,7 @@ def test_the_error_is_in_the_future_and_in_what_follows_it(
             each.wait()
 
 
-def test_cpp_sees_the_error(completions: Completions) -> None:
+def test_cpp_sees_the_error(completions: CompletionPool) -> None:
     """DDP's reducer asks in C++, which knows nothing of Python's unwrapping.
 
     ``collect_all`` is C++: with the future we complete, instead of its child, it would
@@ -219,7 +223,7 @@ def test_cpp_sees_the_error(completions: Completions) -> None:
         end(collected).value()
 
 
-def test_a_failure_to_arrive_is_the_futures(completions: Completions) -> None:
+def test_a_failure_to_arrive_is_the_futures(completions: CompletionPool) -> None:
     def arrive() -> None:
         raise RuntimeError("the stream is gone")
 
@@ -228,7 +232,7 @@ def test_a_failure_to_arrive_is_the_futures(completions: Completions) -> None:
         end(future).value()
 
 
-def test_the_future_arrives_before_it_is_complete(completions: Completions) -> None:
+def test_the_future_arrives_before_it_is_complete(completions: CompletionPool) -> None:
     part, tensor = Work(), torch.zeros(2)
 
     def arrive() -> None:
@@ -240,13 +244,15 @@ def test_the_future_arrives_before_it_is_complete(completions: Completions) -> N
     assert end(seen).value().tolist() == [7, 7]
 
 
-def test_cpp_is_never_given_a_future_of_nothing(completions: Completions) -> None:
-    work = BackendWork([Work()], [], completions, explain=as_it_is)
+def test_cpp_is_never_given_a_future_of_nothing(completions: CompletionPool) -> None:
+    work = BackendWork([Work()], [], completions, add_context=as_it_is)
     (stand_in,) = work.result()
     assert stand_in.numel() == 0
 
 
-def test_followers_that_wait_do_not_stop_the_engine(completions: Completions) -> None:
+def test_followers_that_wait_do_not_stop_the_engine(
+    completions: CompletionPool,
+) -> None:
     """Many at once: each waits for what the engine only does when all are waiting."""
     count = 100
     parts, last = [Work() for _ in range(count)], Work()
@@ -273,7 +279,9 @@ def test_followers_that_wait_do_not_stop_the_engine(completions: Completions) ->
     assert [end(future).value() for future in futures] == [True] * count
 
 
-def test_a_follower_may_issue_operations_of_its_own(completions: Completions) -> None:
+def test_a_follower_may_issue_operations_of_its_own(
+    completions: CompletionPool,
+) -> None:
     """As DDP's hooks do: it runs in no thread that the operation needs."""
 
     def live(group: Group) -> list[float]:
@@ -293,7 +301,7 @@ def test_a_follower_may_issue_operations_of_its_own(completions: Completions) ->
     assert run_world(2, live) == [[14.0] * 3] * 2
 
 
-def test_an_abort_reaches_whoever_has_the_future(completions: Completions) -> None:
+def test_an_abort_reaches_whoever_has_the_future(completions: CompletionPool) -> None:
     with world(2) as (group, _):
         part = group.all_reduce(torch.ones(4), async_op=True)
         future = handle(completions, part).get_future()
@@ -305,7 +313,7 @@ def test_an_abort_reaches_whoever_has_the_future(completions: Completions) -> No
 # -- several as one ----------------------------------------------------------------
 
 
-def test_one_handle_for_several_ends_with_the_last(completions: Completions) -> None:
+def test_one_handle_for_several_ends_with_the_last(completions: CompletionPool) -> None:
     parts = [Work() for _ in range(3)]
     arrivals: list[int] = []
     handles = [
@@ -317,7 +325,7 @@ def test_one_handle_for_several_ends_with_the_last(completions: Completions) -> 
         )
         for i, part in enumerate(parts)
     ]
-    work = BackendWork.of_all(handles, completions, explain=as_it_is)
+    work = BackendWork.of_all(handles, completions, add_context=as_it_is)
     future = work.get_future()
     for part in reversed(parts):
         assert not work.is_completed()
@@ -329,10 +337,12 @@ def test_one_handle_for_several_ends_with_the_last(completions: Completions) -> 
     assert arrivals == [0, 2] * 2
 
 
-def test_one_handle_for_several_has_the_error_of_any(completions: Completions) -> None:
+def test_one_handle_for_several_has_the_error_of_any(
+    completions: CompletionPool,
+) -> None:
     good, bad = Work(), Work()
     handles = [handle(completions, good), handle(completions, bad)]
-    work = BackendWork.of_all(handles, completions, explain=as_it_is)
+    work = BackendWork.of_all(handles, completions, add_context=as_it_is)
     good.finish()
     bad.finish(LOST)
     assert work.exception() is LOST
@@ -342,8 +352,8 @@ def test_one_handle_for_several_has_the_error_of_any(completions: Completions) -
         end(work.get_future()).value()
 
 
-def test_one_handle_for_none_is_complete(completions: Completions) -> None:
-    work = BackendWork.of_all([], completions, explain=as_it_is)
+def test_one_handle_for_none_is_complete(completions: CompletionPool) -> None:
+    work = BackendWork.of_all([], completions, add_context=as_it_is)
     assert work.is_success()
     assert work.wait()
     (stand_in,) = end(work.get_future()).value()
@@ -356,8 +366,8 @@ def test_one_handle_for_none_is_complete(completions: Completions) -> None:
 def test_a_thread_that_is_busy_when_all_are_closed_ends_with_its_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ringleader.backend.completions.LINGER_S", 60.0)
-    completions, begun, go_on = Completions(), threading.Event(), threading.Event()
+    monkeypatch.setattr("ringleader.backend.completion_pool.LINGER_S", 60.0)
+    completions, begun, go_on = CompletionPool(), threading.Event(), threading.Event()
     before = set(threading.enumerate())
 
     def task() -> None:
@@ -378,7 +388,7 @@ def futures_threads() -> list[threading.Thread]:
 
 
 def test_threads_start_with_the_first_future_and_end_with_the_group() -> None:
-    completions = Completions()
+    completions = CompletionPool()
     before = futures_threads()
     handle(completions, DONE).wait()
     assert futures_threads() == before, "who only waits needs none"
@@ -396,10 +406,10 @@ def test_threads_start_with_the_first_future_and_end_with_the_group() -> None:
 
 ENDING = """
 import functools, threading, time, torch
-from ringleader.backend import completions
-from ringleader.backend.completions import Completions
+from ringleader.backend import completion_pool
+from ringleader.backend.completion_pool import CompletionPool
 
-completions.SETTLE_S = 30.0  # a second of it is ours, and the machine may be busy
+completion_pool.SETTLE_S = 30.0  # a second of it is ours, and the machine may be busy
 begun = threading.Event()
 
 def follow(_):
@@ -414,7 +424,7 @@ class Held:
 
 future = torch.futures.Future()
 future.then(follow)
-Completions().run(functools.partial(lambda _: future.set_result(None), Held()))
+CompletionPool().run(functools.partial(lambda _: future.set_result(None), Held()))
 begun.wait(10)
 """
 
@@ -441,7 +451,7 @@ def test_a_future_is_completed_even_if_there_are_no_more_threads(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    completions, done = Completions(), []
+    completions, done = CompletionPool(), []
     completions.run(lambda: done.append(1))
     assert done == [1]
     deadline = Deadline.after(SOON_S)

@@ -12,7 +12,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from ringleader.backend import process_group, staging
-from ringleader.backend.form import process_group as form
+from ringleader.backend.create import create_process_group as form
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.errors import ConfigError
 from ringleader.testing.threaded_world import run_threads

@@ -49,7 +49,7 @@ import torch.distributed as dist
 print("ringleader" in dist.Backend.backend_list)
 import ringleader
 print("ringleader" in dist.Backend.backend_list)
-ringleader.require("ringleader")
+ringleader.require_backend("ringleader")
 """,
 }
 """Run at the same time, because each of them imports torch."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ringleader.backend import staging
 from ringleader.backend.device import MpsDevice, device_of
-from ringleader.backend.staging import Stage, on_host
+from ringleader.backend.staging import HostStaging, run_on_host
 from ringleader.errors import ConfigError, GroupAborted, InternalError, RingleaderError
 from ringleader.groups.group import Group
 from ringleader.groups.work import DONE, Work
@@ -37,7 +37,7 @@ class Rank:
     def __init__(self, group: Group, pace: str = "late") -> None:
         self.group = group
         self.device = Accelerator(pace, seed=group.rank)
-        self.stage = Stage(self.device)
+        self.stage = HostStaging(self.device)
         self.num_chunks = 0
 
     def start(
@@ -429,8 +429,10 @@ def test_a_rank_on_the_host_cuts_as_one_on_a_device_does(count: int) -> None:
         mine = numbers(count, group.rank)
         outs = [torch.full((count,), STALE) for _ in range(2)]
         if group.rank == 1:
-            on_host(group, [mine], outs, lambda i, o: group.all_gather(o, i[0]), width)
-            on_host(
+            run_on_host(
+                group, [mine], outs, lambda i, o: group.all_gather(o, i[0]), width
+            )
+            run_on_host(
                 group, [mine], [mine], lambda _, o, **how: group.all_reduce(o[0]), 1
             )
             return mine, outs
@@ -448,7 +450,9 @@ def test_a_tensor_with_gaps_on_the_host_is_cut_and_filled() -> None:
     def body(rank: Rank) -> Tensor:
         group, values = rank.group, numbers(2000, rank.group.rank)
         home = every_other(values).copy_(values)
-        on_host(group, [home], [home], lambda _, o, **how: group.all_reduce(o[0]), 1)
+        run_on_host(
+            group, [home], [home], lambda _, o, **how: group.all_reduce(o[0]), 1
+        )
         return home
 
     for seen in staged(2, body):
@@ -591,7 +595,7 @@ def test_a_whole_operation_with_the_parts_of_apples_device(mps_log: list[str]) -
         with device.here(), device.outbound(), device.inbound():
             device.use(torch.ones(1))
         tensor = numbers(1500, group.rank)
-        work, arrive = Stage(device).run(group, [tensor], [tensor], reduce, 1)
+        work, arrive = HostStaging(device).run(group, [tensor], [tensor], reduce, 1)
         work.wait()
         arrive()
         return tensor

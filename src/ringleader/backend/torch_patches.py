@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from ringleader.backend.register import NAME
+from ringleader.backend.name import NAME
 
 
 def install() -> None:

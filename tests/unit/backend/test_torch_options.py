@@ -26,8 +26,8 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from ringleader.backend.options import limit_s, only, pick, reduction
 from ringleader.backend.process_group import RingleaderGroup
+from ringleader.backend.torch_options import limit_s, only, pick, reduction
 from ringleader.errors import ConfigError
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import ProcessGroup
 
-from ringleader.backend import kernels
+from ringleader.backend import dispatcher_kernels
 from ringleader.testing.threaded_world import run_threads
 
 
@@ -25,8 +25,8 @@ def test_groups_formed_at_once_install_them_once(
         def impl(self, name: str, *_: object, **__: object) -> None:
             made.append(name)
 
-    monkeypatch.setattr(kernels, "_library", None)
-    monkeypatch.setattr(kernels, "_kind", kernels._kind)
+    monkeypatch.setattr(dispatcher_kernels, "_library", None)
+    monkeypatch.setattr(dispatcher_kernels, "_kind", dispatcher_kernels._kind)
     monkeypatch.setattr(torch.library, "Library", Slow)
-    run_threads([lambda: kernels.install(ProcessGroup)] * 4)
+    run_threads([lambda: dispatcher_kernels.install(ProcessGroup)] * 4)
     assert made == ["_allgather_base_"]

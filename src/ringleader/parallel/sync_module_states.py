@@ -17,7 +17,7 @@ MAX_LAYOUT_BYTES = 16 << 20
 """Some 200,000 parameters and buffers with long names."""
 
 
-def same_model(model: nn.Module, group: Group) -> None:
+def sync_module_states(model: nn.Module, group: Group) -> None:
     """Check that all ranks hold the same layout, then give all the values of rank 0.
 
     A rank whose layout differs raises CallMismatch that names the first difference;

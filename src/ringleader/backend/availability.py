@@ -1,4 +1,4 @@
-"""Which engines torch.distributed can use here and, if not, why."""
+"""Which backends of torch.distributed can run on this machine, and why not."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from ringleader.backend.register import NAME
+from ringleader.backend.name import NAME
 from ringleader.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class BackendInfo:
     """One backend of torch.distributed on this machine."""
 
     name: str
@@ -28,30 +28,33 @@ class Engine:
         return self.available
 
 
-def backends() -> dict[str, Engine]:
+def backends() -> dict[str, BackendInfo]:
     """name -> whether ``init_process_group(name)`` can work here, and why not."""
     return {name: _probe(name, probe) for name, probe in _PROBES.items()}
 
 
-def require(name: str) -> str:
-    """``name``, if that engine can run here; ConfigError says why it cannot.
+def require_backend(name: str) -> str:
+    """``name``, if that info can run here; ConfigError says why it cannot.
 
-    For scripts that let users choose: ``init_process_group(ringleader.require(name))``.
+    For scripts whose users choose the backend:
+    ``init_process_group(ringleader.require_backend(name))``.
     """
-    engines = backends()
-    if name not in engines:
-        raise ConfigError(f"no backend {name!r}; there are: {', '.join(engines)}")
-    engine = engines[name]
-    if not engine:
-        able = ", ".join(n for n, e in engines.items() if e)
-        raise ConfigError(f"{name} cannot run here: {engine.reason}; these can: {able}")
+    known = backends()
+    if name not in known:
+        raise ConfigError(f"no backend {name!r}; there are: {', '.join(known)}")
+    info = known[name]
+    if not info:
+        able = ", ".join(n for n, e in known.items() if e)
+        raise ConfigError(f"{name} cannot run here: {info.reason}; these can: {able}")
     return name
 
 
-def _probe(name: str, probe: Callable[[], tuple[bool, str]]) -> Engine:
+def _probe(name: str, probe: Callable[[], tuple[bool, str]]) -> BackendInfo:
     if not dist.is_available():
-        return Engine(name, False, "this torch was built without torch.distributed")
-    return Engine(name, *probe())
+        return BackendInfo(
+            name, False, "this torch was built without torch.distributed"
+        )
+    return BackendInfo(name, *probe())
 
 
 def _ringleader() -> tuple[bool, str]:

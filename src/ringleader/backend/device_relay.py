@@ -20,7 +20,7 @@ from ringleader.engine.relay import Relay
 from ringleader.engine.relay_plan import Copy, Piece
 
 
-class Dock:
+class RelayBuffers:
     """The places of a relay, and host memory for what is to be added to them."""
 
     def __init__(self, device: Device, relay: Relay) -> None:
@@ -37,31 +37,31 @@ class Dock:
         self.part_bytes = relay.part_bytes
         self.array: np.ndarray[Any, np.dtype[np.uint8]] = self.room.numpy()
 
-    def berth(self, number: int, step: int, num_bytes: int) -> slice:
+    def slot(self, number: int, step: int, num_bytes: int) -> slice:
         """Where in ``room`` the values for a step of piece ``number`` are."""
         row = number % self.num_rows * (self.num_rows - 1)
         start = (row + step - 1) * self.part_bytes
         return slice(start, start + num_bytes)
 
 
-class DeviceCarrier:
+class DeviceRelay:
     """Carries one tensor: engine/relay.py says what for."""
 
-    def __init__(self, device: Device, dock: Dock, flat: Tensor) -> None:
+    def __init__(self, device: Device, buffers: RelayBuffers, flat: Tensor) -> None:
         self._device = device
-        self._dock = dock
+        self._relay_buffers = buffers
         self._bytes = flat.view(torch.uint8)
         self._dtype = arrays.storage_dtype(flat.dtype)
-        self.places = dock.places
+        self.places = buffers.places
 
     def piece(self, number: int, runs: list[slice], end: int) -> Piece:
         """What is mine of it, on the device but for the values to be added."""
-        dock, parts = self._dock, [self._bytes[run] for run in runs]
+        buffers, parts = self._relay_buffers, [self._bytes[run] for run in runs]
         values, fetches = [], []
         for step, part in enumerate(parts[1:], 1):
-            berth = dock.berth(number, step, len(part))
-            fetches.append((dock.room[berth], part))
-            values.append(dock.array[berth].view(self._dtype))
+            slot = buffers.slot(number, step, len(part))
+            fetches.append((buffers.room[slot], part))
+            values.append(buffers.array[slot].view(self._dtype))
         return Piece(parts[0], values, end, parts, fetches=fetches)
 
     def copy(self, copies: list[Copy]) -> None:

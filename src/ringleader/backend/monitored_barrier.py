@@ -17,7 +17,7 @@ FIRST_TAG = -(2**62)
 who came too late for the last one has not come to the next."""
 
 
-def barrier(group: Group, timeout_s: float, turn: int, *, wait_all_ranks: bool) -> None:
+def run(group: Group, timeout_s: float, turn: int, *, wait_all_ranks: bool) -> None:
     """Return when every rank has called it; rank 0 names those who did not."""
     token = torch.zeros(1, dtype=torch.uint8, device="cpu")
     deadline = Deadline.after(timeout_s)

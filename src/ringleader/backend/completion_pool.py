@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 Task = Callable[[], None]
 
 
-class Completions:
+class CompletionPool:
     """Threads that complete futures: as many as wait at the same time, started when
     needed. They are daemons: none keeps a program from ending for long.
     """
@@ -104,7 +104,7 @@ class Completions:
             self._lock.wait_for(lambda: not self._busy, deadline.left_s())
 
 
-_alive: weakref.WeakSet[Completions] = weakref.WeakSet()
+_alive: weakref.WeakSet[CompletionPool] = weakref.WeakSet()
 
 
 @atexit.register

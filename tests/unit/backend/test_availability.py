@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 import ringleader
-from ringleader.backend import engines
-from ringleader.backend.engines import Engine, backends, require
+from ringleader.backend import availability
+from ringleader.backend.availability import BackendInfo, backends, require_backend
 from ringleader.errors import ConfigError
 
 
@@ -39,26 +39,26 @@ def test_nccl_needs_a_build_and_a_gpu(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     nccl = backends()["nccl"]
-    assert nccl == Engine("nccl", built and has_gpu, reason)
+    assert nccl == BackendInfo("nccl", built and has_gpu, reason)
 
 
 def test_this_machine_has_no_nccl_where_it_has_no_gpu() -> None:
     if torch.cuda.is_available():
-        assert require("nccl") == "nccl"
+        assert require_backend("nccl") == "nccl"
         return
     with pytest.raises(
         ConfigError, match=r"^nccl cannot run here: .*NCCL.*; these can: "
     ):
-        require("nccl")
+        require_backend("nccl")
 
 
 def test_a_torch_without_distributed_has_no_backend(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dist, "is_available", lambda: False)
-    for engine in backends().values():
-        assert not engine
-        assert "built without torch.distributed" in engine.reason
+    for info in backends().values():
+        assert not info
+        assert "built without torch.distributed" in info.reason
 
 
 def test_ours_says_when_torch_does_not_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,14 +79,14 @@ def test_what_was_not_built_says_so(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_require_hands_the_name_on() -> None:
-    assert require("gloo") == "gloo"
-    assert require("ringleader") == "ringleader"
+    assert require_backend("gloo") == "gloo"
+    assert require_backend("ringleader") == "ringleader"
 
 
 def test_require_lists_what_there_is_for_an_unknown_name() -> None:
     text = "^no backend 'glue'; there are: ringleader, gloo, nccl, mpi, ucc$"
     with pytest.raises(ConfigError, match=text):
-        require("glue")
+        require_backend("glue")
 
 
 def test_require_lists_what_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,19 +95,22 @@ def test_require_lists_what_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
         "b": lambda: (False, "no cable"),
         "c": lambda: (True, "fine"),
     }
-    monkeypatch.setattr(engines, "_PROBES", probes)
+    monkeypatch.setattr(availability, "_PROBES", probes)
     with pytest.raises(
         ConfigError, match=r"^b cannot run here: no cable; these can: a, c$"
     ):
-        require("b")
+        require_backend("b")
 
 
 def test_an_engine_is_a_truth_and_a_sentence() -> None:
-    yes, no = Engine("gloo", True, "CPU tensors"), Engine("nccl", False, "no GPU")
+    yes, no = (
+        BackendInfo("gloo", True, "CPU tensors"),
+        BackendInfo("nccl", False, "no GPU"),
+    )
     assert (bool(yes), bool(no)) == (True, False)
     assert (str(yes), str(no)) == ("gloo: yes (CPU tensors)", "nccl: no (no GPU)")
 
 
 def test_the_package_offers_both() -> None:
     assert ringleader.backends is backends
-    assert ringleader.require is require
+    assert ringleader.require_backend is require_backend

@@ -13,7 +13,7 @@ from ringleader.groups.group import Group
 
 
 @dataclass(slots=True)
-class Identity:
+class GroupIdentity:
     """What torch calls a group."""
 
     ranks: list[int]
@@ -22,13 +22,13 @@ class Identity:
     desc: str = ""
 
 
-class Explainer:
+class ErrorContext:
     """Adds to errors of one group: global ranks and, in debug mode, the whole state.
 
     As a context manager it does so for what is raised within.
     """
 
-    def __init__(self, group: Group, identity: Identity) -> None:
+    def __init__(self, group: Group, identity: GroupIdentity) -> None:
         self._group = group
         self._identity = identity
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ringleader.backend.options import Reduction
+from ringleader.backend.torch_options import Reduction
 from ringleader.errors import ConfigError
 from ringleader.groups.group import Group
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringleader.backend.staging import Stage
+from ringleader.backend.staging import HostStaging
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, GroupAborted
 from ringleader.groups.call import some
@@ -45,7 +45,7 @@ class Rank:
     def __init__(self, group: Group, pace: str) -> None:
         self.group = group
         self.device = Accelerator(pace, seed=group.rank)
-        self.stage = Stage(self.device)
+        self.stage = HostStaging(self.device)
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Callable[[], None]:
         """Begin one; what is returned waits for it as torch's users do."""
@@ -380,7 +380,7 @@ def test_what_a_closed_stage_admitted_is_given_back() -> None:
 def test_so_is_what_a_forgotten_stage_admitted() -> None:
     def body(rank: Rank) -> int:
         rank.all_reduce(rank.computed(numbers(rank.group.rank)))()
-        rank.stage = Stage(rank.device)
+        rank.stage = HostStaging(rank.device)
         deadline = Deadline.after(10)  # the engine's thread may still be letting go
         while rank.device.host_rooms() > 1 and not deadline.is_over():
             gc.collect()

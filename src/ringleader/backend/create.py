@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import Any
 
+from ringleader.backend.options import BackendOptions
 from ringleader.backend.process_group import RingleaderGroup
-from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError
 from ringleader.groups import formation
 from ringleader.settings import Wires
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackendOptions:
-    """``pg_options`` of ``init_process_group`` and ``new_group``.
-
-    What is None is taken from the environment: RINGLEADER_TRANSPORT ("auto" or "tcp")
-    and RINGLEADER_CONNECTIONS. RINGLEADER_CREDENTIALS encrypts all connections.
-    """
-
-    transport: str | None = None
-    """"auto" shares memory between ranks of one host, "tcp" never does."""
-    connections: int | None = None
-    """TCP connections per peer; more than one helps on long fat networks."""
-    config: CollectiveConfig | None = None
-    """Which algorithms to use; its ``timeout_s`` gives way to torch's ``timeout``."""
-
-
-def process_group(request: Any, options: object) -> RingleaderGroup:
+def create_process_group(request: Any, options: object) -> RingleaderGroup:
     """Meet the others in torch's store and connect, within the group's timeout."""
     if options is None:
         options = BackendOptions()

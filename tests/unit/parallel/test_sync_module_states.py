@@ -8,7 +8,7 @@ from torch import nn
 
 from ringleader.errors import CallMismatch
 from ringleader.groups.group import Group
-from ringleader.parallel.same_model import difference, same_model
+from ringleader.parallel.sync_module_states import difference, sync_module_states
 from ringleader.testing import run_world
 
 
@@ -17,7 +17,7 @@ def test_all_ranks_start_with_the_values_of_rank_0() -> None:
     wanted = [value.clone() for value in models[0].state_dict().values()]
     assert not torch.equal(models[1].state_dict()["0.weight"], wanted[0])
 
-    run_world(3, lambda group: same_model(models[group.rank], group))
+    run_world(3, lambda group: sync_module_states(models[group.rank], group))
     for model in models:
         values = model.state_dict().values()
         assert all(torch.equal(a, b) for a, b in zip(values, wanted, strict=True))
@@ -28,7 +28,7 @@ def test_another_layout_is_named_on_every_rank(odd: int) -> None:
     def work(group: Group) -> str:
         model = nn.Linear(3, 5 if group.rank == odd else 4)
         with pytest.raises(CallMismatch) as caught:
-            same_model(model, group)
+            sync_module_states(model, group)
         return str(caught.value)
 
     texts = run_world(3, work)

@@ -1,0 +1,3 @@
+"""The name by which torch.distributed knows the backend."""
+
+NAME = "ringleader"
