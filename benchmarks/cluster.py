@@ -24,8 +24,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ringleader.simulation.lan import Lan, lan
-from ringleader.testing.node_process import Node, make_home, names_in_view
+from ringleader.simulation.lan import VirtualLan, lan
+from ringleader.testing.node_process import NodeProcess, make_home, member_names
 
 AGENT = Path(__file__).parents[1] / "tests" / "kit" / "agent_worker.py"
 TRAINER = Path(__file__).with_name("cluster_trainer.py")
@@ -42,7 +42,7 @@ def homes(count: int) -> Iterator[list[Path]]:
         yield [make_home(Path(folder) / str(i), root) for i in range(count)]
 
 
-def kill(net: Lan, index: int, node: Node) -> None:
+def kill(net: VirtualLan, index: int, node: NodeProcess) -> None:
     """Switch a machine off: everything on it dies at once, without a word."""
     net.hosts[index].kill_all()
     node.close()
@@ -66,21 +66,23 @@ def discovery(runs: int) -> dict[str, object]:
             with homes(HOSTS) as paths, ExitStack() as stack:
                 nodes = []
                 for i in range(HOSTS):
-                    node = Node.start(net.hosts[i], paths[i], AGENT, f"n{i}")
+                    node = NodeProcess.start(net.hosts[i], paths[i], AGENT, f"n{i}")
                     stack.callback(node.close)
                     node.wait_for("up")
                     nodes.append(node)
                 up_s = time.monotonic()
                 for node in nodes:
-                    node.look_until(lambda s: names_in_view(s) == ALL)
+                    node.query_until(lambda s: member_names(s) == ALL)
                 took.append(time.monotonic() - up_s)
     return {"runs": runs, "one_view": len(took), "seconds": spread(took)}
 
 
-def start_training(net: Lan, paths: list[Path], *arguments: str) -> list[Node]:
+def start_training(
+    net: VirtualLan, paths: list[Path], *arguments: str
+) -> list[NodeProcess]:
     """The training node of the tests on every host."""
     return [
-        Node.start(
+        NodeProcess.start(
             net.hosts[i],
             paths[i],
             TRAINER,
@@ -124,7 +126,7 @@ def leader(runs: int) -> dict[str, object]:
                 steps = [nodes[i].wait_for("step", 30, size=HOSTS - 1) for i in order]
                 took.append(max(float(s["at_s"]) for s in steps) - killed_s)
                 [nodes[index]] = [
-                    Node.start(
+                    NodeProcess.start(
                         net.hosts[index],
                         paths[index],
                         TRAINER,
@@ -149,46 +151,46 @@ def silence(_runs: int) -> dict[str, object]:
         paths = stack.enter_context(homes(HOSTS))
         nodes = []
         for i in range(HOSTS):
-            node = Node.start(net.hosts[i], paths[i], AGENT, f"n{i}")
+            node = NodeProcess.start(net.hosts[i], paths[i], AGENT, f"n{i}")
             stack.callback(node.close)
             node.wait_for("up")
             nodes.append(node)
         for node in nodes:
-            node.look_until(lambda s: names_in_view(s) == ALL)
+            node.query_until(lambda s: member_names(s) == ALL)
         return {"cable_cut": spread(_cut(net, nodes)), "stopped": _stop(nodes)}
 
 
-def _cut(net: Lan, nodes: list[Node]) -> list[float]:
+def _cut(net: VirtualLan, nodes: list[NodeProcess]) -> list[float]:
     """Seconds until both others have a view without the machine that was cut off."""
     noticed = []
     for _ in range(5):
         net.cut(2)
         cut_s = time.monotonic()
         for node in nodes[:2]:
-            node.look_until(lambda s: names_in_view(s) == {"n0", "n1"})
+            node.query_until(lambda s: member_names(s) == {"n0", "n1"})
         noticed.append(time.monotonic() - cut_s)
         net.mend(2)
         for node in nodes:
-            node.look_until(lambda s: names_in_view(s) == ALL, 60)
+            node.query_until(lambda s: member_names(s) == ALL, 60)
     return noticed
 
 
-def _stop(nodes: list[Node]) -> dict[str, object]:
+def _stop(nodes: list[NodeProcess]) -> dict[str, object]:
     agent = int(nodes[2].events[0]["agent"])
     time.sleep(2)
-    before = nodes[0].look()["epoch"]
+    before = nodes[0].query()["epoch"]
     os.kill(agent, signal.SIGSTOP)
     time.sleep(2)
     os.kill(agent, signal.SIGCONT)
     time.sleep(2)
-    after = nodes[0].look()["epoch"]
+    after = nodes[0].query()["epoch"]
     os.kill(agent, signal.SIGSTOP)
     time.sleep(30)
-    views = [names_in_view(node.look()) for node in nodes[:2]]
+    views = [member_names(node.query()) for node in nodes[:2]]
     os.kill(agent, signal.SIGCONT)
     woke_s = time.monotonic()
     for node in nodes:
-        node.look_until(lambda s: names_in_view(s) == ALL, 30)
+        node.query_until(lambda s: member_names(s) == ALL, 30)
     return {
         "2 s evicts": after - before,
         "30 s leaves": [sorted(view) for view in views],
@@ -241,7 +243,7 @@ def attack(_runs: int) -> dict[str, object]:
     }
 
 
-def _listening_ports(net: Lan) -> list[int]:
+def _listening_ports(net: VirtualLan) -> list[int]:
     """What a scanner of the first host finds: the agent's and the worker's port."""
     argv = net.hosts[0].command(["ss", "-ltnH"])
     text = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
@@ -249,7 +251,7 @@ def _listening_ports(net: Lan) -> list[int]:
     return sorted({int(r.rsplit(":", 1)[1]) for r in rows if not r.startswith("127.")})
 
 
-def _steps(node: Node, seconds: float) -> list[float]:
+def _steps(node: NodeProcess, seconds: float) -> list[float]:
     until_s = time.monotonic() + seconds
     found = []
     while time.monotonic() < until_s:
@@ -290,7 +292,7 @@ print(count)
 """
 
 
-def _storm(net: Lan, address: str, port: int) -> subprocess.Popen[str]:
+def _storm(net: VirtualLan, address: str, port: int) -> subprocess.Popen[str]:
     """Garbage, silence and slowloris from the third host, some 500 a second."""
     argv = [sys.executable, "-c", STORM, address, str(port), str(STORM_S)]
     return net.hosts[2].popen(argv, stdout=subprocess.PIPE, text=True)

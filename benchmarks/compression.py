@@ -36,7 +36,7 @@ from typing import Any
 
 from ringleader.cli.bench.system_info import describe
 from ringleader.cli.worker_pool import WorkerPool
-from ringleader.simulation.lan import Host, lan
+from ringleader.simulation.lan import VirtualHost, lan
 
 WORKER = Path(__file__).with_name("compression_worker.py")
 RESULTS = Path(__file__).parent / "results"
@@ -75,7 +75,7 @@ class Site:
     place: str
     size: int
     pool: WorkerPool
-    hosts: list[Host]
+    hosts: list[VirtualHost]
 
     def ask(self, do: str, **task: object) -> Answers:
         """What every rank answers."""

@@ -18,7 +18,7 @@ from statistics import median
 from ringleader.membership.member import Member
 from ringleader.membership.messages import Heartbeat, Message, decode, encode
 from ringleader.simulation.membership.seeded_run import simulate
-from ringleader.simulation.membership.simulated_cluster import World
+from ringleader.simulation.membership.simulated_cluster import SimulatedCluster
 
 SIZES = (3, 8, 16, 64)
 
@@ -34,48 +34,48 @@ def main() -> None:
     show_simulator(20 if is_quick else 200)
 
 
-def cluster(size: int, seed: int) -> World:
+def settled_cluster(size: int, seed: int) -> SimulatedCluster:
     """Nodes at rest in one view, the most senior first."""
-    world = World(size, seed=seed)
+    cluster = SimulatedCluster(size, seed=seed)
     rng = Random(seed)
-    for index, node in enumerate(world.nodes):
-        world.after(rng.uniform(0, 0.5), world.start, node, index)
-    world.run(6.0 + rng.random())
-    assert world.unrest() is None, world.unrest()
-    return world
+    for index, node in enumerate(cluster.nodes):
+        cluster.after(rng.uniform(0, 0.5), cluster.start, node, index)
+    cluster.run(6.0 + rng.random())
+    assert cluster.convergence_problem() is None, cluster.convergence_problem()
+    return cluster
 
 
-def time_to_rest(world: World) -> float:
+def time_to_converge(cluster: SimulatedCluster) -> float:
     """From now until every node is in the view it should have."""
-    begin_s = world.now_s
-    while world.unrest() is not None:
-        assert world.now_s < begin_s + 30, world.unrest()
-        world.run(world.now_s + 0.01)
-    return world.now_s - begin_s
+    begin_s = cluster.now_s
+    while cluster.convergence_problem() is not None:
+        assert cluster.now_s < begin_s + 30, cluster.convergence_problem()
+        cluster.run(cluster.now_s + 0.01)
+    return cluster.now_s - begin_s
 
 
-def lose_power(world: World) -> None:
+def lose_power(cluster: SimulatedCluster) -> None:
     """The leader's host goes dark: nobody is told."""
-    world.kill(world.nodes[0], silent=True)
+    cluster.kill(cluster.nodes[0], silent=True)
 
 
-def heal(world: World) -> None:
+def heal(cluster: SimulatedCluster) -> None:
     """A partition in the middle, which both sides have settled into, is over."""
-    world.split(world.nodes[::2], world.nodes[1::2])
-    time_to_rest(world)
-    world.heal()
+    cluster.split(cluster.nodes[::2], cluster.nodes[1::2])
+    time_to_converge(cluster)
+    cluster.heal()
 
 
-def stop_leader(world: World) -> None:
+def stop_leader(cluster: SimulatedCluster) -> None:
     """The leader was stopped for 30 s and goes on."""
-    world.pause(world.nodes[0])
-    world.run(world.now_s + 30)
-    world.resume(world.nodes[0])
+    cluster.pause(cluster.nodes[0])
+    cluster.run(cluster.now_s + 30)
+    cluster.resume(cluster.nodes[0])
 
 
-FAULTS: dict[str, Callable[[World], None]] = {
-    "leader killed": lambda world: world.kill(world.nodes[0]),
-    "leader leaves": lambda world: world.leave(world.nodes[0]),
+FAULTS: dict[str, Callable[[SimulatedCluster], None]] = {
+    "leader killed": lambda cluster: cluster.kill(cluster.nodes[0]),
+    "leader leaves": lambda cluster: cluster.leave(cluster.nodes[0]),
     "leader loses power": lose_power,
     "one node is cut off": lambda w: void(w.split(w.nodes[3:4], set(w.nodes[:3]))),
     "partition in two": lambda w: void(w.split(w.nodes[::2], w.nodes[1::2])),
@@ -95,11 +95,11 @@ def show_faults(seeds: range) -> None:
     for name, fault in FAULTS.items():
         times, views = [], []
         for seed in seeds:
-            world = cluster(4, seed)
-            fault(world)
-            before = len(world.watch.views)
-            times.append(time_to_rest(world))
-            views.append(len(world.watch.views) - before)
+            cluster = settled_cluster(4, seed)
+            fault(cluster)
+            before = len(cluster.checker.views)
+            times.append(time_to_converge(cluster))
+            views.append(len(cluster.checker.views) - before)
         row = f"{median(times):.2f} s | {max(times):.2f} s | {median(views):g}"
         print(f"| {name} | {row} |")
     print()
@@ -112,12 +112,12 @@ def show_costs(sizes: tuple[int, ...]) -> None:
         "each node sends |\n|---|---|---|---|---|---|"
     )
     for size in sizes:
-        world = cluster(size, 1)
-        begin_s, messages = time.perf_counter(), world.num_messages
-        world.run(world.now_s + 4)
+        cluster = settled_cluster(size, 1)
+        begin_s, messages = time.perf_counter(), cluster.num_messages
+        cluster.run(cluster.now_s + 4)
         cpu_ms = (time.perf_counter() - begin_s) / 4 / size * 1e3
-        per_s = (world.num_messages - messages) / 4 / size
-        sender, beat = one_heartbeat(world)
+        per_s = (cluster.num_messages - messages) / 4 / size
+        sender, beat = one_heartbeat(cluster)
         data = encode(beat)
         pack_us = microseconds(lambda beat=beat: encode(beat))
         unpack_us = microseconds(lambda d=data, s=sender: decode(d, s))
@@ -129,7 +129,7 @@ def show_costs(sizes: tuple[int, ...]) -> None:
     print()
 
 
-def one_heartbeat(world: World) -> tuple[Member, Heartbeat]:
+def one_heartbeat(cluster: SimulatedCluster) -> tuple[Member, Heartbeat]:
     """The next heartbeat that anybody sends."""
     found: list[tuple[Member, Heartbeat]] = []
 
@@ -137,9 +137,9 @@ def one_heartbeat(world: World) -> tuple[Member, Heartbeat]:
         if isinstance(message, Heartbeat):
             found.append((sender, message))
 
-    world.on_message = listen
+    cluster.on_message = listen
     while not found:
-        world.run(world.now_s + 0.1)
+        cluster.run(cluster.now_s + 0.1)
     return found[0]
 
 
@@ -154,9 +154,9 @@ def microseconds(do: Callable[[], object], count: int = 2000) -> float:
 def show_simulator(num_seeds: int) -> None:
     """Seeds per minute on one core, eight nodes, all faults."""
     begin_s = time.process_time()
-    outcomes = [simulate(seed, size=8) for seed in range(num_seeds)]
+    results = [simulate(seed, size=8) for seed in range(num_seeds)]
     took_s = time.process_time() - begin_s
-    failed = [o.seed for o in outcomes if o.failure]
+    failed = [o.seed for o in results if o.failure]
     per_minute = 60 * num_seeds / took_s
     print(f"simulator, 8 nodes: {per_minute:,.0f} seeds per minute of one core")
     print(f"{num_seeds} seeds, failed: {failed or 'none'}")

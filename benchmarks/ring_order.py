@@ -26,7 +26,7 @@ from typing import Any
 
 from ringleader.deadline import Deadline
 from ringleader.ids import NodeId
-from ringleader.simulation.lan import Lan, can_make_faults, lan
+from ringleader.simulation.lan import VirtualLan, can_make_faults, lan
 from ringleader.topology.graph import Node, Topology
 from ringleader.topology.link import LinkProfile, rounds
 from ringleader.topology.probe import measure_receiving, measure_sending
@@ -157,7 +157,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def compare(net: Lan, options: argparse.Namespace) -> dict[str, Any]:
+def compare(net: VirtualLan, options: argparse.Namespace) -> dict[str, Any]:
     """Measure the links, compute the order, time it and the worst one."""
     workers = start(net, options)
     try:
@@ -186,7 +186,7 @@ def compare(net: Lan, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def start(net: Lan, options: argparse.Namespace) -> list[subprocess.Popen[str]]:
+def start(net: VirtualLan, options: argparse.Namespace) -> list[subprocess.Popen[str]]:
     """One process per host; all listen before the first one dials."""
     job = {
         "addresses": [host.address for host in net.hosts],

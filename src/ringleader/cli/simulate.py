@@ -192,24 +192,26 @@ def _check(request: PredictionRequest) -> None:
         )
 
 
-def _network(request: PredictionRequest, size: int) -> network_model.Network:
-    network = network_model.Network.uniform(
+def _network(request: PredictionRequest, size: int) -> network_model.NetworkModel:
+    network = network_model.NetworkModel.uniform(
         size,
         latency_s=request.latency_s,
         bytes_per_s=request.bytes_per_s,
         reduce_bytes_per_s=request.reduce_bytes_per_s,
     )
     if request.slow_bytes_per_s is not None:
-        slow = network_model.Wire(request.latency_s, request.slow_bytes_per_s)
+        slow = network_model.LinkModel(request.latency_s, request.slow_bytes_per_s)
         network = network_model.one_slow_link(network, slow)
     if request.num_islands is not None:
-        trunk = network_model.Wire(request.island_latency_s, request.island_bytes_per_s)
+        trunk = network_model.LinkModel(
+            request.island_latency_s, request.island_bytes_per_s
+        )
         network = network_model.islands(network, request.num_islands, trunk)
     return network
 
 
 def _predict(request: PredictionRequest, size: int, algorithm: str) -> PredictedTime:
-    reason = simulator.why_not(algorithm, size)
+    reason = simulator.skip_reason(algorithm, size)
     if reason is not None:
         return PredictedTime(size, algorithm, skipped=reason)
     network = _network(request, size)

@@ -18,7 +18,7 @@ from typing import Any
 from ringleader.identity.home import Home
 from ringleader.identity.redacted import Secret
 from ringleader.identity.secret import ClusterSecret, store
-from ringleader.simulation.lan import Host
+from ringleader.simulation.lan import VirtualHost
 
 Event = dict[str, Any]
 
@@ -31,7 +31,7 @@ def make_home(path: Path, root: bytes) -> Path:
 
 
 @dataclass(slots=True)
-class Node:
+class NodeProcess:
     """A process on a host that tells events as lines of JSON."""
 
     process: subprocess.Popen[str]
@@ -41,8 +41,8 @@ class Node:
 
     @classmethod
     def start(
-        cls, host: Host, home: Path, script: Path, *arguments: str, **env: str
-    ) -> Node:
+        cls, host: VirtualHost, home: Path, script: Path, *arguments: str, **env: str
+    ) -> NodeProcess:
         """Run a script on a host, as a machine with that home."""
         process = host.popen(
             [sys.executable, str(script), *arguments],
@@ -91,19 +91,19 @@ class Node:
         """Whether all it has told so far was read."""
         return self._inbox.empty()
 
-    def look(self) -> Event:
+    def query(self) -> Event:
         """What it answers to an empty line: what its agent knows now."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         return self.wait_for("look")
 
-    def look_until(
+    def query_until(
         self, wanted: Callable[[Event], bool], within_s: float = 20.0
     ) -> Event:
         """Look again and again until something is so."""
         until_s = time.monotonic() + within_s
-        while not wanted(seen := self.look()):
+        while not wanted(seen := self.query()):
             assert time.monotonic() < until_s, f"not so within {within_s} s: {seen}"
             time.sleep(0.05)
         return seen
@@ -124,6 +124,6 @@ class Node:
             self.process.stdout.close()
 
 
-def names_in_view(seen: Event) -> set[str]:
+def member_names(seen: Event) -> set[str]:
     """The names of the members of a snapshot's view."""
     return {row["name"] for row in seen["nodes"] if row["in_view"]}

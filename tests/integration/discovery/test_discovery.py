@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ringleader.simulation.lan import Host, Lan, can_make_lan, lan
+from ringleader.simulation.lan import VirtualHost, VirtualLan, can_make_lan, lan
 
 IS_POSSIBLE, REASON = can_make_lan()
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no LAN here: {REASON}")
@@ -32,7 +32,7 @@ PORT = 29600
 class Node:
     """A worker on a host."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: VirtualHost) -> None:
         pipe = subprocess.PIPE
         argv = [sys.executable, "-m", WORKER]
         self.process = host.popen(argv, stdin=pipe, stdout=pipe)
@@ -82,7 +82,7 @@ class Node:
 
 
 @contextmanager
-def nodes(*hosts: Host) -> Iterator[list[Node]]:
+def nodes(*hosts: VirtualHost) -> Iterator[list[Node]]:
     """A worker on each host, ready; killed at the end, without a goodbye."""
     with ExitStack() as stack:
         started = [Node(host) for host in hosts]
@@ -102,17 +102,17 @@ def wait_for(is_so: Callable[[], bool], within_s: float) -> float:
     return time.monotonic() - start_s
 
 
-def ip(host: Host, *words: str) -> None:
+def ip(host: VirtualHost, *words: str) -> None:
     subprocess.run(["ip", "-n", host.name, *words], check=True, timeout=DEADLINE_S)
 
 
-def groups(host: Host, device: str) -> str:
+def groups(host: VirtualHost, device: str) -> str:
     """The multicast groups that somebody on the host has joined there."""
     argv = ["ip", "-n", host.name, "maddress", "show", "dev", device]
     return subprocess.check_output(argv, text=True, timeout=DEADLINE_S)
 
 
-def run_python(host: Host, code: str, *args: object) -> str:
+def run_python(host: VirtualHost, code: str, *args: object) -> str:
     argv = host.command([sys.executable, "-c", code, *map(str, args)])
     return subprocess.run(
         argv, capture_output=True, text=True, check=True, timeout=DEADLINE_S
@@ -124,13 +124,13 @@ def new_key() -> str:
 
 
 @pytest.fixture(scope="module")
-def net() -> Iterator[Lan]:
+def net() -> Iterator[VirtualLan]:
     """Three hosts; tests that change a host's network make their own."""
     with lan(hosts=3) as made:
         yield made
 
 
-def test_three_hosts_find_each_other_in_time_and_say_goodbye(net: Lan) -> None:
+def test_three_hosts_find_each_other_in_time_and_say_goodbye(net: VirtualLan) -> None:
     with nodes(*net.hosts) as three:
         for _ in range(5):
             key = new_key()
@@ -151,7 +151,7 @@ def test_three_hosts_find_each_other_in_time_and_say_goodbye(net: Lan) -> None:
                 node.event("stopped")
 
 
-def test_two_secrets_on_one_lan_do_not_see_each_other(net: Lan) -> None:
+def test_two_secrets_on_one_lan_do_not_see_each_other(net: VirtualLan) -> None:
     mine, theirs = new_key(), new_key()
     with nodes(*net.hosts) as (one, other, two):
         one.start(mine)
@@ -169,7 +169,9 @@ def test_two_secrets_on_one_lan_do_not_see_each_other(net: Lan) -> None:
     assert probe["heard"] == probe["answered"] == ["10.77.0.1", "10.77.0.3"]
 
 
-def test_after_a_crash_there_is_a_new_label_and_the_old_one_expires(net: Lan) -> None:
+def test_after_a_crash_there_is_a_new_label_and_the_old_one_expires(
+    net: VirtualLan,
+) -> None:
     key = new_key()
     # Half a lifetime passes before a node is asked again, and an answer may take 1.2 s,
     # on a busy machine two more.
@@ -224,7 +226,7 @@ for label in labels:
 """
 
 
-def test_forged_records_and_goodbyes_change_nothing(net: Lan) -> None:
+def test_forged_records_and_goodbyes_change_nothing(net: VirtualLan) -> None:
     key = new_key()
     with nodes(*net.hosts) as (one, two, late):
         # One question each: what is believed afterwards is not owed to the next one.
@@ -250,7 +252,7 @@ def test_forged_records_and_goodbyes_change_nothing(net: Lan) -> None:
         assert one.event("saw")["at_s"] - start_s < FOUND_S
 
 
-def test_port_5353_that_is_not_shared_is_named_and_later_used(net: Lan) -> None:
+def test_port_5353_that_is_not_shared_is_named_and_later_used(net: VirtualLan) -> None:
     hold = (
         "import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM);"
         "s.bind(('', 5353)); print('held', flush=True); sys.stdin.read()"
@@ -277,7 +279,7 @@ def test_port_5353_that_is_not_shared_is_named_and_later_used(net: Lan) -> None:
         assert one.event("saw")["addresses"] == ["10.77.0.2", "fd77::2"]
 
 
-def test_two_nodes_on_one_host_find_each_other_and_a_third(net: Lan) -> None:
+def test_two_nodes_on_one_host_find_each_other_and_a_third(net: VirtualLan) -> None:
     key, here = new_key(), net.hosts[0]
     with nodes(here, here, net.hosts[1]) as (one, two, far):
         for node in (far, one, two):
@@ -383,7 +385,7 @@ print(json.dumps([found, time.monotonic() - start_s]))
 """
 
 
-def test_a_pairing_window_is_found_while_it_is_open(net: Lan) -> None:
+def test_a_pairing_window_is_found_while_it_is_open(net: VirtualLan) -> None:
     argv = [sys.executable, "-c", WINDOW, "5000"]
     pipe = subprocess.PIPE
     with net.hosts[0].popen(argv, stdin=pipe, stdout=pipe, text=True) as window:

@@ -23,7 +23,7 @@ import pytest
 from ringleader.identity.home import Home
 from ringleader.identity.redacted import Secret
 from ringleader.identity.secret import ClusterSecret, store
-from ringleader.simulation.lan import Host, Lan, can_make_faults, lan
+from ringleader.simulation.lan import VirtualHost, VirtualLan, can_make_faults, lan
 from ringleader.simulation.lan.switch import RECEIVED
 
 IS_POSSIBLE, REASON = can_make_faults()
@@ -76,7 +76,9 @@ class Homes:
         return str(path)
 
 
-def start(host: Host, argv: Sequence[str], stack: ExitStack) -> subprocess.Popen[str]:
+def start(
+    host: VirtualHost, argv: Sequence[str], stack: ExitStack
+) -> subprocess.Popen[str]:
     """A program that says in one line when it is ready; see ``wait_for``."""
     process = host.popen([sys.executable, *argv], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -85,7 +87,7 @@ def start(host: Host, argv: Sequence[str], stack: ExitStack) -> subprocess.Popen
 
 
 def start_node(
-    host: Host, home: str, stack: ExitStack, *odd: str
+    host: VirtualHost, home: str, stack: ExitStack, *odd: str
 ) -> subprocess.Popen[str]:
     """A real agent; its name is that of its home."""
     return start(host, [*NODE, home, Path(home).name, str(PORT), *odd], stack)
@@ -98,7 +100,7 @@ def wait_for(*processes: subprocess.Popen[str]) -> None:
 
 
 def ask_doctor(
-    host: Host, home: str, *args: str, before: str = ""
+    host: VirtualHost, home: str, *args: str, before: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run the real command; ``before`` is what the shell does first."""
     argv = ["sh", "-c", f'{before} exec "$@"', "sh", *DOCTOR, *args]
@@ -112,7 +114,7 @@ def ask_doctor(
     )
 
 
-def examine(host: Host, home: str, *args: str, before: str = "") -> Report:
+def examine(host: VirtualHost, home: str, *args: str, before: str = "") -> Report:
     """What the doctor finds there."""
     done = ask_doctor(host, home, "--json", *args, before=before)
     assert not done.stderr, done.stderr
@@ -197,7 +199,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Report
             return examine_all(pool, hosts, homes)
 
 
-def make_trouble(net: Lan, hosts: dict[str, Host]) -> None:
+def make_trouble(net: VirtualLan, hosts: dict[str, VirtualHost]) -> None:
     """Everything that is wrong with cables, interfaces and firewalls."""
     hosts["vpn"].add_interface("tun0", "10.99.0.1/24")
     hosts["vpn"].add_interface("docker0", "172.17.0.1/16")
@@ -216,7 +218,7 @@ def make_trouble(net: Lan, hosts: dict[str, Host]) -> None:
 
 
 def examine_all(
-    pool: ThreadPoolExecutor, hosts: dict[str, Host], homes: Homes
+    pool: ThreadPoolExecutor, hosts: dict[str, VirtualHost], homes: Homes
 ) -> dict[str, Future[Report]]:
     """The doctor at every machine that has a trouble, the slowest ones first."""
     tin = hosts["tin"]

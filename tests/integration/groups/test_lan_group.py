@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ringleader.simulation.collectives.network_model import Network
+from ringleader.simulation.collectives.network_model import NetworkModel
 from ringleader.simulation.collectives.simulator import predict
-from ringleader.simulation.lan import Lan, can_make_lan, lan
+from ringleader.simulation.lan import VirtualLan, can_make_lan, lan
 
 WORKER = [sys.executable, "-m", "tests.kit.lan_worker"]
 POSSIBLE, REASON = can_make_lan()
@@ -30,7 +30,9 @@ pytestmark = [
 ]
 
 
-def start(net: Lan, ranks_per_host: int, tasks: list[dict[str, Any]]) -> list[Any]:
+def start(
+    net: VirtualLan, ranks_per_host: int, tasks: list[dict[str, Any]]
+) -> list[Any]:
     """Start the workers of one group, spread over the hosts."""
     places = [host for host in net.hosts for _ in range(ranks_per_host)]
     peers = [f"{host.address}:{5100 + i}" for i, host in enumerate(places)]
@@ -98,7 +100,7 @@ def test_the_simulator_predicts_ring_tree_and_star_within_a_fifth(
     of_three_hosts: Answers,
 ) -> None:
     """With four hosts streams that meet share unevenly; see docs/algorithms.md."""
-    network = Network.uniform(3, latency_s=50e-6, bytes_per_s=RATE_BYTES * PAYLOAD)
+    network = NetworkModel.uniform(3, latency_s=50e-6, bytes_per_s=RATE_BYTES * PAYLOAD)
     for i, name in enumerate(TIMED):
         assert all(rank[i]["right"] for rank in of_three_hosts)
         measured_s = max(rank[i]["seconds"] for rank in of_three_hosts)

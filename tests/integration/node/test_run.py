@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ringleader.simulation.lan import Lan, can_make_lan, lan
+from ringleader.simulation.lan import VirtualLan, can_make_lan, lan
 from ringleader.testing.node_process import make_home
 
 pytestmark = [
@@ -86,7 +86,7 @@ class Command:
 class Machines:
     """The hosts of a LAN as machines of one cluster."""
 
-    net: Lan
+    net: VirtualLan
     folder: Path
     root: bytes = field(default_factory=lambda: os.urandom(32))
     commands: list[Command] = field(default_factory=list)
@@ -118,13 +118,13 @@ class Machines:
 
 
 @pytest.fixture(scope="module")
-def net() -> Iterator[Lan]:
+def net() -> Iterator[VirtualLan]:
     with lan(hosts=3, rate="1gbit") as made:
         yield made
 
 
 @pytest.fixture
-def machines(net: Lan, tmp_path: Path) -> Iterator[Machines]:
+def machines(net: VirtualLan, tmp_path: Path) -> Iterator[Machines]:
     made = Machines(net, tmp_path)
     try:
         yield made

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ringleader.errors import ConfigError
-from ringleader.simulation.lan import Host, Lan, can_make_lan, lan
+from ringleader.simulation.lan import VirtualHost, VirtualLan, can_make_lan, lan
 
 IS_POSSIBLE, REASON = can_make_lan()
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no LAN here: {REASON}")
@@ -50,13 +50,17 @@ with socket.create_connection((address, int(port)), float(deadline_s)) as stream
 """
 
 
-def _python(host: Host, code: str, *args: object) -> subprocess.Popen[str]:
+def _python(host: VirtualHost, code: str, *args: object) -> subprocess.Popen[str]:
     argv = [sys.executable, "-c", code, *map(str, args)]
     return host.popen(argv, stdout=subprocess.PIPE, text=True)
 
 
 def _carry(
-    senders: list[Host], to: Host, num_bytes: int, *, address: str | None = None
+    senders: list[VirtualHost],
+    to: VirtualHost,
+    num_bytes: int,
+    *,
+    address: str | None = None,
 ) -> tuple[int, float]:
     """Bytes that arrived on ``to`` and the seconds they took."""
     address = address or to.address
@@ -73,7 +77,7 @@ def _carry(
     return int(total), float(seconds)
 
 
-def _is_there(net: Lan) -> bool:
+def _is_there(net: VirtualLan) -> bool:
     names = [net.switch, *(host.name for host in net.hosts)]
     return any(Path("/run/netns", name).exists() for name in names)
 

@@ -13,7 +13,7 @@ import pytest
 
 import ringleader.testing
 from ringleader.errors import ConfigError
-from ringleader.simulation.lan import Host, Lan, can_make_faults, lan
+from ringleader.simulation.lan import VirtualHost, VirtualLan, can_make_faults, lan
 from ringleader.simulation.lan.rate_limit import bytes_per_s
 
 IS_POSSIBLE, REASON = can_make_faults()
@@ -96,7 +96,7 @@ for line in sys.stdin:
 class Agent:
     """A process on a host that talks to the others when told to."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: VirtualHost) -> None:
         self.host = host
         argv = [sys.executable, "-I", "-S", "-c", AGENT, host.address]
         self.process = host.popen(
@@ -116,7 +116,7 @@ class Agent:
 
 
 @contextmanager
-def agents(net: Lan) -> Iterator[list[Agent]]:
+def agents(net: VirtualLan) -> Iterator[list[Agent]]:
     with ExitStack() as stack:
         made = [Agent(host) for host in net.hosts]
         for each in made:
@@ -213,7 +213,7 @@ print(json.dumps({i.name: [i.kind, i.is_up, i.mtu] for i in interfaces()}))
 """
 
 
-def look(host: Host) -> dict[str, list[Any]]:
+def look(host: VirtualHost) -> dict[str, list[Any]]:
     """The interfaces of a host, as Ringleader sees them."""
     process = host.popen(
         [sys.executable, "-c", LOOK], stdout=subprocess.PIPE, text=True
@@ -292,7 +292,7 @@ def test_rates_change_for_a_host_or_for_a_pair() -> None:
 
 def test_the_kit_offers_the_lan_by_one_name() -> None:
     with ringleader.testing.lan(hosts=1) as net:
-        assert isinstance(net, Lan)
+        assert isinstance(net, VirtualLan)
 
 
 @pytest.mark.parametrize(

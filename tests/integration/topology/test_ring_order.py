@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ringleader.simulation.lan import Host, can_make_faults, can_make_lan, lan
-from ringleader.simulation.lan.rate_limit import bytes_per_s, limit
+from ringleader.simulation.lan import VirtualHost, can_make_faults, can_make_lan, lan
+from ringleader.simulation.lan.rate_limit import bytes_per_s, limit_rate
 
 IS_POSSIBLE, REASON = can_make_lan()
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no LAN here: {REASON}")
@@ -41,10 +41,10 @@ print(json.dumps([link.latency_s, link.out_bytes_per_s, link.in_bytes_per_s, sec
 """
 
 
-def probe(a: Host, b: Host) -> tuple[list[float], list[float]]:
+def probe(a: VirtualHost, b: VirtualHost) -> tuple[list[float], list[float]]:
     """(latency, out, in, seconds it took) as both ends saw it."""
 
-    def start(host: Host, role: str) -> subprocess.Popen[str]:
+    def start(host: VirtualHost, role: str) -> subprocess.Popen[str]:
         argv = [sys.executable, "-c", PROBE, role, b.address]
         return host.popen(argv, stdout=subprocess.PIPE, text=True)
 
@@ -83,7 +83,9 @@ def test_a_link_is_measured_as_fast_as_it_is_and_in_a_moment(
 
 def test_both_directions_are_measured_apart() -> None:
     with lan(hosts=2, rate="1gbit") as net:
-        limit(net.hosts[1].name, "eth0", "20mbit", {})  # what it sends, not what comes
+        limit_rate(
+            net.hosts[1].name, "eth0", "20mbit", {}
+        )  # what it sends, not what comes
         probes = [probe(*net.hosts)[0] for _ in range(3)]
     assert max(out for _, out, _, _ in probes) > 40e6
     assert 1.5e6 < max(into for _, _, into, _ in probes) < 3.5e6

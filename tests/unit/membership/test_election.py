@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from ringleader.membership.election import islands
 from ringleader.membership.member import MAX_MEMBERS, Member
-from ringleader.simulation.membership.simulated_cluster import World
-from ringleader.simulation.membership.simulated_node import Node, node_id
+from ringleader.simulation.membership.simulated_cluster import SimulatedCluster
+from ringleader.simulation.membership.simulated_node import SimulatedNode, node_id
 
 
 def nodes(count: int) -> list[Member]:
-    world = World(count)
-    for index, node in enumerate(world.nodes):
-        world.start(node, index)
-    return [node.member for node in world.nodes]
+    cluster = SimulatedCluster(count)
+    for index, node in enumerate(cluster.nodes):
+        cluster.start(node, index)
+    return [node.member for node in cluster.nodes]
 
 
 FIVE = nodes(5)
@@ -69,15 +69,15 @@ def test_islands_are_cliques_led_by_seniority(mutual: set[frozenset[Member]]) ->
 @pytest.mark.parametrize("seed", range(12))
 def test_machines_come_to_rest_in_the_islands_of_a_broken_network(seed: int) -> None:
     rng = Random(seed)
-    world = World(6, seed=seed)
-    for a, b in combinations(world.nodes, 2):
+    cluster = SimulatedCluster(6, seed=seed)
+    for a, b in combinations(cluster.nodes, 2):
         if rng.random() < 0.35:
-            world.block(a, b, one_way=rng.random() < 0.5)
-    order: list[Node] = rng.sample(world.nodes, len(world.nodes))
+            cluster.block(a, b, one_way=rng.random() < 0.5)
+    order: list[SimulatedNode] = rng.sample(cluster.nodes, len(cluster.nodes))
     for node in order:
-        world.after(rng.uniform(0, 2), world.start, node, rng.randrange(100))
-    world.run(20)
-    assert world.unrest() is None
-    world.heal()
-    world.run(30)
-    assert world.unrest() is None
+        cluster.after(rng.uniform(0, 2), cluster.start, node, rng.randrange(100))
+    cluster.run(20)
+    assert cluster.convergence_problem() is None
+    cluster.heal()
+    cluster.run(30)
+    assert cluster.convergence_problem() is None

@@ -32,7 +32,7 @@ from ringleader.membership.messages import (
     encode,
 )
 from ringleader.simulation.membership.seeded_run import simulate
-from ringleader.simulation.membership.simulated_cluster import World
+from ringleader.simulation.membership.simulated_cluster import SimulatedCluster
 
 
 def member(index: int, started_ms: int = 0) -> Member:
@@ -82,11 +82,11 @@ def test_every_message_of_some_seeds_comes_back_as_it_went() -> None:
         kinds.add(kind(message))
         assert decode(encode(message), sender) == message
 
-    def listen(world: World) -> None:
-        world.on_message = check
+    def listen(cluster: SimulatedCluster) -> None:
+        cluster.on_message = check
 
     for seed in range(12):
-        simulate(seed, on_world=listen)
+        simulate(seed, on_cluster=listen)
     assert kinds >= {kind(message) for message in MESSAGES} - {"Refuse"}  # it is rare
 
 

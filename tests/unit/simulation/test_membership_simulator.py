@@ -13,20 +13,20 @@ from ringleader.membership.machine import Machine
 from ringleader.membership.member import Member, View
 from ringleader.membership.messages import Propose
 from ringleader.simulation.membership.__main__ import main
-from ringleader.simulation.membership.invariants import Broken
-from ringleader.simulation.membership.seeded_run import Outcome, simulate
-from ringleader.simulation.membership.simulated_cluster import World
-from ringleader.simulation.membership.simulated_node import Make
+from ringleader.simulation.membership.invariants import InvariantViolation
+from ringleader.simulation.membership.seeded_run import SeedResult, simulate
+from ringleader.simulation.membership.simulated_cluster import SimulatedCluster
+from ringleader.simulation.membership.simulated_node import MachineFactory
 from tests.kit.uptime_election import SeedRule
 
 NUM_SEEDS = 150
 
 
 def test_all_faults_end_in_one_view() -> None:
-    outcomes = [simulate(seed) for seed in range(NUM_SEEDS)]
-    assert [(o.seed, o.failure) for o in outcomes if o.failure] == []
-    assert {o.size for o in outcomes} >= set(range(3, 9))
-    assert sum(o.num_views for o in outcomes) > 3 * NUM_SEEDS, "something must happen"
+    results = [simulate(seed) for seed in range(NUM_SEEDS)]
+    assert [(o.seed, o.failure) for o in results if o.failure] == []
+    assert {o.size for o in results} >= set(range(3, 9))
+    assert sum(o.num_views for o in results) > 3 * NUM_SEEDS, "something must happen"
 
 
 def test_a_seed_tells_the_same_story_every_time() -> None:
@@ -37,9 +37,9 @@ def test_a_seed_tells_the_same_story_every_time() -> None:
     assert any("installs" in line for line in stories[0])
 
 
-def failures(make: Make | None, seeds: range) -> list[Outcome]:
-    outcomes = [simulate(seed, size=3, make=make) for seed in seeds]
-    return [o for o in outcomes if o.failure]
+def failures(make: MachineFactory | None, seeds: range) -> list[SeedResult]:
+    results = [simulate(seed, size=3, make=make) for seed in seeds]
+    return [o for o in results if o.failure]
 
 
 def test_the_rule_of_the_seed_is_caught() -> None:
@@ -49,16 +49,16 @@ def test_the_rule_of_the_seed_is_caught() -> None:
     assert any("is led by" in (o.failure or "") for o in caught)
 
 
-def without_faults(make: Make, size: int, seed: int) -> str | None:
+def without_faults(make: MachineFactory, size: int, seed: int) -> str | None:
     """What is wrong with nodes that are switched on together, and nothing else."""
-    world = World(size, seed=seed, make=make)
-    for index, node in enumerate(world.nodes):
-        world.after(0.01 * index, world.start, node)
+    cluster = SimulatedCluster(size, seed=seed, make=make)
+    for index, node in enumerate(cluster.nodes):
+        cluster.after(0.01 * index, cluster.start, node)
     try:
-        world.run(15)
-    except Broken as broken:
+        cluster.run(15)
+    except InvariantViolation as broken:
         return str(broken)
-    return world.unrest()
+    return cluster.convergence_problem()
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -71,14 +71,14 @@ def test_the_rule_of_the_seed_splits_a_cluster_without_any_fault(size: int) -> N
 
 def test_two_nodes_defer_to_each_other_by_the_rule_of_the_seed() -> None:
     """PM-5: each campaigns before it hears of the other's growing seniority."""
-    world = World(2, seed=1, make=SeedRule)
-    for node in world.nodes:
-        world.start(node)
-    world.run(5)
+    cluster = SimulatedCluster(2, seed=1, make=SeedRule)
+    for node in cluster.nodes:
+        cluster.start(node)
+    cluster.run(5)
     leaders = [
-        n.subject.view.leader for n in world.nodes if n.subject and n.subject.view
+        n.machine.view.leader for n in cluster.nodes if n.machine and n.machine.view
     ]
-    assert leaders == [world.nodes[1].member, world.nodes[0].member]
+    assert leaders == [cluster.nodes[1].member, cluster.nodes[0].member]
 
 
 def forgetful(me: Member) -> Machine:
@@ -131,7 +131,7 @@ def content(me: Member) -> Machine:
 
 
 @pytest.mark.parametrize("make", [forgetful, hasty, mumbling, uncounting, content])
-def test_a_broken_machine_is_caught(make: Make) -> None:
+def test_a_broken_machine_is_caught(make: MachineFactory) -> None:
     assert any(simulate(seed, make=make).failure for seed in range(400))
 
 

@@ -12,15 +12,14 @@ from ringleader.collectives.schedule import Program, copy, send
 from ringleader.collectives.schedule_checker import ScheduleError
 from ringleader.errors import ConfigError
 from ringleader.simulation.collectives.network_model import (
-    Network,
-    Node,
-    Wire,
+    LinkModel,
+    NetworkModel,
+    NodeSpeed,
     islands,
     one_slow_link,
-    two_islands,
 )
 from ringleader.simulation.collectives.program_shape import common_shape
-from ringleader.simulation.collectives.simulator import predict, simulate, why_not
+from ringleader.simulation.collectives.simulator import predict, simulate, skip_reason
 
 LATENCY_S = 0.5e-3
 RATE = 125e6
@@ -31,12 +30,12 @@ WHOLE_S = BYTES / RATE
 
 def switch(
     size: int, *, card: float | None = None, reduce: float = math.inf
-) -> Network:
-    return Network.uniform(
+) -> NetworkModel:
+    return NetworkModel.uniform(
         size,
         latency_s=LATENCY_S,
         bytes_per_s=RATE,
-        card_bytes_per_s=card,
+        nic_bytes_per_s=card,
         reduce_bytes_per_s=reduce,
     )
 
@@ -45,7 +44,9 @@ def programs_of(operation: str, name: str, size: int) -> list[Program]:
     return [program(operation, name, rank, size) for rank in range(size)]
 
 
-def unsegmented(operation: str, name: str, network: Network, chunk_bytes: int) -> float:
+def unsegmented(
+    operation: str, name: str, network: NetworkModel, chunk_bytes: int
+) -> float:
     """Time when a chunk is stored before it is forwarded: textbook formulas hold."""
     programs = programs_of(operation, name, network.size)
     return simulate(programs, chunk_bytes, network, segment_bytes=chunk_bytes).time_s
@@ -109,26 +110,26 @@ def test_adding_up_takes_its_time() -> None:
 
 
 def test_one_slow_link_sets_the_pace_of_the_ring() -> None:
-    network = one_slow_link(switch(8), Wire(LATENCY_S, RATE / 10))
+    network = one_slow_link(switch(8), LinkModel(LATENCY_S, RATE / 10))
     time_s = predict("all_reduce", "ring", BYTES, network).time_s
     assert time_s == pytest.approx(10 * 2 * 7 / 8 * WHOLE_S, rel=0.05)
 
 
 def test_a_slow_link_that_is_not_used_changes_nothing() -> None:
-    network = one_slow_link(switch(8), Wire(LATENCY_S, RATE / 10), pair=(2, 6))
+    network = one_slow_link(switch(8), LinkModel(LATENCY_S, RATE / 10), pair=(2, 6))
     even = predict("all_reduce", "ring", BYTES, switch(8))
     assert predict("all_reduce", "ring", BYTES, network) == even
 
 
 def test_all_that_crosses_between_islands_shares_the_trunk() -> None:
-    network = two_islands(switch(4), Wire(5e-3, RATE / 5))
+    network = islands(switch(4), 2, LinkModel(5e-3, RATE / 5))
     time_s = predict("all_reduce", "exchange", BYTES, network).time_s
     assert time_s == pytest.approx(4 * 5 * WHOLE_S + 5e-3, rel=0.02)
 
 
 def test_a_slow_card_slows_down_everything_of_its_node() -> None:
-    nodes = (Node(RATE / 4, RATE, math.inf), *switch(4).nodes[1:])
-    network = Network(nodes=nodes, wire=Wire(LATENCY_S, RATE))
+    nodes = (NodeSpeed(RATE / 4, RATE, math.inf), *switch(4).nodes[1:])
+    network = NetworkModel(nodes=nodes, link=LinkModel(LATENCY_S, RATE))
     time_s = predict("broadcast", "star", BYTES, network).time_s
     assert time_s == pytest.approx(3 * 4 * WHOLE_S, rel=0.01)
 
@@ -152,16 +153,17 @@ def test_no_bytes_take_the_latency() -> None:
 
 @pytest.mark.parametrize("name", algorithms("all_reduce"))
 def test_the_same_question_has_the_same_answer(name: str) -> None:
-    network = two_islands(switch(9, reduce=1e9), Wire(5e-3, RATE / 5))
+    network = islands(switch(9, reduce=1e9), 2, LinkModel(5e-3, RATE / 5))
     first, second = (predict("all_reduce", name, 10**6, network) for _ in range(2))
     assert first == second
 
 
-def networks(size: int) -> list[Network]:
+def networks(size: int) -> list[NetworkModel]:
     even = switch(size, reduce=5e8)
     wide = switch(size, card=2.5 * RATE, reduce=5e8)
-    slow = Wire(2 * LATENCY_S, RATE / 10)
-    uneven = [f(n, slow) for n in (even, wide) for f in (one_slow_link, two_islands)]
+    slow = LinkModel(2 * LATENCY_S, RATE / 10)
+    uneven = [one_slow_link(n, slow) for n in (even, wide)]
+    uneven += [islands(n, 2, slow) for n in (even, wide)]
     return [even, wide, switch(size, card=math.inf), *uneven]
 
 
@@ -200,7 +202,7 @@ def test_shortcuts_equal_the_replay_of_all_ranks(
 
 def test_a_sample_of_the_programs_predicts_what_all_of_them_do() -> None:
     size = 66
-    network = one_slow_link(switch(size), Wire(1e-3, RATE / 10))
+    network = one_slow_link(switch(size), LinkModel(1e-3, RATE / 10))
     programs = programs_of("all_reduce", "ring", size)
     every = simulate(programs, 7000, network, is_shortcut_allowed=False)
     assert predict("all_reduce", "ring", 7000 * size, network) == every
@@ -215,13 +217,13 @@ def test_a_thousand_nodes_are_no_trouble() -> None:
 
 
 def test_meshes_of_a_thousand_nodes_are_refused_with_a_reason() -> None:
-    assert why_not("direct", 64) is None
-    assert "1,047,552 streams" in str(why_not("exchange", 1024))
-    assert why_not("ring", 1024) is None
+    assert skip_reason("direct", 64) is None
+    assert "1,047,552 streams" in str(skip_reason("exchange", 1024))
+    assert skip_reason("ring", 1024) is None
 
 
 def test_too_many_messages_are_refused_before_they_are_replayed() -> None:
-    network = one_slow_link(switch(1024), Wire(LATENCY_S, RATE / 10))
+    network = one_slow_link(switch(1024), LinkModel(LATENCY_S, RATE / 10))
     with pytest.raises(ConfigError, match="more than the simulator replays"):
         predict("all_reduce", "halving", BYTES, network)
 
@@ -246,17 +248,19 @@ def test_programs_and_nodes_must_be_as_many() -> None:
     "make",
     [
         lambda: switch(0),
-        lambda: Network.uniform(2, latency_s=-1, bytes_per_s=RATE),
-        lambda: Network.uniform(2, latency_s=0, bytes_per_s=0),
+        lambda: NetworkModel.uniform(2, latency_s=-1, bytes_per_s=RATE),
+        lambda: NetworkModel.uniform(2, latency_s=0, bytes_per_s=0),
         lambda: switch(2, card=0),
-        lambda: one_slow_link(switch(2), Wire(0, 1), pair=(1, 1)),
-        lambda: one_slow_link(switch(2), Wire(0, 1), pair=(0, 2)),
-        lambda: islands(switch(2), 3, Wire(0, 1)),
-        lambda: Network(nodes=(Node(),), wire=Wire(0, 1), trunk=Wire(0, 1)),
+        lambda: one_slow_link(switch(2), LinkModel(0, 1), pair=(1, 1)),
+        lambda: one_slow_link(switch(2), LinkModel(0, 1), pair=(0, 2)),
+        lambda: islands(switch(2), 3, LinkModel(0, 1)),
+        lambda: NetworkModel(
+            nodes=(NodeSpeed(),), link=LinkModel(0, 1), trunk=LinkModel(0, 1)
+        ),
     ],
 )
 def test_a_network_that_makes_no_sense_is_refused(
-    make: Callable[[], Network],
+    make: Callable[[], NetworkModel],
 ) -> None:
     with pytest.raises(ConfigError, match="network"):
         make()

@@ -27,16 +27,16 @@ from typing import Final
 
 from ringleader.collectives.schedule import Kind
 from ringleader.collectives.schedule_checker import ScheduleError
-from ringleader.simulation.collectives.replay_state import Lane, Step
+from ringleader.simulation.collectives.replay_state import Lane, ReplayMove
 
 # What can happen, in the order in which it happens at one moment. Plain numbers: they
 # are compared millions of times, and comparing enums takes half of the run.
 SUMMED: Final = 0
 HEAD: Final = 1  # the first byte of a segment reaches the receiving card
-INLET_FREE: Final = 2  # the receiving card can take the next one
+INGRESS_FREE: Final = 2  # the receiving card can take the next one
 TAIL: Final = 3  # the last byte has passed it
-WIRE_FREE: Final = 4
-CARD_FREE: Final = 5  # the sending card can take the next one
+LINK_FREE: Final = 4
+EGRESS_FREE: Final = 5  # the sending card can take the next one
 
 
 class Replay:
@@ -66,7 +66,7 @@ class Replay:
         self._check_all_done()
 
     def _at(self, time_s: float, event: int, lane: Lane) -> None:
-        order = lane.out_order if event >= WIRE_FREE else lane.in_order
+        order = lane.out_order if event >= LINK_FREE else lane.in_order
         heappush(self._events, (time_s, event, order, lane.number, lane))
 
     def _offer(self, lane: Lane, now_s: float) -> None:
@@ -80,27 +80,27 @@ class Replay:
                 return
         lane.is_waiting = True
         if lane.free_s > now_s:
-            self._at(lane.free_s, WIRE_FREE, lane)
+            self._at(lane.free_s, LINK_FREE, lane)
         else:
             self._queue(lane, now_s)
 
     def _queue(self, lane: Lane, now_s: float) -> None:
         lane.source.waiting.append(lane)
-        self._wake_card(lane, now_s)
+        self._wake_egress(lane, now_s)
 
-    def _wake_card(self, lane: Lane, now_s: float) -> None:
+    def _wake_egress(self, lane: Lane, now_s: float) -> None:
         node = lane.source
-        if not node.is_card_due:
-            node.is_card_due = True
-            self._at(max(now_s, node.egress_free_s), CARD_FREE, lane)
+        if not node.is_egress_due:
+            node.is_egress_due = True
+            self._at(max(now_s, node.egress_free_s), EGRESS_FREE, lane)
 
     def _dispatch(self, woken_by: Lane, now_s: float) -> None:
         """The card takes the next segment of the lane that has waited longest."""
         node = woken_by.source
         lane = node.waiting.popleft()
-        lane.is_waiting = node.is_card_due = False
+        lane.is_waiting = node.is_egress_due = False
         node.egress_free_s = now_s + node.egress_segment_s
-        if lane.is_wire_slow:
+        if lane.is_link_slow:
             lane.free_s = now_s + lane.segment_s
         head_s = now_s
         if lane.trunk is not None:
@@ -113,26 +113,26 @@ class Replay:
         self._wake_after(step, now_s)
         self._offer(lane, now_s)
         if node.waiting:
-            self._wake_card(lane, now_s)
+            self._wake_egress(lane, now_s)
 
     def _enter(self, lane: Lane, now_s: float) -> None:
         """Join the queue of the receiving card; its lanes take turns there too."""
         if not lane.heads_s:
             lane.to.arriving.append(lane)
         lane.heads_s.append(now_s)
-        self._wake_inlet(lane, now_s)
+        self._wake_ingress(lane, now_s)
 
-    def _wake_inlet(self, lane: Lane, now_s: float) -> None:
+    def _wake_ingress(self, lane: Lane, now_s: float) -> None:
         node = lane.to
-        if not node.is_inlet_due:
-            node.is_inlet_due = True
-            self._at(max(now_s, node.ingress_free_s), INLET_FREE, lane)
+        if not node.is_ingress_due:
+            node.is_ingress_due = True
+            self._at(max(now_s, node.ingress_free_s), INGRESS_FREE, lane)
 
     def _admit(self, woken_by: Lane, now_s: float) -> None:
         """The receiving card takes a segment of the lane that has waited longest."""
         node = woken_by.to
         lane = node.arriving.popleft()
-        node.is_inlet_due = False
+        node.is_ingress_due = False
         head_s = lane.heads_s.popleft()
         if lane.heads_s:
             node.arriving.append(lane)
@@ -140,7 +140,7 @@ class Replay:
         end_s = max(node.ingress_free_s, head_s + lane.segment_s)
         self._at(end_s, TAIL, lane)
         if node.arriving:
-            self._wake_inlet(lane, now_s)
+            self._wake_ingress(lane, now_s)
 
     def _arrive(self, lane: Lane, now_s: float) -> None:
         at = lane.num_arrived // self._num_segments
@@ -152,7 +152,7 @@ class Replay:
         if self._take(step, now_s):
             self._wake_after(step, now_s)
 
-    def _take(self, step: Step, now_s: float) -> bool:
+    def _take(self, step: ReplayMove, now_s: float) -> bool:
         """Copy or add what may be; True when that is done at once."""
         limit = step.arrived
         for before in step.before:
@@ -169,7 +169,7 @@ class Replay:
                 self._advance(step, now_s)
         return not reduce_s
 
-    def _sum(self, step: Step, now_s: float) -> None:
+    def _sum(self, step: ReplayMove, now_s: float) -> None:
         node = step.node
         node.reduce_free_s = max(now_s, node.reduce_free_s) + node.reduce_segment_s
         node.summing.append(step)
@@ -181,12 +181,12 @@ class Replay:
         self._advance(step, now_s)
         self._wake_after(step, now_s)
 
-    def _advance(self, step: Step, now_s: float) -> None:
+    def _advance(self, step: ReplayMove, now_s: float) -> None:
         step.done += 1
         if step.done == self._num_segments and now_s > step.node.finish_s:
             step.node.finish_s = now_s
 
-    def _wake_after(self, step: Step, now_s: float) -> None:
+    def _wake_after(self, step: ReplayMove, now_s: float) -> None:
         """Go down the moves on this chunk as far as something moves."""
         moved = [step]
         while moved:

@@ -15,7 +15,7 @@ from ringleader.collectives.schedule import Kind, Program
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ProgramShape:
     """One entry per move in each field."""
 
     kinds: tuple[Kind, ...]
@@ -25,7 +25,7 @@ class Shape:
     """Indices of the moves on the same chunk that must be ahead of this one."""
 
 
-def shape_of(moves: Program, rank: int, size: int) -> Shape:
+def shape_of(moves: Program, rank: int, size: int) -> ProgramShape:
     """The shape of the program of ``rank``."""
     distances: list[int] = []
     befores: list[tuple[int, ...]] = []
@@ -41,7 +41,7 @@ def shape_of(moves: Program, rank: int, size: int) -> Shape:
             distances.append((rank - peer) % size)
             befores.append(sent or written)  # a send is never ahead of its write
             writes[chunk], sends[chunk] = (index,), ()
-    return Shape(tuple(m.kind for m in moves), tuple(distances), tuple(befores))
+    return ProgramShape(tuple(m.kind for m in moves), tuple(distances), tuple(befores))
 
 
 def common_shape(
@@ -49,10 +49,10 @@ def common_shape(
     *,
     ranks: Iterable[int] | None = None,
     size: int | None = None,
-) -> Shape | None:
+) -> ProgramShape | None:
     """The one shape of all ``programs``, or None; ``ranks`` when they are a sample."""
     size = len(programs) if size is None else size
-    first: Shape | None = None
+    first: ProgramShape | None = None
     for rank, moves in zip(ranks or range(size), programs, strict=True):
         shape = shape_of(moves, rank, size)
         if first is None:

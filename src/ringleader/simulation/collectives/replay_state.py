@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ringleader.collectives.schedule import Kind
-from ringleader.simulation.collectives.network_model import Network
-from ringleader.simulation.collectives.program_shape import Shape
+from ringleader.simulation.collectives.network_model import NetworkModel
+from ringleader.simulation.collectives.program_shape import ProgramShape
 
 
 @dataclass(slots=True, eq=False)
-class Trunk:
+class TrunkState:
     """What a pair of islands shares in one direction."""
 
     segment_s: float
@@ -20,7 +20,7 @@ class Trunk:
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class ReplayNode:
     """One node; ``*_segment_s`` is the time of a segment there, 0 where no limit is."""
 
     number: int
@@ -33,9 +33,9 @@ class Node:
     finish_s: float = 0.0
     waiting: deque[Lane] = field(default_factory=deque)
     arriving: deque[Lane] = field(default_factory=deque)
-    summing: deque[Step] = field(default_factory=deque)
-    is_card_due: bool = False
-    is_inlet_due: bool = False
+    summing: deque[ReplayMove] = field(default_factory=deque)
+    is_egress_due: bool = False
+    is_ingress_due: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -43,20 +43,20 @@ class Lane:
     """One ordered pair of nodes: what one sends, the other receives, in order."""
 
     number: int
-    source: Node
-    to: Node
+    source: ReplayNode
+    to: ReplayNode
     latency_s: float
     segment_s: float
     """Of the slower of wire and sending card."""
-    is_wire_slow: bool
+    is_link_slow: bool
     """Whether the wire, not the card, is what a segment waits for."""
-    trunk: Trunk | None
+    trunk: TrunkState | None
     out_order: int = 0
     """Place among the lanes of ``source``, by first use in its program."""
     in_order: int = 0
     """Place among those of ``to``."""
-    sends: list[Step] = field(default_factory=list)
-    receives: list[Step] = field(default_factory=list)
+    sends: list[ReplayMove] = field(default_factory=list)
+    receives: list[ReplayMove] = field(default_factory=list)
     heads_s: deque[float] = field(default_factory=deque)
     """When the segments that wait before the receiving card got there."""
     num_left: int = 0
@@ -66,21 +66,21 @@ class Lane:
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class ReplayMove:
     """A move being replayed; counts are in segments."""
 
     kind: Kind
-    node: Node
+    node: ReplayNode
     lane: Lane
-    before: list[Step]
+    before: list[ReplayMove]
     """The moves on the same chunk that must be ahead."""
-    after: list[Step] = field(default_factory=list)
+    after: list[ReplayMove] = field(default_factory=list)
     arrived: int = 0
     taken: int = 0
     done: int = 0
 
 
-class Stage:
+class ReplayState:
     """Builds the nodes and lanes of a replay from the shapes of the programs.
 
     One shape for many ranks means that one node stands for all: its lanes are then told
@@ -88,45 +88,45 @@ class Stage:
     """
 
     def __init__(
-        self, shapes: Sequence[Shape], network: Network, segment: float
+        self, shapes: Sequence[ProgramShape], network: NetworkModel, segment: float
     ) -> None:
         self._network = network
         self._segment = segment
         self._lanes: dict[tuple[int, int], Lane] = {}
-        self._trunks: dict[tuple[int, int], Trunk] = {}
+        self._trunks: dict[tuple[int, int], TrunkState] = {}
         self.nodes = [self._node(rank) for rank in range(len(shapes))]
         for rank, shape in enumerate(shapes):
-            self._hang(rank, shape)
+            self._add_program(rank, shape)
 
     @property
     def lanes(self) -> list[Lane]:
         """All lanes, in the order of their numbers."""
         return list(self._lanes.values())
 
-    def _node(self, rank: int) -> Node:
+    def _node(self, rank: int) -> ReplayNode:
         node = self._network.nodes[rank]
-        return Node(
+        return ReplayNode(
             number=rank,
             egress_segment_s=self._segment / node.egress_bytes_per_s,
             ingress_segment_s=self._segment / node.ingress_bytes_per_s,
             reduce_segment_s=self._segment / node.reduce_bytes_per_s,
         )
 
-    def _hang(self, rank: int, shape: Shape) -> None:
+    def _add_program(self, rank: int, shape: ProgramShape) -> None:
         """Hang the steps of one rank on its lanes, chained chunk by chunk."""
-        steps: list[Step] = []
+        steps: list[ReplayMove] = []
         node = self.nodes[rank]
         moves = zip(shape.kinds, shape.distances, shape.befores, strict=True)
         for kind, distance, befores in moves:
             lane = self._lane(rank, kind, distance)
-            step = Step(kind, node, lane, [steps[index] for index in befores])
+            step = ReplayMove(kind, node, lane, [steps[index] for index in befores])
             for before in step.before:
                 before.after.append(step)
             steps.append(step)
             (lane.sends if kind is Kind.SEND else lane.receives).append(step)
         self._number(steps)
 
-    def _number(self, steps: list[Step]) -> None:
+    def _number(self, steps: list[ReplayMove]) -> None:
         sending = {id(s.lane): s.lane for s in steps if s.kind is Kind.SEND}
         receiving = {id(s.lane): s.lane for s in steps if s.kind is not Kind.SEND}
         for order, lane in enumerate(sending.values()):
@@ -144,24 +144,24 @@ class Stage:
         return self._lanes[key]
 
     def _new_lane(self, source: int, to: int) -> Lane:
-        wire = self._network.wire_of(source, to)
+        link = self._network.link_between(source, to)
         count = len(self.nodes)
         sender = self.nodes[source % count]
-        wire_s = self._segment / wire.bytes_per_s
+        link_s = self._segment / link.bytes_per_s
         return Lane(
             number=len(self._lanes),
             source=sender,
             to=self.nodes[to % count],
-            latency_s=wire.latency_s,
-            segment_s=max(wire_s, sender.egress_segment_s),
-            is_wire_slow=wire_s > sender.egress_segment_s,
+            latency_s=link.latency_s,
+            segment_s=max(link_s, sender.egress_segment_s),
+            is_link_slow=link_s > sender.egress_segment_s,
             trunk=self._trunk(source, to),
         )
 
-    def _trunk(self, source: int, to: int) -> Trunk | None:
-        islands, trunk = self._network.trunk_of(source, to), self._network.trunk
+    def _trunk(self, source: int, to: int) -> TrunkState | None:
+        islands, trunk = self._network.crossed_islands(source, to), self._network.trunk
         if islands is None or trunk is None:
             return None
         if islands not in self._trunks:
-            self._trunks[islands] = Trunk(self._segment / trunk.bytes_per_s)
+            self._trunks[islands] = TrunkState(self._segment / trunk.bytes_per_s)
         return self._trunks[islands]

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringleader.collectives.schedule import Kind
-from ringleader.simulation.collectives.network_model import Network
-from ringleader.simulation.collectives.program_shape import Shape
+from ringleader.simulation.collectives.network_model import NetworkModel
+from ringleader.simulation.collectives.program_shape import ProgramShape
 
 MAX_CELLS = 24_000_000
 """Messages times segments, at most: about a second, and 100 MB for a thousand nodes."""
@@ -24,7 +24,7 @@ MAX_CELLS = 24_000_000
 Array = NDArray[np.float64]
 
 
-def is_ring(shape: Shape, network: Network) -> bool:
+def is_ring(shape: ProgramShape, network: NetworkModel) -> bool:
     """Whether the recurrence holds: one lane per node, no trunk shared by two lanes."""
     distances = set(shape.distances)
     if len(distances) != 1 or not _is_ordered(shape):
@@ -33,12 +33,12 @@ def is_ring(shape: Shape, network: Network) -> bool:
         return False
     [distance] = distances
     size = network.size
-    trunks = [network.trunk_of(r, (r + distance) % size) for r in range(size)]
+    trunks = [network.crossed_islands(r, (r + distance) % size) for r in range(size)]
     used = [t for t in trunks if t is not None]
     return len(used) == len(set(used))
 
 
-def _is_ordered(shape: Shape) -> bool:
+def _is_ordered(shape: ProgramShape) -> bool:
     """Whether the k-th send comes before the k-th receive, for all k."""
     ahead = 0
     for kind in shape.kinds:
@@ -49,44 +49,44 @@ def _is_ordered(shape: Shape) -> bool:
 
 
 @dataclass(slots=True)
-class _Ring:
+class _RingTimes:
     """Times of a segment on every rank, and when each resource is free again."""
 
     distance: int
     egress: Array
     lane: Array
-    is_wire_slow: NDArray[np.bool_]
+    is_link_slow: NDArray[np.bool_]
     latency: Array
     ingress: Array
     reduce: Array
-    card_free: Array
-    wire_free: Array
+    egress_free: Array
+    link_free: Array
     ingress_free: Array
     reduce_free: Array
 
 
-def _ring(shape: Shape, network: Network, segment: float) -> _Ring:
+def _ring(shape: ProgramShape, network: NetworkModel, segment: float) -> _RingTimes:
     size, distance = network.size, shape.distances[0]
-    wires = [network.wire_of(r, (r + distance) % size) for r in range(size)]
+    links = [network.link_between(r, (r + distance) % size) for r in range(size)]
     egress = np.array([segment / n.egress_bytes_per_s for n in network.nodes])
-    wire = np.array([segment / w.bytes_per_s for w in wires])
-    return _Ring(
+    link = np.array([segment / w.bytes_per_s for w in links])
+    return _RingTimes(
         distance=distance,
         egress=egress,
-        lane=np.maximum(wire, egress),
-        is_wire_slow=wire > egress,
-        latency=np.array([w.latency_s for w in wires]),
+        lane=np.maximum(link, egress),
+        is_link_slow=link > egress,
+        latency=np.array([w.latency_s for w in links]),
         ingress=np.array([segment / n.ingress_bytes_per_s for n in network.nodes]),
         reduce=np.array([segment / n.reduce_bytes_per_s for n in network.nodes]),
-        card_free=np.zeros(size),
-        wire_free=np.zeros(size),
+        egress_free=np.zeros(size),
+        link_free=np.zeros(size),
         ingress_free=np.zeros(size),
         reduce_free=np.zeros(size),
     )
 
 
 def finish_times(
-    shape: Shape, network: Network, chunk_bytes: int, segments: int
+    shape: ProgramShape, network: NetworkModel, chunk_bytes: int, segments: int
 ) -> list[float]:
     """When each rank is done."""
     ring = _ring(shape, network, chunk_bytes / segments)
@@ -119,13 +119,13 @@ def finish_times(
     return [float(f) for f in finish]
 
 
-def _send(ring: _Ring, ready: Array) -> tuple[Array, Array]:
+def _send(ring: _RingTimes, ready: Array) -> tuple[Array, Array]:
     """When the segments of one message leave, and when they are there on the right."""
     left, landed = np.empty_like(ready), np.empty_like(ready)
     for at, row in enumerate(ready):
-        start = np.maximum(row, np.maximum(ring.card_free, ring.wire_free))
-        ring.card_free = start + ring.egress
-        ring.wire_free = np.where(ring.is_wire_slow, start + ring.lane, 0.0)
+        start = np.maximum(row, np.maximum(ring.egress_free, ring.link_free))
+        ring.egress_free = start + ring.egress
+        ring.link_free = np.where(ring.is_link_slow, start + ring.lane, 0.0)
         left[at] = start
         head = np.roll(start + ring.latency, ring.distance)
         ring.ingress_free = np.maximum(head, ring.ingress_free) + ring.ingress
@@ -134,7 +134,7 @@ def _send(ring: _Ring, ready: Array) -> tuple[Array, Array]:
     return left, landed
 
 
-def _sum(ring: _Ring, there: Array) -> Array:
+def _sum(ring: _RingTimes, there: Array) -> Array:
     summed = np.empty_like(there)
     for at, row in enumerate(there):
         ring.reduce_free = np.maximum(row, ring.reduce_free) + ring.reduce

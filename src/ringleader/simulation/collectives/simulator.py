@@ -23,13 +23,13 @@ from ringleader.collectives.schedule import Kind, Program
 from ringleader.errors import ConfigError
 from ringleader.simulation.collectives import ring_recurrence
 from ringleader.simulation.collectives.event_replay import Replay
-from ringleader.simulation.collectives.network_model import Network
+from ringleader.simulation.collectives.network_model import NetworkModel
 from ringleader.simulation.collectives.program_shape import (
-    Shape,
+    ProgramShape,
     common_shape,
     shape_of,
 )
-from ringleader.simulation.collectives.replay_state import Stage
+from ringleader.simulation.collectives.replay_state import ReplayState
 
 SEGMENT_BYTES = 64 * 1024
 """The engine reduces and forwards every 64 KiB; smaller would only cost events."""
@@ -48,7 +48,7 @@ WHOLE = frozenset({"all_reduce", "reduce", "broadcast"})
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Prediction:
     """What a replay says."""
 
     time_s: float
@@ -62,11 +62,11 @@ class Result:
 def simulate(
     programs: Sequence[Program],
     chunk_bytes: int,
-    network: Network,
+    network: NetworkModel,
     *,
     segment_bytes: int = SEGMENT_BYTES,
     is_shortcut_allowed: bool = True,
-) -> Result:
+) -> Prediction:
     """The time ``programs`` take when every chunk has ``chunk_bytes``.
 
     ``is_shortcut_allowed=False`` forces the event-driven method.
@@ -90,11 +90,11 @@ def predict(
     operation: str,
     algorithm: str,
     num_bytes: int,
-    network: Network,
+    network: NetworkModel,
     *,
     root: int = 0,
     arity: int = 2,
-) -> Result:
+) -> Prediction:
     """The time of a collective on tensors of ``num_bytes``; ``why_not`` says if it can.
 
     ``num_bytes`` is the larger side: the output of an all_gather or gather, the input
@@ -119,7 +119,7 @@ def predict(
     return simulate(programs, chunk_bytes, network, is_shortcut_allowed=False)
 
 
-def why_not(algorithm: str, size: int) -> str | None:
+def skip_reason(algorithm: str, size: int) -> str | None:
     """Why an algorithm is not worth replaying at this size, or None when it is."""
     if algorithm in MESH and size > MAX_ALL_TO_ALL_NODES:
         return (
@@ -163,8 +163,8 @@ def _num_segments(
 
 
 def _shortcut(
-    shape: Shape, chunk_bytes: int, network: Network, *, segment_bytes: int
-) -> Result | None:
+    shape: ProgramShape, chunk_bytes: int, network: NetworkModel, *, segment_bytes: int
+) -> Prediction | None:
     """The same answer as the replay of all ranks, for less; None when none is known."""
     num_sends = sum(kind is Kind.SEND for kind in shape.kinds)
     sent = (num_sends * chunk_bytes,) * network.size
@@ -182,13 +182,16 @@ def _shortcut(
 
 
 def _replay(
-    shapes: Sequence[Shape], network: Network, chunk_bytes: int, segments: int
+    shapes: Sequence[ProgramShape],
+    network: NetworkModel,
+    chunk_bytes: int,
+    segments: int,
 ) -> list[float]:
     """When each node is done, event by event."""
-    stage = Stage(shapes, network, chunk_bytes / segments)
-    Replay(stage.lanes, segments).run()
-    return [node.finish_s for node in stage.nodes]
+    state = ReplayState(shapes, network, chunk_bytes / segments)
+    Replay(state.lanes, segments).run()
+    return [node.finish_s for node in state.nodes]
 
 
-def _result(finish_s: Sequence[float], sent: tuple[int, ...]) -> Result:
-    return Result(max(finish_s), tuple(finish_s), sent)
+def _result(finish_s: Sequence[float], sent: tuple[int, ...]) -> Prediction:
+    return Prediction(max(finish_s), tuple(finish_s), sent)

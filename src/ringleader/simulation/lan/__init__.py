@@ -15,8 +15,8 @@ MTU, VPNs) can be made to go wrong. Linux, root and iproute2 are needed;
 
 from __future__ import annotations
 
-from ringleader.simulation.lan.host import Host
 from ringleader.simulation.lan.ip_command import can_make_faults, can_make_lan
-from ringleader.simulation.lan.virtual_lan import Lan, lan
+from ringleader.simulation.lan.virtual_host import VirtualHost
+from ringleader.simulation.lan.virtual_lan import VirtualLan, lan
 
-__all__ = ["Host", "Lan", "can_make_faults", "can_make_lan", "lan"]
+__all__ = ["VirtualHost", "VirtualLan", "can_make_faults", "can_make_lan", "lan"]

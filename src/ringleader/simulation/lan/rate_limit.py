@@ -46,7 +46,7 @@ def bytes_per_s(rate: str) -> float:
     return float(number) * factor / (8 if unit == "bit" else 1)
 
 
-def limit(
+def limit_rate(
     namespace: str, device: str, rate: str | None, slow: Mapping[str, str]
 ) -> None:
     """Let ``device`` send at ``rate`` in all, and to the MACs in ``slow`` at theirs.

@@ -13,7 +13,7 @@ from itertools import count
 
 from ringleader.errors import RingleaderError
 from ringleader.simulation.lan.ip_command import ip, run, tc, tc_batch
-from ringleader.simulation.lan.rate_limit import limit
+from ringleader.simulation.lan.rate_limit import limit_rate
 
 SENT, RECEIVED = "ingress", "egress"
 """What a host sends comes in at its port; what it receives goes out there."""
@@ -102,15 +102,15 @@ class Switch:
         # tc limits what leaves an interface: what the host sends at its own end, and
         # what it receives at the port of the switch.
         cable.rate = rate
-        limit(cable.host, cable.device, rate, cable.slow)
-        limit(self.name, cable.port, rate, {})
+        limit_rate(cable.host, cable.device, rate, cable.slow)
+        limit_rate(self.name, cable.port, rate, {})
 
     def set_slow(self, cable: Cable, to: Cable, rate: str | None) -> None:
         """How fast one way between two cables is; None: as fast as they are."""
         cable.slow.pop(to.mac, None)
         if rate is not None:
             cable.slow[to.mac] = rate
-        limit(cable.host, cable.device, cable.rate, cable.slow)
+        limit_rate(cable.host, cable.device, cable.rate, cable.slow)
 
     def set_mtu(self, cable: Cable, mtu: int) -> None:
         """The longest packet that the port carries, both ways; others just vanish."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from ringleader.errors import ConfigError
-from ringleader.simulation.lan.host import Host
 from ringleader.simulation.lan.ip_command import can_make_lan, new_prefix, remove, stale
 from ringleader.simulation.lan.switch import (
     EVERYTHING,
@@ -18,6 +17,7 @@ from ringleader.simulation.lan.switch import (
     Cable,
     Switch,
 )
+from ringleader.simulation.lan.virtual_host import VirtualHost
 
 MAX_HOSTS = 200
 """Addresses are 10.77.0.1 and up, and one byte counts the hosts."""
@@ -31,7 +31,7 @@ _MULTICAST = (
 
 
 @dataclass(frozen=True, slots=True)
-class Lan:
+class VirtualLan:
     """Hosts around one switch; ``lan`` makes and removes it.
 
     Hosts are named by their place in ``hosts``. Faults of a cable concern ``eth0`` if
@@ -41,7 +41,7 @@ class Lan:
     switch: str
     """Name of the namespace of the switch."""
 
-    hosts: list[Host]
+    hosts: list[VirtualHost]
     _switch: Switch
     _cut: set[tuple[int, str]] = field(default_factory=set)
 
@@ -152,7 +152,7 @@ class Lan:
 
 
 @contextmanager
-def lan(hosts: int = 3, *, rate: str | None = None) -> Iterator[Lan]:
+def lan(hosts: int = 3, *, rate: str | None = None) -> Iterator[VirtualLan]:
     """Make a LAN; both directions of every host are limited to ``rate`` (tc's units).
 
     Everything is gone afterwards, whatever happens inside. What a killed process left
@@ -167,10 +167,12 @@ def lan(hosts: int = 3, *, rate: str | None = None) -> Iterator[Lan]:
     prefix = new_prefix()
     switch = Switch(f"{prefix}-switch")
     members = [
-        Host(f"{prefix}-host{i}", f"10.77.0.{i + 1}", f"fd77::{i + 1:x}", i, switch)
+        VirtualHost(
+            f"{prefix}-host{i}", f"10.77.0.{i + 1}", f"fd77::{i + 1:x}", i, switch
+        )
         for i in range(hosts)
     ]
-    net = Lan(switch.name, members, switch)
+    net = VirtualLan(switch.name, members, switch)
     try:
         switch.build()
         for host in members:

@@ -1,1 +1,1 @@
-"""Many nodes in one process on a virtual clock, and everything that can go wrong."""
+"""Simulates clusters of membership machines on a virtual clock, with seeded faults."""

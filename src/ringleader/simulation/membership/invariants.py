@@ -1,4 +1,4 @@
-"""What must hold after every event, and what must hold at rest."""
+"""Checks what must hold after every event, and once a cluster has converged."""
 
 from __future__ import annotations
 
@@ -6,96 +6,110 @@ from collections.abc import Iterable
 
 from ringleader.membership.election import islands
 from ringleader.membership.member import Member, View, ViewId
-from ringleader.simulation.membership.simulated_node import Node
-from ringleader.simulation.membership.trace_text import name, names, title
+from ringleader.simulation.membership.simulated_node import SimulatedNode
+from ringleader.simulation.membership.trace_text import (
+    name_of,
+    names_of,
+    view_name,
+)
 
 
-class Broken(AssertionError):
-    """An invariant does not hold; the text says which, where and when."""
+class InvariantViolation(AssertionError):
+    """An invariant does not hold; the text says which one and at which node."""
 
 
-class Watch:
-    """Remembers every view that was ever installed, and by whom."""
+class InvariantChecker:
+    """Remembers all installed views and checks each freeze and install."""
 
     def __init__(self) -> None:
         self.views: dict[ViewId, View] = {}
         self.num_installs = 0
 
-    def freeze(self, node: Node, view_id: ViewId) -> None:
-        """A node has promised a view."""
-        who = f"{name(node.member)} froze for {title(view_id)}"
+    def freeze(self, node: SimulatedNode, view_id: ViewId) -> None:
+        """Record that a node has promised a view."""
+        who = f"{name_of(node.member)} froze for {view_name(view_id)}"
         if node.installed is not None and view_id <= node.installed:
-            raise Broken(f"{who} after it had installed {title(node.installed)}")
+            raise InvariantViolation(
+                f"{who} after it had installed {view_name(node.installed)}"
+            )
         if node.frozen is not None and view_id <= node.frozen:
-            raise Broken(f"{who} after it had frozen for {title(node.frozen)}")
+            raise InvariantViolation(
+                f"{who} after it had frozen for {view_name(node.frozen)}"
+            )
         node.frozen = view_id
 
-    def install(self, node: Node, view: View) -> None:
-        """A node has installed a view."""
+    def install(self, node: SimulatedNode, view: View) -> None:
+        """Record that a node has installed a view."""
         self.num_installs += 1
-        who = f"{name(node.member)} installed {title(view.id)}"
+        who = f"{name_of(node.member)} installed {view_name(view.id)}"
         known = self.views.setdefault(view.id, view)
         if known is view:
             _check_content(view)
         elif known != view:
-            raise Broken(f"{who} as {_show(view)}, another one as {_show(known)}")
+            raise InvariantViolation(
+                f"{who} as {_show(view)}, another one as {_show(known)}"
+            )
         if node.member not in view.members:
-            raise Broken(f"{who} of {names(view.members)}")
+            raise InvariantViolation(f"{who} of {names_of(view.members)}")
         if node.installed is not None and view.id <= node.installed:
-            raise Broken(f"{who} after {title(node.installed)}")
+            raise InvariantViolation(f"{who} after {view_name(node.installed)}")
         if node.frozen is None or view.id < node.frozen:
-            promised = "nothing" if node.frozen is None else title(node.frozen)
-            raise Broken(f"{who} and had promised {promised}")
+            promised = "nothing" if node.frozen is None else view_name(node.frozen)
+            raise InvariantViolation(f"{who} and had promised {promised}")
         node.installed = view.id
 
 
 def _show(view: View) -> str:
-    return f"{names(view.members)} with {b', '.join(view.payloads).decode()}"
+    return f"{names_of(view.members)} with {b', '.join(view.payloads).decode()}"
 
 
 def _check_content(view: View) -> None:
-    which = f"view {title(view.id)}"
+    which = f"view {view_name(view.id)}"
     leaders = [m for m in view.members if m.node == view.id.leader]
     if len(leaders) != 1 or leaders[0].incarnation != view.id.incarnation:
-        raise Broken(f"{which} has the leaders {names(leaders)}")
+        raise InvariantViolation(f"{which} has the leaders {names_of(leaders)}")
     if len({m.node for m in view.members}) != len(view.members):
-        raise Broken(f"{which} has a node twice: {names(view.members)}")
+        raise InvariantViolation(f"{which} has a node twice: {names_of(view.members)}")
     for member in view.members:
         if not view.payload_of(member).startswith(member.incarnation.encode()):
-            raise Broken(f"{which} has not the payload of {name(member)}")
+            raise InvariantViolation(
+                f"{which} has not the payload of {name_of(member)}"
+            )
 
 
-def unrest(nodes: Iterable[Node], mutual: set[frozenset[Member]]) -> str | None:
-    """Why the cluster is not at rest in the views it should have; None: it is.
+def convergence_problem(
+    nodes: Iterable[SimulatedNode], mutual: set[frozenset[Member]]
+) -> str | None:
+    """Explain why the nodes are not in the views they should have; None if they are.
 
-    ``nodes`` are those that run, ``mutual`` the pairs of lives that can hear each
-    other.
+    ``nodes`` are the running nodes, ``mutual`` the pairs of incarnations that can
+    reach each other.
     """
     at = {node.member: node for node in nodes}
     for island in islands(at, mutual):
-        troubles = (_trouble(at[member], island) for member in island)
-        why = next(filter(None, troubles), None)
+        problems = (_problem(at[member], island) for member in island)
+        why = next(filter(None, problems), None)
         ids = {at[member].installed for member in island}
         if why is None and len(ids) > 1:
-            why = f"{names(island)} have {len(ids)} views"
+            why = f"{names_of(island)} have {len(ids)} views"
         if why is not None:
             return why
     return None
 
 
-def _trouble(node: Node, island: tuple[Member, ...]) -> str | None:
-    """Why a node is not at rest in the view of ``island``."""
-    subject = node.subject
-    view = None if subject is None else subject.view
-    who = name(node.member)
-    if subject is None or view is None:
+def _problem(node: SimulatedNode, island: tuple[Member, ...]) -> str | None:
+    """Explain why a node has not converged to the view of ``island``."""
+    machine = node.machine
+    view = None if machine is None else machine.view
+    who = name_of(node.member)
+    if machine is None or view is None:
         return f"{who} has no view"
     if tuple(sorted(view.members)) != island:
-        return f"{who} has the view {names(view.members)}, not {names(island)}"
-    if subject.is_frozen:
+        return f"{who} has the view {names_of(view.members)}, not {names_of(island)}"
+    if machine.is_frozen:
         return f"{who} is frozen"
     if view.leader != island[0]:
-        return f"{who} is led by {name(view.leader)}, not by {name(island[0])}"
+        return f"{who} is led by {name_of(view.leader)}, not by {name_of(island[0])}"
     if view.payload_of(node.member) != node.payload:
         return f"{who} hung {node.payload!r} on its view, and it has another"
     return None

@@ -1,4 +1,4 @@
-"""How messages fare between nodes of the simulator."""
+"""LinkConditions: delay, loss and reordering of messages between simulated nodes."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ from random import Random
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weather:
-    """Chances per message. A TCP link is ``is_ordered`` and loses nothing."""
+class LinkConditions:
+    """Probabilities per message. A TCP link is ``is_ordered`` and loses nothing."""
 
     delay_s: float = 0.002
-    """The usual time from one node to the other; each message takes half to double."""
+    """Typical one-way delay; each message takes between half and twice of it."""
     loss: float = 0.0
     double: float = 0.0
     late: float = 0.0
-    """How many take up to ``late_s`` longer."""
+    """Probability of an additional delay of up to ``late_s``."""
     late_s: float = 0.0
     is_ordered: bool = True
 
 
-CALM = Weather()
-"""A quiet LAN."""
+QUIET_LAN = LinkConditions()
 
 
-def draw(rng: Random) -> Weather:
-    """The weather of one seed: often a quiet LAN, sometimes much worse."""
+def random_conditions(rng: Random) -> LinkConditions:
+    """Draw the conditions of one seed: often a quiet LAN, sometimes much worse."""
     kind = rng.random()
     if kind < 0.3:
-        return Weather(delay_s=rng.uniform(0.0001, 0.03))
-    return Weather(
+        return LinkConditions(delay_s=rng.uniform(0.0001, 0.03))
+    return LinkConditions(
         delay_s=rng.uniform(0.0002, 0.05),
         loss=rng.choice((0.0, 0.01, 0.05, 0.15)),
         double=rng.choice((0.0, 0.02, 0.1)),

@@ -1,4 +1,4 @@
-"""One seed, one life of a cluster: build it, break it, see whether it comes to rest."""
+"""Runs one seed: starts a cluster, injects faults, checks that it converges."""
 
 from __future__ import annotations
 
@@ -9,33 +9,32 @@ from random import Random
 
 from ringleader.membership.config import MembershipConfig
 from ringleader.membership.machine import Machine
-from ringleader.simulation.membership.fault_plan import plan
-from ringleader.simulation.membership.invariants import Broken
-from ringleader.simulation.membership.simulated_cluster import World
+from ringleader.simulation.membership.fault_plan import schedule_faults
+from ringleader.simulation.membership.invariants import InvariantViolation
+from ringleader.simulation.membership.simulated_cluster import SimulatedCluster
 from ringleader.simulation.membership.simulated_network import DIAL_S
-from ringleader.simulation.membership.simulated_node import Make
+from ringleader.simulation.membership.simulated_node import MachineFactory
 
-SETTLE_S = 15.0
-"""After the last fault everybody must be in one view within this."""
+CONVERGE_S = 15.0
+"""After the last fault all reachable nodes must be in one view within this time."""
 
-STAY_S = 1.5
-"""And stay there at least this long: three heartbeats."""
-
+STABLE_S = 1.5
+"""How long they must stay in it: three heartbeats."""
 
 PAYLOAD_WAIT_S = 0.2
-"""In some seeds frozen nodes wait for a payload, and get it a little earlier."""
+"""In some seeds frozen nodes wait this long for a payload, and get it earlier."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a seed ended."""
+class SeedResult:
+    """Result of one seed."""
 
     seed: int
     failure: str | None
-    """What went wrong; None: nothing."""
+    """Description of the violated invariant; None if there is none."""
     size: int
-    settled_s: float
-    """From the last fault to the last view."""
+    converged_s: float
+    """Time from the last fault to the last view."""
     virtual_s: float
     num_views: int
     num_messages: int
@@ -45,53 +44,55 @@ def simulate(
     seed: int,
     *,
     size: int | None = None,
-    make: Make | None = None,
+    make: MachineFactory | None = None,
     trace: Callable[[str], None] | None = None,
-    on_world: Callable[[World], None] | None = None,
-) -> Outcome:
-    """Play one seed with ``size`` nodes (None: three to eight, as the seed has it).
+    on_cluster: Callable[[SimulatedCluster], None] | None = None,
+) -> SeedResult:
+    """Run one seed with ``size`` nodes (None: three to eight, drawn from the seed).
 
-    ``make`` builds what is tested; None: the machine that ships.
+    ``make`` builds the machine under test; None: the product's ``Machine``.
     """
     rng = Random(seed)
     num_nodes = rng.randrange(3, 9)
     over_s = rng.uniform(3.0, 12.0)
     config = MembershipConfig(payload_wait_s=rng.choice((0.0, 0.0, PAYLOAD_WAIT_S)))
     make = make or partial(Machine, config=config)
-    world = World(size or num_nodes, seed=seed + 1, make=make, trace=trace)
-    world.renew_within_s = config.payload_wait_s * 0.75
-    if on_world is not None:
-        on_world(world)
-    plan(world, rng, over_s)
+    cluster = SimulatedCluster(size or num_nodes, seed=seed + 1, make=make, trace=trace)
+    cluster.renew_within_s = config.payload_wait_s * 0.75
+    if on_cluster is not None:
+        on_cluster(cluster)
+    schedule_faults(cluster, rng, over_s)
     failure = None
-    settled_s = 0.0
+    converged_s = 0.0
     try:
-        world.run(over_s)
-        settled_s = _rest(world)
-    except Broken as broken:
-        failure = str(broken)
-        world.say(f"BROKEN: {failure}")
-    return Outcome(
+        cluster.run(over_s)
+        converged_s = _wait_converged(cluster)
+    except InvariantViolation as violation:
+        failure = str(violation)
+        cluster.trace_line(f"VIOLATION: {failure}")
+    return SeedResult(
         seed=seed,
         failure=failure,
-        size=len(world.nodes),
-        settled_s=settled_s,
-        virtual_s=world.now_s,
-        num_views=len(world.watch.views),
-        num_messages=world.num_messages,
+        size=len(cluster.nodes),
+        converged_s=converged_s,
+        virtual_s=cluster.now_s,
+        num_views=len(cluster.checker.views),
+        num_messages=cluster.num_messages,
     )
 
 
-def _rest(world: World) -> float:
-    """Wait for rest; how long it took."""
-    start_s = rest_s = world.now_s
+def _wait_converged(cluster: SimulatedCluster) -> float:
+    """Run until the cluster has converged and return how long that took."""
+    start_s = converged_at_s = cluster.now_s
     num_installs = -1
-    while world.now_s < rest_s + STAY_S:
-        why = world.unrest()
-        if why is not None or world.watch.num_installs != num_installs:
-            num_installs = world.watch.num_installs
-            rest_s = world.now_s
-        if world.now_s > start_s + SETTLE_S:
-            raise Broken(f"no rest {SETTLE_S:g} s after the last fault: {why}")
-        world.run(world.now_s + DIAL_S)
-    return max(0.0, rest_s - start_s)
+    while cluster.now_s < converged_at_s + STABLE_S:
+        why = cluster.convergence_problem()
+        if why is not None or cluster.checker.num_installs != num_installs:
+            num_installs = cluster.checker.num_installs
+            converged_at_s = cluster.now_s
+        if cluster.now_s > start_s + CONVERGE_S:
+            raise InvariantViolation(
+                f"not converged {CONVERGE_S:g} s after the last fault: {why}"
+            )
+        cluster.run(cluster.now_s + DIAL_S)
+    return max(0.0, converged_at_s - start_s)

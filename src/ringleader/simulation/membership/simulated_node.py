@@ -1,4 +1,4 @@
-"""A node of the simulator: a key, its successive lives, its links, its clock."""
+"""SimulatedNode: a key, the current incarnation of its agent, its links, its clock."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ringleader.membership.events import Action, Event
 from ringleader.membership.member import Member, View, ViewId
 
 NAMES = ("ada", "bob", "cyd", "dan", "eve", "fay", "gus", "hal", "ivy", "jan")
-"""What traces call the nodes; three letters of base32, as a node id has."""
+"""Names of the nodes in traces: letters of base32, as node ids have them."""
 
 
-class Subject(Protocol):
-    """What is simulated: the ``Machine``, or another rule to compare it with."""
+class MembershipMachine(Protocol):
+    """Interface of what is simulated: ``Machine``, or a rule to compare it with."""
 
     me: Member
     wake_at_s: float
@@ -25,22 +25,22 @@ class Subject(Protocol):
 
     @property
     def is_frozen(self) -> bool:
-        """Whether another view was promised."""
+        """Whether the node has promised a newer view and stopped its work for it."""
 
     def step(self, event: Event, now_s: float) -> list[Action]:
-        """Take in one event."""
+        """Process one event and return the actions to perform."""
 
 
-Make = Callable[[Member], Subject]
+MachineFactory = Callable[[Member], MembershipMachine]
 
 
 def node_id(index: int) -> NodeId:
-    """The key of the node with this index."""
+    """Return the id of the node with this index."""
     return NodeId(NAMES[index % len(NAMES)].ljust(52, "abcdefgh2"[index // len(NAMES)]))
 
 
-class Node:
-    """One host with one agent on it, which may end and start anew."""
+class SimulatedNode:
+    """One host with one agent on it, which may stop and start again."""
 
     __slots__ = (
         "clock_rate",
@@ -54,27 +54,27 @@ class Node:
         "is_paused",
         "key",
         "links",
-        "num_lives",
+        "machine",
         "num_payloads",
+        "num_starts",
         "payload",
         "planned_s",
         "renewed_for",
-        "subject",
     )
 
     def __init__(self, index: int, key: NodeId, *, copy_of: int = 0) -> None:
         self.index = index
         self.key = key
         self.copy_of = copy_of
-        """One, if its key is that of another node; else zero."""
-        self.num_lives = 0
+        """1 if its key is a copy of another node's key, else 0."""
+        self.num_starts = 0
         self.num_payloads = 0
         self.payload = b""
         self.clock_start_s = 0.0
         self.clock_rate = 1.0
-        self.subject: Subject | None = None
+        self.machine: MembershipMachine | None = None
         self.links: set[Member] = set()
-        """Lives of peers to which this end believes to have a link."""
+        """Incarnations of peers to which this end believes to have a link."""
         self.is_paused = False
         self.has_power = True
         self.inbox: list[Event] = []
@@ -82,17 +82,17 @@ class Node:
         self.installed: ViewId | None = None
         self.frozen: ViewId | None = None
         self.renewed_for: ViewId | None = None
-        """The freeze in which it last found a new payload."""
+        """The proposed view for which it last set a new payload."""
 
-    def begin(self, subject: Subject) -> None:
-        """A new life."""
-        self.num_lives += 1
-        self.subject = subject
+    def begin(self, machine: MembershipMachine) -> None:
+        """Start a new incarnation."""
+        self.num_starts += 1
+        self.machine = machine
         self.has_power = True
 
     def end(self) -> None:
-        """Forget everything a process that ends forgets."""
-        self.subject = self.planned_s = None
+        """Stop the agent and drop the state that a process loses when it ends."""
+        self.machine = self.planned_s = None
         self.installed = self.frozen = self.renewed_for = None
         self.is_paused = False
         self.links = set()
@@ -100,24 +100,24 @@ class Node:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has a process and nobody stopped it."""
-        return self.subject is not None and not self.is_paused
+        """Whether the agent runs and is not paused."""
+        return self.machine is not None and not self.is_paused
 
     @property
     def member(self) -> Member:
-        """Its present life."""
-        assert self.subject is not None
-        return self.subject.me
+        """The current incarnation."""
+        assert self.machine is not None
+        return self.machine.me
 
     def clock(self, now_s: float) -> float:
-        """What its own clock shows at ``now_s`` of the world."""
+        """Reading of the node's own clock at virtual time ``now_s``."""
         return self.clock_start_s + now_s * self.clock_rate
 
     def when(self, clock_s: float) -> float:
-        """The time of the world at which its clock shows ``clock_s``."""
+        """Virtual time at which the node's own clock shows ``clock_s``."""
         return (clock_s - self.clock_start_s) / self.clock_rate
 
 
-def incarnation(node: Node) -> Incarnation:
-    """A name for its next life; readable, since nobody guesses it here."""
-    return Incarnation(f"{node.num_lives:04x}{node.copy_of:x}{node.index:011x}")
+def incarnation(node: SimulatedNode) -> Incarnation:
+    """Id of the next incarnation; readable, since nothing here must be unguessable."""
+    return Incarnation(f"{node.num_starts:04x}{node.copy_of:x}{node.index:011x}")

@@ -1,4 +1,4 @@
-"""Names and sentences for traces."""
+"""Renders members, views and messages as short text for traces."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from ringleader.membership.messages import (
 )
 
 
-def name(member: Member) -> str:
-    """``ada.1`` is the second life of ada; ``ada.0'`` has a copy of her key."""
+def name_of(member: Member) -> str:
+    """``ada.1`` is the second incarnation of ada; ``ada.0'`` runs with a copied key."""
     is_copy = member.incarnation[4] != "0"
     return f"{member.node[:3]}.{int(member.incarnation[:4], 16)}{chr(39) * is_copy}"
 
 
-def names(members: Iterable[Member]) -> str:
-    """Many of them."""
-    return " ".join(name(m) for m in members)
+def names_of(members: Iterable[Member]) -> str:
+    return " ".join(name_of(m) for m in members)
 
 
-def title(view_id: ViewId) -> str:
-    """``7@ada`` is the seventh view, led by ada."""
+def view_name(view_id: ViewId) -> str:
+    """``7@ada`` is view number 7, led by ada."""
     return f"{view_id.counter}@{view_id.leader[:3]}"
 
 
-def tell(message: Message) -> str:
-    """A message in a few words."""
+def describe(message: Message) -> str:
+    """Describe a message in a few words."""
     match message:
         case Heartbeat(report=report):
-            return f"beat: prefers {name(report.prefers)}, hears {names(report.hears)}"
+            prefers = name_of(report.prefers)
+            return f"heartbeat: prefers {prefers}, hears {names_of(report.hears)}"
         case Propose(id=view_id, members=members):
-            return f"freeze for {title(view_id)}: {names(members)}"
+            return f"freeze for {view_name(view_id)}: {names_of(members)}"
         case Status(id=view_id):
-            return f"frozen for {title(view_id)}"
+            return f"frozen for {view_name(view_id)}"
         case Commit(view=view):
-            return f"install {title(view.id)}: {names(view.members)}"
+            return f"install {view_name(view.id)}: {names_of(view.members)}"
         case Ack(id=view_id):
-            return f"installed {title(view_id)}"
+            return f"installed {view_name(view_id)}"
         case Refuse(id=view_id, promised=promised):
-            return f"not {title(view_id)}, promised {title(promised)}"
+            return f"not {view_name(view_id)}, promised {view_name(promised)}"
         case _:
             return "goodbye"

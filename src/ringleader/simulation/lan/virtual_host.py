@@ -43,7 +43,7 @@ signal.pause()
 
 
 @dataclass(slots=True, eq=False)
-class Host:
+class VirtualHost:
     """One machine of the LAN. Use it from one thread at a time."""
 
     name: str
