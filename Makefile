@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test check bench map clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,9 @@ check: setup
 
 bench: setup
 	$(BIN)/ringleader bench --out benchmarks/results
+
+map: setup
+	$(BIN)/python -m tests.kit.architecture_map
 
 clean:
 	rm -rf $(VENV) build dist

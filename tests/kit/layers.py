@@ -1,0 +1,201 @@
+"""Layers of the package: the table that tests enforce and docs/architecture.md shows.
+
+A package imports from lower layers only, never from its own layer or a higher one. The
+same holds for the rooms (sub-packages) of a package where their order is given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Plane(StrEnum):
+    """The two halves of the library that do not import each other."""
+
+    DATA = "data"
+    CONTROL = "control"
+    NONE = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package or top-level module of ringleader."""
+
+    name: str
+    purpose: str
+    plane: Plane = Plane.NONE
+    is_pure: bool = False
+    """Pure packages decide: they import no sockets, threads, clocks, files, arrays."""
+    rooms: tuple[tuple[str, str], ...] = ()
+    """Name and purpose of each sub-package."""
+    room_order: str = ""
+    """Sub-packages from the lowest to the highest, rows separated by ``|``."""
+
+
+DATA, CONTROL = Plane.DATA, Plane.CONTROL
+
+LAYERS: tuple[tuple[Package, ...], ...] = (
+    (Package("__init__", "the public names: `ringleader.group`, errors, settings"),),
+    (
+        Package(
+            "testing",
+            "test kit: ranks in processes and threads, link contract, full disks; "
+            "product code never imports it",
+        ),
+    ),
+    (
+        Package(
+            "cli",
+            "the commands of `ringleader`, one module each",
+            rooms=(
+                ("bench", "`ringleader bench`: collectives beside Gloo and OpenMPI"),
+                ("demo", "`ringleader demo`: a training run on this machine"),
+            ),
+        ),
+    ),
+    (
+        Package(
+            "doctor",
+            "network diagnosis: gathers facts about this machine and its peers",
+            rooms=(("rules", "pure functions from facts to findings"),),
+        ),
+    ),
+    (
+        Package(
+            "node",
+            "the agent process of a machine, and how training jobs use it",
+            rooms=(
+                ("agent", "the agent: membership, jobs, local requests, status"),
+                ("launch", "code in user processes: starts an agent, joins rounds"),
+                ("peering", "links between agents: accept, dial, authenticate, probe"),
+                ("protocol", "messages between agents, and with local processes"),
+            ),
+            room_order="protocol | peering launch | agent",
+        ),
+    ),
+    (
+        Package(
+            "discovery",
+            "finds nodes on the LAN: mDNS, address lists, pairing announcements",
+            CONTROL,
+        ),
+    ),
+    (
+        Package(
+            "topology",
+            "interfaces, measured links, and the ring order that follows",
+            CONTROL,
+        ),
+        Package(
+            "simulation",
+            "simulators behind `ringleader simulate` and the tests",
+            rooms=(
+                ("collectives", "predicts the time of a collective on a network"),
+                ("lan", "a LAN of network namespaces on one machine"),
+                ("membership", "many nodes with a virtual clock and seeded faults"),
+            ),
+            room_order="collectives lan membership",
+        ),
+    ),
+    (
+        Package(
+            "membership",
+            "failure detection, leader election and views, as a state machine",
+            CONTROL,
+            is_pure=True,
+        ),
+    ),
+    (
+        Package(
+            "parallel",
+            "SyncBatchNorm and equal model states across ranks",
+            DATA,
+        ),
+        Package(
+            "paramserver",
+            "training over the internet: a server holds the weights, workers send "
+            "updates by HTTPS",
+            rooms=(
+                ("protocol", "messages, tensor files, manifest, join link, OpenAPI"),
+                ("server", "admission, scheduling, checks of updates, checkpoints"),
+                ("tasks", "training tasks: model, data, loss"),
+                ("worker", "join, fetch weights, train, upload updates"),
+            ),
+            room_order="protocol | tasks | server worker",
+        ),
+    ),
+    (
+        Package(
+            "compression",
+            "gradient compression by name, for DDP, FSDP and by hand",
+            DATA,
+        ),
+    ),
+    (
+        Package(
+            "backend",
+            "the torch.distributed backend: process group, work handles, devices",
+            DATA,
+        ),
+    ),
+    (
+        Package(
+            "groups",
+            "a group of ranks: collectives and messages on tensors, errors, ending",
+            DATA,
+        ),
+    ),
+    (
+        Package(
+            "engine",
+            "runs schedules on arrays: over links, coded, or in shared memory",
+            DATA,
+        ),
+    ),
+    (
+        Package(
+            "transport",
+            "links to peers: TCP, TLS, shared memory; listening, dialing, the mesh",
+            DATA,
+        ),
+    ),
+    (
+        Package(
+            "identity",
+            "node keys, cluster secret, certificates, pairing by PIN or phrase",
+        ),
+    ),
+    (
+        Package(
+            "wire", "byte layouts of headers, hellos and control frames", DATA, True
+        ),
+        Package(
+            "collectives",
+            "schedules of the collective algorithms, their cost, the choice",
+            DATA,
+            is_pure=True,
+        ),
+        Package("codec", "float32 arrays to fewer bytes and back: int8, 1 bit, halves"),
+        Package("settings", "the only reader of environment variables"),
+    ),
+    (Package("deadline", "one moment that bounds a whole operation"),),
+    (
+        Package("errors", "every error, ordered by what the caller should do"),
+        Package("ids", "typed ids of nodes, clusters and jobs"),
+    ),
+)
+"""From the top to the bottom: imports point down."""
+
+PACKAGES = {package.name: package for layer in LAYERS for package in layer}
+HEIGHT = {
+    package.name: height
+    for height, layer in enumerate(reversed(LAYERS))
+    for package in layer
+}
+
+
+def room_heights(package: Package) -> dict[str, int]:
+    """Height of each sub-package whose place is given."""
+    rows = package.room_order.split("|")
+    return {name: height for height, row in enumerate(rows) for name in row.split()}
