@@ -105,9 +105,9 @@ def measure(where: str, rate: str, sizes: list[float], rounds: int) -> dict[str,
 
 def make_credentials(home: Path) -> list[str]:
     """The files of two nodes of one cluster."""
+    from ringleader.identity.cluster_secret import ClusterSecret, Secret
     from ringleader.identity.credentials import Credentials
     from ringleader.identity.node_key import NodeKey
-    from ringleader.identity.secret import ClusterSecret, Secret
 
     cluster = ClusterSecret(root=Secret(os.urandom(32)))
     paths = [home / f"rank{rank}" for rank in range(2)]

@@ -11,9 +11,9 @@ import pytest
 
 from ringleader.deadline import Deadline
 from ringleader.errors import PeerLost
+from ringleader.identity.cluster_secret import ClusterSecret, Secret
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
-from ringleader.identity.secret import ClusterSecret, Secret
 from ringleader.testing import link_contract
 from ringleader.testing.link_contract import CHECKS, LEFT, RIGHT, Check, MakePair
 from ringleader.transport import memory_link, shm_segment, tcp

@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from ringleader.deadline import Deadline
 from ringleader.errors import PeerError, PeerLost, PeerUntrusted
+from ringleader.identity.cluster_secret import ClusterSecret, Secret
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
-from ringleader.identity.secret import ClusterSecret, Secret
 from ringleader.ids import NodeId
 from ringleader.transport import memory_link, secure_socket
 from ringleader.transport.link import POLLIN, POLLOUT
@@ -50,8 +50,8 @@ class Odd:
     name: str | None
     inner: Credentials
 
-    def knock(self, label: str = "") -> str:
-        return self.inner.knock(label) if self.name is None else self.name
+    def server_name(self, label: str = "") -> str:
+        return self.inner.server_name(label) if self.name is None else self.name
 
     def verify(
         self,
@@ -156,14 +156,14 @@ def test_another_cluster_is_turned_away_at_the_door() -> None:
     with ends(member(0), issue(cluster=1)) as pair:
         mine, theirs = shake(pair)
         assert isinstance(mine, PeerUntrusted)
-        assert "turned us away at the door" in str(mine)
+        assert "refused the connection" in str(mine)
         assert isinstance(theirs, PeerUntrusted)
         assert "does not know our secret" in str(theirs)
 
 
 def test_a_server_of_another_cluster_is_not_trusted() -> None:
     """It knows the knock, as one who was a member once does; it is of no use."""
-    with ends(odd(name=member(1).knock()), odd(issue(cluster=1))) as pair:
+    with ends(odd(name=member(1).server_name()), odd(issue(cluster=1))) as pair:
         pair[1]._tls.context.sni_callback = None
         mine, theirs = shake(pair)
         assert isinstance(mine, PeerUntrusted)
@@ -175,7 +175,7 @@ def test_a_client_of_another_cluster_learns_it_with_its_first_read() -> None:
     """The knock is right, the certificate is not: the server has spoken by then."""
     server = member(1)
     client = odd(issue(cluster=1))
-    client.name = server.knock()
+    client.name = server.server_name()
     client.client.verify_mode = ssl.CERT_NONE
     client.verify = lambda *_, **__: server.node  # type: ignore[method-assign]
     with ends(client, server) as pair:
@@ -195,7 +195,7 @@ def test_who_shows_no_certificate_gets_nowhere() -> None:
     client.client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.client.check_hostname = False
     client.client.set_alpn_protocols([secure_socket.ALPN])
-    authority = server._trust.authority.public_bytes(Encoding.DER)
+    authority = server._verifier.authority.public_bytes(Encoding.DER)
     client.client.load_verify_locations(cadata=authority)
     with ends(client, server) as pair:
         mine, theirs = shake(pair)
@@ -262,12 +262,12 @@ def test_a_server_that_does_not_speak_tls_is_named(data: bytes) -> None:
 
 
 def test_a_knock_is_good_once() -> None:
-    name = member(1).knock()
+    name = member(1).server_name()
     with ends(odd(name=name), member(1)) as pair:
         assert shake(pair) == (None, None)
     with ends(odd(name=name), member(1)) as pair:
         mine, _ = shake(pair)
-        assert "turned us away at the door" in str(mine)
+        assert "refused the connection" in str(mine)
 
 
 def test_who_hangs_up_in_the_handshake_is_lost_and_not_untrusted() -> None:
@@ -426,7 +426,7 @@ def test_a_cut_stream_is_an_end_and_half_a_record_is_dropped() -> None:
 def test_why_we_were_refused_is_heard_even_when_our_hello_came_too_late() -> None:
     """The server judged us, said no and hung up before we said anything."""
     server, client = member(1), odd(issue(cluster=1))
-    client.name = server.knock()
+    client.name = server.server_name()
     client.client.verify_mode = ssl.CERT_NONE
     client.verify = lambda *_, **__: server.node  # type: ignore[method-assign]
     with ends(client, server) as (left, right):

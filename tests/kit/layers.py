@@ -164,6 +164,12 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
         Package(
             "identity",
             "node keys, cluster secret, certificates, pairing by PIN or phrase",
+            rooms=(
+                ("certificates", "issue and verify node certificates; TLS; strangers"),
+                ("pairing", "joining a cluster by PIN: SPAKE2, both sides, limits"),
+                ("storage", "private files, file locks, the `~/.ringleader` directory"),
+            ),
+            room_order="storage | certificates pairing",
         ),
     ),
     (

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ringleader.identity import server_key
-from ringleader.identity.redacted import Secret
+from ringleader.identity.secret_value import Secret
 from ringleader.paramserver.protocol import bodies, join_link
 from ringleader.paramserver.protocol.bodies import Update
 from ringleader.paramserver.protocol.manifest import Manifest

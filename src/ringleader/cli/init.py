@@ -10,10 +10,10 @@ import typer
 from ringleader import settings
 from ringleader.cli.terminal import exit_on_error
 from ringleader.errors import ConfigError
-from ringleader.identity import entry, phrase
-from ringleader.identity.home import Home
+from ringleader.identity import cluster_store, join_phrase
+from ringleader.identity.cluster_secret import ClusterSecret, clean_name
 from ringleader.identity.node_key import first_key
-from ringleader.identity.secret import ClusterSecret, clean_name
+from ringleader.identity.storage.home import Home
 from ringleader.ids import short
 
 
@@ -32,12 +32,12 @@ def init(
             raise ConfigError("--name: a name has at least one letter")
         home = Home(settings.home_directory())
         if not force:
-            entry.check_free(home)
-        words = phrase.new()
+            cluster_store.check_not_joined(home)
+        words = join_phrase.new()
         key = first_key(home)
         cluster = ClusterSecret.from_phrase(words, name=name)
         cluster = cluster.administered_by(key.node_id)
-        entry.enter(home, cluster, replace=force)
+        cluster_store.store_cluster(home, cluster, replace=force)
     if as_json:
         found = {"cluster": cluster.name, "tag": cluster.tag, "node": key.node_id}
         typer.echo(json.dumps({**found, "phrase": words.show()}, indent=1))

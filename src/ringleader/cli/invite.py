@@ -14,25 +14,31 @@ from ringleader import settings
 from ringleader.cli.interrupt import exit_on_sigterm
 from ringleader.cli.terminal import exit_on_error
 from ringleader.errors import ConfigError
-from ringleader.identity import known, secret
-from ringleader.identity.home import Home
-from ringleader.identity.invitation import Event, Invitation, PinShown
-from ringleader.identity.known import Member
+from ringleader.identity import cluster_secret, known_nodes
+from ringleader.identity.cluster_secret import ClusterSecret
+from ringleader.identity.known_nodes import KnownNode
 from ringleader.identity.node_key import first_key
-from ringleader.identity.pairing import Host
-from ringleader.identity.pairing_tcp import new_pin
-from ringleader.identity.pairing_window import WINDOW_S, Outcome, Window
-from ringleader.identity.secret import ClusterSecret
+from ringleader.identity.pairing.attempt_window import (
+    WINDOW_S,
+    AttemptWindow,
+    InvitationOutcome,
+)
+from ringleader.identity.pairing.invitation import Invitation, InvitationEvent, PinShown
+from ringleader.identity.pairing.join_client import new_pin
+from ringleader.identity.pairing.protocol import PairingHost
+from ringleader.identity.storage.home import Home
 from ringleader.transport.tcp import listen
 
 _MOST_S = 3600
 
 ENDINGS = {
-    Outcome.EXHAUSTED: "Three failed attempts. Pairing closed; someone may be guessing."
-    " Use the phrase or run invite again.",
-    Outcome.EXPIRED: "Nobody joined in time. Pairing closed.",
+    InvitationOutcome.EXHAUSTED: (
+        "Three failed attempts. Pairing closed; someone may be guessing. "
+        "Use the phrase or run invite again."
+    ),
+    InvitationOutcome.EXPIRED: "Nobody joined in time. Pairing closed.",
 }
-Tell = Callable[[Event], None]
+Tell = Callable[[InvitationEvent], None]
 
 
 def invite(
@@ -49,7 +55,7 @@ def invite(
     """Show a PIN; 'ringleader join --pin' on another machine then needs no phrase."""
     with exit_on_error("invite"), exit_on_sigterm():
         home = Home(settings.home_directory())
-        cluster = secret.load(home)
+        cluster = cluster_secret.load(home)
         if cluster is None:
             raise ConfigError("this machine is in no cluster; run init or join first")
         outcome = _serve(home, cluster, port, seconds, as_json=as_json)
@@ -57,13 +63,13 @@ def invite(
         typer.echo(json.dumps({"outcome": outcome.value}))
     elif outcome in ENDINGS:
         typer.echo(ENDINGS[outcome])
-    if outcome is not Outcome.JOINED:
+    if outcome is not InvitationOutcome.JOINED:
         raise typer.Exit(1)
 
 
 def _serve(
     home: Home, cluster: ClusterSecret, port: int, seconds: int, *, as_json: bool
-) -> Outcome:
+) -> InvitationOutcome:
     from ringleader.discovery.pairing import announce
     from ringleader.discovery.record import addresses_to_announce
     from ringleader.topology.interfaces import choose, interfaces
@@ -72,19 +78,19 @@ def _serve(
     name = settings.node_name() or socket.gethostname()
     chosen, _ = choose(interfaces(), settings.interfaces() or None)
 
-    def new_run(address: str) -> Host:
-        return Host(key, name, cluster, peer=address)
+    def new_run(address: str) -> PairingHost:
+        return PairingHost(key, name, cluster, peer=address)
 
-    def record(member: Member) -> None:
-        with home.changing() as change:
-            known.remember(home, change, member)
+    def record(member: KnownNode) -> None:
+        with home.writing() as change:
+            known_nodes.remember(home, change, member)
 
     with listen("", port) as server:
         port = int(server.getsockname()[1])
         places = [_place(host, port) for host in addresses_to_announce(chosen)]
         with announce(port, chosen) as trouble:
             _greet(port, places, str(trouble or ""), as_json=as_json)
-            window = Window.open_at(time.monotonic(), new_pin, length_s=seconds)
+            window = AttemptWindow.open_at(time.monotonic(), new_pin, length_s=seconds)
             tell = _print_json if as_json else _printer(seconds)
             return Invitation(server, window, new_run, record, tell).serve()
 
@@ -108,7 +114,7 @@ def _greet(port: int, places: list[str], trouble: str, *, as_json: bool) -> None
 def _printer(seconds: int) -> Tell:
     minutes = f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds} seconds"
 
-    def tell(event: Event) -> None:
+    def tell(event: InvitationEvent) -> None:
         if isinstance(event, PinShown):
             digits = event.pin.reveal()
             pin, left = f"{digits[:3]} {digits[3:]}", event.attempts_left
@@ -125,7 +131,7 @@ def _printer(seconds: int) -> Tell:
     return tell
 
 
-def _print_json(event: Event) -> None:
+def _print_json(event: InvitationEvent) -> None:
     if isinstance(event, PinShown):
         found = {"pin": event.pin.reveal(), "attempts_left": event.attempts_left}
         typer.echo(json.dumps({**found, "trouble": event.trouble or None}))

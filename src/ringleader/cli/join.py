@@ -17,13 +17,13 @@ from ringleader.errors import (
     PeerUntrusted,
     RingleaderError,
 )
-from ringleader.identity import entry, phrase
-from ringleader.identity.files import read_private
-from ringleader.identity.home import Home
-from ringleader.identity.known import Member
+from ringleader.identity import cluster_store, join_phrase
+from ringleader.identity.cluster_secret import ClusterSecret
+from ringleader.identity.known_nodes import KnownNode
 from ringleader.identity.node_key import NodeKey, first_key
-from ringleader.identity.redacted import Secret
-from ringleader.identity.secret import ClusterSecret
+from ringleader.identity.secret_value import Secret
+from ringleader.identity.storage.home import Home
+from ringleader.identity.storage.private_file import read_private
 from ringleader.ids import short
 from ringleader.transport.tcp import parse_address
 
@@ -67,21 +67,21 @@ def join(
         home = Home(settings.home_directory())
         if pin:
             if not force:
-                entry.check_free(home)
+                cluster_store.check_not_joined(home)
             key = first_key(home)
             cluster, host = _join_by_pin(key, at)
         else:
             typed = _phrase(words, phrase_file)
-            cluster = ClusterSecret.from_phrase(phrase.parse(typed))
+            cluster = ClusterSecret.from_phrase(join_phrase.parse(typed))
             key, host = first_key(home), None
-        is_new = entry.enter(home, cluster, met=host, replace=force)
+        is_new = cluster_store.store_cluster(home, cluster, met=host, replace=force)
     _report(cluster, key, host, is_new=is_new, as_json=as_json)
 
 
 def _report(
     cluster: ClusterSecret,
     key: NodeKey,
-    host: Member | None,
+    host: KnownNode | None,
     *,
     is_new: bool,
     as_json: bool,
@@ -118,7 +118,7 @@ def _phrase(words: list[str] | None, file: Path | None) -> Secret[str]:
     return prompt("Phrase: ", nothing)
 
 
-def _join_by_pin(key: NodeKey, at: str) -> tuple[ClusterSecret, Member]:
+def _join_by_pin(key: NodeKey, at: str) -> tuple[ClusterSecret, KnownNode]:
     places = [parse_address(at)] if at else _find()
     typer.echo(f"A machine at {places[0][0]} is pairing.", err=True)
     for entry_number in range(1, _ENTRIES + 1):
@@ -169,9 +169,9 @@ def _ask_pin() -> Secret[str]:
 
 def _try_all(
     places: list[Address], key: NodeKey, pin: Secret[str]
-) -> tuple[ClusterSecret, Member]:
+) -> tuple[ClusterSecret, KnownNode]:
     """Pair at the first address that can be reached."""
-    from ringleader.identity.pairing_tcp import join_at
+    from ringleader.identity.pairing.join_client import join_at
 
     name = settings.node_name() or socket.gethostname()
     for place in places:

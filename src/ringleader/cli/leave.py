@@ -11,8 +11,8 @@ import typer
 from ringleader import settings
 from ringleader.cli.terminal import exit_on_error, is_interactive, prompt
 from ringleader.errors import ConfigError
-from ringleader.identity import entry, secret
-from ringleader.identity.home import Home
+from ringleader.identity import cluster_secret, cluster_store
+from ringleader.identity.storage.home import Home
 
 
 def leave(
@@ -25,7 +25,7 @@ def leave(
     with exit_on_error("leave"):
         home = Home(settings.home_directory())
         _confirm(home, yes)
-        left = entry.leave(home)
+        left = cluster_store.forget_cluster(home)
     if as_json:
         typer.echo(json.dumps({"left": left.tag if left else None}))
         return
@@ -45,7 +45,7 @@ def _confirm(home: Home, yes: bool) -> None:
         raise ConfigError("nobody to ask; pass --yes")
     cluster = None
     with suppress(ConfigError):  # damaged: leaving is how it is mended
-        cluster = secret.load(home)
+        cluster = cluster_secret.load(home)
     what = f"Leave cluster {cluster.title}" if cluster else "Delete this machine's keys"
     answer = prompt(f"{what}? [y/N] ", "nothing was deleted")
     if answer.reveal().strip().lower() not in ("y", "yes"):

@@ -16,8 +16,8 @@ from ringleader.cli.interrupt import exit_on_sigterm
 from ringleader.cli.terminal import exit_on_error, is_interactive, prompt
 from ringleader.cli.units import format_bytes, format_seconds
 from ringleader.errors import ConfigError
-from ringleader.identity.files import write_private
-from ringleader.identity.redacted import Secret
+from ringleader.identity.secret_value import Secret
+from ringleader.identity.storage.private_file import write_private
 
 if TYPE_CHECKING:
     from ringleader.paramserver.server.global_weights import OuterOptimizer

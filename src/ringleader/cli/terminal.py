@@ -12,7 +12,7 @@ import typer
 
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, RingleaderError
-from ringleader.identity.redacted import Secret
+from ringleader.identity.secret_value import Secret
 
 _PIPE_S = 30.0
 """How long piped input may take; a terminal may take as long as its user."""

@@ -20,7 +20,7 @@ from ringleader.cli.interrupt import exit_on_sigterm
 from ringleader.cli.terminal import exit_on_error, is_interactive, prompt
 from ringleader.cli.units import format_bytes, format_seconds
 from ringleader.errors import ConfigError
-from ringleader.identity.redacted import Secret
+from ringleader.identity.secret_value import Secret
 
 if TYPE_CHECKING:  # torch takes a second to import; --help shall not
     from ringleader.paramserver.worker.join import WorkerSettings

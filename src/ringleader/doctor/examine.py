@@ -33,11 +33,11 @@ from ringleader.doctor.facts import (
 from ringleader.doctor.link_measurement import Surveyor
 from ringleader.doctor.probe_address import visit
 from ringleader.errors import RingleaderError
-from ringleader.identity import secret
+from ringleader.identity import cluster_secret
+from ringleader.identity.cluster_secret import ClusterSecret
 from ringleader.identity.credentials import Credentials
-from ringleader.identity.home import Home
 from ringleader.identity.node_key import NodeKey, first_key, key_files
-from ringleader.identity.secret import ClusterSecret
+from ringleader.identity.storage.home import Home
 from ringleader.ids import Incarnation, NodeId
 from ringleader.node.peering.peer_connection import Greeting
 from ringleader.node.peering.status_query import look
@@ -76,7 +76,7 @@ async def examine(request: Request) -> Facts:
     everything = interfaces()
     chosen, refused = choose(everything, request.interfaces or None)
     home = Home(request.home)
-    cluster = secret.load(home)
+    cluster = cluster_secret.load(home)
     agents, agent_trouble = await _agents(home, cluster)
     pids = [shot.pid for shot in agents]
     local = Facts(

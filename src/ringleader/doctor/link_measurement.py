@@ -127,7 +127,7 @@ class Surveyor:
         ours = self.greeting.credentials
         raw.settimeout(max(0.01, limit.left_s()))
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with ours.client.wrap_socket(raw, server_hostname=ours.knock()) as sock:
+        with ours.client.wrap_socket(raw, server_hostname=ours.server_name()) as sock:
             ours.check_alpn(sock)
             ours.verify(sock.getpeercert(True), expect=node)
             return measure_sending(sock, limit, peer=node)

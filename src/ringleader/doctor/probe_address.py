@@ -166,7 +166,7 @@ async def _greet(
         sock=sock,
         limit=framing.MAX_BYTES,
         ssl=ours.client,
-        server_hostname=ours.knock(),
+        server_hostname=ours.server_name(),
         ssl_shutdown_timeout=GOODBYE_S,
     )
     try:

@@ -15,14 +15,14 @@ import msgspec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from ringleader.errors import ConfigError, InternalError, PeerUntrusted
-from ringleader.identity import tls
-from ringleader.identity.authority import Authority, Leaf
-from ringleader.identity.binding import Trust
-from ringleader.identity.files import read_private, write_private
-from ringleader.identity.knock import Doorkeeper, knock
+from ringleader.identity.certificates import tls_context
+from ringleader.identity.certificates.authority import Authority, LeafCertificate
+from ringleader.identity.certificates.cert_binding import CertificateVerifier
+from ringleader.identity.certificates.sni_auth import SniVerifier, new_server_name
+from ringleader.identity.cluster_secret import NAMESPACE_BYTES, ClusterSecret
 from ringleader.identity.node_key import NodeKey
-from ringleader.identity.redacted import Secret
-from ringleader.identity.secret import NAMESPACE_BYTES, ClusterSecret
+from ringleader.identity.secret_value import Secret
+from ringleader.identity.storage.private_file import read_private, write_private
 from ringleader.ids import NodeId, short
 
 _FILE_LIMIT_BYTES = 8192
@@ -38,7 +38,7 @@ class _File(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=
     authority: _Blob
     certificate: _Blob
     key: _Blob
-    knock_key: _Key
+    sni_key: _Key
     namespace: _Namespace
 
     def __repr__(self) -> str:
@@ -55,20 +55,20 @@ class Credentials:
     server: ssl.SSLContext
     """For links that we accept."""
     client: ssl.SSLContext
-    """For links that we dial; ``knock`` is their server_hostname."""
-    _trust: Trust
-    _leaf: Leaf
+    """For links that we dial; ``new_server_name`` is their server_hostname."""
+    _verifier: CertificateVerifier
+    _leaf: LeafCertificate
     _knock_key: Secret[bytes]
-    _door: Doorkeeper
+    _sni_verifier: SniVerifier
 
     @classmethod
     def issue(cls, cluster: ClusterSecret, key: NodeKey) -> Self:
         """New credentials of a node in a cluster."""
         authority = Authority.of(cluster)
         return cls._assemble(
-            authority.trust,
+            authority.verifier,
             authority.issue(key),
-            cluster.knock_key(),
+            cluster.sni_key(),
             cluster.namespace,
         )
 
@@ -80,53 +80,57 @@ class Credentials:
             raise ConfigError(f"{path}: no credentials there; did the agent end?")
         try:
             found = msgspec.msgpack.decode(content.reveal(), type=_File)
-            trust = Trust.in_authority(found.authority)
-            leaf = Leaf(found.certificate, Secret(found.key))
-            knock_key = Secret(found.knock_key)
-            return cls._assemble(trust, leaf, knock_key, found.namespace)
+            verifier = CertificateVerifier.for_authority(found.authority)
+            leaf = LeafCertificate(found.certificate, Secret(found.key))
+            sni_key = Secret(found.sni_key)
+            return cls._assemble(verifier, leaf, sni_key, found.namespace)
         except (msgspec.DecodeError, ValueError, ssl.SSLError, PeerUntrusted) as exc:
             text = f"{path}: not credentials of a node ({type(exc).__name__})"
             raise ConfigError(text) from None
 
     @classmethod
     def _assemble(
-        cls, trust: Trust, leaf: Leaf, knock_key: Secret[bytes], namespace: bytes
+        cls,
+        verifier: CertificateVerifier,
+        leaf: LeafCertificate,
+        sni_key: Secret[bytes],
+        namespace: bytes,
     ) -> Self:
-        door = Doorkeeper(knock_key)
+        sni_verifier = SniVerifier(sni_key)
         return cls(
-            node=trust.verify(leaf.certificate),
+            node=verifier.verify(leaf.certificate),
             namespace=namespace,
-            server=tls.server_context(trust, leaf, door),
-            client=tls.client_context(trust, leaf),
-            _trust=trust,
+            server=tls_context.server_context(verifier, leaf, sni_verifier),
+            client=tls_context.client_context(verifier, leaf),
+            _verifier=verifier,
             _leaf=leaf,
-            _knock_key=knock_key,
-            _door=door,
+            _knock_key=sni_key,
+            _sni_verifier=sni_verifier,
         )
 
     def to_file(self, path: Path) -> None:
         """Write them down for other processes of this node, readable by nobody else."""
         content = _File(
             version=1,
-            authority=self._trust.authority.public_bytes(Encoding.DER),
+            authority=self._verifier.authority.public_bytes(Encoding.DER),
             certificate=self._leaf.certificate,
             key=self._leaf.key.reveal(),
-            knock_key=self._knock_key.reveal(),
+            sni_key=self._knock_key.reveal(),
             namespace=self.namespace,
         )
         write_private(path, Secret(msgspec.msgpack.encode(content)))
 
-    def knock(self, label: str = "") -> str:
+    def server_name(self, label: str = "") -> str:
         """The server name to dial with, new for every call.
 
         ``label`` is the one that the server is announced by; empty when it is dialled
         by its address.
         """
-        return knock(self._knock_key, label)
+        return new_server_name(self._knock_key, label)
 
-    def answer_to(self, *labels: str) -> None:
+    def set_labels(self, *labels: str) -> None:
         """The labels by which this process is announced; knocks may name them."""
-        self._door.answer_to(*labels)
+        self._sni_verifier.set_labels(*labels)
 
     def verify(
         self,
@@ -143,13 +147,13 @@ class Credentials:
         """
         is_welcome = siblings or expect == self.node
         own = None if is_welcome else self.node
-        return self._trust.verify(der, expect=expect, own=own, peer=peer)
+        return self._verifier.verify(der, expect=expect, own=own, peer=peer)
 
     def check_alpn(
         self, sslobj: ssl.SSLObject | ssl.SSLSocket, peer: int | str = "the peer"
     ) -> None:
         """ProtocolError unless the other side speaks our protocol inside TLS."""
-        tls.check_alpn(sslobj, peer)
+        tls_context.check_alpn(sslobj, peer)
 
     def __repr__(self) -> str:
         return f"<credentials of node {short(self.node)}>"

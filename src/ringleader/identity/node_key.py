@@ -16,8 +16,8 @@ from typing import NoReturn, Self, SupportsIndex
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ringleader.errors import ConfigError, InternalError
-from ringleader.identity.home import Held, Home
-from ringleader.identity.redacted import Secret
+from ringleader.identity.secret_value import Secret
+from ringleader.identity.storage.home import FileLock, Home
 from ringleader.ids import NodeId, short
 
 MAX_NODES = 64
@@ -110,7 +110,7 @@ class ClaimedKey:
     key: NodeKey
     number: int
     """1 for the first node of this user here, 2 for the next."""
-    _held: Held
+    _held: FileLock
 
     def close(self) -> None:
         """Let the next node have it."""
@@ -130,12 +130,12 @@ class ClaimedKey:
 
 def claim(home: Home) -> ClaimedKey:
     """The first key of this user that no running node has; made if need be."""
-    with home.changing() as change:
+    with home.writing() as change:
         for number in range(1, MAX_NODES + 1):
             name = _file_name(number)
             if home.read(name, _FILE_BYTES) is None:
                 change.write(name, NodeKey.ephemeral().to_text())
-            held = home.hold(name)
+            held = home.try_lock(name)
             if held is not None:
                 try:
                     return ClaimedKey(_load(home, name), number, held)
@@ -150,7 +150,7 @@ def first_key(home: Home) -> NodeKey:
 
     For commands that speak in its name while the node itself may run.
     """
-    with home.changing() as change:
+    with home.writing() as change:
         if home.read(_FIRST, _FILE_BYTES) is None:
             change.write(_FIRST, NodeKey.ephemeral().to_text())
         return _load(home, _FIRST)

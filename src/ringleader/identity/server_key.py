@@ -30,8 +30,8 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ringleader.errors import ConfigError
-from ringleader.identity.files import read_private, write_private
-from ringleader.identity.redacted import Secret
+from ringleader.identity.secret_value import Secret
+from ringleader.identity.storage.private_file import read_private, write_private
 
 FINGERPRINT_BYTES = 16
 SECRET_BYTES = 16

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringleader.identity.home import Home
-from ringleader.identity.redacted import Secret
-from ringleader.identity.secret import ClusterSecret, store
+from ringleader.identity.cluster_secret import ClusterSecret, store
+from ringleader.identity.secret_value import Secret
+from ringleader.identity.storage.home import Home
 from ringleader.simulation.lan import VirtualHost
 
 Event = dict[str, Any]
@@ -25,7 +25,7 @@ Event = dict[str, Any]
 
 def make_home(path: Path, root: bytes) -> Path:
     """A machine that is in the cluster of ``root``; without the 0.2 s of a phrase."""
-    with Home(path).changing() as change:
+    with Home(path).writing() as change:
         store(change, ClusterSecret(root=Secret(root), name="test"))
     return path
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from ringleader.errors import PeerError, PeerUntrusted
-from ringleader.identity import tls_errors
+from ringleader.identity.certificates import tls_errors
 from ringleader.ids import NodeId
 from ringleader.transport.link import POLLIN, POLLOUT
 
@@ -68,10 +68,10 @@ class TlsCredentials(Protocol):
 
     @property
     def client(self) -> ssl.SSLContext:
-        """For links that we dial; ``knock`` is their server_hostname."""
+        """For links that we dial; ``server_name`` gives their server_hostname."""
         ...
 
-    def knock(self, label: str = "") -> str:
+    def server_name(self, label: str = "") -> str:
         """The server name to dial with, new for every call."""
         ...
 
@@ -121,7 +121,7 @@ class SecureSocket(socket.socket):
             self._incoming,
             self._outgoing,
             server_side=is_server,
-            server_hostname=None if is_server else credentials.knock(),
+            server_hostname=None if is_server else credentials.server_name(),
         )
         self._fetched = memoryview(bytearray(RECORD_BYTES))
         self._has_stock = False

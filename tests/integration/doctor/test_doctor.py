@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from ringleader.identity.home import Home
-from ringleader.identity.redacted import Secret
-from ringleader.identity.secret import ClusterSecret, store
+from ringleader.identity.cluster_secret import ClusterSecret, store
+from ringleader.identity.secret_value import Secret
+from ringleader.identity.storage.home import Home
 from ringleader.simulation.lan import VirtualHost, VirtualLan, can_make_faults, lan
 from ringleader.simulation.lan.switch import RECEIVED
 
@@ -64,7 +64,7 @@ class Homes:
         home = Home(self.folder / name)
         if not home.path.exists():
             root = self._roots.setdefault(cluster, os.urandom(32))
-            with home.changing() as change:
+            with home.writing() as change:
                 store(change, ClusterSecret(root=Secret(root), name=cluster))
         return str(home.path)
 

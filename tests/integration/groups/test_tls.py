@@ -31,9 +31,9 @@ from ringleader.groups import formation, store_rendezvous
 from ringleader.groups.control_channel import ControlChannel
 from ringleader.groups.control_stream import ControlStream
 from ringleader.groups.group import Group
+from ringleader.identity.cluster_secret import ClusterSecret, Secret
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
-from ringleader.identity.secret import ClusterSecret, Secret
 from ringleader.ids import NodeId
 from ringleader.testing.processes import Nursery, Ready, spawn_ranks
 from ringleader.testing.threaded_world import run_threads

@@ -45,15 +45,24 @@ from ringleader.errors import (
     PeerUntrusted,
     ProtocolError,
 )
-from ringleader.identity import invitation, pairing_tcp
-from ringleader.identity.invitation import Event, Invitation, Joined, PinShown
-from ringleader.identity.known import Member
+from ringleader.identity.cluster_secret import ClusterSecret
+from ringleader.identity.known_nodes import KnownNode
 from ringleader.identity.node_key import NodeKey
-from ringleader.identity.pairing import Host, Joiner, Welcome
-from ringleader.identity.pairing_tcp import join_at, new_pin, pack, unpack
-from ringleader.identity.pairing_window import Outcome, Window
-from ringleader.identity.redacted import Secret
-from ringleader.identity.secret import ClusterSecret
+from ringleader.identity.pairing import invitation, join_client
+from ringleader.identity.pairing.attempt_window import AttemptWindow, InvitationOutcome
+from ringleader.identity.pairing.invitation import (
+    Invitation,
+    InvitationEvent,
+    Joined,
+    PinShown,
+)
+from ringleader.identity.pairing.join_client import join_at, new_pin, pack, unpack
+from ringleader.identity.pairing.protocol import (
+    PairingHost,
+    PairingJoiner,
+    PairingResult,
+)
+from ringleader.identity.secret_value import Secret
 from ringleader.simulation.lan import can_make_lan, lan
 
 PATIENCE_S = 20.0
@@ -66,12 +75,12 @@ class Desk:
 
     address: tuple[str, int]
     key: NodeKey
-    events: list[Event] = field(default_factory=list)
-    recorded: list[Member] = field(default_factory=list)
-    outcome: Outcome | None = None
+    events: list[InvitationEvent] = field(default_factory=list)
+    recorded: list[KnownNode] = field(default_factory=list)
+    outcome: InvitationOutcome | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: InvitationEvent) -> None:
         with self.changed:
             self.events.append(event)
             self.changed.notify_all()
@@ -85,7 +94,7 @@ class Desk:
     def pins(self) -> list[PinShown]:
         return [event for event in self.events if isinstance(event, PinShown)]
 
-    def end(self) -> Outcome:
+    def end(self) -> InvitationOutcome:
         with self.changed:
             assert self.changed.wait_for(lambda: self.outcome is not None, PATIENCE_S)
             assert self.outcome is not None
@@ -102,11 +111,11 @@ def desk(length_s: float = 60.0) -> Iterator[Desk]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         it = Desk(server.getsockname(), key)
-        window = Window.open_at(time.monotonic(), new_pin, length_s=length_s)
+        window = AttemptWindow.open_at(time.monotonic(), new_pin, length_s=length_s)
         serving = Invitation(
             server,
             window,
-            lambda address: Host(key, "desk", CLUSTER, peer=address),
+            lambda address: PairingHost(key, "desk", CLUSTER, peer=address),
             it.recorded.append,
             it.tell,
         )
@@ -132,7 +141,7 @@ def wrong(pin: Secret[str]) -> Secret[str]:
     return Secret(f"{(int(pin.reveal()) + 1) % 10**6:06}")
 
 
-def come(it: Desk, pin: Secret[str]) -> Welcome:
+def come(it: Desk, pin: Secret[str]) -> PairingResult:
     return join_at(it.address, NodeKey.ephemeral(), "laptop", pin)
 
 
@@ -142,7 +151,9 @@ class Visitor:
     def __init__(self, it: Desk, pin: Secret[str] | None = None) -> None:
         self.sock = socket.create_connection(it.address)
         self.sock.settimeout(PATIENCE_S)
-        self.joiner = Joiner(NodeKey.ephemeral(), "visitor", pin or Secret("000000"))
+        self.joiner = PairingJoiner(
+            NodeKey.ephemeral(), "visitor", pin or Secret("000000")
+        )
 
     def __enter__(self) -> Visitor:
         return self
@@ -188,10 +199,10 @@ def test_the_right_pin_brings_the_secret() -> None:
     with desk() as it:
         begun_s = time.monotonic()
         welcome = come(it, it.pin())
-        assert time.monotonic() - begun_s >= invitation.FLOOR_S
-        assert it.end() is Outcome.JOINED
+        assert time.monotonic() - begun_s >= invitation.MIN_ANSWER_S
+        assert it.end() is InvitationOutcome.JOINED
     assert welcome.cluster.root == CLUSTER.root
-    assert welcome.host == Member(it.key.node_id, "desk")
+    assert welcome.host == KnownNode(it.key.node_id, "desk")
     assert it.joined().has_thanked
     assert it.recorded == [it.joined().member]
     assert it.recorded[0].name == "laptop"
@@ -208,7 +219,7 @@ def test_wrong_pin_outdated_pin_right_pin() -> None:
             come(it, first)
         third = it.pin(2)
         assert come(it, third).cluster.name == "home", "the last attempt counts"
-        assert it.end() is Outcome.JOINED
+        assert it.end() is InvitationOutcome.JOINED
     shown = [(event.attempts_left, event.trouble) for event in it.pins()]
     assert shown == [
         (3, ""),
@@ -221,8 +232,8 @@ def test_only_one_machine_joins(monkeypatch: pytest.MonkeyPatch) -> None:
     with desk() as it:
         pin = it.pin()
         come(it, pin)
-        assert it.end() is Outcome.JOINED
-        monkeypatch.setattr(pairing_tcp, "STEP_S", 0.3)
+        assert it.end() is InvitationOutcome.JOINED
+        monkeypatch.setattr(join_client, "STEP_S", 0.3)
         with pytest.raises(PeerError):
             come(it, pin)
     assert len(it.recorded) == 1
@@ -236,7 +247,7 @@ def test_three_wrong_pins_close_the_window() -> None:
         for number in range(3):
             with pytest.raises(PeerUntrusted):
                 come(it, wrong(it.pin(number)))
-        assert it.end() is Outcome.EXHAUSTED
+        assert it.end() is InvitationOutcome.EXHAUSTED
     assert len({event.pin.reveal() for event in it.pins()}) >= 2
     assert not it.recorded
 
@@ -250,7 +261,7 @@ def test_an_attempt_that_is_broken_off_counts(leaves: str) -> None:
                 guesser.say(guesser.until_element())
                 if leaves == "with the answer":
                     assert guesser.hear() is not None
-        assert it.end() is Outcome.EXHAUSTED
+        assert it.end() is InvitationOutcome.EXHAUSTED
     assert [event.attempts_left for event in it.pins()] == [3, 2, 1]
     assert it.pins()[1].trouble == "an attempt was broken off"
 
@@ -283,14 +294,14 @@ def test_many_at_once_spend_three_attempts_and_no_more() -> None:
                 guesser.say(guesser.joiner.answer_element(m4))
                 assert guesser.hear() is None
         assert answered == 3
-        assert it.end() is Outcome.EXHAUSTED
+        assert it.end() is InvitationOutcome.EXHAUSTED
     assert not it.recorded
 
 
 def test_the_answer_to_an_element_takes_the_same_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(invitation, "FLOOR_S", 0.6)
+    monkeypatch.setattr(invitation, "MIN_ANSWER_S", 0.6)
     with desk() as it, Visitor(it) as guesser:
         m3 = guesser.until_element()
         begun_s = time.monotonic()
@@ -396,7 +407,7 @@ def test_the_whole_run_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_window_closes_in_time() -> None:
     with desk(length_s=0.3) as it:
         begun_s = time.monotonic()
-        assert it.end() is Outcome.EXPIRED
+        assert it.end() is InvitationOutcome.EXPIRED
         assert time.monotonic() - begun_s < 5
 
 
@@ -408,7 +419,7 @@ def test_a_run_that_began_in_time_is_finished() -> None:
         m6 = late.hear()
         assert m6 is not None
         late.say(late.joiner.answer_welcome(m6)[0])
-        assert it.end() is Outcome.JOINED
+        assert it.end() is InvitationOutcome.JOINED
 
 
 def test_a_machine_that_does_not_thank_has_joined_all_the_same() -> None:
@@ -416,7 +427,7 @@ def test_a_machine_that_does_not_thank_has_joined_all_the_same() -> None:
         with Visitor(it, it.pin()) as hasty:
             hasty.say(hasty.until_proof())
             assert hasty.hear() is not None
-        assert it.end() is Outcome.JOINED
+        assert it.end() is InvitationOutcome.JOINED
     assert not it.joined().has_thanked
     assert it.recorded, "the secret has left"
 
@@ -426,13 +437,13 @@ def test_what_cannot_be_recorded_is_not_given_away() -> None:
         server.setblocking(False)
         it = Desk(server.getsockname(), NodeKey.ephemeral())
 
-        def full_disk(_: Member) -> None:
+        def full_disk(_: KnownNode) -> None:
             raise ConfigError("the disk is full")
 
         serving = Invitation(
             server,
-            Window.open_at(time.monotonic(), new_pin),
-            lambda address: Host(it.key, "desk", CLUSTER, peer=address),
+            AttemptWindow.open_at(time.monotonic(), new_pin),
+            lambda address: PairingHost(it.key, "desk", CLUSTER, peer=address),
             full_disk,
             it.tell,
         )
@@ -477,7 +488,7 @@ def false_desk(answer: Callable[[socket.socket], None]) -> Iterator[tuple[str, i
         assert not thread.is_alive()
 
 
-def join_false(address: tuple[str, int]) -> Welcome:
+def join_false(address: tuple[str, int]) -> PairingResult:
     return join_at(address, NodeKey.ephemeral(), "laptop", Secret("123456"))
 
 
@@ -509,7 +520,7 @@ def test_garbage_from_the_host_ends_it(kind: str) -> None:
 def test_a_silent_host_costs_a_step(
     monkeypatch: pytest.MonkeyPatch, says: bytes
 ) -> None:
-    monkeypatch.setattr(pairing_tcp, "STEP_S", 0.4)
+    monkeypatch.setattr(join_client, "STEP_S", 0.4)
 
     def stay(sock: socket.socket) -> None:
         sock.sendall(says)
@@ -526,7 +537,7 @@ def test_a_silent_host_costs_a_step(
 
 
 def test_a_dripping_host_costs_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairing_tcp, "STEP_S", 0.4)
+    monkeypatch.setattr(join_client, "STEP_S", 0.4)
 
     def drip(sock: socket.socket) -> None:
         sock.sendall(b"\x01\x00")
@@ -563,7 +574,7 @@ def test_a_relay_of_bytes_joins_them_and_learns_nothing() -> None:
         thread.start()
         key = NodeKey.ephemeral()
         welcome = join_at(server.getsockname(), key, "laptop", it.pin())
-        assert it.end() is Outcome.JOINED
+        assert it.end() is InvitationOutcome.JOINED
         thread.join(PATIENCE_S)
     assert welcome.host.node == it.key.node_id
     assert it.recorded[0].node == key.node_id

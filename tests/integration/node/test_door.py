@@ -24,10 +24,10 @@ from ringleader.errors import (
     PeerUntrusted,
     ProtocolError,
 )
+from ringleader.identity.cluster_secret import ClusterSecret
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
-from ringleader.identity.redacted import Secret
-from ringleader.identity.secret import ClusterSecret
+from ringleader.identity.secret_value import Secret
 from ringleader.ids import Incarnation, NodeId
 from ringleader.node.peering import acceptor as doors
 from ringleader.node.peering.acceptor import Door
@@ -196,7 +196,7 @@ def test_a_member_that_speaks_another_protocol_inside_tls_is_turned_away() -> No
             HERE,
             at.port,
             ssl=caller.credentials.client,
-            server_hostname=caller.credentials.knock(),
+            server_hostname=caller.credentials.server_name(),
         )
         writer.write(framing.pack(caller.hello("control", "")))
         with contextlib.suppress(ConnectionResetError):
@@ -240,7 +240,7 @@ def test_a_knock_that_was_seen_before_opens_nothing() -> None:
 
     async def work(at: House) -> None:
         member = greeting().credentials
-        once = member.knock()
+        once = member.server_name()
         await open_door(at, member, once)
         with pytest.raises((ssl.SSLError, ConnectionResetError)):
             await open_door(at, member, once)
@@ -274,7 +274,7 @@ def test_a_member_that_sends_rubbish_inside_tls_is_turned_away() -> None:
         bodies = [framing.frame(b) for b in (b"\xc1", b"\x80", noise)]
         for rubbish in (*bodies, promise):
             reader, writer = await asyncio.open_connection(
-                HERE, at.port, ssl=caller.client, server_hostname=caller.knock()
+                HERE, at.port, ssl=caller.client, server_hostname=caller.server_name()
             )
             writer.write(rubbish)
             answer = await asyncio.wait_for(framing.read_hello(reader, "it"), 3)
@@ -299,7 +299,7 @@ def test_a_hello_whose_text_is_no_text_is_refused() -> None:
             HERE,
             at.port,
             ssl=credentials.client,
-            server_hostname=credentials.knock(),
+            server_hostname=credentials.server_name(),
         )
         writer.write(hello)
         answer = await asyncio.wait_for(framing.read_hello(reader, "it"), 3)
@@ -340,7 +340,7 @@ def test_dribbling_does_not_buy_more_time(
     tls: dict[str, Any] = {}
     if is_member:
         words = (500).to_bytes(4, "little")
-        tls = {"ssl": credentials.client, "server_hostname": credentials.knock()}
+        tls = {"ssl": credentials.client, "server_hostname": credentials.server_name()}
 
     async def work(at: House) -> None:
         started_s = time.monotonic()

@@ -19,8 +19,8 @@ import pytest
 
 from ringleader.errors import PeerRefused, PeerUntrusted
 from ringleader.identity import server_key
-from ringleader.identity.redacted import Secret
-from ringleader.identity.vouch import Question
+from ringleader.identity.pairing.pin_proof import PinRequest
+from ringleader.identity.secret_value import Secret
 from ringleader.paramserver.protocol import join_link
 from ringleader.paramserver.server.admission import PIN_ATTEMPTS
 from ringleader.paramserver.tasks.loading import load_task
@@ -293,7 +293,7 @@ def test_garbage_is_no_request_to_pair(tmp_path: Path) -> None:
 def test_an_answer_that_was_lost_is_given_again_at_no_cost(tmp_path: Path) -> None:
     with server(tmp_path, pin=PIN, tls=True) as served, stranger(served) as http:
         admission = served.training.admission
-        question = Question(Secret(PIN), served.run.key.fingerprint)
+        question = PinRequest(Secret(PIN), served.run.key.fingerprint)
         answers = [
             http.post("/v1/pair", json=_element(question.element)) for _ in range(3)
         ]
@@ -322,7 +322,7 @@ def test_guesses_by_pairing_end_at_the_budget(tmp_path: Path) -> None:
         key = served.run.key.fingerprint
         codes = Counter(
             http.post(
-                "/v1/pair", json=_element(Question(Secret(str(i)), key).element)
+                "/v1/pair", json=_element(PinRequest(Secret(str(i)), key).element)
             ).status_code
             for i in range(PIN_ATTEMPTS + 5)
         )
@@ -334,7 +334,7 @@ def test_guesses_by_pairing_end_at_the_budget(tmp_path: Path) -> None:
 
 def test_a_server_without_a_pin_pairs_with_nobody(tmp_path: Path) -> None:
     with server(tmp_path, tls=True) as served, stranger(served) as http:
-        question = Question(Secret(""), served.run.key.fingerprint)
+        question = PinRequest(Secret(""), served.run.key.fingerprint)
         answer = http.post("/v1/pair", json=_element(question.element))
         assert (answer.status_code, answer.json()["error"]) == (401, "unknown")
         with (

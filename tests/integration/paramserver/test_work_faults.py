@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from ringleader.errors import ConfigError, PeerRefused, PeerUntrusted, RingleaderError
-from ringleader.identity.redacted import Secret
+from ringleader.identity.secret_value import Secret
 from ringleader.paramserver.evaluation import evaluate, load_model
 from ringleader.paramserver.protocol import join_link as links
 from ringleader.paramserver.server.http_server import HttpServer, ListenAddress

@@ -17,7 +17,7 @@ from ringleader.errors import (
     PeerUntrusted,
     ProtocolError,
 )
-from ringleader.identity.redacted import Secret
+from ringleader.identity.secret_value import Secret
 from ringleader.paramserver.protocol import join_link as links
 from ringleader.paramserver.server.http_server import HttpServer, ListenAddress
 from ringleader.paramserver.server.plan import Plan

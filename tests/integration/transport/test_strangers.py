@@ -26,9 +26,9 @@ from ringleader.errors import (
     PeerUntrusted,
     ProtocolError,
 )
+from ringleader.identity.cluster_secret import ClusterSecret, Secret
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
-from ringleader.identity.secret import ClusterSecret, Secret
 from ringleader.testing.link_driver import receive, send
 from ringleader.testing.threaded_world import run_threads
 from ringleader.transport import listener as listeners

@@ -25,12 +25,12 @@ from ringleader.errors import (
     PeerUntrusted,
     ProtocolError,
 )
-from ringleader.identity import tls, tls_errors
-from ringleader.identity.authority import Authority, Leaf
+from ringleader.identity.certificates import tls_context, tls_errors
+from ringleader.identity.certificates.authority import Authority, LeafCertificate
+from ringleader.identity.cluster_secret import ClusterSecret
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
-from ringleader.identity.redacted import Secret
-from ringleader.identity.secret import ClusterSecret
+from ringleader.identity.secret_value import Secret
 
 HOME = ClusterSecret(root=Secret(b"home" * 8), name="home")
 OTHER = ClusterSecret(root=Secret(b"othr" * 8), name="other")
@@ -120,7 +120,7 @@ def explained(error: ssl.SSLError | None) -> PeerError:
 
 
 def test_two_members_meet_and_each_knows_the_other() -> None:
-    client, server = connect(CLIENT.client, CLIENT.knock())
+    client, server = connect(CLIENT.client, CLIENT.server_name())
     assert client.is_open
     assert server.is_open
     assert SERVER.verify(server.certificate()) == CLIENT.node
@@ -133,21 +133,21 @@ def test_two_members_meet_and_each_knows_the_other() -> None:
 
 def test_a_label_opens_the_door_that_is_announced_by_it() -> None:
     server = Credentials.issue(HOME, NodeKey.ephemeral())
-    server.answer_to("label1")
-    client, _ = connect(CLIENT.client, CLIENT.knock("label1"), server.server)
+    server.set_labels("label1")
+    client, _ = connect(CLIENT.client, CLIENT.server_name("label1"), server.server)
     assert client.is_open
-    client, _ = connect(CLIENT.client, CLIENT.knock("label2"), server.server)
+    client, _ = connect(CLIENT.client, CLIENT.server_name("label2"), server.server)
     assert not client.is_open
 
 
 def test_nothing_is_ever_resumed() -> None:
-    client, _ = connect(CLIENT.client, CLIENT.knock())
+    client, _ = connect(CLIENT.client, CLIENT.server_name())
     assert client.object.session is None or not client.object.session.has_ticket
     assert not client.object.session_reused
 
 
 def test_processes_of_one_node_meet_where_that_is_allowed() -> None:
-    client, server = connect(SERVER.client, SERVER.knock())
+    client, server = connect(SERVER.client, SERVER.server_name())
     with pytest.raises(PeerUntrusted, match="cloned identity"):
         SERVER.verify(server.certificate())
     assert SERVER.verify(server.certificate(), siblings=True) == SERVER.node
@@ -155,7 +155,7 @@ def test_processes_of_one_node_meet_where_that_is_allowed() -> None:
 
 
 def test_a_member_that_was_not_expected_is_named() -> None:
-    client, _ = connect(CLIENT.client, CLIENT.knock())
+    client, _ = connect(CLIENT.client, CLIENT.server_name())
     someone = NodeKey.ephemeral().node_id
     with pytest.raises(PeerUntrusted, match=r"10\.0\.0\.7:1: unexpected node"):
         CLIENT.verify(client.certificate(), expect=someone, peer="10.0.0.7:1")
@@ -171,8 +171,8 @@ def test_a_member_that_was_not_expected_is_named() -> None:
         "router.local",
         "a" * 52 + ".k.internal",
         "x" * 63 + ".k.internal",
-        STRANGER.knock(),
-        CLIENT.knock("another label"),
+        STRANGER.server_name(),
+        CLIENT.server_name("another label"),
     ],
     ids=["no name", "a name", "no MAC", "long", "other secret", "other label"],
 )
@@ -185,7 +185,7 @@ def test_a_stranger_gets_seven_bytes_and_no_certificate(name: str | None) -> Non
 
 
 def test_a_recorded_knock_is_not_heard_again() -> None:
-    name = CLIENT.knock()
+    name = CLIENT.server_name()
     client, _ = connect(CLIENT.client, name)
     assert client.is_open
     for context in (CLIENT.client, bare_client()):
@@ -195,7 +195,7 @@ def test_a_recorded_knock_is_not_heard_again() -> None:
 
 
 def test_a_machine_of_another_cluster_is_asked_for_its_secret() -> None:
-    client, server = connect(STRANGER.client, STRANGER.knock())
+    client, server = connect(STRANGER.client, STRANGER.server_name())
     assert server.sent == ALERT_112
     for error in (client.error, server.error):
         assert "other secret?" in str(explained(error))
@@ -208,8 +208,8 @@ def test_a_false_server_is_refused_before_it_hears_who_we_are() -> None:
     false = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     false.verify_mode = ssl.CERT_OPTIONAL
     false.load_verify_locations(cadata=Authority.of(HOME).certificate)
-    tls._load_leaf(false, leaf)
-    client, server = connect(CLIENT.client, CLIENT.knock(), false)
+    tls_context._load_leaf(false, leaf)
+    client, server = connect(CLIENT.client, CLIENT.server_name(), false)
     assert not client.is_open
     assert server.certificate() is None
     assert "not from this cluster (other secret?)" in str(explained(client.error))
@@ -219,7 +219,7 @@ def test_a_false_server_is_refused_before_it_hears_who_we_are() -> None:
 
 
 def test_without_a_certificate_nobody_comes_in() -> None:
-    client, server = connect(bare_client(), CLIENT.knock())
+    client, server = connect(bare_client(), CLIENT.server_name())
     assert not server.is_open
     assert client.is_open, "in TLS 1.3 the client hears of it at its first read"
     text = str(explained(client.error))
@@ -236,8 +236,8 @@ def test_a_foreign_certificate_does_not_come_in(claims_our_authority: bool) -> N
         foreign = Authority(key, Authority.of(HOME).certificate)
     leaf = foreign.issue(NodeKey.ephemeral())
     context = bare_client()
-    tls._load_leaf(context, leaf)
-    client, server = connect(context, CLIENT.knock())
+    tls_context._load_leaf(context, leaf)
+    client, server = connect(context, CLIENT.server_name())
     assert not server.is_open
     assert isinstance(server.error, ssl.SSLCertVerificationError)
     assert "not from this cluster" in str(explained(server.error))
@@ -248,7 +248,9 @@ def test_a_certificate_without_its_key_is_of_no_use() -> None:
     authority = Authority.of(HOME)
     seen, own = (authority.issue(NodeKey.ephemeral()) for _ in range(2))
     with pytest.raises(ssl.SSLError, match="KEY_VALUES_MISMATCH"):
-        tls.client_context(authority.trust, Leaf(seen.certificate, own.key))
+        tls_context.client_context(
+            authority.verifier, LeafCertificate(seen.certificate, own.key)
+        )
 
 
 def test_a_member_that_claims_another_node_passes_tls_and_not_the_check() -> None:
@@ -256,8 +258,8 @@ def test_a_member_that_claims_another_node_passes_tls_and_not_the_check() -> Non
     victim = NodeKey.ephemeral()
     liar.public, liar.node_id = victim.public, victim.node_id
     authority = Authority.of(HOME)
-    context = tls.client_context(authority.trust, authority.issue(liar))
-    _, server = connect(context, CLIENT.knock())
+    context = tls_context.client_context(authority.verifier, authority.issue(liar))
+    _, server = connect(context, CLIENT.server_name())
     assert server.is_open, "it has the secret, so the chain is good"
     with pytest.raises(PeerUntrusted, match="claims to be"):
         SERVER.verify(server.certificate())
@@ -282,8 +284,10 @@ def test_certificates_are_judged_strictly() -> None:
         ],
     ).sign(authority._key, SHA256())
     der = sloppy.public_bytes(Encoding.DER)
-    context = tls.client_context(authority.trust, Leaf(der, leaf.key))
-    _, server = connect(context, CLIENT.knock())
+    context = tls_context.client_context(
+        authority.verifier, LeafCertificate(der, leaf.key)
+    )
+    _, server = connect(context, CLIENT.server_name())
     assert not server.is_open
     assert "Missing Authority Key Identifier" in str(explained(server.error))
 
@@ -292,7 +296,7 @@ def test_certificates_are_judged_strictly() -> None:
 def test_an_older_tls_is_refused(version: ssl.TLSVersion) -> None:
     context = bare_client()
     context.maximum_version = version
-    client, server = connect(context, CLIENT.knock())
+    client, server = connect(context, CLIENT.server_name())
     assert not client.is_open
     assert server.sent[-1] == 70, "protocol_version"
     assert isinstance(explained(client.error), PeerUntrusted)
@@ -302,9 +306,11 @@ def test_an_older_tls_is_refused(version: ssl.TLSVersion) -> None:
 def test_another_protocol_inside_is_named(spoken: list[str]) -> None:
     """Python completes the handshake all the same."""
     authority = Authority.of(HOME)
-    context = tls.client_context(authority.trust, authority.issue(NodeKey.ephemeral()))
+    context = tls_context.client_context(
+        authority.verifier, authority.issue(NodeKey.ephemeral())
+    )
     context.set_alpn_protocols(spoken)
-    client, server = connect(context, CLIENT.knock())
+    client, server = connect(context, CLIENT.server_name())
     assert server.is_open
     for end in (client, server):
         with pytest.raises(ProtocolError, match="another version of Ringleader"):
@@ -362,9 +368,9 @@ def test_workers_get_their_credentials_by_a_file(tmp_path: Path) -> None:
     assert done.stdout.strip() == CLIENT.node
     worker = Credentials.from_file(path)
     assert worker.namespace == CLIENT.namespace == HOME.namespace
-    client, server = connect(worker.client, worker.knock())
+    client, server = connect(worker.client, worker.server_name())
     assert SERVER.verify(server.certificate()) == CLIENT.node
-    client, server = connect(CLIENT.client, CLIENT.knock(), worker.server)
+    client, server = connect(CLIENT.client, CLIENT.server_name(), worker.server)
     assert CLIENT.verify(client.certificate(), siblings=True) == CLIENT.node
 
 
@@ -434,7 +440,7 @@ def test_missing_and_open_files_are_named(tmp_path: Path) -> None:
 
 def test_no_error_shows_a_key(tmp_path: Path) -> None:
     path = tmp_path / "credentials"
-    key, knock_key = fields(path)[3:5]
+    key, sni_key = fields(path)[3:5]
     content = path.read_bytes()
     for changed in (content[:-1], content[:200] + content[201:], content + b"\0"):
         rewrite(path, changed)
@@ -444,7 +450,7 @@ def test_no_error_shows_a_key(tmp_path: Path) -> None:
             caught.value, capture_locals=True
         )
         shown = "".join(str(frame.locals) for frame in trace.stack[1:])
-        for secret in (key, knock_key):
+        for secret in (key, sni_key):
             assert isinstance(secret, bytes)
             assert repr(secret[-20:])[2:-1] not in shown
         assert "<secret>" in shown

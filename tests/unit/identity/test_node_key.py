@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from ringleader.errors import ConfigError, InternalError
 from ringleader.identity import node_key
-from ringleader.identity.home import Home
 from ringleader.identity.node_key import NodeKey, claim, first_key, key_files
-from ringleader.identity.redacted import Secret
+from ringleader.identity.secret_value import Secret
+from ringleader.identity.storage.home import Home
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_commands_use_the_first_key_while_its_node_runs(home: Home) -> None:
 CLAIM = """
 import sys
 from pathlib import Path
-from ringleader.identity.home import Home
+from ringleader.identity.storage.home import Home
 from ringleader.identity.node_key import claim
 
 claimed = claim(Home(Path(sys.argv[1])))
@@ -169,7 +169,7 @@ def damaged() -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", damaged())
 def test_a_damaged_key_is_named_and_never_replaced(home: Home, kind: str) -> None:
     content = damaged()[kind]
-    with home.changing() as change:
+    with home.writing() as change:
         change.write("node_key", Secret(content))
     path = home.path / "node_key"
     for use in (claim, first_key):

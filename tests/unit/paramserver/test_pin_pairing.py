@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.exceptions import HTTPException
 
-from ringleader.identity.redacted import Secret
+from ringleader.identity.secret_value import Secret
 from ringleader.paramserver.protocol import join_link
 from ringleader.paramserver.protocol.join_link import JoinLink
 from ringleader.paramserver.server.admission import (

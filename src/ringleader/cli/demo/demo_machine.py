@@ -7,10 +7,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringleader.identity import entry, phrase
-from ringleader.identity.home import Home
-from ringleader.identity.redacted import Secret
-from ringleader.identity.secret import ClusterSecret
+from ringleader.identity import cluster_store, join_phrase
+from ringleader.identity.cluster_secret import ClusterSecret
+from ringleader.identity.secret_value import Secret
+from ringleader.identity.storage.home import Home
 
 _NAMES = ("desk", "laptop", "studio")
 _LOOPBACK = {"darwin": "lo0", "win32": "Loopback Pseudo-Interface 1"}
@@ -38,12 +38,12 @@ def pair(count: int, folder: Path) -> tuple[list[DemoMachine], str]:
     """Make a cluster on the first machine, let the others join; (machines, tag)."""
     names = [*_NAMES, *(f"machine-{n + 1}" for n in range(len(_NAMES), count))]
     machines = [DemoMachine(name, folder / name) for name in names[:count]]
-    words = phrase.new()
+    words = join_phrase.new()
     tag = ""
     for machine in machines:
         # Each derives the secret from the words it was told, as on a machine apart.
-        typed = phrase.parse(Secret(words.show()))
+        typed = join_phrase.parse(Secret(words.show()))
         cluster = ClusterSecret.from_phrase(typed, name="demo")
-        entry.enter(Home(machine.home), cluster)
+        cluster_store.store_cluster(Home(machine.home), cluster)
         tag = cluster.tag
     return machines, tag

@@ -105,7 +105,7 @@ class Resident:
         self.cluster.start(self._payload())
         self._keep(self.door.serve())
         await self.mdns.start(self.chosen)
-        self.keeper.credentials.answer_to(*self.mdns.labels)
+        self.keeper.credentials.set_labels(*self.mdns.labels)
         self._keep(self.scout.run())
         self._keep(self._tick_forever())
         self._keep(self._look_again_forever())
@@ -160,7 +160,7 @@ class Resident:
     async def _look_again(self) -> None:
         self.chosen, self.refused = choose(interfaces(), self.config.interfaces or None)
         await self.mdns.update(self.chosen)
-        self.keeper.credentials.answer_to(*self.mdns.labels)
+        self.keeper.credentials.set_labels(*self.mdns.labels)
 
     async def _find_accelerators(self) -> None:
         deadline = Deadline.after(ACCELERATORS_S)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Self
 
 from ringleader.errors import ConfigError
-from ringleader.identity import secret
+from ringleader.identity import cluster_secret
 from ringleader.identity.credentials import Credentials
-from ringleader.identity.home import Home
 from ringleader.identity.node_key import ClaimedKey, claim
+from ringleader.identity.storage.home import Home
 from ringleader.ids import NodeId
 from ringleader.node.protocol.agent_client import RUN
 
@@ -23,14 +23,14 @@ class Keeper:
 
     claimed: ClaimedKey
     credentials: Credentials
-    cluster: secret.ClusterSecret
+    cluster: cluster_secret.ClusterSecret
     folder: Path
 
     @classmethod
     def enter(cls, home_path: str) -> Self:
         """Take a key of this user and speak for it in this user's cluster."""
         home = Home(Path(home_path))
-        cluster = secret.load(home)
+        cluster = cluster_secret.load(home)
         if cluster is None:
             text = "this machine is in no cluster yet; run 'ringleader init' here, or"
             raise ConfigError(f"{text} 'ringleader join' with the phrase of yours")

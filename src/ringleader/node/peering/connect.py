@@ -93,7 +93,7 @@ async def _dial_one(
                 *address,
                 limit=framing.MAX_BYTES,
                 ssl=greeting.credentials.client,
-                server_hostname=greeting.credentials.knock(),
+                server_hostname=greeting.credentials.server_name(),
                 ssl_handshake_timeout=GREETING_S,
                 ssl_shutdown_timeout=GOODBYE_S,
             )

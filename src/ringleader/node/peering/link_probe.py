@@ -101,7 +101,7 @@ class Prober:
     ) -> LinkProfile:
         ours = self.credentials
         context = ours.server if is_server else ours.client
-        name = None if is_server else ours.knock()
+        name = None if is_server else ours.server_name()
         try:
             raw.settimeout(deadline.left_s())
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringleader.errors import PeerError, PeerUnreachable, PeerUntrusted, ProtocolError
-from ringleader.identity import tls_errors
+from ringleader.identity.certificates import tls_errors
 from ringleader.identity.credentials import Credentials
 from ringleader.ids import NodeId
 from ringleader.node.protocol.framing import Hello

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, PeerError, ProtocolError
-from ringleader.identity import secret
-from ringleader.identity.home import Home
-from ringleader.identity.secret import ClusterSecret
+from ringleader.identity import cluster_secret
+from ringleader.identity.cluster_secret import ClusterSecret
+from ringleader.identity.storage.home import Home
 from ringleader.node.protocol.agent_client import running, visit
 from ringleader.node.protocol.local_requests import Look, decode_reply
 from ringleader.node.protocol.snapshot import Snapshot
@@ -35,7 +35,7 @@ class Sight:
 
 def look(home: Path) -> list[Sight]:
     """What the agents of this machine know, or, if none runs, one on the network."""
-    cluster = secret.load(Home(home))
+    cluster = cluster_secret.load(Home(home))
     if cluster is None:
         text = "this machine is in no cluster; 'ringleader init' or 'ringleader join'"
         raise ConfigError(text)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from ringleader.errors import ConfigError
-from ringleader.identity.redacted import Secret
+from ringleader.identity.secret_value import Secret
 from ringleader.identity.server_key import FINGERPRINT_BYTES, SECRET_BYTES
 
 RECEIPT_BYTES = 16

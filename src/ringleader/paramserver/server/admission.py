@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ringleader.errors import ConfigError
-from ringleader.identity.redacted import Secret
+from ringleader.identity.secret_value import Secret
 from ringleader.paramserver.protocol import join_link
 
 PIN_ATTEMPTS = 10

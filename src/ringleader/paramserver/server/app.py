@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from ringleader.errors import RingleaderError
-from ringleader.identity.secret import clean_name
+from ringleader.identity.cluster_secret import clean_name
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.openapi import DESCRIPTION
 from ringleader.paramserver.server import request_parsing, status_page

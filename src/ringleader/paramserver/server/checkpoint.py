@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ringleader.errors import ConfigError, ProtocolError
-from ringleader.identity.files import sync_directory
+from ringleader.identity.storage.private_file import sync_directory
 from ringleader.paramserver.protocol import bodies, tensorfile
 from ringleader.paramserver.protocol.manifest import DTYPES
 from ringleader.paramserver.protocol.tensorfile import TensorData, TensorSpec

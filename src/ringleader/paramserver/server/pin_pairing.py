@@ -1,8 +1,9 @@
 """The server's side of joining by PIN where only the PIN vouches for the server's key.
 
-``identity/vouch.py`` has the exchange. What it hands over is the code of the join link,
-and a receipt. Each exchange spends an attempt of the PIN's budget; the receipt gets it
-back when its worker joins, so only those who did not know the PIN have spent one.
+``identity/pairing/pin_proof.py`` has the exchange. What it hands over is the code of
+the join link, and a receipt. Each exchange spends an attempt of the PIN's budget; the
+receipt gets it back when its worker joins, so only those who did not know the PIN have
+spent one.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ringleader.identity import vouch
-from ringleader.identity.invitation import FLOOR_S
-from ringleader.identity.redacted import Secret
+from ringleader.identity.pairing import pin_proof
+from ringleader.identity.pairing.invitation import MIN_ANSWER_S
+from ringleader.identity.secret_value import Secret
 from ringleader.paramserver.protocol import join_link
 from ringleader.paramserver.server import request_parsing
 from ringleader.paramserver.server.admission import Admission
@@ -66,9 +67,13 @@ class PinPairings:
             content = Secret(self._admission.secret.reveal() + pairing.receipt.reveal())
             found, _ = await asyncio.gather(
                 asyncio.to_thread(
-                    vouch.answer, pin, self._admission.fingerprint, element, content
+                    pin_proof.answer_pin_request,
+                    pin,
+                    self._admission.fingerprint,
+                    element,
+                    content,
                 ),
-                asyncio.sleep(FLOOR_S),
+                asyncio.sleep(MIN_ANSWER_S),
             )
             if found is None:
                 raise malformed("the element is none")

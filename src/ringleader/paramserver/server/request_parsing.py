@@ -10,7 +10,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from ringleader.identity.spake import is_element
+from ringleader.identity.pairing.spake2_exchange import is_element
 from ringleader.paramserver.protocol import bodies, join_link
 from ringleader.paramserver.server.update_headers import UpdateHeaders, UpdateKey
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ringleader.errors import ConfigError
 from ringleader.identity import server_key
-from ringleader.identity.home import LOCK, Held, Home
-from ringleader.identity.redacted import Secret
+from ringleader.identity.secret_value import Secret
 from ringleader.identity.server_key import ServerKey
+from ringleader.identity.storage.home import LOCK, FileLock, Home
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.server.admission import Admission
 from ringleader.paramserver.server.app import App, Terms
@@ -62,7 +62,7 @@ class Run:
     key: ServerKey
     replayed: int
     """Updates that were applied again because the last server died."""
-    _held: Held
+    _held: FileLock
 
     def close(self) -> None:
         """Let go of the directory."""
@@ -77,7 +77,7 @@ def open_run(task: Task, plan: Plan, options: ServerOptions) -> Run:
         (options.out / LOCK).touch(mode=0o600)
     except OSError as exc:
         raise ConfigError(f"{options.out}: cannot be made: {exc.strerror}") from exc
-    held = Home(options.out).hold(LOCK)
+    held = Home(options.out).try_lock(LOCK)
     if held is None:
         raise ConfigError(f"{options.out}: another server uses it; choose another")
     try:

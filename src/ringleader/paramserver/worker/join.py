@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringleader.errors import ConfigError, PeerRefused, ProtocolError
-from ringleader.identity.redacted import Secret
+from ringleader.identity.secret_value import Secret
 from ringleader.paramserver.protocol.manifest import Manifest
 from ringleader.paramserver.tasks.loading import load_task
 from ringleader.paramserver.tasks.samples import Samples

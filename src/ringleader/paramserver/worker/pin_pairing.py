@@ -1,8 +1,9 @@
 """How a worker with a PIN comes to trust a server whose certificate is self-made.
 
 It looks which key the server has, then asks it, over a line that takes this key and no
-other, to show that it knows the PIN for that very key (``identity/vouch.py``). What
-comes of it is a join link. Nobody in between learns the PIN: no part of it is sent.
+other, to show that it knows the PIN for that very key
+(``identity/pairing/pin_proof.py``). What comes of it is a join link. Nobody in between
+learns the PIN: no part of it is sent.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from contextlib import closing, suppress
 
 from ringleader.deadline import Deadline
 from ringleader.errors import PeerRefused, PeerUntrusted
-from ringleader.identity.invitation import FLOOR_S
-from ringleader.identity.redacted import Secret
+from ringleader.identity.pairing.invitation import MIN_ANSWER_S
+from ringleader.identity.pairing.pin_proof import PinRequest
+from ringleader.identity.secret_value import Secret
 from ringleader.identity.server_key import SECRET_BYTES
-from ringleader.identity.vouch import Question
 from ringleader.paramserver.protocol.join_link import (
     RECEIPT_BYTES,
     JoinLink,
@@ -52,7 +53,7 @@ class PinPairing:
         self._observer = observer
         self._pin = pin
         self._ask_pin = ask_pin
-        self._question: Question | None = None
+        self._question: PinRequest | None = None
         """Asked and not answered; asking the same again is no second guess."""
 
     def run(self) -> None:
@@ -72,10 +73,10 @@ class PinPairing:
         raise self._refused()
 
     def _pair(self, pin: Secret[str]) -> JoinLink | None:
-        fingerprint, floor = self._seen(), Deadline.after(FLOOR_S)
+        fingerprint, floor = self._seen(), Deadline.after(MIN_ANSWER_S)
         question = self._question
         if question is None or question.fingerprint != fingerprint:
-            self._question = question = Question(pin, fingerprint)
+            self._question = question = PinRequest(pin, fingerprint)
         time.sleep(floor.left_s())  # how long that took depends on the PIN, a little
         answer = self._ask(question)
         self._question = None
@@ -105,7 +106,7 @@ class PinPairing:
             raise PeerUntrusted(SERVER, text)
         return found[-1]
 
-    def _ask(self, question: Question) -> Response:
+    def _ask(self, question: PinRequest) -> Response:
         body = json.dumps({"element": encode(question.element)}).encode()
         headers = {"Content-Type": "application/json"}
         asking = closing(

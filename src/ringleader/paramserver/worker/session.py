@@ -23,7 +23,7 @@ from ringleader.errors import (
     PeerUntrusted,
     ProtocolError,
 )
-from ringleader.identity.redacted import Secret
+from ringleader.identity.secret_value import Secret
 from ringleader.paramserver.worker import server_messages
 from ringleader.paramserver.worker.http_errors import (
     UnverifiedCertificate,

@@ -1,0 +1,1 @@
+"""Certificates of the cluster's nodes: issuing them, verifying them, TLS contexts."""

@@ -1,0 +1,59 @@
+"""What OpenSSL says when a handshake fails, in words that help."""
+
+from __future__ import annotations
+
+import ssl
+
+from ringleader.errors import PeerError, PeerLost, PeerUntrusted
+
+_PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
+
+_REASONS = (
+    (
+        _PLAIN,
+        "does not speak TLS and we do; is it another program, or is "
+        "RINGLEADER_CREDENTIALS not set there?",
+    ),
+    (
+        ("PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS"),
+        "does not speak TLS 1.3, and nothing older is safe",
+    ),
+    (
+        ("UNRECOGNIZED_NAME",),
+        "refused the connection: it is in another cluster (other secret?)",
+    ),
+    (
+        ("CALLBACK_FAILED",),  # our own judge of knocks said no
+        "does not know our secret: a stranger, or in another cluster (other secret?)",
+    ),
+    (
+        ("VERIFY_FAILED",),
+        "its certificate is not from this cluster (other secret?)",
+    ),
+    (
+        ("ALERT_UNKNOWN_CA", "BAD_CERTIFICATE", "ALERT_CERTIFICATE", "DECRYPT_ERROR"),
+        "does not accept our certificate: it is in another cluster (other secret?)",
+    ),
+)
+"""(parts of OpenSSL's names, what they mean here), the first that fits counts."""
+
+
+def name_of(exc: ssl.SSLError) -> str:
+    """OpenSSL's name for what went wrong."""
+    return (exc.reason or str(exc)).upper().replace(" ", "_")
+
+
+def is_plain(exc: ssl.SSLError) -> bool:
+    """Whether the other side does not speak TLS at all."""
+    return any(word in name_of(exc) for word in _PLAIN)
+
+
+def explain(peer: int | str, exc: ssl.SSLError) -> PeerError:
+    """Why a handshake failed, or the first read after it, in our words."""
+    if isinstance(exc, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return PeerLost(peer, "hung up during the handshake")
+    name = name_of(exc)
+    known = next((t for words, t in _REASONS if any(w in name for w in words)), "")
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        known += f": {exc.verify_message}"
+    return PeerUntrusted(peer, known or f"could not prove who it is ({name})")

@@ -1,0 +1,75 @@
+"""Entering a cluster on this machine, and forgetting it again."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+
+from ringleader.errors import ConfigError
+from ringleader.identity import cluster_secret, known_nodes
+from ringleader.identity.cluster_secret import ClusterSecret
+from ringleader.identity.known_nodes import KnownNode
+from ringleader.identity.node_key import key_files
+from ringleader.identity.storage.home import Home, HomeWriter
+
+
+def check_not_joined(home: Home) -> None:
+    """ConfigError if this user is in a cluster already."""
+    existing = cluster_secret.load(home)
+    if existing is not None:
+        raise ConfigError(_taken(existing))
+
+
+def store_cluster(
+    home: Home,
+    cluster: ClusterSecret,
+    *,
+    met: KnownNode | None = None,
+    replace: bool = False,
+) -> bool:
+    """Store a cluster and who let us in; False if we were in it already.
+
+    Being in another one is a ConfigError, unless it may be replaced.
+    """
+    with home.writing() as change:
+        existing = cluster_secret.load(home)
+        is_same = existing is not None and existing.root == cluster.root
+        if existing is not None and not is_same:
+            if not replace:
+                raise ConfigError(_taken(existing))
+            change.remove(known_nodes.FILE)
+        if existing is None or not is_same or cluster.name:
+            cluster_secret.store(change, cluster)
+        if met is not None:
+            known_nodes.remember(home, change, met)
+    return not is_same
+
+
+def forget_cluster(home: Home) -> ClusterSecret | None:
+    """Delete secret, keys and known nodes; the cluster we were in, or None.
+
+    ConfigError while a node of this user runs: it would go on with what we delete.
+    """
+    with home.writing() as change, ExitStack() as stack:
+        left = None
+        with suppress(ConfigError):  # damaged: leaving is how it is mended
+            left = cluster_secret.load(home)
+        for name in key_files(home):
+            held = home.try_lock(name)
+            if held is None:
+                text = f"{home.path / name} is in use: a node runs on this machine"
+                raise ConfigError(f"{text}; stop it first")
+            stack.callback(held.close)
+        _forget(change, [cluster_secret.FILE, known_nodes.FILE, *key_files(home)])
+    return left
+
+
+def _forget(change: HomeWriter, names: list[str]) -> None:
+    for name in names:
+        change.remove(name)
+
+
+def _taken(existing: ClusterSecret) -> str:
+    return (
+        f"this machine is in cluster {existing.title} already; "
+        "run 'ringleader leave' first, or pass --force to replace it"
+    )

@@ -1,0 +1,66 @@
+"""The nodes that this user has met while pairing, and what their users call them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+
+from ringleader.errors import ConfigError
+from ringleader.identity.cluster_secret import MAX_NAME_BYTES, clean_name
+from ringleader.identity.node_key import public_key
+from ringleader.identity.secret_value import Secret
+from ringleader.identity.storage.home import Home, HomeWriter
+from ringleader.ids import NodeId, short
+
+FILE = "known_nodes"
+MAX_NODES = 1024
+"""More than one person pairs in a life; the file stays small."""
+_FILE_LIMIT_BYTES = 1 << 18
+
+_Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_BYTES)]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNode:
+    """A node and what its user calls the machine."""
+
+    node: NodeId
+    name: str
+
+    def __str__(self) -> str:
+        return f'"{self.name}" ({short(self.node)})'
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    version: Literal[1]
+    nodes: Annotated[dict[str, _Name], msgspec.Meta(max_length=MAX_NODES)]
+
+
+def load(home: Home) -> dict[NodeId, str]:
+    """Node -> name, in the order in which they were met."""
+    content = home.read(FILE, _FILE_LIMIT_BYTES)
+    if content is None:
+        return {}
+    path = home.path / FILE
+    try:
+        found = msgspec.json.decode(content.reveal(), type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        text = f"{path}: damaged ({exc}); delete it, only names are lost"
+        raise ConfigError(text) from exc
+    strange = [node for node in found.nodes if public_key(node) is None]
+    if strange:
+        text = f"{path}: {strange[0][:60]!r} is not a node id; delete the file"
+        raise ConfigError(f"{text}, only names are lost")
+    return {NodeId(node): clean_name(name) for node, name in found.nodes.items()}
+
+
+def remember(home: Home, change: HomeWriter, member: KnownNode) -> None:
+    """Note a node; the one met longest ago makes room."""
+    nodes = {**load(home)}
+    nodes.pop(member.node, None)
+    nodes[member.node] = clean_name(member.name)
+    latest = dict(list(nodes.items())[-MAX_NODES:])
+    content = msgspec.json.encode(_File(1, {str(n): latest[n] for n in latest}))
+    change.write(FILE, Secret(msgspec.json.format(content)))

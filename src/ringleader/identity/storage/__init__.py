@@ -1,0 +1,1 @@
+"""Private files of this user: atomic writes, locks, and ``~/.ringleader``."""
