@@ -1,1 +1,1 @@
-"""Simulators: collectives in virtual time, membership, and LANs of namespaces."""
+"""Simulators: collectives in virtual time, membership with faults, virtual LANs."""

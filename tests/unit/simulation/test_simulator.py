@@ -224,13 +224,13 @@ def test_meshes_of_a_thousand_nodes_are_refused_with_a_reason() -> None:
 
 def test_too_many_messages_are_refused_before_they_are_replayed() -> None:
     network = one_slow_link(switch(1024), LinkModel(LATENCY_S, RATE / 10))
-    with pytest.raises(ConfigError, match="more than the simulator replays"):
+    with pytest.raises(ConfigError, match="the limit of the simulator"):
         predict("all_reduce", "halving", BYTES, network)
 
 
 def test_ranks_that_wait_for_each_other_are_an_error() -> None:
     programs = [[copy(1, 0), send(1, 0)], [copy(0, 0), send(0, 0)]]
-    with pytest.raises(ScheduleError, match="wait for ever"):
+    with pytest.raises(ScheduleError, match="never complete"):
         simulate(programs, 100, switch(2))
 
 

@@ -1,1 +1,1 @@
-"""Predicts how long a collective takes on a given network."""
+"""Simulates collectives in virtual time, to predict how long they take."""

@@ -1,23 +1,23 @@
-"""The event-driven heart of the simulator: programs, segment by segment.
+"""Replay simulates programs event by event, segment by segment.
 
 Theory of operation. A chunk crosses a lane (an ordered pair of ranks) in equal
 segments. A segment of a move is done
 
-* for a send, when the card has taken it. That needs: the moves on the chunk that it
-  follows have done this segment, everything before it on the lane has gone, the wire
-  of the lane is free, and it is the lane's turn (lanes take turns on a card);
-* for a receive, when it has arrived, the moves on the chunk that it follows have done
-  this segment, and the node has added it up (one sum at a time; a copy takes no time).
+* for a send, when the sending network card (NIC) has taken it. It needs: the earlier
+  moves on the chunk have done this segment, everything before it on the lane has left,
+  the link of the lane is free, and it is the lane's turn (lanes take turns on a NIC);
+* for a receive, when it has arrived, the earlier moves on the chunk have done this
+  segment, and the node has added it (one sum at a time; a copy takes no time).
 
-A segment holds the card, the wire, the trunk and the receiving card for its own time on
-each, and these overlap as they do for a stream of small packets: its head moves on at
-once, and its tail comes as late as the slowest of them lets it. The lanes into a node
-take turns on its card as well, which is what TCP's flow control comes to. Nothing is
-ever lost, and the buffers between two cards have no limit.
+A segment occupies the sending NIC, the link, the trunk and the receiving NIC for its
+own time on each, and these overlap as for a stream of small packets: its head moves on
+at once, and its tail arrives as late as the slowest of them allows. The lanes into a
+node take turns on its NIC as well, which approximates TCP's flow control. Nothing is
+ever lost, and the buffers between two NICs are unlimited.
 
-Events at the same moment are ordered by kind, then by the place of the lane in the
-programs of its own node, never by rank: so ranks with the same program and the same
-network live exactly the same life, which ``simulator.py`` exploits.
+Simultaneous events are ordered by kind, then by the position of the lane in the program
+of its own node, never by rank: so ranks with the same program on a uniform network have
+exactly the same timeline, which ``simulator.py`` exploits.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from ringleader.collectives.schedule import Kind
 from ringleader.collectives.schedule_checker import ScheduleError
 from ringleader.simulation.collectives.replay_state import Lane, ReplayMove
 
-# What can happen, in the order in which it happens at one moment. Plain numbers: they
-# are compared millions of times, and comparing enums takes half of the run.
+# Kinds of events, in the order in which simultaneous ones are processed. Plain numbers:
+# they are compared millions of times, and comparing enums takes half of the run.
 SUMMED: Final = 0
-HEAD: Final = 1  # the first byte of a segment reaches the receiving card
-INGRESS_FREE: Final = 2  # the receiving card can take the next one
-TAIL: Final = 3  # the last byte has passed it
+HEAD: Final = 1  # the first byte of a segment reaches the receiving NIC
+INGRESS_FREE: Final = 2  # the receiving NIC can take the next segment
+TAIL: Final = 3  # the last byte has passed the receiving NIC
 LINK_FREE: Final = 4
-EGRESS_FREE: Final = 5  # the sending card can take the next one
+EGRESS_FREE: Final = 5  # the sending NIC can take the next segment
 
 
 class Replay:
-    """One run. Build the steps, call ``run`` once, read ``finish_s`` of the nodes."""
+    """One replay: call ``run`` once, then read ``finish_s`` of the nodes."""
 
     def __init__(self, lanes: list[Lane], num_segments: int) -> None:
         self._lanes = lanes
@@ -48,7 +48,7 @@ class Replay:
         self._events: list[tuple[float, int, int, int, Lane]] = []
 
     def run(self) -> None:
-        """Replay to the end; raises ScheduleError when somebody waits for ever."""
+        """Replay to the end; raises ScheduleError if a move can never be done."""
         for lane in sorted(self._lanes, key=lambda lane: lane.out_order):
             self._offer(lane, 0.0)
         events = self._events
@@ -70,7 +70,7 @@ class Replay:
         heappush(self._events, (time_s, event, order, lane.number, lane))
 
     def _offer(self, lane: Lane, now_s: float) -> None:
-        """Let the lane ask for the card if its next segment is there."""
+        """Queue the lane for its NIC if its next segment is ready to be sent."""
         at = lane.num_left // self._num_segments
         if lane.is_waiting or at >= len(lane.sends):
             return
@@ -95,7 +95,7 @@ class Replay:
             self._at(max(now_s, node.egress_free_s), EGRESS_FREE, lane)
 
     def _dispatch(self, woken_by: Lane, now_s: float) -> None:
-        """The card takes the next segment of the lane that has waited longest."""
+        """Send the next segment of the lane that has waited longest for the NIC."""
         node = woken_by.source
         lane = node.waiting.popleft()
         lane.is_waiting = node.is_egress_due = False
@@ -116,7 +116,7 @@ class Replay:
             self._wake_egress(lane, now_s)
 
     def _enter(self, lane: Lane, now_s: float) -> None:
-        """Join the queue of the receiving card; its lanes take turns there too."""
+        """Queue a segment for the receiving NIC, on which lanes take turns too."""
         if not lane.heads_s:
             lane.to.arriving.append(lane)
         lane.heads_s.append(now_s)
@@ -129,7 +129,7 @@ class Replay:
             self._at(max(now_s, node.ingress_free_s), INGRESS_FREE, lane)
 
     def _admit(self, woken_by: Lane, now_s: float) -> None:
-        """The receiving card takes a segment of the lane that has waited longest."""
+        """Receive a segment of the lane that has waited longest for the NIC."""
         node = woken_by.to
         lane = node.arriving.popleft()
         node.is_ingress_due = False
@@ -145,7 +145,9 @@ class Replay:
     def _arrive(self, lane: Lane, now_s: float) -> None:
         at = lane.num_arrived // self._num_segments
         if at >= len(lane.receives):
-            raise ScheduleError(f"sent but never received on lane {lane.number}")
+            raise ScheduleError(
+                f"a chunk is sent but never received on lane {lane.number}"
+            )
         step = lane.receives[at]
         lane.num_arrived += 1
         step.arrived += 1
@@ -153,7 +155,7 @@ class Replay:
             self._wake_after(step, now_s)
 
     def _take(self, step: ReplayMove, now_s: float) -> bool:
-        """Copy or add what may be; True when that is done at once."""
+        """Copy or add the segments that are ready; True if they are done at once."""
         limit = step.arrived
         for before in step.before:
             if before.done < limit:
@@ -176,7 +178,7 @@ class Replay:
         self._at(node.reduce_free_s, SUMMED, step.lane)
 
     def _finish_sum(self, lane: Lane, now_s: float) -> None:
-        """Sums of one node end in the order in which they began."""
+        """Complete the oldest sum of a node; sums end in the order they began."""
         step = lane.to.summing.popleft()
         self._advance(step, now_s)
         self._wake_after(step, now_s)
@@ -187,7 +189,7 @@ class Replay:
             step.node.finish_s = now_s
 
     def _wake_after(self, step: ReplayMove, now_s: float) -> None:
-        """Go down the moves on this chunk as far as something moves."""
+        """Advance the later moves on this chunk as far as they are ready."""
         moved = [step]
         while moved:
             for following in moved.pop().after:
@@ -202,6 +204,6 @@ class Replay:
         if stuck:
             first = stuck[0]
             raise ScheduleError(
-                f"{len(stuck)} moves wait for ever, the first a {first.kind.name} of "
+                f"{len(stuck)} moves never complete, first a {first.kind.name} of "
                 f"node {first.node.number}"
             )

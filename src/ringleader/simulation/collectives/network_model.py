@@ -1,9 +1,9 @@
-"""What the simulator knows of a network: wires between nodes, and each node's card.
+"""NetworkModel describes the links between nodes and the network card of each node.
 
-A wire joins one ordered pair of nodes. A card is what all wires of one node share: on a
-LAN the middle of a star has n-1 peers and one network card, so its wires are not n-1
-times as fast as one. Islands are groups of nodes joined by trunks, one per ordered pair
-of islands, shared by everything that crosses.
+A link joins one ordered pair of nodes. All links of a node share its network card
+(NIC): the center of a star has n-1 peers but one NIC, so its links together are no
+faster than one. Islands are groups of nodes joined by trunks, one per ordered pair of
+islands, shared by all traffic between the two.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ringleader.errors import ConfigError
 
 
 class LinkModel(NamedTuple):
-    """One direction between two nodes, or one direction of a trunk."""
+    """One direction of a link between two nodes, or of a trunk."""
 
     latency_s: float
     bytes_per_s: float
 
 
 class NodeSpeed(NamedTuple):
-    """What one node can do, whomever it talks to; infinity means no limit."""
+    """Limits of one node, shared by all its peers; infinity means no limit."""
 
     egress_bytes_per_s: float = math.inf
     ingress_bytes_per_s: float = math.inf
@@ -38,32 +38,32 @@ def _is_valid(link: LinkModel) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkModel:
-    """Who is joined to whom, how fast. Bandwidth is payload, without packet headers."""
+    """Nodes and links. Bandwidth counts payload, without packet headers."""
 
     nodes: tuple[NodeSpeed, ...]
-    """The card and the reduce speed of every rank."""
+    """NIC and reduction speed of every rank."""
 
     link: LinkModel
-    """Between any two nodes for which nothing below says otherwise."""
+    """Link between any two nodes without an override or a trunk."""
 
     link_overrides: Mapping[tuple[int, int], LinkModel] = field(default_factory=dict)
-    """Ordered pairs of ranks whose wire is different."""
+    """Links of ordered pairs of ranks that differ from ``link``."""
 
     island_of: tuple[int, ...] = ()
-    """The island of every rank; empty when all are on one."""
+    """Island of every rank; empty if there is only one."""
 
     trunk: LinkModel | None = None
-    """What joins each ordered pair of islands, shared by all pairs of ranks across."""
+    """Link of each ordered pair of islands, shared by all pairs of ranks across."""
 
     def __post_init__(self) -> None:
         if bool(self.island_of) != (self.trunk is not None):
-            raise ConfigError("network: islands need a trunk, and a trunk islands")
+            raise ConfigError("network: island_of and trunk must be given together")
         if self.island_of and len(self.island_of) != len(self.nodes):
             raise ConfigError(
                 f"network: {len(self.nodes)} nodes, islands for {len(self.island_of)}"
             )
         links = [self.link, *self.link_overrides.values(), *filter(None, [self.trunk])]
-        wrong = [w for w in links if not _is_valid(w)]
+        wrong = [each for each in links if not _is_valid(each)]
         if wrong:
             raise ConfigError(
                 f"network: need latency >= 0 and rate > 0, got {wrong[0]}"
@@ -73,24 +73,23 @@ class NetworkModel:
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
         return len(self.nodes)
 
     @property
     def is_uniform(self) -> bool:
-        """Whether every rank sees the same network as every other."""
+        """Whether the network looks the same from every rank."""
         return (
             not self.link_overrides and not self.island_of and len(set(self.nodes)) <= 1
         )
 
     def crossed_islands(self, source: int, to: int) -> tuple[int, int] | None:
-        """The ordered pair of islands that the pair of ranks crosses, if any."""
+        """Return the islands of two ranks as an ordered pair; None if it is one."""
         if not self.island_of or self.island_of[source] == self.island_of[to]:
             return None
         return self.island_of[source], self.island_of[to]
 
     def link_between(self, source: int, to: int) -> LinkModel:
-        """The wire of an ordered pair; across islands at most as fast as the trunk."""
+        """Return the link of an ordered pair, limited by the trunk between islands."""
         link = self.link_overrides.get((source, to), self.link)
         if self.trunk is None or self.crossed_islands(source, to) is None:
             return link
@@ -107,18 +106,18 @@ class NetworkModel:
         nic_bytes_per_s: float | None = None,
         reduce_bytes_per_s: float = math.inf,
     ) -> Self:
-        """A switch; each card is as fast as a wire unless its own rate is given."""
+        """Nodes at one switch; ``nic_bytes_per_s`` defaults to the rate of a link."""
         if size < 1:
             raise ConfigError(f"network: needs at least one node, got {size}")
-        card = bytes_per_s if nic_bytes_per_s is None else nic_bytes_per_s
-        node = NodeSpeed(card, card, reduce_bytes_per_s)
+        nic = bytes_per_s if nic_bytes_per_s is None else nic_bytes_per_s
+        node = NodeSpeed(nic, nic, reduce_bytes_per_s)
         return cls(nodes=(node,) * size, link=LinkModel(latency_s, bytes_per_s))
 
 
 def one_slow_link(
     network: NetworkModel, slow: LinkModel, *, pair: tuple[int, int] = (0, 1)
 ) -> NetworkModel:
-    """The same network with one slow wire, both ways. Every algorithm uses 0 and 1."""
+    """Return a copy with one slow link, both ways; all algorithms use (0, 1)."""
     a, b = pair
     if not (0 <= a < network.size and 0 <= b < network.size and a != b):
         raise ConfigError(f"network: no pair {pair} among {network.size} ranks")
@@ -133,7 +132,7 @@ def one_slow_link(
 
 
 def islands(network: NetworkModel, num_islands: int, trunk: LinkModel) -> NetworkModel:
-    """The same nodes on islands of consecutive ranks, as equal as they can be."""
+    """Return a copy with consecutive ranks on islands of nearly equal size."""
     if not 1 <= num_islands <= network.size:
         raise ConfigError(
             f"network: {num_islands} islands cannot share {network.size} nodes"

@@ -1,9 +1,9 @@
-"""The shape of a program: what is left of it when ranks and chunk numbers are gone.
+"""ProgramShape describes a program independently of rank and chunk numbers.
 
-Peers become distances to the right, and chunk numbers become "the earlier moves on the
-same chunk that this one follows", by the engine's rule: a send follows the last write,
-a write follows the last write and every send since. Ranks whose programs have the same
-shape do the same thing at the same time wherever the network is the same for all.
+Peers become distances to the right, and chunk numbers become the indices of the earlier
+moves on the same chunk that a move must wait for, by the engine's rule: a send follows
+the last write, a write follows the last write and every send since. Ranks whose
+programs have the same shape do the same at the same time if the network is uniform.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ringleader.collectives.schedule import Kind, Program
 
 @dataclass(frozen=True, slots=True)
 class ProgramShape:
-    """One entry per move in each field."""
+    """A program without ranks and chunks; each field has one entry per move."""
 
     kinds: tuple[Kind, ...]
     distances: tuple[int, ...]
-    """How far a message goes to the right, modulo the size, sent or received."""
+    """Distance from sender to receiver to the right, modulo the group size."""
     befores: tuple[tuple[int, ...], ...]
-    """Indices of the moves on the same chunk that must be ahead of this one."""
+    """Indices of the moves on the same chunk that this one must wait for."""
 
 
 def shape_of(moves: Program, rank: int, size: int) -> ProgramShape:
-    """The shape of the program of ``rank``."""
+    """Return the shape of the program of ``rank``."""
     distances: list[int] = []
     befores: list[tuple[int, ...]] = []
     writes: dict[int, tuple[int, ...]] = {}
@@ -39,7 +39,7 @@ def shape_of(moves: Program, rank: int, size: int) -> ProgramShape:
             sends[chunk] = (*sent, index)
         else:
             distances.append((rank - peer) % size)
-            befores.append(sent or written)  # a send is never ahead of its write
+            befores.append(sent or written)  # the sends already follow the last write
             writes[chunk], sends[chunk] = (index,), ()
     return ProgramShape(tuple(m.kind for m in moves), tuple(distances), tuple(befores))
 
@@ -50,7 +50,10 @@ def common_shape(
     ranks: Iterable[int] | None = None,
     size: int | None = None,
 ) -> ProgramShape | None:
-    """The one shape of all ``programs``, or None; ``ranks`` when they are a sample."""
+    """Return the shape that all ``programs`` share, or None if they differ.
+
+    ``ranks`` names their ranks if they are a sample of a group of ``size``.
+    """
     size = len(programs) if size is None else size
     first: ProgramShape | None = None
     for rank, moves in zip(ranks or range(size), programs, strict=True):

@@ -1,4 +1,4 @@
-"""The stage of a replay: nodes, lanes between them, steps that hang on the lanes."""
+"""ReplayState holds the nodes, lanes and moves of an event-driven replay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringleader.simulation.collectives.program_shape import ProgramShape
 
 @dataclass(slots=True, eq=False)
 class TrunkState:
-    """What a pair of islands shares in one direction."""
+    """One direction of the trunk between two islands."""
 
     segment_s: float
     free_s: float = 0.0
@@ -21,7 +21,7 @@ class TrunkState:
 
 @dataclass(slots=True, eq=False)
 class ReplayNode:
-    """One node; ``*_segment_s`` is the time of a segment there, 0 where no limit is."""
+    """One node; ``*_segment_s`` is the time of a segment, 0 where there is no limit."""
 
     number: int
     egress_segment_s: float
@@ -40,25 +40,25 @@ class ReplayNode:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One ordered pair of nodes: what one sends, the other receives, in order."""
+    """One ordered pair of nodes: what one sends, the other receives in order."""
 
     number: int
     source: ReplayNode
     to: ReplayNode
     latency_s: float
     segment_s: float
-    """Of the slower of wire and sending card."""
+    """Time of a segment on the slower of link and sending NIC."""
     is_link_slow: bool
-    """Whether the wire, not the card, is what a segment waits for."""
+    """Whether the link is slower than the sending NIC."""
     trunk: TrunkState | None
     out_order: int = 0
-    """Place among the lanes of ``source``, by first use in its program."""
+    """Position among the lanes of ``source``, by first use in its program."""
     in_order: int = 0
-    """Place among those of ``to``."""
+    """Position among the lanes into ``to``, by first use in its program."""
     sends: list[ReplayMove] = field(default_factory=list)
     receives: list[ReplayMove] = field(default_factory=list)
     heads_s: deque[float] = field(default_factory=deque)
-    """When the segments that wait before the receiving card got there."""
+    """Arrival times of the segments that wait for the receiving NIC."""
     num_left: int = 0
     num_arrived: int = 0
     free_s: float = 0.0
@@ -73,7 +73,7 @@ class ReplayMove:
     node: ReplayNode
     lane: Lane
     before: list[ReplayMove]
-    """The moves on the same chunk that must be ahead."""
+    """Moves on the same chunk that this one must wait for."""
     after: list[ReplayMove] = field(default_factory=list)
     arrived: int = 0
     taken: int = 0
@@ -83,8 +83,8 @@ class ReplayMove:
 class ReplayState:
     """Builds the nodes and lanes of a replay from the shapes of the programs.
 
-    One shape for many ranks means that one node stands for all: its lanes are then told
-    apart by distance, and lead back to itself.
+    If one shape is given for many ranks, one node represents all of them: its lanes
+    are identified by distance and lead back to itself.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ReplayState:
 
     @property
     def lanes(self) -> list[Lane]:
-        """All lanes, in the order of their numbers."""
+        """All lanes, ordered by number."""
         return list(self._lanes.values())
 
     def _node(self, rank: int) -> ReplayNode:
@@ -113,7 +113,7 @@ class ReplayState:
         )
 
     def _add_program(self, rank: int, shape: ProgramShape) -> None:
-        """Hang the steps of one rank on its lanes, chained chunk by chunk."""
+        """Add the moves of one rank to its lanes, chained chunk by chunk."""
         steps: list[ReplayMove] = []
         node = self.nodes[rank]
         moves = zip(shape.kinds, shape.distances, shape.befores, strict=True)

@@ -1,9 +1,9 @@
-"""Rings on uneven networks, as a recurrence on arrays over all ranks at once.
+"""Simulates rings on uneven networks by a recurrence on arrays over all ranks.
 
-In a ring every node has one lane out and one lane in, so nothing has to be arbitrated:
+In a ring every node has one lane out and one lane in, so nothing needs arbitration:
 when a segment leaves depends only on earlier moves of the same rank, and when it
 arrives only on the left neighbour. All ranks have the same shape, so move i of all
-ranks is one array operation. The result equals ``event_replay.py`` exactly.
+ranks is one array operation. The result equals that of ``event_replay.py`` exactly.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ringleader.simulation.collectives.network_model import NetworkModel
 from ringleader.simulation.collectives.program_shape import ProgramShape
 
 MAX_CELLS = 24_000_000
-"""Messages times segments, at most: about a second, and 100 MB for a thousand nodes."""
+"""Limit on messages times segments: about one second, and 100 MB for 1000 nodes."""
 
 Array = NDArray[np.float64]
 
 
 def is_ring(shape: ProgramShape, network: NetworkModel) -> bool:
-    """Whether the recurrence holds: one lane per node, no trunk shared by two lanes."""
+    """Whether the recurrence applies: one lane per node, no trunk used by two lanes."""
     distances = set(shape.distances)
     if len(distances) != 1 or not _is_ordered(shape):
         return False
@@ -39,7 +39,7 @@ def is_ring(shape: ProgramShape, network: NetworkModel) -> bool:
 
 
 def _is_ordered(shape: ProgramShape) -> bool:
-    """Whether the k-th send comes before the k-th receive, for all k."""
+    """Whether the k-th send precedes the k-th receive, for all k."""
     ahead = 0
     for kind in shape.kinds:
         ahead += 1 if kind is Kind.SEND else -1
@@ -50,7 +50,7 @@ def _is_ordered(shape: ProgramShape) -> bool:
 
 @dataclass(slots=True)
 class _RingTimes:
-    """Times of a segment on every rank, and when each resource is free again."""
+    """Per rank: time of a segment on each resource, and when the resource is free."""
 
     distance: int
     egress: Array
@@ -88,7 +88,7 @@ def _ring(shape: ProgramShape, network: NetworkModel, segment: float) -> _RingTi
 def finish_times(
     shape: ProgramShape, network: NetworkModel, chunk_bytes: int, segments: int
 ) -> list[float]:
-    """When each rank is done."""
+    """Return the time at which each rank is done."""
     ring = _ring(shape, network, chunk_bytes / segments)
     nothing = np.zeros((segments, network.size))
     done: dict[int, Array] = {}
@@ -102,14 +102,14 @@ def finish_times(
             ready = np.maximum(ready, done[before])
             uses[before] -= 1
             if not uses[before]:
-                del done[before]  # a thousand ranks times a thousand chunks is a lot
+                del done[before]  # frees memory: 1000 ranks times 1000 chunks
         if kind is Kind.SEND:
             done[index], landed = _send(ring, ready)
             arrived.append(landed)
             end = done[index][-1] + ring.lane
         else:
             there = np.maximum(arrived[num_received], ready)
-            arrived[num_received] = nothing  # lets go of the memory
+            arrived[num_received] = nothing  # frees memory
             num_received += 1
             done[index] = _sum(ring, there) if kind is Kind.REDUCE else there
             end = done[index][-1]
@@ -120,7 +120,7 @@ def finish_times(
 
 
 def _send(ring: _RingTimes, ready: Array) -> tuple[Array, Array]:
-    """When the segments of one message leave, and when they are there on the right."""
+    """Return when the segments of one message leave, and when they have arrived."""
     left, landed = np.empty_like(ready), np.empty_like(ready)
     for at, row in enumerate(ready):
         start = np.maximum(row, np.maximum(ring.egress_free, ring.link_free))

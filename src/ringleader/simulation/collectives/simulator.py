@@ -1,16 +1,15 @@
-"""Replay schedules in virtual time: how long would this take on N nodes?
+"""Predicts how long a collective takes on N nodes, by replaying it in virtual time.
 
-``simulate`` takes the very programs the engine runs and a ``Network``. Three methods
-give the same answer, and ``tests/unit/simulation/test_simulator.py`` holds them to it:
+``simulate`` takes the same programs that the engine runs and a ``NetworkModel``. Three
+methods give the same result, which ``tests/unit/simulation/test_simulator.py`` checks:
 
 * event by event (``event_replay.py``), for every schedule and every network;
-* one node for all, when every rank has the same program up to rotation and the network
-  is uniform: all ranks then live the same life, and what a rank receives from the rank
-  d to its left is what it sends to the rank d to its right;
+* one node that represents all, if every rank has the same program up to rotation and
+  the network is uniform: all ranks then have the same timeline, and what a rank
+  receives from distance d on its left is what it sends to distance d on its right;
 * a recurrence on arrays (``ring_recurrence.py``), for rings on any network.
 
-The last two make a ring of a thousand nodes, two million messages, a matter of
-milliseconds.
+With the last two a ring of a thousand nodes (two million messages) takes milliseconds.
 """
 
 from __future__ import annotations
@@ -32,31 +31,32 @@ from ringleader.simulation.collectives.program_shape import (
 from ringleader.simulation.collectives.replay_state import ReplayState
 
 SEGMENT_BYTES = 64 * 1024
-"""The engine reduces and forwards every 64 KiB; smaller would only cost events."""
+"""The engine reduces and forwards every 64 KiB; smaller segments only cost time."""
 
 MAX_SEGMENTS = 120_000
-"""About two seconds of replay. Beyond it segments grow, and then we give up."""
+"""About two seconds of replay. Beyond it segments grow; if that is not enough,
+ConfigError is raised."""
 
 MAX_ALL_TO_ALL_NODES = 64
-"""Where everybody talks to everybody n*n streams share n cards: 4032 is plenty."""
+"""Limit for all-to-all algorithms, in which n*(n-1) streams share n NICs."""
 
 MESH = frozenset({"direct", "exchange"})
-"""Algorithms in which every rank talks to every other."""
+"""Algorithms in which every rank sends to every other."""
 
 WHOLE = frozenset({"all_reduce", "reduce", "broadcast"})
-"""Operations whose algorithm decides into how many chunks the tensor is cut."""
+"""Operations whose algorithm decides into how many chunks the tensor is split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a replay says."""
+    """Result of a simulation."""
 
     time_s: float
-    """When the last rank is done."""
+    """Time at which the last rank is done."""
 
     per_rank_finish_s: tuple[float, ...]
     bytes_sent: tuple[int, ...]
-    """Per rank, payload only."""
+    """Payload bytes sent by each rank."""
 
 
 def simulate(
@@ -67,7 +67,7 @@ def simulate(
     segment_bytes: int = SEGMENT_BYTES,
     is_shortcut_allowed: bool = True,
 ) -> Prediction:
-    """The time ``programs`` take when every chunk has ``chunk_bytes``.
+    """Simulate ``programs`` with chunks of ``chunk_bytes``.
 
     ``is_shortcut_allowed=False`` forces the event-driven method.
     """
@@ -95,17 +95,18 @@ def predict(
     root: int = 0,
     arity: int = 2,
 ) -> Prediction:
-    """The time of a collective on tensors of ``num_bytes``; ``why_not`` says if it can.
+    """Predict the time of a collective on tensors of ``num_bytes``.
 
     ``num_bytes`` is the larger side: the output of an all_gather or gather, the input
-    of a reduce_scatter or scatter.
+    of a reduce_scatter or scatter. Raises ConfigError if the simulation would take too
+    long; ``skip_reason`` tells in advance for algorithms of many streams.
     """
     size = network.size
 
     def build(rank: int) -> Program:
         return program(operation, algorithm, rank, size, root=root, arity=arity)
 
-    # Above 64 ranks a sample stands for all: the builders are one formula in the rank.
+    # Above 64 ranks a sample represents all: the builders are one formula in the rank.
     sample = range(size) if size <= 64 else (0, 1, size // 2, size - 1)
     some = [build(rank) for rank in sample]
     shape = common_shape(some, ranks=sample, size=size)
@@ -120,17 +121,17 @@ def predict(
 
 
 def skip_reason(algorithm: str, size: int) -> str | None:
-    """Why an algorithm is not worth replaying at this size, or None when it is."""
+    """Return why an algorithm is not simulated at this size, or None if it is."""
     if algorithm in MESH and size > MAX_ALL_TO_ALL_NODES:
         return (
             f"{algorithm} opens {size * (size - 1):,} streams at {size} nodes; "
-            f"it is for at most {MAX_ALL_TO_ALL_NODES}"
+            f"it is simulated for at most {MAX_ALL_TO_ALL_NODES} nodes"
         )
     return None
 
 
 def _build_all(build: Callable[[int], Program], size: int, what: str) -> list[Program]:
-    """All programs, or ConfigError as soon as they are more than we replay."""
+    """Build all programs; raises ConfigError as soon as they have too many moves."""
     programs: list[Program] = []
     num_moves = 0
     for rank in range(size):
@@ -139,7 +140,7 @@ def _build_all(build: Callable[[int], Program], size: int, what: str) -> list[Pr
         if num_moves > 2 * MAX_SEGMENTS:
             raise ConfigError(
                 f"{what} on this network at {size} nodes has more than "
-                f"{MAX_SEGMENTS:,} messages, more than the simulator replays"
+                f"{MAX_SEGMENTS:,} messages, the limit of the simulator"
             )
     return programs
 
@@ -165,7 +166,7 @@ def _num_segments(
 def _shortcut(
     shape: ProgramShape, chunk_bytes: int, network: NetworkModel, *, segment_bytes: int
 ) -> Prediction | None:
-    """The same answer as the replay of all ranks, for less; None when none is known."""
+    """Return what the replay of all ranks would, faster; None if no method applies."""
     num_sends = sum(kind is Kind.SEND for kind in shape.kinds)
     sent = (num_sends * chunk_bytes,) * network.size
     wanted = max(1, -(-chunk_bytes // segment_bytes))
@@ -187,7 +188,7 @@ def _replay(
     chunk_bytes: int,
     segments: int,
 ) -> list[float]:
-    """When each node is done, event by event."""
+    """Return the time at which each node is done, by event-driven replay."""
     state = ReplayState(shapes, network, chunk_bytes / segments)
     Replay(state.lanes, segments).run()
     return [node.finish_s for node in state.nodes]
