@@ -305,7 +305,7 @@ def test_rates_are_read_in_the_units_of_tc(rate: str, speed: float) -> None:
 
 @pytest.mark.parametrize("rate", ["fast", "", "0mbit", "-1mbit", "10 parsec", "1gbitt"])
 def test_rates_that_are_none_are_refused(rate: str) -> None:
-    with pytest.raises(ConfigError, match="no rate"):
+    with pytest.raises(ConfigError, match="invalid rate"):
         bytes_per_s(rate)
 
 
@@ -313,9 +313,9 @@ def test_a_mistaken_wish_is_named() -> None:
     wishes: Sequence[tuple[str, Any]] = [
         ("no host 7", lambda net: net.cut(7)),
         ("wlan0", lambda net: net.mute(0, "wlan0")),
-        ("no way to itself", lambda net: net.slow_pair(1, 1, "1mbit")),
+        ("got host 1 twice", lambda net: net.slow_pair(1, 1, "1mbit")),
         ("over must be", lambda net: net.drop_large(0, over=9000)),
-        ("no protocol", lambda net: net.hosts[0].block_port(1, "sctp")),
+        ("unknown protocol", lambda net: net.hosts[0].block_port(1, "sctp")),
     ]
     with lan(hosts=2) as net:
         for text, wish in wishes:

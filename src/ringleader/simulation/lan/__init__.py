@@ -1,16 +1,16 @@
-"""A LAN on one machine: network namespaces as hosts, a bridge as the switch.
+"""Virtual LANs on one machine: network namespaces as hosts, a bridge as the switch.
 
     with lan(hosts=4, rate="1gbit") as net:
         server = net.hosts[0].popen([sys.executable, "serve.py", net.hosts[0].address])
         net.cut(0)
 
 Each host is a namespace with one interface, ``eth0``. Its cable is a veth pair whose
-other end is a port of a bridge, and the bridge lives in a namespace of its own: nothing
-is added to the machine's own network, so addresses cannot collide with it, two LANs do
-not see each other, and deleting the namespaces deletes everything. What goes wrong with
-a network (cut and one-way cables, slow ones, islands, firewalls, no multicast, wrong
-MTU, VPNs) can be made to go wrong. Linux, root and iproute2 are needed;
-``can_make_lan`` and ``can_make_faults`` say whether and why not.
+other end is a port of a bridge, and the bridge has a namespace of its own: nothing is
+added to the machine's own network, so addresses cannot collide with it, two LANs do not
+see each other, and deleting the namespaces deletes everything. Common network faults
+can be injected: cut, one-way and slow cables, partitions, firewalls, missing multicast,
+a wrong MTU, VPN interfaces. A LAN needs Linux, root and iproute2; ``can_make_lan`` and
+``can_make_faults`` tell whether this process can make one, and if not, why.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""iproute2's commands, the names of our namespaces, and what this machine can do."""
+"""Runs iproute2's commands, names namespaces, and checks what this machine supports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES = re.compile(r"ringleader-(\d+)-[0-9a-f]+-(?:switch|host\d+)")
 
 
 def can_make_lan() -> tuple[bool, str]:
-    """Whether this process can make a LAN, and if not, why not."""
+    """Return whether this process can make a LAN, and the reason."""
     if sys.platform != "linux":
         return False, f"network namespaces need Linux, this is {sys.platform}"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
@@ -32,9 +32,9 @@ def can_make_lan() -> tuple[bool, str]:
 
 
 def can_make_faults() -> tuple[bool, str]:
-    """Whether its cables can also be made slow and lossy, and if not, why not.
+    """Return whether it can also make slow and faulty cables, and the reason.
 
-    Small kernels leave parts of tc out; htb, u32 and mirred are needed.
+    They need htb, u32 and mirred of tc, which minimal kernels leave out.
     """
 
     def probe(at: str) -> None:
@@ -59,16 +59,16 @@ def _try_out(probe: Callable[[str], object]) -> tuple[bool, str]:
         return False, str(error)
     finally:
         remove([name])
-    return True, "Linux, root and iproute2 are here"
+    return True, "Linux, root and iproute2 are available"
 
 
 def new_prefix() -> str:
-    """What the names of the namespaces of one LAN begin with."""
+    """Return a prefix for the namespaces of one LAN."""
     return f"ringleader-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def stale() -> list[str]:
-    """Namespaces of processes that are gone."""
+    """List the namespaces left behind by processes that have ended."""
     words = run("ip", "netns", "list").split()
     found = [(word, _NAMES.fullmatch(word)) for word in words]
     return [word for word, match in found if match and not _is_alive(int(match[1]))]
@@ -79,9 +79,9 @@ def _is_alive(pid: int) -> bool:
 
 
 def no_name_server(namespace: str) -> None:
-    """Let names fail at once: the machine's own server cannot be reached from here.
+    """Let name lookups fail at once: the machine's name server cannot be reached.
 
-    ``ip netns exec`` puts this file in the place of /etc/resolv.conf.
+    ``ip netns exec`` mounts this file over /etc/resolv.conf.
     """
     folder = _ETC / namespace
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,11 +89,11 @@ def no_name_server(namespace: str) -> None:
 
 
 def remove(namespaces: Sequence[str]) -> None:
-    """Delete what is there; the veth pairs and the bridges go with their namespaces."""
+    """Delete the namespaces that exist, and with them their veth pairs and bridges."""
     for name in namespaces:
         shutil.rmtree(_ETC / name, ignore_errors=True)
         if os.path.exists(f"/run/netns/{name}"):
-            with suppress(RingleaderError):  # another process may have been quicker
+            with suppress(RingleaderError):  # another process may have deleted it
                 run("ip", "netns", "delete", name)
 
 
@@ -108,14 +108,14 @@ def tc(namespace: str, *words: str) -> str:
 
 
 def tc_batch(namespace: str, lines: Sequence[str]) -> None:
-    """Run many commands of ``tc`` in a namespace at once."""
+    """Run many ``tc`` commands in a namespace at once."""
     run("tc", "-n", namespace, "-batch", "-", text="".join(f"{e}\n" for e in lines))
 
 
 def run(*argv: str, text: str | None = None) -> str:
-    """Run a command of iproute2, which is quick; its own words are the error.
+    """Run a command of iproute2; raises RingleaderError with its error output.
 
-    In a session of its own, so that a second Ctrl-C does not kill the cleaning up.
+    It runs in a session of its own, so that a second Ctrl-C does not stop the cleanup.
     """
     try:
         done = subprocess.run(

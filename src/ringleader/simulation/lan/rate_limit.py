@@ -1,4 +1,4 @@
-"""How fast an interface may send, to everybody and to some."""
+"""Limits the rate at which an interface sends, in total and to single peers."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from ringleader.errors import ConfigError, RingleaderError
 from ringleader.simulation.lan.ip_command import tc, tc_batch
 
 MAX_BURST_BYTES = 128 * 1024
-"""How much goes through at once. It must hold the bytes that fall due between two ticks
-of the timer, and should hold the largest packet that the kernel hands over in one piece
-(64 KiB, else it is cut up first); with more than that small tensors would travel faster
-than the wire they test."""
+"""Largest burst. It must hold the bytes that fall due between two timer ticks, and
+should hold the largest packet that the kernel hands over in one piece (64 KiB,
+otherwise the kernel splits it first). With a larger burst, small tensors would travel
+faster than the simulated link."""
 
 MIN_BURST_BYTES = 10 * 1024
-"""A jumbo frame must fit, or it would never leave."""
+"""Smallest burst: a jumbo frame must fit, or it would never be sent."""
 
 BURST_S = 5e-3
-"""In between: a slow wire lets no more than this through early."""
+"""Between the two limits, a burst is what the link sends in this time."""
 
 QUEUE_S = 0.05
-"""How long a packet may wait before it is dropped: 6 MB at 1 Gbit/s. Shorter, and the
-streams that meet at the middle of a star lose packets and time out; longer, and nobody
-would notice congestion at all."""
+"""Queue length in seconds (6 MB at 1 Gbit/s); packets beyond it are dropped. If
+shorter, the streams that meet at the center of a star lose packets and time out; if
+longer, congestion would never be noticed."""
 
 UNLIMITED = 40e9 / 8
-"""For an interface where only some are slow."""
+"""Total rate of an interface that is only slow to single peers."""
 
 QUANTUM = 60_000
-"""What one class of htb sends before it is another's turn: one large packet."""
+"""Bytes that one htb class sends before the next one's turn: one large packet."""
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(i?)(bit|bps)")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def bytes_per_s(rate: str) -> float:
-    """A rate in tc's units: ``100mbit``, ``1gbit``, ``2.5gbit``, ``10mbps`` (bytes)."""
+    """Parse a rate in tc's units: ``100mbit``, ``2.5gbit``, ``10mbps`` (bytes)."""
     match = _RATE.fullmatch(rate.strip().lower())
     if match is None or float(match[1]) <= 0:
-        raise ConfigError(f"lan: no rate {rate!r}; write it as 100mbit or 1gbit")
+        raise ConfigError(f"lan: invalid rate {rate!r}; write it as 100mbit or 1gbit")
     number, power, binary, unit = match.groups()
     factor = float((1024 if binary else 1000) ** _POWERS[power])
     return float(number) * factor / (8 if unit == "bit" else 1)
@@ -49,9 +49,9 @@ def bytes_per_s(rate: str) -> float:
 def limit_rate(
     namespace: str, device: str, rate: str | None, slow: Mapping[str, str]
 ) -> None:
-    """Let ``device`` send at ``rate`` in all, and to the MACs in ``slow`` at theirs.
+    """Limit ``device`` to ``rate`` in total, and to each MAC in ``slow`` to its rate.
 
-    Replaces what was set before; packets that wait are lost, as in a real change.
+    Replaces earlier limits; queued packets are lost, as in a real change.
     """
     if slow:
         _share(namespace, device, rate, slow)
@@ -75,7 +75,7 @@ def _clear(namespace: str, device: str) -> None:
 def _share(
     namespace: str, device: str, rate: str | None, slow: Mapping[str, str]
 ) -> None:
-    """One class of htb for each slow peer and one for all others, under one roof."""
+    """Add one htb class per slow peer and one for all others, under a common parent."""
     whole = bytes_per_s(rate) if rate is not None else UNLIMITED
     speeds = {mac: min(bytes_per_s(each), whole) for mac, each in slow.items()}
     usual = max(whole - sum(speeds.values()), whole / 10)
@@ -104,7 +104,7 @@ def _leaf(device: str, name: str, speeds: tuple[float, float]) -> list[str]:
 
 
 def _htb(device: str, parent: str, name: str, speeds: tuple[float, float]) -> str:
-    """A class that is sure of one speed and may reach the other."""
+    """Return the command for a class with guaranteed and maximum rate ``speeds``."""
     sure, most = speeds
     return (
         f"class add dev {device} parent {parent} classid {name} htb"

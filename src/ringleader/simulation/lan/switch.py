@@ -1,7 +1,8 @@
-"""The switch of a LAN: bridges with ports, and the faults of the cables at its ports.
+"""Switch: the bridges of a virtual LAN, with faults injected at their ports.
 
-Faults act at the switch, so the hosts cannot see them, let alone undo them. A packet is
-dropped by sending it to a bridge that has no ports: small kernels have no other action.
+Faults act at the switch, so the hosts can neither see nor undo them. A packet is
+dropped by redirecting it to a bridge without ports: minimal kernels have no other
+action for it.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from ringleader.simulation.lan.ip_command import ip, run, tc, tc_batch
 from ringleader.simulation.lan.rate_limit import limit_rate
 
 SENT, RECEIVED = "ingress", "egress"
-"""What a host sends comes in at its port; what it receives goes out there."""
+"""tc hooks at a port: what a host sends is ingress there, what it receives egress."""
 
 Fault = tuple[object, ...]
-"""The name of something that is dropped: what kind of fault, and where."""
+"""Name of a drop rule: the kind of fault, and where it is."""
 
 EVERYTHING = "protocol all u32 match u32 0 0"
 VOID = "void"
@@ -29,7 +30,7 @@ MANY_SEGMENTS = 65535
 
 @dataclass(slots=True, eq=False)
 class Cable:
-    """From an interface of a host to a port of the switch."""
+    """A cable from an interface of a host to a port of the switch."""
 
     host: str
     """Namespace of the host."""
@@ -38,11 +39,11 @@ class Cable:
     mac: str
     rate: str | None = None
     slow: dict[str, str] = field(default_factory=dict)
-    """MAC of the other end -> rate of what we send there."""
+    """Rate of what this end sends, by the MAC of the receiver."""
     mtu: int = USUAL_MTU
-    """What the port carries when nothing is wrong with it."""
+    """MTU of the port without a fault."""
     carries: int = USUAL_MTU
-    """What it carries now."""
+    """Current MTU of the port."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +51,7 @@ class Switch:
     """A namespace with one bridge per network. Use it from one thread at a time."""
 
     name: str
-    """Of its namespace."""
+    """Name of its namespace."""
 
     _bridges: dict[str, str] = field(default_factory=dict)
     _cables: list[Cable] = field(default_factory=list)
@@ -59,12 +60,12 @@ class Switch:
     _numbers: count[int] = field(default_factory=lambda: count(1))
 
     def build(self) -> None:
-        """Make the namespace, and the place where dropped packets go."""
+        """Create the namespace and the bridge that dropped packets are sent to."""
         run("ip", "netns", "add", self.name)
         self._add_bridge(VOID)
 
     def plug(self, host: str, device: str, network: str, number: int) -> Cable:
-        """A cable from a new interface of ``host`` to the bridge of ``network``."""
+        """Connect a new interface of ``host`` to the bridge of ``network``."""
         if network not in self._bridges:
             self._bridges[network] = f"bridge{len(self._bridges)}"
             self._add_bridge(self._bridges[network])
@@ -83,7 +84,7 @@ class Switch:
         return cable
 
     def add_stub(self, host: str) -> str:
-        """A cable of ``host`` that leads nowhere; the name of its interface there."""
+        """Add an unconnected cable to ``host`` and return the name of its interface."""
         serial = next(self._numbers)
         device, end = f"veth{serial:04x}", f"stub{serial}"
         run(
@@ -94,11 +95,11 @@ class Switch:
         return device
 
     def set_up(self, cable: Cable, *, is_up: bool) -> None:
-        """Plug in or pull at the switch: no reset, just silence."""
+        """Plug or unplug a cable at the switch; unplugging causes no reset."""
         ip(self.name, "link", "set", cable.port, "up" if is_up else "down")
 
     def set_rate(self, cable: Cable, rate: str | None) -> None:
-        """How fast a cable is, both ways."""
+        """Limit the rate of a cable in both directions."""
         # tc limits what leaves an interface: what the host sends at its own end, and
         # what it receives at the port of the switch.
         cable.rate = rate
@@ -106,20 +107,20 @@ class Switch:
         limit_rate(self.name, cable.port, rate, {})
 
     def set_slow(self, cable: Cable, to: Cable, rate: str | None) -> None:
-        """How fast one way between two cables is; None: as fast as they are."""
+        """Limit the rate from one cable to another; None removes the limit."""
         cable.slow.pop(to.mac, None)
         if rate is not None:
             cable.slow[to.mac] = rate
         limit_rate(cable.host, cable.device, cable.rate, cable.slow)
 
     def set_mtu(self, cable: Cable, mtu: int) -> None:
-        """The longest packet that the port carries, both ways; others just vanish."""
+        """Set the longest packet that the port carries; longer ones are dropped."""
         ip(self.name, "link", "set", cable.port, "mtu", str(mtu))
         cable.carries = mtu
-        # A host hands several segments over at once, and the length of those is not
-        # looked at. Only while a port is picky must they come one by one.
-        is_picky = any(each.carries < each.mtu for each in self._cables)
-        segments = "1" if is_picky else str(MANY_SEGMENTS)
+        # A host hands over several segments at once (GSO), whose length the port does
+        # not check. While a port has a reduced MTU, segments must come one by one.
+        is_reduced = any(each.carries < each.mtu for each in self._cables)
+        segments = "1" if is_reduced else str(MANY_SEGMENTS)
         for each in self._cables:
             with suppress(RingleaderError):  # the test may have removed the interface
                 ip(each.host, "link", "set", each.device, "gso_max_segs", segments)
@@ -140,11 +141,11 @@ class Switch:
         self._drops[name] = removing
 
     def undrop(self, name: Fault) -> None:
-        """End a fault, if it is there."""
+        """Remove a drop rule if it exists."""
         tc_batch(self.name, self._drops.pop(name, []))
 
     def faults(self) -> list[Fault]:
-        """The names under which something is dropped now."""
+        """List the names of the current drop rules."""
         return list(self._drops)
 
     def _filter(self, port: str) -> None:
@@ -154,8 +155,8 @@ class Switch:
 
     def _add_bridge(self, bridge: str) -> None:
         ip(self.name, "link", "add", bridge, "type", "bridge")
-        # Without snooping the bridge floods multicast, as a plain switch at home does.
-        with suppress(RingleaderError):  # an option that small kernels leave out
+        # Without snooping the bridge floods multicast, like an unmanaged switch.
+        with suppress(RingleaderError):  # minimal kernels lack this option
             ip(
                 self.name,
                 "link",

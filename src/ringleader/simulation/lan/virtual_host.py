@@ -1,4 +1,4 @@
-"""One host of a LAN: where processes run, with its interfaces and its firewall."""
+"""VirtualHost: a namespace with its processes, interfaces and firewall."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ringleader.simulation.lan.ip_command import ip, no_name_server, run
 from ringleader.simulation.lan.switch import RECEIVED, Cable, Switch
 
 WAIT_S = 10.0
-"""A killed process goes at once and a tiny one starts at once; only the kernel itself
-could take longer."""
+"""Limit for a killed process to end or a small one to start, both of which take
+milliseconds."""
 
 POLL_S = 0.02
 
@@ -44,35 +44,35 @@ signal.pause()
 
 @dataclass(slots=True, eq=False)
 class VirtualHost:
-    """One machine of the LAN. Use it from one thread at a time."""
+    """One host of the LAN. Not thread-safe."""
 
     name: str
-    """Of its namespace."""
+    """Name of its namespace."""
 
     address: str
     address6: str
     number: int
-    """Its place in ``Lan.hosts``."""
+    """Index in ``VirtualLan.hosts``."""
 
     _switch: Switch
     _cables: dict[str, Cable] = field(default_factory=dict)
     _started: list[subprocess.Popen[Any]] = field(default_factory=list)
 
     def build(self) -> None:
-        """Make the namespace and its ``eth0``; ``lan`` calls it."""
+        """Create the namespace and its ``eth0``; called by ``lan``."""
         run("ip", "netns", "add", self.name)
         no_name_server(self.name)
         ip(self.name, "link", "set", "lo", "up")
         self._plug("eth0", f"{self.address}/16")
         with suppress(RingleaderError):  # a kernel without IPv6 is still a LAN
             self._add_address("eth0", f"{self.address6}/64")
-        # mDNS needs a way for multicast; a default route is one, and leads nowhere.
+        # mDNS needs a route for multicast: a default route without a gateway.
         ip(self.name, "route", "add", "default", "dev", "eth0")
 
     # -- processes ---------------------------------------------------------------
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """The command that runs ``argv`` on this host."""
+        """Return the command that runs ``argv`` on this host."""
         return ["ip", "netns", "exec", self.name, *argv]
 
     def popen(
@@ -80,16 +80,16 @@ class VirtualHost:
         argv: Sequence[str],
         **options: Any,  # noqa: ANN401 (those of subprocess.Popen, whatever they are)
     ) -> subprocess.Popen[Any]:
-        """Start a process here; it is killed, if it still runs, when the LAN goes.
+        """Start a process on this host; it is killed when the LAN is removed.
 
-        ``pid`` is that of the program itself: ``ip netns exec`` replaces itself by it.
+        Its ``pid`` is that of the program: ``ip netns exec`` replaces itself by it.
         """
         process = subprocess.Popen(self.command(argv), **options)
         self._started.append(process)
         return process
 
     def kill_all(self) -> None:
-        """End everything that runs here, what ``popen`` started and its children."""
+        """Kill everything that runs here: what ``popen`` started, and its children."""
         with suppress(RingleaderError):  # no namespace, no processes
             for pid in run("ip", "netns", "pids", self.name).split():
                 with suppress(ProcessLookupError):
@@ -102,19 +102,19 @@ class VirtualHost:
     # -- interfaces --------------------------------------------------------------
 
     def bytes_sent(self, device: str = "eth0") -> int:
-        """What has left by an interface, headers included."""
+        """Number of bytes an interface has sent, headers included."""
         return self._counter("tx", device)
 
     def bytes_received(self, device: str = "eth0") -> int:
-        """What has come in by an interface, headers included."""
+        """Number of bytes an interface has received, headers included."""
         return self._counter("rx", device)
 
     def add_interface(self, name: str, address: str) -> None:
-        """Another interface, up and running, with an address like ``10.88.0.1/24``.
+        """Add an interface with an address like ``10.88.0.1/24`` and bring it up.
 
-        The name says what it is: ``tun0``, ``wg0`` ... are tunnels that lead nowhere,
+        The name decides its kind: ``tun0``, ``wg0`` ... are tunnels without a peer,
         ``docker0``, ``br-...``, ``virbr0`` are bridges with one port, and all others
-        are cables to a switch of their own network, shared by the hosts in it.
+        are cables to a switch per network, shared by the hosts in that network.
         """
         if _TUNNELS.match(name):
             self._add_tunnel(name)
@@ -128,21 +128,21 @@ class VirtualHost:
         self._wait_until_running(name)
 
     def set_up(self, device: str = "eth0", *, is_up: bool) -> None:
-        """Turn an interface on or off, as its owner would. Off, it loses its routes."""
+        """Set an interface up or down on the host; down, it loses its routes."""
         ip(self.name, "link", "set", device, "up" if is_up else "down")
 
     def only_ipv4(self, device: str = "eth0") -> None:
-        """Turn IPv6 off, its link-local address included."""
+        """Disable IPv6 on an interface, including its link-local address."""
         path = f"/proc/sys/net/ipv6/conf/{device}/disable_ipv6"
-        with suppress(RingleaderError):  # a kernel without IPv6 is there already
+        with suppress(RingleaderError):  # a kernel without IPv6 needs no change
             run(*self.command(["sh", "-c", f"echo 1 > {path}"]))
 
     def only_ipv6(self, device: str = "eth0") -> None:
-        """Take all IPv4 addresses away."""
+        """Remove all IPv4 addresses of an interface."""
         ip(self.name, "-4", "address", "flush", "dev", device)
 
     def set_mtu(self, mtu: int, device: str = "eth0") -> None:
-        """The longest packet this host sends; below 1280 there is no IPv6."""
+        """Set the MTU of an interface; below 1280 there is no IPv6."""
         cable = self._cables.get(device)
         if cable is not None and mtu > cable.mtu:  # jumbo frames, also at the switch
             cable.mtu = mtu
@@ -152,9 +152,9 @@ class VirtualHost:
     # -- firewall ----------------------------------------------------------------
 
     def block_port(self, port: int, protocol: str = "tcp") -> None:
-        """Drop what others send to a port of ours, on all cables, without a word."""
+        """Silently drop what arrives for a port, on all cables."""
         if protocol not in _NUMBERS:
-            raise ConfigError(f"lan: no protocol {protocol!r}; tcp or udp")
+            raise ConfigError(f"lan: unknown protocol {protocol!r}; use tcp or udp")
         ways = [
             f"protocol {family} u32 match {prefix} protocol {_NUMBERS[protocol]} 0xff"
             f" match {prefix} dport {port} 0xffff"
@@ -164,19 +164,18 @@ class VirtualHost:
         self._switch.drop(("block", self.number, port, protocol), rules)
 
     def unblock_port(self, port: int, protocol: str = "tcp") -> None:
-        """Let it through again."""
+        """Undo ``block_port``."""
         self._switch.undrop(("block", self.number, port, protocol))
 
     # ----------------------------------------------------------------------------
 
     def cable(self, device: str = "eth0") -> Cable:
-        """The cable of an interface, for ``Lan``."""
+        """Return the cable of an interface; raises ConfigError if it has none."""
         if device not in self._cables:
             raise ConfigError(f"lan: {device} of host {self.number} has no cable")
         return self._cables[device]
 
     def cables(self) -> list[Cable]:
-        """All cables of this host."""
         return list(self._cables.values())
 
     def _plug(self, device: str, address: str) -> None:
@@ -186,9 +185,9 @@ class VirtualHost:
         self._add_address(device, address)
 
     def _add_address(self, device: str, address: str) -> None:
-        # An IPv6 address is usable only after a second of asking for twins, or at once.
-        at_once = ["nodad"] if ":" in address else []
-        ip(self.name, "address", "add", address, "dev", device, *at_once)
+        # Duplicate address detection would delay an IPv6 address by a second.
+        flags = ["nodad"] if ":" in address else []
+        ip(self.name, "address", "add", address, "dev", device, *flags)
 
     def _add_bridge(self, name: str) -> None:
         ip(self.name, "link", "add", name, "type", "bridge")
@@ -199,13 +198,15 @@ class VirtualHost:
         argv = [sys.executable, "-I", "-S", "-c", _HOLD_TUNNEL, name]
         holder = self.popen(argv, stdout=subprocess.PIPE, text=True)
         assert holder.stdout is not None
-        with holder.stdout as answer:
-            is_ready = bool(select.select([answer], [], [], WAIT_S)[0])
-            if not is_ready or answer.readline() != "ready\n":
-                raise RingleaderError(f"lan: no tunnel {name}: is /dev/net/tun there?")
+        with holder.stdout as output:
+            is_ready = bool(select.select([output], [], [], WAIT_S)[0])
+            if not is_ready or output.readline() != "ready\n":
+                raise RingleaderError(
+                    f"lan: cannot open tunnel {name}; does /dev/net/tun exist?"
+                )
 
     def _wait_until_running(self, name: str) -> None:
-        """The kernel looks only once a second whether a bridge has a living port."""
+        """Wait for the kernel, which checks a bridge's ports only once a second."""
         deadline = Deadline.after(WAIT_S)
         while json.loads(ip(self.name, "-j", "link", "show", name))[0]["operstate"] in (
             "DOWN",

@@ -1,4 +1,4 @@
-"""The LAN: hosts around one switch, and everything that can go wrong between them."""
+"""VirtualLan: hosts around one switch, and the faults between them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ringleader.simulation.lan.switch import (
 from ringleader.simulation.lan.virtual_host import VirtualHost
 
 MAX_HOSTS = 200
-"""Addresses are 10.77.0.1 and up, and one byte counts the hosts."""
+"""Host addresses are 10.77.0.1 and up; the last byte counts the hosts."""
 
-# IPv6 finds its neighbours by multicast; that goes on, as it does where Wi-Fi access
-# points keep programs' multicast away.
+# IPv6 neighbour discovery uses multicast and still works, as on Wi-Fi access points
+# that block the multicast of applications: for IPv6, only UDP is dropped.
 _MULTICAST = (
     "protocol ip u32 match ip dst 224.0.0.0/4",
     "protocol ipv6 u32 match ip6 protocol 17 0xff match ip6 dst ff00::/8",
@@ -32,10 +32,10 @@ _MULTICAST = (
 
 @dataclass(frozen=True, slots=True)
 class VirtualLan:
-    """Hosts around one switch; ``lan`` makes and removes it.
+    """Hosts around one switch; ``lan`` creates and removes it.
 
-    Hosts are named by their place in ``hosts``. Faults of a cable concern ``eth0`` if
-    no other interface is named. Use it from one thread at a time.
+    Hosts are named by their index in ``hosts``. Faults of a cable concern ``eth0``
+    unless another interface is named. Not thread-safe.
     """
 
     switch: str
@@ -48,22 +48,22 @@ class VirtualLan:
     # -- one cable ---------------------------------------------------------------
 
     def cut(self, index: int, device: str = "eth0") -> None:
-        """Pull a cable at the switch: no reset, just silence."""
+        """Unplug a cable at the switch: packets vanish, connections see no reset."""
         self._switch.set_up(self._cable(index, device), is_up=False)
         self._cut.add((index, device))
 
     def mute(self, index: int, device: str = "eth0") -> None:
-        """Drop what a host sends; it still hears the others."""
+        """Drop what a host sends; it still receives."""
         rule = (self._cable(index, device), SENT, EVERYTHING)
         self._switch.drop(("mute", index, device), [rule])
 
     def deafen(self, index: int, device: str = "eth0") -> None:
-        """Drop what a host would receive; the others still hear it."""
+        """Drop what a host would receive; it can still send."""
         rule = (self._cable(index, device), RECEIVED, EVERYTHING)
         self._switch.drop(("deafen", index, device), [rule])
 
     def no_multicast(self, index: int, device: str = "eth0") -> None:
-        """Drop multicast from and to a host, as guest Wi-Fi and some switches do."""
+        """Drop multicast from and to a host, like guest Wi-Fi and some switches."""
         cable = self._cable(index, device)
         rules = [
             (cable, way, match) for way in (SENT, RECEIVED) for match in _MULTICAST
@@ -71,17 +71,17 @@ class VirtualLan:
         self._switch.drop(("no_multicast", index, device), rules)
 
     def drop_large(self, index: int, over: int, device: str = "eth0") -> None:
-        """Drop packets of more than ``over`` bytes both ways, without telling anybody.
+        """Silently drop packets of more than ``over`` bytes, both ways.
 
-        Connections that are open already may carry on: they hand over many segments at
-        once, whose length nobody checks.
+        Connections that are already open may continue: they hand over many segments
+        at once, whose length is not checked.
         """
         if not 68 <= over < USUAL_MTU:
             raise ConfigError(f"lan: over must be 68 to {USUAL_MTU - 1}, got {over}")
         self._switch.set_mtu(self._cable(index, device), over)
 
     def mend(self, index: int, device: str = "eth0") -> None:
-        """End all faults of a cable: plugged in, both ways, all kinds of packets."""
+        """End all faults of a cable."""
         where, cable = (index, device), self._cable(index, device)
         if where in self._cut:
             self._cut.discard(where)
@@ -94,13 +94,15 @@ class VirtualLan:
     # -- between hosts -----------------------------------------------------------
 
     def partition(self, islands: Sequence[Sequence[int]]) -> None:
-        """Let hosts hear only those of their own island, until ``heal``.
+        """Let hosts reach only those of their own island, until ``heal``.
 
-        Every host must be on one island. A second partition replaces the first.
+        Every host must be on exactly one island. A second partition replaces the first.
         """
         named = sorted(index for island in islands for index in island)
         if named != list(range(len(self.hosts))):
-            raise ConfigError(f"lan: islands {islands}: each host must be on one")
+            raise ConfigError(
+                f"lan: islands {islands}: each host must be on exactly one"
+            )
         rules = [
             (here, RECEIVED, f"protocol all u32 match ether src {there.mac}")
             for one, other in combinations(islands, 2)
@@ -112,7 +114,9 @@ class VirtualLan:
         ]
         new = ("partition", tuple(map(tuple, islands)))
         before = self._partitions()
-        self._switch.drop(new, rules)  # first, so that it is never whole in between
+        self._switch.drop(
+            new, rules
+        )  # before undropping, so that the LAN is never whole in between
         for old in before:
             if old != new:
                 self._switch.undrop(old)
@@ -120,7 +124,7 @@ class VirtualLan:
     def heal(self) -> None:
         """End all faults of all cables and the partition.
 
-        Rates, interfaces and blocked ports are no faults: they stay.
+        Rates, interfaces and blocked ports are not faults and stay.
         """
         for old in self._partitions():
             self._switch.undrop(old)
@@ -134,35 +138,35 @@ class VirtualLan:
     # -- rates -------------------------------------------------------------------
 
     def set_rate(self, index: int, rate: str | None, device: str = "eth0") -> None:
-        """Change how fast a cable is, both ways; None: as fast as it can be."""
+        """Limit the rate of a cable, both ways; None removes the limit."""
         self._switch.set_rate(self._cable(index, device), rate)
 
     def slow_pair(self, a: int, b: int, rate: str | None) -> None:
-        """Limit what two hosts send each other, each way; None ends that."""
+        """Limit the rate between two hosts, each way; None removes the limit."""
         if a == b:
-            raise ConfigError(f"lan: host {a} has no way to itself to slow down")
+            raise ConfigError(f"lan: slow_pair needs two hosts, got host {a} twice")
         here, there = self._cable(a, "eth0"), self._cable(b, "eth0")
         self._switch.set_slow(here, there, rate)
         self._switch.set_slow(there, here, rate)
 
     def _cable(self, index: int, device: str) -> Cable:
         if not 0 <= index < len(self.hosts):
-            raise ConfigError(f"lan: no host {index}, there are {len(self.hosts)}")
+            raise ConfigError(f"lan: no host {index}; there are {len(self.hosts)}")
         return self.hosts[index].cable(device)
 
 
 @contextmanager
 def lan(hosts: int = 3, *, rate: str | None = None) -> Iterator[VirtualLan]:
-    """Make a LAN; both directions of every host are limited to ``rate`` (tc's units).
+    """Create a LAN; both directions of every host are limited to ``rate`` (tc's units).
 
-    Everything is gone afterwards, whatever happens inside. What a killed process left
-    behind is removed by the next one that makes a LAN.
+    It is removed on exit. What a killed process left behind is removed by the next one
+    that creates a LAN.
     """
     if not 1 <= hosts <= MAX_HOSTS:
         raise ConfigError(f"lan: needs 1 to {MAX_HOSTS} hosts, got {hosts}")
     is_possible, reason = can_make_lan()
     if not is_possible:
-        raise ConfigError(f"lan: cannot be made here: {reason}")
+        raise ConfigError(f"lan: cannot be created here: {reason}")
     remove(stale())
     prefix = new_prefix()
     switch = Switch(f"{prefix}-switch")
