@@ -15,14 +15,14 @@ import msgspec
 
 from ringleader.membership.events import (
     Action,
-    Down,
     Event,
-    Freeze,
-    Heard,
-    Install,
-    Payload,
+    FreezeView,
+    InstallView,
+    LinkDown,
+    LinkUp,
+    MessageReceived,
     Send,
-    Up,
+    SetPayload,
 )
 from ringleader.membership.member import NO_VIEW, Member, View, ViewId
 
@@ -69,17 +69,17 @@ class SeedRule:
             self._born_s = now_s
         out: list[Action] = []
         match event:
-            case Payload(data=data):
+            case SetPayload(data=data):
                 self._payload = data
-            case Up(peer=peer):
+            case LinkUp(peer=peer):
                 self._peers.add(peer)
                 self._start(now_s)
-            case Down(peer=peer):
+            case LinkDown(peer=peer):
                 self._peers.discard(peer)
                 self._candidates.pop(peer, None)
                 if peer == self._master or (self.view and peer in self.view.members):
                     self._start(now_s)
-            case Heard(peer=peer, message=message):
+            case MessageReceived(peer=peer, message=message):
                 assert isinstance(message, Vote)
                 self._process(peer, message, now_s)
             case _:
@@ -133,4 +133,4 @@ class SeedRule:
         name = ViewId(self._session, winner.node, winner.incarnation)
         payloads = tuple(self._candidates[m].payload for m in ring)
         self.view = View(name, ring, payloads)
-        out += [Freeze(name, winner), Install(self.view)]
+        out += [FreezeView(name, winner), InstallView(self.view)]

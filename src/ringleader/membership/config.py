@@ -7,7 +7,7 @@ from typing import Self
 
 from ringleader.errors import ConfigError
 
-ALPHA = 0.2
+ROUND_TRIP_WEIGHT = 0.2
 """Weight of the newest round trip in the average: about the last ten count."""
 
 

@@ -7,8 +7,8 @@ were invited before it; peers that follow a more senior node are left out.
 
 At rest the answer depends on nothing but who hears whom. The most senior node of all
 prefers itself, so it invites its first clique, and all of these prefer it. Without them
-the same holds for the most senior node that remains, and so on (``islands`` computes
-it). Where everybody hears everybody there is one leader: the most senior node.
+the same holds for the most senior node that remains, and so on (``expected_views``
+computes it). Where everybody hears everybody there is one leader: the most senior node.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ringleader.membership.member import MAX_MEMBERS, Member
 from ringleader.membership.peer import Peer
 
 
-class Choice(NamedTuple):
+class InviteChoice(NamedTuple):
     """Whom a node that prefers itself would lead."""
 
     invites: tuple[Member, ...]
@@ -32,7 +32,7 @@ class Choice(NamedTuple):
     hear them all; ``invites`` is what disturbs the view least."""
 
 
-def preferred(me: Member, peers: Iterable[Peer]) -> Member:
+def preferred_leader(me: Member, peers: Iterable[Peer]) -> Member:
     """The node that ``me`` wants as its leader."""
     best = me
     for peer in peers:
@@ -41,13 +41,13 @@ def preferred(me: Member, peers: Iterable[Peer]) -> Member:
     return best
 
 
-def choose(
+def choose_invitees(
     me: Member,
     peers: Iterable[Peer],
     incumbents: Collection[Member],
     *,
     is_patient: bool,
-) -> Choice:
+) -> InviteChoice:
     """Whom ``me`` invites, given that it prefers itself.
 
     While ``is_patient``, healthy members of the current view are not set against each
@@ -60,13 +60,13 @@ def choose(
     )
     first = _clique(candidates)
     if len(first) == len(candidates):
-        return Choice(_members(first), is_conflict=False)
+        return InviteChoice(_members(first), is_conflict=False)
     kept = [
         p for p in candidates if p.member in incumbents and p.health is Health.HEALTHY
     ]
     calm = _clique([p for p in candidates if p not in kept], kept)
     is_conflict = _members(calm) != _members(first)
-    return Choice(_members(calm if is_patient else first), is_conflict)
+    return InviteChoice(_members(calm if is_patient else first), is_conflict)
 
 
 def _is_candidate(me: Member, peer: Peer) -> bool:
@@ -92,7 +92,7 @@ def _members(peers: Iterable[Peer]) -> tuple[Member, ...]:
     return tuple(sorted(p.member for p in peers))
 
 
-def islands(
+def expected_views(
     nodes: Iterable[Member], mutual: Set[frozenset[Member]]
 ) -> list[tuple[Member, ...]]:
     """The views at rest when exactly the pairs in ``mutual`` hear each other."""

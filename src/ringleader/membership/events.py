@@ -22,16 +22,16 @@ class Health(StrEnum):
 
 
 class Tick(msgspec.Struct, frozen=True, gc=False):
-    """Time has passed; due at ``Machine.wake_at_s``."""
+    """Time has passed; due at ``MembershipMachine.wake_at_s``."""
 
 
-class Up(msgspec.Struct, frozen=True, gc=False):
+class LinkUp(msgspec.Struct, frozen=True, gc=False):
     """A link to ``peer`` is open; both sides have proven who they are."""
 
     peer: Member
 
 
-class Down(msgspec.Struct, frozen=True, gc=False):
+class LinkDown(msgspec.Struct, frozen=True, gc=False):
     """No link to ``peer`` is open any more."""
 
     peer: Member
@@ -39,28 +39,30 @@ class Down(msgspec.Struct, frozen=True, gc=False):
     """Its process is known to have ended: its host refused a new link."""
 
 
-class Heard(msgspec.Struct, frozen=True, gc=False):
+class MessageReceived(msgspec.Struct, frozen=True, gc=False):
     """``peer`` said something over its link."""
 
     peer: Member
     message: Message
 
 
-class Payload(msgspec.Struct, frozen=True, gc=False):
+class SetPayload(msgspec.Struct, frozen=True, gc=False):
     """What this node hangs on the next view."""
 
     data: bytes
 
 
-class Refresh(msgspec.Struct, frozen=True, gc=False):
+class RefreshView(msgspec.Struct, frozen=True, gc=False):
     """Make a new view of the same members, with the payloads they have now."""
 
 
-class Leave(msgspec.Struct, frozen=True, gc=False):
+class LeaveCluster(msgspec.Struct, frozen=True, gc=False):
     """This node ends on purpose."""
 
 
-Event = Tick | Up | Down | Heard | Payload | Refresh | Leave
+Event = (
+    Tick | LinkUp | LinkDown | MessageReceived | SetPayload | RefreshView | LeaveCluster
+)
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
@@ -70,20 +72,20 @@ class Send(msgspec.Struct, frozen=True, gc=False):
     message: Message
 
 
-class Freeze(msgspec.Struct, frozen=True, gc=False):
+class FreezeView(msgspec.Struct, frozen=True, gc=False):
     """Stop working: this view, or a later one, is about to be installed."""
 
     id: ViewId
     leader: Member
 
 
-class Install(msgspec.Struct, frozen=True, gc=False):
+class InstallView(msgspec.Struct, frozen=True, gc=False):
     """This view is in force here; it ends the freeze."""
 
     view: View
 
 
-class Changed(msgspec.Struct, frozen=True, gc=False):
+class HealthChanged(msgspec.Struct, frozen=True, gc=False):
     """The health of ``peer`` is another one, and why."""
 
     peer: Member
@@ -91,13 +93,13 @@ class Changed(msgspec.Struct, frozen=True, gc=False):
     why: str
 
 
-class Forgotten(msgspec.Struct, frozen=True, gc=False):
+class PeerForgotten(msgspec.Struct, frozen=True, gc=False):
     """This life of a peer is over and no longer shown; close its link if any."""
 
     peer: Member
 
 
-class Cloned(msgspec.Struct, frozen=True, gc=False):
+class KeyCloned(msgspec.Struct, frozen=True, gc=False):
     """Two live processes use one key. A node that reads of itself as refused ends."""
 
     kept: Member
@@ -112,4 +114,6 @@ class Split(msgspec.Struct, frozen=True, gc=False):
     id: ViewId
 
 
-Action = Send | Freeze | Install | Changed | Forgotten | Cloned | Split
+Action = (
+    Send | FreezeView | InstallView | HealthChanged | PeerForgotten | KeyCloned | Split
+)

@@ -33,7 +33,7 @@ class PeerHealth:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class HealthSummary:
     """How many peers there are of each kind."""
 
     total: int
@@ -43,7 +43,7 @@ class Summary:
     unknown: int
 
 
-class HealthBook:
+class HealthReport:
     """A picture of all peers, taken when it was asked for."""
 
     def __init__(self, peers: Iterable[Peer]) -> None:
@@ -70,10 +70,10 @@ class HealthBook:
         """The record of one life of a peer; None: no such peer."""
         return next((p for p in self.peers if p.member == member), None)
 
-    def summary(self) -> Summary:
+    def summary(self) -> HealthSummary:
         """How many there are of each kind."""
         kinds = [p.health for p in self.peers]
-        return Summary(
+        return HealthSummary(
             total=len(kinds),
             healthy=kinds.count(Health.HEALTHY),
             suspect=kinds.count(Health.SUSPECT),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from ringleader.membership.config import ALPHA, MembershipConfig
+from ringleader.membership.config import ROUND_TRIP_WEIGHT, MembershipConfig
 from ringleader.membership.events import Health
 from ringleader.membership.member import Member
 from ringleader.membership.messages import Heartbeat, Report
@@ -137,4 +137,6 @@ class Peer:
         if average_s is None:
             self.latency_avg_s = round_trip_s
         else:
-            self.latency_avg_s = ALPHA * round_trip_s + (1 - ALPHA) * average_s
+            self.latency_avg_s = (
+                ROUND_TRIP_WEIGHT * round_trip_s + (1 - ROUND_TRIP_WEIGHT) * average_s
+            )

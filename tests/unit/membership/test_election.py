@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringleader.membership.election import islands
+from ringleader.membership.election import expected_views
 from ringleader.membership.member import MAX_MEMBERS, Member
 from ringleader.simulation.membership.simulated_cluster import SimulatedCluster
 from ringleader.simulation.membership.simulated_node import SimulatedNode, node_id
@@ -27,34 +27,34 @@ PAIRS = [frozenset(pair) for pair in combinations(FIVE, 2)]
 
 
 def test_all_who_hear_each_other_are_one_island() -> None:
-    assert islands(FIVE, set(PAIRS)) == [tuple(FIVE)]
+    assert expected_views(FIVE, set(PAIRS)) == [tuple(FIVE)]
 
 
 def test_nobody_hears_nobody() -> None:
-    assert islands(FIVE, set()) == [(m,) for m in FIVE]
+    assert expected_views(FIVE, set()) == [(m,) for m in FIVE]
 
 
 def test_of_two_that_do_not_hear_each_other_the_senior_one_stays() -> None:
     a, b, c, d, e = FIVE
     lost = frozenset((c, d))
-    assert islands(FIVE, set(PAIRS) - {lost}) == [(a, b, c, e), (d,)]
+    assert expected_views(FIVE, set(PAIRS) - {lost}) == [(a, b, c, e), (d,)]
 
 
 def test_a_chain_does_not_make_a_group() -> None:
     a, b, c, *_ = FIVE
     chain = {frozenset((a, b)), frozenset((b, c))}
-    assert islands((a, b, c), chain) == [(a, b), (c,)]
+    assert expected_views((a, b, c), chain) == [(a, b), (c,)]
 
 
 def test_an_island_is_not_larger_than_a_view_may_be() -> None:
     many = [Member(i, node_id(i), FIVE[0].incarnation) for i in range(MAX_MEMBERS + 2)]
     pairs = {frozenset(pair) for pair in combinations(many, 2)}
-    assert [len(i) for i in islands(many, pairs)] == [MAX_MEMBERS, 2]
+    assert [len(i) for i in expected_views(many, pairs)] == [MAX_MEMBERS, 2]
 
 
 @given(st.sets(st.sampled_from(PAIRS)))
 def test_islands_are_cliques_led_by_seniority(mutual: set[frozenset[Member]]) -> None:
-    found = islands(FIVE, mutual)
+    found = expected_views(FIVE, mutual)
     assert sorted(m for island in found for m in island) == FIVE
     for island in found:
         assert all(frozenset(p) in mutual for p in combinations(island, 2))

@@ -7,9 +7,9 @@ from random import Random
 import pytest
 
 from ringleader.membership.config import MembershipConfig
-from ringleader.membership.events import Refresh
-from ringleader.membership.machine import Machine
+from ringleader.membership.events import RefreshView
 from ringleader.membership.member import View
+from ringleader.membership.state_machine import MembershipMachine
 from ringleader.simulation.membership.simulated_cluster import SimulatedCluster
 from ringleader.simulation.membership.simulated_node import SimulatedNode
 
@@ -146,7 +146,7 @@ def test_a_partition_heals_into_the_view_of_the_most_senior_node(seed: int) -> N
     assert time_to_rest(cluster) < 5.0
     assert view_of(junior[0]).leader == junior[0].member, "an island goes on by itself"
     for _ in range(4):  # more views there, so that its counter is ahead
-        cluster.step(junior[0], Refresh())
+        cluster.step(junior[0], RefreshView())
         cluster.run(cluster.now_s + 1)
     assert view_of(junior[0]).id.counter > view_of(senior[0]).id.counter
     num_views = len(cluster.checker.views)
@@ -184,7 +184,7 @@ def test_a_copied_key_does_not_disturb_the_view(seed: int) -> None:
 def test_everybody_sees_what_a_member_refreshed() -> None:
     cluster = settled_cluster(3)
     cluster.renew_payload(cluster.nodes[2])
-    cluster.step(cluster.nodes[2], Refresh())
+    cluster.step(cluster.nodes[2], RefreshView())
     assert time_to_rest(cluster) < 1.0
     payload = view_of(cluster.nodes[0]).payload_of(cluster.nodes[2].member)
     assert payload == cluster.nodes[2].payload
@@ -203,7 +203,7 @@ def test_machines_that_are_switched_on_together_make_few_views() -> None:
 @pytest.mark.parametrize("profile", ["for_loopback", "for_wifi", "for_wan"])
 def test_every_profile_notices_a_silent_loss_in_its_own_time(profile: str) -> None:
     config: MembershipConfig = getattr(MembershipConfig, profile)()
-    cluster = SimulatedCluster(4, make=lambda me: Machine(me, config))
+    cluster = SimulatedCluster(4, make=lambda me: MembershipMachine(me, config))
     for index, node in enumerate(cluster.nodes):
         cluster.start(node, index)
     cluster.run(40)

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from ringleader.membership.agreement import Agreement
-from ringleader.membership.aim import Aim
-from ringleader.membership.machine import Machine
 from ringleader.membership.member import Member, View
 from ringleader.membership.messages import Propose
+from ringleader.membership.proposer import Proposer
+from ringleader.membership.state_machine import MembershipMachine
+from ringleader.membership.view_change import ViewChange
 from ringleader.simulation.membership.__main__ import main
 from ringleader.simulation.membership.invariants import InvariantViolation
 from ringleader.simulation.membership.seeded_run import SeedResult, simulate
@@ -63,7 +63,7 @@ def without_faults(make: MachineFactory, size: int, seed: int) -> str | None:
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_the_rule_of_the_seed_splits_a_cluster_without_any_fault(size: int) -> None:
-    ours = [without_faults(Machine, size, seed) for seed in range(10)]
+    ours = [without_faults(MembershipMachine, size, seed) for seed in range(10)]
     seeds = [without_faults(SeedRule, size, seed) for seed in range(10)]
     assert not any(ours)
     assert any(seeds)
@@ -81,10 +81,10 @@ def test_two_nodes_defer_to_each_other_by_the_rule_of_the_seed() -> None:
     assert leaders == [cluster.nodes[1].member, cluster.nodes[0].member]
 
 
-def forgetful(me: Member) -> Machine:
+def forgetful(me: Member) -> MembershipMachine:
     """Promises anything, also what is older than its last promise."""
-    machine = Machine(me)
-    agreement: Agreement = machine._agreement
+    machine = MembershipMachine(me)
+    agreement: ViewChange = machine._view_change
     promise = agreement.promise
 
     def forget(sender: Member, message: Propose, prefers: Member, now_s: float) -> None:
@@ -95,10 +95,10 @@ def forgetful(me: Member) -> Machine:
     return machine
 
 
-def hasty(me: Member) -> Machine:
+def hasty(me: Member) -> MembershipMachine:
     """Installs what it never promised."""
-    machine = Machine(me)
-    agreement: Agreement = machine._agreement
+    machine = MembershipMachine(me)
+    agreement: ViewChange = machine._view_change
 
     def install(sender: Member, view: View) -> None:
         if view.id > agreement.view_id:
@@ -108,24 +108,24 @@ def hasty(me: Member) -> Machine:
     return machine
 
 
-def mumbling(me: Member) -> Machine:
+def mumbling(me: Member) -> MembershipMachine:
     """Says everything once."""
-    machine = Machine(me)
+    machine = MembershipMachine(me)
     machine._is_linked = lambda member: False  # type: ignore[method-assign]
     return machine
 
 
-def uncounting(me: Member) -> Machine:
+def uncounting(me: Member) -> MembershipMachine:
     """Knows no other counter than its own."""
-    machine = Machine(me)
-    machine._agreement.note = lambda name: None  # type: ignore[method-assign]
+    machine = MembershipMachine(me)
+    machine._view_change.note = lambda name: None  # type: ignore[method-assign]
     return machine
 
 
-def content(me: Member) -> Machine:
+def content(me: Member) -> MembershipMachine:
     """Does not care whether its members are stuck in a promise to somebody else."""
-    machine = Machine(me)
-    aim: Aim = machine._aim
+    machine = MembershipMachine(me)
+    aim: Proposer = machine._proposer
     aim._is_stale = lambda: False  # type: ignore[method-assign]
     return machine
 

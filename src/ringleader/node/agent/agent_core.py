@@ -12,7 +12,7 @@ from ringleader.discovery.mdns import Mdns
 from ringleader.discovery.static import StaticPeers, parse
 from ringleader.errors import RingleaderError
 from ringleader.ids import Incarnation, NodeId
-from ringleader.membership.events import Changed, Cloned
+from ringleader.membership.events import HealthChanged, KeyCloned
 from ringleader.membership.member import Member, View
 from ringleader.node.agent.agent_identity import Keeper
 from ringleader.node.agent.event_log import Story
@@ -273,7 +273,7 @@ class Resident:
         self.survey.on_seats(self.table.seats)
         self.story.viewed(view, {n: s.name for n, s in self.table.seats.items()})
 
-    def on_change(self, change: Changed) -> None:
+    def on_change(self, change: HealthChanged) -> None:
         """See cluster.Watcher."""
         self.story.changed(change)
 
@@ -289,7 +289,7 @@ class Resident:
         """See cluster.Watcher."""
         self.scout.lost(member.node)
 
-    def on_clone(self, clone: Cloned) -> None:
+    def on_clone(self, clone: KeyCloned) -> None:
         """See cluster.Watcher."""
         self.story.cloned(clone)
         if clone.refused == self.me:

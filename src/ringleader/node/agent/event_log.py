@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ringleader.ids import NodeId, short
-from ringleader.membership.events import Changed, Cloned, Health
+from ringleader.membership.events import Health, HealthChanged, KeyCloned
 from ringleader.membership.member import Member, View
 
 
@@ -32,7 +32,7 @@ class Story:
         if is_new:
             self._tell(f"found {self.title(node)} at {address}")
 
-    def changed(self, change: Changed) -> None:
+    def changed(self, change: HealthChanged) -> None:
         """A peer is in another state of health."""
         if change.health is Health.DEAD:
             self._tell(f"lost {self.title(change.peer.node)}: {change.why}")
@@ -47,7 +47,7 @@ class Story:
         leader = self.names.get(view.id.leader, "?")
         self._tell(f"epoch {view.id.counter}: {listed}; leader {leader}")
 
-    def cloned(self, clone: Cloned) -> None:
+    def cloned(self, clone: KeyCloned) -> None:
         """Two machines use one key."""
         text = (
             f"two machines use the key of node {short(clone.refused.node)}: was a home "

@@ -12,23 +12,23 @@ from ringleader.errors import ConfigError, PeerError, ProtocolError
 from ringleader.membership import messages
 from ringleader.membership.config import MembershipConfig
 from ringleader.membership.events import (
-    Changed,
-    Cloned,
-    Down,
     Event,
-    Forgotten,
-    Heard,
-    Install,
-    Leave,
-    Payload,
-    Refresh,
+    HealthChanged,
+    InstallView,
+    KeyCloned,
+    LeaveCluster,
+    LinkDown,
+    LinkUp,
+    MessageReceived,
+    PeerForgotten,
+    RefreshView,
     Send,
+    SetPayload,
     Split,
     Tick,
-    Up,
 )
-from ringleader.membership.machine import Machine
 from ringleader.membership.member import Member, Order, View
+from ringleader.membership.state_machine import MembershipMachine
 from ringleader.node.peering.connect import dial
 from ringleader.node.peering.control_links import ControlLink, Links
 from ringleader.node.peering.peer_connection import Greeting, Guest
@@ -57,7 +57,7 @@ class Watcher(Protocol):
     def on_view(self, view: View) -> None:
         """A view has come into force."""
 
-    def on_change(self, change: Changed) -> None:
+    def on_change(self, change: HealthChanged) -> None:
         """A peer is in another state of health."""
 
     def on_link(self, link: ControlLink) -> None:
@@ -66,7 +66,7 @@ class Watcher(Protocol):
     def on_link_lost(self, member: Member) -> None:
         """A link has ended."""
 
-    def on_clone(self, clone: Cloned) -> None:
+    def on_clone(self, clone: KeyCloned) -> None:
         """Two machines use one key."""
 
 
@@ -82,7 +82,7 @@ class Cluster:
         order: Order,
     ) -> None:
         self.me = me
-        self.machine = Machine(me, config, order=order)
+        self.machine = MembershipMachine(me, config, order=order)
         self.links = Links(self)
         self._greeting = greeting
         self._watcher = watcher
@@ -92,17 +92,17 @@ class Cluster:
 
     def start(self, payload: bytes) -> None:
         """Begin, alone at first."""
-        self._step(Payload(payload))
+        self._step(SetPayload(payload))
         self._step(Tick())
 
     def note(self, payload: bytes) -> None:
         """Have something new to tell when the next view is made."""
-        self._step(Payload(payload))
+        self._step(SetPayload(payload))
 
     def say(self, payload: bytes) -> None:
         """Tell everybody something new about us: a new view carries it."""
-        self._step(Payload(payload))
-        self._step(Refresh())
+        self._step(SetPayload(payload))
+        self._step(RefreshView())
 
     def welcome(self, guest: Guest, *, dialled_by_us: bool) -> None:
         """A control connection was opened, by us or by the other side."""
@@ -114,7 +114,7 @@ class Cluster:
 
     async def leave(self) -> None:
         """Say goodbye to everybody and stop."""
-        self._step(Leave())
+        self._step(LeaveCluster())
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -127,7 +127,7 @@ class Cluster:
     def up(self, link: ControlLink) -> None:
         """See links.Listener."""
         self._watcher.on_link(link)
-        self._step(Up(link.member))
+        self._step(LinkUp(link.member))
 
     def heard(self, link: ControlLink, body: bytes) -> None:
         """See links.Listener."""
@@ -135,16 +135,16 @@ class Cluster:
             message = messages.decode(body, link.member)
         except ProtocolError:
             self.links.drop(link.member)
-            self._step(Down(link.member, gone=False))
+            self._step(LinkDown(link.member, gone=False))
             return
-        self._step(Heard(link.member, message))
+        self._step(MessageReceived(link.member, message))
 
     def down(self, link: ControlLink, reason: str) -> None:
         """See links.Listener. A host that refuses a new link says the old one ended."""
         if self._is_closed:
             return
         self._watcher.on_link_lost(link.member)
-        self._step(Down(link.member, gone=False))
+        self._step(LinkDown(link.member, gone=False))
         task = asyncio.create_task(self._dial_again(link))
         self._redials.add(task)
         task.add_done_callback(self._redials.discard)
@@ -160,14 +160,14 @@ class Cluster:
                     await asyncio.sleep(REDIAL_S)
                     continue
                 if isinstance(exc.__cause__, ConnectionRefusedError):
-                    self._step(Down(link.member, gone=True))
+                    self._step(LinkDown(link.member, gone=True))
                 return
             self._take_again(guest, link)
             return
 
     def _take_again(self, guest: Guest, link: ControlLink) -> None:
         if guest.hello.incarnation != link.member.incarnation:
-            self._step(Down(link.member, gone=True))
+            self._step(LinkDown(link.member, gone=True))
         self.welcome(guest, dialled_by_us=True)
 
     # -- the machine ---------------------------------------------------------------
@@ -192,13 +192,13 @@ class Cluster:
         match action:
             case Send(to=to, message=message):
                 self.links.send(to, messages.encode(message))
-            case Install(view=view):
+            case InstallView(view=view):
                 self._watcher.on_view(view)
-            case Changed():
+            case HealthChanged():
                 self._watcher.on_change(action)
-            case Forgotten(peer=peer):
+            case PeerForgotten(peer=peer):
                 self.links.drop(peer)
-            case Cloned():
+            case KeyCloned():
                 self._watcher.on_clone(action)
             case Split():
                 pass  # both sides go on; one view follows by itself

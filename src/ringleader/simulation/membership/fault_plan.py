@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from ringleader.membership.events import Refresh
+from ringleader.membership.events import RefreshView
 from ringleader.simulation.membership.link_conditions import (
     LinkConditions,
     random_conditions,
@@ -139,7 +139,7 @@ def _refresh(cluster: SimulatedCluster, rng: Random, over_s: float) -> None:
     node = _pick_node(cluster, rng)
     if node.is_running:
         cluster.renew_payload(node)
-        cluster.step(node, Refresh())
+        cluster.step(node, RefreshView())
 
 
 Fault = Callable[[SimulatedCluster, Random, float], None]

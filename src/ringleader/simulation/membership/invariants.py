@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ringleader.membership.election import islands
+from ringleader.membership.election import expected_views
 from ringleader.membership.member import Member, View, ViewId
 from ringleader.simulation.membership.simulated_node import SimulatedNode
 from ringleader.simulation.membership.trace_text import (
@@ -86,7 +86,7 @@ def convergence_problem(
     reach each other.
     """
     at = {node.member: node for node in nodes}
-    for island in islands(at, mutual):
+    for island in expected_views(at, mutual):
         problems = (_problem(at[member], island) for member in island)
         why = next(filter(None, problems), None)
         ids = {at[member].installed for member in island}

@@ -8,7 +8,7 @@ from functools import partial
 from random import Random
 
 from ringleader.membership.config import MembershipConfig
-from ringleader.membership.machine import Machine
+from ringleader.membership.state_machine import MembershipMachine
 from ringleader.simulation.membership.fault_plan import schedule_faults
 from ringleader.simulation.membership.invariants import InvariantViolation
 from ringleader.simulation.membership.simulated_cluster import SimulatedCluster
@@ -50,13 +50,13 @@ def simulate(
 ) -> SeedResult:
     """Run one seed with ``size`` nodes (None: three to eight, drawn from the seed).
 
-    ``make`` builds the machine under test; None: the product's ``Machine``.
+    ``make`` builds the machine under test; None: the product's ``MembershipMachine``.
     """
     rng = Random(seed)
     num_nodes = rng.randrange(3, 9)
     over_s = rng.uniform(3.0, 12.0)
     config = MembershipConfig(payload_wait_s=rng.choice((0.0, 0.0, PAYLOAD_WAIT_S)))
-    make = make or partial(Machine, config=config)
+    make = make or partial(MembershipMachine, config=config)
     cluster = SimulatedCluster(size or num_nodes, seed=seed + 1, make=make, trace=trace)
     cluster.renew_within_s = config.payload_wait_s * 0.75
     if on_cluster is not None:

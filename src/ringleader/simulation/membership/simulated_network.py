@@ -12,25 +12,25 @@ from random import Random
 from typing import Any
 
 from ringleader.membership.events import (
-    Changed,
-    Cloned,
-    Down,
     Event,
-    Forgotten,
-    Freeze,
+    FreezeView,
     Health,
-    Heard,
-    Install,
-    Leave,
-    Payload,
+    HealthChanged,
+    InstallView,
+    KeyCloned,
+    LeaveCluster,
+    LinkDown,
+    LinkUp,
+    MessageReceived,
+    PeerForgotten,
     Send,
+    SetPayload,
     Split,
     Tick,
-    Up,
 )
-from ringleader.membership.machine import Machine
 from ringleader.membership.member import Member, ViewId
 from ringleader.membership.messages import Heartbeat, Message
+from ringleader.membership.state_machine import MembershipMachine
 from ringleader.simulation.membership.invariants import (
     InvariantChecker,
     InvariantViolation,
@@ -66,7 +66,7 @@ class SimulatedNetwork(VirtualClock):
         size: int,
         *,
         seed: int = 0,
-        make: MachineFactory = Machine,
+        make: MachineFactory = MembershipMachine,
         trace: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(trace)
@@ -103,13 +103,13 @@ class SimulatedNetwork(VirtualClock):
         node.num_payloads += 1
         node.payload = f"{node.member.incarnation} {node.num_payloads}".encode()
         node.renewed_for = node.frozen
-        self.step(node, Payload(node.payload))
+        self.step(node, SetPayload(node.payload))
 
     def leave(self, node: SimulatedNode) -> None:
         """Shut the node down gracefully."""
         if node.is_running:
             self.trace_line(f"{name_of(node.member)} leaves")
-            self.step(node, Leave())
+            self.step(node, LeaveCluster())
             self.close_links(node, node.member)
             node.end()
 
@@ -158,10 +158,10 @@ class SimulatedNetwork(VirtualClock):
             if may_reset and self.reach(node, target):
                 self.break_link(node, to)
             return
-        self._deliver_later(node, target, Heard(node.member, message))
+        self._deliver_later(node, target, MessageReceived(node.member, message))
 
     def _deliver_later(
-        self, source: SimulatedNode, target: SimulatedNode, event: Heard
+        self, source: SimulatedNode, target: SimulatedNode, event: MessageReceived
     ) -> None:
         way = (source.index, target.index)
         random, conditions = self.rng.random, self.conditions
@@ -179,7 +179,10 @@ class SimulatedNetwork(VirtualClock):
             self.after(conditions.delay_s * 20 * random(), self._deliver, *args)
 
     def _deliver(
-        self, node: SimulatedNode, machine: object, event: Heard | Up | Down
+        self,
+        node: SimulatedNode,
+        machine: object,
+        event: MessageReceived | LinkUp | LinkDown,
     ) -> None:
         if node.machine is machine and event.peer in node.links:
             self.step(node, event)
@@ -201,7 +204,7 @@ class SimulatedNetwork(VirtualClock):
         if self.trace is not None:
             what = "hears that it is gone:" if gone else "lost its link to"
             self.trace_line(f"{name_of(node.member)} {what} {name_of(peer)}")
-        self.step(node, Down(peer, gone))
+        self.step(node, LinkDown(peer, gone))
 
     def close_links(self, node: SimulatedNode, me: Member) -> None:
         """Close the links of an ended process; its host refuses new ones."""
@@ -231,9 +234,9 @@ class SimulatedNetwork(VirtualClock):
     def _open(self, node: SimulatedNode, machine: object, peer: Member) -> None:
         if node.machine is machine:
             node.links.add(peer)
-            self.step(node, Up(peer))
+            self.step(node, LinkUp(peer))
 
-    def _on_freeze(self, node: SimulatedNode, action: Freeze) -> None:
+    def _on_freeze(self, node: SimulatedNode, action: FreezeView) -> None:
         self.trace_line(f"{name_of(node.member)} freezes for {view_name(action.id)}")
         self.checker.freeze(node, action.id)
         if self.renew_within_s:
@@ -248,20 +251,20 @@ class SimulatedNetwork(VirtualClock):
         if node.machine is machine and is_due:
             self.renew_payload(node)
 
-    def _on_install(self, node: SimulatedNode, action: Install) -> None:
+    def _on_install(self, node: SimulatedNode, action: InstallView) -> None:
         if self.trace is not None:
             what = f"{view_name(action.view.id)}: {names_of(action.view.members)}"
             self.trace_line(f"{name_of(node.member)} installs {what}")
         self.checker.install(node, action.view)
 
-    def _on_changed(self, node: SimulatedNode, action: Changed) -> None:
+    def _on_changed(self, node: SimulatedNode, action: HealthChanged) -> None:
         if self.trace is not None:
             what = f"{name_of(action.peer)} is {action.health}: {action.why}"
             self.trace_line(f"{name_of(node.member)} thinks {what}")
         if action.health is Health.DEAD and self.closes_dead_links:
             self._close(node, action.peer)
 
-    def _on_forgotten(self, node: SimulatedNode, action: Forgotten) -> None:
+    def _on_forgotten(self, node: SimulatedNode, action: PeerForgotten) -> None:
         self._close(node, action.peer)
 
     def _close(self, node: SimulatedNode, peer: Member) -> None:
@@ -274,7 +277,7 @@ class SimulatedNetwork(VirtualClock):
         if is_same and self.reach(node, target):
             self.break_link(target, node.member)
 
-    def _on_cloned(self, node: SimulatedNode, action: Cloned) -> None:
+    def _on_cloned(self, node: SimulatedNode, action: KeyCloned) -> None:
         what = f"{name_of(action.refused)} is refused"
         self.trace_line(f"{name_of(node.member)} sees a copied key: {what}")
         if self._node_of[action.kept] is self._node_of[action.refused]:
@@ -289,10 +292,10 @@ class SimulatedNetwork(VirtualClock):
 
 
 _PERFORM: dict[type, Callable[[SimulatedNetwork, SimulatedNode, Any], None]] = {
-    Freeze: SimulatedNetwork._on_freeze,
-    Install: SimulatedNetwork._on_install,
-    Changed: SimulatedNetwork._on_changed,
-    Forgotten: SimulatedNetwork._on_forgotten,
-    Cloned: SimulatedNetwork._on_cloned,
+    FreezeView: SimulatedNetwork._on_freeze,
+    InstallView: SimulatedNetwork._on_install,
+    HealthChanged: SimulatedNetwork._on_changed,
+    PeerForgotten: SimulatedNetwork._on_forgotten,
+    KeyCloned: SimulatedNetwork._on_cloned,
     Split: SimulatedNetwork._on_split,
 }

@@ -13,23 +13,22 @@ from ringleader.ids import Incarnation, NodeId
 from ringleader.membership.config import MembershipConfig
 from ringleader.membership.events import (
     Action,
-    Changed,
-    Cloned,
-    Down,
     Event,
-    Forgotten,
-    Freeze,
+    FreezeView,
     Health,
-    Heard,
-    Install,
-    Leave,
-    Payload,
-    Refresh,
+    HealthChanged,
+    InstallView,
+    KeyCloned,
+    LeaveCluster,
+    LinkDown,
+    LinkUp,
+    MessageReceived,
+    PeerForgotten,
+    RefreshView,
     Send,
+    SetPayload,
     Tick,
-    Up,
 )
-from ringleader.membership.machine import Machine
 from ringleader.membership.member import (
     MAX_PAYLOAD_BYTES,
     NO_VIEW,
@@ -47,6 +46,7 @@ from ringleader.membership.messages import (
     Report,
     Status,
 )
+from ringleader.membership.state_machine import MembershipMachine
 
 A = TypeVar("A")
 
@@ -63,7 +63,7 @@ class Desk:
 
     def __init__(self, me: Member, config: MembershipConfig | None = None) -> None:
         self.now_s = 100.0
-        self.machine = Machine(me, config)
+        self.machine = MembershipMachine(me, config)
         self.numbers: dict[Member, int] = {}
         self.log: list[Action] = []
         self.step(Tick())
@@ -109,11 +109,13 @@ class Desk:
     def hear(self, peer: Member, report: Report, echo_us: int = 0) -> list[Action]:
         """A heartbeat of ``peer`` with this report."""
         number = self.numbers[peer] = self.numbers.get(peer, 0) + 1
-        return self.step(Heard(peer, Heartbeat(number, 1, echo_us, 0, 0, report)))
+        return self.step(
+            MessageReceived(peer, Heartbeat(number, 1, echo_us, 0, 0, report))
+        )
 
     def meet(self, peer: Member) -> None:
         """A link opens, and the peer says hello."""
-        self.step(Up(peer))
+        self.step(LinkUp(peer))
         self.beat(peer)
 
 
@@ -134,8 +136,8 @@ def health(desk: Desk, peer: Member) -> Health | None:
 def test_a_node_alone_soon_has_a_view_of_its_own() -> None:
     desk = Desk(ADA)
     assert desk.machine.view is None
-    [freeze] = only(desk.wait(1), Freeze)
-    [install] = only(desk.log, Install)
+    [freeze] = only(desk.wait(1), FreezeView)
+    [install] = only(desk.log, InstallView)
     assert install.view.members == (ADA,)
     assert install.view.id == freeze.id
     assert desk.machine.is_leader
@@ -144,19 +146,19 @@ def test_a_node_alone_soon_has_a_view_of_its_own() -> None:
 
 def test_the_senior_one_of_two_freezes_the_other_and_installs() -> None:
     desk = Desk(ADA)
-    desk.step(Payload(b"ours"))
+    desk.step(SetPayload(b"ours"))
     desk.meet(BOB)
     desk.beat(BOB, prefers=ADA)
     actions = desk.wait(1)
     [proposal, *again] = said(actions, Propose, BOB)
     assert proposal.members == (ADA, BOB)
     assert again, "what is not answered is said again"
-    actions = desk.step(Heard(BOB, Status(proposal.id, b"theirs", 0)))
+    actions = desk.step(MessageReceived(BOB, Status(proposal.id, b"theirs", 0)))
     [commit] = said(actions, Commit, BOB)
     assert commit.view == View(proposal.id, (ADA, BOB), (b"ours", b"theirs"))
-    assert only(actions, Install) == [Install(commit.view)]
+    assert only(actions, InstallView) == [InstallView(commit.view)]
     assert said(desk.wait(0.5), Commit, BOB) == [commit]
-    desk.step(Heard(BOB, Ack(commit.view.id)))
+    desk.step(MessageReceived(BOB, Ack(commit.view.id)))
     desk.beat(BOB, prefers=ADA)
     assert not said(desk.wait(1.2), Commit, BOB)
 
@@ -174,39 +176,41 @@ def name(counter: int, leader: Member = ADA) -> ViewId:
 
 def test_a_member_freezes_answers_and_installs() -> None:
     desk = Desk(BOB)
-    desk.step(Payload(b"ours"))
+    desk.step(SetPayload(b"ours"))
     follow(desk)
-    actions = desk.step(Heard(ADA, Propose(name(5), (ADA, BOB))))
-    assert only(actions, Freeze) == [Freeze(name(5), ADA)]
+    actions = desk.step(MessageReceived(ADA, Propose(name(5), (ADA, BOB))))
+    assert only(actions, FreezeView) == [FreezeView(name(5), ADA)]
     assert said(actions, Status, ADA) == [Status(name(5), b"ours", 0)]
     assert desk.machine.is_frozen
     view = View(name(5), (BOB, ADA), (b"ours", b"hers"))
-    actions = desk.step(Heard(ADA, Commit(view)))
-    assert only(actions, Install) == [Install(view)]
+    actions = desk.step(MessageReceived(ADA, Commit(view)))
+    assert only(actions, InstallView) == [InstallView(view)]
     assert said(actions, Ack, ADA) == [Ack(name(5))]
-    assert said(desk.step(Heard(ADA, Commit(view))), Ack, ADA) == [Ack(name(5))]
-    assert len(only(desk.log, Install)) == 1
+    assert said(desk.step(MessageReceived(ADA, Commit(view))), Ack, ADA) == [
+        Ack(name(5))
+    ]
+    assert len(only(desk.log, InstallView)) == 1
 
 
 def test_a_promise_is_kept() -> None:
     desk = Desk(BOB)
     follow(desk)
-    desk.step(Heard(ADA, Propose(name(5), (ADA, BOB))))
+    desk.step(MessageReceived(ADA, Propose(name(5), (ADA, BOB))))
     for old in (Propose(name(4), (ADA, BOB)), Commit(View(name(4), (ADA,), (b"",)))):
-        actions = desk.step(Heard(ADA, old))
+        actions = desk.step(MessageReceived(ADA, old))
         assert said(actions, Refuse, ADA) == [Refuse(name(4), name(5))]
-        assert not only(actions, Freeze) + only(actions, Install)
+        assert not only(actions, FreezeView) + only(actions, InstallView)
     unasked = Commit(View(name(6), (ADA, BOB), (b"", b"")))
-    assert not only(desk.step(Heard(ADA, unasked)), Install)
+    assert not only(desk.step(MessageReceived(ADA, unasked)), InstallView)
 
 
 def test_what_was_said_in_a_status_holds() -> None:
     desk = Desk(BOB)
-    desk.step(Payload(b"first"))
+    desk.step(SetPayload(b"first"))
     follow(desk)
-    proposal = Heard(ADA, Propose(name(5), (ADA, BOB)))
+    proposal = MessageReceived(ADA, Propose(name(5), (ADA, BOB)))
     desk.step(proposal)
-    desk.step(Payload(b"second"))
+    desk.step(SetPayload(b"second"))
     assert said(desk.step(proposal), Status, ADA) == [Status(name(5), b"first", 0)]
 
 
@@ -215,10 +219,10 @@ def test_only_the_leader_one_prefers_is_followed() -> None:
     desk.meet(CYD)
     desk.beat(CYD, invites=(BOB,))
     assert desk.machine.prefers == BOB, "cyd is junior"
-    assert not desk.step(Heard(CYD, Propose(name(9, CYD), (BOB, CYD))))
+    assert not desk.step(MessageReceived(CYD, Propose(name(9, CYD), (BOB, CYD))))
     follow(desk)
     left_out = Propose(name(9), (ADA, CYD))
-    assert not only(desk.step(Heard(ADA, left_out)), Freeze)
+    assert not only(desk.step(MessageReceived(ADA, left_out)), FreezeView)
 
 
 def test_a_refusal_makes_the_leader_count_beyond_it() -> None:
@@ -226,7 +230,7 @@ def test_a_refusal_makes_the_leader_count_beyond_it() -> None:
     desk.meet(BOB)
     desk.beat(BOB, prefers=ADA)
     [proposal] = said(desk.wait(0.35), Propose, BOB)
-    desk.step(Heard(BOB, Refuse(proposal.id, name(41, CYD))))
+    desk.step(MessageReceived(BOB, Refuse(proposal.id, name(41, CYD))))
     [again, *_] = said(desk.wait(0.35), Propose, BOB)
     assert again.id == name(42)
 
@@ -236,7 +240,7 @@ def test_a_promise_seen_in_a_report_makes_the_leader_start_again() -> None:
     desk.meet(BOB)
     desk.beat(BOB, prefers=ADA)
     [proposal] = said(desk.wait(0.35), Propose, BOB)
-    desk.step(Heard(BOB, Status(proposal.id, b"", 0)))
+    desk.step(MessageReceived(BOB, Status(proposal.id, b"", 0)))
     desk.beat(BOB, prefers=ADA, promised=name(30, CYD))
     [again] = said(desk.wait(0.35), Propose, BOB)
     assert again.id == name(31)
@@ -247,12 +251,12 @@ def test_a_frozen_node_waits_for_a_fresh_payload_but_not_for_ever() -> None:
     for is_late in (False, True):
         desk = Desk(BOB, config)
         desk.wait(1.5)
-        desk.step(Payload(b"old"))
+        desk.step(SetPayload(b"old"))
         follow(desk)
-        asked = desk.step(Heard(ADA, Propose(name(5), (ADA, BOB))))
+        asked = desk.step(MessageReceived(ADA, Propose(name(5), (ADA, BOB))))
         assert not said(asked, Status, ADA)
         assert not said(desk.wait(0.9), Status, ADA)
-        actions = desk.wait(0.2) if is_late else desk.step(Payload(b"new"))
+        actions = desk.wait(0.2) if is_late else desk.step(SetPayload(b"new"))
         data = b"old" if is_late else b"new"
         assert said(actions, Status, ADA) == [Status(name(5), data, 0)]
 
@@ -260,33 +264,39 @@ def test_a_frozen_node_waits_for_a_fresh_payload_but_not_for_ever() -> None:
 def test_a_refresh_makes_a_new_view_of_the_same_members() -> None:
     desk = Desk(ADA)
     desk.wait(1)
-    desk.step(Payload(b"new"))
-    assert not only(desk.wait(1), Install), "a payload alone waits for the next view"
-    desk.step(Refresh())
-    [install] = only(desk.wait(1), Install)
+    desk.step(SetPayload(b"new"))
+    assert not only(desk.wait(1), InstallView), (
+        "a payload alone waits for the next view"
+    )
+    desk.step(RefreshView())
+    [install] = only(desk.wait(1), InstallView)
     assert install.view.payloads == (b"new",)
 
 
 def test_a_payload_has_a_limit() -> None:
     with pytest.raises(ConfigError, match="is most"):
-        Desk(ADA).step(Payload(bytes(MAX_PAYLOAD_BYTES + 1)))
+        Desk(ADA).step(SetPayload(bytes(MAX_PAYLOAD_BYTES + 1)))
 
 
 def test_the_ring_order_is_the_callers() -> None:
-    machine = Machine(BOB, order=lambda members, payloads: sorted(members)[::-1])
+    machine = MembershipMachine(
+        BOB, order=lambda members, payloads: sorted(members)[::-1]
+    )
     desk = Desk(BOB)
     desk.machine = machine
     desk.step(Tick())
     desk.meet(CYD)
     desk.beat(CYD, prefers=BOB)
     [proposal] = said(desk.wait(0.35), Propose, CYD)
-    [install] = only(desk.step(Heard(CYD, Status(proposal.id, b"", 0))), Install)
+    [install] = only(
+        desk.step(MessageReceived(CYD, Status(proposal.id, b"", 0))), InstallView
+    )
     assert install.view.members == (CYD, BOB)
     assert install.view.leader == BOB
 
 
 def test_an_order_that_loses_a_member_is_refused() -> None:
-    machine = Machine(ADA, order=lambda members, payloads: [])
+    machine = MembershipMachine(ADA, order=lambda members, payloads: [])
     machine.step(Tick(), 0.0)
     with pytest.raises(ConfigError, match="another order"):
         machine.step(Tick(), 0.4)
@@ -295,12 +305,12 @@ def test_an_order_that_loses_a_member_is_refused() -> None:
 def lead_three(desk: Desk) -> None:
     """Ada leads bob and cyd."""
     for peer, other in ((BOB, CYD), (CYD, BOB)):
-        desk.step(Up(peer))
+        desk.step(LinkUp(peer))
         desk.beat(peer, prefers=ADA, hears=(ADA, other))
     [proposal] = said(desk.wait(0.35), Propose, BOB)
     for peer in (BOB, CYD):
-        desk.step(Heard(peer, Status(proposal.id, b"", 0)))
-        desk.step(Heard(peer, Ack(proposal.id)))
+        desk.step(MessageReceived(peer, Status(proposal.id, b"", 0)))
+        desk.step(MessageReceived(peer, Ack(proposal.id)))
     assert desk.machine.view is not None
     assert desk.machine.view.members == (ADA, BOB, CYD)
 
@@ -355,12 +365,12 @@ def test_a_storm_of_changes_is_not_a_storm_of_heartbeats() -> None:
 def test_silence_makes_a_peer_suspect_then_dead_then_forgotten() -> None:
     desk = Desk(ADA)
     desk.meet(BOB)
-    changes = only(desk.wait(70), Changed)
+    changes = only(desk.wait(70), HealthChanged)
     assert [(c.health, c.why) for c in changes] == [
         (Health.SUSPECT, "silent for 1.5 s"),
         (Health.DEAD, "silent for 3.5 s"),
     ]
-    assert only(desk.log, Forgotten) == [Forgotten(BOB)]
+    assert only(desk.log, PeerForgotten) == [PeerForgotten(BOB)]
 
 
 def test_a_suspect_is_told_and_its_answer_clears_it() -> None:
@@ -368,7 +378,9 @@ def test_a_suspect_is_told_and_its_answer_clears_it() -> None:
     desk.meet(BOB)
     beats = said(desk.wait(2), Heartbeat, BOB)
     assert beats[-1].report.suspects == ((BOB, 0),)
-    assert only(desk.beat(BOB), Changed) == [Changed(BOB, Health.HEALTHY, "heard")]
+    assert only(desk.beat(BOB), HealthChanged) == [
+        HealthChanged(BOB, Health.HEALTHY, "heard")
+    ]
 
 
 def test_a_node_that_is_suspected_answers_at_once_and_once() -> None:
@@ -387,25 +399,29 @@ def test_a_node_that_is_suspected_answers_at_once_and_once() -> None:
 def test_a_broken_link_makes_suspect_and_a_new_one_saves() -> None:
     desk = Desk(ADA)
     desk.meet(BOB)
-    [change] = only(desk.step(Down(BOB, gone=False)), Changed)
+    [change] = only(desk.step(LinkDown(BOB, gone=False)), HealthChanged)
     assert change.health is Health.SUSPECT
     desk.wait(1.4)
-    desk.step(Up(BOB))
+    desk.step(LinkUp(BOB))
     desk.beat(BOB)
-    assert not only(desk.wait(1.4), Changed)
-    desk.step(Down(BOB, gone=False))
-    [change] = only(desk.wait(1.6), Changed)
-    assert change == Changed(BOB, Health.DEAD, "no new link for 1.5 s")
+    assert not only(desk.wait(1.4), HealthChanged)
+    desk.step(LinkDown(BOB, gone=False))
+    [change] = only(desk.wait(1.6), HealthChanged)
+    assert change == HealthChanged(BOB, Health.DEAD, "no new link for 1.5 s")
 
 
-@pytest.mark.parametrize("event", [Down(BOB, gone=True), Heard(BOB, Goodbye())])
+@pytest.mark.parametrize(
+    "event", [LinkDown(BOB, gone=True), MessageReceived(BOB, Goodbye())]
+)
 def test_a_peer_that_is_known_to_be_gone_is_dead_at_once(event: Event) -> None:
     desk = Desk(ADA)
     desk.meet(BOB)
-    [change] = only(desk.step(event), Changed)
+    [change] = only(desk.step(event), HealthChanged)
     assert change.health is Health.DEAD
     late = Heartbeat(9, 1, 0, 0, 0, desk_report())
-    assert not desk.step(Heard(BOB, late)), "what comes after the end is too late"
+    assert not desk.step(MessageReceived(BOB, late)), (
+        "what comes after the end is too late"
+    )
 
 
 def desk_report() -> Report:
@@ -423,8 +439,8 @@ def test_a_node_that_slept_blames_nobody(is_heard_first: bool) -> None:
         for _ in range(10):
             desk.beat(BOB, hears=(ADA, CYD))
             desk.beat(BOB)
-    assert not only(desk.step(Tick()), Changed)
-    changes = only(desk.wait(3.6), Changed)
+    assert not only(desk.step(Tick()), HealthChanged)
+    changes = only(desk.wait(3.6), HealthChanged)
     dead = [c.peer for c in changes if c.health is Health.DEAD]
     assert sorted(dead) == [BOB, CYD], "and still notices who is gone"
 
@@ -433,11 +449,11 @@ def test_an_old_or_doubled_heartbeat_changes_nothing() -> None:
     desk = Desk(ADA)
     desk.meet(BOB)
     new = Heartbeat(8, 1, 0, 0, 0, desk_report())
-    desk.step(Heard(BOB, new))
+    desk.step(MessageReceived(BOB, new))
     old_report = Report(NO_VIEW, NO_VIEW, 0, BOB, (), (), (), (), 0)
-    assert not desk.step(Heard(BOB, Heartbeat(7, 1, 0, 0, 0, old_report)))
+    assert not desk.step(MessageReceived(BOB, Heartbeat(7, 1, 0, 0, 0, old_report)))
     before = desk.machine.health.of(BOB)
-    assert not desk.step(Heard(BOB, new))
+    assert not desk.step(MessageReceived(BOB, new))
     assert desk.machine.health.of(BOB) == before
 
 
@@ -466,7 +482,7 @@ def test_round_trips_make_an_average_in_which_the_newest_counts_a_fifth() -> Non
 
 def test_the_record_counts_what_came_and_what_did_not() -> None:
     desk = Desk(ADA)
-    desk.step(Up(BOB))
+    desk.step(LinkUp(BOB))
     record = desk.machine.health.of(BOB)
     assert record is not None
     assert (record.uptime_ratio, record.last_heard_s) == (1.0, None)
@@ -491,9 +507,9 @@ def test_the_summary_and_its_questions() -> None:
     assert (book.health_percentage(), book.is_cluster_healthy()) == (100.0, True)
     for peer in (ADA, BOB, CYD):
         desk.meet(peer)
-    desk.step(Up(member("d", 4)))
-    desk.step(Down(BOB, gone=False))
-    desk.step(Down(CYD, gone=True))
+    desk.step(LinkUp(member("d", 4)))
+    desk.step(LinkDown(BOB, gone=False))
+    desk.step(LinkDown(CYD, gone=True))
     book = desk.machine.health
     assert (book.healthy(), book.suspect(), book.dead()) == ((ADA,), (BOB,), (CYD,))
     assert book.operational() == (ADA, BOB, member("d", 4))
@@ -513,9 +529,9 @@ BOB_AGAIN = member("b", 9, life=7)
 def test_a_restart_supersedes_the_old_life_whose_link_broke() -> None:
     desk = Desk(ADA)
     desk.meet(BOB)
-    desk.step(Down(BOB, gone=False))
-    actions = desk.step(Up(BOB_AGAIN))
-    assert only(actions, Forgotten) == [Forgotten(BOB)]
+    desk.step(LinkDown(BOB, gone=False))
+    actions = desk.step(LinkUp(BOB_AGAIN))
+    assert only(actions, PeerForgotten) == [PeerForgotten(BOB)]
     desk.beat(BOB_AGAIN)
     assert desk.machine.health.healthy() == (BOB_AGAIN,)
 
@@ -528,16 +544,16 @@ def test_a_restart_is_not_taken_for_a_copy_however_late_the_old_life_speaks(
     desk.meet(BOB)
     before_s = desk.now_s
     desk.wait(0.4)
-    desk.step(Up(BOB_AGAIN))
+    desk.step(LinkUp(BOB_AGAIN))
     desk.wait(0.3)
     desk.beat(BOB, echo_s=before_s)  # sent before it died
     desk.beat(BOB_AGAIN)
     if notice:
-        desk.step(Down(BOB, gone=False))
+        desk.step(LinkDown(BOB, gone=False))
     else:
         desk.wait(1.3)
     desk.beat(BOB_AGAIN)
-    assert not only(desk.log, Cloned)
+    assert not only(desk.log, KeyCloned)
     assert desk.machine.health.healthy() == (BOB_AGAIN,)
 
 
@@ -545,11 +561,11 @@ def test_a_copied_key_is_proven_by_an_answer_to_a_new_stamp() -> None:
     desk = Desk(ADA)
     desk.meet(BOB)
     desk.wait(0.4)
-    asked = desk.step(Up(BOB_AGAIN))
+    asked = desk.step(LinkUp(BOB_AGAIN))
     [question] = said(asked, Heartbeat, BOB)
     desk.now_s += 0.01
     actions = desk.beat(BOB, echo_s=question.sent_us * 1e-6 + 1e-6)
-    assert only(actions, Cloned) == [Cloned(kept=BOB, refused=BOB_AGAIN)]
+    assert only(actions, KeyCloned) == [KeyCloned(kept=BOB, refused=BOB_AGAIN)]
     desk.beat(BOB_AGAIN)
     assert desk.machine.health.healthy() == (BOB,)
     [*_, told] = said(desk.wait(0.5), Heartbeat, BOB_AGAIN)
@@ -561,36 +577,36 @@ def test_the_copy_that_started_first_is_kept() -> None:
     older = member("b", 0, life=3)
     desk = Desk(ADA)
     desk.meet(BOB)
-    desk.step(Up(older))
+    desk.step(LinkUp(older))
     desk.now_s += 0.01
     actions = desk.beat(BOB, echo_s=desk.now_s)
-    assert only(actions, Cloned) == [Cloned(kept=older, refused=BOB)]
+    assert only(actions, KeyCloned) == [KeyCloned(kept=older, refused=BOB)]
     desk.beat(older)
     assert desk.machine.health.healthy() == (older,)
-    desk.step(Down(older, gone=True))
+    desk.step(LinkDown(older, gone=True))
     assert desk.machine.health.healthy() == (BOB,), "alone again, it is no copy"
 
 
 def test_a_node_that_meets_its_own_key_says_so() -> None:
     desk = Desk(BOB)
-    actions = desk.step(Up(BOB_AGAIN))
-    assert only(actions, Cloned) == [Cloned(kept=BOB, refused=BOB_AGAIN)]
+    actions = desk.step(LinkUp(BOB_AGAIN))
+    assert only(actions, KeyCloned) == [KeyCloned(kept=BOB, refused=BOB_AGAIN)]
     desk.beat(BOB_AGAIN)
     assert desk.machine.health.healthy() == ()
 
 
 def test_a_refused_copy_learns_it_from_the_others() -> None:
     desk = Desk(BOB_AGAIN)
-    desk.step(Up(ADA))
+    desk.step(LinkUp(ADA))
     report = Report(NO_VIEW, NO_VIEW, 0, ADA, (BOB,), (), (), ((BOB, BOB_AGAIN),), 0)
-    actions = desk.step(Heard(ADA, Heartbeat(1, 1, 0, 0, 0, report)))
-    assert only(actions, Cloned) == [Cloned(kept=BOB, refused=BOB_AGAIN)]
+    actions = desk.step(MessageReceived(ADA, Heartbeat(1, 1, 0, 0, 0, report)))
+    assert only(actions, KeyCloned) == [KeyCloned(kept=BOB, refused=BOB_AGAIN)]
 
 
 def test_one_who_leaves_says_goodbye_and_nothing_more() -> None:
     desk = Desk(ADA)
     desk.meet(BOB)
-    assert desk.step(Leave()) == [Send(BOB, Goodbye())]
+    assert desk.step(LeaveCluster()) == [Send(BOB, Goodbye())]
     assert not desk.beat(BOB)
     assert not desk.step(Tick())
 

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 from math import inf
 
-from ringleader.membership.agreement import Agreement
-from ringleader.membership.aim import Aim
 from ringleader.membership.config import MembershipConfig
 from ringleader.membership.events import Action, Health, Send
 from ringleader.membership.member import MAX_MEMBERS, NO_VIEW, Member
 from ringleader.membership.messages import Goodbye, Heartbeat, Report
 from ringleader.membership.peer import Peer
-from ringleader.membership.roster import Roster
+from ringleader.membership.peer_table import PeerTable
+from ringleader.membership.proposer import Proposer
+from ringleader.membership.view_change import ViewChange
 
 
-class Voice:
+class HeartbeatSender:
     """Speaks at every heartbeat, and at once when there is something new.
 
-    Owned by a ``Machine``; appends to ``out``.
+    Owned by a ``MembershipMachine``; appends to ``out``.
     """
 
     def __init__(
-        self, me: Member, config: MembershipConfig, roster: Roster, out: list[Action]
+        self,
+        me: Member,
+        config: MembershipConfig,
+        peer_table: PeerTable,
+        out: list[Action],
     ) -> None:
         self.report = Report(NO_VIEW, NO_VIEW, 0, me, (), (), (), (), 0)
         self.beat_at_s = -inf
         """When the next heartbeat is due."""
         self._me = me
         self._config = config
-        self._roster = roster
+        self._peer_table = peer_table
         self._out = out
         self._spoke_at_s = -inf
         self._number = 0
@@ -37,12 +41,14 @@ class Voice:
     def tick(self, now_s: float) -> None:
         """Speak if it is time."""
         if now_s >= self.beat_at_s:
-            self._roster.count_misses(now_s)
+            self._peer_table.count_misses(now_s)
             self._speak(now_s)
 
-    def publish(self, aim: Aim, agreement: Agreement, now_s: float) -> None:
+    def publish(
+        self, proposer: Proposer, view_change: ViewChange, now_s: float
+    ) -> None:
         """Tell all peers if there is something new to tell."""
-        report = self._describe(aim, agreement)
+        report = self._describe(proposer, view_change)
         if report == self.report:
             return
         self.report = report
@@ -61,7 +67,7 @@ class Voice:
 
     def leave(self) -> None:
         """Say goodbye to everybody."""
-        for peer in self._roster.linked():
+        for peer in self._peer_table.linked():
             self._out.append(Send(peer.member, Goodbye()))
 
     def beat(self, peer: Peer, now_s: float) -> None:
@@ -83,22 +89,22 @@ class Voice:
     def _speak(self, now_s: float) -> None:
         self.beat_at_s = now_s + self._config.heartbeat_s
         self._spoke_at_s = now_s
-        for peer in self._roster.linked():
+        for peer in self._peer_table.linked():
             self.beat(peer, now_s)
 
-    def _describe(self, aim: Aim, agreement: Agreement) -> Report:
-        present = sorted(self._roster.present(), key=_seniority)[:MAX_MEMBERS]
+    def _describe(self, proposer: Proposer, view_change: ViewChange) -> Report:
+        present = sorted(self._peer_table.present(), key=_seniority)[:MAX_MEMBERS]
         suspects = (p for p in present if p.health is Health.SUSPECT)
         return Report(
-            view=agreement.view_id,
-            promised=agreement.promised,
-            num_members=len(agreement.members),
-            prefers=aim.prefers,
+            view=view_change.view_id,
+            promised=view_change.promised,
+            num_members=len(view_change.members),
+            prefers=proposer.prefers,
             hears=tuple([p.member for p in present]),
-            invites=aim.invites,
+            invites=proposer.invites,
             suspects=tuple([(p.member, p.refutation) for p in suspects]),
-            clones=self._roster.clones(),
-            refreshes=agreement.refreshes,
+            clones=self._peer_table.clones(),
+            refreshes=view_change.refreshes,
         )
 
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from math import inf
 
-from ringleader.membership.agreement import Agreement
 from ringleader.membership.config import MembershipConfig
-from ringleader.membership.election import choose, preferred
+from ringleader.membership.election import choose_invitees, preferred_leader
 from ringleader.membership.events import Action, Split
 from ringleader.membership.member import Member, ViewId
 from ringleader.membership.peer import Peer
-from ringleader.membership.roster import Roster
+from ringleader.membership.peer_table import PeerTable
+from ringleader.membership.view_change import ViewChange
 
 
-class Aim:
-    """The wishes of one node. Owned by its ``Machine``."""
+class Proposer:
+    """The wishes of one node. Owned by its ``MembershipMachine``."""
 
     def __init__(
-        self, me: Member, config: MembershipConfig, roster: Roster, agreement: Agreement
+        self,
+        me: Member,
+        config: MembershipConfig,
+        peer_table: PeerTable,
+        view_change: ViewChange,
     ) -> None:
         self.prefers = me
         self.invites: tuple[Member, ...] = ()
@@ -26,8 +30,8 @@ class Aim:
         """When patience with a conflict ends."""
         self._me = me
         self._config = config
-        self._roster = roster
-        self._agreement = agreement
+        self._peer_table = peer_table
+        self._view_change = view_change
         self._target: tuple[Member, ...] = ()
         self._target_since_s = -inf
         self._wanted_since_s = inf
@@ -36,18 +40,18 @@ class Aim:
 
     def decide(self, now_s: float, out: list[Action]) -> None:
         """Choose a leader; if it is this node, what to lead."""
-        self.prefers = preferred(self._me, self._roster.peers.values())
+        self.prefers = preferred_leader(self._me, self._peer_table.peers.values())
         if self.prefers == self._me:
             self._lead(now_s)
         else:
             self._follow()
-        if self._agreement.is_leader and len(self._agreement.members) > 1:
+        if self._view_change.is_leader and len(self._view_change.members) > 1:
             self._notice_split(out)
 
     def propose(self, now_s: float) -> None:
         """Start the view that was waited for."""
         self.propose_at_s = inf
-        self._agreement.propose(self._target, now_s)
+        self._view_change.propose(self._target, now_s)
         self._schedule(now_s)
 
     def shift(self, gap_s: float) -> None:
@@ -63,11 +67,11 @@ class Aim:
         self._target = ()
         self._wanted_since_s = self._conflict_since_s = inf
         self.propose_at_s = self.review_at_s = inf
-        self._agreement.follow()
+        self._view_change.follow()
 
     def _lead(self, now_s: float) -> None:
         self._invite(now_s)
-        peers = self._roster.peers
+        peers = self._peer_table.peers
         target = [self._me]
         for member in self.invites:
             report = peers[member].report
@@ -77,17 +81,19 @@ class Aim:
         if wanted != self._target:
             self._target = wanted
             self._target_since_s = now_s
-        proposal = self._agreement.proposal
+        proposal = self._view_change.proposal
         if proposal is not None and not set(proposal.members) <= set(wanted):
-            self._agreement.proposal = None  # somebody in it is lost: it cannot finish
+            self._view_change.proposal = (
+                None  # somebody in it is lost: it cannot finish
+            )
         self._schedule(now_s)
 
     def _invite(self, now_s: float) -> None:
         """Whom to lead. A conflict gets some patience before seniority decides it."""
         is_patient = now_s < self._conflict_since_s + self._config.patience_s
-        peers = self._roster.peers.values()
-        incumbents = self._agreement.members
-        choice = choose(self._me, peers, incumbents, is_patient=is_patient)
+        peers = self._peer_table.peers.values()
+        incumbents = self._view_change.members
+        choice = choose_invitees(self._me, peers, incumbents, is_patient=is_patient)
         if not choice.is_conflict:
             self._conflict_since_s = inf
         elif self._conflict_since_s == inf:
@@ -100,7 +106,7 @@ class Aim:
         """Set the time of the next proposal, if one is needed."""
         if not self._is_wanted():
             self._wanted_since_s = self.propose_at_s = inf
-        elif self._agreement.proposal is not None:
+        elif self._view_change.proposal is not None:
             self.propose_at_s = inf  # one after the other
         else:
             config = self._config
@@ -111,23 +117,23 @@ class Aim:
             self.propose_at_s = min(since_s + wait_s, latest_s)
 
     def _is_wanted(self) -> bool:
-        """Whether the view in force is not the one we aim at."""
-        agreement = self._agreement
-        if not agreement.is_leader or agreement.is_frozen:
+        """Whether the view in force is not the one we proposer at."""
+        view_change = self._view_change
+        if not view_change.is_leader or view_change.is_frozen:
             return True
-        return agreement.members != self._target or self._is_stale()
+        return view_change.members != self._target or self._is_stale()
 
     def _is_stale(self) -> bool:
         """Whether a member is ahead of our view, or wants its payload renewed."""
-        agreement = self._agreement
-        done = agreement.refreshes_done
-        if agreement.refreshes > done.get(self._me, 0):
+        view_change = self._view_change
+        done = view_change.refreshes_done
+        if view_change.refreshes > done.get(self._me, 0):
             return True
         for member in self._target:
-            peer = self._roster.peers.get(member)
+            peer = self._peer_table.peers.get(member)
             if peer is None or peer.report is None:
                 continue
-            if peer.report.promised > agreement.promised:
+            if peer.report.promised > view_change.promised:
                 return True
             if peer.report.refreshes > done.get(member, 0):
                 return True
@@ -135,11 +141,11 @@ class Aim:
 
     def _is_hopeful(self) -> bool:
         """Whether somebody may join us in a moment, so that patience saves a view."""
-        peers, target = self._roster.peers, self._target
+        peers, target = self._peer_table.peers, self._target
         heard: set[Member] = set().union(
             *(peers[m].hears for m in target if m != self._me)
         )
-        for member in heard.union(self._agreement.members).difference(target):
+        for member in heard.union(self._view_change.members).difference(target):
             peer = peers.get(member)
             if peer is None or not peer.is_present:
                 if member in heard:  # by one of us: its link to us may open soon, or
@@ -160,7 +166,7 @@ class Aim:
     def _notice_split(self, out: list[Action]) -> None:
         """Say so when another leader with members of its own comes into sight."""
         met = {}
-        for peer in self._roster.present():
+        for peer in self._peer_table.present():
             report = peer.report
             if report is None or report.num_members < 2:
                 continue

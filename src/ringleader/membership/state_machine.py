@@ -4,7 +4,7 @@ Theory of operation. Every node tells all its peers, in every heartbeat, whom it
 whom it prefers as leader and, if that is itself, whom it invites (``election.py``). A
 node that prefers itself aims at the view of itself and of all invited peers that prefer
 it. When that has settled, and differs from the view in force, it proposes it
-(``agreement.py``). Who is alive is decided by each node for itself (``roster.py``).
+(``view_change.py``). Each node decides for itself who is alive (``peer_table.py``).
 
 Why lost, late, doubled or disordered messages do no harm: a report is a whole, repeated
 with each heartbeat, and only the newest counts; a proposal, status, commit,
@@ -30,22 +30,21 @@ from math import inf
 from typing import Any
 
 from ringleader.errors import ConfigError
-from ringleader.membership.agreement import Agreement
-from ringleader.membership.aim import Aim
 from ringleader.membership.config import MembershipConfig
 from ringleader.membership.events import (
     Action,
-    Cloned,
-    Down,
     Event,
-    Heard,
-    Leave,
-    Payload,
-    Refresh,
+    KeyCloned,
+    LeaveCluster,
+    LinkDown,
+    LinkUp,
+    MessageReceived,
+    RefreshView,
+    SetPayload,
     Tick,
-    Up,
 )
-from ringleader.membership.health import HealthBook
+from ringleader.membership.health import HealthReport
+from ringleader.membership.heartbeats import HeartbeatSender
 from ringleader.membership.member import (
     MAX_PAYLOAD_BYTES,
     Member,
@@ -63,11 +62,12 @@ from ringleader.membership.messages import (
     Status,
 )
 from ringleader.membership.peer import Peer
-from ringleader.membership.roster import Roster
-from ringleader.membership.voice import Voice
+from ringleader.membership.peer_table import PeerTable
+from ringleader.membership.proposer import Proposer
+from ringleader.membership.view_change import ViewChange
 
 
-class Machine:
+class MembershipMachine:
     """The state of one node. Call ``step`` for every event, and at ``wake_at_s``."""
 
     def __init__(
@@ -84,20 +84,20 @@ class Machine:
         """When the next ``Tick`` is due; being early is harmless."""
         self._stepped_at_s = -inf
         self._out: list[Action] = []
-        self._roster = Roster(me, config, self._out)
-        self._agreement = Agreement(me, config, order, self._out)
-        self._aim = Aim(me, config, self._roster, self._agreement)
-        self._voice = Voice(me, config, self._roster, self._out)
-        self._react: dict[type, Callable[[Any, float], None]] = {
+        self._peer_table = PeerTable(me, config, self._out)
+        self._view_change = ViewChange(me, config, order, self._out)
+        self._proposer = Proposer(me, config, self._peer_table, self._view_change)
+        self._heartbeats = HeartbeatSender(me, config, self._peer_table, self._out)
+        self._on_event: dict[type, Callable[[Any, float], None]] = {
             Tick: self._on_tick,
-            Heard: self._on_heard,
-            Up: self._on_up,
-            Down: self._on_down,
-            Payload: self._on_payload,
-            Refresh: self._on_refresh,
-            Leave: self._on_leave,
+            MessageReceived: self._on_heard,
+            LinkUp: self._on_up,
+            LinkDown: self._on_down,
+            SetPayload: self._on_payload,
+            RefreshView: self._on_refresh,
+            LeaveCluster: self._on_leave,
         }
-        self._listen: dict[type, Callable[[Peer, Any, float], None]] = {
+        self._on_message: dict[type, Callable[[Peer, Any, float], None]] = {
             Heartbeat: self._on_heartbeat,
             Propose: self._on_propose,
             Status: self._on_status,
@@ -110,35 +110,35 @@ class Machine:
     @property
     def view(self) -> View | None:
         """The view in force here, if there is one yet."""
-        return self._agreement.view
+        return self._view_change.view
 
     @property
     def is_leader(self) -> bool:
         """Whether the view in force here is led by this node."""
-        return self._agreement.is_leader
+        return self._view_change.is_leader
 
     @property
     def is_frozen(self) -> bool:
         """Whether a later view than the one in force was promised."""
-        return self._agreement.is_frozen
+        return self._view_change.is_frozen
 
     @property
     def prefers(self) -> Member:
         """The node that this one wants as leader."""
-        return self._aim.prefers
+        return self._proposer.prefers
 
     @property
-    def health(self) -> HealthBook:
+    def health(self) -> HealthReport:
         """What this node thinks of its peers, to ask."""
-        return HealthBook(self._roster.peers.values())
+        return HealthReport(self._peer_table.peers.values())
 
     def step(self, event: Event, now_s: float) -> list[Action]:
         """Take in one event at ``now_s`` of a clock that never goes back."""
         if self.has_left:
             return []
         self._wake(now_s)
-        self._react[type(event)](event, now_s)
-        if self._roster.is_changed or self._agreement.is_changed:
+        self._on_event[type(event)](event, now_s)
+        if self._peer_table.is_changed or self._view_change.is_changed:
             self._decide(now_s)
         out = self._out[:]
         self._out.clear()
@@ -146,111 +146,111 @@ class Machine:
 
     def _wake(self, now_s: float) -> None:
         if self.wake_at_s == -inf:
-            self._voice.beat_at_s = now_s
+            self._heartbeats.beat_at_s = now_s
             self._decide(now_s)
         # Due for longer than that, and no event since: nobody ran this process for a
         # while, and one that was stopped must not blame the others for the silence.
         late_s = now_s - max(self.wake_at_s, self._stepped_at_s)
         if late_s > self.config.heartbeat_s:
-            self._roster.shift(late_s)
-            self._aim.shift(late_s)
+            self._peer_table.shift(late_s)
+            self._proposer.shift(late_s)
         self._stepped_at_s = now_s
 
     def _decide(self, now_s: float) -> None:
         """Think again: somebody came, went, or said something new."""
-        self._roster.is_changed = self._agreement.is_changed = False
-        self._aim.decide(now_s, self._out)
-        self._voice.publish(self._aim, self._agreement, now_s)
+        self._peer_table.is_changed = self._view_change.is_changed = False
+        self._proposer.decide(now_s, self._out)
+        self._heartbeats.publish(self._proposer, self._view_change, now_s)
         self._plan()
 
     def _plan(self) -> None:
         """When the next tick is due."""
         self.wake_at_s = min(
-            self._voice.beat_at_s,
-            self._roster.due_at_s,
-            self._aim.propose_at_s,
-            self._aim.review_at_s,
-            self._agreement.retry_at_s,
-            self._agreement.answer_at_s,
+            self._heartbeats.beat_at_s,
+            self._peer_table.due_at_s,
+            self._proposer.propose_at_s,
+            self._proposer.review_at_s,
+            self._view_change.retry_at_s,
+            self._view_change.answer_at_s,
         )
 
     # -- events ------------------------------------------------------------------------
 
     def _on_tick(self, _: Tick, now_s: float) -> None:
-        self._roster.tick(now_s)
-        if self._roster.is_changed or now_s >= self._aim.review_at_s:
+        self._peer_table.tick(now_s)
+        if self._peer_table.is_changed or now_s >= self._proposer.review_at_s:
             self._decide(now_s)
-        self._voice.tick(now_s)
-        self._agreement.tick(now_s, self._is_linked)
-        if now_s >= self._aim.propose_at_s:
-            self._aim.propose(now_s)
+        self._heartbeats.tick(now_s)
+        self._view_change.tick(now_s, self._is_linked)
+        if now_s >= self._proposer.propose_at_s:
+            self._proposer.propose(now_s)
         self._plan()
 
-    def _on_up(self, event: Up, now_s: float) -> None:
-        asked = self._roster.up(event.peer, now_s)
-        for peer in (asked, self._roster.peers.get(event.peer)):
+    def _on_up(self, event: LinkUp, now_s: float) -> None:
+        asked = self._peer_table.up(event.peer, now_s)
+        for peer in (asked, self._peer_table.peers.get(event.peer)):
             if peer is not None:
-                self._voice.beat(peer, now_s)
+                self._heartbeats.beat(peer, now_s)
         self._plan()
 
-    def _on_down(self, event: Down, now_s: float) -> None:
+    def _on_down(self, event: LinkDown, now_s: float) -> None:
         gone = "its process ended" if event.gone else None
-        self._roster.down(event.peer, now_s, gone=gone)
+        self._peer_table.down(event.peer, now_s, gone=gone)
         self._plan()
 
-    def _on_heard(self, event: Heard, now_s: float) -> None:
-        peer = self._roster.peers.get(event.peer)
+    def _on_heard(self, event: MessageReceived, now_s: float) -> None:
+        peer = self._peer_table.peers.get(event.peer)
         if peer is not None and peer.is_linked:
-            self._listen[type(event.message)](peer, event.message, now_s)
+            self._on_message[type(event.message)](peer, event.message, now_s)
 
-    def _on_payload(self, event: Payload, now_s: float) -> None:
+    def _on_payload(self, event: SetPayload, now_s: float) -> None:
         if len(event.data) > MAX_PAYLOAD_BYTES:
             text = f"a payload of {len(event.data)} bytes; {MAX_PAYLOAD_BYTES} is most"
             raise ConfigError(f"membership: {text}")
-        self._agreement.renew(event.data, now_s)
+        self._view_change.renew(event.data, now_s)
         self._plan()
 
-    def _on_refresh(self, _: Refresh, now_s: float) -> None:
-        self._agreement.refreshes += 1
+    def _on_refresh(self, _: RefreshView, now_s: float) -> None:
+        self._view_change.refreshes += 1
         self._decide(now_s)
 
-    def _on_leave(self, _: Leave, now_s: float) -> None:
-        self._voice.leave()
+    def _on_leave(self, _: LeaveCluster, now_s: float) -> None:
+        self._heartbeats.leave()
         self.has_left = True
         self.wake_at_s = inf
 
     # -- messages ----------------------------------------------------------------------
 
     def _on_heartbeat(self, peer: Peer, beat: Heartbeat, now_s: float) -> None:
-        if not self._roster.beat(peer, beat, now_s):
+        if not self._peer_table.beat(peer, beat, now_s):
             return
         report = beat.report
-        self._agreement.note(report.promised)
-        self._agreement.acknowledge(peer.member, report.view)
-        self._voice.refute(peer, report, now_s)
+        self._view_change.note(report.promised)
+        self._view_change.acknowledge(peer.member, report.view)
+        self._heartbeats.refute(peer, report, now_s)
         for kept, refused in report.clones:
             if refused == self.me:
-                self._out.append(Cloned(kept, refused))
+                self._out.append(KeyCloned(kept, refused))
 
     def _on_propose(self, peer: Peer, message: Propose, now_s: float) -> None:
-        self._agreement.promise(peer.member, message, self._aim.prefers, now_s)
+        self._view_change.promise(peer.member, message, self._proposer.prefers, now_s)
 
     def _on_status(self, peer: Peer, message: Status, now_s: float) -> None:
-        self._agreement.collect(peer.member, message, now_s)
+        self._view_change.collect(peer.member, message, now_s)
 
     def _on_commit(self, peer: Peer, message: Commit, now_s: float) -> None:
-        self._agreement.install(peer.member, message.view)
+        self._view_change.install(peer.member, message.view)
 
     def _on_ack(self, peer: Peer, message: Ack, now_s: float) -> None:
-        self._agreement.acknowledge(peer.member, message.id)
+        self._view_change.acknowledge(peer.member, message.id)
 
     def _on_refuse(self, peer: Peer, message: Refuse, now_s: float) -> None:
-        self._agreement.refused(message)
+        self._view_change.refused(message)
 
     def _on_goodbye(self, peer: Peer, _: Goodbye, now_s: float) -> None:
-        self._roster.down(peer.member, now_s, gone="it said goodbye")
-        self._roster.forget(peer)
+        self._peer_table.down(peer.member, now_s, gone="it said goodbye")
+        self._peer_table.forget(peer)
 
     def _is_linked(self, member: Member) -> bool:
-        peer = self._roster.peers.get(member)
+        peer = self._peer_table.peers.get(member)
         return peer is not None and peer.is_linked

@@ -24,10 +24,10 @@ from math import inf
 from ringleader.membership.config import MembershipConfig
 from ringleader.membership.events import (
     Action,
-    Changed,
-    Cloned,
-    Forgotten,
     Health,
+    HealthChanged,
+    KeyCloned,
+    PeerForgotten,
 )
 from ringleader.membership.member import MAX_MEMBERS, Member
 from ringleader.membership.messages import Heartbeat
@@ -37,8 +37,8 @@ MAX_PEERS = 4 * MAX_MEMBERS
 """Lives remembered, the dead included. Beyond it nobody new is looked at."""
 
 
-class Roster:
-    """The peers of one node. Owned by its ``Machine``; appends actions to ``out``."""
+class PeerTable:
+    """The peers of one node, owned by its state machine; appends actions to ``out``."""
 
     def __init__(self, me: Member, config: MembershipConfig, out: list[Action]) -> None:
         self.me = me
@@ -150,7 +150,7 @@ class Roster:
         """End the record of this life."""
         if self.peers.pop(peer.member, None) is None:
             return
-        self._out.append(Forgotten(peer.member))
+        self._out.append(PeerForgotten(peer.member))
         was_holder = peer.is_admitted
         self._close_contest(peer)
         if was_holder:
@@ -172,7 +172,7 @@ class Roster:
 
     def _change(self, peer: Peer, health: Health, why: str) -> None:
         peer.health = health
-        self._out.append(Changed(peer.member, health, why))
+        self._out.append(HealthChanged(peer.member, health, why))
         self.is_changed = True
 
     def _bury(self, peer: Peer, now_s: float, why: str) -> None:
@@ -196,7 +196,7 @@ class Roster:
         if node == self.me.node:
             peer.refused_for = self.me
             pair = sorted((self.me, peer.member))
-            self._out.append(Cloned(pair[0], pair[1]))
+            self._out.append(KeyCloned(pair[0], pair[1]))
             return None
         holder = self._holder(peer)
         if holder is None:
@@ -240,7 +240,7 @@ class Roster:
             self._close_contest(peer)
             kept, refused = sorted((holder, peer), key=lambda p: p.member)
             refused.refused_for = kept.member
-            self._out.append(Cloned(kept.member, refused.member))
+            self._out.append(KeyCloned(kept.member, refused.member))
             self.is_changed = True
 
     def _close_contest(self, peer: Peer) -> None:

@@ -19,11 +19,11 @@ from math import inf
 
 from ringleader.errors import ConfigError
 from ringleader.membership.config import MembershipConfig
-from ringleader.membership.events import Action, Freeze, Install, Send
+from ringleader.membership.events import Action, FreezeView, InstallView, Send
 from ringleader.membership.member import NO_VIEW, Member, Order, View, ViewId
 from ringleader.membership.messages import Ack, Commit, Message, Propose, Refuse, Status
 
-_SLOWEST = 8
+_MAX_BACKOFF = 8
 """How much longer than the first the longest wait for an answer may be."""
 
 
@@ -38,8 +38,8 @@ class Proposal:
         self.statuses: dict[Member, Status] = {}
 
 
-class Agreement:
-    """Both sides of the two phases. Owned by a ``Machine``; appends to ``out``."""
+class ViewChange:
+    """Both sides of the two phases, owned by a state machine; appends to ``out``."""
 
     def __init__(
         self, me: Member, config: MembershipConfig, order: Order, out: list[Action]
@@ -119,7 +119,7 @@ class Agreement:
         self.promised = name
         self.is_changed = True
         self._asker = leader
-        self._out.append(Freeze(name, leader))
+        self._out.append(FreezeView(name, leader))
         self.answer_at_s = now_s + self._config.payload_wait_s
         if self._config.payload_wait_s == 0:
             self._answer(now_s)
@@ -144,7 +144,7 @@ class Agreement:
         self.is_changed = True
         self.members = tuple(sorted(view.members))
         self.answer_at_s = inf
-        self._out.append(Install(view))
+        self._out.append(InstallView(view))
 
     # -- as the leader -----------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class Agreement:
         for member in silent:
             if is_linked(member):
                 self._send(member, message)
-        self._retry_s = min(2 * self._retry_s, _SLOWEST * self._config.retry_s)
+        self._retry_s = min(2 * self._retry_s, _MAX_BACKOFF * self._config.retry_s)
         self.retry_at_s = now_s + self._retry_s
 
     def _unanswered(self) -> tuple[list[Member], Message | None]:
