@@ -28,9 +28,9 @@ from ringleader.deadline import Deadline
 from ringleader.ids import NodeId
 from ringleader.simulation.lan import VirtualLan, can_make_faults, lan
 from ringleader.topology.graph import Node, Topology
-from ringleader.topology.link import LinkProfile, rounds
-from ringleader.topology.probe import measure_receiving, measure_sending
-from ringleader.topology.profile import measure
+from ringleader.topology.link_profile import LinkProfile, measurement_rounds
+from ringleader.topology.link_speed import measure_receiving, measure_sending
+from ringleader.topology.node_profile import measure
 
 PROBE_PORT, GROUP_PORT = 5900, 5910
 PROBE_S, START_S = 5.0, 60.0
@@ -61,7 +61,7 @@ def probe_all(rank: int, addresses: list[str]) -> tuple[dict[int, list[float]], 
         answer("listening")
         sys.stdin.readline()
         started_s = time.perf_counter()
-        for meeting in rounds(len(addresses)):
+        for meeting in measurement_rounds(len(addresses)):
             for a, b in meeting:
                 if rank == a:
                     found[b] = probe_first((addresses[b], PROBE_PORT))

@@ -11,7 +11,7 @@ from typing import Any
 from ringleader.discovery.mdns import Mdns, MdnsConfig
 from ringleader.discovery.probe import multicast_check
 from ringleader.discovery.sighting import Sighting, SightingConfig
-from ringleader.topology.interfaces import choose, interfaces
+from ringleader.topology.interfaces import choose_interfaces, list_interfaces
 
 
 def say(event: str, **facts: object) -> None:
@@ -47,7 +47,7 @@ class Worker:
 
     async def update(self, _: dict[str, Any], **facts: object) -> None:
         assert self.mdns is not None
-        chosen, refused = choose(interfaces(), self.wanted)
+        chosen, refused = choose_interfaces(list_interfaces(), self.wanted)
         trouble = await self.mdns.update(chosen)
         say(
             "updated",
@@ -72,7 +72,7 @@ class Worker:
         say("stopped")
 
     async def probe(self, order: dict[str, Any]) -> None:
-        chosen, _ = choose(interfaces(), order.get("wanted"))
+        chosen, _ = choose_interfaces(list_interfaces(), order.get("wanted"))
         found = await asyncio.to_thread(  # a node of ours answers meanwhile
             multicast_check,
             chosen[0],

@@ -136,10 +136,10 @@ def _join_by_pin(key: NodeKey, at: str) -> tuple[ClusterSecret, KnownNode]:
 def _find() -> list[Address]:
     """The addresses of the one machine that invites."""
     from ringleader.discovery.pairing import find
-    from ringleader.topology.interfaces import choose, interfaces
+    from ringleader.topology.interfaces import choose_interfaces, list_interfaces
 
     typer.echo("Looking for a machine that invites ...", err=True)
-    chosen, _ = choose(interfaces(), settings.interfaces() or None)
+    chosen, _ = choose_interfaces(list_interfaces(), settings.interfaces() or None)
     try:
         places = find(_SEARCH_S, chosen)
     except RingleaderError as exc:

@@ -37,7 +37,12 @@ from ringleader.discovery.record import (
     new_label,
 )
 from ringleader.errors import PeerUnreachable
-from ringleader.topology.interfaces import Interface, best_first, choose, interfaces
+from ringleader.topology.interfaces import (
+    Interface,
+    best_first,
+    choose_interfaces,
+    list_interfaces,
+)
 
 SERVICE = "_ringleader-pair._tcp.local."
 TXT = b"\x03v=1"
@@ -60,7 +65,7 @@ def announce(
 
     Without discovery the window works all the same, for those who type its address.
     """
-    chosen = choose(interfaces())[0] if chosen is None else chosen
+    chosen = choose_interfaces(list_interfaces())[0] if chosen is None else chosen
     zeroconf = open_zeroconf(chosen)
     if isinstance(zeroconf, NoDiscovery):
         yield zeroconf
@@ -86,7 +91,7 @@ def find(
 
     Nobody vouches for them; the PIN will. Only addresses on our own networks count.
     """
-    chosen = choose(interfaces())[0] if chosen is None else chosen
+    chosen = choose_interfaces(list_interfaces())[0] if chosen is None else chosen
     zeroconf = open_zeroconf(chosen)
     if isinstance(zeroconf, NoDiscovery):
         raise PeerUnreachable("pairing", str(zeroconf))

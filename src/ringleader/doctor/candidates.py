@@ -12,7 +12,7 @@ from ringleader.discovery.static import Answer
 from ringleader.doctor.facts import Candidate, Place, Source, spell
 from ringleader.node.protocol.snapshot import Snapshot
 from ringleader.topology.interfaces import Interface
-from ringleader.topology.profile import clean
+from ringleader.topology.node_profile import clean
 
 MAX_LEADS = 32
 """Per kind; more nodes than a home has."""

@@ -44,8 +44,8 @@ from ringleader.node.peering.status_query import look
 from ringleader.node.protocol import framing
 from ringleader.node.protocol.framing import Hello
 from ringleader.node.protocol.snapshot import Snapshot
-from ringleader.topology.interfaces import Interface, choose, interfaces
-from ringleader.topology.profile import clean
+from ringleader.topology.interfaces import Interface, choose_interfaces, list_interfaces
+from ringleader.topology.node_profile import clean
 
 MAX_THREADS = 16
 """All interfaces are listened at together, in two families each."""
@@ -73,8 +73,8 @@ async def examine(request: Request) -> Facts:
     threads = ThreadPoolExecutor(MAX_THREADS, "doctor")  # the loop ends them
     asyncio.get_running_loop().set_default_executor(threads)
     deadline = Deadline.after(request.seconds)
-    everything = interfaces()
-    chosen, refused = choose(everything, request.interfaces or None)
+    everything = list_interfaces()
+    chosen, refused = choose_interfaces(everything, request.interfaces or None)
     home = Home(request.home)
     cluster = cluster_secret.load(home)
     agents, agent_trouble = await _agents(home, cluster)

@@ -11,8 +11,8 @@ from ringleader.discovery.probe import Probe
 from ringleader.ids import Incarnation, NodeId, short
 from ringleader.node.protocol.snapshot import Snapshot
 from ringleader.topology.interfaces import Interface
-from ringleader.topology.link import LinkProfile
-from ringleader.topology.ports import Holder
+from ringleader.topology.link_profile import LinkProfile
+from ringleader.topology.port_owner import PortOwner
 
 Place = tuple[str, int]
 """A numeric address and a port."""
@@ -176,7 +176,7 @@ class TakenPort:
 
     port: int
     protocol: str
-    holder: Holder | None
+    holder: PortOwner | None
     text: str
 
 

@@ -23,8 +23,8 @@ from ringleader.ids import NodeId
 from ringleader.node.peering.link_probe import Place as ProbePlace
 from ringleader.node.peering.peer_connection import Greeting, Guest
 from ringleader.node.protocol import framing
-from ringleader.topology.link import LinkProfile
-from ringleader.topology.probe import measure_sending
+from ringleader.topology.link_profile import LinkProfile
+from ringleader.topology.link_speed import measure_sending
 
 PROBE = "probe"
 TURN_S = 2.5

@@ -11,7 +11,7 @@ from pathlib import Path
 from ringleader.discovery.multicast import PORT, Why, port_trouble
 from ringleader.doctor.facts import Descriptors, SharedMemory, TakenPort
 from ringleader.errors import ConfigError
-from ringleader.topology.ports import holder_of
+from ringleader.topology.port_owner import find_port_owner
 from ringleader.transport import tcp
 
 if sys.platform != "win32":
@@ -90,13 +90,13 @@ def taken_ports(wanted: int, agents: Sequence[int]) -> list[TakenPort]:
     found = []
     trouble = port_trouble()
     if trouble is not None and trouble.why is Why.PORT_TAKEN:
-        holder = holder_of(PORT, "udp")
+        holder = find_port_owner(PORT, "udp")
         found.append(TakenPort(PORT, "udp", holder, trouble.text))
     if wanted:
         try:
             tcp.listen("", wanted).close()
         except ConfigError as exc:
-            holder = holder_of(wanted, "tcp")
+            holder = find_port_owner(wanted, "tcp")
             if holder is None or holder.pid not in agents:
                 found.append(TakenPort(wanted, "tcp", holder, exc.text))
     return found

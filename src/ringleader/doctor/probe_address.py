@@ -29,7 +29,7 @@ from ringleader.node.peering.peer_connection import (
 from ringleader.node.protocol import framing, local_requests
 from ringleader.node.protocol.framing import Hello
 from ringleader.node.protocol.snapshot import Snapshot
-from ringleader.topology.profile import clean
+from ringleader.topology.node_profile import clean
 
 CONNECT_S = 3.6
 """Linux needs three seconds to find out that nobody has an address."""

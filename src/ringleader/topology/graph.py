@@ -14,12 +14,12 @@ from itertools import permutations
 
 from ringleader.errors import ConfigError
 from ringleader.ids import NodeId, short
-from ringleader.topology import mlx
-from ringleader.topology.hops import MEMORY_BYTES_PER_S
-from ringleader.topology.kind import InterfaceKind
-from ringleader.topology.link import LinkProfile
-from ringleader.topology.profile import NodeProfile
-from ringleader.topology.ring import Ring, levelled, ring_order
+from ringleader.topology.hop_table import MEMORY_BYTES_PER_S
+from ringleader.topology.interface_kind import InterfaceKind
+from ringleader.topology.link_profile import LinkProfile
+from ringleader.topology.mlx_hostfile import MlxHost, format_hostfile, ring_hosts
+from ringleader.topology.node_profile import NodeProfile
+from ringleader.topology.ring import Ring, merge_close_rates, ring_order
 
 Address = tuple[str, int]
 """Host and port. Nodes of one machine share the first and differ in the second."""
@@ -148,7 +148,7 @@ class Topology:
             rates = self._rates()
             order = ring_order(
                 list(self._nodes),
-                levelled(rates),
+                merge_close_rates(rates),
                 self._latencies(),
                 same_host=self.hosts(),
             )
@@ -212,11 +212,11 @@ class Topology:
 
     def mlx_ring_hosts(self, port: int) -> list[str]:
         """The ring as MLX on this node needs it: ourselves and both sides of us."""
-        return mlx.ring_hosts(self._mlx_places(), self.local_rank(), port)
+        return ring_hosts(self._mlx_places(), self.local_rank(), port)
 
     def mlx_hostfile(self) -> str:
         """The ring as ``mlx.launch --hostfile`` reads it."""
-        return mlx.launch_file(self._mlx_places())
+        return format_hostfile(self._mlx_places())
 
     # ----------------------------------------------------------------------------
 
@@ -247,9 +247,9 @@ class Topology:
         link = self.link(a, b)
         return link is not None and link.kind is InterfaceKind.THUNDERBOLT
 
-    def _mlx_places(self) -> Sequence[mlx.Place]:
+    def _mlx_places(self) -> Sequence[MlxHost]:
         trouble = self.ring_trouble()
         if trouble:
             raise ConfigError(f"MLX: no ring: {trouble}")
         nodes = [self._nodes[each] for each in self.ring_order()]
-        return [mlx.Place(n.profile.host, n.addresses[0][0]) for n in nodes]
+        return [MlxHost(n.profile.host, n.addresses[0][0]) for n in nodes]

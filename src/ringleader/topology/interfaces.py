@@ -20,8 +20,10 @@ from typing import Any
 import psutil
 
 from ringleader.errors import ConfigError
-from ringleader.topology.kind import Address, is_apples_own, kind_of
-from ringleader.topology.kind import InterfaceKind as InterfaceKind  # for all who ask
+from ringleader.topology.interface_kind import Address, is_apple_peer_interface, kind_of
+from ringleader.topology.interface_kind import (
+    InterfaceKind as InterfaceKind,  # for all who ask
+)
 
 Ip = IPv4Address | IPv6Address
 
@@ -63,7 +65,7 @@ class Interface:
         )
 
 
-def interfaces() -> list[Interface]:
+def list_interfaces() -> list[Interface]:
     """The interfaces of this host now. Takes about a millisecond and sends nothing."""
     addresses, stats = psutil.net_if_addrs(), psutil.net_if_stats()
     hints = {name: _hints(name) for name in addresses}
@@ -157,7 +159,7 @@ _PRIVATE = tuple(
 _ROUTABLE = (ipaddress.ip_network("fc00::/7"), ipaddress.ip_network("2000::/3"))
 
 
-def choose(
+def choose_interfaces(
     interfaces: Sequence[Interface], wanted: Collection[str] | None = None
 ) -> tuple[list[Interface], list[tuple[Interface, str]]]:
     """Those that carry the cluster, best first, and the others with the reason why not.
@@ -220,7 +222,7 @@ def _why_not_unasked(interface: Interface) -> str | None:
     kind = interface.kind
     if kind in (InterfaceKind.LOOPBACK, InterfaceKind.VIRTUAL, InterfaceKind.VPN):
         return f"is {'a VPN' if kind is InterfaceKind.VPN else kind.value} by its name"
-    if is_apples_own(interface.name):
+    if is_apple_peer_interface(interface.name):
         return "belongs to Apple's own peer-to-peer services"
     if interface.is_point_to_point or not interface.has_multicast:
         return "is a line to one other end, or carries no multicast"

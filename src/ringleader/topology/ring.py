@@ -14,14 +14,14 @@ from itertools import pairwise
 from typing import Generic
 
 from ringleader.errors import ConfigError
-from ringleader.topology.exact import best_ring
-from ringleader.topology.hops import Hops, Id
-from ringleader.topology.search import good_ring
+from ringleader.topology.exact_ring_search import best_ring
+from ringleader.topology.heuristic_ring_search import good_ring
+from ringleader.topology.hop_table import HopTable, Id
 
 MAX_EXACT = 10
 """Nodes for which the best ring is computed, in 0.1 s at most; 12 would take 0.8 s."""
 
-STEP = 1.25
+RATE_STEP = 1.25
 """A short measurement is off by some 10 %. Bandwidths within one such step count as
 equal, so that two measurements of one network give one ring."""
 
@@ -84,14 +84,14 @@ def ring_order(
     if len(set(nodes)) < len(nodes):
         twice = next(a for a, b in pairwise(nodes) if a == b)
         raise ConfigError(f"ring order: {twice} is in the list twice")
-    hops = Hops.between(nodes, bandwidth, latency or {}, same_host)
+    hops = HopTable.between(nodes, bandwidth, latency or {}, same_host)
     if len(nodes) < 2:
         return tuple(nodes)
     search = best_ring if len(nodes) <= MAX_EXACT else good_ring
     return tuple(nodes[i] for i in search(hops))
 
 
-def levelled(
+def merge_close_rates(
     rates: Mapping[tuple[Id, Id], float],
 ) -> dict[tuple[Id, Id], float]:
     """Rates of which those that differ by chance are equal.
@@ -103,7 +103,7 @@ def levelled(
     level = math.inf
     levels = {}
     for rate in sorted(set(rates.values()), reverse=True):
-        if rate * STEP < level:
+        if rate * RATE_STEP < level:
             level = rate
         levels[rate] = level
     return {pair: levels[rate] for pair, rate in rates.items()}

@@ -14,8 +14,8 @@ from ringleader.discovery.probe import multicast_check
 from ringleader.topology.interfaces import (
     Interface,
     InterfaceKind,
-    choose,
-    interfaces,
+    choose_interfaces,
+    list_interfaces,
 )
 
 DEADLINE_S = 10.0
@@ -23,9 +23,9 @@ KEY, OTHER = secrets.token_bytes(32), secrets.token_bytes(32)
 
 
 def loopback() -> list[Interface]:
-    here = interfaces()
+    here = list_interfaces()
     names = [i.name for i in here if i.kind is InterfaceKind.LOOPBACK]
-    return choose(here, names[:1])[0]
+    return choose_interfaces(here, names[:1])[0]
 
 
 async def start(key: bytes, port: int) -> tuple[Mdns, asyncio.Queue[tuple[str, int]]]:

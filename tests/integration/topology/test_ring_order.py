@@ -22,7 +22,7 @@ PAYLOAD = 1448 / 1514
 PROBE = """
 import json, socket, sys, time
 from ringleader.deadline import Deadline
-from ringleader.topology.probe import measure_receiving, measure_sending
+from ringleader.topology.link_speed import measure_receiving, measure_sending
 role, address = sys.argv[1:]
 if role == "receive":
     with socket.create_server((address, 5005)) as server:

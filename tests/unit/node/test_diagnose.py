@@ -33,8 +33,8 @@ from ringleader.doctor.report import checks
 from ringleader.ids import Incarnation, NodeId
 from ringleader.node.protocol.snapshot import NodeRow, Snapshot
 from ringleader.topology.interfaces import Interface, InterfaceKind
-from ringleader.topology.link import LinkProfile
-from ringleader.topology.ports import Holder
+from ringleader.topology.link_profile import LinkProfile
+from ringleader.topology.port_owner import PortOwner
 
 OURS, BOB, CAT = NodeId("o" * 52), NodeId("b" * 52), NodeId("c" * 52)
 ETH0 = Interface(
@@ -228,7 +228,7 @@ def test_a_machine_without_any_network_is_told_so() -> None:
 
 def test_a_taken_port_names_the_program_and_is_no_loss_of_multicast() -> None:
     trouble = NoDiscovery(Why.PORT_TAKEN, "another program holds UDP port 5353")
-    taken = TakenPort(5353, "udp", Holder(17, "dnsmasq"), trouble.text)
+    taken = TakenPort(5353, "udp", PortOwner(17, "dnsmasq"), trouble.text)
     finding = only(facts(taken=(taken,), probes=(probe(trouble=trouble),)))
     assert finding.code is Code.PORT_TAKEN
     assert "dnsmasq (process 17)" in finding.text

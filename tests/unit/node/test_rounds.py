@@ -21,8 +21,8 @@ from ringleader.node.agent.rank_assignment import (
 )
 from ringleader.node.protocol import node_state as seats
 from ringleader.node.protocol.node_state import Ended, Facts, Seat, Ticket
-from ringleader.topology.link import LinkProfile
-from ringleader.topology.profile import measure
+from ringleader.topology.link_profile import LinkProfile
+from ringleader.topology.node_profile import measure
 
 PROFILE = measure()
 ROUND = round_id("7-aaaa", "job")

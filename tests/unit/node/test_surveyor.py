@@ -11,8 +11,8 @@ from ringleader.membership.member import Member
 from ringleader.node.peering.link_plan import order, to_measure, topology
 from ringleader.node.protocol import node_state as seats
 from ringleader.node.protocol.node_state import Seat
-from ringleader.topology.link import LinkProfile
-from ringleader.topology.profile import measure
+from ringleader.topology.link_profile import LinkProfile
+from ringleader.topology.node_profile import measure
 
 PROFILE = measure()
 IDS = [NodeId(letter * 52) for letter in "abcd"]

@@ -12,9 +12,9 @@ import pytest
 from ringleader.errors import ConfigError
 from ringleader.ids import NodeId
 from ringleader.topology.graph import Node, Topology
-from ringleader.topology.kind import InterfaceKind
-from ringleader.topology.link import LinkProfile
-from ringleader.topology.profile import NodeProfile
+from ringleader.topology.interface_kind import InterfaceKind
+from ringleader.topology.link_profile import LinkProfile
+from ringleader.topology.node_profile import NodeProfile
 
 GIB = 1 << 30
 A, B, C, D = (NodeId(f"{letter * 52}") for letter in "abcd")

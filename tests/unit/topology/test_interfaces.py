@@ -9,15 +9,15 @@ from typing import NamedTuple
 import pytest
 
 from ringleader.errors import ConfigError
+from ringleader.topology.interface_kind import InterfaceKind, kind_of
 from ringleader.topology.interfaces import (
     Interface,
     best_first,
-    choose,
+    choose_interfaces,
     from_tables,
-    interfaces,
     kind_of_peer,
+    list_interfaces,
 )
-from ringleader.topology.kind import InterfaceKind, kind_of
 
 NORMAL = "up,broadcast,running,multicast"
 LINE = "up,pointopoint,running,multicast"
@@ -108,7 +108,7 @@ def names(chosen: list[Interface]) -> list[str]:
 
 def test_linux_chooses_the_cards_and_the_default_route_first() -> None:
     found = read(LINUX, "linux", default="192.168.1.77")
-    chosen, refused = choose(found)
+    chosen, refused = choose_interfaces(found)
     assert names(chosen) == ["wlp4s0", "enp3s0"]
     assert {i.name for i, _ in refused} == LINUX.keys() - {"wlp4s0", "enp3s0"}
     why = {i.name: text for i, text in refused}
@@ -121,7 +121,7 @@ def test_linux_chooses_the_cards_and_the_default_route_first() -> None:
 
 
 def test_a_mac_chooses_its_thunderbolt_cables_last() -> None:
-    chosen, refused = choose(read(MAC, "darwin", default="192.168.1.9"))
+    chosen, refused = choose_interfaces(read(MAC, "darwin", default="192.168.1.9"))
     assert names(chosen) == ["en0", "en5", "bridge0"]
     kinds = [interface.kind for interface in chosen]
     assert kinds[1:] == [InterfaceKind.THUNDERBOLT, InterfaceKind.THUNDERBOLT]
@@ -131,7 +131,7 @@ def test_a_mac_chooses_its_thunderbolt_cables_last() -> None:
 
 
 def test_windows_has_no_flags_and_no_masks_for_ipv6() -> None:
-    chosen, _ = choose(read(WINDOWS, "win32"))
+    chosen, _ = choose_interfaces(read(WINDOWS, "win32"))
     assert names(chosen) == ["Ethernet", "Wi-Fi"]
     assert [i.kind for i in chosen] == [InterfaceKind.ETHERNET, InterfaceKind.WIFI]
     assert IPv6Interface("fd12::20/64") in chosen[0].addresses
@@ -152,16 +152,16 @@ def test_the_chosen_keep_only_addresses_that_others_can_use() -> None:
             Stats(),
         )
     }
-    chosen, _ = choose(read(table, "linux"))
+    chosen, _ = choose_interfaces(read(table, "linux"))
     texts = [str(address) for address in chosen[0].addresses]
     assert texts == ["192.168.1.5/24", "fd12::5/64", "2001:db9::5/64"]
 
 
 def test_a_host_without_ipv4_is_chosen_by_ipv6() -> None:
     alone = {"eth0": ([six("fe80::1%eth0"), six("fd12::1")], Stats())}
-    assert names(choose(read(alone, "linux"))[0]) == ["eth0"]
+    assert names(choose_interfaces(read(alone, "linux"))[0]) == ["eth0"]
     local = {"eth0": ([six("fe80::1%eth0")], Stats())}
-    chosen, refused = choose(read(local, "linux"))
+    chosen, refused = choose_interfaces(read(local, "linux"))
     assert not chosen
     assert "no address" in refused[0][1]
 
@@ -169,27 +169,27 @@ def test_a_host_without_ipv4_is_chosen_by_ipv6() -> None:
 def test_a_public_address_is_not_announced_unless_it_is_asked_for() -> None:
     table = {"eth0": ([four("192.0.2.2"), six("fd00::2")], Stats())}
     found = read(table, "linux")
-    chosen, refused = choose(found)
+    chosen, refused = choose_interfaces(found)
     assert not chosen
     assert "192.0.2.2" in refused[0][1]
     assert "name it" in refused[0][1]
-    (forced,), _ = choose(found, ["eth0"])
+    (forced,), _ = choose_interfaces(found, ["eth0"])
     assert [str(a.ip) for a in forced.addresses] == ["192.0.2.2", "fd00::2"]
 
 
 def test_the_user_may_name_an_interface_and_gets_no_other() -> None:
     found = read(LINUX, "linux")
-    chosen, refused = choose(found, ["docker0", "lo"])
+    chosen, refused = choose_interfaces(found, ["docker0", "lo"])
     assert names(chosen) == ["lo", "docker0"]
     assert ("wlp4s0", "is not among the interfaces asked for") in [
         (i.name, why) for i, why in refused
     ]
-    assert not choose(found, ["enp5s0"])[0], "down is down"
+    assert not choose_interfaces(found, ["enp5s0"])[0], "down is down"
 
 
 def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
     with pytest.raises(ConfigError, match=r"'eth9'.*docker0.*wlp4s0"):
-        choose(read(LINUX, "linux"), ["eth9"])
+        choose_interfaces(read(LINUX, "linux"), ["eth9"])
 
 
 def test_without_multicast_or_with_one_other_end_an_interface_is_left_out() -> None:
@@ -197,7 +197,7 @@ def test_without_multicast_or_with_one_other_end_an_interface_is_left_out() -> N
         "eth0": ([four("10.0.0.1")], Stats(flags="up,broadcast,running")),
         "eth1": ([four("10.0.1.1")], Stats(flags=LINE)),
     }
-    assert not choose(read(table, "linux"))[0]
+    assert not choose_interfaces(read(table, "linux"))[0]
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_peers_addresses_are_tried_best_first() -> None:
 
 
 def test_this_host_can_be_read() -> None:
-    found = interfaces()
+    found = list_interfaces()
     loopback = [i for i in found if i.kind is InterfaceKind.LOOPBACK]
     assert loopback
     assert loopback[0].holds(ip_address("127.0.0.1"))

@@ -9,10 +9,10 @@ from itertools import permutations
 import pytest
 
 from ringleader.errors import ConfigError
-from ringleader.topology.exact import best_ring
-from ringleader.topology.hops import Hops
-from ringleader.topology.ring import MAX_EXACT, Ring, levelled, ring_order
-from ringleader.topology.search import good_ring
+from ringleader.topology.exact_ring_search import best_ring
+from ringleader.topology.heuristic_ring_search import good_ring
+from ringleader.topology.hop_table import HopTable
+from ringleader.topology.ring import MAX_EXACT, Ring, merge_close_rates, ring_order
 
 Pairs = dict[tuple[str, str], float]
 FAST, SLOW = 125e6, 12.5e6
@@ -85,7 +85,7 @@ def test_no_other_ring_is_better(seed: int) -> None:
     rates = draw(count, seed, [1e6, 1e7, 1e8] if seed % 2 else None)
     waits = {pair: rng.choice([1e-4, 1e-3]) for pair in rates}
     hosts = [ids[1:3], [ids[0], ids[-1]]] if count >= 5 and seed % 3 else []
-    hops = Hops.between(ids, rates, waits, hosts)
+    hops = HopTable.between(ids, rates, waits, hosts)
     rings = [r for r in permutations(range(count)) if hops.keeps_hosts_together(r)]
     first = {r for r in rings if r[0] in hosts_of(hops, r)}
     best = max((hops.slowest(r), hops.total(r)) for r in rings)
@@ -94,7 +94,7 @@ def test_no_other_ring_is_better(seed: int) -> None:
     assert ring_order(ids, rates, waits, same_host=hosts) == tuple(ids[i] for i in want)
 
 
-def hosts_of(hops: Hops, ring: tuple[int, ...]) -> set[int]:
+def hosts_of(hops: HopTable, ring: tuple[int, ...]) -> set[int]:
     """The node that may come first: where the host of node 0 begins."""
     home = hops.host[0]
     size = len(ring)
@@ -126,7 +126,7 @@ def test_the_search_finds_the_fastest_slowest_hop_of_few_nodes(
     shares = []
     for seed in range(16):
         count = 8 + seed % 3
-        hops = Hops.between(names(count), draw(count, seed, levels), {}, [])
+        hops = HopTable.between(names(count), draw(count, seed, levels), {}, [])
         best, good = best_ring(hops), good_ring(hops)
         assert sorted(good) == list(range(count))
         assert hops.slowest(good) == hops.slowest(best), f"seed {seed}"
@@ -235,8 +235,8 @@ def test_rates_that_differ_by_chance_are_levelled() -> None:
     rates = {("a", "b"): 119e6, ("b", "c"): 123e6, ("c", "a"): 110e6}
     rest = {("a", "d"): 12e6, ("d", "a"): 0.0}
     level: Pairs = dict.fromkeys(rates, 123e6)
-    assert levelled({**rates, **rest}) == {**level, **rest}
-    assert levelled(dict[tuple[str, str], float]()) == {}
+    assert merge_close_rates({**rates, **rest}) == {**level, **rest}
+    assert merge_close_rates(dict[tuple[str, str], float]()) == {}
 
 
 def test_a_ring_knows_its_neighbours() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ringleader.doctor.facts import Candidate, Facts, Pace
 from ringleader.doctor.finding import Code, Finding, Severity
-from ringleader.topology.link import LinkProfile
+from ringleader.topology.link_profile import LinkProfile
 
 SLOW_BYTES_PER_S = 50e6 / 8
 """An all-reduce of 25 M parameters takes 16 s on such a link."""

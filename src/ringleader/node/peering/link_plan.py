@@ -11,7 +11,7 @@ from ringleader.node.peering.link_probe import HOST
 from ringleader.node.protocol import node_state as seats
 from ringleader.node.protocol.node_state import Seat
 from ringleader.topology.graph import Node, Topology
-from ringleader.topology.link import LinkProfile, rounds
+from ringleader.topology.link_profile import LinkProfile, measurement_rounds
 
 
 def decode_all(payloads: Mapping[Member, bytes]) -> dict[Member, Seat]:
@@ -75,7 +75,7 @@ def to_measure(known: Mapping[NodeId, Seat], mine: NodeId) -> list[NodeId]:
     """
     nodes = sorted(known)
     place = nodes.index(mine)
-    pairs = [pair for meeting in rounds(len(nodes)) for pair in meeting]
+    pairs = [pair for meeting in measurement_rounds(len(nodes)) for pair in meeting]
     others = [nodes[b] for a, b in pairs if a == place]
     return [other for other in others if link_between(known, mine, other) is None]
 

@@ -20,9 +20,9 @@ from ringleader.identity.credentials import Credentials
 from ringleader.ids import NodeId
 from ringleader.node.peering.peer_connection import Guest, explain
 from ringleader.node.protocol import framing
-from ringleader.topology import probe
-from ringleader.topology.interfaces import interfaces, kind_of_peer
-from ringleader.topology.link import LinkProfile
+from ringleader.topology import link_speed
+from ringleader.topology.interfaces import kind_of_peer, list_interfaces
+from ringleader.topology.link_profile import LinkProfile
 from ringleader.transport import tcp
 
 LIMIT_S = 4.0
@@ -110,8 +110,12 @@ class Prober:
             ) as sock:
                 ours.check_alpn(sock)
                 ours.verify(sock.getpeercert(True), expect=node)
-                kind = kind_of_peer(sock.getpeername()[0], interfaces())
-                work = probe.measure_receiving if is_server else probe.measure_sending
+                kind = kind_of_peer(sock.getpeername()[0], list_interfaces())
+                work = (
+                    link_speed.measure_receiving
+                    if is_server
+                    else link_speed.measure_sending
+                )
                 return work(sock, deadline, peer=node, kind=kind)
         except PeerError:
             raise

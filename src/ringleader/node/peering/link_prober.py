@@ -13,7 +13,7 @@ from ringleader.node.peering import link_plan
 from ringleader.node.peering.link_probe import Prober
 from ringleader.node.peering.peer_connection import Guest
 from ringleader.node.protocol.node_state import Seat
-from ringleader.topology.link import LinkProfile
+from ringleader.topology.link_profile import LinkProfile
 
 
 @dataclass(slots=True)

@@ -72,9 +72,13 @@ def _look_around(home: Path, cluster: ClusterSecret) -> list[Sight]:
 
 def _seen(cluster: ClusterSecret) -> list[list[Address]]:
     from ringleader.discovery.probe import Probe, multicast_check
-    from ringleader.topology.interfaces import Interface, choose, interfaces
+    from ringleader.topology.interfaces import (
+        Interface,
+        choose_interfaces,
+        list_interfaces,
+    )
 
-    chosen, _ = choose(interfaces())
+    chosen, _ = choose_interfaces(list_interfaces())
     key = cluster.mdns_key().reveal()
 
     def listen(interface: Interface) -> Probe:

@@ -12,8 +12,8 @@ import msgspec
 
 from ringleader.errors import ProtocolError
 from ringleader.ids import NodeId
-from ringleader.topology.link import LinkProfile
-from ringleader.topology.profile import NodeProfile, Text
+from ringleader.topology.link_profile import LinkProfile
+from ringleader.topology.node_profile import NodeProfile, Text
 
 Name = Annotated[
     str,

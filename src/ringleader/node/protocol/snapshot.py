@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ringleader.topology.link import LinkProfile
-from ringleader.topology.profile import NodeProfile
+from ringleader.topology.link_profile import LinkProfile
+from ringleader.topology.node_profile import NodeProfile
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):

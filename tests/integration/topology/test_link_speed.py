@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, PeerError, PeerLost, ProtocolError
 from ringleader.testing.threaded_world import run_threads
-from ringleader.topology.kind import InterfaceKind
-from ringleader.topology.link import LinkProfile
-from ringleader.topology.probe import (
+from ringleader.topology.interface_kind import InterfaceKind
+from ringleader.topology.link_profile import LinkProfile
+from ringleader.topology.link_speed import (
     MAX_BURSTS,
     MAX_BYTES,
     MAX_PINGS,
-    Stream,
+    MeasuredStream,
     measure_receiving,
     measure_sending,
 )
@@ -46,7 +46,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield a, b
 
 
-def both(a: Stream, b: Stream) -> list[LinkProfile]:
+def both(a: MeasuredStream, b: MeasuredStream) -> list[LinkProfile]:
     kind = InterfaceKind.LOOPBACK
     return run_threads(
         [

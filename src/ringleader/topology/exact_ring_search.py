@@ -9,13 +9,13 @@ take about n^2 * 2^n steps: 30 ms for 10 nodes.
 
 from __future__ import annotations
 
-from ringleader.topology.hops import Hops, Order, bits
+from ringleader.topology.hop_table import HopTable, Order, bits
 
 NEVER = -(1 << 200)
 """Less than any gain: no ring goes on from here."""
 
 
-def best_ring(hops: Hops) -> Order:
+def best_ring(hops: HopTable) -> Order:
     """The order that starts with the host of node 0; for more than one node."""
     speeds = hops.speeds()
     low, high = 0, len(speeds) - 1  # at speeds[0] all hops are allowed
@@ -31,11 +31,11 @@ def best_ring(hops: Hops) -> Order:
     return min(found, key=lambda each: (-each[0], each[1]))[1]
 
 
-def _has_ring(hops: Hops, reach: list[int]) -> bool:
+def _has_ring(hops: HopTable, reach: list[int]) -> bool:
     return any(_returns(hops, reach, start) for start in bits(hops.host[0]))
 
 
-def _returns(hops: Hops, reach: list[int], start: int) -> bool:
+def _returns(hops: HopTable, reach: list[int], start: int) -> bool:
     """Whether some way leads from ``start`` through all nodes and back."""
     whole = (1 << hops.size) - 1
     ends = [0] * (whole + 1)  # per set of nodes: where a way through them may end
@@ -47,12 +47,12 @@ def _returns(hops: Hops, reach: list[int], start: int) -> bool:
     return any(reach[last] >> start & 1 for last in bits(ends[whole]))
 
 
-def _open(hops: Hops, at: int, seen: int) -> int:
+def _open(hops: HopTable, at: int, seen: int) -> int:
     """Where a way may go on: first to the rest of the host, then anywhere new."""
     return hops.host[at] & ~seen or (1 << hops.size) - 1 & ~seen
 
 
-def _richest(hops: Hops, reach: list[int], start: int) -> tuple[int, Order]:
+def _richest(hops: HopTable, reach: list[int], start: int) -> tuple[int, Order]:
     """The highest gain of a ring from ``start``, and the first order that has it."""
     whole = (1 << hops.size) - 1
     rest = [[NEVER] * hops.size for _ in range(whole + 1)]
@@ -73,7 +73,7 @@ def _richest(hops: Hops, reach: list[int], start: int) -> tuple[int, Order]:
     return gain, _walk(hops, reach, rest, start) if gain > NEVER // 2 else ()
 
 
-def _walk(hops: Hops, reach: list[int], rest: list[list[int]], start: int) -> Order:
+def _walk(hops: HopTable, reach: list[int], rest: list[list[int]], start: int) -> Order:
     """Follow the highest gain, to the smallest node where there is a choice."""
     order, seen = [start], 1 << start
     while len(order) < hops.size:

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from ringleader.errors import ConfigError
-from ringleader.topology.mlx import Place, launch_file, ring_hosts
+from ringleader.topology.mlx_hostfile import MlxHost, format_hostfile, ring_hosts
 
-PLACES = [Place(f"mac{i}.local", f"192.168.1.{i}") for i in range(1, 5)]
+PLACES = [MlxHost(f"mac{i}.local", f"192.168.1.{i}") for i in range(1, 5)]
 
 
 def test_every_rank_gets_its_own_list() -> None:
@@ -35,12 +35,12 @@ def test_ranks_of_one_machine_get_ports_of_their_own() -> None:
 
 
 def test_ipv6_addresses_are_bracketed() -> None:
-    places = [Place("a", "fd77::1"), Place("b", "fd77::2")]
+    places = [MlxHost("a", "fd77::1"), MlxHost("b", "fd77::2")]
     assert ring_hosts(places, 0, 6000)[1] == "[fd77::2]:6000"
 
 
 def test_the_file_has_the_shape_that_mlx_reads() -> None:
-    hosts = json.loads(launch_file(PLACES[:2]))
+    hosts = json.loads(format_hostfile(PLACES[:2]))
     assert hosts == [
         {"ssh": "mac1.local", "ips": ["192.168.1.1"]},
         {"ssh": "mac2.local", "ips": ["192.168.1.2"]},

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ringleader.topology.probe import (
+from ringleader.topology.link_speed import (
     BURST_S,
     ENOUGH_S,
     FIRST_BYTES,

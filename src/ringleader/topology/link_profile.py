@@ -8,7 +8,7 @@ from typing import Annotated, Self
 import msgspec
 from msgspec import Meta
 
-from ringleader.topology.kind import InterfaceKind
+from ringleader.topology.interface_kind import InterfaceKind
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 Rate = Annotated[float, Meta(ge=0, le=1e12)]
@@ -58,7 +58,7 @@ class LinkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.latency_s + num_bytes / self.out_bytes_per_s
 
 
-def rounds(num_nodes: int) -> list[list[tuple[int, int]]]:
+def measurement_rounds(num_nodes: int) -> list[list[tuple[int, int]]]:
     """Who measures with whom: all pairs, each once, in rounds of disjoint pairs.
 
     The circle method: one seat stays, the others move on by one. With an odd number of

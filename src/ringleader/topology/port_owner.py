@@ -8,7 +8,7 @@ import psutil
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class PortOwner:
     """A process that has a port."""
 
     pid: int
@@ -18,7 +18,7 @@ class Holder:
         return f"{self.name} (process {self.pid})"
 
 
-def holder_of(port: int, protocol: str) -> Holder | None:
+def find_port_owner(port: int, protocol: str) -> PortOwner | None:
     """Who listens at a port, ``tcp`` or ``udp``; None where we may not know.
 
     Other users' processes are visible to the administrator only.
@@ -30,7 +30,7 @@ def holder_of(port: int, protocol: str) -> Holder | None:
     for each in sockets:
         is_listening = protocol == "udp" or each.status == psutil.CONN_LISTEN
         if each.laddr and each.laddr.port == port and is_listening and each.pid:
-            return Holder(each.pid, _name_of(each.pid))
+            return PortOwner(each.pid, _name_of(each.pid))
     return None
 
 

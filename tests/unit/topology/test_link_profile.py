@@ -7,8 +7,8 @@ import math
 import msgspec
 import pytest
 
-from ringleader.topology.kind import InterfaceKind
-from ringleader.topology.link import LinkProfile, rounds
+from ringleader.topology.interface_kind import InterfaceKind
+from ringleader.topology.link_profile import LinkProfile, measurement_rounds
 
 
 def test_presets_are_in_bytes_per_second() -> None:
@@ -43,7 +43,7 @@ def test_a_link_beyond_the_limits_is_refused(values: list[float]) -> None:
 
 @pytest.mark.parametrize("num_nodes", range(12))
 def test_all_pairs_meet_once_and_nobody_is_at_two_places(num_nodes: int) -> None:
-    schedule = rounds(num_nodes)
+    schedule = measurement_rounds(num_nodes)
     pairs = sorted(pair for meeting in schedule for pair in meeting)
     assert pairs == [(a, b) for a in range(num_nodes) for b in range(a + 1, num_nodes)]
     for meeting in schedule:

@@ -24,7 +24,7 @@ MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MlxHost:
     """One rank, as MLX sees it."""
 
     name: str
@@ -32,7 +32,7 @@ class Place:
     address: str
 
 
-def ring_hosts(places: Sequence[Place], rank: int, port: int) -> list[str]:
+def ring_hosts(places: Sequence[MlxHost], rank: int, port: int) -> list[str]:
     """The ring as ``rank`` needs it: itself, its two sides, and nobody else.
 
     Ranks that share an address get successive ports, beginning with ``port``.
@@ -48,13 +48,13 @@ def ring_hosts(places: Sequence[Place], rank: int, port: int) -> list[str]:
     return hosts
 
 
-def launch_file(places: Sequence[Place]) -> str:
+def format_hostfile(places: Sequence[MlxHost]) -> str:
     """What ``mlx.launch --hostfile`` reads; ranks are numbered in this order."""
     hosts = [{"ssh": place.name, "ips": [place.address]} for place in places]
     return json.dumps(hosts, indent=2)
 
 
-def _ports(places: Sequence[Place], first: int) -> list[int]:
+def _ports(places: Sequence[MlxHost], first: int) -> list[int]:
     used: dict[str, int] = {}
     ports = []
     for place in places:

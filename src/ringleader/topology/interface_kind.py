@@ -58,7 +58,7 @@ def kind_of(
     low = name.lower()
     if _LOOPBACK.match(low):
         return InterfaceKind.LOOPBACK
-    if is_apples_own(low) or "wireless" in hints:
+    if is_apple_peer_interface(low) or "wireless" in hints:
         return InterfaceKind.WIFI
     if _VPN.match(low):
         return InterfaceKind.VPN
@@ -73,7 +73,7 @@ def kind_of(
     return InterfaceKind.ETHERNET if _ETHERNET.match(low) else InterfaceKind.UNKNOWN
 
 
-def is_apples_own(name: str) -> bool:
+def is_apple_peer_interface(name: str) -> bool:
     """Whether it serves AirDrop and the like: Wi-Fi, but not for programs."""
     return _APPLE_PEERS.match(name.lower()) is not None
 

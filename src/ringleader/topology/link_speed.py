@@ -27,8 +27,8 @@ from typing import Protocol
 
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, PeerLost, ProtocolError
-from ringleader.topology.kind import InterfaceKind
-from ringleader.topology.link import LinkProfile
+from ringleader.topology.interface_kind import InterfaceKind
+from ringleader.topology.link_profile import LinkProfile
 
 FIRST_BYTES = 48 << 10
 """Small enough that 2 Mbit/s carry it in 0.2 s; a quarter of it fills the bucket of a
@@ -65,7 +65,7 @@ _MESSAGE = struct.Struct("!4sId")
 _PING, _PONG, _BURST, _TOOK, _DONE = b"ping", b"pong", b"brst", b"took", b"done"
 
 
-class Stream(Protocol):
+class MeasuredStream(Protocol):
     """What is needed of a connected socket: a plain one or ``ssl.SSLSocket``."""
 
     def send(self, data: memoryview, /) -> int: ...
@@ -75,7 +75,7 @@ class Stream(Protocol):
 
 
 def measure_sending(
-    sock: Stream,
+    sock: MeasuredStream,
     deadline: Deadline,
     *,
     peer: str = "the peer",
@@ -85,20 +85,20 @@ def measure_sending(
 
     Takes 0.2 to 0.5 s on most links. After an error close the connection.
     """
-    with _wire(sock, deadline, peer) as wire:
+    with _measurement(sock, deadline, peer) as wire:
         latency_s, out = wire.lead()
         return LinkProfile(latency_s, out, wire.follow(), kind)
 
 
 def measure_receiving(
-    sock: Stream,
+    sock: MeasuredStream,
     deadline: Deadline,
     *,
     peer: str = "the peer",
     kind: InterfaceKind = InterfaceKind.UNKNOWN,
 ) -> LinkProfile:
     """Measure both ways, the peer's turn first; it calls ``measure_sending``."""
-    with _wire(sock, deadline, peer) as wire:
+    with _measurement(sock, deadline, peer) as wire:
         into = wire.follow()
         latency_s, out = wire.lead()
         return LinkProfile(latency_s, out, into, kind)
@@ -130,11 +130,13 @@ def _last_size(tries: Sequence[Try]) -> tuple[int, float, int]:
 
 
 @contextlib.contextmanager
-def _wire(sock: Stream, deadline: Deadline, peer: str) -> Iterator[_Wire]:
+def _measurement(
+    sock: MeasuredStream, deadline: Deadline, peer: str
+) -> Iterator[_Measurement]:
     """The connection for one measurement; foreign errors become ours here."""
     before = sock.gettimeout()
     try:
-        yield _Wire(sock, deadline, peer)
+        yield _Measurement(sock, deadline, peer)
         sock.settimeout(before)
     except TimeoutError as exc:
         text = f"the link was not measured within {deadline.after_s:.1f} s"
@@ -144,10 +146,10 @@ def _wire(sock: Stream, deadline: Deadline, peer: str) -> Iterator[_Wire]:
         raise PeerLost(peer, text) from exc
 
 
-class _Wire:
+class _Measurement:
     """One end of a measurement. Used by one thread, for one measurement."""
 
-    def __init__(self, sock: Stream, deadline: Deadline, peer: str) -> None:
+    def __init__(self, sock: MeasuredStream, deadline: Deadline, peer: str) -> None:
         self._sock = sock
         self._deadline = deadline
         self._peer = peer

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ringleader.topology.hops import Hops, Order, bits, hops_of
+from ringleader.topology.hop_table import HopTable, Order, bits, hops_of
 
 NUM_STARTS, STEPS_PER_NODE = 16, 8
 """A search goes wrong early and notices late, so many short tries find more than a long
@@ -25,7 +25,7 @@ MAX_STRETCH = 3
 """Nodes that are moved together."""
 
 
-def good_ring(hops: Hops) -> Order:
+def good_ring(hops: HopTable) -> Order:
     """An order that starts with the host of node 0; for more than one node."""
     speeds = hops.speeds()
     low, high = 0, len(speeds) - 1
@@ -42,7 +42,7 @@ def good_ring(hops: Hops) -> Order:
     return _turn(hops, _improve(hops, list(ring), speeds[low]))
 
 
-def _find_ring(hops: Hops, reach: list[int]) -> list[int] | None:
+def _find_ring(hops: HopTable, reach: list[int]) -> list[int] | None:
     """A ring of the hops in ``reach``, or None if none was found in time."""
     into = _turned_around(reach)
     if not all(reach) or not all(into):
@@ -53,7 +53,7 @@ def _find_ring(hops: Hops, reach: list[int]) -> list[int] | None:
 
 
 def _walk(
-    hops: Hops, reach: list[int], into: list[int], start: int
+    hops: HopTable, reach: list[int], into: list[int], start: int
 ) -> list[int] | None:
     """Go on, and back at dead ends, until all nodes are seen and ``start`` is next."""
     whole = (1 << hops.size) - 1
@@ -85,7 +85,7 @@ def _turned_around(reach: list[int]) -> list[int]:
 
 
 def _choices(
-    hops: Hops, reach: list[int], into: list[int], order: list[int], seen: int
+    hops: HopTable, reach: list[int], into: list[int], order: list[int], seen: int
 ) -> Iterator[int]:
     """Where to go on from the end of ``order``, the most urgent first."""
     start, at = order[0], order[-1]
@@ -104,7 +104,7 @@ def _choices(
     return iter(urgency)
 
 
-def _improve(hops: Hops, ring: list[int], at_least: int) -> list[int]:
+def _improve(hops: HopTable, ring: list[int], at_least: int) -> list[int]:
     for _ in range(MAX_PASSES):
         before = hops.total(ring)
         ring = _reverse_stretches(hops, _move_stretches(hops, ring, at_least), at_least)
@@ -113,7 +113,7 @@ def _improve(hops: Hops, ring: list[int], at_least: int) -> list[int]:
     return ring
 
 
-def _move_stretches(hops: Hops, ring: list[int], at_least: int) -> list[int]:
+def _move_stretches(hops: HopTable, ring: list[int], at_least: int) -> list[int]:
     """Put up to three nodes that follow one another elsewhere, where that is better."""
     size = len(ring)
     for length in range(1, min(MAX_STRETCH, size - 2) + 1):
@@ -127,7 +127,7 @@ def _move_stretches(hops: Hops, ring: list[int], at_least: int) -> list[int]:
 
 
 def _better_place(
-    hops: Hops, stretch: list[int], rest: list[int], at_least: int
+    hops: HopTable, stretch: list[int], rest: list[int], at_least: int
 ) -> int | None:
     """Before which of ``rest`` the stretch brings most; None where it is already."""
     gain, rate = hops.gain, hops.rate
@@ -146,11 +146,11 @@ def _better_place(
     return found
 
 
-def _fits(hops: Hops, ring: list[int]) -> bool:
+def _fits(hops: HopTable, ring: list[int]) -> bool:
     return len(set(hops.host)) == hops.size or hops.keeps_hosts_together(ring)
 
 
-def _reverse_stretches(hops: Hops, ring: list[int], at_least: int) -> list[int]:
+def _reverse_stretches(hops: HopTable, ring: list[int], at_least: int) -> list[int]:
     """Turn stretches around, where that is better; the way back may have other hops."""
     size = len(ring)
     for i in range(size - 1):
@@ -162,7 +162,10 @@ def _reverse_stretches(hops: Hops, ring: list[int], at_least: int) -> list[int]:
 
 
 def _is_better(
-    hops: Hops, rings: tuple[list[int], list[int]], at: tuple[int, int], at_least: int
+    hops: HopTable,
+    rings: tuple[list[int], list[int]],
+    at: tuple[int, int],
+    at_least: int,
 ) -> bool:
     """Whether the second ring, which differs from the first between ``at``, wins."""
     (old, new), (i, j) = rings, at
@@ -178,7 +181,7 @@ def _is_better(
     return after > before and _fits(hops, new)
 
 
-def _turn(hops: Hops, ring: Sequence[int]) -> Order:
+def _turn(hops: HopTable, ring: Sequence[int]) -> Order:
     """The same ring, begun where the host of node 0 begins."""
     home = hops.host[0]
     begins = [

@@ -27,7 +27,7 @@ Order = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Hops:
+class HopTable:
     """The nodes 0 .. n-1 and what a hop from one to another is worth."""
 
     rate: tuple[tuple[int, ...], ...]
