@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from ringleader.discovery.mdns import Mdns, MdnsConfig
-from ringleader.discovery.probe import multicast_check
+from ringleader.discovery.multicast_check import check_multicast
 from ringleader.discovery.sighting import Sighting, SightingConfig
 from ringleader.topology.interfaces import choose_interfaces, list_interfaces
 
@@ -74,7 +74,7 @@ class Worker:
     async def probe(self, order: dict[str, Any]) -> None:
         chosen, _ = choose_interfaces(list_interfaces(), order.get("wanted"))
         found = await asyncio.to_thread(  # a node of ours answers meanwhile
-            multicast_check,
+            check_multicast,
             chosen[0],
             key=bytes.fromhex(order["key"]),
             call=order.get("call", ()),

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ringleader import settings
 from ringleader.cli.terminal import exit_on_error
-from ringleader.discovery.static import parse
+from ringleader.discovery.static_peers import parse
 from ringleader.doctor.diagnose import diagnose
 from ringleader.doctor.examine import Request, examine
 from ringleader.doctor.facts import Facts

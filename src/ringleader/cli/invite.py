@@ -70,7 +70,7 @@ def invite(
 def _serve(
     home: Home, cluster: ClusterSecret, port: int, seconds: int, *, as_json: bool
 ) -> InvitationOutcome:
-    from ringleader.discovery.pairing import announce
+    from ringleader.discovery.pairing_announcement import announce_pairing
     from ringleader.discovery.record import addresses_to_announce
     from ringleader.topology.interfaces import choose_interfaces, list_interfaces
 
@@ -88,7 +88,7 @@ def _serve(
     with listen("", port) as server:
         port = int(server.getsockname()[1])
         places = [_place(host, port) for host in addresses_to_announce(chosen)]
-        with announce(port, chosen) as trouble:
+        with announce_pairing(port, chosen) as trouble:
             _greet(port, places, str(trouble or ""), as_json=as_json)
             window = AttemptWindow.open_at(time.monotonic(), new_pin, length_s=seconds)
             tell = _print_json if as_json else _printer(seconds)

@@ -135,13 +135,13 @@ def _join_by_pin(key: NodeKey, at: str) -> tuple[ClusterSecret, KnownNode]:
 
 def _find() -> list[Address]:
     """The addresses of the one machine that invites."""
-    from ringleader.discovery.pairing import find
+    from ringleader.discovery.pairing_announcement import find_pairing_hosts
     from ringleader.topology.interfaces import choose_interfaces, list_interfaces
 
     typer.echo("Looking for a machine that invites ...", err=True)
     chosen, _ = choose_interfaces(list_interfaces(), settings.interfaces() or None)
     try:
-        places = find(_SEARCH_S, chosen)
+        places = find_pairing_hosts(_SEARCH_S, chosen)
     except RingleaderError as exc:
         text = f"cannot look for machines ({exc}); pass --at HOST:PORT"
         raise PeerUnreachable("pairing", text) from exc

@@ -24,11 +24,11 @@ from zeroconf import (  # type: ignore[attr-defined]  # kept for users, not in _
 from zeroconf.asyncio import AsyncZeroconf
 
 from ringleader.discovery.multicast import (
-    NoDiscovery,
-    ask,
+    DiscoveryUnavailable,
+    build_query,
     listen,
     open_zeroconf,
-    senders_of,
+    sender_addresses,
     wait_until_open,
 )
 from ringleader.discovery.record import (
@@ -78,7 +78,7 @@ class Mdns:
         self.sightings = Sightings(key, self._config.sightings)
         """Whom we saw; ask it whom to dial."""
 
-        self.trouble: NoDiscovery | None = None
+        self.trouble: DiscoveryUnavailable | None = None
         """Why nobody is found, if we know."""
 
         self.labels: tuple[str, ...] = ()
@@ -91,15 +91,18 @@ class Mdns:
         self._asked_s = 0.0
         self._lock = asyncio.Lock()
 
-    async def start(self, chosen: Sequence[Interface]) -> NoDiscovery | None:
+    async def start(self, chosen: Sequence[Interface]) -> DiscoveryUnavailable | None:
         """Announce this node on these interfaces; says why, if it cannot be."""
         return await self.update(chosen)
 
-    async def update(self, chosen: Sequence[Interface]) -> NoDiscovery | None:
+    async def update(self, chosen: Sequence[Interface]) -> DiscoveryUnavailable | None:
         """Move to these interfaces. Call it every few seconds; without a change it only
         mends what could not be opened before."""
         async with self._lock:
-            places = tuple(senders_of(chosen)), tuple(addresses_to_announce(chosen))
+            places = (
+                tuple(sender_addresses(chosen)),
+                tuple(addresses_to_announce(chosen)),
+            )
             if self._net is not None and places == self._places:
                 await self._mend(self._net)
                 return self.trouble
@@ -123,9 +126,9 @@ class Mdns:
         with contextlib.suppress(RuntimeError):  # an address went; the next call sees
             await net.async_update_interfaces()
 
-    async def _open(self, chosen: Sequence[Interface]) -> NoDiscovery | None:
+    async def _open(self, chosen: Sequence[Interface]) -> DiscoveryUnavailable | None:
         zeroconf = open_zeroconf(chosen)
-        if isinstance(zeroconf, NoDiscovery):
+        if isinstance(zeroconf, DiscoveryUnavailable):
             return zeroconf
         self._net = AsyncZeroconf(zc=zeroconf)
         trouble = await wait_until_open(zeroconf)
@@ -182,7 +185,7 @@ class Mdns:
         self._asked_s = asyncio.get_running_loop().time()
         self.sightings.expire(self._asked_s)
         known = self.sightings.fresh_labels(self._asked_s)
-        zeroconf.async_send(ask(SERVICE, is_direct=is_direct, known=known))
+        zeroconf.async_send(build_query(SERVICE, is_direct=is_direct, known=known))
 
     def _hear(self, label: str, where: DNSService, text: DNSText) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -46,7 +46,7 @@ POINTER_TTL_S = 4500
 START_S = 5.0
 
 
-class Why(StrEnum):
+class UnavailableReason(StrEnum):
     """What keeps mDNS from working here."""
 
     NO_INTERFACE = "no interface"
@@ -55,17 +55,17 @@ class Why(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class NoDiscovery:
+class DiscoveryUnavailable:
     """Why nodes cannot find each other by mDNS here; lists of addresses still work."""
 
-    why: Why
+    why: UnavailableReason
     text: str
 
     def __str__(self) -> str:
         return f"no discovery: {self.text}; name the others with --peers host:port"
 
 
-def senders_of(chosen: Sequence[Interface]) -> list[str]:
+def sender_addresses(chosen: Sequence[Interface]) -> list[str]:
     """One address of each family per interface: where multicast leaves.
 
     IPv6 too where there is any: a peer without IPv4 hears nothing else.
@@ -78,12 +78,12 @@ def senders_of(chosen: Sequence[Interface]) -> list[str]:
     return [address for address in firsts if address is not None]
 
 
-def open_zeroconf(chosen: Sequence[Interface]) -> Zeroconf | NoDiscovery:
+def open_zeroconf(chosen: Sequence[Interface]) -> Zeroconf | DiscoveryUnavailable:
     """Zeroconf on these interfaces only; on the running loop, or else a thread."""
-    addresses = senders_of(chosen)
+    addresses = sender_addresses(chosen)
     if not addresses:
         text = "no network interface is fit for a cluster"
-        return NoDiscovery(Why.NO_INTERFACE, text)
+        return DiscoveryUnavailable(UnavailableReason.NO_INTERFACE, text)
     trouble = port_trouble()
     if trouble is not None:
         return trouble
@@ -95,51 +95,57 @@ def open_zeroconf(chosen: Sequence[Interface]) -> Zeroconf | NoDiscovery:
             return Zeroconf(interfaces=list(attempt))
         except (OSError, RuntimeError) as exc:
             error = exc
-    return NoDiscovery(Why.NO_SOCKET, f"{', '.join(addresses)}: {error}")
+    return DiscoveryUnavailable(
+        UnavailableReason.NO_SOCKET, f"{', '.join(addresses)}: {error}"
+    )
 
 
-async def wait_until_open(zeroconf: Zeroconf) -> NoDiscovery | None:
+async def wait_until_open(zeroconf: Zeroconf) -> DiscoveryUnavailable | None:
     """Wait for the sockets of a zeroconf on this loop."""
     try:
         await zeroconf.async_wait_for_start(START_S)
     except NotRunningException:
-        return NoDiscovery(Why.NO_SOCKET, f"mDNS did not start within {START_S:g} s")
+        return DiscoveryUnavailable(
+            UnavailableReason.NO_SOCKET, f"mDNS did not start within {START_S:g} s"
+        )
     return sender_trouble(zeroconf)
 
 
-def sender_trouble(zeroconf: Zeroconf) -> NoDiscovery | None:
+def sender_trouble(zeroconf: Zeroconf) -> DiscoveryUnavailable | None:
     """Whether a zeroconf that has started can send anywhere; it only logs failures."""
     if zeroconf.engine.senders:
         return None
     text = "multicast could not be opened on any of the chosen interfaces"
-    return NoDiscovery(Why.NO_SOCKET, text)
+    return DiscoveryUnavailable(UnavailableReason.NO_SOCKET, text)
 
 
-def port_trouble() -> NoDiscovery | None:
+def port_trouble() -> DiscoveryUnavailable | None:
     """Whether somebody holds the port of mDNS without sharing it.
 
     Tried before zeroconf does: it would leave its half-open sockets to the collector.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        share(probe)
+        allow_port_sharing(probe)
         try:
             probe.bind(("", PORT))
         except OSError as exc:
             if exc.errno == errno.EADDRINUSE:
                 text = f"another program holds UDP port {PORT} and does not share it"
-                return NoDiscovery(Why.PORT_TAKEN, text)
-            return NoDiscovery(Why.NO_SOCKET, f"UDP port {PORT}: {exc}")
+                return DiscoveryUnavailable(UnavailableReason.PORT_TAKEN, text)
+            return DiscoveryUnavailable(
+                UnavailableReason.NO_SOCKET, f"UDP port {PORT}: {exc}"
+            )
     return None
 
 
-def share(sock: socket.socket) -> None:
+def allow_port_sharing(sock: socket.socket) -> None:
     """Let others have the port too, as every mDNS program must."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if hasattr(socket, "SO_REUSEPORT"):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
 
-def ask(
+def build_query(
     service: str,
     *,
     is_direct: bool = False,
@@ -175,11 +181,11 @@ def listen(
     With the question, what arrived before us is reported too: a node announces itself
     three times, but zeroconf drops repetitions within a second.
     """
-    ear = _Ear(zeroconf, service, on_record, on_goodbye)
+    ear = _RecordListener(zeroconf, service, on_record, on_goodbye)
     zeroconf.add_listener(ear, [DNSQuestion(service, TYPE_PTR, CLASS_IN)])
 
 
-class _Ear(RecordUpdateListener):
+class _RecordListener(RecordUpdateListener):
     """Reads the records of one service out of each packet."""
 
     def __init__(

@@ -40,7 +40,7 @@ _MAPPED = bytes(10) + b"\xff\xff"
 _LABEL = re.compile(r"[a-z0-9]{8,32}")
 
 
-class Refusal(StrEnum):
+class RecordRefusal(StrEnum):
     """Why a record leads to no node."""
 
     MALFORMED = "malformed"
@@ -51,7 +51,7 @@ class Refusal(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class NodeRecord:
     """One announcement: a node's name on this network and where it listens."""
 
     label: str
@@ -66,12 +66,12 @@ def new_label(random: bytes) -> str:
     return base64.b32encode(random).decode().lower()
 
 
-def sign(label: str, port: int, addresses: Sequence[str], key: bytes) -> Record:
+def sign(label: str, port: int, addresses: Sequence[str], key: bytes) -> NodeRecord:
     """The record that members of the cluster with ``key`` believe."""
     assert len(key) == KEY_BYTES, "the key is derived from the cluster's secret"
     assert 0 < len(addresses) <= MAX_ADDRESSES, "say where, but not everywhere"
     tag = _tag(key, label, port, addresses)
-    return Record(label, port, tuple(addresses), tag)
+    return NodeRecord(label, port, tuple(addresses), tag)
 
 
 def _tag(key: bytes, label: str, port: int, addresses: Sequence[str]) -> bytes:
@@ -82,13 +82,13 @@ def _tag(key: bytes, label: str, port: int, addresses: Sequence[str]) -> bytes:
     return hmac.digest(key, text, "sha256")[:TAG_BYTES]
 
 
-def is_genuine(record: Record, key: bytes) -> bool:
+def is_genuine(record: NodeRecord, key: bytes) -> bool:
     """Whether a member of the cluster made it; one HMAC."""
     tag = _tag(key, record.label, record.port, record.addresses)
     return hmac.compare_digest(tag, record.tag)
 
 
-def encode(record: Record) -> bytes:
+def encode(record: NodeRecord) -> bytes:
     """The TXT record: strings of one length byte each."""
     tag = _base32(record.tag)
     where = ",".join(record.addresses).encode()
@@ -96,20 +96,20 @@ def encode(record: Record) -> bytes:
     return b"".join(bytes([len(part)]) + part for part in parts)
 
 
-def decode(label: str, port: int, txt: bytes) -> Record | Refusal:
+def decode(label: str, port: int, txt: bytes) -> NodeRecord | RecordRefusal:
     """The record in a label, the port of its SRV and its TXT, if it is well formed."""
     if not _LABEL.fullmatch(label) or not MIN_PORT <= port <= 65535:
-        return Refusal.MALFORMED
+        return RecordRefusal.MALFORMED
     if len(txt) > MAX_TXT_BYTES:
-        return Refusal.MALFORMED
+        return RecordRefusal.MALFORMED
     fields = dict(_fields(txt))
     if b"v" in fields and fields[b"v"] != VERSION:
-        return Refusal.OTHER_VERSION
+        return RecordRefusal.OTHER_VERSION
     addresses = _addresses(fields.get(b"a", b""))
     tag = _unbase32(fields.get(b"t", b""))
     if b"v" not in fields or not addresses or len(tag) != TAG_BYTES:
-        return Refusal.MALFORMED
-    return Record(label, port, addresses, tag)
+        return RecordRefusal.MALFORMED
+    return NodeRecord(label, port, addresses, tag)
 
 
 def _fields(txt: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -165,7 +165,9 @@ def _base32(value: bytes) -> bytes:
     return base64.b32encode(value).rstrip(b"=").lower()
 
 
-def within(record: Record, chosen: Sequence[Interface]) -> tuple[str, ...]:
+def addresses_on_networks(
+    record: NodeRecord, chosen: Sequence[Interface]
+) -> tuple[str, ...]:
     """Its addresses that lie in a network of a chosen interface: only those we dial."""
     return tuple(
         text

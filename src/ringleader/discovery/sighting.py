@@ -16,11 +16,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ringleader.discovery.record import (
-    Record,
-    Refusal,
+    NodeRecord,
+    RecordRefusal,
+    addresses_on_networks,
     decode,
     is_genuine,
-    within,
 )
 from ringleader.errors import ConfigError
 from ringleader.topology.interfaces import Interface, best_first
@@ -75,7 +75,7 @@ class Sighting:
 class _Candidate:
     """A sighting and what became of it."""
 
-    record: Record
+    record: NodeRecord
     sighting: Sighting
     seen_s: float
     due_s: float
@@ -96,7 +96,7 @@ class Sightings:
         self._own: Collection[str] = ()
         self._table: dict[str, _Candidate] = {}
         self._foreign: dict[str, None] = {}
-        self.refused: Counter[Refusal] = Counter()
+        self.refused: Counter[RecordRefusal] = Counter()
         """How many records were turned away, and why."""
 
     def __len__(self) -> int:
@@ -122,7 +122,7 @@ class Sightings:
         self._chosen, self._own = tuple(chosen), frozenset(own)
         for label, candidate in list(self._table.items()):
             sighting = self._locate(candidate.record)
-            if isinstance(sighting, Refusal):
+            if isinstance(sighting, RecordRefusal):
                 del self._table[label]
             else:
                 candidate.sighting = sighting
@@ -130,35 +130,37 @@ class Sightings:
     def hear(self, label: str, port: int, txt: bytes, now_s: float) -> Sighting | None:
         """Judge a record; returns the sighting if it is new or has changed."""
         record = self._authenticate(label, port, txt)
-        sighting = self._locate(record) if isinstance(record, Record) else record
-        if isinstance(record, Record) and isinstance(sighting, Sighting):
+        sighting = self._locate(record) if isinstance(record, NodeRecord) else record
+        if isinstance(record, NodeRecord) and isinstance(sighting, Sighting):
             return self._keep(record, sighting, now_s)
-        assert isinstance(sighting, Refusal)
+        assert isinstance(sighting, RecordRefusal)
         self.refused[sighting] += 1
         return None
 
-    def _authenticate(self, label: str, port: int, txt: bytes) -> Record | Refusal:
+    def _authenticate(
+        self, label: str, port: int, txt: bytes
+    ) -> NodeRecord | RecordRefusal:
         if label in self._own:
-            return Refusal.OURSELVES
+            return RecordRefusal.OURSELVES
         record = decode(label, port, txt)
-        if isinstance(record, Record) and not is_genuine(record, self._key):
+        if isinstance(record, NodeRecord) and not is_genuine(record, self._key):
             self._note_foreign(label)
-            return Refusal.FOREIGN
+            return RecordRefusal.FOREIGN
         return record
 
     def _note_foreign(self, label: str) -> None:
         if label not in self._table and len(self._foreign) < MAX_FOREIGN:
             self._foreign[label] = None
 
-    def _locate(self, record: Record) -> Sighting | Refusal:
-        addresses = within(record, self._chosen)
+    def _locate(self, record: NodeRecord) -> Sighting | RecordRefusal:
+        addresses = addresses_on_networks(record, self._chosen)
         if not addresses:
-            return Refusal.ELSEWHERE
+            return RecordRefusal.ELSEWHERE
         addresses = best_first(addresses, self._chosen)
         return Sighting(record.label, record.port, addresses)
 
     def _keep(
-        self, record: Record, sighting: Sighting, now_s: float
+        self, record: NodeRecord, sighting: Sighting, now_s: float
     ) -> Sighting | None:
         known = self._table.get(record.label)
         if known is not None:

@@ -6,9 +6,9 @@ import ipaddress
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ringleader.discovery.probe import Probe, Seen
-from ringleader.discovery.record import Refusal
-from ringleader.discovery.static import Answer
+from ringleader.discovery.multicast_check import MulticastReport, SeenNode
+from ringleader.discovery.record import RecordRefusal
+from ringleader.discovery.static_peers import ResolvedPeer
 from ringleader.doctor.facts import Candidate, Place, Source, spell
 from ringleader.node.protocol.snapshot import Snapshot
 from ringleader.topology.interfaces import Interface
@@ -31,7 +31,7 @@ class Lead:
     trouble: str = ""
 
 
-def from_answers(answers: Iterable[Answer]) -> list[Lead]:
+def from_answers(answers: Iterable[ResolvedPeer]) -> list[Lead]:
     """What the user named."""
     found = []
     for answer in answers:
@@ -75,26 +75,30 @@ def _parse(text: str) -> Place | None:
         return None
 
 
-def from_probes(probes: Iterable[Probe], chosen: Sequence[Interface]) -> list[Lead]:
+def from_probes(
+    probes: Iterable[MulticastReport], chosen: Sequence[Interface]
+) -> list[Lead]:
     """Who announces itself.
 
     Only members are dialled, and only at addresses in our own networks: what strangers
     announce is not for us, and could lead anywhere.
     """
-    seen: dict[str, Seen] = {}
+    seen: dict[str, SeenNode] = {}
     for probe in probes:
         for label, each in probe.seen.items():
             if each.refusal is None or label not in seen:
                 seen[label] = each
     ours = [e for e in seen.values() if e.refusal is None][:MAX_LEADS]
-    others = [e for e in seen.values() if e.refusal is Refusal.FOREIGN][:MAX_FOREIGN]
+    others = [e for e in seen.values() if e.refusal is RecordRefusal.FOREIGN][
+        :MAX_FOREIGN
+    ]
     return [
         *(_lead(each, Source.SEEN, chosen) for each in ours),
         *(_lead(each, Source.FOREIGN, ()) for each in others),
     ]
 
 
-def _lead(seen: Seen, source: Source, chosen: Sequence[Interface]) -> Lead:
+def _lead(seen: SeenNode, source: Source, chosen: Sequence[Interface]) -> Lead:
     places = tuple((host, seen.port) for host in seen.addresses)
     near = tuple(p for p in places if _lies_in(p[0], chosen))
     return Lead(source=source, places=places, to_dial=near)
@@ -136,7 +140,7 @@ def _united(old: Candidate, new: Candidate) -> Candidate:
     )
 
 
-def heard_hosts(probes: Iterable[Probe]) -> set[str]:
+def heard_hosts(probes: Iterable[MulticastReport]) -> set[str]:
     """Addresses of hosts whose multicast reached us, or whom ours reached."""
 
     def hosts() -> Iterator[str]:
@@ -150,7 +154,7 @@ def heard_hosts(probes: Iterable[Probe]) -> set[str]:
     return set(hosts())
 
 
-def answering_hosts(probes: Iterable[Probe]) -> set[str]:
+def answering_hosts(probes: Iterable[MulticastReport]) -> set[str]:
     """Addresses of hosts that answered us, and not just everybody."""
     return {host for p in probes for host in p.answered | p.answered_directly}
 

@@ -18,8 +18,8 @@ from importlib import metadata
 from pathlib import Path
 
 from ringleader.deadline import Deadline
-from ringleader.discovery.probe import Probe, multicast_check
-from ringleader.discovery.static import Peer, StaticPeers
+from ringleader.discovery.multicast_check import MulticastReport, check_multicast
+from ringleader.discovery.static_peers import StaticPeer, StaticPeers
 from ringleader.doctor import candidates, local_machine
 from ringleader.doctor.candidates import Lead
 from ringleader.doctor.facts import (
@@ -61,7 +61,7 @@ class Request:
     """What to examine, and for how long."""
 
     home: Path
-    peers: Sequence[Peer] = ()
+    peers: Sequence[StaticPeer] = ()
     interfaces: Sequence[str] = ()
     port: int = 0
     seconds: float = 8.0
@@ -168,14 +168,14 @@ class _Search:
     cluster: ClusterSecret | None
     greeting: Greeting | None
     deadline: Deadline
-    probes: list[Probe] = field(default_factory=list)
+    probes: list[MulticastReport] = field(default_factory=list)
     _found: list[Candidate] = field(default_factory=list)
     _visits: dict[Place, asyncio.Task[Visit]] = field(default_factory=dict)
     _links: dict[Place, asyncio.Task[Measurement]] = field(default_factory=dict)
     _measured: set[NodeId] = field(default_factory=set)
     _surveyor: Surveyor | None = None
 
-    async def run(self, peers: Sequence[Peer]) -> None:
+    async def run(self, peers: Sequence[StaticPeer]) -> None:
         """Follow what we know at first, then what is seen, then what those know."""
         if self.greeting is not None:
             self._surveyor = Surveyor(self.greeting, self.deadline)
@@ -228,8 +228,8 @@ class _Search:
         call = list(dict.fromkeys(host for lead in known for host, _ in lead.places))
         key = self.cluster.mdns_key().reveal() if self.cluster else None
 
-        def check(interface: Interface, version: int) -> Probe:
-            return multicast_check(
+        def check(interface: Interface, version: int) -> MulticastReport:
+            return check_multicast(
                 interface, key=key, call=call, version=version, wait_s=wait_s
             )
 

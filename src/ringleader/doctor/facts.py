@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ringleader.discovery.probe import Probe
+from ringleader.discovery.multicast_check import MulticastReport
 from ringleader.ids import Incarnation, NodeId, short
 from ringleader.node.protocol.snapshot import Snapshot
 from ringleader.topology.interfaces import Interface
@@ -194,7 +194,7 @@ class Facts:
     """The nodes whose keys are ours."""
     chosen: Sequence[Interface] = ()
     refused: Sequence[tuple[Interface, str]] = ()
-    probes: Sequence[Probe] = ()
+    probes: Sequence[MulticastReport] = ()
     candidates: Sequence[Candidate] = ()
     agents: Sequence[Snapshot] = ()
     agent_trouble: str = ""

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringleader.discovery.multicast import PORT, Why, port_trouble
+from ringleader.discovery.multicast import PORT, UnavailableReason, port_trouble
 from ringleader.doctor.facts import Descriptors, SharedMemory, TakenPort
 from ringleader.errors import ConfigError
 from ringleader.topology.port_owner import find_port_owner
@@ -89,7 +89,7 @@ def taken_ports(wanted: int, agents: Sequence[int]) -> list[TakenPort]:
     """Of the ports we need, those that another program has: mDNS, and ``wanted``."""
     found = []
     trouble = port_trouble()
-    if trouble is not None and trouble.why is Why.PORT_TAKEN:
+    if trouble is not None and trouble.why is UnavailableReason.PORT_TAKEN:
         holder = find_port_owner(PORT, "udp")
         found.append(TakenPort(PORT, "udp", holder, trouble.text))
     if wanted:

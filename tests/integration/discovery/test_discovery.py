@@ -371,16 +371,16 @@ def test_multicast_that_is_lost_is_told_from_a_peer_that_is_not_there() -> None:
 
 WINDOW = """
 import sys
-from ringleader.discovery.pairing import announce
-with announce(int(sys.argv[1])) as trouble:
+from ringleader.discovery.pairing_announcement import announce_pairing
+with announce_pairing(int(sys.argv[1])) as trouble:
     print(trouble, flush=True)
     sys.stdin.read()
 """
 FIND = """
 import json, time
-from ringleader.discovery.pairing import find
+from ringleader.discovery.pairing_announcement import find_pairing_hosts
 start_s = time.monotonic()
-found = find({0})
+found = find_pairing_hosts({0})
 print(json.dumps([found, time.monotonic() - start_s]))
 """
 

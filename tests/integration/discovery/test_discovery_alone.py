@@ -7,10 +7,10 @@ import secrets
 
 import pytest
 
-from ringleader.discovery import pairing
+from ringleader.discovery import pairing_announcement
 from ringleader.discovery.mdns import Mdns
-from ringleader.discovery.multicast import Why, port_trouble
-from ringleader.discovery.probe import multicast_check
+from ringleader.discovery.multicast import UnavailableReason, port_trouble
+from ringleader.discovery.multicast_check import check_multicast
 from ringleader.topology.interfaces import (
     Interface,
     InterfaceKind,
@@ -77,7 +77,7 @@ class TestOnTheLoopback:
             mdns = Mdns(port=29601, key=KEY)
             trouble = await mdns.start([])
             assert trouble is not None
-            assert trouble.why is Why.NO_INTERFACE
+            assert trouble.why is UnavailableReason.NO_INTERFACE
             assert mdns.trouble is trouble
             assert await mdns.update(loopback()) is None
             assert await mdns.update(loopback()) is None, "no change, no trouble"
@@ -98,14 +98,18 @@ class TestOnTheLoopback:
         run_within_deadline(scene())
 
     def test_a_pairing_window_opens_and_closes(self) -> None:
-        with pairing.announce(29604, loopback()) as trouble:
+        with pairing_announcement.announce_pairing(29604, loopback()) as trouble:
             assert trouble is None
-            assert ("127.0.0.1", 29604) in pairing.find(5.0, loopback())
-        assert ("127.0.0.1", 29604) not in pairing.find(0.2, loopback())
+            assert ("127.0.0.1", 29604) in pairing_announcement.find_pairing_hosts(
+                5.0, loopback()
+            )
+        assert ("127.0.0.1", 29604) not in pairing_announcement.find_pairing_hosts(
+            0.2, loopback()
+        )
 
     def test_the_probe_hears_itself(self) -> None:
         (here,) = loopback()
-        probe = multicast_check(here, wait_s=0.2)
+        probe = check_multicast(here, wait_s=0.2)
         assert probe.trouble is None
         assert probe.loops_back
         assert not probe.has_multicast, "there is nobody else on the loopback"

@@ -208,8 +208,8 @@ def test_hosts_with_one_family_of_addresses() -> None:
 
 LOOK = """
 import json
-from ringleader.topology.interfaces import interfaces
-print(json.dumps({i.name: [i.kind, i.is_up, i.mtu] for i in interfaces()}))
+from ringleader.topology.interfaces import list_interfaces
+print(json.dumps({i.name: [i.kind, i.is_up, i.mtu] for i in list_interfaces()}))
 """
 
 

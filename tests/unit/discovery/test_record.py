@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from ringleader.discovery.record import (
     MAX_TXT_BYTES,
-    Record,
-    Refusal,
+    NodeRecord,
+    RecordRefusal,
+    addresses_on_networks,
     addresses_to_announce,
     decode,
     encode,
     is_genuine,
     new_label,
     sign,
-    within,
 )
 from ringleader.topology.interfaces import Interface, InterfaceKind
 
@@ -65,14 +65,14 @@ def test_one_changed_byte_and_nobody_believes_it(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(text) - 1))
     text[at] ^= data.draw(st.integers(1, 255))
     read = decode(LABEL, 29600, bytes(text))
-    assert not isinstance(read, Record) or not is_genuine(read, KEY)
+    assert not isinstance(read, NodeRecord) or not is_genuine(read, KEY)
 
 
 @given(labels, ports)
 def test_label_and_port_are_under_the_tag(label: str, port: int) -> None:
     text = encode(sign(LABEL, 29600, ["10.77.0.2"], KEY))
     read = decode(label, port, text)
-    assert isinstance(read, Record)
+    assert isinstance(read, NodeRecord)
     assert is_genuine(read, KEY) == ((label, port) == (LABEL, 29600))
 
 
@@ -80,7 +80,9 @@ def test_four_addresses_of_ipv4_do_not_read_as_one_of_ipv6() -> None:
     fours = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"]
     packed = b"".join(ip_address(text).packed for text in fours)
     tag = sign(LABEL, 29600, fours, KEY).tag
-    assert not is_genuine(Record(LABEL, 29600, (str(ip_address(packed)),), tag), KEY)
+    assert not is_genuine(
+        NodeRecord(LABEL, 29600, (str(ip_address(packed)),), tag), KEY
+    )
 
 
 # Not all of Unicode: its tables take seconds to build.
@@ -92,7 +94,7 @@ def test_arbitrary_bytes_are_refused_and_break_nothing(
     label: str, port: int, text: bytes
 ) -> None:
     read = decode(label, port, text)
-    assert isinstance(read, Refusal) or not is_genuine(read, KEY)
+    assert isinstance(read, RecordRefusal) or not is_genuine(read, KEY)
 
 
 @given(st.lists(st.binary(max_size=60), max_size=6))
@@ -100,7 +102,7 @@ def test_arbitrary_fields_are_refused_and_break_nothing(parts: list[bytes]) -> N
     named = [b"vat"[i % 3 : i % 3 + 1] + b"=" + part for i, part in enumerate(parts)]
     text = b"".join(bytes([len(part)]) + part for part in named)
     read = decode(LABEL, 29600, text)
-    assert isinstance(read, Refusal) or not is_genuine(read, KEY)
+    assert isinstance(read, RecordRefusal) or not is_genuine(read, KEY)
 
 
 @pytest.mark.parametrize(
@@ -124,30 +126,32 @@ def test_arbitrary_fields_are_refused_and_break_nothing(parts: list[bytes]) -> N
 )
 def test_an_address_has_one_spelling(where: str) -> None:
     tag = "43odnzes6mhpvs723x3q"
-    assert decode(LABEL, 29600, text_of(v="1", a=where, t=tag)) is Refusal.MALFORMED
+    assert (
+        decode(LABEL, 29600, text_of(v="1", a=where, t=tag)) is RecordRefusal.MALFORMED
+    )
 
 
 @pytest.mark.parametrize("label", ["", "short", "UPPERCASE2", "a" * 33, "a.b.c.d.e.f"])
 def test_a_label_is_eight_to_32_letters_and_digits(label: str) -> None:
     text = encode(sign(LABEL, 29600, ["10.77.0.2"], KEY))
-    assert decode(label, 29600, text) is Refusal.MALFORMED
+    assert decode(label, 29600, text) is RecordRefusal.MALFORMED
 
 
 @pytest.mark.parametrize("port", [0, 22, 80, 1023, 65536])
 def test_no_port_of_the_system_is_dialled(port: int) -> None:
     text = encode(sign(LABEL, 29600, ["10.77.0.2"], KEY))
-    assert decode(LABEL, port, text) is Refusal.MALFORMED
+    assert decode(LABEL, port, text) is RecordRefusal.MALFORMED
 
 
 def test_another_version_is_told_from_nonsense() -> None:
-    assert decode(LABEL, 29600, text_of(v="2", x="new")) is Refusal.OTHER_VERSION
-    assert decode(LABEL, 29600, text_of(a="10.0.0.1")) is Refusal.MALFORMED
+    assert decode(LABEL, 29600, text_of(v="2", x="new")) is RecordRefusal.OTHER_VERSION
+    assert decode(LABEL, 29600, text_of(a="10.0.0.1")) is RecordRefusal.MALFORMED
 
 
 def test_fields_of_later_versions_are_left_alone() -> None:
     text = encode(sign(LABEL, 29600, ["10.77.0.2"], KEY)) + text_of(z="later")
     read = decode(LABEL, 29600, text)
-    assert isinstance(read, Record)
+    assert isinstance(read, NodeRecord)
     assert is_genuine(read, KEY)
 
 
@@ -160,8 +164,8 @@ def test_only_addresses_on_our_networks_are_dialled() -> None:
     where = ["10.77.0.2", "192.168.1.1", "fd77::2", "2001:db9::1"]
     record = sign(LABEL, 29600, where, KEY)
     chosen = [card("eth0", "10.77.0.1/16"), card("eth1", "fd77::1/64")]
-    assert within(record, chosen) == ("10.77.0.2", "fd77::2")
-    assert within(record, []) == ()
+    assert addresses_on_networks(record, chosen) == ("10.77.0.2", "fd77::2")
+    assert addresses_on_networks(record, []) == ()
 
 
 def test_every_interface_is_announced_before_any_says_more() -> None:

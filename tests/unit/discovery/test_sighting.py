@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringleader.discovery.record import Record, Refusal, encode, new_label, sign
+from ringleader.discovery.record import (
+    NodeRecord,
+    RecordRefusal,
+    encode,
+    new_label,
+    sign,
+)
 from ringleader.discovery.sighting import (
     MAX_FOREIGN,
     MAX_SIGHTINGS,
@@ -39,7 +45,7 @@ def label(number: int) -> str:
     return new_label(number.to_bytes(10, "big"))
 
 
-def node(number: int, *, key: bytes = KEY, where: str = "10.77.0.2") -> Record:
+def node(number: int, *, key: bytes = KEY, where: str = "10.77.0.2") -> NodeRecord:
     return sign(label(number), 29600, where.split(","), key)
 
 
@@ -49,7 +55,9 @@ def table(config: SightingConfig | None = None) -> Sightings:
     return sightings
 
 
-def hear(sightings: Sightings, record: Record, now_s: float = 0.0) -> Sighting | None:
+def hear(
+    sightings: Sightings, record: NodeRecord, now_s: float = 0.0
+) -> Sighting | None:
     return sightings.hear(record.label, record.port, encode(record), now_s)
 
 
@@ -116,15 +124,17 @@ def test_the_one_who_waits_longest_is_dialled_first() -> None:
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        (node(1, key=OTHER), Refusal.FOREIGN),
-        (node(1, where="8.8.8.8"), Refusal.ELSEWHERE),
-        (node(1, where="192.168.1.1"), Refusal.ELSEWHERE),
-        (sign("ourownlabel", 29600, ["10.77.0.1"], KEY), Refusal.OURSELVES),
-        (sign("x", 29600, ["10.77.0.2"], KEY), Refusal.MALFORMED),
-        (sign(label(1), 80, ["10.77.0.2"], KEY), Refusal.MALFORMED),
+        (node(1, key=OTHER), RecordRefusal.FOREIGN),
+        (node(1, where="8.8.8.8"), RecordRefusal.ELSEWHERE),
+        (node(1, where="192.168.1.1"), RecordRefusal.ELSEWHERE),
+        (sign("ourownlabel", 29600, ["10.77.0.1"], KEY), RecordRefusal.OURSELVES),
+        (sign("x", 29600, ["10.77.0.2"], KEY), RecordRefusal.MALFORMED),
+        (sign(label(1), 80, ["10.77.0.2"], KEY), RecordRefusal.MALFORMED),
     ],
 )
-def test_anything_else_is_refused_and_counted(record: Record, why: Refusal) -> None:
+def test_anything_else_is_refused_and_counted(
+    record: NodeRecord, why: RecordRefusal
+) -> None:
     sightings = table()
     assert hear(sightings, record) is None
     assert sightings.refused == {why: 1}
@@ -149,7 +159,7 @@ def test_five_thousand_forged_records_change_nothing_and_cost_little() -> None:
     assert sightings.all() == [seen]
     assert sightings.next_to_dial(1.0) == seen
     assert sightings.next_to_dial(1.0) is None
-    assert sightings.refused == {Refusal.FOREIGN: 5000}
+    assert sightings.refused == {RecordRefusal.FOREIGN: 5000}
     assert sightings.num_foreign == MAX_FOREIGN
     assert peak_bytes < 100_000
     assert spent_s < 2.0, "it takes a twentieth of that"
@@ -158,7 +168,7 @@ def test_five_thousand_forged_records_change_nothing_and_cost_little() -> None:
 def test_nothing_forged_in_a_members_name_displaces_it() -> None:
     sightings = table()
     seen = hear(sightings, node(1))
-    stolen = Record(label(1), 29600, ("10.77.0.66",), node(1).tag)
+    stolen = NodeRecord(label(1), 29600, ("10.77.0.66",), node(1).tag)
     assert hear(sightings, stolen) is None
     assert hear(sightings, node(1, key=OTHER, where="10.77.0.66")) is None
     assert sightings.all() == [seen]

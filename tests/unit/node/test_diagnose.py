@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ringleader.discovery.multicast import NoDiscovery, Why
-from ringleader.discovery.probe import Probe, Seen
-from ringleader.discovery.record import Refusal
-from ringleader.discovery.static import Answer, Peer
+from ringleader.discovery.multicast import DiscoveryUnavailable, UnavailableReason
+from ringleader.discovery.multicast_check import MulticastReport, SeenNode
+from ringleader.discovery.record import RecordRefusal
+from ringleader.discovery.static_peers import ResolvedPeer, StaticPeer
 from ringleader.doctor import candidates
 from ringleader.doctor.diagnose import diagnose
 from ringleader.doctor.facts import (
@@ -95,8 +95,8 @@ def stranger() -> Candidate:
     return Candidate(places=places, sources=frozenset({Source.FOREIGN}), is_heard=True)
 
 
-def probe(**more: Any) -> Probe:  # noqa: ANN401
-    return Probe(interface="eth0", **{"loops_back": True, **more})
+def probe(**more: Any) -> MulticastReport:  # noqa: ANN401
+    return MulticastReport(interface="eth0", **{"loops_back": True, **more})
 
 
 def facts(*candidates: Candidate, **more: Any) -> Facts:  # noqa: ANN401
@@ -162,7 +162,14 @@ def row(node: NodeId, name: str, **more: Any) -> NodeRow:  # noqa: ANN401
     "found",
     [
         facts(),
-        facts(probes=(probe(), probe(trouble=NoDiscovery(Why.NO_SOCKET, "no IPv6")))),
+        facts(
+            probes=(
+                probe(),
+                probe(
+                    trouble=DiscoveryUnavailable(UnavailableReason.NO_SOCKET, "no IPv6")
+                ),
+            )
+        ),
         facts(candidate(), cat()),
         facts(stranger(), cat()),
         facts(candidate(is_here=True, is_heard=False, link=None)),
@@ -227,7 +234,9 @@ def test_a_machine_without_any_network_is_told_so() -> None:
 
 
 def test_a_taken_port_names_the_program_and_is_no_loss_of_multicast() -> None:
-    trouble = NoDiscovery(Why.PORT_TAKEN, "another program holds UDP port 5353")
+    trouble = DiscoveryUnavailable(
+        UnavailableReason.PORT_TAKEN, "another program holds UDP port 5353"
+    )
     taken = TakenPort(5353, "udp", PortOwner(17, "dnsmasq"), trouble.text)
     finding = only(facts(taken=(taken,), probes=(probe(trouble=trouble),)))
     assert finding.code is Code.PORT_TAKEN
@@ -312,7 +321,9 @@ def test_a_firewall_that_swallows_our_own_multicast_is_named() -> None:
 
 
 def test_an_interface_that_takes_no_multicast_is_named() -> None:
-    trouble = NoDiscovery(Why.NO_SOCKET, "eth0 takes no multicast: no such device")
+    trouble = DiscoveryUnavailable(
+        UnavailableReason.NO_SOCKET, "eth0 takes no multicast: no such device"
+    )
     finding = only(facts(probes=(probe(trouble=trouble, loops_back=False),)))
     assert finding.code is Code.NO_MULTICAST
     assert "no such device" in finding.text
@@ -371,7 +382,7 @@ def test_a_peer_that_is_off_or_odd_is_not_reachable(
 
 def test_a_name_that_leads_nowhere_is_told() -> None:
     lead = candidates.from_answers(
-        [Answer(Peer("bbo", 7001), (), "bbo: unknown name")]
+        [ResolvedPeer(StaticPeer("bbo", 7001), (), "bbo: unknown name")]
     )[0]
     named = Candidate(
         places=(),
@@ -457,7 +468,7 @@ def test_another_version_names_both() -> None:
 
 
 def test_an_announcement_that_we_cannot_read_is_told_if_nobody_else_is() -> None:
-    seen = {"abc": Seen("10.0.0.2", "abc", (), Refusal.OTHER_VERSION)}
+    seen = {"abc": SeenNode("10.0.0.2", "abc", (), RecordRefusal.OTHER_VERSION)}
     finding = only(facts(probes=(probe(seen=seen),)))
     assert finding.code is Code.OTHER_VERSION
     assert "10.0.0.2" in finding.text
@@ -620,7 +631,7 @@ def test_troubles_that_come_together_are_all_named_the_worst_first() -> None:
 
 
 def test_only_addresses_in_our_networks_are_dialled() -> None:
-    seen = Seen("10.0.0.2", "abc", ("10.0.0.2", "8.8.8.8"), None, 7001)
+    seen = SeenNode("10.0.0.2", "abc", ("10.0.0.2", "8.8.8.8"), None, 7001)
     lead = candidates.from_probes([probe(seen={"abc": seen})], [ETH0])[0]
     assert lead.to_dial == (("10.0.0.2", 7001),)
     assert lead.source is Source.SEEN
@@ -628,7 +639,9 @@ def test_only_addresses_in_our_networks_are_dialled() -> None:
 
 def test_of_many_forged_announcements_few_are_told_and_none_is_dialled() -> None:
     flood = {
-        str(n): Seen("10.0.0.9", str(n), ("10.0.0.9",), Refusal.FOREIGN, 2000 + n)
+        str(n): SeenNode(
+            "10.0.0.9", str(n), ("10.0.0.9",), RecordRefusal.FOREIGN, 2000 + n
+        )
         for n in range(60)
     }
     found = candidates.from_probes([probe(seen=flood)], [ETH0])
@@ -637,7 +650,7 @@ def test_of_many_forged_announcements_few_are_told_and_none_is_dialled() -> None
 
 
 def test_who_answers_only_when_called_has_not_been_heard() -> None:
-    seen = Seen("10.0.0.2", "abc", ("10.0.0.2",), None, 7001)
+    seen = SeenNode("10.0.0.2", "abc", ("10.0.0.2",), None, 7001)
     called = probe(seen={"abc": seen}, answered_directly={"10.0.0.2"})
     assert candidates.heard_hosts([called]) == set()
     assert candidates.answering_hosts([called]) == {"10.0.0.2"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ringleader.discovery.multicast import PORT, Why
-from ringleader.discovery.probe import Probe
+from ringleader.discovery.multicast import PORT, UnavailableReason
+from ringleader.discovery.multicast_check import MulticastReport
 from ringleader.doctor.facts import Candidate, Facts
 from ringleader.doctor.finding import Code, Finding
 
@@ -16,12 +16,12 @@ def multicast(facts: Facts) -> Iterator[Finding]:
     Silence alone proves nothing: a machine may be the only one. Somebody who is reached
     and never heard does.
     """
-    by_name: dict[str, list[Probe]] = {}
+    by_name: dict[str, list[MulticastReport]] = {}
     for probe in facts.probes:
         by_name.setdefault(probe.interface, []).append(probe)
     for name, probes in by_name.items():
         troubles = [p.trouble for p in probes if p.trouble is not None]
-        if any(t.why is Why.PORT_TAKEN for t in troubles):
+        if any(t.why is UnavailableReason.PORT_TAKEN for t in troubles):
             continue  # told as a port
         if len(troubles) == len(probes):
             yield _no_multicast(f"On {facts.name}: {troubles[0].text}.", _MEND_HERE)
@@ -42,7 +42,9 @@ _MEND_HERE = (
 )
 
 
-def _multicast_lost(facts: Facts, name: str, probes: list[Probe]) -> Iterator[Finding]:
+def _multicast_lost(
+    facts: Facts, name: str, probes: list[MulticastReport]
+) -> Iterator[Finding]:
     """Nodes that we reach on this interface, and whose multicast we never hear."""
     deaf = [
         candidate

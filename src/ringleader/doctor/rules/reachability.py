@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from ringleader.discovery.record import Refusal
+from ringleader.discovery.record import RecordRefusal
 from ringleader.doctor.facts import (
     Candidate,
     Facts,
@@ -104,7 +104,7 @@ def unreadable(facts: Facts) -> Iterator[Finding]:
         seen.source
         for probe in facts.probes
         for seen in probe.seen.values()
-        if seen.refusal is Refusal.OTHER_VERSION
+        if seen.refusal is RecordRefusal.OTHER_VERSION
     }
     if sources and all(c.is_here for c in facts.candidates):
         text = (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 
 from ringleader.deadline import Deadline
 from ringleader.discovery.mdns import Mdns
-from ringleader.discovery.static import StaticPeers, parse
+from ringleader.discovery.static_peers import StaticPeers, parse
 from ringleader.errors import RingleaderError
 from ringleader.ids import Incarnation, NodeId
 from ringleader.membership.events import HealthChanged, KeyCloned

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ringleader.deadline import Deadline
 from ringleader.discovery.mdns import Mdns
-from ringleader.discovery.static import StaticPeers
+from ringleader.discovery.static_peers import StaticPeers
 from ringleader.errors import PeerError
 from ringleader.ids import NodeId, short
 from ringleader.node.peering.connect import dial

@@ -71,7 +71,7 @@ def _look_around(home: Path, cluster: ClusterSecret) -> list[Sight]:
 
 
 def _seen(cluster: ClusterSecret) -> list[list[Address]]:
-    from ringleader.discovery.probe import Probe, multicast_check
+    from ringleader.discovery.multicast_check import MulticastReport, check_multicast
     from ringleader.topology.interfaces import (
         Interface,
         choose_interfaces,
@@ -81,8 +81,8 @@ def _seen(cluster: ClusterSecret) -> list[list[Address]]:
     chosen, _ = choose_interfaces(list_interfaces())
     key = cluster.mdns_key().reveal()
 
-    def listen(interface: Interface) -> Probe:
-        return multicast_check(interface, key=key, wait_s=LISTEN_S)
+    def listen(interface: Interface) -> MulticastReport:
+        return check_multicast(interface, key=key, wait_s=LISTEN_S)
 
     if not chosen:
         return []

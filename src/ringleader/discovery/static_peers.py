@@ -28,11 +28,11 @@ MAX_ADDRESSES = 8
 _PORT = re.compile(r"[0-9]{1,5}")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
-Lookup = Callable[[str, int], Sequence[str]]
+ResolveName = Callable[[str, int], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class StaticPeer:
     """A node that somebody named."""
 
     host: str
@@ -44,15 +44,15 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ResolvedPeer:
     """What became of a name: addresses to try in this order, or why there are none."""
 
-    peer: Peer
+    peer: StaticPeer
     addresses: tuple[str, ...]
     trouble: str = ""
 
 
-def parse(text: str, *, default_port: int | None = None) -> list[Peer]:
+def parse(text: str, *, default_port: int | None = None) -> list[StaticPeer]:
     """The peers in ``host:port,[ipv6]:port,...``, each once."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if len(words) > MAX_PEERS:
@@ -60,12 +60,12 @@ def parse(text: str, *, default_port: int | None = None) -> list[Peer]:
     return list(dict.fromkeys(_parse_one(word, default_port) for word in words))
 
 
-def _parse_one(word: str, default_port: int | None) -> Peer:
+def _parse_one(word: str, default_port: int | None) -> StaticPeer:
     host, port = _split(word)
     if not port and default_port is not None:
         port = str(default_port)
     if _is_host(host) and _PORT.fullmatch(port) and 0 < int(port) < 65536:
-        return Peer(host, int(port))
+        return StaticPeer(host, int(port))
     raise ConfigError(f"peers: {word[:80]!r}: write host:port, or [ipv6]:port")
 
 
@@ -114,18 +114,20 @@ def look_up(host: str, port: int) -> list[str]:
 class StaticPeers:
     """The named peers, resolved on demand. Use it from one asyncio loop."""
 
-    def __init__(self, peers: Sequence[Peer], *, look_up: Lookup = look_up) -> None:
+    def __init__(
+        self, peers: Sequence[StaticPeer], *, look_up: ResolveName = look_up
+    ) -> None:
         self.peers = tuple(peers)
         self._look_up = look_up
-        self._under_way: dict[Peer, asyncio.Future[Sequence[str] | OSError]] = {}
+        self._under_way: dict[StaticPeer, asyncio.Future[Sequence[str] | OSError]] = {}
 
-    async def resolve(self, deadline: Deadline) -> list[Answer]:
+    async def resolve(self, deadline: Deadline) -> list[ResolvedPeer]:
         """Look all of them up at once; whoever has no answer in time has no address."""
         return await asyncio.gather(*(self._one(p, deadline) for p in self.peers))
 
-    async def _one(self, peer: Peer, deadline: Deadline) -> Answer:
+    async def _one(self, peer: StaticPeer, deadline: Deadline) -> ResolvedPeer:
         if _is_ip(peer.host):
-            return Answer(peer, (peer.host,))
+            return ResolvedPeer(peer, (peer.host,))
         # One thread per name: it cannot be stopped, so the next call waits for it too.
         if peer not in self._under_way:
             self._under_way[peer] = self._start(peer)
@@ -133,14 +135,14 @@ class StaticPeers:
         await asyncio.wait([asked], timeout=deadline.left_s())
         if not asked.done():
             late = f"no answer from the name server within {deadline.after_s:g} s"
-            return Answer(peer, (), f"{peer.host}: {late}")
+            return ResolvedPeer(peer, (), f"{peer.host}: {late}")
         self._under_way.pop(peer, None)
         found = asked.result()
         if isinstance(found, OSError):
-            return Answer(peer, (), f"{peer.host}: {found.strerror or found}")
-        return Answer(peer, interleave(found))
+            return ResolvedPeer(peer, (), f"{peer.host}: {found.strerror or found}")
+        return ResolvedPeer(peer, interleave(found))
 
-    def _start(self, peer: Peer) -> asyncio.Future[Sequence[str] | OSError]:
+    def _start(self, peer: StaticPeer) -> asyncio.Future[Sequence[str] | OSError]:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Sequence[str] | OSError] = loop.create_future()
 

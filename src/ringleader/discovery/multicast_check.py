@@ -29,13 +29,19 @@ from ringleader.discovery.multicast import (
     GROUP4,
     GROUP6,
     PORT,
-    NoDiscovery,
-    Why,
-    ask,
+    DiscoveryUnavailable,
+    UnavailableReason,
+    allow_port_sharing,
+    build_query,
     port_trouble,
-    share,
 )
-from ringleader.discovery.record import SERVICE, Record, Refusal, decode, is_genuine
+from ringleader.discovery.record import (
+    SERVICE,
+    NodeRecord,
+    RecordRefusal,
+    decode,
+    is_genuine,
+)
 from ringleader.topology.interfaces import Interface
 
 ANY_SERVICE = "_services._dns-sd._udp.local."
@@ -51,19 +57,19 @@ _IP_MULTICAST_ALL = 49
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenNode:
     """One announcement of a node; ``refusal`` is None for a member of our cluster."""
 
     source: str
     label: str
     addresses: tuple[str, ...]
-    refusal: Refusal | None
+    refusal: RecordRefusal | None
     port: int = 0
     """Where it listens, if the record says so."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Probe:
+class MulticastReport:
     """What multicast does on one interface."""
 
     interface: str
@@ -79,21 +85,21 @@ class Probe:
     answered_directly: set[str] = field(default_factory=set)
     """Of the addresses to call, those that answered there."""
 
-    seen: dict[str, Seen] = field(default_factory=dict)
+    seen: dict[str, SeenNode] = field(default_factory=dict)
     """Nodes by label, our own too when it runs."""
 
-    trouble: NoDiscovery | None = None
+    trouble: DiscoveryUnavailable | None = None
     """Why the probe itself could not be made."""
 
     @property
-    def members(self) -> list[Seen]:
+    def members(self) -> list[SeenNode]:
         """Nodes of our cluster."""
         return [seen for seen in self.seen.values() if seen.refusal is None]
 
     @property
-    def strangers(self) -> list[Seen]:
+    def strangers(self) -> list[SeenNode]:
         """Nodes whose tag we cannot verify: another secret."""
-        return [s for s in self.seen.values() if s.refusal is Refusal.FOREIGN]
+        return [s for s in self.seen.values() if s.refusal is RecordRefusal.FOREIGN]
 
     @property
     def has_multicast(self) -> bool:
@@ -101,14 +107,14 @@ class Probe:
         return bool(self.heard or self.answered)
 
 
-def multicast_check(
+def check_multicast(
     interface: Interface,
     *,
     key: bytes | None = None,
     call: Sequence[str] = (),
     version: int | None = None,
     wait_s: float = 1.6,
-) -> Probe:
+) -> MulticastReport:
     """Ask everybody on this interface and listen for ``wait_s``. Blocking.
 
     Without a key nobody is recognised as a member. ``version`` is 4 or 6; left out, it
@@ -119,15 +125,15 @@ def multicast_check(
         a.version: str(a.ip) for a in interface.addresses if "%" not in str(a)
     }
     version = version or min(own, default=4)
-    probe = Probe(interface=interface.name, trouble=port_trouble())
+    probe = MulticastReport(interface=interface.name, trouble=port_trouble())
     if probe.trouble is None:
         try:
             with ExitStack() as stack:
                 sockets = _open(interface.name, own.get(version), stack)
-                _look(sockets, probe, key, call, wait_s)
+                _query_and_listen(sockets, probe, key, call, wait_s)
         except OSError as exc:
             text = f"{interface.name} takes no multicast: {exc}"
-            probe.trouble = NoDiscovery(Why.NO_SOCKET, text)
+            probe.trouble = DiscoveryUnavailable(UnavailableReason.NO_SOCKET, text)
     return probe
 
 
@@ -149,8 +155,8 @@ def _open(name: str, address: str | None, stack: ExitStack) -> _Sockets:
     listener, asker, caller = (
         stack.enter_context(socket.socket(family, socket.SOCK_DGRAM)) for _ in range(3)
     )
-    share(listener)
-    listener.bind(_place(group, name))
+    allow_port_sharing(listener)
+    listener.bind(_bind_address(group, name))
     asker.bind((address, 0))
     caller.bind((address, 0))
     _join(listener, asker, name, address)
@@ -159,7 +165,7 @@ def _open(name: str, address: str | None, stack: ExitStack) -> _Sockets:
     return _Sockets(listener, asker, caller, group, address)
 
 
-def _place(group: str, name: str) -> tuple[str, int] | tuple[str, int, int, int]:
+def _bind_address(group: str, name: str) -> tuple[str, int] | tuple[str, int, int, int]:
     """Where to listen: at the group itself, so that nothing else is received."""
     if sys.platform == "win32":  # which has no such thing
         return "", PORT
@@ -188,9 +194,9 @@ def _join(
     asker.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, b"\xff")
 
 
-def _look(
+def _query_and_listen(
     sockets: _Sockets,
-    probe: Probe,
+    probe: MulticastReport,
     key: bytes | None,
     call: Sequence[str],
     wait_s: float,
@@ -198,7 +204,9 @@ def _look(
     questions = [
         packet
         for service in (SERVICE, ANY_SERVICE)
-        for packet in ask(service, number=1 + secrets.randbelow(65535)).packets()
+        for packet in build_query(
+            service, number=1 + secrets.randbelow(65535)
+        ).packets()
     ]
     for question in questions:
         sockets.asker.sendto(question, (sockets.group, PORT))
@@ -230,7 +238,7 @@ def _packets(
 
 
 def _note_host(
-    probe: Probe, sockets: _Sockets, sock: socket.socket, source: str
+    probe: MulticastReport, sockets: _Sockets, sock: socket.socket, source: str
 ) -> None:
     if source == sockets.own:
         return
@@ -243,7 +251,9 @@ def _note_host(
         hosts.add(source)
 
 
-def _note_records(probe: Probe, packet: bytes, source: str, key: bytes | None) -> None:
+def _note_records(
+    probe: MulticastReport, packet: bytes, source: str, key: bytes | None
+) -> None:
     ports: dict[str, int] = {}
     texts: dict[str, bytes] = {}
     for record in DNSIncoming(packet).answers():
@@ -255,10 +265,10 @@ def _note_records(probe: Probe, packet: bytes, source: str, key: bytes | None) -
         elif isinstance(record, DNSText):
             texts[label] = record.text
     for label in ports.keys() & texts.keys():
-        _note_seen(probe, _judge(source, label, ports[label], texts[label], key))
+        _note_seen(probe, _classify(source, label, ports[label], texts[label], key))
 
 
-def _note_seen(probe: Probe, seen: Seen) -> None:
+def _note_seen(probe: MulticastReport, seen: SeenNode) -> None:
     """A member is always noted, and nothing forged in its name undoes that."""
     if seen.refusal is None or (
         seen.label not in probe.seen and len(probe.seen) < MAX_SEEN
@@ -266,10 +276,12 @@ def _note_seen(probe: Probe, seen: Seen) -> None:
         probe.seen[seen.label] = seen
 
 
-def _judge(source: str, label: str, port: int, text: bytes, key: bytes | None) -> Seen:
+def _classify(
+    source: str, label: str, port: int, text: bytes, key: bytes | None
+) -> SeenNode:
     record = decode(label, port, text)
-    if not isinstance(record, Record):
-        return Seen(source, label, (), record)
+    if not isinstance(record, NodeRecord):
+        return SeenNode(source, label, (), record)
     is_member = key is not None and is_genuine(record, key)
-    refusal = None if is_member else Refusal.FOREIGN
-    return Seen(source, label, record.addresses, refusal, record.port)
+    refusal = None if is_member else RecordRefusal.FOREIGN
+    return SeenNode(source, label, record.addresses, refusal, record.port)

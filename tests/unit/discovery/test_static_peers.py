@@ -12,10 +12,10 @@ import pytest
 
 from ringleader import settings
 from ringleader.deadline import Deadline
-from ringleader.discovery.static import (
+from ringleader.discovery.static_peers import (
     MAX_PEERS,
-    Answer,
-    Peer,
+    ResolvedPeer,
+    StaticPeer,
     StaticPeers,
     interleave,
     parse,
@@ -28,14 +28,14 @@ from ringleader.errors import ConfigError
     [
         ("", []),
         (" , ", []),
-        ("desk:29600", [Peer("desk", 29600)]),
-        ("a:1, b.local:2 ,a:1", [Peer("a", 1), Peer("b.local", 2)]),
-        ("[fd77::2]:65535", [Peer("fd77::2", 65535)]),
-        ("10.77.0.2:1024", [Peer("10.77.0.2", 1024)]),
-        ("[fe80::1%eth0]:1024", [Peer("fe80::1%eth0", 1024)]),
+        ("desk:29600", [StaticPeer("desk", 29600)]),
+        ("a:1, b.local:2 ,a:1", [StaticPeer("a", 1), StaticPeer("b.local", 2)]),
+        ("[fd77::2]:65535", [StaticPeer("fd77::2", 65535)]),
+        ("10.77.0.2:1024", [StaticPeer("10.77.0.2", 1024)]),
+        ("[fe80::1%eth0]:1024", [StaticPeer("fe80::1%eth0", 1024)]),
     ],
 )
-def test_a_list_of_peers_is_read(text: str, peers: list[Peer]) -> None:
+def test_a_list_of_peers_is_read(text: str, peers: list[StaticPeer]) -> None:
     assert parse(text) == peers
 
 
@@ -79,8 +79,8 @@ def test_nobody_has_that_many_machines() -> None:
 
 def test_the_environment_names_peers() -> None:
     assert parse(settings.peers({"RINGLEADER_PEERS": "desk:1,lamp:2"})) == [
-        Peer("desk", 1),
-        Peer("lamp", 2),
+        StaticPeer("desk", 1),
+        StaticPeer("lamp", 2),
     ]
     assert settings.peers({}) == ""
 
@@ -96,8 +96,8 @@ def test_families_take_turns_and_the_systems_choice_goes_first() -> None:
 
 def resolve(
     peers: StaticPeers, *, within_s: float = 5.0, times: int = 1
-) -> list[Answer]:
-    async def run() -> list[Answer]:
+) -> list[ResolvedPeer]:
+    async def run() -> list[ResolvedPeer]:
         answers = []
         for _ in range(times):
             answers = await peers.resolve(Deadline.after(within_s))
@@ -132,7 +132,7 @@ def test_a_name_that_nobody_knows_is_explained_and_harms_no_other() -> None:
     nobody, desk = resolve(peers)
     assert nobody.addresses == ()
     assert nobody.trouble == "nobody: Name or service not known"
-    assert desk == Answer(Peer("desk", 2), ("10.77.0.2", "fd77::2"))
+    assert desk == ResolvedPeer(StaticPeer("desk", 2), ("10.77.0.2", "fd77::2"))
 
 
 def test_a_name_server_that_hangs_costs_its_deadline_and_one_thread() -> None:
@@ -166,7 +166,7 @@ def test_an_answer_that_was_late_is_there_the_next_time() -> None:
         release.wait(20)
         return ["10.77.0.2"]
 
-    async def run() -> list[Answer]:
+    async def run() -> list[ResolvedPeer]:
         peers = StaticPeers(parse("slow:1"), look_up=slow)
         await peers.resolve(Deadline.after(0.01))
         release.set()

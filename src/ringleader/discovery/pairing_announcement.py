@@ -24,8 +24,8 @@ from zeroconf import (  # type: ignore[attr-defined]  # kept for users, not in _
 
 from ringleader.deadline import Deadline
 from ringleader.discovery.multicast import (
-    NoDiscovery,
-    ask,
+    DiscoveryUnavailable,
+    build_query,
     listen,
     open_zeroconf,
     sender_trouble,
@@ -58,16 +58,16 @@ _ASK_EVERY_S = 3.0
 
 
 @contextmanager
-def announce(
+def announce_pairing(
     port: int, chosen: Sequence[Interface] | None = None
-) -> Iterator[NoDiscovery | None]:
+) -> Iterator[DiscoveryUnavailable | None]:
     """Show the window at ``port`` while the block runs; yields why that cannot be.
 
     Without discovery the window works all the same, for those who type its address.
     """
     chosen = choose_interfaces(list_interfaces())[0] if chosen is None else chosen
     zeroconf = open_zeroconf(chosen)
-    if isinstance(zeroconf, NoDiscovery):
+    if isinstance(zeroconf, DiscoveryUnavailable):
         yield zeroconf
         return
     with closing(zeroconf):  # says goodbye
@@ -84,7 +84,7 @@ def announce(
         yield sender_trouble(zeroconf)
 
 
-def find(
+def find_pairing_hosts(
     timeout_s: float, chosen: Sequence[Interface] | None = None
 ) -> list[tuple[str, int]]:
     """Addresses and ports of the machines that show a PIN, soon after the first.
@@ -93,21 +93,21 @@ def find(
     """
     chosen = choose_interfaces(list_interfaces())[0] if chosen is None else chosen
     zeroconf = open_zeroconf(chosen)
-    if isinstance(zeroconf, NoDiscovery):
+    if isinstance(zeroconf, DiscoveryUnavailable):
         raise PeerUnreachable("pairing", str(zeroconf))
     with closing(zeroconf):
         search = _Search(zeroconf, chosen)
         listen(zeroconf, SERVICE, search.hear)
-        _ask_until(search.is_over, zeroconf, Deadline.after(timeout_s))
+        _query_until(search.is_over, zeroconf, Deadline.after(timeout_s))
         return search.results()
 
 
-def _ask_until(over: threading.Event, zeroconf: Zeroconf, deadline: Deadline) -> None:
+def _query_until(over: threading.Event, zeroconf: Zeroconf, deadline: Deadline) -> None:
     """Ask again and again until somebody is found or the time is over."""
     passed_s = 0.0
     number = 0
     while not over.is_set() and not deadline.is_over():
-        zeroconf.send(ask(SERVICE, is_direct=number == 0))
+        zeroconf.send(build_query(SERVICE, is_direct=number == 0))
         number += 1
         next_s = _ASKS_S[number] if number < len(_ASKS_S) else passed_s + _ASK_EVERY_S
         over.wait(min(next_s - passed_s, deadline.left_s()))
