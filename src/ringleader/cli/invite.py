@@ -72,11 +72,11 @@ def _serve(
 ) -> InvitationOutcome:
     from ringleader.discovery.pairing_announcement import announce_pairing
     from ringleader.discovery.record import addresses_to_announce
-    from ringleader.topology.interfaces import choose_interfaces, list_interfaces
+    from ringleader.topology.interfaces import usable_interfaces
 
     key = first_key(home)
     name = settings.node_name() or socket.gethostname()
-    chosen, _ = choose_interfaces(list_interfaces(), settings.interfaces() or None)
+    chosen, _ = usable_interfaces(settings.interfaces())
 
     def new_run(address: str) -> PairingHost:
         return PairingHost(key, name, cluster, peer=address)

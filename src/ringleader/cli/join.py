@@ -136,10 +136,10 @@ def _join_by_pin(key: NodeKey, at: str) -> tuple[ClusterSecret, KnownNode]:
 def _find() -> list[Address]:
     """The addresses of the one machine that invites."""
     from ringleader.discovery.pairing_announcement import find_pairing_hosts
-    from ringleader.topology.interfaces import choose_interfaces, list_interfaces
+    from ringleader.topology.interfaces import usable_interfaces
 
     typer.echo("Looking for a machine that invites ...", err=True)
-    chosen, _ = choose_interfaces(list_interfaces(), settings.interfaces() or None)
+    chosen, _ = usable_interfaces(settings.interfaces())
     try:
         places = find_pairing_hosts(_SEARCH_S, chosen)
     except RingleaderError as exc:

@@ -37,12 +37,7 @@ from ringleader.discovery.record import (
     new_label,
 )
 from ringleader.errors import PeerUnreachable
-from ringleader.topology.interfaces import (
-    Interface,
-    best_first,
-    choose_interfaces,
-    list_interfaces,
-)
+from ringleader.topology.interfaces import Interface, best_first, usable_interfaces
 
 SERVICE = "_ringleader-pair._tcp.local."
 TXT = b"\x03v=1"
@@ -65,7 +60,7 @@ def announce_pairing(
 
     Without discovery the window works all the same, for those who type its address.
     """
-    chosen = choose_interfaces(list_interfaces())[0] if chosen is None else chosen
+    chosen = usable_interfaces()[0] if chosen is None else chosen
     zeroconf = open_zeroconf(chosen)
     if isinstance(zeroconf, DiscoveryUnavailable):
         yield zeroconf
@@ -91,7 +86,7 @@ def find_pairing_hosts(
 
     Nobody vouches for them; the PIN will. Only addresses on our own networks count.
     """
-    chosen = choose_interfaces(list_interfaces())[0] if chosen is None else chosen
+    chosen = usable_interfaces()[0] if chosen is None else chosen
     zeroconf = open_zeroconf(chosen)
     if isinstance(zeroconf, DiscoveryUnavailable):
         raise PeerUnreachable("pairing", str(zeroconf))

@@ -60,6 +60,8 @@ class LeaveCluster(msgspec.Struct, frozen=True, gc=False):
     """This node ends on purpose."""
 
 
+LinkEvent = LinkUp | LinkDown | MessageReceived
+
 Event = (
     Tick | LinkUp | LinkDown | MessageReceived | SetPayload | RefreshView | LeaveCluster
 )

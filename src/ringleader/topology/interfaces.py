@@ -184,6 +184,13 @@ def choose_interfaces(
     return chosen, refused
 
 
+def usable_interfaces(
+    wanted: Collection[str] = (),
+) -> tuple[list[Interface], list[tuple[Interface, str]]]:
+    """``choose_interfaces`` of this host now; all may be used if none is wanted."""
+    return choose_interfaces(list_interfaces(), wanted or None)
+
+
 def _is_self_assigned(interface: Interface) -> bool:
     return all(address.is_link_local for address in interface.addresses)
 

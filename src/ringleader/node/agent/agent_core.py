@@ -31,7 +31,7 @@ from ringleader.node.protocol.agent_client import AgentConfig
 from ringleader.node.protocol.framing import Hello
 from ringleader.node.protocol.node_state import Seat
 from ringleader.node.protocol.snapshot import Snapshot
-from ringleader.topology.interfaces import choose_interfaces, list_interfaces
+from ringleader.topology.interfaces import usable_interfaces
 from ringleader.topology.node_profile import clean, find_accelerators, measure
 from ringleader.transport import tcp
 from ringleader.transport.host_token import host_token
@@ -63,9 +63,7 @@ class Resident:
         )
         self.profile = measure()
         self.name = clean(config.name or self.profile.host) or "node"
-        self.chosen, self.refused = choose_interfaces(
-            list_interfaces(), config.interfaces or None
-        )
+        self.chosen, self.refused = usable_interfaces(config.interfaces)
         self.sock = tcp.listen("", config.port)
         self.port: int = self.sock.getsockname()[1]
         self.table: Table | None = None
@@ -160,9 +158,7 @@ class Resident:
                 self._changed()
 
     async def _look_again(self) -> None:
-        self.chosen, self.refused = choose_interfaces(
-            list_interfaces(), self.config.interfaces or None
-        )
+        self.chosen, self.refused = usable_interfaces(self.config.interfaces)
         await self.mdns.update(self.chosen)
         self.keeper.credentials.set_labels(*self.mdns.labels)
 

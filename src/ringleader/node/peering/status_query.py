@@ -72,13 +72,9 @@ def _look_around(home: Path, cluster: ClusterSecret) -> list[Sight]:
 
 def _seen(cluster: ClusterSecret) -> list[list[Address]]:
     from ringleader.discovery.multicast_check import MulticastReport, check_multicast
-    from ringleader.topology.interfaces import (
-        Interface,
-        choose_interfaces,
-        list_interfaces,
-    )
+    from ringleader.topology.interfaces import Interface, usable_interfaces
 
-    chosen, _ = choose_interfaces(list_interfaces())
+    chosen, _ = usable_interfaces()
     key = cluster.mdns_key().reveal()
 
     def listen(interface: Interface) -> MulticastReport:

@@ -20,6 +20,7 @@ from ringleader.membership.events import (
     KeyCloned,
     LeaveCluster,
     LinkDown,
+    LinkEvent,
     LinkUp,
     MessageReceived,
     PeerForgotten,
@@ -178,12 +179,7 @@ class SimulatedNetwork(VirtualClock):
         if conditions.double and random() < conditions.double:
             self.after(conditions.delay_s * 20 * random(), self._deliver, *args)
 
-    def _deliver(
-        self,
-        node: SimulatedNode,
-        machine: object,
-        event: MessageReceived | LinkUp | LinkDown,
-    ) -> None:
+    def _deliver(self, node: SimulatedNode, machine: object, event: LinkEvent) -> None:
         if node.machine is machine and event.peer in node.links:
             self.step(node, event)
 
