@@ -1,4 +1,4 @@
-"""The test kit: worlds in one process, faults, LANs of namespaces, a simulator."""
+"""Test kit: groups in one process, ranks in processes, virtual LANs, link checks."""
 
 from __future__ import annotations
 

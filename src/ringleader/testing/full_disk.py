@@ -1,4 +1,4 @@
-"""A disk that is full for a moment."""
+"""FullDisk: a file on a disk that is full for a moment."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from io import FileIO
 
 
 class FullDisk:
-    """A file with room for a few bytes more; when they are used up, one write fails,
-    and then there is room again. Stands in for the ``FileIO`` it wraps.
+    """A file with room for ``room`` more bytes: the next write fails, then all succeed.
+
+    Stands in for the ``FileIO`` it wraps.
     """
 
     def __init__(self, file: FileIO, room: int) -> None:
@@ -17,7 +18,7 @@ class FullDisk:
         self._room = room
 
     def write(self, data: memoryview) -> int:
-        """As much as there is room for."""
+        """Write as much as there is room for; raises ENOSPC once when there is none."""
         if not self._room:
             self._room = 1 << 30
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -26,9 +27,7 @@ class FullDisk:
         return done
 
     def fileno(self) -> int:
-        """Of the file."""
         return self._file.fileno()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

@@ -1,11 +1,11 @@
-"""What every link promises, as checks that any implementation can be put through.
+"""Checks of the contract that every implementation of Link must fulfil.
 
     check_link(make_pair)
 
-``make_pair()`` returns the two ends of a fresh link: the left end says its peer is
-``RIGHT``, the right end that its peer is ``LEFT``. A broken promise raises
-AssertionError with a sentence. No test framework is needed; ``CHECKS`` lists the checks
-for those that want one test per promise.
+``make_pair()`` returns the two ends of a new link: the peer of the left end is
+``RIGHT``, that of the right end ``LEFT``. A violation raises an AssertionError that
+describes it. No test framework is needed; ``CHECKS`` lists the single checks, for one
+test per check.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ MakePair = Callable[[], tuple[Link, Link]]
 Check = Callable[[Link, Link], None]
 
 LIMIT_S = 20.0
-"""For one check. None needs more than a second; a link that blocks needs for ever."""
+"""Time limit of one check. None takes more than a second unless the link blocks."""
 
 
 def check_link(make_pair: MakePair) -> None:
-    """Put links made by ``make_pair`` through every check."""
+    """Run every check on links made by ``make_pair``."""
     for check in CHECKS:
         run_check(check, make_pair)
 
 
 def run_check(check: Check, make_pair: MakePair) -> None:
-    """One check on a fresh pair, in a thread, so that a link that blocks fails too."""
+    """Run one check on a new pair, in a thread, so that a blocking link fails too."""
     left, right = make_pair()
     failures: list[BaseException] = []
 
@@ -74,17 +74,17 @@ def run_check(check: Check, make_pair: MakePair) -> None:
 
 
 def ends_name_each_other(left: Link, right: Link) -> None:
-    """Each end knows which rank is on the other, and what carries it."""
+    """Each end knows the rank of its peer and the kind of the link."""
     assert left.peer == RIGHT, f"the left end says its peer is {left.peer}, not {RIGHT}"
     assert right.peer == LEFT, (
         f"the right end says its peer is {right.peer}, not {LEFT}"
     )
-    assert left.kind, "a link says what carries it"
+    assert left.kind, "the kind of the link is empty"
     assert left.kind == right.kind, f"{left.kind} on one end, {right.kind} on the other"
 
 
 def bytes_arrive_in_order_both_ways_at_once(left: Link, right: Link) -> None:
-    """Pieces of many sizes, cut differently on the way out and on the way in."""
+    """Bytes arrive in order for many sizes, split differently on send and receive."""
     there, back = noise(sum(SIZES), seed=1), noise(sum(SIZES), seed=2)
     streams = [Stream(left, right, there, 3), Stream(right, left, back, 4)]
     deadline = Deadline.after(LIMIT_S / 2)
@@ -100,7 +100,7 @@ def bytes_arrive_in_order_both_ways_at_once(left: Link, right: Link) -> None:
 
 
 def a_full_link_takes_nothing_and_wakes_when_drained(left: Link, right: Link) -> None:
-    """try_send returns 0 instead of blocking; a read on the other end makes room."""
+    """try_send returns 0 on a full link; a read at the other end makes room."""
     data = memoryview(noise(1 << 20, seed=5))
     sent = fill(left, data)
     following = memoryview(bytes(data) * 2)[sent % len(data) :][: len(data)]
@@ -113,7 +113,7 @@ def a_full_link_takes_nothing_and_wakes_when_drained(left: Link, right: Link) ->
     assert is_ready(wanted, 5.0), "reading on the other end did not wake the sender"
     left.disarm()
     more = try_until(left.try_send, following, 5.0)
-    assert more, "there is room, but no send"
+    assert more, "the link has room, but try_send returned 0"
     received += receive(right, more)
     whole = bytes(data) * ((sent + more) // len(data) + 1)
     same = received == whole[: sent + more]
@@ -121,18 +121,18 @@ def a_full_link_takes_nothing_and_wakes_when_drained(left: Link, right: Link) ->
 
 
 def an_empty_link_gives_nothing(left: Link, right: Link) -> None:
-    """try_recv_into returns 0 instead of blocking, and writes nothing."""
+    """try_recv_into returns 0 on an empty link and writes nothing."""
     buffer = bytearray(b"untouched")
     for link in (left, right):
         for _ in range(3):
             assert link.try_recv_into(memoryview(buffer)) == 0, (
-                "bytes came from nowhere"
+                "an empty link returned bytes"
             )
     assert buffer == b"untouched", "an empty link wrote into the buffer"
 
 
 def empty_views_are_harmless(left: Link, right: Link) -> None:
-    """A view of no bytes moves none, whatever waits, and disturbs nothing."""
+    """An empty view transfers nothing and does not disturb the stream."""
     nothing = memoryview(bytearray())
     for link in (left, right):
         assert link.try_send(nothing) == 0, "an empty view was sent as bytes"
@@ -147,9 +147,9 @@ def empty_views_are_harmless(left: Link, right: Link) -> None:
 
 
 def an_armed_receiver_wakes_when_bytes_come(left: Link, right: Link) -> None:
-    """arm returns descriptors that are silent until the peer sends, every time.
+    """arm returns descriptors that are not ready until the peer sends, every time.
 
-    Who sleeps has tried before, so an old wake-up may be cleared by the try.
+    A caller tries to read before it sleeps, so the attempt may clear an old wake-up.
     """
     for turn in range(20):
         expect_nothing(right)
@@ -164,7 +164,7 @@ def an_armed_receiver_wakes_when_bytes_come(left: Link, right: Link) -> None:
 
 
 def arming_with_work_at_hand_does_not_sleep(left: Link, right: Link) -> None:
-    """arm returns None, or descriptors that are ready, when a try would succeed."""
+    """arm returns None, or ready descriptors, if a send or receive would succeed."""
     assert has_work(left, sending=True, receiving=False), "an empty link has room"
     assert has_work(left, sending=True, receiving=True), "an empty link has room"
     assert not has_work(left, sending=False, receiving=True), "there is nothing to read"
@@ -179,7 +179,7 @@ def arming_with_work_at_hand_does_not_sleep(left: Link, right: Link) -> None:
 
 
 def two_threads_take_turns_without_missing_a_wake(left: Link, right: Link) -> None:
-    """Ping-pong in which both sides sleep: a lost wake-up costs a nap, or for ever."""
+    """Both sides of a ping-pong sleep; every lost wake-up would cost a NAP_S."""
     turns = 200
     failures: list[BaseException] = []
 
@@ -207,7 +207,10 @@ def two_threads_take_turns_without_missing_a_wake(left: Link, right: Link) -> No
 
 
 def what_was_sent_before_a_close_arrives(left: Link, right: Link) -> None:
-    """Then PeerLost, naming the peer, on every further read. The closer was asleep."""
+    """Bytes sent before a close arrive, then every read raises PeerLost.
+
+    The closing end was armed when it closed.
+    """
     data = noise(200_001, seed=6)
     send(left, data)
     left.arm(sending=False, receiving=True)
@@ -218,24 +221,26 @@ def what_was_sent_before_a_close_arrives(left: Link, right: Link) -> None:
 
 
 def a_close_wakes_the_armed_receiver(left: Link, right: Link) -> None:
-    """The end of the peer is news like any other."""
+    """A receiver that sleeps on armed descriptors wakes when the peer closes."""
     wanted = right.arm(sending=False, receiving=True)
     assert wanted, "arm(receiving=True) says an empty link has bytes"
     left.close()
     assert is_ready(wanted, 5.0), "the peer closed, but the armed receiver slept on"
     right.disarm()
-    assert has_work(right, sending=False, receiving=True), "the end is work at hand"
+    assert has_work(right, sending=False, receiving=True), (
+        "a closed peer must be reported by arm"
+    )
     expect_lost(right.try_recv_into, LEFT)
 
 
 def sending_to_a_closed_peer_ends(left: Link, right: Link) -> None:
-    """PeerLost, naming the peer, after no more than the link can buffer."""
+    """Sends raise PeerLost, naming the peer, after at most what the link buffers."""
     left.close()
     expect_lost(right.try_send, LEFT)
 
 
 def a_full_sender_hears_that_the_peer_closed(left: Link, right: Link) -> None:
-    """Nobody will ever make room: PeerLost instead of a wait without end."""
+    """A sender that waits for room gets PeerLost if the peer closes."""
     fill(left, memoryview(bytes(1 << 20)))
     wanted = left.arm(sending=True, receiving=False)
     assert wanted, "arm(sending=True) says a full link has room"
@@ -246,7 +251,7 @@ def a_full_sender_hears_that_the_peer_closed(left: Link, right: Link) -> None:
 
 
 def closing_twice_is_closing_once(left: Link, right: Link) -> None:
-    """close is idempotent, whoever closed first."""
+    """close is idempotent, whichever end closed first."""
     for link in (left, right, left, right):
         link.close()
 

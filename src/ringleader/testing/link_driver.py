@@ -1,7 +1,7 @@
-"""The hands of the link contract: send, receive, fill and wait, always with a limit.
+"""Helpers of the link contract: send, receive, fill and wait, all with a time limit.
 
-Nothing here belongs to one kind of link; a broken promise is an AssertionError with a
-sentence.
+They work with every kind of link; a violated contract raises an AssertionError that
+describes it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from ringleader.errors import PeerLost
 from ringleader.transport.link import POLLIN, POLLOUT, Link, wait_ready
 
 NAP_S = 0.05
-"""The longest sleep on armed descriptors: a link may miss a wake-up, as the engine's
-waiter knows, but it then costs no more than this."""
+"""Longest sleep on armed descriptors: a link may miss a wake-up, as the engine's waiter
+expects, which then costs at most this time."""
 MAX_BUFFERED_BYTES = 64 << 20
-"""A link that takes more than this from nobody is not bounded."""
+"""A link that buffers more than this without a reader is considered unbounded."""
 FULL_AFTER = 300
-"""Refusals in a row, a millisecond apart: TCP makes room 40 ms and 0.25 s later."""
+"""Refused sends in a row, a millisecond apart, after which a link counts as full: TCP
+may still make room 40 ms and 0.25 s later."""
 SIZES = (1, 2, 7, 63, 4095, 4096, 4097, 65536, 131072, 131073, 262143, 262145, 1048579)
 
 
 class Stream:
-    """One direction: ``data`` leaves in pieces of SIZES and arrives in other pieces."""
+    """One direction: sends ``data`` in pieces of SIZES, receives it in other pieces."""
 
     def __init__(self, source: Link, to: Link, data: bytes, seed: int) -> None:
         self.source, self.to = source, to
@@ -35,11 +36,10 @@ class Stream:
         self._cuts = random.Random(seed)
 
     def is_done(self) -> bool:
-        """Whether everything has arrived."""
         return len(self.received) >= len(self.data)
 
     def move(self) -> bool:
-        """Send a piece, receive a piece; whether anything moved."""
+        """Send a piece and receive a piece; return whether any byte moved."""
         size = self._cuts.choice(SIZES)
         piece = memoryview(self.data)[self._sent : self._sent + size]
         sent = self.source.try_send(piece) if piece else 0
@@ -54,7 +54,7 @@ class Stream:
 
 
 def rest(streams: list[Stream]) -> None:
-    """Nothing moved: sleep until a receiver may go on."""
+    """Sleep until one of the receivers may have bytes."""
     wanted: list[tuple[int, int]] = []
     for stream in streams:
         armed = stream.to.arm(sending=False, receiving=True)
@@ -69,12 +69,12 @@ def rest(streams: list[Stream]) -> None:
 
 
 def noise(size: int, seed: int) -> bytes:
-    """Bytes without a pattern, the same every time."""
+    """Return pseudo-random bytes that depend only on ``seed``."""
     return random.Random(seed).randbytes(size)
 
 
 def is_ready(wanted: list[tuple[int, int]], timeout_s: float) -> bool:
-    """Whether one of the descriptors becomes ready in time."""
+    """Return whether one of the descriptors becomes ready in time."""
     for _, events in wanted:
         assert events & (POLLIN | POLLOUT), f"nobody can wait for events {events}"
     readers = [fd for fd, events in wanted if events & POLLIN]
@@ -83,7 +83,7 @@ def is_ready(wanted: list[tuple[int, int]], timeout_s: float) -> bool:
 
 
 def has_work(link: Link, *, sending: bool, receiving: bool) -> bool:
-    """Whether arming says that there is something to do right now."""
+    """Return whether ``arm`` reports that a send or receive would succeed now."""
     wanted = link.arm(sending=sending, receiving=receiving)
     is_there = wanted is None or is_ready(wanted, 0.0)
     link.disarm()
@@ -91,7 +91,7 @@ def has_work(link: Link, *, sending: bool, receiving: bool) -> bool:
 
 
 def wait_for_bytes(link: Link) -> None:
-    """Until reading would give something, without reading it."""
+    """Wait until a read would return bytes, without reading them."""
     deadline = Deadline.after(5.0)
     while not has_work(link, sending=False, receiving=True):
         assert not deadline.is_over(), "bytes were sent, but nothing came"
@@ -99,7 +99,7 @@ def wait_for_bytes(link: Link) -> None:
 
 
 def sleep(link: Link, *, sending: bool) -> None:
-    """As the engine does it: arm, wait for a moment at most, disarm."""
+    """Sleep as the engine does: arm, wait for at most NAP_S, disarm."""
     wanted = link.arm(sending=sending, receiving=not sending)
     if wanted:
         wait_ready(wanted, NAP_S)
@@ -109,7 +109,7 @@ def sleep(link: Link, *, sending: bool) -> None:
 def try_until(
     attempt: Callable[[memoryview], int], view: memoryview, within_s: float
 ) -> int:
-    """The first result that is not 0; 0 when none comes in time."""
+    """Repeat ``attempt`` until it returns more than 0; return 0 after ``within_s``."""
     deadline = Deadline.after(within_s)
     while not (moved := attempt(view)) and not deadline.is_over():
         time.sleep(0.001)
@@ -117,7 +117,7 @@ def try_until(
 
 
 def send(link: Link, data: bytes) -> None:
-    """All of ``data``, sleeping while the link is full."""
+    """Send all of ``data``, sleeping while the link is full."""
     view, deadline = memoryview(data), Deadline.after(5.0)
     while view:
         assert not deadline.is_over(), f"{len(view)} bytes could not be sent in 5 s"
@@ -128,7 +128,7 @@ def send(link: Link, data: bytes) -> None:
 
 
 def receive(link: Link, size: int) -> bytes:
-    """Exactly ``size`` bytes, sleeping while the link is empty."""
+    """Receive exactly ``size`` bytes, sleeping while the link is empty."""
     data, deadline = bytearray(size), Deadline.after(10.0)
     view = memoryview(data)
     while view:
@@ -141,13 +141,13 @@ def receive(link: Link, size: int) -> bytes:
 
 
 def expect_nothing(link: Link) -> None:
-    """One try to read, as everybody does before sleeping, which finds nothing."""
+    """Check that a read, which callers try before they sleep, returns nothing."""
     received = link.try_recv_into(memoryview(bytearray(1)))
     assert received == 0, "more bytes came than were sent"
 
 
 def fill(link: Link, data: memoryview) -> int:
-    """Send ``data`` round and round until nothing goes any more; how much went."""
+    """Send ``data`` repeatedly until the link is full; return the number of bytes."""
     total = num_refusals = 0
     while num_refusals < FULL_AFTER:
         sent = link.try_send(data[total % len(data) :])
@@ -160,13 +160,17 @@ def fill(link: Link, data: memoryview) -> int:
 
 
 def expect_lost(attempt: Callable[[memoryview], int], peer: int) -> None:
-    """PeerLost naming ``peer``, after no more bytes than a link can buffer."""
+    """Expect PeerLost naming ``peer``, after at most what a link can buffer."""
     deadline, total = Deadline.after(5.0), 0
     view = memoryview(bytearray(65536))
     blamed: int | str | None = None
     while blamed is None:
-        assert not deadline.is_over(), "the peer is gone, and nothing says so"
-        assert total <= MAX_BUFFERED_BYTES, "bytes still go to a peer that is gone"
+        assert not deadline.is_over(), (
+            "the peer has closed, but no PeerLost was raised within 5 s"
+        )
+        assert total <= MAX_BUFFERED_BYTES, (
+            "the link still accepts bytes for a closed peer"
+        )
         try:
             total += attempt(view)
         except PeerLost as exc:

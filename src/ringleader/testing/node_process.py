@@ -1,4 +1,4 @@
-"""Nodes on the hosts of a test LAN: started, asked, killed, and read line by line."""
+"""NodeProcess: a node on a host of a virtual LAN, controlled line by line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ Event = dict[str, Any]
 
 
 def make_home(path: Path, root: bytes) -> Path:
-    """A machine that is in the cluster of ``root``; without the 0.2 s of a phrase."""
+    """Create the home of a machine in the cluster with key ``root``.
+
+    Skips the pairing phrase, whose key derivation takes 0.2 s.
+    """
     with Home(path).writing() as change:
         store(change, ClusterSecret(root=Secret(root), name="test"))
     return path
@@ -32,7 +35,7 @@ def make_home(path: Path, root: bytes) -> Path:
 
 @dataclass(slots=True)
 class NodeProcess:
-    """A process on a host that tells events as lines of JSON."""
+    """A process on a host that reports events as lines of JSON."""
 
     process: subprocess.Popen[str]
     events: list[Event] = field(default_factory=list)
@@ -43,7 +46,7 @@ class NodeProcess:
     def start(
         cls, host: VirtualHost, home: Path, script: Path, *arguments: str, **env: str
     ) -> NodeProcess:
-        """Run a script on a host, as a machine with that home."""
+        """Run a script on a host, with ``home`` as its Ringleader home."""
         process = host.popen(
             [sys.executable, str(script), *arguments],
             stdin=subprocess.PIPE,
@@ -68,31 +71,33 @@ class NodeProcess:
         self._inbox.put(None)
 
     def wait(self, wanted: Callable[[Event], bool], within_s: float = 40.0) -> Event:
-        """The next event that is wanted; fails the test when none comes in time."""
+        """Return the next event that matches; AssertionError if none comes in time."""
         until_s = time.monotonic() + within_s
         while (left_s := until_s - time.monotonic()) > 0:
             try:
                 event = self._inbox.get(timeout=left_s)
             except queue.Empty:
                 break
-            assert event is not None, f"the node ended; it told {self.events[-3:]}"
+            assert event is not None, f"the node ended; last events: {self.events[-3:]}"
             self.events.append(event)
             if wanted(event):
                 return event
-        raise AssertionError(f"nothing like it in {within_s} s: {self.events[-3:]}")
+        raise AssertionError(
+            f"no such event in {within_s} s; last events: {self.events[-3:]}"
+        )
 
     def wait_for(self, name: str, within_s: float = 40.0, **facts: object) -> Event:
-        """The next event of that name with these facts."""
+        """Return the next event of that name with these fields."""
         return self.wait(
             lambda e: e["event"] == name and facts.items() <= e.items(), within_s
         )
 
     def inbox_is_empty(self) -> bool:
-        """Whether all it has told so far was read."""
+        """Whether all events received so far have been read."""
         return self._inbox.empty()
 
     def query(self) -> Event:
-        """What it answers to an empty line: what its agent knows now."""
+        """Ask the process for the current state of its agent and return it."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -101,17 +106,19 @@ class NodeProcess:
     def query_until(
         self, wanted: Callable[[Event], bool], within_s: float = 20.0
     ) -> Event:
-        """Look again and again until something is so."""
+        """Query until the state matches; AssertionError after ``within_s``."""
         until_s = time.monotonic() + within_s
         while not wanted(seen := self.query()):
-            assert time.monotonic() < until_s, f"not so within {within_s} s: {seen}"
+            assert time.monotonic() < until_s, (
+                f"the state did not match within {within_s} s: {seen}"
+            )
             time.sleep(0.05)
         return seen
 
     def close(self) -> None:
-        """End it politely, and wait."""
+        """End the process by closing its input and wait; kill it after 15 s."""
         if self.process.stdin is not None:
-            with contextlib.suppress(OSError):  # it may be gone
+            with contextlib.suppress(OSError):  # it may have ended
                 self.process.stdin.close()
         try:
             self.process.wait(15)
@@ -125,5 +132,5 @@ class NodeProcess:
 
 
 def member_names(seen: Event) -> set[str]:
-    """The names of the members of a snapshot's view."""
+    """Return the names of the nodes in the view of a snapshot."""
     return {row["name"] for row in seen["nodes"] if row["in_view"]}

@@ -1,7 +1,6 @@
-"""Groups of several ranks inside one process, for tests and for trying things out.
+"""Groups of several ranks in one process, one thread per rank.
 
-Real groups over real links: only the processes are missing. Each rank is driven by a
-thread of its own.
+The groups and their links are the real ones; only the processes are missing.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ T = TypeVar("T")
 FORM_S = 30.0
 
 
-class Hub:
-    """Makes socketpairs between the threads of one process as ranks ask for them."""
+class SubgroupConnector:
+    """Connects sub-groups of threads by socketpairs, on request of their ranks."""
 
     def __init__(self) -> None:
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
         self._meshes: dict[str, dict[int, Mesh]] = {}
 
-    def connector(self, rank: int) -> Callable[[Sequence[int], str, Deadline], Mesh]:
-        """How the group of ``rank`` connects its sub-groups."""
+    def connect_of(self, rank: int) -> Callable[[Sequence[int], str, Deadline], Mesh]:
+        """Return the connect function for the group of ``rank``."""
 
         def connect(ranks: Sequence[int], view_id: str, deadline: Deadline) -> Mesh:
             return self.connect(list(ranks), rank, view_id, deadline)
@@ -43,25 +42,29 @@ class Hub:
     def connect(
         self, ranks: list[int], rank: int, view_id: str, deadline: Deadline
     ) -> Mesh:
-        """The mesh of ``rank`` in the group ``view_id``; made by whoever asks first."""
+        """Return the mesh of ``rank`` in the group ``view_id``.
+
+        The first rank to ask creates the meshes of all.
+        """
         with self._lock:
             if view_id not in self._meshes:
                 made = memory_meshes(len(ranks))
                 self._meshes[view_id] = dict(zip(ranks, made, strict=True))
-                self._lock.notify_all()
             if deadline.is_over():
-                raise DeadlineExceeded("the others", "did not form the group")
+                raise DeadlineExceeded(
+                    "other ranks", "did not form the sub-group in time"
+                )
             return self._meshes[view_id].pop(rank)
 
     def close(self) -> None:
-        """Close what nobody fetched."""
+        """Close the meshes that no rank has taken."""
         for meshes in self._meshes.values():
             for mesh in meshes.values():
                 mesh.close()
 
 
 def memory_meshes(size: int) -> list[Mesh]:
-    """One mesh per rank, connected by socketpairs."""
+    """Return one mesh per rank, connected by socketpairs."""
     meshes = [Mesh() for _ in range(size)]
     for a in range(size):
         for b in range(a + 1, size):
@@ -77,15 +80,15 @@ def memory_meshes(size: int) -> list[Mesh]:
 def world(
     size: int, transport: str = "memory", *, config: CollectiveConfig | None = None
 ) -> Iterator[list[Group]]:
-    """``size`` connected groups in this process, closed at the end.
+    """Yield ``size`` connected groups in this process and close them on exit.
 
     ``transport``: "memory" (socketpairs), "tcp" or "shm" (both on loopback).
     """
     if transport == "memory":
-        hub = Hub()
+        connector = SubgroupConnector()
         meshes = memory_meshes(size)
         groups = [
-            Group(r, m, view_id="world", connect=hub.connector(r), config=config)
+            Group(r, m, view_id="world", connect=connector.connect_of(r), config=config)
             for r, m in enumerate(meshes)
         ]
         try:
@@ -93,15 +96,19 @@ def world(
         finally:
             for each in groups:
                 each.close()
-            hub.close()
+            connector.close()
         return
     if transport not in ("tcp", "shm"):
-        raise ConfigError(f"world: transport {transport!r}; memory, tcp or shm")
+        raise ConfigError(
+            f"world: unknown transport {transport!r}; use memory, tcp or shm"
+        )
     peers = [f"127.0.0.1:{port}" for port in free_ports(size)]
-    wish = "auto" if transport == "shm" else "tcp"
+    form_transport = "auto" if transport == "shm" else "tcp"
 
     def form(rank: int) -> Group:
-        return form_group(peers, rank, transport=wish, config=config, timeout_s=FORM_S)
+        return form_group(
+            peers, rank, transport=form_transport, config=config, timeout_s=FORM_S
+        )
 
     groups = run_threads([lambda r=r: form(r) for r in range(size)])  # type: ignore[misc]
     try:
@@ -112,7 +119,10 @@ def world(
 
 
 def run_threads(bodies: Sequence[Callable[[], T]], within_s: float = 60.0) -> list[T]:
-    """Run all at once, one thread each; results in order, or the first error."""
+    """Run all bodies at once, one thread each, and return their results in order.
+
+    Raises the first error in time, or DeadlineExceeded after ``within_s``.
+    """
     results: dict[int, T] = {}
     failures: dict[int, BaseException] = {}
 
@@ -133,7 +143,7 @@ def run_threads(bodies: Sequence[Callable[[], T]], within_s: float = 60.0) -> li
         thread.join(deadline.left_s())
         if thread.is_alive() and not failures:
             raise DeadlineExceeded(i, f"still running after {within_s} s")
-    if failures:  # the first in time: the others may only follow from it
+    if failures:  # the first in time: the others may be consequences
         raise next(iter(failures.values()))
     return [results[i] for i in range(len(bodies))]
 
@@ -146,6 +156,6 @@ def run_world(
     config: CollectiveConfig | None = None,
     within_s: float = 60.0,
 ) -> list[T]:
-    """Run ``body`` on every rank of a world; the results in rank order."""
+    """Run ``body`` on every rank of a world; return the results in rank order."""
     with world(size, transport, config=config) as groups:
         return run_threads([lambda g=g: body(g) for g in groups], within_s)  # type: ignore[misc]
