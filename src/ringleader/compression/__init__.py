@@ -1,8 +1,8 @@
 """Gradient compression by name, with or without DistributedDataParallel."""
 
+from ringleader.compression.comm_hook import Hook, hook
 from ringleader.compression.compressor import Compressor, compressor
-from ringleader.compression.hooks import Hook, hook
-from ringleader.compression.sharded import fsdp
+from ringleader.compression.fsdp_reduce_scatter import fsdp
 
 __all__ = ["Compressor", "Hook", "compressor", "fsdp", "hook"]
 

@@ -1,12 +1,12 @@
-"""Gradients of several parameters in one flat vector, on their way to their mean.
+"""A bucket: the gradients of several parameters in one flat vector.
 
-Error feedback is here, the same for every scheme:
+Error feedback is implemented here, the same for every scheme:
 
-    total = gradients + what was not applied before
-    residual = total - what of it is really applied now
+    total = gradients + residual of the previous step
+    new residual = total - the part of it that is applied now
 
-With momentum correction gradients are replaced by their velocity, and where a value was
-sent the velocity starts anew: else it would push in its direction once more.
+With momentum correction, velocities take the place of gradients. Where a value was
+sent, its velocity is reset: otherwise it would push in the same direction once more.
 """
 
 from __future__ import annotations
@@ -17,119 +17,160 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ringleader.compression import chance
-from ringleader.compression.memory import RESIDUAL, VELOCITY, Memory, Slot
+from ringleader.compression import seeded_random
+from ringleader.compression.compressor_state import (
+    RESIDUAL,
+    VELOCITY,
+    CompressorState,
+    ParameterSlice,
+)
 from ringleader.engine.arrays import as_array
 from ringleader.errors import ConfigError
 
 
 class Bucket:
-    """One vector of one step. ``out`` is float32 and flat, on any device."""
+    """One bucket in one step. ``out`` is float32 and flat, on any device."""
 
     def __init__(
         self,
         out: Tensor,
-        slots: Sequence[Slot],
-        memory: Memory,
+        parameters: Sequence[ParameterSlice],
+        state: CompressorState,
         *,
         seed: int,
         feedback: bool,
         momentum: float | None,
     ) -> None:
         self.out = out
-        """The gradients; in the end their mean."""
-        self.slots = slots
-        self.memory = memory
+        """The gradients; at the end their mean."""
+        self.parameters = parameters
+        self.state = state
         self._seed = seed
         self._momentum = momentum
-        self._owed = self._recall(RESIDUAL) if feedback else {}
-        self.held = memory.room(RESIDUAL, slots, out) if feedback else None
-        """In the end what was not applied; None without feedback."""
+        self._residuals = self._load(RESIDUAL) if feedback else {}
+        self.new_residual = (
+            state.stage_vector(RESIDUAL, parameters, out) if feedback else None
+        )
+        """At the end the part of the total that was not applied; None without
+        feedback."""
         self._velocity: Tensor | None = None
 
-    def start(self, name: str) -> int:
-        """Random bits for ``name`` in this step, the same on all ranks."""
-        return chance.purpose(self._seed, self.memory.step, name)
+    def derive_seed(self, name: str) -> int:
+        """Return a seed for ``name`` in this step, the same on all ranks."""
+        return seeded_random.derive_seed(self._seed, self.state.step, name)
 
-    def owed(self, slot: Slot) -> Tensor | None:
-        """What was not applied before."""
-        return self._owed.get(slot.name)
+    def residual(self, param: ParameterSlice) -> Tensor | None:
+        """Return the residual of the previous step."""
+        return self._residuals.get(param.name)
 
-    def owed_at_once(self) -> Tensor | None:
-        """What was not applied before, as one vector; None if it is not in one piece.
+    def flat_residual(self) -> Tensor | None:
+        """Return the residuals as one vector without a copy, or None.
 
-        As it was written: unless buckets were made anew since, it is.
+        They are contiguous as they were written, unless DDP rebuilt its buckets since.
         """
-        if not self._owed or self._momentum is not None:
+        if not self._residuals or self._momentum is not None:
             return None
-        parts = [self._owed.get(slot.name) for slot in self.slots]
+        parts = [self._residuals.get(param.name) for param in self.parameters]
         first = parts[0]
         if first is None or not first.is_cpu:
             return None
-        start = first.data_ptr() - 4 * self.slots[0].start
-        for slot, part in zip(self.slots, parts, strict=True):
-            if part is None or part.data_ptr() != start + 4 * slot.start:
+        start = first.data_ptr() - 4 * self.parameters[0].start
+        for param, part in zip(self.parameters, parts, strict=True):
+            if part is None or part.data_ptr() != start + 4 * param.start:
                 return None
-        begin = first.storage_offset() - self.slots[0].start
+        begin = first.storage_offset() - self.parameters[0].start
         return first.as_strided((len(self.out),), (1,), begin)
 
-    def add_up(self) -> Tensor:
-        """The total, where it may stay: what is not applied of it remains there."""
-        return self._add_up(self.out if self.held is None else self.held)
+    def accumulate(self) -> Tensor:
+        """Compute the total in ``new_residual``, or in ``out`` without feedback.
 
-    def add_up_in_place(self) -> Tensor:
-        """The total in ``out``; what is not applied is to be written to ``held``."""
-        return self._add_up(self.out)
+        The caller clears the values that are applied with ``clear_at``.
+        """
+        return self._accumulate(
+            self.out if self.new_residual is None else self.new_residual
+        )
 
-    def _add_up(self, target: Tensor) -> Tensor:
-        source = self.out if self._momentum is None else self._accelerate()
-        for slot in self.slots:
-            add(source[slot.run], self.owed(slot), target[slot.run])
+    def accumulate_in_place(self) -> Tensor:
+        """Compute the total in ``out``; the caller writes ``new_residual``."""
+        return self._accumulate(self.out)
+
+    def _accumulate(self, target: Tensor) -> Tensor:
+        source = self.out if self._momentum is None else self._update_velocity()
+        for param in self.parameters:
+            add(source[param.span], self.residual(param), target[param.span])
         return target
 
-    def _accelerate(self) -> Tensor:
-        """The velocity: gradients, and a share of what it was."""
+    def _update_velocity(self) -> Tensor:
+        """Compute velocity = gradients + momentum * previous velocity."""
         assert self._momentum is not None
-        before = self._recall(VELOCITY)
-        velocity = self.memory.room(VELOCITY, self.slots, self.out)
-        for slot in self.slots:
-            old = before.get(slot.name)
+        before = self._load(VELOCITY)
+        velocity = self.state.stage_vector(VELOCITY, self.parameters, self.out)
+        for param in self.parameters:
+            old = before.get(param.name)
             slowed = None if old is None else old * self._momentum
-            add(self.out[slot.run], slowed, velocity[slot.run])
+            add(self.out[param.span], slowed, velocity[param.span])
         self._velocity = velocity
         return velocity
 
-    def _recall(self, kind: str) -> dict[str, Tensor]:
-        """What is kept of this kind, for every parameter that has any."""
+    def _load(self, kind: str) -> dict[str, Tensor]:
+        """Return the kept tensors of this kind, by parameter name."""
         found = {}
-        for slot in self.slots:
-            tensor = self.memory.get(kind, slot.name)
-            if tensor is not None and tensor.numel() != slot.count:
+        for param in self.parameters:
+            tensor = self.state.get(kind, param.name)
+            if tensor is not None and tensor.numel() != param.numel:
                 raise ConfigError(
-                    f"compression: parameter {slot.name!r} has {slot.count} values, "
-                    f"its {kind} {tensor.numel()}: call reset(), or load the state of "
-                    "this model"
+                    f"compression: parameter {param.name!r} has {param.numel} values, "
+                    f"but its {kind} has {tensor.numel()}: call reset(), or load the "
+                    "state of this model"
                 )
             if tensor is not None:
-                found[slot.name] = tensor.to(self.out.device)
+                found[param.name] = tensor.to(self.out.device)
         return found
 
-    def sent(self, places: Tensor, *, is_finite: bool) -> None:
-        """The totals at these places were applied; others remain.
+    def clear_at(self, indices: Tensor, *, is_finite: bool) -> None:
+        """Zero residual and velocity at ``indices``, whose totals are applied.
 
-        Not ``is_finite``: what is not a number is forgotten, or it would remain.
+        Unless ``is_finite``, values that are not finite become zero everywhere;
+        otherwise they would stay in the residual forever.
         """
-        for vector in (self.held, self._velocity):
+        for vector in (self.new_residual, self._velocity):
             if vector is not None:
-                put(vector, places, None)
+                write_at(vector, indices, None)
                 if not is_finite:
                     vector.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
-    def sent_all(self) -> None:
-        """Everything was applied."""
-        for vector in (self.held, self._velocity):
+    def clear_all(self) -> None:
+        """Zero residual and velocity: the whole total is applied."""
+        for vector in (self.new_residual, self._velocity):
             if vector is not None:
                 vector.zero_()
+
+
+def flatten(
+    named: Sequence[tuple[str, Tensor]],
+) -> tuple[Tensor, list[ParameterSlice]]:
+    """Return (all values in one vector, the slice of each tensor).
+
+    The vector is a copy, unless there is only one contiguous tensor.
+    """
+    if not named:
+        return torch.empty(0, device="cpu"), []
+    for name, tensor in named:
+        if not tensor.is_floating_point():
+            raise ConfigError(f"compression: {name!r} is not a floating-point tensor")
+    if len({tensor.device for _, tensor in named}) > 1:
+        raise ConfigError(
+            "compression: the tensors of one call must be on the same device"
+        )
+    slices, start = [], 0
+    for name, tensor in named:
+        slices.append(ParameterSlice(name, start, tuple(tensor.shape)))
+        start += tensor.numel()
+    parts = [tensor.detach().reshape(-1) for _, tensor in named]
+    dtypes = {part.dtype for part in parts}
+    if len(dtypes) > 1:
+        parts = [part.to(torch.float32) for part in parts]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)), slices
 
 
 # -- arithmetic ----------------------------------------------------------------------
@@ -137,7 +178,7 @@ class Bucket:
 
 
 def add(a: Tensor, b: Tensor | None, out: Tensor) -> None:
-    """out = a + b, or a; float32, flat, of one length. ``out`` may be either."""
+    """Compute out = a + b, or out = a; flat float32. ``out`` may be ``a`` or ``b``."""
     if not out.is_cpu:
         torch.add(a, 0 if b is None else b, out=out)
     elif b is not None:
@@ -146,25 +187,25 @@ def add(a: Tensor, b: Tensor | None, out: Tensor) -> None:
         np.copyto(as_array(out), as_array(a))
 
 
-def put(vector: Tensor, places: Tensor, values: Tensor | None) -> None:
-    """Write ``values`` to different ``places`` of ``vector``; None: zeros."""
+def write_at(vector: Tensor, indices: Tensor, values: Tensor | None) -> None:
+    """Write ``values``, or zeros, to the distinct ``indices`` of ``vector``."""
     if vector.is_cpu:
-        as_array(vector)[as_array(places)] = 0 if values is None else as_array(values)
+        as_array(vector)[as_array(indices)] = 0 if values is None else as_array(values)
     else:
-        vector[places] = 0 if values is None else values.to(vector.device)
+        vector[indices] = 0 if values is None else values.to(vector.device)
 
 
-def take(vector: Tensor, places: Tensor) -> Tensor:
-    """The values of ``vector`` at ``places``, in host memory."""
+def read_at(vector: Tensor, indices: Tensor) -> Tensor:
+    """Return the values of ``vector`` at ``indices``, in host memory."""
     if vector.is_cpu:
-        return torch.from_numpy(as_array(vector)[as_array(places)])
-    return vector[places].cpu()
+        return torch.from_numpy(as_array(vector)[as_array(indices)])
+    return vector[indices].cpu()
 
 
-def is_finite(vector: Tensor) -> bool:
-    """Whether no value is infinite or NaN."""
+def all_finite(vector: Tensor) -> bool:
+    """Return whether no value is infinite or NaN."""
     if not vector.is_cpu:
         return bool(vector.isfinite().all())
     array = as_array(vector)
-    # A sum shows it twice as fast; one that overflows proves nothing.
+    # The sum takes half the time. If it is not finite, it may only have overflowed.
     return bool(np.isfinite(np.add.reduce(array)) or np.isfinite(array).all())

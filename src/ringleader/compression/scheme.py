@@ -1,13 +1,13 @@
-"""The names of compression schemes: what they may say, and what is wrong when not.
+"""The compression schemes by name.
 
-none                        as they are
-bf16, fp16                  two bytes each
-int8, int8-stochastic       one byte each, rounded to the nearest or by chance
-onebit                      one bit each
+none                        float32, uncompressed
+bf16, fp16                  two bytes per value
+int8, int8-stochastic       one byte per value, rounded to nearest or stochastically
+onebit                      one bit per value
 topk:0.01, topk-exact:0.01  the largest 1 % of each parameter
-randomk:0.01                1 % of each parameter, drawn by chance
+randomk:0.01                a random 1 % of each parameter
 powersgd:2                  matrices as products of rank 2
-auto                        a codec, or none, as the measured network suggests
+auto                        a codec or none, as the measured network suggests
 """
 
 from __future__ import annotations
@@ -43,36 +43,36 @@ _RATIO = {
     "randomk": Method.RANDOM,
 }
 NAMES = (*_PLAIN, *(f"{name}:0.01" for name in _RATIO), "powersgd:2")
-"""Every scheme, with a number where it takes one."""
+"""Every scheme, with an example number if it takes one."""
 
 MAX_RANK = 256
-"""Beyond it the orthogonalisation costs more than the bytes it saves."""
+"""With a higher rank the orthogonalization costs more than the saved bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """One way to compress, with its number."""
+    """A parsed scheme."""
 
     name: str
-    """As it was asked for."""
+    """The name as the user wrote it."""
     method: Method
     codec: str = ""
     ratio: float = 1.0
-    """Of the values of a parameter that travel."""
+    """The share of a parameter's values that is sent."""
     is_exact: bool = False
-    """Whether the largest values are found exactly, or by a sampled threshold."""
+    """Whether top-k selection is exact or by a sampled threshold."""
     rank: int = 0
 
     @property
     def is_sparse(self) -> bool:
-        """Whether some values travel as they are and the others not at all."""
+        """Whether only selected values are sent."""
         return self.method in (Method.TOP, Method.RANDOM)
 
 
 def parse(name: str) -> Scheme:
-    """The scheme called ``name``; ConfigError that says what would be right."""
+    """Parse the name of a scheme; ConfigError says what is wrong with it."""
     if not isinstance(name, str):
-        raise ConfigError(f"compression: a scheme is a name, not {name!r}")
+        raise ConfigError(f"compression: a scheme is a string, not {name!r}")
     base, colon, number = name.partition(":")
     if base in _PLAIN:
         if colon:
@@ -91,7 +91,7 @@ def parse(name: str) -> Scheme:
     if base == "powersgd":
         return Scheme(name=name, method=Method.LOW_RANK, rank=_rank(name, number))
     raise ConfigError(
-        f"compression: there is no scheme {name!r}; there are {', '.join(NAMES)}"
+        f"compression: unknown scheme {name!r}; choose one of: {', '.join(NAMES)}"
     )
 
 
@@ -101,7 +101,7 @@ def _ratio(name: str, base: str, number: str) -> float:
     except ValueError:
         ratio = -1.0
     if not 0 < ratio <= 1:  # false for NaN as well
-        text = "the share of values that travel is above 0 and at most 1"
+        text = "the share of values to send must be above 0 and at most 1"
         raise ConfigError(f"compression: {name!r}: {text}, as in '{base}:0.01'")
     return ratio
 
@@ -109,6 +109,6 @@ def _ratio(name: str, base: str, number: str) -> float:
 def _rank(name: str, number: str) -> int:
     is_number = number.isascii() and number.isdigit()
     if not is_number or not 1 <= int(number) <= MAX_RANK:
-        text = f"the rank is a whole number from 1 to {MAX_RANK}"
+        text = f"the rank must be a whole number from 1 to {MAX_RANK}"
         raise ConfigError(f"compression: {name!r}: {text}, as in 'powersgd:2'")
     return int(number)

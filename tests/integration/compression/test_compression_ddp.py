@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ringleader import compression
-from ringleader.compression.peers import TorchPeers
+from ringleader.compression.communicator import TorchCommunicator
 from ringleader.groups.group import Group
 from ringleader.testing.processes import Nursery, Ready, spawn_ranks
 
@@ -36,7 +36,7 @@ ANYWHERE = ["bf16", "fp16", "topk:0.1", "randomk:0.1", "powersgd:1", "none"]
 """What other backends can do, too."""
 OURS = [*ANYWHERE, "int8", "int8-stochastic", "onebit", "auto"]
 
-HALVES = {"bf16": (torch.bfloat16, 2**-8), "fp16": (torch.float16, 2**-11)}
+HALF_DTYPES = {"bf16": (torch.bfloat16, 2**-8), "fp16": (torch.float16, 2**-11)}
 """The type in which they travel, and the relative error of one rounding."""
 
 LARGE = 60_000.0
@@ -99,7 +99,7 @@ def residuals(hook: compression.Hook, model: nn.Module) -> list[Values]:
     state = hook.compressor.state_dict()
     found = []
     for parameter in model.parameters():
-        kept = state.get(f"residual.{hook._names[parameter]}")
+        kept = state.get(f"residual.{hook._parameter_names[parameter]}")
         values = torch.zeros_like(parameter, dtype=torch.float64)
         if kept is not None:
             by_memory = sorted(
@@ -190,11 +190,11 @@ def use_hooks(group: Group, _ready: Ready, backend: str, store: str) -> dict[str
         names = OURS if backend == "ringleader" else ANYWHERE
         found: dict[str, Any] = {
             "steps": {name: observe(name, group.rank) for name in names},
-            "large": {name: average_large(name) for name in HALVES},
+            "large": {name: average_large(name) for name in HALF_DTYPES},
         }
         if backend == "gloo":
             found["types"] = {}
-            for name in HALVES:
+            for name in HALF_DTYPES:
                 with recorded() as reduced:
                     observe(name, group.rank)
                 found["types"][name] = [(t.dtype, t.numel()) for t in reduced]
@@ -211,10 +211,10 @@ def use_hooks(group: Group, _ready: Ready, backend: str, store: str) -> dict[str
 def swap(rank: int) -> list[list[int]]:
     """What each rank had for this one: its rank as often as the two ranks add up to."""
     assert dist.group.WORLD is not None
-    peers = TorchPeers(dist.group.WORLD, torch.device("cpu"))
+    comm = TorchCommunicator(dist.group.WORLD, torch.device("cpu"))
     parts = [np.full(rank + to + 1, rank, np.uint8) for to in range(SIZE)]
     lengths = [source + rank + 1 for source in range(SIZE)]
-    return [part.tolist() for part in peers.swap(parts, lengths)]
+    return [part.tolist() for part in comm.all_to_all_bytes(parts, lengths)]
 
 
 def shard(name: str, rank: int) -> tuple[list[Values], list[Values]]:
@@ -301,7 +301,9 @@ def test_what_is_not_applied_is_owed(
 ) -> None:
     """Through DDP's changes of buckets: per parameter, in every step."""
     # A sum in 16 bits by another backend loses what nobody owes.
-    limit = 3 * HALVES[name][1] if backend == "gloo" and name in HALVES else 1e-5
+    limit = (
+        3 * HALF_DTYPES[name][1] if backend == "gloo" and name in HALF_DTYPES else 1e-5
+    )
     ranks = [rank["steps"][name] for rank in found[backend]]
     for steps in zip(*ranks, strict=True):
         for i, output in enumerate(steps[0]["outputs"]):
@@ -318,22 +320,22 @@ def test_something_is_owed_indeed(name: str, found: dict[str, list[Any]]) -> Non
     assert any(np.abs(owing).max() > 0 for owing in last["owing"])
 
 
-@pytest.mark.parametrize(("backend", "name"), [c for c in CASES if c[1] in HALVES])
+@pytest.mark.parametrize(("backend", "name"), [c for c in CASES if c[1] in HALF_DTYPES])
 def test_a_sum_beyond_the_format_does_not_overflow(
     backend: str, name: str, found: dict[str, list[Any]]
 ) -> None:
     for rank in found[backend]:
-        assert rank["large"][name] == pytest.approx(LARGE, rel=HALVES[name][1])
+        assert rank["large"][name] == pytest.approx(LARGE, rel=HALF_DTYPES[name][1])
 
 
-@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("name", HALF_DTYPES)
 def test_elsewhere_every_gradient_travels_once_in_16_bits(
     name: str, found: dict[str, list[Any]]
 ) -> None:
     count = sum(p.numel() for p in network().parameters())
     for rank in found["gloo"]:
         kinds = rank["types"][name]
-        assert {dtype for dtype, _ in kinds} == {HALVES[name][0]}
+        assert {dtype for dtype, _ in kinds} == {HALF_DTYPES[name][0]}
         assert sum(numel for _, numel in kinds) == STEPS * count
 
 
@@ -341,7 +343,7 @@ def test_elsewhere_a_codec_is_refused_with_what_to_do(
     found: dict[str, list[Any]],
 ) -> None:
     for rank in found["gloo"]:
-        assert "'int8' acts inside our own collectives" in rank["refusal"]
+        assert "'int8' needs the ringleader backend" in rank["refusal"]
         assert "init_process_group('ringleader')" in rank["refusal"]
 
 

@@ -122,7 +122,7 @@ def test_a_state_of_another_model_is_refused() -> None:
         ours = compressor("topk:0.01")
         ours.load_state_dict(saved)
         with pytest.raises(
-            ConfigError, match="'matrix' has 3000 values, its residual 7"
+            ConfigError, match="'matrix' has 3000 values, but its residual has 7"
         ):
             ours.average(group, gradients(0, 0))
 

@@ -44,9 +44,9 @@ RANK = "a whole number from 1 to 256, as in 'powersgd:2'"
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("int3", "no scheme 'int3'; there are none, bf16, fp16, int8, "),
-        ("", "no scheme ''"),
-        ("INT8", "no scheme 'INT8'"),
+        ("int3", "unknown scheme 'int3'; choose one of: none, bf16, fp16, int8, "),
+        ("", "unknown scheme ''"),
+        ("INT8", "unknown scheme 'INT8'"),
         ("int8:4", "'int8' takes no number"),
         ("none:", "'none' takes no number"),
         ("topk", f"{RATIO} 'topk:0.01'"),
@@ -73,5 +73,5 @@ def test_what_makes_no_sense_is_answered_with_what_would(name: str, says: str) -
 
 
 def test_a_scheme_is_a_name() -> None:
-    with pytest.raises(ConfigError, match="a scheme is a name, not 8"):
+    with pytest.raises(ConfigError, match="a scheme is a string, not 8"):
         parse(8)  # type: ignore[arg-type]

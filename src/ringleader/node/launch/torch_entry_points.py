@@ -43,9 +43,9 @@ def _register_scheme() -> None:
 def _compress() -> None:
     """Gradients of DistributedDataParallel, where the environment says so."""
     if settings.compress():
-        from ringleader.compression import ambient
+        from ringleader.compression import env_hook
 
-        ambient.install()
+        env_hook.install()
 
 
 def _rendezvous(url: str, **options: Any) -> Iterator[tuple[object, int, int]]:  # noqa: ANN401

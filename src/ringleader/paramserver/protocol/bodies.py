@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ringleader.codec import registry as codecs
-from ringleader.compression import entries as sparse
-from ringleader.compression.largest import largest, number_of
+from ringleader.compression import sparse_format as sparse
+from ringleader.compression.topk import topk_count, topk_indices
 from ringleader.errors import ConfigError, ProtocolError
 from ringleader.paramserver.protocol import tensorfile, zstd_body
 from ringleader.paramserver.protocol.manifest import DTYPES, Manifest, Vector
@@ -195,7 +195,7 @@ def _read_sparse(manifest: Manifest, file: memoryview) -> Update:
     except ProtocolError as exc:
         raise ValueError(exc.text) from None
     values = np.zeros(total, np.float32)
-    values[chosen.places] = chosen.values
+    values[chosen.indices] = chosen.values
     return Update(values, _buffers(manifest, found))
 
 
@@ -240,9 +240,9 @@ def _decode(data: Bytes, count: int, codec: str) -> Vector:
 
 
 def _sparse(values: Vector, ratio: float) -> Bytes:
-    count = number_of(ratio, len(values))
-    places = largest(torch.from_numpy(values), count, exact=False).numpy()
-    return sparse.pack(sparse.Entries(places, values[places]), len(values))
+    count = topk_count(ratio, len(values))
+    places = topk_indices(torch.from_numpy(values), count, exact=False).numpy()
+    return sparse.pack(sparse.SparseVector(places, values[places]), len(values))
 
 
 def _ratio(codec: str) -> float:

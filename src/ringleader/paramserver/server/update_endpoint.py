@@ -25,7 +25,7 @@ from ringleader.paramserver.server.upload_buffers import UploadBuffer, UploadBuf
 
 _UPLOADS = 8
 _MIN_UPLOAD_BYTES = 256 << 20
-"""Bodies under way may take this much memory, or eight of the largest."""
+"""Bodies under way may take this much memory, or eight of the topk_indices."""
 
 
 class UpdateEndpoint:

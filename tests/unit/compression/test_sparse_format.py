@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringleader.compression.entries import (
+from ringleader.compression.sparse_format import (
     BLOCK,
     Bytes,
-    Entries,
+    SparseVector,
     num_bytes,
     pack,
     unpack,
@@ -18,9 +18,9 @@ from ringleader.errors import ProtocolError
 TOTAL = 3 * BLOCK + 100
 
 
-def entries(*places: int) -> Entries:
+def entries(*places: int) -> SparseVector:
     values = np.arange(1, len(places) + 1, dtype=np.float32)
-    return Entries(np.array(places, np.int64), values)
+    return SparseVector(np.array(places, np.int64), values)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_what_was_packed_comes_back(places: tuple[int, ...], begin: int) -> None
     data = pack(mine, TOTAL, begin)
     assert len(data) == num_bytes(TOTAL, len(places))
     theirs = unpack(data, TOTAL, len(places), begin=begin, peer=1)
-    assert theirs.places.tolist() == mine.places.tolist()
+    assert theirs.indices.tolist() == mine.indices.tolist()
     assert theirs.values.tolist() == mine.values.tolist()
 
 
@@ -58,7 +58,7 @@ def test_an_entry_takes_six_bytes() -> None:
 
 
 def test_values_that_are_not_finite_travel() -> None:
-    odd = Entries(np.arange(3), np.array([np.nan, np.inf, -np.inf], np.float32))
+    odd = SparseVector(np.arange(3), np.array([np.nan, np.inf, -np.inf], np.float32))
     back = unpack(pack(odd, 10), 10, 3, peer=0)
     assert np.array_equal(back.values, odd.values, equal_nan=True)
 
@@ -90,7 +90,7 @@ def test_other_bytes_are_refused(place: int, value: int, says: str) -> None:
 
 def test_a_place_beyond_the_end_is_refused() -> None:
     data = pack(entries(3 * BLOCK + 99), TOTAL)
-    assert unpack(data, TOTAL, 1, peer=7).places.tolist() == [TOTAL - 1]
+    assert unpack(data, TOTAL, 1, peer=7).indices.tolist() == [TOTAL - 1]
     data[-2] = 100
     with pytest.raises(ProtocolError, match=f"rank 7: .*below {TOTAL}"):
         unpack(data, TOTAL, 1, peer=7)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringleader.compression import lowrank
+from ringleader.compression import low_rank
 from ringleader.engine.arrays import Array
 
 
@@ -19,7 +19,7 @@ def noise(*shape: int, seed: int = 0) -> Array:
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
 def test_columns_become_orthonormal(shape: tuple[int, int], scale: float) -> None:
     columns = noise(*shape) * np.float32(scale)
-    basis = lowrank.orthonormal(columns)
+    basis = low_rank.orthonormalize(columns)
     assert basis.dtype == np.float32
     wide = basis.astype(np.float64)
     assert np.abs(wide.T @ wide - np.eye(shape[1])).max() < 1e-6
@@ -32,7 +32,7 @@ def test_dependent_columns_become_zero() -> None:
     columns = noise(50, 4)
     columns[:, 1] = 2 * columns[:, 0]
     columns[:, 3] = 0
-    basis = lowrank.orthonormal(columns).astype(np.float64)
+    basis = low_rank.orthonormalize(columns).astype(np.float64)
     squares = np.diag(basis.T @ basis)
     assert squares == pytest.approx([1, 0, 1, 0], abs=1e-6)
 
@@ -41,7 +41,7 @@ def test_dependent_columns_become_zero() -> None:
 def test_sums_by_halves_are_sums(length: int) -> None:
     values = noise(3, length).astype(np.float64)
     wanted = values.sum(axis=1)
-    assert lowrank._folded(values.copy()) == pytest.approx(wanted, abs=1e-9)
+    assert low_rank._pairwise_sum(values.copy()) == pytest.approx(wanted, abs=1e-9)
 
 
 def test_the_order_of_a_sum_is_known() -> None:
@@ -49,11 +49,13 @@ def test_the_order_of_a_sum_is_known() -> None:
     a, b, c, d, e = 1.0, 2.0**-53, -1.0, 3.0, 2.0**-53
     values = np.array([[a, b, c, d, e]])
     # [a + d, b + e, c], then [a + d + c, b + e], then their sum
-    assert lowrank._folded(values).tolist() == [((a + d) + c) + (b + e)]
+    assert low_rank._pairwise_sum(values).tolist() == [((a + d) + c) + (b + e)]
 
 
 def thin(rows: int, rank: int, seed: int = 0) -> Tensor:
-    return torch.from_numpy(lowrank.shortened(noise(rows, rank, seed=seed), tiny=0))
+    return torch.from_numpy(
+        low_rank.round_to_12_bits(noise(rows, rank, seed=seed), tiny=0)
+    )
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (700, 300), (2, 200_000), (1, 1)])
@@ -63,11 +65,11 @@ def test_products_are_those_of_float64(shape: tuple[int, int], rank: int) -> Non
     left, mean = thin(rows, rank), thin(columns, rank, seed=1)
     mine = torch.from_numpy(noise(columns, rank, seed=2))
     whole = torch.from_numpy(noise(rows, columns, seed=3))
-    held = torch.empty(shape)
+    new_residual = torch.empty(shape)
     rest = whole.double() - left.double() @ mine.t().double()
-    lowrank.settle(whole, left, mine, mean, held)
+    low_rank.apply_product(whole, left, mine, mean, new_residual)
     assert (whole - left.double() @ mean.t().double()).abs().max() < 1e-5
-    assert (held - rest).abs().max() < 1e-5
+    assert (new_residual - rest).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
@@ -78,13 +80,13 @@ def test_a_product_has_the_same_bits_however_it_is_made(
     """By a library, which may fuse and reorder; by single steps; in float64."""
     chance = np.random.default_rng(rank)
     sizes = np.exp2(chance.integers(-29, 1, (300, rank)))
-    left = lowrank.shortened(noise(300, rank) * sizes, tiny=lowrank.TINY_LEFT)
+    left = low_rank.round_to_12_bits(noise(300, rank) * sizes, tiny=low_rank.TINY_LEFT)
     right = noise(400, rank, seed=1) * np.float32(scale)
-    right = lowrank.shortened(right, tiny=lowrank.TINY_RIGHT)
+    right = low_rank.round_to_12_bits(right, tiny=low_rank.TINY_RIGHT)
     p, q = torch.from_numpy(left), torch.from_numpy(right)
     by_library, by_steps = torch.empty(300, 400), torch.empty(300, 400)
-    lowrank.settle(by_library, p, q, q, None)
-    lowrank._multiply(p, q, by_steps)
+    low_rank.apply_product(by_library, p, q, q, None)
+    low_rank._multiply(p, q, by_steps)
     assert torch.equal(by_library, by_steps)
     total = np.zeros((300, 400), np.float32)
     for j in range(0, rank, 2):
@@ -95,35 +97,37 @@ def test_a_product_has_the_same_bits_however_it_is_made(
 
 def test_short_numbers_are_near_and_few() -> None:
     values = noise(50, 40) * np.float32(1e-9)
-    short = lowrank.shortened(values, tiny=1e-10)
+    short = low_rank.round_to_12_bits(values, tiny=1e-10)
     is_tiny = np.abs(values) < 1e-10
     assert not short[is_tiny & (np.abs(values) < 0.99e-10)].any()
     kept = short != 0
     assert np.abs(short / values - 1)[kept].max() <= 2.0**-12
     assert not (short.view(np.uint32) & 0xFFF).any()
-    assert np.isnan(lowrank.shortened(np.full(1, np.nan, np.float32), tiny=0)).all()
+    assert np.isnan(
+        low_rank.round_to_12_bits(np.full(1, np.nan, np.float32), tiny=0)
+    ).all()
 
 
 def test_a_matrix_of_low_rank_is_found_by_one_iteration() -> None:
     matrix = noise(60, 2) @ noise(2, 40, seed=1)
-    start = torch.from_numpy(lowrank.fresh_basis(5, 40, 2))
+    start = torch.from_numpy(low_rank.initial_basis(5, 40, 2))
     part = torch.from_numpy(noise(60, 40, seed=2))
     whole = torch.from_numpy(matrix) - part
-    columns = lowrank.add_and_times(whole, part, start).numpy()
+    columns = low_rank.add_and_multiply(whole, part, start).numpy()
     assert np.abs(whole.numpy() - matrix).max() < 1e-5
-    left = torch.from_numpy(lowrank.orthonormal(columns))
-    right = lowrank.transposed_times(whole, left)
-    held = torch.empty(60, 40)
-    lowrank.settle(whole, left, right, right, held)
+    left = torch.from_numpy(low_rank.orthonormalize(columns))
+    right = low_rank.multiply_transposed(whole, left)
+    new_residual = torch.empty(60, 40)
+    low_rank.apply_product(whole, left, right, right, new_residual)
     assert np.abs(whole.numpy() - matrix).max() < 1e-5
-    assert held.abs().max() < 1e-5
+    assert new_residual.abs().max() < 1e-5
 
 
 def test_the_next_basis_is_scaled_and_alive() -> None:
     basis = noise(30, 3) * np.array([1e-20, 0, 1e20], np.float32)
-    after = lowrank.next_basis(basis, start=9)
+    after = low_rank.next_basis(basis, seed=9)
     assert np.abs(after).max(axis=0)[[0, 2]] == pytest.approx([1, 1])
-    fresh = lowrank.fresh_basis(9, 30, 3)
+    fresh = low_rank.initial_basis(9, 30, 3)
     assert np.array_equal(after[:, 1], fresh[:, 1])
     turned = after[:, 0] / basis[:, 0]
     assert turned == pytest.approx(np.full(30, turned[0]), rel=1e-5)
@@ -143,5 +147,5 @@ def test_the_next_basis_is_scaled_and_alive() -> None:
 def test_matrices_that_gain_little_are_left_alone(
     shape: tuple[int, ...], matrix: tuple[int, int], worth: bool
 ) -> None:
-    assert lowrank.matrix_shape(shape) == matrix
-    assert lowrank.is_worth_it(*matrix, rank=2) == worth
+    assert low_rank.matrix_shape(shape) == matrix
+    assert low_rank.is_worthwhile(*matrix, rank=2) == worth

@@ -1,9 +1,9 @@
-"""Communication hooks of DistributedDataParallel, by name, for any backend.
+"""Communication hooks for DistributedDataParallel, by name, for any backend.
 
-On our backend a bucket is compressed and exchanged in the group's own thread, beside
-backward(). On others it is done at once, inside the hook: their collectives must be
-called in the order of the program, which a thread could not keep. Only fp16 and bf16,
-one all_reduce each, run asynchronously there, too.
+On the ringleader backend a bucket is compressed and exchanged in the group's own
+thread, concurrently with backward(). On other backends it is exchanged inside the hook:
+their collectives must be called in program order, which a thread could not guarantee.
+Only fp16 and bf16, one all_reduce each, run asynchronously on other backends, too.
 """
 
 # No "from __future__ import annotations": DistributedDataParallel compares the
@@ -24,9 +24,14 @@ from ringleader.backend.completion_pool import CompletionPool
 from ringleader.backend.device import Device, Event, device_of
 from ringleader.backend.error_context import ErrorContext, GroupIdentity
 from ringleader.backend.work import BackendWork
+from ringleader.compression.communicator import (
+    HALF_DTYPES,
+    AsyncTorchCommunicator,
+    default_group,
+    ringleader_group,
+)
 from ringleader.compression.compressor import Compressor
-from ringleader.compression.memory import Slot
-from ringleader.compression.peers import HALVES, LaterPeers, default_group, our_group
+from ringleader.compression.compressor_state import ParameterSlice
 from ringleader.errors import ConfigError
 from ringleader.groups.group import Group
 
@@ -40,28 +45,28 @@ def hook(
     momentum: float | None = None,
     seed: int = 0,
 ) -> "Hook":
-    """The communication hook called ``name``: "int8", "bf16", "topk:0.01" and so on.
+    """Create a DDP communication hook for the scheme ``name``, such as "int8".
 
     ``model.register_comm_hook(None, hook("int8"))`` averages the gradients of ``model``
-    over the default group, in a quarter of the bytes. Instead of None, pass the
-    ProcessGroup that the model was given. One hook is for one model: it remembers what
-    is lost of each gradient and adds it to the next (``feedback``).
+    over the default group in a quarter of the bytes. Instead of None, pass the
+    ProcessGroup that the model was given. Use one hook per model: it keeps the
+    compression error of each gradient and adds it to the next (``feedback``).
 
-    See ``compressor`` for the other arguments. What belongs into checkpoints has
-    ``Hook.compressor``.
+    See ``compressor`` for the other arguments. ``Hook.compressor`` has the state for
+    checkpoints.
     """
     return Hook(Compressor(name, feedback=feedback, momentum=momentum, seed=seed))
 
 
 class Hook:
-    """Averages one bucket after the other; all buckets of a backward are one step."""
+    """Averages buckets one after the other; all buckets of a backward are one step."""
 
     def __init__(self, compressor: Compressor) -> None:
         self.compressor = compressor
-        """Its ``state_dict()`` and ``reset()`` are for between two backwards."""
+        """Call its ``state_dict()`` and ``reset()`` only between two backwards."""
         self.__name__ = self.__qualname__ = f"ringleader {compressor.scheme.name}"
-        self._names: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._numbers = itertools.count()
+        self._parameter_names: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._parameter_numbers = itertools.count()
         self._completion_pool = CompletionPool()
         self._devices: dict[torch.device, Device] = {}
         self._step = _Step(compressor)
@@ -71,53 +76,57 @@ class Hook:
     ) -> Future[Tensor]:
         """Average ``bucket`` over the group ``state``."""
         group = default_group() if state is None else state
-        flat, slots = bucket.buffer(), self._slots(bucket)
+        flat, parameters = bucket.buffer(), self._slices(bucket)
         if flat.layout is not torch.strided:
             raise ConfigError("compression: sparse gradients cannot be compressed")
         if bucket.index() == 0:
-            self._step.is_over = True  # whatever is left of the last one
+            self._step.is_over = True  # also if it was not finished
             self._step = _Step(self.compressor)
             self.compressor.begin()
         self._step.add(is_last=bucket.is_last())
-        ours = our_group(group)
-        is_float = flat.dtype is torch.float32  # sums of halves could overflow
-        if is_float and self.compressor.is_needless(group, len(flat)):
-            with self._step.part():
-                return _as_it_is(group, flat, is_last=bucket.is_last())
+        ours = ringleader_group(group)
+        is_float32 = flat.dtype is torch.float32  # a sum of halves could overflow
+        if is_float32 and self.compressor.is_uncompressed(group, len(flat)):
+            with self._step.bucket():
+                return _average_uncompressed(group, flat, is_last=bucket.is_last())
         if ours is not None:
-            return self._in_background(group, ours, flat, slots)
-        if self.compressor.scheme.codec in HALVES:
-            return self._later(group, flat, slots)
-        with self._step.part():
-            self.compressor.reduce(group, flat, slots)
+            return self._in_background(group, ours, flat, parameters)
+        if self.compressor.scheme.codec in HALF_DTYPES:
+            return self._start_half(group, flat, parameters)
+        with self._step.bucket():
+            self.compressor.reduce(group, flat, parameters)
         return _finished(flat)
 
-    def _slots(self, bucket: GradBucket) -> list[Slot]:
-        """Where each parameter lies in the bucket. DDP makes new buckets after the
-        first step, so parameters are known by the order in which they were first seen.
+    def _slices(self, bucket: GradBucket) -> list[ParameterSlice]:
+        """Return the slice of each parameter in the bucket.
+
+        DDP rebuilds its buckets after the first step, so parameters are named by the
+        order in which they were first seen.
         """
-        slots, start = [], 0
+        slices, start = [], 0
         for parameter in bucket.parameters():
-            if parameter not in self._names:
-                self._names[parameter] = str(next(self._numbers))
+            if parameter not in self._parameter_names:
+                self._parameter_names[parameter] = str(next(self._parameter_numbers))
             sizes = zip(parameter.stride(), parameter.shape, strict=True)
             shape = tuple(size for _, size in sorted(sizes, key=lambda s: -s[0]))
-            slots.append(Slot(self._names[parameter], start, shape))
+            slices.append(
+                ParameterSlice(self._parameter_names[parameter], start, shape)
+            )
             start += parameter.numel()
-        return slots
+        return slices
 
     def _in_background(
         self,
         group: dist.ProcessGroup,
         ours: Group,
         flat: Tensor,
-        slots: list[Slot],
+        parameters: list[ParameterSlice],
     ) -> Future[Tensor]:
         step = self._step
 
         def average() -> None:
-            with step.part():
-                self.compressor.reduce(group, flat, slots)
+            with step.bucket():
+                self.compressor.reduce(group, flat, parameters)
 
         body, arrive = average, None
         if not flat.is_cpu:
@@ -134,8 +143,8 @@ class Hook:
         return work.get_future().then(_only)
 
     def _on_device(self, flat: Tensor, average: Body) -> tuple[Body, Body]:
-        """(``average`` after what the caller's stream has to do, what orders the
-        caller's stream after it).
+        """Return (``average`` ordered after the caller's stream, a function that orders
+        the caller's stream after it).
         """
         device = self._devices.get(flat.device) or device_of(flat.device)
         self._devices[flat.device] = device
@@ -156,47 +165,49 @@ class Hook:
 
         return body, arrive
 
-    def _later(
-        self, group: dist.ProcessGroup, flat: Tensor, slots: list[Slot]
+    def _start_half(
+        self, group: dist.ProcessGroup, flat: Tensor, parameters: list[ParameterSlice]
     ) -> Future[Tensor]:
-        """16 bits through one all_reduce of another backend, beside backward()."""
-        peers, step = LaterPeers(group, flat.device), self._step
-        if peers.size == 1:
-            with step.part():
+        """Start one all_reduce of 16-bit values on another backend."""
+        comm, step = AsyncTorchCommunicator(group, flat.device), self._step
+        if comm.size == 1:
+            with step.bucket():
                 return _finished(flat)
-        with step.part(ends=False):
-            self.compressor.reduce(group, flat, slots, peers=peers)
+        with step.bucket(is_end=False):
+            self.compressor.reduce(group, flat, parameters, comm=comm)
 
         def widen(done: Future[list[Tensor]]) -> Tensor:
-            with step.part():
-                done.wait()  # raises what went wrong
-                flat.copy_(peers.narrow)
+            with step.bucket():
+                done.wait()  # raises the error of the all_reduce
+                flat.copy_(comm.narrow)
             return flat
 
-        return peers.started().then(widen)
+        return comm.started().then(widen)
 
 
 class _Step:
-    """The buckets of one backward. Remembered when all have been averaged, in whatever
-    order they end; forgotten when one fails.
+    """The buckets of one backward.
+
+    The step is committed when all have been averaged, in any order, and aborted when
+    one fails.
     """
 
     def __init__(self, compressor: Compressor) -> None:
         self.is_over = False
         self._compressor = compressor
         self._lock = threading.Lock()
-        self._under_way = 0
+        self._num_pending = 0
         self._has_last = False
 
     def add(self, *, is_last: bool) -> None:
-        """One more bucket is to be averaged."""
+        """Count one more bucket to be averaged."""
         with self._lock:
-            self._under_way += 1
+            self._num_pending += 1
             self._has_last = is_last
 
     @contextmanager
-    def part(self, *, ends: bool = True) -> Iterator[None]:
-        """One bucket, or with ``ends`` False the first part of one."""
+    def bucket(self, *, is_end: bool = True) -> Iterator[None]:
+        """Run one bucket or, unless ``is_end``, the first part of one."""
         try:
             yield
         except BaseException:
@@ -204,8 +215,8 @@ class _Step:
                 self._finish(self._compressor.abort)
             raise
         with self._lock:
-            self._under_way -= ends
-            if self._has_last and not self._under_way:
+            self._num_pending -= is_end
+            if self._has_last and not self._num_pending:
                 self._finish(self._compressor.commit)
 
     def _finish(self, how: Body) -> None:
@@ -214,13 +225,15 @@ class _Step:
             how()
 
 
-def _as_it_is(
+def _average_uncompressed(
     group: dist.ProcessGroup, flat: Tensor, *, is_last: bool
 ) -> Future[Tensor]:
-    """What DistributedDataParallel does without a hook. For the last bucket everybody
-    waits, and who waits does it fastest.
+    """Average as DistributedDataParallel does without a hook.
+
+    All ranks wait for the last bucket. It is averaged in this thread, which is faster
+    than handing it to another one.
     """
-    ours = our_group(group)
+    ours = ringleader_group(group)
     if is_last and flat.is_cpu and ours is not None:
         ours.all_reduce(flat, "mean")
         return _finished(flat)
@@ -232,7 +245,7 @@ def _as_it_is(
 
 
 def _only(done: Future[list[Tensor]]) -> Tensor:
-    """The one tensor; raises what went wrong."""
+    """Return the only tensor; raises the error of the operation."""
     return done.value()[0]
 
 

@@ -1,7 +1,8 @@
-"""Compression of scripts that do not ask for it: ``ringleader run --compress int8``.
+"""Compression for scripts that do not ask for it: ``ringleader run --compress int8``.
 
-Only gradients of DistributedDataParallel are compressed, by the same hook, with error
-feedback, that a script would register itself; one that does keeps its own.
+Installs, from the environment, the communication hook with error feedback that a script
+would register itself. Only gradients of DistributedDataParallel are compressed, and a
+script that registers its own hook keeps it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringleader import settings
 from ringleader.backend.name import NAME
-from ringleader.compression.hooks import hook
+from ringleader.compression.comm_hook import hook
 
 _MARK = "_ringleader_compresses"
 
 
 def install() -> None:
-    """From now on, models that are made for our groups are compressed. Idempotent."""
+    """Compress the models that are created for our groups from now on. Idempotent."""
     init: Any = DistributedDataParallel.__init__
     if hasattr(init, _MARK):
         return
@@ -36,8 +37,8 @@ def install() -> None:
 
 
 def _compress(model: DistributedDataParallel, name: str) -> None:
-    """At its first step, unless the script has given it a hook by then."""
-    ours = hook(name)  # says at once what is wrong with the name
+    """Register the hook at the first forward, unless the script has registered one."""
+    ours = hook(name)  # raises now if the name is wrong
 
     def register(_: object, __: object) -> None:
         handle.remove()
