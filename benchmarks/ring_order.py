@@ -27,7 +27,7 @@ from typing import Any
 from ringleader.deadline import Deadline
 from ringleader.ids import NodeId
 from ringleader.simulation.lan import VirtualLan, can_make_faults, lan
-from ringleader.topology.graph import Node, Topology
+from ringleader.topology.cluster_graph import ClusterGraph, Node
 from ringleader.topology.link_profile import LinkProfile, measurement_rounds
 from ringleader.topology.link_speed import measure_receiving, measure_sending
 from ringleader.topology.node_profile import measure
@@ -209,20 +209,19 @@ def start(net: VirtualLan, options: argparse.Namespace) -> list[subprocess.Popen
     return workers
 
 
-def build(reports: list[dict[str, Any]]) -> Topology:
+def build(reports: list[dict[str, Any]]) -> ClusterGraph:
     """The topology as every node knows it once all have told what they measured."""
     profile = measure()
-    nodes = [Node(id=NodeId(str(i)), profile=profile) for i in range(len(reports))]
-    topology = Topology(nodes[0])
-    for node in nodes[1:]:
-        topology.add_node(node)
+    topology = ClusterGraph()
+    for i in range(len(reports)):
+        topology.add_node(Node(id=NodeId(str(i)), profile=profile))
     for here, report in enumerate(reports):
         for there, figures in report["links"].items():
             topology.set_link(NodeId(str(here)), NodeId(there), LinkProfile(*figures))
     return topology
 
 
-def worst_order(topology: Topology) -> list[int]:
+def worst_order(topology: ClusterGraph) -> list[int]:
     """The ring whose slowest hop is the slowest of all, by trying them all."""
     first, *others = sorted(int(node.id) for node in topology.nodes())
 

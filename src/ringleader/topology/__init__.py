@@ -1,1 +1,1 @@
-"""What each node is, what each link is, and the ring order that follows from it."""
+"""Profiles of nodes and links, and the ring order computed from them."""

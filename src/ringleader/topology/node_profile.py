@@ -94,11 +94,6 @@ class NodeProfile(
         """What a worker trains on here if nobody says otherwise."""
         return self.accelerators[0].device if self.accelerators else "cpu"
 
-    @property
-    def accelerator_memory_bytes(self) -> int:
-        """Of all accelerators together."""
-        return sum(each.memory_bytes for each in self.accelerators)
-
     def with_accelerators(self, found: Iterable[Accelerator]) -> Self:
         """The same machine, with what a slower or better informed look has found."""
         kept = tuple(found)[:MAX_ACCELERATORS]

@@ -1,4 +1,4 @@
-"""Which program holds a port of this machine."""
+"""find_port_owner tells which program uses a port of this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class PortOwner:
-    """A process that has a port."""
+    """A process that has bound a port."""
 
     pid: int
     name: str
@@ -19,9 +19,9 @@ class PortOwner:
 
 
 def find_port_owner(port: int, protocol: str) -> PortOwner | None:
-    """Who listens at a port, ``tcp`` or ``udp``; None where we may not know.
+    """Return the process listening on a ``tcp`` or ``udp`` port; None if not visible.
 
-    Other users' processes are visible to the administrator only.
+    Only the administrator sees processes of other users.
     """
     try:
         sockets = psutil.net_connections(kind=protocol)
@@ -30,12 +30,12 @@ def find_port_owner(port: int, protocol: str) -> PortOwner | None:
     for each in sockets:
         is_listening = protocol == "udp" or each.status == psutil.CONN_LISTEN
         if each.laddr and each.laddr.port == port and is_listening and each.pid:
-            return PortOwner(each.pid, _name_of(each.pid))
+            return PortOwner(each.pid, _process_name(each.pid))
     return None
 
 
-def _name_of(pid: int) -> str:
-    """What the process is called; its program where that is only an interpreter."""
+def _process_name(pid: int) -> str:
+    """Return the process name; for ``python -m module``, the module as well."""
     try:
         process = psutil.Process(pid)
         name = str(process.name())

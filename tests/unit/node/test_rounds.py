@@ -55,7 +55,7 @@ def seat(name: str, held: Ticket | None = None, go: list[str] | None = None) -> 
         addresses=["10.0.0.1"],
         port=4000,
         profile=PROFILE,
-        links={node: LinkProfile.ethernet() for node in (A, B, C)},
+        links={node: LinkProfile(500e-6, 125e6, 125e6) for node in (A, B, C)},
         tickets=[held] if held else [],
         go=go or [],
     )

@@ -8,7 +8,7 @@ import msgspec
 
 from ringleader.ids import Incarnation, NodeId
 from ringleader.membership.member import Member
-from ringleader.node.peering.link_plan import order, to_measure, topology
+from ringleader.node.peering.link_plan import build_graph, order, to_measure
 from ringleader.node.protocol import node_state as seats
 from ringleader.node.protocol.node_state import Seat
 from ringleader.topology.link_profile import LinkProfile
@@ -70,7 +70,7 @@ def test_of_each_unmeasured_pair_the_smaller_id_asks_once() -> None:
 
 
 def test_the_ring_can_be_given_to_mlx() -> None:
-    hosts = json.loads(topology(four((A, B)), A).mlx_hostfile())
+    hosts = json.loads(build_graph(four((A, B))).mlx_hostfile())
     assert sorted(host["ips"][0] for host in hosts) == [
         f"10.0.0.{n}" for n in range(1, 5)
     ]

@@ -11,24 +11,10 @@ from ringleader.topology.interface_kind import InterfaceKind
 from ringleader.topology.link_profile import LinkProfile, measurement_rounds
 
 
-def test_presets_are_in_bytes_per_second() -> None:
-    """The seed's ethernet was eight times too fast: bits taken for bytes."""
-    assert LinkProfile.ethernet().out_bytes_per_s * 8 == 1e9
-    assert LinkProfile.wifi().out_bytes_per_s * 8 == 100e6
-    assert LinkProfile.thunderbolt().out_bytes_per_s * 8 == 40e9
-    assert LinkProfile.thunderbolt().kind is InterfaceKind.THUNDERBOLT
-    assert LinkProfile.wifi().latency_s > LinkProfile.ethernet().latency_s > 1e-4
-
-
 def test_the_other_end_sees_the_link_mirrored() -> None:
     link = LinkProfile(1e-3, 10e6, 2e6, InterfaceKind.WIFI)
     assert link.mirrored() == LinkProfile(1e-3, 2e6, 10e6, InterfaceKind.WIFI)
     assert link.mirrored().mirrored() == link
-
-
-def test_a_link_tells_how_long_bytes_take() -> None:
-    assert LinkProfile(0.5, 1000, 1).seconds_for(2000) == 2.5
-    assert LinkProfile(0.5, 0, 1).seconds_for(1) == math.inf
 
 
 @pytest.mark.parametrize(

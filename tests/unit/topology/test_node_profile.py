@@ -100,7 +100,7 @@ def test_what_a_worker_sees_completes_the_profile() -> None:
     assert plain.device == "cpu"
     full = plain.with_accelerators([H200, H200])
     assert full.device == "cuda"
-    assert full.accelerator_memory_bytes == 282 << 30
+    assert full.accelerators == (H200, H200)
     assert full.chip == plain.chip
     assert plain.accelerators == ()
 

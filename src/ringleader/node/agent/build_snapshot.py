@@ -38,7 +38,7 @@ def build_snapshot(resident: Resident) -> Snapshot:
 def _mlx(resident: Resident) -> str:
     if resident.table is None:
         return ""
-    known = link_plan.topology(resident.table.seats, resident.me.node)
+    known = link_plan.build_graph(resident.table.seats)
     return known.mlx_hostfile() if known.can_form_ring() else ""
 
 

@@ -10,7 +10,7 @@ from ringleader.membership.member import Member
 from ringleader.node.peering.link_probe import HOST
 from ringleader.node.protocol import node_state as seats
 from ringleader.node.protocol.node_state import Seat
-from ringleader.topology.graph import Node, Topology
+from ringleader.topology.cluster_graph import ClusterGraph, Node
 from ringleader.topology.link_profile import LinkProfile, measurement_rounds
 
 
@@ -31,25 +31,23 @@ def order(
     """The ring in which the slowest hop is fastest; members without figures last."""
     known = {m.node: seat for m, seat in decode_all(payloads).items()}
     by_node = {member.node: member for member in members}
-    ring = topology(known, next(iter(known))).ring_order() if known else ()
+    ring = build_graph(known).ring_order()
     rest = [member for member in sorted(members) if member.node not in known]
     return [*(by_node[node] for node in ring), *rest]
 
 
-def topology(known: Mapping[NodeId, Seat], local: NodeId) -> Topology:
-    """The cluster as its seats describe it, to ask, seen from ``local``."""
-    nodes = {
-        node: Node(
-            id=node,
-            profile=seat.profile,
-            addresses=tuple((address, seat.port) for address in seat.addresses),
-            host_token=seat.host,
+def build_graph(known: Mapping[NodeId, Seat]) -> ClusterGraph:
+    """Return the graph of the nodes and links that the seats describe."""
+    made = ClusterGraph()
+    for node, seat in known.items():
+        made.add_node(
+            Node(
+                id=node,
+                profile=seat.profile,
+                addresses=tuple((address, seat.port) for address in seat.addresses),
+                host_token=seat.host,
+            )
         )
-        for node, seat in known.items()
-    }
-    made = Topology(nodes[local])
-    for node in nodes.values():
-        made.add_node(node)
     for a in known:
         for b in known:
             link = link_between(known, a, b) if a < b else None
