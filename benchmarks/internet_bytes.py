@@ -45,7 +45,7 @@ from torch import nn
 
 from ringleader.paramserver.evaluation import evaluate, load_model
 from ringleader.paramserver.server.http_server import ListenAddress
-from ringleader.paramserver.tasks.batch_order import indices
+from ringleader.paramserver.tasks.batch_order import batch_indices
 from ringleader.paramserver.tasks.loading import load_task
 
 WORKERS = 2
@@ -125,7 +125,7 @@ def work_seed(rounds: int, rank: int, port: int, pipe: Connection) -> None:
             got = client.get("/model").content
             lists = json.loads(got)["weights"]
             model.load_state_dict({n: torch.tensor(v) for n, v in lists.items()})
-            batch = indices(
+            batch = batch_indices(
                 0, version * WORKERS + rank, DIGITS.batch_size, len(samples)
             )
             model.zero_grad()

@@ -157,13 +157,13 @@ def _until_done(run: Run, serving: HttpServer) -> None:
     with suppress(KeyboardInterrupt):
         serving.run()
     done = training.scheduler.is_finished
-    text = training.summary()
-    size = format_bytes(text["bytes_received"] + text["bytes_sent"])
-    loss = "" if text["loss"] is None else f", loss {text['loss']:.4f}"
+    summary = training.summary()
+    size = format_bytes(summary.bytes_received + summary.bytes_sent)
+    loss = "" if summary.loss is None else f", loss {summary.loss:.4f}"
     typer.echo(
-        f"{'Finished' if done else 'Stopped'} at version {text['version']} of "
-        f"{text['rounds']}{loss}: {text['updates']} updates of {text['workers']} "
-        f"workers, {size}, {format_seconds(text['seconds'])}."
+        f"{'Finished' if done else 'Stopped'} at version {summary.version} of "
+        f"{summary.rounds}{loss}: {summary.updates} updates of {summary.workers} "
+        f"workers, {size}, {format_seconds(summary.seconds)}."
     )
     out = training.store.out
     if done:

@@ -23,11 +23,11 @@ from ringleader.errors import ConfigError
 from ringleader.identity.secret_value import Secret
 
 if TYPE_CHECKING:  # torch takes a second to import; --help shall not
+    from ringleader.paramserver.protocol.messages import JoinAnswer
     from ringleader.paramserver.worker.join import WorkerSettings
     from ringleader.paramserver.worker.observer import Observer
     from ringleader.paramserver.worker.observer import Progress as Stand
     from ringleader.paramserver.worker.server_address import ServerAddress
-    from ringleader.paramserver.worker.server_messages import Terms
     from ringleader.paramserver.worker.worker import Worker
 
 _LINE_EVERY_S = 10.0
@@ -74,7 +74,7 @@ def work(  # noqa: PLR0913 - one argument per flag
             links = [_asked("Link: ", "which server? give its link").reveal()]
         from ringleader.paramserver.worker.server_address import ServerAddress
 
-        address = ServerAddress(links, server_file)
+        address = ServerAddress.from_links(links, server_file)
         from ringleader.paramserver.worker.join import WorkerSettings  # torch, slow
 
         wanted = WorkerSettings(
@@ -101,7 +101,7 @@ def _worker(
             "this address is plain http: whoever sits on the way can read and change "
             "everything; use the https link, unless it leads into a tunnel of yours"
         )
-    return Worker(wanted, address, observer)
+    return Worker.open(wanted, address, observer)
 
 
 def _until_done(
@@ -177,7 +177,7 @@ class _Lines:
         self._next_s = 0.0
         self._is_waiting = False
 
-    def joined(self, terms: Terms, device: str) -> None:
+    def joined(self, terms: JoinAnswer, device: str) -> None:
         """Say with whom and on what."""
         self.noted(
             f"joined as {terms.worker}: task {terms.task}, version {terms.version} of "
@@ -217,7 +217,7 @@ class _Bar(_Lines):
         self._progress = progress
         self._bar = progress.add_task("joining", total=None, say="")
 
-    def joined(self, terms: Terms, device: str) -> None:
+    def joined(self, terms: JoinAnswer, device: str) -> None:
         """Show how far it is. Until now the screen belonged to questions."""
         super().joined(terms, device)
         self._progress.start()

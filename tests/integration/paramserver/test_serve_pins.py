@@ -22,12 +22,12 @@ from ringleader.identity import server_key
 from ringleader.identity.pairing.pin_proof import PinRequest
 from ringleader.identity.secret_value import Secret
 from ringleader.paramserver.protocol import join_link
+from ringleader.paramserver.protocol.messages import JoinAnswer
 from ringleader.paramserver.server.admission import PIN_ATTEMPTS
 from ringleader.paramserver.tasks.loading import load_task
 from ringleader.paramserver.worker.join import WorkerSettings
 from ringleader.paramserver.worker.observer import Progress
 from ringleader.paramserver.worker.server_address import ServerAddress
-from ringleader.paramserver.worker.server_messages import Terms
 from ringleader.paramserver.worker.worker import Worker
 from tests.kit.param_server import FINGERPRINT, Friend, Server, server
 
@@ -113,7 +113,7 @@ class Log:
     def __init__(self) -> None:
         self.notes: list[str] = []
 
-    def joined(self, terms: Terms, device: str) -> None:
+    def joined(self, terms: JoinAnswer, device: str) -> None:
         pass
 
     def stepped(self, progress: Progress) -> None:
@@ -132,7 +132,7 @@ class Log:
 @contextmanager
 def worker(url: str, log: Log | None = None, **more: object) -> Iterator[Worker]:
     wanted = WorkerSettings(name="anna", device="cpu", **more)  # type: ignore[arg-type]
-    made = Worker(wanted, ServerAddress([url]), log or Log())
+    made = Worker.open(wanted, ServerAddress.from_links([url]), log or Log())
     try:
         yield made
     finally:
@@ -159,7 +159,7 @@ def test_a_wrong_pin_is_said_at_once_and_costs_one_attempt(tmp_path: Path) -> No
         admission = served.training.admission
         with (
             worker(served.url, pin=Secret("1234")) as anna,
-            pytest.raises(PeerUntrusted, match="the PIN is wrong, or somebody sits"),
+            pytest.raises(PeerUntrusted, match="the PIN is wrong, or another computer"),
         ):
             anna.run()
         assert admission.pin_attempts_left == PIN_ATTEMPTS - 1
@@ -244,7 +244,7 @@ def test_a_relay_is_noticed_and_learns_neither_pin_nor_code(tmp_path: Path) -> N
     ):
         with (
             worker(relay.url, pin=Secret(PIN)) as anna,
-            pytest.raises(PeerUntrusted, match="somebody sits between here and"),
+            pytest.raises(PeerUntrusted, match="another computer intercepts"),
         ):
             anna.run()
         assert relay.paths == ["/v1/pair"], "and nothing before or after it"

@@ -25,7 +25,7 @@ from ringleader.paramserver.evaluation import load_model
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.manifest import Manifest
 from ringleader.paramserver.server.plan import Plan
-from ringleader.paramserver.tasks.batch_order import indices
+from ringleader.paramserver.tasks.batch_order import batch_indices
 from ringleader.paramserver.tasks.loading import load_task
 
 pytestmark = pytest.mark.timeout(110)
@@ -85,7 +85,7 @@ def alone(rounds: int, shards: int) -> dict[str, torch.Tensor]:
     rates = [group["lr"] for group in optimizer.param_groups]
     for version in range(rounds):
         numbers = range(version * shards, (version + 1) * shards)
-        chosen = [indices(0, b, task.batch_size, len(samples)) for b in numbers]
+        chosen = [batch_indices(0, b, task.batch_size, len(samples)) for b in numbers]
         optimizer.zero_grad()
         task.loss(model, samples.batch(torch.cat(chosen))).backward()  # type: ignore[no-untyped-call]
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -213,7 +213,7 @@ def test_a_pin_is_enough_where_the_certificate_is_self_made(tmp_path: Path) -> N
         wrong = stack.enter_context(running("work", url, "--pin", "4712"))
         said, _ = wrong.communicate(timeout=60)
         assert wrong.returncode != 0
-        assert "the PIN is wrong, or somebody sits between here and" in said
+        assert "the PIN is wrong, or another computer intercepts" in said
         assert "Traceback" not in said
         worker = stack.enter_context(running("work", url, "--pin", "4711"))
         assert "2 updates" in output_of(worker)

@@ -20,15 +20,15 @@ from ringleader.errors import ConfigError, PeerRefused, PeerUntrusted, Ringleade
 from ringleader.identity.secret_value import Secret
 from ringleader.paramserver.evaluation import evaluate, load_model
 from ringleader.paramserver.protocol import join_link as links
+from ringleader.paramserver.protocol.messages import JoinAnswer
 from ringleader.paramserver.server.http_server import HttpServer, ListenAddress
 from ringleader.paramserver.server.plan import Plan
 from ringleader.paramserver.server.run import Run, ServerOptions, open_run
-from ringleader.paramserver.tasks.batch_order import indices
+from ringleader.paramserver.tasks.batch_order import batch_indices
 from ringleader.paramserver.tasks.loading import load_task
 from ringleader.paramserver.worker.join import WorkerSettings
 from ringleader.paramserver.worker.observer import Progress
 from ringleader.paramserver.worker.server_address import ServerAddress
-from ringleader.paramserver.worker.server_messages import Terms
 from ringleader.paramserver.worker.worker import Worker
 
 pytestmark = pytest.mark.timeout(60)
@@ -46,7 +46,7 @@ class Log:
         self.last: Progress | None = None
         self._on_step = on_step
 
-    def joined(self, terms: Terms, device: str) -> None:
+    def joined(self, terms: JoinAnswer, device: str) -> None:
         self.joins += 1
 
     def stepped(self, progress: Progress) -> None:
@@ -130,7 +130,7 @@ class Crew:
         assert self.errors == []
 
     def _work(self, wanted: WorkerSettings, address: ServerAddress, log: Log) -> None:
-        worker = Worker(wanted, address, log)
+        worker = Worker.open(wanted, address, log)
         try:
             worker.run()
         except RingleaderError as error:
@@ -147,7 +147,7 @@ def alone(plan: Plan) -> dict[str, torch.Tensor]:
     for version in range(plan.rounds):
         first = version * plan.workers
         numbers = range(first, first + plan.workers)
-        chosen = [indices(0, b, DIGITS.batch_size, len(samples)) for b in numbers]
+        chosen = [batch_indices(0, b, DIGITS.batch_size, len(samples)) for b in numbers]
         optimizer.zero_grad()
         DIGITS.loss(model, samples.batch(torch.cat(chosen))).backward()  # type: ignore[no-untyped-call]
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -237,7 +237,7 @@ def test_every_answer_may_be_lost_once_and_each_update_counts_once(
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         try:
             url = f"http://127.0.0.1:{proxy.server_address[1]}"
-            Crew(lambda: ServerAddress([url]), logs).join()
+            Crew(lambda: ServerAddress.from_links([url]), logs).join()
         finally:
             proxy.shutdown()
             proxy.server_close()
@@ -323,7 +323,7 @@ def test_transfers_go_on_where_the_line_broke(tmp_path: Path) -> None:
     log = Log()
     try:
         url = f"http://127.0.0.1:{proxy.port}"
-        Crew(lambda: ServerAddress([url]), [log], task=str(path)).join()
+        Crew(lambda: ServerAddress.from_links([url]), [log], task=str(path)).join()
     finally:
         proxy.close()
         server.stop()
@@ -364,7 +364,9 @@ def test_workers_wait_out_an_outage_and_a_restart(tmp_path: Path) -> None:
     logs = [Log(halt), Log()]
     with serving(tmp_path, plan) as server:
         port = server.port
-        crew = Crew(lambda: ServerAddress([f"http://127.0.0.1:{port}"]), logs)
+        crew = Crew(
+            lambda: ServerAddress.from_links([f"http://127.0.0.1:{port}"]), logs
+        )
         halt.reconnected()
     halt.over()
     time.sleep(1.0)  # the outage itself
@@ -386,7 +388,7 @@ def test_workers_follow_a_server_that_moves_and_join_one_that_forgot_them(
     file = tmp_path / "server"
     with serving(tmp_path / "first", plan) as server:
         file.write_text(server.url)
-        crew = Crew(lambda: ServerAddress([], file), [log])
+        crew = Crew(lambda: ServerAddress.from_links([], file), [log])
         halt.reconnected()
     with serving(tmp_path / "second", plan) as server:
         halt.over()
@@ -404,7 +406,7 @@ def test_workers_follow_a_server_that_moves_and_join_one_that_forgot_them(
 def refused(address: ServerAddress, **more: object) -> RingleaderError:
     """Why a worker is not let in; it must know at once, not try for ever."""
     wanted = WorkerSettings(name="test", device="cpu", **more)  # type: ignore[arg-type]
-    worker = Worker(wanted, address, Log())
+    worker = Worker.open(wanted, address, Log())
     try:
         with pytest.raises(RingleaderError) as caught:
             worker.run()
@@ -424,22 +426,22 @@ def test_a_wrong_pin_or_task_or_key_is_said_at_once(tmp_path: Path) -> None:
         wrong_code = links.build(url, b"x" * 16, key.fingerprint).reveal()
         wrong_key = links.build(url, key.secret.reveal(), b"y" * 16).reveal()
 
-        unknown = refused(ServerAddress([wrong_code]), pin=Secret("1234"))
+        unknown = refused(ServerAddress.from_links([wrong_code]), pin=Secret("1234"))
         assert isinstance(unknown, PeerRefused)
         assert "does not know that code" in str(unknown)
-        mismatch = refused(ServerAddress([good]), task=str(other))
+        mismatch = refused(ServerAddress.from_links([good]), task=str(other))
         assert isinstance(mismatch, ConfigError)
         assert "model: the server has '4 tensors, 5450 values" in str(mismatch)
         assert "data: the server has '1437 samples" in str(mismatch)
-        stranger = refused(ServerAddress([wrong_key]))
+        stranger = refused(ServerAddress.from_links([wrong_key]))
         assert isinstance(stranger, PeerUntrusted)
         assert "its key is not the one in the link" in str(stranger)
-        assert isinstance(refused(ServerAddress([url])), PeerUntrusted), (
+        assert isinstance(refused(ServerAddress.from_links([url])), PeerUntrusted), (
             "nobody vouches"
         )
         assert server.run.app.training.scheduler.workers == {}
 
-        Crew(lambda: ServerAddress([good]), [Log()]).join()
+        Crew(lambda: ServerAddress.from_links([good]), [Log()]).join()
         assert server.version == 1
 
 
@@ -451,7 +453,7 @@ def test_a_user_is_asked_for_the_pin_until_it_is_right(tmp_path: Path) -> None:
         wanted = WorkerSettings(
             name="test", device="cpu", ask_pin=lambda: Secret(next(typed))
         )
-        worker = Worker(wanted, ServerAddress([server.url]), log)
+        worker = Worker.open(wanted, ServerAddress.from_links([server.url]), log)
         worker.run()
         worker.close()
 
@@ -479,7 +481,7 @@ def test_other_modes_and_codecs_learn_as_well(
 ) -> None:
     logs = [Log(), Log()]
     with serving(tmp_path, plan, codec=codec) as server:
-        Crew(lambda: ServerAddress([server.url]), logs).join()
+        Crew(lambda: ServerAddress.from_links([server.url]), logs).join()
 
     model = load_model(DIGITS, tmp_path / "weights.safetensors")
     found = evaluate(DIGITS, model, torch.device("cpu"))

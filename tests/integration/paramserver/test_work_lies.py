@@ -19,6 +19,7 @@ from ringleader.errors import (
 )
 from ringleader.identity.secret_value import Secret
 from ringleader.paramserver.protocol import join_link as links
+from ringleader.paramserver.protocol.messages import JoinAnswer
 from ringleader.paramserver.server.http_server import HttpServer, ListenAddress
 from ringleader.paramserver.server.plan import Plan
 from ringleader.paramserver.server.run import ServerOptions, open_run
@@ -27,7 +28,6 @@ from ringleader.paramserver.worker.join import WorkerSettings
 from ringleader.paramserver.worker.observer import Progress
 from ringleader.paramserver.worker.response_body import ResponseBody
 from ringleader.paramserver.worker.server_address import ServerAddress
-from ringleader.paramserver.worker.server_messages import Terms
 from ringleader.paramserver.worker.session import (
     LIMIT_BYTES,
     Request,
@@ -45,7 +45,7 @@ class Silent:
     def __init__(self, on_step: Callable[[], None] = lambda: None) -> None:
         self._on_step = on_step
 
-    def joined(self, terms: Terms, device: str) -> None: ...
+    def joined(self, terms: JoinAnswer, device: str) -> None: ...
     def waiting(self, reason: str, pause_s: float) -> None: ...
     def reconnected(self) -> None: ...
     def noted(self, text: str) -> None: ...
@@ -90,7 +90,7 @@ class Liar:
 @contextmanager
 def lying(answer: bytes, then: bytes = b"") -> Iterator[tuple[Liar, Session]]:
     liar = Liar(answer, then)
-    session = Session(ServerAddress([liar.url]), Silent())
+    session = Session.open(ServerAddress.from_links([liar.url]), Silent())
     session.token = Secret("a-token")
     try:
         yield liar, session
@@ -229,7 +229,7 @@ def test_a_key_that_changes_between_two_requests_ends_the_worker(
         moving.serve(1)
 
     wanted = WorkerSettings(name="test", device="cpu")
-    worker = Worker(wanted, ServerAddress([moving.link]), Silent(move))
+    worker = Worker.open(wanted, ServerAddress.from_links([moving.link]), Silent(move))
     try:
         with pytest.raises(PeerUntrusted, match="its key is not the one in the link"):
             worker.run()

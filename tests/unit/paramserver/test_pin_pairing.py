@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from starlette.exceptions import HTTPException
 
 from ringleader.identity.secret_value import Secret
 from ringleader.paramserver.protocol import join_link
@@ -18,6 +17,7 @@ from ringleader.paramserver.server.pin_pairing import (
     PendingPairing,
     PinPairings,
 )
+from ringleader.paramserver.server.responses import Refusal
 from ringleader.paramserver.worker.server_address import ServerAddress
 
 SECRET = bytes(range(16))
@@ -36,11 +36,9 @@ def begun(found: PinPairings, number: int, now_s: float = 0.0) -> PendingPairing
 
 
 def refusal(found: PinPairings, now_s: float) -> tuple[int, str]:
-    with pytest.raises(HTTPException) as caught:
+    with pytest.raises(Refusal) as caught:
         found.begin(b"another", now_s)
-    detail: object = caught.value.detail
-    assert isinstance(detail, dict)
-    return caught.value.status_code, detail["error"]
+    return caught.value.status_code, caught.value.answer.error
 
 
 def receipt_of(pairing: PendingPairing) -> str:
@@ -101,13 +99,13 @@ def test_no_more_is_kept_than_there_are_attempts() -> None:
     for i in range(100):
         try:
             found.begin(b"%d" % i, 0.0)
-        except HTTPException:
+        except Refusal:
             assert i >= PIN_ATTEMPTS
     assert len(found._open) == PIN_ATTEMPTS
 
 
 def test_an_address_stays_the_link_that_a_pin_made_of_it() -> None:
-    address = ServerAddress(
+    address = ServerAddress.from_links(
         [
             "https://a:1",
             "https://b:2",

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from ringleader.errors import ConfigError
 from ringleader.paramserver.protocol.manifest import Manifest
-from ringleader.paramserver.tasks.batch_order import indices
+from ringleader.paramserver.protocol.messages import Assignment
+from ringleader.paramserver.tasks.batch_order import batch_indices
 from ringleader.paramserver.tasks.device import pick_device
 from ringleader.paramserver.tasks.task import Task, default_predict
-from ringleader.paramserver.worker.trainer import Assignment, StepResult, Trainer
+from ringleader.paramserver.worker.trainer import StepResult, Trainer
 
 CPU = torch.device("cpu")
 FIRST = Assignment(
@@ -47,19 +48,19 @@ def run(task: Task, assignment: Assignment, seed: int = 3) -> StepResult:
 
 @pytest.mark.parametrize(("size", "count"), [(1, 7), (3, 7), (7, 7), (10, 7), (29, 7)])
 def test_batches_walk_through_whole_epochs(size: int, count: int) -> None:
-    line = np.concatenate([indices(9, b, size, count) for b in range(21)])
+    line = np.concatenate([batch_indices(9, b, size, count) for b in range(21)])
 
-    assert all(len(indices(9, b, size, count)) == size for b in range(21))
+    assert all(len(batch_indices(9, b, size, count)) == size for b in range(21))
     for epoch in range(len(line) // count):
         assert set(line[epoch * count : (epoch + 1) * count]) == set(range(count))
 
 
 def test_epochs_and_seeds_are_shuffled_differently_and_always_alike() -> None:
-    whole = [tuple(indices(1, b, 100, 100).tolist()) for b in range(3)]
+    whole = [tuple(batch_indices(1, b, 100, 100).tolist()) for b in range(3)]
 
-    assert len({*whole, tuple(indices(2, 0, 100, 100).tolist())}) == 4
+    assert len({*whole, tuple(batch_indices(2, 0, 100, 100).tolist())}) == 4
     # Pinned: workers of different versions must agree, or change task.ORDER.
-    assert indices(0, 0, 5, 1000).tolist() == PINNED
+    assert batch_indices(0, 0, 5, 1000).tolist() == PINNED
 
 
 PINNED = [654, 222, 541, 125, 66]
@@ -75,7 +76,7 @@ def test_two_shards_together_are_one_batch_of_a_run_alone() -> None:
 
     model = task.model().double()
     inputs, targets = task.samples("train").batch(
-        torch.cat([indices(3, b, 16, 50) for b in (6, 7)])
+        torch.cat([batch_indices(3, b, 16, 50) for b in (6, 7)])
     )
     task.loss(model, (inputs.double(), targets.double())).backward()  # type: ignore[no-untyped-call]
     exact = torch.cat(
@@ -96,7 +97,9 @@ def test_local_steps_are_the_difference_that_the_optimizer_makes() -> None:
     losses = []
     for number in range(10, 15):
         optimizer.zero_grad()
-        loss = task.loss(model, task.samples("train").batch(indices(3, number, 16, 50)))
+        loss = task.loss(
+            model, task.samples("train").batch(batch_indices(3, number, 16, 50))
+        )
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(float(loss.detach()))
@@ -142,7 +145,7 @@ def test_who_computes_a_batch_and_after_what_does_not_matter(steps: int) -> None
         (lambda model, batch: model(batch[0]).sum() * float("nan"), "is nan"),
         (lambda model, batch: model(batch[0]), "not one number"),
         (lambda model, batch: 1.0, "not one number"),
-        (lambda model, batch: (model(batch[0]) * 0).abs().sqrt().sum(), "no number"),
+        (lambda model, batch: (model(batch[0]) * 0).abs().sqrt().sum(), "not finite"),
     ],
 )
 def test_a_loss_that_is_no_number_is_not_sent(loss: object, complaint: str) -> None:

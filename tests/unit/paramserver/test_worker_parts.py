@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import httpx2
@@ -10,16 +11,21 @@ import pytest
 from torch import nn
 
 from ringleader.errors import ConfigError, PeerLost, PeerRefused, ProtocolError
-from ringleader.paramserver.protocol import bodies
+from ringleader.paramserver.protocol import bodies, messages
 from ringleader.paramserver.protocol.bodies import Update
 from ringleader.paramserver.protocol.manifest import Manifest
-from ringleader.paramserver.worker import server_messages
+from ringleader.paramserver.protocol.messages import Assignment, JoinAnswer
 from ringleader.paramserver.worker.error_feedback import ErrorFeedback
 from ringleader.paramserver.worker.join import WorkerSettings
 from ringleader.paramserver.worker.observer import Progress, WorkTotals
 from ringleader.paramserver.worker.response_body import ResponseBody
 from ringleader.paramserver.worker.server_address import ServerAddress
-from ringleader.paramserver.worker.session import Response, TryLater, _checked, pause_s
+from ringleader.paramserver.worker.session import (
+    Response,
+    TryLater,
+    _checked,
+    backoff_s,
+)
 from ringleader.paramserver.worker.transfers import DownloadedWeights
 from ringleader.paramserver.worker.worker import Worker
 
@@ -36,10 +42,10 @@ WORK = {
 
 
 def test_pauses_grow_to_half_a_minute_and_never_beyond() -> None:
-    longest = [pause_s(n, 1.0) for n in (1, 2, 3, 7, 100, 10**6)]
+    longest = [backoff_s(n, 1.0) for n in (1, 2, 3, 7, 100, 10**6)]
 
     assert longest == [0.5, 1.0, 2.0, 30.0, 30.0, 30.0]
-    assert pause_s(1, 0.0) == 0.25
+    assert backoff_s(1, 0.0) == 0.25
 
 
 def headers(**values: str) -> httpx2.Headers:
@@ -67,13 +73,18 @@ def test_a_body_that_changed_begins_anew() -> None:
 
     assert (bytes(body.data), body.etag) == (b"", '"8-none"')
     body.add(b"xy")
-    with pytest.raises(PeerLost, match="another place"):
+    with pytest.raises(PeerLost, match="another offset"):
         body.begin(206, headers(Content_Range="bytes 4-9/10"))
     assert body.resume_headers() == {}
 
 
-def test_an_assignment_is_taken_as_it_is_meant() -> None:
-    assignment = server_messages.assignment_of(WORK)
+def response(message: object) -> Response:
+    """A response with any JSON, also with what JSON does not allow, such as NaN."""
+    return Response(200, httpx2.Headers(JSON), json.dumps(message).encode())
+
+
+def test_an_assignment_is_decoded() -> None:
+    assignment = response(WORK).decode(Assignment)
 
     assert (assignment.version, assignment.shard, assignment.first_batch) == (12, 1, 25)
     assert list(assignment.batches) == [25]
@@ -82,6 +93,7 @@ def test_an_assignment_is_taken_as_it_is_meant() -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        {"kind": "stop"},
         {"version": -1},
         {"version": "12"},
         {"version": True},
@@ -99,21 +111,28 @@ def test_an_assignment_is_taken_as_it_is_meant() -> None:
     ],
     ids=str,
 )
-def test_an_assignment_that_makes_no_sense_is_refused(
-    change: dict[str, object],
-) -> None:
-    with pytest.raises(ProtocolError):
-        server_messages.assignment_of({**WORK, **change})
+def test_an_invalid_assignment_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(
+        ProtocolError, match="the server: its response 200 is not valid"
+    ):
+        response({**WORK, **change}).decode(Assignment)
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b"[" * 100_000, b"\xff"], ids=len)
-def test_what_is_no_json_object_is_refused(text: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_is_refused(text: bytes) -> None:
     with pytest.raises(ProtocolError):
-        server_messages.parse(text)
+        Response(200, httpx2.Headers(JSON), text).decode(JoinAnswer)
 
 
-def test_texts_of_the_server_cannot_upset_a_terminal() -> None:
-    assert server_messages.text_of({"a": "x\x1b[2J\ny"}, "a") == "x [2J y"
+def test_control_characters_of_the_server_do_not_reach_a_terminal() -> None:
+    text = "x\x1b[2J\ny"
+    refusal = response({"error": "stale", "message": text}).refusal()
+
+    assert refusal is not None
+    assert refusal.message == "x [2J y"
+    assert response({**RUN, "task": text}).decode(JoinAnswer).task == "x [2J y"
+    row = messages.Difference(part=text, server=text, worker=None)
+    assert (row.part, row.server, row.worker) == ("x [2J y", "x [2J y", None)
 
 
 JSON = {"Content-Type": "application/json"}
@@ -161,12 +180,16 @@ def test_a_server_that_asks_for_time_gets_it(asked: str, pause_s: float) -> None
     assert caught.value.pause_s == pause_s
 
 
-TERMS = {
+RUN = {
     "worker": "w1",
     "token": "x" * 43,
     "version": 0,
     "rounds": 60,
     "mode": "async",
+    "shards": 1,
+    "steps": 1,
+    "batch_size": 32,
+    "max_update_bytes": 1 << 20,
     "seed": 0,
     "manifest": "0" * 64,
     "codecs": ["none"],
@@ -179,24 +202,38 @@ TERMS = {
 @pytest.mark.parametrize(
     "change",
     [
+        {"worker": "w0"},
+        {"worker": "w1\x1b"},
         {"token": ""},
         {"token": "\u00e9"},
         {"token": "two words"},
+        {"token": "line\n"},
         {"token": "x" * 300},
+        {"mode": "fast"},
         {"codecs": "none"},
         {"codecs": [1]},
+        {"codecs": ["a\x1b[2J"]},
+        {"codecs": ["none"] * 1000},
+        {"manifest": "0" * 63},
+        {"task": "x" * 300},
         {"rounds": 10**30},
     ],
     ids=str,
 )
-def test_terms_that_make_no_sense_are_refused(change: dict[str, object]) -> None:
+def test_invalid_settings_of_a_run_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):
-        server_messages.terms_of({**TERMS, **change})
+        response({**RUN, **change}).decode(JoinAnswer)
 
 
-def test_names_of_codecs_cannot_upset_a_terminal() -> None:
-    terms = server_messages.terms_of({**TERMS, "codecs": ["a\x1b[2J"]})
-    assert terms.codecs == ("a [2J",)
+def test_a_newer_server_may_add_fields_to_its_answers() -> None:
+    assert response({**RUN, "new": 1}).decode(JoinAnswer).worker == "w1"
+
+
+def test_tokens_and_codes_are_not_shown() -> None:
+    join = messages.JoinRequest(task={}, code="secret", pin="secret", receipt="secret")
+
+    assert "secret" not in repr(join)
+    assert "x" * 43 not in repr(response(RUN).decode(JoinAnswer))
 
 
 class _Done:
@@ -213,16 +250,18 @@ class _Done:
 def test_weights_that_came_ahead_are_not_fetched_again(mode: str, version: int) -> None:
     """Outside rounds they may be newer than what was assigned meanwhile."""
     settings = WorkerSettings(name="test", device="cpu")
-    worker = Worker(settings, ServerAddress(["http://127.0.0.1:9"]), Silent())
-    worker._terms = server_messages.terms_of({**TERMS, "mode": mode})
+    worker = Worker.open(
+        settings, ServerAddress.from_links(["http://127.0.0.1:9"]), Silent()
+    )
+    worker._run = response({**RUN, "mode": mode}).decode(JoinAnswer)
     worker._held = DownloadedWeights(5, '"5-none"', {})
     worker._ahead = _Done(DownloadedWeights(version, "", {}))  # type: ignore[assignment]
-    assignment = server_messages.assignment_of({**WORK, "version": 8})
+    assignment = response({**WORK, "version": 8}).decode(Assignment)
 
-    found = worker._weights_of(assignment)
+    found = worker._weights_for(assignment)
     assert found is not None
     assert found.version == version
-    assert worker._weights_of(assignment) is found, (
+    assert worker._weights_for(assignment) is found, (
         "nor when the same version comes again"
     )
     worker.session.close()
@@ -231,7 +270,7 @@ def test_weights_that_came_ahead_are_not_fetched_again(mode: str, version: int) 
 class Silent:
     """Watches, and tells nobody."""
 
-    def joined(self, terms: server_messages.Terms, device: str) -> None: ...
+    def joined(self, terms: JoinAnswer, device: str) -> None: ...
     def stepped(self, progress: Progress) -> None: ...
     def waiting(self, reason: str, pause_s: float) -> None: ...
     def reconnected(self) -> None: ...
@@ -243,7 +282,7 @@ class Silent:
 )
 def test_addresses_that_nobody_can_have_are_refused(link: str) -> None:
     with pytest.raises(ConfigError):
-        ServerAddress([link])
+        ServerAddress.from_links([link])
 
 
 @pytest.mark.parametrize("codec", ["int8", "onebit", "topk:0.05", "bf16"])
@@ -280,7 +319,7 @@ def test_an_update_that_does_not_count_leaves_no_debt() -> None:
 
 
 def test_a_place_turns_to_the_next_link(tmp_path: Path) -> None:
-    address = ServerAddress(["https://a.example", "https://b.example"])
+    address = ServerAddress.from_links(["https://a.example", "https://b.example"])
 
     assert address.link.url == "https://a.example"
     assert address.try_next()
@@ -292,12 +331,12 @@ def test_a_place_turns_to_the_next_link(tmp_path: Path) -> None:
 def test_a_place_is_read_from_its_file_again(tmp_path: Path) -> None:
     file = tmp_path / "link"
     with pytest.raises(ConfigError, match="cannot be read"):
-        ServerAddress([], file)
+        ServerAddress.from_links([], file)
     file.write_text("\n")
     with pytest.raises(ConfigError, match="it is empty"):
-        ServerAddress([], file)
+        ServerAddress.from_links([], file)
     file.write_text("https://a.example\n")
-    address = ServerAddress([], file)
+    address = ServerAddress.from_links([], file)
 
     assert not address.try_next()
     file.write_text("")  # somebody is writing
@@ -318,7 +357,7 @@ def test_a_place_is_read_from_its_file_again(tmp_path: Path) -> None:
     ],
 )
 def test_plain_lines_to_elsewhere_are_noticed(link: str, is_readable: bool) -> None:
-    assert ServerAddress([link]).is_plaintext is is_readable
+    assert ServerAddress.from_links([link]).is_plaintext is is_readable
 
 
 def test_time_left_follows_from_the_pace() -> None:

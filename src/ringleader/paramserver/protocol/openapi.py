@@ -1,11 +1,24 @@
-"""The protocol for programs: OpenAPI, the same facts as docs/internet-protocol.md."""
+"""The OpenAPI description of the protocol, with the schemas of its messages."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ringleader.paramserver.protocol import bodies
+import msgspec
 
+from ringleader.paramserver.protocol import bodies, messages
+
+_MESSAGES = (
+    messages.PairRequest,
+    messages.PairAnswer,
+    messages.JoinRequest,
+    messages.JoinAnswer,
+    messages.Assignment,
+    messages.Finished,
+    messages.UpdateAnswer,
+    messages.ErrorAnswer,
+    messages.Status,
+)
 _TENSORS = {"application/octet-stream": {"schema": {"type": "string"}}}
 _NUMBER = {"type": "integer", "minimum": 0}
 _TEXT = {"type": "string"}
@@ -23,25 +36,30 @@ def _query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "in": "query", "required": False, "schema": schema}
 
 
-def _object(**properties: dict[str, Any]) -> dict[str, Any]:
-    schema = {"type": "object", "properties": properties}
+def _reference(message: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{message.__name__}"}
+
+
+def _json(*kinds: type[msgspec.Struct]) -> dict[str, Any]:
+    """The content of a body that is one of these messages."""
+    references = [_reference(kind) for kind in kinds]
+    schema = references[0] if len(references) == 1 else {"anyOf": references}
     return {"application/json": {"schema": schema}}
 
 
+def _answer(text: str, *kinds: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"description": text, "content": _json(*kinds)}
+
+
 def _answers(**texts: str) -> dict[str, Any]:
-    """Answers by code, as in c200="counted"; errors all look alike."""
+    """Answers without content by status, as in c204="gone"; errors have a message."""
     return {
         code[1:]: {"description": text}
-        | ({"content": {"application/json": {"schema": _ERROR}}} if code > "c4" else {})
+        | ({"content": _json(messages.ErrorAnswer)} if code > "c4" else {})
         for code, text in texts.items()
     }
 
 
-_ERROR = {
-    "type": "object",
-    "required": ["error", "message"],
-    "properties": {"error": _TEXT, "message": _TEXT, "version": _NUMBER},
-}
 _UPDATE = [
     _path("version"),
     _path("shard"),
@@ -56,28 +74,28 @@ _PUT = [
     _header("Upload-Offset", _NUMBER, required=False),
     _header("Upload-Length", _NUMBER, required=False),
 ]
-_JOIN = _object(
-    code=_TEXT,
-    pin=_TEXT,
-    name=_TEXT,
-    device=_TEXT,
-    nonce={"type": "string", "pattern": "^[0-9a-f]{32}$"},
-    receipt=_TEXT,
-    task={"type": "object", "additionalProperties": _TEXT},
-)
-_REFUSED = {"c401": "no known token", "c403": "quarantined", "c429": "too many"}
+_REFUSED = {"c401": "unknown token", "c403": "quarantined", "c429": "too many requests"}
+_SCHEMAS = msgspec.json.schema_components(
+    _MESSAGES, ref_template="#/components/schemas/{name}"
+)[1]
 
 DESCRIPTION: dict[str, Any] = {
     "openapi": "3.1.0",
     "info": {"title": "Ringleader over the internet", "version": "1"},
-    "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+    "components": {
+        "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        "schemas": _SCHEMAS,
+    },
     "security": [{"token": []}],
     "paths": {
         "/": {
             "get": {"security": [], "responses": _answers(c200="the status page")},
         },
         "/v1/status": {
-            "get": {"security": [], "responses": _answers(c200="the run as JSON")},
+            "get": {
+                "security": [],
+                "responses": {"200": _answer("the run", messages.Status)},
+            },
         },
         "/v1/openapi.json": {
             "get": {"security": [], "responses": _answers(c200="this description")},
@@ -85,16 +103,19 @@ DESCRIPTION: dict[str, Any] = {
         "/v1/pair": {
             "post": {
                 "security": [],
-                "requestBody": {"required": True, "content": _object(element=_TEXT)},
+                "requestBody": {
+                    "required": True,
+                    "content": _json(messages.PairRequest),
+                },
                 "responses": {
-                    "200": {
-                        "description": "what opens with the right PIN only",
-                        "content": _object(element=_TEXT, sealed=_TEXT),
-                    },
+                    "200": _answer(
+                        "content that opens with the right PIN only",
+                        messages.PairAnswer,
+                    ),
                     **_answers(
                         c400="malformed",
                         c401="this server has no PIN",
-                        c403="PIN guesses are used up",
+                        c403="no PIN attempts are left",
                         c413="too large",
                         c429="too many requests",
                     ),
@@ -105,27 +126,41 @@ DESCRIPTION: dict[str, Any] = {
             "post": {
                 "security": [],
                 "parameters": [_header("X-Auth-Pin", _TEXT, required=False)],
-                "requestBody": {"required": True, "content": _JOIN},
-                "responses": _answers(
-                    c200="a token and the settings of the run",
-                    c400="malformed",
-                    c401="code or PIN not known",
-                    c403="PIN guesses are used up",
-                    c412="another task",
-                    c429="too many requests",
-                    c503="too many workers",
-                ),
+                "requestBody": {
+                    "required": True,
+                    "content": _json(messages.JoinRequest),
+                },
+                "responses": {
+                    "200": _answer(
+                        "a token and the settings of the run", messages.JoinAnswer
+                    ),
+                    **_answers(
+                        c400="malformed",
+                        c401="unknown code or PIN",
+                        c403="no PIN attempts are left",
+                        c412="another task",
+                        c429="too many requests",
+                        c503="too many workers",
+                    ),
+                },
             }
         },
-        "/v1/leave": {"post": {"responses": _answers(c204="gone", **_REFUSED)}},
+        "/v1/leave": {
+            "post": {"responses": _answers(c204="the worker has left", **_REFUSED)}
+        },
         "/v1/work": {
             "get": {
                 "parameters": [
                     _query("wait", {"type": "number", "minimum": 0, "maximum": 30})
                 ],
-                "responses": _answers(
-                    c200="an assignment, or finished", c204="ask again", **_REFUSED
-                ),
+                "responses": {
+                    "200": _answer(
+                        "an assignment, or the end of training",
+                        messages.Assignment,
+                        messages.Finished,
+                    ),
+                    **_answers(c204="nothing yet: ask again", **_REFUSED),
+                },
             }
         },
         "/v1/weights/{version}": {
@@ -149,19 +184,21 @@ DESCRIPTION: dict[str, Any] = {
             "put": {
                 "parameters": _PUT,
                 "requestBody": {"required": True, "content": _TENSORS},
-                "responses": _answers(
-                    c200="counted, or counted before",
-                    c202="part of it is here, send the rest",
-                    c400="malformed",
-                    c408="too slow",
-                    c409="stale or finished",
-                    c411="no length",
-                    c413="too large",
-                    c416="resume elsewhere",
-                    c422="rubbish",
-                    c503="too many uploads",
-                    **_REFUSED,
-                ),
+                "responses": {
+                    "200": _answer("counted, now or before", messages.UpdateAnswer),
+                    **_answers(
+                        c202="a part has arrived: send the rest",
+                        c400="malformed",
+                        c408="too slow",
+                        c409="stale or finished",
+                        c411="no length",
+                        c413="too large",
+                        c416="resume at another offset",
+                        c422="the update failed a check",
+                        c503="too many uploads",
+                        **_REFUSED,
+                    ),
+                },
             },
         },
     },

@@ -1,12 +1,15 @@
-"""The server's addresses; docs/internet-protocol.md says what each one means."""
+"""The HTTP endpoints of the server, except those for updates and pairing.
+
+docs/internet-protocol.md describes what each of them means.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -16,28 +19,39 @@ from starlette.routing import Route
 from ringleader.errors import RingleaderError
 from ringleader.identity.cluster_secret import clean_name
 from ringleader.paramserver.protocol import bodies
+from ringleader.paramserver.protocol.messages import (
+    Assignment,
+    Difference,
+    ErrorAnswer,
+    Finished,
+    JoinAnswer,
+)
 from ringleader.paramserver.protocol.openapi import DESCRIPTION
 from ringleader.paramserver.server import request_parsing, status_page
 from ringleader.paramserver.server.admission import AdmissionResult
 from ringleader.paramserver.server.auth import Authenticator
 from ringleader.paramserver.server.pin_pairing import PinPairings
-from ringleader.paramserver.server.request_parsing import (
+from ringleader.paramserver.server.responses import (
     SOON,
+    Refusal,
+    json_response,
     locked,
     malformed,
     refusal,
+    stale,
 )
-from ringleader.paramserver.server.status import status_of
+from ringleader.paramserver.server.status import build_status
 from ringleader.paramserver.server.training import Training
-from ringleader.paramserver.server.update_endpoint import UpdateEndpoint, stale
+from ringleader.paramserver.server.update_endpoint import UpdateEndpoint
 
 PIECE_BYTES = 256 << 10
-"""Of weights, handed to the socket at once: larger ones keep others waiting."""
+"""Bytes of weights that are handed to the socket at once. Larger pieces keep the
+event loop from other requests for longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What a worker is told when it joins."""
+class RunSettings:
+    """Settings of a run that workers learn when they join."""
 
     task: str
     fingerprint: dict[str, str]
@@ -48,18 +62,20 @@ class Terms:
 
 
 class App:
-    """Answers requests about one training run; everything in the event loop."""
+    """Handles the requests to one training run, all in the event loop."""
 
-    def __init__(self, training: Training, terms: Terms) -> None:
+    def __init__(self, training: Training, settings: RunSettings) -> None:
         self.training = training
-        self.terms = terms
+        self.settings = settings
         self.manifest = training.store.weights.manifest
         self._auth = Authenticator(training)
         self._pairings = PinPairings(training.admission, self._auth.limit_stranger)
-        self.updates = UpdateEndpoint(training, self._auth, batch_size=terms.batch_size)
+        self.updates = UpdateEndpoint(
+            training, self._auth, batch_size=settings.batch_size
+        )
 
     def starlette(self) -> Starlette:
-        """The application that uvicorn serves."""
+        """Build the ASGI application that uvicorn serves."""
         update = "/v1/updates/{version}/{shard}"
         return Starlette(
             routes=[
@@ -75,9 +91,9 @@ class App:
                 Route(update, self.updates.update, methods=["PUT"]),
             ],
             exception_handlers={
-                HTTPException: _answer,
-                ClientDisconnect: _nobody,
-                RingleaderError: _broken,
+                HTTPException: _refused,
+                ClientDisconnect: _disconnected,
+                RingleaderError: _failed,
             },
         )
 
@@ -87,8 +103,8 @@ class App:
 
     async def _status(self, request: Request) -> Response:
         self._auth.limit_stranger(request)
-        found = status_of(self.training, self.terms.task, time.monotonic())
-        return JSONResponse(found, headers={"Cache-Control": "no-store"})
+        status = build_status(self.training, self.settings.task, time.monotonic())
+        return json_response(status, headers={"Cache-Control": "no-store"})
 
     async def _openapi(self, request: Request) -> Response:
         self._auth.limit_stranger(request)
@@ -97,9 +113,7 @@ class App:
     async def _join(self, request: Request) -> Response:
         join = await request_parsing.read_join(request)
         admission = self.training.admission
-        if not admission.is_join_code(
-            join.code
-        ):  # behind a tunnel all have one address
+        if not admission.is_join_code(join.code):  # a tunnel gives all one address
             self._auth.limit_stranger(request)
         match admission.admit(join.code, join.pin):
             case AdmissionResult.UNKNOWN:
@@ -109,44 +123,46 @@ class App:
                 raise locked()
             case AdmissionResult.ADMITTED:
                 self._pairings.redeem(join.receipt, time.monotonic())
-        self._compare(join.task)
+        self._compare_fingerprints(join.task)
         name = clean_name(join.name) or "somebody"
         device = clean_name(join.device) or "unknown"
         joined = await self.training.join(name, device, join.nonce)
         if joined is None:
-            raise refusal(503, "full", "too many workers are here", headers=SOON)
-        worker, token = joined
-        return self._json({"worker": worker, "token": token, **self._terms()})
+            text = "the server has as many workers as it can take"
+            raise refusal(503, "full", text, headers=SOON)
+        return self._json(self._join_answer(*joined))
 
-    def _compare(self, theirs: dict[str, str]) -> None:
-        ours = self.terms.fingerprint
-        parts = [
-            {"part": part, "server": ours.get(part), "worker": theirs.get(part)}
+    def _compare_fingerprints(self, theirs: dict[str, str]) -> None:
+        ours = self.settings.fingerprint
+        differences = tuple(
+            Difference(part=part, server=ours.get(part), worker=theirs.get(part))
             for part in sorted(ours.keys() | theirs.keys())
             if ours.get(part) != theirs.get(part)
-        ]
-        if parts:
-            names = ", ".join(str(part["part"])[:64] for part in parts)
+        )
+        if differences:
+            names = ", ".join(difference.part for difference in differences)
             text = f"the server trains another task: these parts differ: {names}"
-            raise refusal(412, "task", text, differences=parts)
+            raise refusal(412, "task", text, differences=differences)
 
-    def _terms(self) -> dict[str, Any]:
-        scheduler, terms = self.training.scheduler, self.terms
-        return {
-            "version": scheduler.version,
-            "rounds": scheduler.plan.rounds,
-            "mode": scheduler.plan.mode,
-            "shards": scheduler.shards,
-            "steps": scheduler.plan.steps,
-            "batch_size": terms.batch_size,
-            "seed": terms.seed,
-            "manifest": self.manifest.digest,
-            "codecs": bodies.CODECS,
-            "codec": terms.codec,
-            "weights_codec": terms.weights_codec,
-            "max_update_bytes": self.updates.max_bytes,
-            "task": terms.task,
-        }
+    def _join_answer(self, worker: str, token: str) -> JoinAnswer:
+        scheduler, settings = self.training.scheduler, self.settings
+        return JoinAnswer(
+            worker=worker,
+            token=token,
+            version=scheduler.version,
+            rounds=scheduler.plan.rounds,
+            mode=scheduler.plan.mode,
+            shards=scheduler.shards,
+            steps=scheduler.plan.steps,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            manifest=self.manifest.digest,
+            codecs=bodies.CODECS,
+            codec=settings.codec,
+            weights_codec=settings.weights_codec,
+            max_update_bytes=self.updates.max_bytes,
+            task=settings.task,
+        )
 
     async def _leave(self, request: Request) -> Response:
         worker = self._auth.authenticate(request)
@@ -157,31 +173,29 @@ class App:
     async def _work(self, request: Request) -> Response:
         worker = self._auth.authenticate(request)
         wait_s = request_parsing.parse_wait(request)
-        found = await self.training.wait_for_work(worker, wait_s)
+        lease = await self.training.wait_for_work(worker, wait_s)
         scheduler = self.training.scheduler
         if scheduler.is_finished:
             summary = self.training.summary()
-            return self._json(
-                {"kind": "finished", "version": scheduler.version, "summary": summary}
-            )
-        if found is None:
+            return self._json(Finished(version=scheduler.version, summary=summary))
+        if lease is None:
             return self._with_version(Response(status_code=204))
         return self._json(
-            {
-                "kind": "step",
-                "version": found.version,
-                "shard": found.shard,
-                "shards": found.shards,
-                "first_batch": found.first_batch,
-                "steps": scheduler.plan.steps,
-                "batch_size": self.terms.batch_size,
-                "lr": scheduler.plan.rate_factor(found.version, found.shards),
-            }
+            Assignment(
+                version=lease.version,
+                shard=lease.shard,
+                shards=lease.shards,
+                first_batch=lease.first_batch,
+                steps=scheduler.plan.steps,
+                batch_size=self.settings.batch_size,
+                lr=scheduler.plan.rate_factor(lease.version, lease.shards),
+            )
         )
 
     async def _weights(self, request: Request) -> Response:
         worker = self._auth.authenticate(request)
-        wanted = request_parsing.number(request.path_params["version"], "the version")
+        text = request.path_params["version"]
+        wanted = request_parsing.parse_number(text, "the version")
         codec = request.query_params.get("codec", "none")
         if codec not in bodies.WEIGHTS_CODECS:
             raise malformed(f"codec is none of {', '.join(bodies.WEIGHTS_CODECS)}")
@@ -189,25 +203,24 @@ class App:
         if scheduler.plan.is_bulk and wanted != scheduler.version:
             raise stale(scheduler.version)
         if request.headers.get("if-none-match") == _etag(scheduler.version, codec):
-            self.training.scheduler.use_newest_weights(worker)
+            scheduler.use_newest_weights(worker)
             return self._with_version(Response(status_code=304))
         version, body = await self.training.weights_body(codec)
         if scheduler.plan.is_bulk and wanted != version:
             raise stale(scheduler.version)
-        self.training.scheduler.use_newest_weights(worker)
-        return self._send(request, worker, body, (version, codec))
+        scheduler.use_newest_weights(worker)
+        return self._send_weights(request, worker, body, (version, codec))
 
-    def _send(
+    def _send_weights(
         self, request: Request, worker: str, body: memoryview, what: tuple[int, str]
     ) -> Response:
-        """A body or, for those whose line broke, the rest of it."""
+        """Send a body of weights, or the rest of it if the request asks for a range."""
         etag = _etag(*what)
         begin = 0
         asked = request.headers.get("range", "")
         if request.headers.get("if-range") == etag and asked.startswith("bytes="):
-            begin = request_parsing.number(
-                asked[6:].removesuffix("-"), "Range", len(body)
-            )
+            first = asked[6:].removesuffix("-")
+            begin = request_parsing.parse_number(first, "Range", len(body))
         headers = {
             "ETag": etag,
             "X-Version": str(what[0]),
@@ -224,38 +237,39 @@ class App:
         )
 
     async def _pieces(self, worker: str, body: memoryview) -> AsyncIterator[memoryview]:
-        sent = self.training.counts.sent
+        sent = self.training.traffic.sent
         for i in range(0, len(body), PIECE_BYTES):
             piece = body[i : i + PIECE_BYTES]
             sent[worker] = sent.get(worker, 0) + len(piece)
             self.training.scheduler.mark_seen(worker, time.monotonic())
             yield piece
 
-    def _json(self, content: dict[str, Any]) -> Response:
-        return self._with_version(JSONResponse(content))
+    def _json(self, message: msgspec.Struct) -> Response:
+        return self._with_version(json_response(message))
 
     def _with_version(self, response: Response) -> Response:
         response.headers["X-Version"] = str(self.training.scheduler.version)
         return response
 
 
-async def _answer(request: Request, exc: Exception) -> Response:
-    """Refusals as JSON; starlette's own (404, 405) in the same form."""
+async def _refused(request: Request, exc: Exception) -> Response:
+    """Respond with a refusal; starlette's own errors (404, 405) get the same form."""
     assert isinstance(exc, HTTPException)
-    detail: object = exc.detail
-    if not isinstance(detail, dict):
-        detail = {"error": "nothing", "message": str(detail)}
-    return JSONResponse(detail, exc.status_code, exc.headers)
+    if isinstance(exc, Refusal):
+        return exc.response()
+    answer = ErrorAnswer(error="nothing", message=str(exc.detail))
+    return json_response(answer, exc.status_code, exc.headers)
 
 
-async def _broken(request: Request, exc: Exception) -> Response:
-    """The server is about to stop, and says there why; here it names no paths."""
-    content = {"error": "stopping", "message": "the server cannot go on"}
-    return JSONResponse(content, 503, SOON)
+async def _failed(request: Request, exc: Exception) -> Response:
+    """Respond while the server stops. The reason is printed there, not sent: it may
+    name paths."""
+    answer = ErrorAnswer(error="stopping", message="the server cannot go on")
+    return json_response(answer, 503, SOON)
 
 
-async def _nobody(request: Request, exc: Exception) -> Response:
-    """The other side went away; nobody reads this."""
+async def _disconnected(request: Request, exc: Exception) -> Response:
+    """End a request whose client is gone; the response is sent to nobody."""
     return Response(status_code=499)
 
 

@@ -1,10 +1,10 @@
-"""A file of what was accepted, written before it is acknowledged.
+"""An append-only file of accepted updates, written before they are acknowledged.
 
-A record is the lengths of a small JSON object and of a body, a checksum, and both. What
-a crash leaves half written was never acknowledged: reading stops there, and writing
-goes on from there. For the same reason nothing is written behind a write that failed. A
-write that returned survives the death of the process; only a power cut can take what
-the system had not yet put on the disk.
+A record is a header (the lengths of a small JSON object and of a body, a checksum), the
+object and the body. A record that a crash left incomplete was never acknowledged:
+reading stops there, and writing goes on from there. For the same reason nothing is
+appended after a write that failed. A write that returned survives the death of the
+process; only a power cut can lose what the system had not yet written to the disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Record = tuple[Meta, bytes]
 
 
 class Journal:
-    """An open journal. One thread at a time."""
+    """A journal that is appended to. One thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,11 +38,11 @@ class Journal:
         self._file: FileIO | None = None
 
     def begin(self) -> None:
-        """Begin with nothing, whatever another life may have left in the file."""
+        """Open the file and discard what it holds."""
         self._open(0)
 
     def resume(self) -> None:
-        """Go on behind the last whole record; the file is made if need be."""
+        """Open or create the file, and continue after the last complete record."""
         self._open(max((end for _, end in _records(self.path)), default=0))
 
     def _open(self, end: int) -> None:
@@ -54,9 +54,11 @@ class Journal:
         self.num_bytes = end
 
     def append(self, meta: Meta, body: bytes | bytearray | memoryview = b"") -> None:
-        """Write one record; when this returns, killing the process cannot undo it."""
+        """Write one record. Once this returns, killing the process does not lose it."""
         if self._file is None:
-            raise ConfigError(f"{self.path}: a write failed; nothing goes behind it")
+            raise ConfigError(
+                f"{self.path}: a write failed before; nothing is appended after it"
+            )
         text = msgspec.json.encode(meta)
         check = zlib.crc32(body, zlib.crc32(text))
         head = _HEAD.pack(_MAGIC, len(text), len(body), check)
@@ -75,24 +77,24 @@ class Journal:
             view = view[self._file.write(view) :]
 
     def sync(self) -> None:
-        """Make what was written survive a power cut, too. Takes as long as it is."""
+        """Sync the file, so that its records survive a power cut as well."""
         if self._file is not None:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def read(path: Path) -> Iterator[Record]:
-    """The whole records of a journal; none if there is no such file."""
+    """Iterate over the complete records; none if the file does not exist."""
     return (record for record, _ in _records(path))
 
 
 def _records(path: Path) -> Iterator[tuple[Record, int]]:
-    """Each whole record, and where it ends."""
+    """Iterate over the complete records and the offsets where they end."""
     try:
         file = open(path, "rb")  # noqa: SIM115
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""The server's side of joining by PIN where only the PIN vouches for the server's key.
+"""The server's side of pairing: a worker and the server prove the PIN to each other.
 
-``identity/pairing/pin_proof.py`` has the exchange. What it hands over is the code of
-the join link, and a receipt. Each exchange spends an attempt of the PIN's budget; the
-receipt gets it back when its worker joins, so only those who did not know the PIN have
-spent one.
+It is used if the server's certificate is self-signed, so that only the PIN can tell the
+worker that it talks to the right server. ``identity/pairing/pin_proof.py`` defines the
+exchange. It hands over the code of the join link and a receipt. Each exchange spends a
+PIN attempt. The receipt refunds it when its worker joins, so only wrong PINs cost one.
 """
 
 from __future__ import annotations
@@ -16,37 +16,40 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ringleader.identity.pairing import pin_proof
 from ringleader.identity.pairing.invitation import MIN_ANSWER_S
 from ringleader.identity.secret_value import Secret
 from ringleader.paramserver.protocol import join_link
+from ringleader.paramserver.protocol.messages import PairAnswer
 from ringleader.paramserver.server import request_parsing
 from ringleader.paramserver.server.admission import Admission
-from ringleader.paramserver.server.request_parsing import (
+from ringleader.paramserver.server.responses import (
     SOON,
+    json_response,
     locked,
     malformed,
     refusal,
 )
 
 PENDING_S = 60.0
-"""How long a worker may take from here to its join: a few tries on a bad line."""
+"""How long a worker may take to join after pairing: a few tries on a bad line."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingPairing:
-    """One exchange; there are at most as many as attempts."""
+    """One exchange that no join has followed yet; at most one per PIN attempt."""
 
     receipt: Secret[bytes]
     expires_s: float
-    answer: dict[str, str] | None = None
-    """For repetitions; None: it is being computed, or the element was garbage."""
+    answer: PairAnswer | None = None
+    """The answer to repeated requests. None while it is computed, and if the element
+    was invalid."""
 
 
 class PinPairings:
-    """Exchanges that no join has followed yet. The event loop only."""
+    """Handles pairing requests. Used by the event loop only."""
 
     def __init__(
         self, admission: Admission, limit_stranger: Callable[[Request], None]
@@ -56,7 +59,7 @@ class PinPairings:
         self._open: dict[bytes, PendingPairing] = {}
 
     async def pair(self, request: Request) -> Response:
-        """POST /v1/pair."""
+        """Handle POST /v1/pair."""
         self._limit_stranger(request)
         element = await request_parsing.read_element(request)
         pin = self._admission.pin
@@ -76,22 +79,31 @@ class PinPairings:
                 asyncio.sleep(MIN_ANSWER_S),
             )
             if found is None:
-                raise malformed("the element is none")
+                raise malformed("'element' is not a SPAKE2 element")
             ours, sealed = map(join_link.encode, found)
-            pairing.answer = {"element": ours, "sealed": sealed}
+            pairing.answer = PairAnswer(element=ours, sealed=sealed)
         if pairing.answer is None:
-            raise refusal(429, "busy", "this is being answered", headers=SOON)
-        return JSONResponse(pairing.answer)
+            raise refusal(
+                429,
+                "busy",
+                "the answer to this request is being computed",
+                headers=SOON,
+            )
+        return json_response(pairing.answer)
 
     def begin(self, element: bytes, now_s: float) -> tuple[PendingPairing, bool]:
-        """Spend an attempt, or refuse; the same element again is no other guess."""
+        """Spend a PIN attempt and record the exchange, or raise a refusal.
+
+        Returns the exchange, and whether it is new: a repeated element tests no other
+        PIN, and costs nothing.
+        """
         self._open = {e: p for e, p in self._open.items() if now_s < p.expires_s}
         found = self._open.get(element)
         if found is not None:
             return found, False
         if not self._admission.spend_pin_attempt():
-            if self._open:  # a crowd of friends may get theirs back in a moment
-                text = "too many try their PINs at once"
+            if self._open:  # their joins may refund attempts in a moment
+                text = "too many workers try their PINs at once"
                 raise refusal(429, "busy", text, headers=SOON)
             raise locked()
         made = PendingPairing(
@@ -101,10 +113,10 @@ class PinPairings:
         return made, True
 
     def redeem(self, receipt: str | None, now_s: float) -> None:
-        """Who was handed this has joined: it was no guess."""
+        """Refund the PIN attempt of a worker that joined with this receipt."""
         data = join_link.decode(receipt or "") or b""
         for element, pairing in list(self._open.items()):
-            is_it = hmac.compare_digest(pairing.receipt.reveal(), data)
-            if is_it and now_s < pairing.expires_s:
+            matches = hmac.compare_digest(pairing.receipt.reveal(), data)
+            if matches and now_s < pairing.expires_s:
                 del self._open[element]
                 self._admission.refund_pin_attempt()

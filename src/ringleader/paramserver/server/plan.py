@@ -1,46 +1,43 @@
-"""How a training run goes on: decided once, by whoever starts the server."""
+"""The plan of a training run: its settings, chosen when the server is started."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from ringleader.errors import ConfigError
+from ringleader.paramserver.protocol.messages import MAX_STEPS, MODES, Mode
 
-Mode = Literal["bulk", "bounded", "async"]
-MODES: tuple[Mode, ...] = get_args(Mode)
 MAX_WORKERS = 64
-"""Present at once. Each may hold one upload in memory."""
-MAX_STEPS = 10_000
+"""Workers present at once. Each may hold one upload in memory."""
 MAX_ROUNDS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The settings of a run; the defaults are for friends with home connections."""
+    """The settings of a run; the defaults suit workers with home connections."""
 
     rounds: int
-    """Versions to reach; then training is over."""
+    """Version at which training is over."""
     workers: int
-    """Shards of a round, and how many workers the first round waits for."""
+    """Shards of a round, and number of workers that the first round waits for."""
     mode: Mode = "bulk"
-    """bulk: rounds of all shards. async: each update when it comes. bounded: the same,
-    but nobody runs ahead of the slowest by more than ``staleness``."""
+    """bulk: a round of all shards makes a version. async: each update makes one when
+    it arrives. bounded: like async, but no update may be older than ``staleness``."""
     steps: int = 1
-    """Optimizer steps between two exchanges; with one, gradients travel."""
+    """Optimizer steps of a worker between two exchanges; with 1, it sends gradients."""
     staleness: int = 8
-    """In bounded mode, how many versions an update may be behind."""
+    """In bounded mode, the versions that an update may be behind."""
     quorum: int = 0
-    """Shards that suffice when a round takes too long; 0: more than half."""
+    """Shards that suffice when a round has timed out; 0: more than half."""
     round_timeout_s: float = 120.0
-    """How long a round waits for all shards once it began."""
+    """Seconds that a round waits for all shards after it began."""
     elastic: bool = False
-    """Have as many shards as workers are present, instead of always ``workers``."""
+    """Make as many shards as workers are present, instead of ``workers``."""
     scale_rate: bool = True
     """Multiply the learning rate by the number of shards (gradients only)."""
     warmup: int = 5
-    """Rounds over which that factor grows from 1."""
+    """Rounds over which that factor grows from 1 to its full value."""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -60,19 +57,19 @@ class Plan:
 
     @property
     def is_bulk(self) -> bool:
-        """Whether versions are made of whole rounds."""
+        """True if a version is made of a whole round."""
         return self.mode == "bulk"
 
     def quorum_of(self, shards: int) -> int:
-        """How many of ``shards`` suffice when the round is late."""
+        """Return how many of ``shards`` suffice when the round has timed out."""
         return min(self.quorum, shards) or shards // 2 + 1
 
     def rate_factor(self, version: int, shards: int) -> float:
-        """What learning rates are multiplied by in the round that begins at version.
+        """Return the factor for learning rates in the round that begins at ``version``.
 
-        Linear scaling with a gradual start (Goyal et al. 2017): ``shards`` times the
+        Linear scaling with a gradual warm-up (Goyal et al. 2017): ``shards`` times the
         samples allow ``shards`` times the rate, but not in the first rounds. Local
-        steps and single updates see one worker's samples, so nothing is scaled there.
+        steps and single updates use the samples of one worker, so they are not scaled.
         """
         if not (self.scale_rate and self.is_bulk and self.steps == 1):
             return 1.0
@@ -81,5 +78,5 @@ class Plan:
 
 
 def age_weight(age: int) -> float:
-    """What an update counts that was computed on weights ``age`` versions ago."""
+    """Return the weight of an update computed on weights ``age`` versions old."""
     return 1.0 / (1 + age)

@@ -1,4 +1,4 @@
-"""How often somebody may ask: a bucket that fills steadily and empties by requests."""
+"""Limits the rate of requests per key, by token buckets."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 MAX_KEYS = 4096
-"""Strangers that are remembered. Who is forgotten has a full bucket again, which does
-no harm: filling the memory with others costs more requests than it gains."""
+"""Keys that are remembered. An evicted key starts again with a full bucket. That is
+safe: evicting a key costs an attacker more requests than the new bucket grants."""
 
 
 @dataclass(slots=True)
 class RateLimiter:
-    """Buckets by key; time is an argument."""
+    """Token buckets by key. The caller passes the time."""
 
     per_s: float
     burst: float
     _left: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
 
     def wait_s(self, key: str, now_s: float) -> int:
-        """0 if it may go on, or else how many seconds it should wait."""
+        """Take a token; return 0, or the seconds to wait if the bucket is empty."""
         left, then_s = self._left.pop(key, (self.burst, now_s))
         left = min(self.burst, left + (now_s - then_s) * self.per_s)
         may = left >= 1.0

@@ -1,7 +1,7 @@
-"""What every request must keep to before the application sees it.
+"""Limits that every request must keep before the application handles it.
 
-uvicorn itself has no limit on the number of headers, on bodies, or on how slowly they
-come (docs/internet-protocol.md lists ours).
+uvicorn limits neither the number of headers, nor the length of bodies, nor how slowly
+they arrive. docs/internet-protocol.md lists the limits.
 """
 
 from __future__ import annotations
@@ -9,52 +9,51 @@ from __future__ import annotations
 import asyncio
 import time
 
-from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ringleader.paramserver.server.request_parsing import CLOSE, refusal
+from ringleader.paramserver.server.responses import CLOSE, Refusal, refusal
 
 MAX_HEAD_BYTES = 16 << 10
 MAX_HEADERS = 64
 GRACE_S = 15.0
-"""A body may be as slow as it likes for so long, and pause for so long."""
+"""Seconds during which a body may be arbitrarily slow, and the longest pause in it."""
 MIN_BYTES_PER_S = 16 << 10
-"""... then it must come at this pace: the worst home connections do."""
+"""Average speed that a body must have after that: the worst home connections do."""
 
-_EXTRA = (
+_SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
 )
 
 
 class RequestLimits:
-    """Wraps the application."""
+    """ASGI middleware that enforces the limits and adds security headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         target = len(scope["raw_path"]) + len(scope["query_string"])
-        refused = _judge(scope["headers"], target)
+        refused = _check_head(scope["headers"], target)
         if refused is not None:
-            await refused(scope, receive, send)
+            await refused.response()(scope, receive, send)
             return
 
-        async def sent(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", []), *_EXTRA]
+                found = message.get("headers", [])
+                message["headers"] = [*found, *_SECURITY_HEADERS]
             await send(message)
 
-        await self._app(scope, _Body(receive).receive, sent)
+        await self._app(scope, _TimedBody(receive).receive, send_with_headers)
 
 
-class _Body:
-    """Watches how fast a body comes, from when the application wants it."""
+class _TimedBody:
+    """Measures how fast a body arrives, from when the application first reads it."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -63,8 +62,8 @@ class _Body:
         self._has_ended = False
 
     async def receive(self) -> Message:
-        """The next piece; the answer is 408 if it takes too long."""
-        if self._has_ended:  # now it waits for the other side to go away
+        """Return the next piece; raise a refusal (408) if it takes too long."""
+        if self._has_ended:  # the application now waits for the client to disconnect
             return await self._receive()
         if self._began_s is None:
             self._began_s = time.monotonic()
@@ -72,34 +71,30 @@ class _Body:
             async with asyncio.timeout(GRACE_S):
                 message = await self._receive()
         except TimeoutError:
-            raise _slow() from None
+            raise _too_slow() from None
         self._num_bytes += len(message.get("body", b""))
         self._has_ended = not message.get("more_body", False)
         took_s = time.monotonic() - self._began_s - GRACE_S
         if not self._has_ended and self._num_bytes < took_s * MIN_BYTES_PER_S:
-            raise _slow()
+            raise _too_slow()
         return message
 
 
-def _slow() -> HTTPException:
-    text = "the body came too slowly: send the rest again"
+def _too_slow() -> Refusal:
+    text = "the body arrived too slowly: send the rest again"
     return refusal(408, "slow", text, headers=CLOSE)
 
 
-def _judge(headers: list[tuple[bytes, bytes]], target: int) -> JSONResponse | None:
+def _check_head(headers: list[tuple[bytes, bytes]], target: int) -> Refusal | None:
     size = target + sum(len(name) + len(value) + 4 for name, value in headers)
     if len(headers) > MAX_HEADERS or size > MAX_HEAD_BYTES:
-        return _refuse(
-            431, "malformed", "a head that is too long, or has too many lines"
-        )
+        text = f"more than {MAX_HEADERS} headers, or {MAX_HEAD_BYTES} bytes of them"
+        return refusal(431, "malformed", text, headers=CLOSE)
     names = [name for name, _ in headers]
     if b"content-length" in names and b"transfer-encoding" in names:
-        return _refuse(400, "malformed", "Content-Length and Transfer-Encoding")
+        text = "both Content-Length and Transfer-Encoding"
+        return refusal(400, "malformed", text, headers=CLOSE)
     if names.count(b"authorization") > 1:
-        return _refuse(400, "malformed", "more than one Authorization")
+        text = "more than one Authorization header"
+        return refusal(400, "malformed", text, headers=CLOSE)
     return None
-
-
-def _refuse(status: int, error: str, message: str) -> JSONResponse:
-    content = {"error": error, "message": message}
-    return JSONResponse(content, status, headers={"Connection": "close"})

@@ -1,4 +1,4 @@
-"""Put a server together: a task, a plan and a directory become an application."""
+"""Opens a run: builds the application from a task, a plan and a directory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from ringleader.identity.secret_value import Secret
 from ringleader.identity.server_key import ServerKey
 from ringleader.identity.storage.home import LOCK, FileLock, Home
 from ringleader.paramserver.protocol import bodies
+from ringleader.paramserver.protocol.messages import MAX_BATCH_SIZE, MAX_INTEGER
 from ringleader.paramserver.server.admission import Admission
-from ringleader.paramserver.server.app import App, Terms
+from ringleader.paramserver.server.app import App, RunSettings
 from ringleader.paramserver.server.global_weights import (
     GlobalWeights,
     OuterOptimizer,
@@ -27,16 +28,16 @@ from ringleader.paramserver.tasks.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """What a server's owner chooses beside the plan."""
+    """Options of a server besides the plan."""
 
     out: Path
     pin: Secret[str] | None = None
     is_open: bool = False
     batch_size: int | None = None
-    """Samples of one step of one worker; None: what the task says."""
+    """Samples of one step of one worker; None: the batch size of the task."""
     seed: int = 0
     codec: str = "none"
-    """What workers send updates in, unless they choose otherwise."""
+    """Codec of updates, for workers that choose none themselves."""
     weights_codec: str = "none"
     checkpoint_every: int = 10
     outer: OuterOptimizer = field(default_factory=OuterOptimizer)
@@ -45,41 +46,47 @@ class ServerOptions:
         bodies.wire_name(self.codec)
         if self.weights_codec not in bodies.WEIGHTS_CODECS:
             known = ", ".join(bodies.WEIGHTS_CODECS)
-            raise ConfigError(f"weights travel as {known}, not {self.weights_codec}")
+            raise ConfigError(f"weights_codec: {self.weights_codec} is none of {known}")
         if self.checkpoint_every < 1:
-            raise ConfigError("a checkpoint every 1 or more rounds goes")
-        if self.batch_size is not None and not 1 <= self.batch_size <= 10**6:
-            raise ConfigError(f"a batch of {self.batch_size} samples makes no sense")
-        if not 0 <= self.seed < 2**53:
-            raise ConfigError("the seed is a number from 0 on")
+            raise ConfigError("checkpoint_every: must be 1 or more rounds")
+        if self.batch_size is not None and not 1 <= self.batch_size <= MAX_BATCH_SIZE:
+            text = f"{self.batch_size} is not between 1 and {MAX_BATCH_SIZE}"
+            raise ConfigError(f"batch_size: {text}")
+        if not 0 <= self.seed <= MAX_INTEGER:
+            raise ConfigError(f"seed: {self.seed} is not between 0 and {MAX_INTEGER}")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A server that is ready to be served."""
+    """An open run, ready to be served; it holds the lock of its directory."""
 
     app: App
     key: ServerKey
     replayed: int
-    """Updates that were applied again because the last server died."""
+    """Updates that were applied again from the journal of a server that died."""
     _held: FileLock
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the files and release the lock."""
         self.app.training.close()
         self._held.close()
 
 
 def open_run(task: Task, plan: Plan, options: ServerOptions) -> Run:
-    """Resume what is in the directory, or begin; ConfigError if it is in use."""
+    """Resume the run in the directory, or begin one.
+
+    Raises ConfigError if another server uses the directory.
+    """
     try:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / LOCK).touch(mode=0o600)
     except OSError as exc:
-        raise ConfigError(f"{options.out}: cannot be made: {exc.strerror}") from exc
+        raise ConfigError(f"{options.out}: cannot be created: {exc.strerror}") from exc
     held = Home(options.out).try_lock(LOCK)
     if held is None:
-        raise ConfigError(f"{options.out}: another server uses it; choose another")
+        raise ConfigError(
+            f"{options.out}: another server uses it; choose another --out"
+        )
     try:
         key = server_key.load_or_make(options.out)
         app, replayed = _open_app(task, plan, options, key)
@@ -100,7 +107,7 @@ def _open_app(
         key.secret, options.pin, options.is_open, fingerprint=key.fingerprint
     )
     training = Training(Scheduler(plan), admission, store)
-    terms = Terms(
+    settings = RunSettings(
         task=task.name,
         fingerprint=task.fingerprint(),
         batch_size=options.batch_size or task.batch_size,
@@ -108,4 +115,4 @@ def _open_app(
         codec=options.codec,
         weights_codec=options.weights_codec,
     )
-    return App(training, terms), training.open()
+    return App(training, settings), training.open()

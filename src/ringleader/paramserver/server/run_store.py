@@ -1,7 +1,7 @@
-"""What survives the server: checkpoints, and a journal of all that came since.
+"""Keeps a run on disk: checkpoints, and a journal of all that happened since.
 
-Writes and arithmetic take as long as the model is large, so this is called from one
-thread that is not the event loop's; before and after serving, from any.
+Writes and arithmetic take time in proportion to the model. While the run is served,
+only one thread calls this, and it is not the event loop's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 
 from ringleader.errors import ConfigError
 from ringleader.paramserver.protocol import bodies
+from ringleader.paramserver.protocol.messages import RunSummary
 from ringleader.paramserver.server import checkpoint, scheduler_state
 from ringleader.paramserver.server.admission import Admission
 from ringleader.paramserver.server.global_weights import GlobalWeights
@@ -24,24 +25,24 @@ from ringleader.paramserver.server.update_headers import UpdateKey
 
 SUMMARY = "summary.json"
 _MAX_JOURNAL_RATIO = 8
-"""A checkpoint is due, too, when the journal is this many times as long as a model."""
+"""A checkpoint is also due when the journal is this many times as long as the model."""
 
 
 class RunStore:
-    """The files of one run, and the weights that they are about."""
+    """The files of one run, and its weights."""
 
     def __init__(self, out: Path, weights: GlobalWeights, *, every: int) -> None:
         self.out = out
         self.weights = weights
         self.nonces: dict[str, str] = {}
-        """Hashes of what workers chose when they joined, and who they became."""
+        """Hashes of the nonces of joins, and the ids of the workers that joined."""
         self.earlier_s = 0.0
-        """How long earlier lives of the server took."""
+        """Seconds of training before the server was restarted."""
         self._every = every
         self._journal = Journal(out)
 
     def open(self, scheduler: Scheduler, admission: Admission) -> int:
-        """Resume, or begin; how many updates had to be applied again."""
+        """Resume or begin the run; return how many updates were applied again."""
         self.out.mkdir(parents=True, exist_ok=True)
         found = checkpoint.newest(self.out)
         if found is None:
@@ -55,52 +56,57 @@ class RunStore:
             admission.add_token(digest, worker)
         self.nonces = state["nonces"]
         self.earlier_s = float(state["seconds"])
-        checkpoint.publish(self.out, found.version)  # the last life may not have
+        checkpoint.publish(
+            self.out, found.version
+        )  # the last server may have died before that
         path = checkpoint.journal_path(self.out, found.version)
         replay = _Replay(self, scheduler, admission)
-        replayed = sum(replay.repeat(meta, body) for meta, body in read(path))
+        replayed = sum(replay.apply(meta, body) for meta, body in read(path))
         self._journal = Journal(path)
         self._journal.resume()
         return replayed
 
     @property
     def journal_path(self) -> Path:
-        """Where is written what came since the last checkpoint."""
+        """The journal of what happened since the last checkpoint."""
         return self._journal.path
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Sync and close the journal."""
         self._journal.sync()
         self._journal.close()
 
     def remember_nonce(self, mark: str, worker: str) -> None:
-        """The hash of a nonce, if one was given, and who joined with it."""
+        """Remember which worker joined with a nonce, by the hash of the nonce."""
         if mark:
             self.nonces[mark] = worker
 
     def forget_nonce(self, worker: str) -> None:
-        """It left: who comes with its nonce is new."""
+        """Forget the nonces of a worker that left; they now give a new worker."""
         self.nonces = {mark: w for mark, w in self.nonces.items() if w != worker}
 
     def record_event(self, meta: Meta) -> None:
-        """Record something that has no body."""
+        """Append a record without a body to the journal."""
         self._journal.append(meta)
 
     def record_update(
         self, meta: Meta, body: memoryview, update: bodies.Update
     ) -> None:
-        """Write first, then add: what is acknowledged can be added again."""
+        """Append an update to the journal, then add it to the sum of its version.
+
+        In this order, an update that was acknowledged can always be applied again.
+        """
         self._journal.append(meta, body)
         self.weights.add(update, int(meta["samples"]))
 
     def apply(self, version: int, shards: int, factor: float) -> None:
-        """Make the next version of the weights."""
+        """Record the end of a version, and make the optimizer step to the next."""
         meta: Meta = {"kind": "closed", "version": version}
         self._journal.append(meta | {"shards": shards, "factor": factor})
         self.weights.apply(factor)
 
     def is_checkpoint_due(self, scheduler: Scheduler) -> bool:
-        """Whether a checkpoint should be made; never in the middle of a version."""
+        """Return whether to write a checkpoint; never in the middle of a version."""
         version = scheduler.version
         if scheduler.counted:
             return False
@@ -113,7 +119,7 @@ class RunStore:
     def checkpoint_state(
         self, scheduler: Scheduler, admission: Admission, seconds: float
     ) -> dict[str, Any]:
-        """What a checkpoint holds beside weights and optimizer."""
+        """Build the part of a checkpoint that is neither weights nor optimizer."""
         return {
             "run": scheduler_state.dump(scheduler),
             "tokens": admission.tokens,
@@ -122,14 +128,14 @@ class RunStore:
         }
 
     def checkpoint(self, version: int, state: dict[str, Any]) -> None:
-        """Write everything, and begin a new journal."""
+        """Write a checkpoint and begin a new journal."""
         checkpoint.write(self.out, version, self.weights, state)
         self._journal.close()
         self._journal = Journal(checkpoint.journal_path(self.out, version))
         self._journal.begin()
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write what is said at the end."""
+    def write_summary(self, summary: RunSummary) -> None:
+        """Write the totals of the run to summary.json."""
         text = msgspec.json.format(msgspec.json.encode(summary))
         path = self.out / SUMMARY
         try:
@@ -139,7 +145,7 @@ class RunStore:
 
 
 class _Replay:
-    """Does again what the records of a journal say, in their order."""
+    """Applies the records of a journal again, in their order."""
 
     def __init__(
         self, store: RunStore, scheduler: Scheduler, admission: Admission
@@ -148,8 +154,8 @@ class _Replay:
         self._scheduler = scheduler
         self._admission = admission
 
-    def repeat(self, meta: Meta, body: bytes) -> int:
-        """One record; 1 if it was an update."""
+    def apply(self, meta: Meta, body: bytes) -> int:
+        """Apply one record; return 1 if it is an update, else 0."""
         worker = str(meta.get("worker", ""))
         match meta["kind"]:
             case "joined":
@@ -170,7 +176,9 @@ class _Replay:
 
     def _join(self, worker: str, meta: Meta) -> None:
         if worker not in self._scheduler.workers:
-            scheduler_state.admit(self._scheduler, worker, meta, time.monotonic())
+            scheduler_state.restore_worker(
+                self._scheduler, worker, meta, time.monotonic()
+            )
         self._admission.add_token(meta["token"], worker)
         self._store.remember_nonce(meta["nonce"], worker)
 

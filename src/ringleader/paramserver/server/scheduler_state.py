@@ -1,4 +1,4 @@
-"""The state machine as JSON, for checkpoints, and back."""
+"""Converts the state of the scheduler to JSON for checkpoints, and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _IDENTITY = re.compile(r"w[1-9][0-9]{0,8}")
 
 
 def dump(scheduler: Scheduler) -> dict[str, Any]:
-    """What must survive a restart; what is under way need not."""
+    """Return what must survive a restart. Leases need not: workers ask again."""
     return {
         "version": scheduler.version,
         "shards": scheduler.shards,
@@ -37,18 +37,18 @@ def dump(scheduler: Scheduler) -> dict[str, Any]:
 
 
 def restore(scheduler: Scheduler, state: dict[str, Any], now_s: float) -> None:
-    """Bring a new state machine to where ``dump`` left another one."""
+    """Set a new scheduler to the state that ``dump`` returned."""
     plan = scheduler.plan
     for name, now in (("mode", plan.mode), ("steps", plan.steps)):
         if state[name] != now:
-            text = f"the checkpoint is of a run with {name} {state[name]}, not {now}"
+            text = f"the checkpoint was written with {name} {state[name]}, not {now}"
             raise ConfigError(f"{text}; use the same, or choose another --out")
     scheduler.version = int(state["version"])
     scheduler.shards = int(state["shards"])
     scheduler.position = int(state["position"])
     scheduler.losses = [(int(v), float(loss)) for v, loss in state["losses"]]
     for identity, kept in state["workers"].items():
-        admit(scheduler, identity, kept, now_s)
+        restore_worker(scheduler, identity, kept, now_s)
         worker = scheduler.workers[identity]
         worker.last = kept["last"] and key_from_json(kept["last"])
         worker.updates, worker.samples = int(kept["updates"]), int(kept["samples"])
@@ -56,21 +56,23 @@ def restore(scheduler: Scheduler, state: dict[str, Any], now_s: float) -> None:
         worker.is_quarantined = bool(kept["quarantined"])
 
 
-def admit(
+def restore_worker(
     scheduler: Scheduler, identity: str, kept: dict[str, Any], now_s: float
 ) -> None:
-    """A worker that a file of ours tells of."""
+    """Add a worker that a checkpoint or a journal names."""
     if not _IDENTITY.fullmatch(identity):
-        raise ConfigError(f"{identity!r} is no worker: the checkpoint is damaged")
+        raise ConfigError(
+            f"{identity!r} is not the id of a worker: the checkpoint is damaged"
+        )
     scheduler.add_worker(identity, str(kept["name"]), str(kept["device"]), now_s)
 
 
 def key_to_json(key: UpdateKey) -> list[int]:
-    """Three numbers."""
+    """Convert a key to a list of three numbers."""
     return [key.version, key.shard, key.first_batch]
 
 
 def key_from_json(numbers: list[int]) -> UpdateKey:
-    """What ``key_to_json`` made."""
+    """Convert what ``key_to_json`` returned to a key."""
     version, shard, first_batch = numbers
     return UpdateKey(int(version), int(shard), int(first_batch))

@@ -1,67 +1,68 @@
-"""What everybody may see of a run: no token, code, PIN, address or path is in it."""
+"""Builds the public status of a run, without any token, code, PIN, address or path."""
 
 from __future__ import annotations
 
-from typing import Any
-
+from ringleader.paramserver.protocol.messages import Status, WorkerState, WorkerStatus
 from ringleader.paramserver.server.scheduler import PRESENT_S
 from ringleader.paramserver.server.training import Training
 from ringleader.paramserver.server.worker_record import WorkerRecord
 
 _MAX_POINTS = 400
-"""Of the loss curve: more than a phone's screen has columns."""
+"""Points of the loss curve: more than a phone's screen has columns."""
 _MAX_WORKERS = 100
 
 
-def status_of(training: Training, task: str, now_s: float) -> dict[str, Any]:
-    """The run as the status page shows it."""
+def build_status(training: Training, task: str, now_s: float) -> Status:
+    """Build the message that the status page shows."""
     scheduler = training.scheduler
     seconds = training.seconds()
     per_s = scheduler.version / seconds if seconds else 0.0
     left = max(0, scheduler.plan.rounds - scheduler.version)
+    present = len(scheduler.present(now_s))
     workers = sorted(scheduler.workers.items(), key=lambda w: -w[1].seen_s)
-    return {
-        "task": task,
-        "mode": scheduler.plan.mode,
-        "steps": scheduler.plan.steps,
-        "version": scheduler.version,
-        "rounds": scheduler.plan.rounds,
-        "finished": scheduler.is_finished,
-        "shards": scheduler.shards,
-        "counted": len(scheduler.counted),
-        "waiting_for": max(0, scheduler.plan.workers - len(scheduler.present(now_s))),
-        "seconds": round(seconds, 1),
-        "eta_s": round(left / per_s, 1) if per_s and left else None,
-        "losses": _thin(scheduler.losses),
-        "workers": [
-            {"id": identity, **_worker(training, identity, worker, now_s)}
+    return Status(
+        task=task,
+        mode=scheduler.plan.mode,
+        steps=scheduler.plan.steps,
+        version=scheduler.version,
+        rounds=scheduler.plan.rounds,
+        finished=scheduler.is_finished,
+        shards=scheduler.shards,
+        counted=len(scheduler.counted),
+        waiting_for=max(0, scheduler.plan.workers - present),
+        seconds=round(seconds, 1),
+        eta_s=round(left / per_s, 1) if per_s and left else None,
+        losses=_thin(scheduler.losses),
+        workers=[
+            _worker_status(training, identity, worker, now_s)
             for identity, worker in workers[:_MAX_WORKERS]
         ],
-        "bytes_received": sum(training.counts.received.values()),
-        "bytes_sent": sum(training.counts.sent.values()),
-    }
+        bytes_received=sum(training.traffic.received.values()),
+        bytes_sent=sum(training.traffic.sent.values()),
+    )
 
 
-def _worker(
+def _worker_status(
     training: Training, identity: str, worker: WorkerRecord, now_s: float
-) -> dict[str, Any]:
+) -> WorkerStatus:
     last = worker.last
-    ago_s = now_s - worker.seen_s
+    ago_s = max(0.0, now_s - worker.seen_s)
     lease = training.scheduler.leases.get(identity)
-    return {
-        "name": worker.name,
-        "device": worker.device,
-        "state": _state(worker, ago_s, is_busy=lease is not None),
-        "seen_s": round(ago_s, 1),
-        "updates": worker.updates,
-        "samples_per_s": round(worker.samples_per_s, 1),
-        "behind": training.scheduler.version - last.version - 1 if last else None,
-        "bytes_received": training.counts.received.get(identity, 0),
-        "bytes_sent": training.counts.sent.get(identity, 0),
-    }
+    return WorkerStatus(
+        id=identity,
+        name=worker.name,
+        device=worker.device,
+        state=_state(worker, ago_s, is_busy=lease is not None),
+        seen_s=round(ago_s, 1),
+        updates=worker.updates,
+        samples_per_s=round(worker.samples_per_s, 1),
+        behind=training.scheduler.version - last.version - 1 if last else None,
+        bytes_received=training.traffic.received.get(identity, 0),
+        bytes_sent=training.traffic.sent.get(identity, 0),
+    )
 
 
-def _state(worker: WorkerRecord, ago_s: float, *, is_busy: bool) -> str:
+def _state(worker: WorkerRecord, ago_s: float, *, is_busy: bool) -> WorkerState:
     if worker.is_quarantined:
         return "quarantined"
     if worker.has_left:
@@ -72,6 +73,7 @@ def _state(worker: WorkerRecord, ago_s: float, *, is_busy: bool) -> str:
 
 
 def _thin(losses: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Keep every n-th point and the last one."""
     every = -(-len(losses) // _MAX_POINTS) or 1
     thin = losses[::every]
     return thin if not losses or thin[-1] == losses[-1] else [*thin, losses[-1]]

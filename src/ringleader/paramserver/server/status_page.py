@@ -1,4 +1,4 @@
-"""The status page: one file, no secrets, nothing loaded from elsewhere."""
+"""The status page: one HTML file that loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -14,4 +14,5 @@ HEADERS = {
         "frame-ancestors 'none'"
     ),
 }
-"""Names of workers are strangers' text: even if one got through, it loads nothing."""
+"""Names of workers are untrusted text. If one were ever shown unescaped, the policy
+would keep it from loading anything."""

@@ -1,9 +1,9 @@
-"""One training run as it is served: decisions, weights and files brought together.
+"""A training run while it is served: combines scheduler, weights and files.
 
-The state machine and the entrance are touched by the event loop only. Weights and files
-are touched by one thread of their own, so that the loop never waits for arithmetic or a
-disk. A lock keeps together what belongs together: an update is decoded, recorded,
-added, and the version closed, before the next one is looked at.
+Only the event loop uses the scheduler and the admission. Only one other thread uses the
+weights and the files, so the loop never waits for arithmetic or a disk. A lock makes
+each update atomic: it is checked, recorded, added, and its version closed if it is
+complete, before the next update is processed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from ringleader.errors import InternalError, ProtocolError, RingleaderError
+from ringleader.paramserver.protocol.messages import RunSummary
 from ringleader.paramserver.server import scheduler_state
 from ringleader.paramserver.server.admission import Admission, sha256_hex
+from ringleader.paramserver.server.checkpoint import State
 from ringleader.paramserver.server.journal import Meta
 from ringleader.paramserver.server.run_store import RunStore
 from ringleader.paramserver.server.scheduler import Scheduler
@@ -27,14 +29,14 @@ from ringleader.paramserver.server.update_verdict import Verdict
 from ringleader.paramserver.server.worker_record import ShardLease
 
 TICK_S = 0.25
-"""How often the clock is looked at: shards and rounds are late by seconds."""
+"""Interval between two looks at the clock. Time-outs of rounds are seconds."""
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
 
 @dataclass(slots=True)
-class Counts:
+class Traffic:
     """Bytes of bodies, by worker."""
 
     received: dict[str, int] = field(default_factory=dict)
@@ -42,7 +44,7 @@ class Counts:
 
 
 class Training:
-    """A run. Construct it, ``open`` it, serve it, ``close`` it."""
+    """A run. Call ``open`` before it is served, and ``close`` afterwards."""
 
     def __init__(
         self, scheduler: Scheduler, admission: Admission, store: RunStore
@@ -50,9 +52,9 @@ class Training:
         self.scheduler = scheduler
         self.admission = admission
         self.store = store
-        self.counts = Counts()
+        self.traffic = Traffic()
         self.failure: RingleaderError | None = None
-        """Why training cannot go on: a disk that is full, for one."""
+        """The error that ended the run, such as a full disk."""
         self._norm_filter = NormFilter()
         self._bodies: dict[str, tuple[int, memoryview]] = {}
         self._began_s = time.monotonic()
@@ -63,44 +65,45 @@ class Training:
         self._running: set[asyncio.Task[None]] = set()
 
     def open(self) -> int:
-        """Resume from the files, or begin; how many updates were applied again."""
+        """Resume the run from its files, or begin it.
+
+        Returns how many updates were applied again from the journal.
+        """
         scheduler = self.scheduler
         replayed = self.store.open(scheduler, self.admission)
         now_s = time.monotonic()
-        if scheduler.can_close(
-            now_s
-        ):  # killed before the version of an update could end
+        # The last server may have been killed before it closed a complete version,
+        # or before it wrote a checkpoint of it.
+        if scheduler.can_close(now_s):
             shards = scheduler.next_shards(now_s)
             self.store.apply(scheduler.version, shards, scheduler.step_factor())
             scheduler.close_version(shards)
-        if self.store.is_checkpoint_due(
-            scheduler
-        ):  # ... or before the checkpoint of its version
-            state = self.store.checkpoint_state(
-                scheduler, self.admission, self.seconds()
-            )
-            self.store.checkpoint(scheduler.version, state)
+        if self.store.is_checkpoint_due(scheduler):
+            self.store.checkpoint(scheduler.version, self._checkpoint_state())
         if scheduler.is_finished:
             self.store.write_summary(self.summary())
         return replayed
 
     def close(self) -> None:
-        """Stop the thread and let go of the files; the event loop is over."""
+        """Stop the thread and close the files, after the event loop has ended."""
         self._thread.shutdown()
         self.store.close()
 
     def stop(self) -> None:
-        """Send everybody away who waits for work."""
+        """End all waits for work."""
         self._is_stopping = True
         self._wake()
 
     async def drain(self) -> None:
-        """Wait until what has come is processed."""
+        """Wait until all submitted updates are processed."""
         while self._running:
             await asyncio.wait(set(self._running), timeout=TICK_S)
 
     async def join(self, name: str, device: str, nonce: str) -> tuple[str, str] | None:
-        """A worker and its token, the same worker for the same nonce; None if full."""
+        """Add a worker; return its id and token, or None if the server is full.
+
+        A repeated nonce gives the same worker with a new token.
+        """
         async with self._lock:
             now_s = time.monotonic()
             mark = sha256_hex(nonce) if nonce else ""
@@ -119,18 +122,17 @@ class Training:
         return identity, token
 
     async def leave(self, identity: str) -> None:
-        """The worker is gone for good."""
+        """Remove a worker and end its token."""
         async with self._lock:
             self.scheduler.leave(identity)
             self.admission.revoke_tokens(identity)
             self.store.forget_nonce(identity)
-            await self._run(
-                self.store.record_event, {"kind": "left", "worker": identity}
-            )
+            meta: Meta = {"kind": "left", "worker": identity}
+            await self._run(self.store.record_event, meta)
         self._wake()
 
     async def wait_for_work(self, identity: str, wait_s: float) -> ShardLease | None:
-        """Something to do, as soon as there is; None when the wait or training ends."""
+        """Return a shard once there is one; None when the wait or training ends."""
         end_s = time.monotonic() + wait_s
         while True:
             now_s = time.monotonic()
@@ -146,7 +148,7 @@ class Training:
                 continue
 
     async def weights_body(self, codec: str) -> tuple[int, memoryview]:
-        """The current version and its weights as a body."""
+        """Return the current version and its weights as a body."""
         async with self._lock:
             version, body = self._bodies.get(codec, (-1, memoryview(b"")))
             if version != self.scheduler.version:
@@ -159,9 +161,10 @@ class Training:
     async def submit(
         self, identity: str, headers: UpdateHeaders, body: memoryview
     ) -> tuple[Verdict, str]:
-        """What became of an update; when it is TAKE, it is recorded.
+        """Process an update; return the verdict and, if it is INVALID, the reason.
 
-        The work goes on when whoever asked goes away: half an update is none.
+        An update with the verdict ACCEPT is recorded. Processing goes on if the caller
+        is cancelled, because an update must not be applied by half.
         """
         answer: asyncio.Future[tuple[Verdict, str]]
         answer = asyncio.get_running_loop().create_future()
@@ -171,7 +174,7 @@ class Training:
         return await asyncio.shield(answer)
 
     async def tick(self) -> None:
-        """Look at the clock: end rounds that are late, offer shards that are late."""
+        """Close a round that has timed out, and offer late shards to idle workers."""
         if self.scheduler.can_close(time.monotonic()):
             async with self._lock:
                 if self.scheduler.can_close(time.monotonic()):
@@ -188,14 +191,14 @@ class Training:
     ) -> None:
         try:
             async with self._lock:
-                answer.set_result(await self._take(identity, headers, body))
+                answer.set_result(await self._check_and_apply(identity, headers, body))
                 await self._checkpoint_if_due()
-        except Exception as exc:  # noqa: BLE001 - the top of a task: it ends the server
+        except Exception as exc:  # noqa: BLE001 - ends the server
             failure = self._fail(exc)
             if not answer.done():
                 answer.set_exception(failure)
 
-    async def _take(
+    async def _check_and_apply(
         self, identity: str, headers: UpdateHeaders, body: memoryview
     ) -> tuple[Verdict, str]:
         scheduler, key = self.scheduler, headers.key
@@ -209,12 +212,11 @@ class Training:
             self._norm_filter.check(norm)
         except ProtocolError as exc:
             if scheduler.reject(identity):
-                meta: Meta = {"kind": "quarantined", "worker": identity}
-                await self._run(self.store.record_event, meta)
+                event: Meta = {"kind": "quarantined", "worker": identity}
+                await self._run(self.store.record_event, event)
             return Verdict.INVALID, exc.text
-        await self._run(
-            self.store.record_update, _meta(identity, headers), body, update
-        )
+        meta = _update_meta(identity, headers)
+        await self._run(self.store.record_update, meta, body, update)
         scheduler.accept(identity, key, samples=headers.samples, loss=headers.loss)
         scheduler.record_duration(identity, headers.samples, time.monotonic())
         if scheduler.can_close(time.monotonic()):
@@ -232,31 +234,34 @@ class Training:
 
     async def _checkpoint_if_due(self) -> None:
         if self.store.is_checkpoint_due(self.scheduler):
-            state = self.store.checkpoint_state(
-                self.scheduler, self.admission, self.seconds()
-            )
+            state = self._checkpoint_state()
             await self._run(self.store.checkpoint, self.scheduler.version, state)
             if self.scheduler.is_finished:
                 await self._run(self.store.write_summary, self.summary())
 
+    def _checkpoint_state(self) -> State:
+        return self.store.checkpoint_state(
+            self.scheduler, self.admission, self.seconds()
+        )
+
     def seconds(self) -> float:
-        """How long training has been served, over all lives of the server."""
+        """Seconds of training, including those before restarts of the server."""
         return self.store.earlier_s + time.monotonic() - self._began_s
 
-    def summary(self) -> dict[str, Any]:
-        """What is said at the end."""
+    def summary(self) -> RunSummary:
+        """Build the totals of the run."""
         workers = self.scheduler.workers.values()
-        return {
-            "version": self.scheduler.version,
-            "rounds": self.scheduler.plan.rounds,
-            "seconds": round(self.seconds(), 3),
-            "loss": self.scheduler.losses[-1][1] if self.scheduler.losses else None,
-            "workers": len(workers),
-            "updates": sum(w.updates for w in workers),
-            "samples": sum(w.samples for w in workers),
-            "bytes_received": sum(self.counts.received.values()),
-            "bytes_sent": sum(self.counts.sent.values()),
-        }
+        return RunSummary(
+            version=self.scheduler.version,
+            rounds=self.scheduler.plan.rounds,
+            seconds=round(self.seconds(), 3),
+            loss=self.scheduler.losses[-1][1] if self.scheduler.losses else None,
+            workers=len(workers),
+            updates=sum(w.updates for w in workers),
+            samples=sum(w.samples for w in workers),
+            bytes_received=sum(self.traffic.received.values()),
+            bytes_sent=sum(self.traffic.sent.values()),
+        )
 
     def _wake(self) -> None:
         self._changed.set()
@@ -265,20 +270,22 @@ class Training:
     async def _run(
         self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
+        """Call in the thread for weights and files; any error but ProtocolError ends
+        the run."""
         if self.failure is not None:
             raise self.failure
         loop = asyncio.get_running_loop()
-        wait_for_work = self._thread.submit(call, *args, **kwargs)
+        future = self._thread.submit(call, *args, **kwargs)
         try:
-            return await asyncio.wrap_future(wait_for_work, loop=loop)
+            return await asyncio.wrap_future(future, loop=loop)
         except ProtocolError:
             raise
-        except Exception as exc:  # noqa: BLE001 - whatever it is, half a change is none
+        except Exception as exc:  # noqa: BLE001 - it may have made half a change
             failure = self._fail(exc)
         raise failure
 
     def _fail(self, exc: Exception) -> RingleaderError:
-        """Stop rather than go on with half a change, or forget what was recorded."""
+        """End the run: the state may hold half a change, or lack what was recorded."""
         if self.failure is None:
             if not isinstance(exc, RingleaderError):
                 exc = InternalError(f"serving failed: {exc!r}")
@@ -287,7 +294,7 @@ class Training:
         return self.failure
 
 
-def _meta(identity: str, headers: UpdateHeaders) -> Meta:
+def _update_meta(identity: str, headers: UpdateHeaders) -> Meta:
     return {
         "kind": "update",
         "worker": identity,

@@ -19,12 +19,13 @@ from ringleader.paramserver.protocol.bodies import Update
 from ringleader.paramserver.protocol.manifest import Manifest
 
 MAX_NORM = 1e6
-"""Of an update. A gradient of this size has destroyed its model already."""
+"""Largest norm of an update. A larger gradient means that its model has diverged."""
 MAX_NORM_RATIO = 1000.0
-"""How many times the usual norm an update may have."""
+"""How many times the median of recent norms the norm of an update may be."""
 _MIN_NORMS = 8
+"""Norms that must be known before others are compared with their median."""
 _PIECE = 1 << 16
-"""Values worked on together, so that they stay in the second-level cache."""
+"""Values per call of numpy, few enough to stay in the second-level cache."""
 
 
 def check_update(
@@ -39,7 +40,7 @@ def check_update(
 
 
 def norm_of(update: Update) -> float:
-    """The length of an update; ProtocolError if it is not finite or absurd."""
+    """Return the norm of an update; ProtocolError if it is not finite or too large."""
     total = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         for vector in (update.parameters, update.buffers):
@@ -55,13 +56,13 @@ def norm_of(update: Update) -> float:
 
 
 class NormFilter:
-    """What norms the last updates had, and whether another one is like them."""
+    """Compares the norm of each update with the norms of the last accepted ones."""
 
     def __init__(self) -> None:
         self._norms: deque[float] = deque(maxlen=32)
 
     def check(self, norm: float) -> None:
-        """ProtocolError for a norm far out of the usual; else it is one of them."""
+        """Remember the norm; ProtocolError if it is far above the recent ones."""
         if len(self._norms) >= _MIN_NORMS:
             usual = statistics.median(self._norms)
             if norm > MAX_NORM_RATIO * usual > 0:

@@ -1,22 +1,30 @@
-"""How updates come in: refused early, resumed when the line broke, counted once."""
+"""The endpoints for updates: receive a body, resume a broken one, report the verdict.
+
+A request that cannot be accepted is refused before its body is read.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ringleader.paramserver.protocol import bodies
-from ringleader.paramserver.server import request_parsing
+from ringleader.paramserver.protocol.messages import UpdateAnswer
 from ringleader.paramserver.server.auth import Authenticator
 from ringleader.paramserver.server.request_parsing import (
+    parse_number,
+    parse_update_headers,
+    parse_update_key,
+)
+from ringleader.paramserver.server.responses import (
     CLOSE,
     SOON,
+    json_response,
     malformed,
     refusal,
+    stale,
 )
 from ringleader.paramserver.server.training import Training
 from ringleader.paramserver.server.update_headers import UpdateKey
@@ -25,11 +33,11 @@ from ringleader.paramserver.server.upload_buffers import UploadBuffer, UploadBuf
 
 _UPLOADS = 8
 _MIN_UPLOAD_BYTES = 256 << 20
-"""Bodies under way may take this much memory, or eight of the topk_indices."""
+"""Memory for bodies under way: this much, or eight of the largest if that is more."""
 
 
 class UpdateEndpoint:
-    """Answers requests about updates."""
+    """Handles the requests for updates."""
 
     def __init__(
         self, training: Training, auth: Authenticator, *, batch_size: int
@@ -42,13 +50,14 @@ class UpdateEndpoint:
         self._auth = auth
 
     def sweep(self) -> None:
-        """Let go of uploads that can no longer count."""
+        """Drop uploads that can no longer be accepted."""
         verdict = self.training.scheduler.verdict
         self.uploads.sweep(lambda worker, key: verdict(worker, key) is Verdict.ACCEPT)
 
     async def resume(self, request: Request) -> Response:
+        """Handle HEAD: respond with how much of the update has arrived."""
         worker = self._auth.authenticate(request)
-        key = request_parsing.parse_update_key(request)
+        key = parse_update_key(request)
         self._refuse_early(worker, key)
         kept = self.uploads.resume(worker, key)
         offset = str(kept.filled if kept else 0)
@@ -57,38 +66,34 @@ class UpdateEndpoint:
         )
 
     async def update(self, request: Request) -> Response:
+        """Handle PUT: receive the update, submit it, respond with the verdict."""
         worker = self._auth.authenticate(request)
-        update_headers = request_parsing.parse_update_headers(
-            request, self._max_samples
-        )
-        upload = self._upload(request, worker, update_headers.key)
+        headers = parse_update_headers(request, self._max_samples)
+        upload = self._begin_upload(request, worker, headers.key)
         if upload is None:
-            return self._outcome(
-                self.training.scheduler.verdict(worker, update_headers.key), ""
-            )
+            verdict = self.training.scheduler.verdict(worker, headers.key)
+            return self._respond(verdict, "")
         if not await self._receive(request, worker, upload):
             if upload.is_over:
-                return self._taken_over(worker, update_headers.key)
-            headers = {"Upload-Offset": str(upload.filled)}
-            return self._with_version(Response(status_code=202, headers=headers))
+                return self._taken_over(worker, headers.key)
+            offset = {"Upload-Offset": str(upload.filled)}
+            return self._with_version(Response(status_code=202, headers=offset))
         body = self.uploads.take(worker)
         try:
-            done = await self.training.submit(worker, update_headers, body.data)
+            verdict, reason = await self.training.submit(worker, headers, body.data)
         finally:
             self.uploads.release(body)
-        return self._outcome(*done)
+        return self._respond(verdict, reason)
 
-    def _upload(
+    def _begin_upload(
         self, request: Request, worker: str, key: UpdateKey
     ) -> UploadBuffer | None:
-        """Where the body goes; None if it need not be read to be answered."""
+        """Return the buffer for the body; None if the verdict does not depend on it."""
         if self._refuse_early(worker, key) is not Verdict.ACCEPT:
             return None
-        headers = request.headers
-        offset = request_parsing.number(
-            headers.get("upload-offset", "0"), "Upload-Offset"
-        )
-        total = self._total(request, offset)
+        offset_text = request.headers.get("upload-offset", "0")
+        offset = parse_number(offset_text, "Upload-Offset")
+        total = self._total_bytes(request, offset)
         if offset:
             kept = self.uploads.resume(worker, key)
             if kept is None or kept.filled != offset or len(kept.data) != total:
@@ -101,14 +106,13 @@ class UpdateEndpoint:
             raise refusal(503, "full", text, headers=SOON | CLOSE)
         return upload
 
-    def _total(self, request: Request, offset: int) -> int:
+    def _total_bytes(self, request: Request, offset: int) -> int:
         headers = request.headers
         if "upload-length" in headers:
-            total = request_parsing.number(headers["upload-length"], "Upload-Length")
+            total = parse_number(headers["upload-length"], "Upload-Length")
         elif "content-length" in headers:
-            total = offset + request_parsing.number(
-                headers["content-length"], "Content-Length"
-            )
+            length = parse_number(headers["content-length"], "Content-Length")
+            total = offset + length
         else:
             text = "send Content-Length, or Upload-Length with a chunked body"
             raise refusal(411, "malformed", text, headers=CLOSE)
@@ -120,8 +124,8 @@ class UpdateEndpoint:
     async def _receive(
         self, request: Request, worker: str, upload: UploadBuffer
     ) -> bool:
-        """Read the body; whether all of it is here now."""
-        received = self.training.counts.received
+        """Read the body into the buffer; return whether the buffer is full."""
+        received = self.training.traffic.received
         async for piece in request.stream():
             received[worker] = received.get(worker, 0) + len(piece)
             self.training.scheduler.mark_seen(worker, time.monotonic())
@@ -129,26 +133,27 @@ class UpdateEndpoint:
                 return False
             if not upload.add(piece):
                 self.uploads.drop(worker)
-                text = "the body is longer than was announced"
+                text = "the body is longer than announced"
                 raise refusal(413, "large", text, headers=CLOSE)
         return upload.is_whole and not upload.is_over
 
     def _taken_over(self, worker: str, key: UpdateKey) -> Response:
-        """Another request of this worker has counted, or still brings the body."""
+        """Respond to a request whose upload another request of the worker took over."""
         verdict = self._refuse_early(worker, key)
         if verdict is not Verdict.ACCEPT:
-            return self._outcome(verdict, "")
-        text = "another request goes on with this update, or began it anew"
+            return self._respond(verdict, "")
+        text = "another request continues this upload, or began it again"
         raise refusal(416, "offset", text, headers=CLOSE)
 
     def _refuse_early(self, worker: str, key: UpdateKey) -> Verdict:
-        """Refuse before a body is read what would be refused after it."""
+        """Return the verdict; raise its refusal if it does not depend on the body."""
         verdict = self.training.scheduler.verdict(worker, key)
         if verdict not in (Verdict.ACCEPT, Verdict.DUPLICATE, Verdict.ALREADY_COUNTED):
-            self._outcome(verdict, "")
+            self._respond(verdict, "")
         return verdict
 
-    def _outcome(self, verdict: Verdict, why: str) -> Response:
+    def _respond(self, verdict: Verdict, reason: str) -> Response:
+        """Build the response for a verdict, or raise it if it is a refusal."""
         version = self.training.scheduler.version
         match verdict:
             case Verdict.STALE:
@@ -161,23 +166,16 @@ class UpdateEndpoint:
                 text = "this worker has left, or may not take part"
                 raise refusal(401, "unknown", text)
             case Verdict.INVALID:
-                raise refusal(422, "rubbish", why, version=version)
+                raise refusal(422, "rubbish", reason, version=version)
             case _:
                 pass
-        answer: dict[str, Any] = {"counted": verdict is not Verdict.ALREADY_COUNTED}
-        if verdict is Verdict.DUPLICATE:
-            answer["again"] = True
-        return self._json(answer | {"version": version})
-
-    def _json(self, content: dict[str, Any]) -> Response:
-        return self._with_version(JSONResponse(content))
+        answer = UpdateAnswer(
+            counted=verdict is not Verdict.ALREADY_COUNTED,
+            version=version,
+            again=verdict is Verdict.DUPLICATE,
+        )
+        return self._with_version(json_response(answer))
 
     def _with_version(self, response: Response) -> Response:
         response.headers["X-Version"] = str(self.training.scheduler.version)
         return response
-
-
-def stale(version: int) -> HTTPException:
-    """The answer to what comes too late."""
-    text = f"too late: the server is at version {version}"
-    return refusal(409, "stale", text, version=version)

@@ -1,4 +1,4 @@
-"""The facts about an update that come in the headers of its request."""
+"""The facts about an update that its path and headers state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class UpdateKey:
-    """Which update this is; the same for all repetitions of it."""
+    """Identifies an update; repetitions of the same update have the same key."""
 
     version: int
     shard: int
@@ -16,7 +16,7 @@ class UpdateKey:
 
 @dataclass(frozen=True, slots=True)
 class UpdateHeaders:
-    """What a worker says about its update, beside the update."""
+    """The key of an update, and what its worker states about it."""
 
     key: UpdateKey
     samples: int

@@ -1,23 +1,23 @@
-"""The decisions that the server can make about an update."""
+"""The verdicts that the scheduler can give on an update."""
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, auto
 
 
 class Verdict(Enum):
-    """What becomes of an update."""
+    """The server's decision on an update."""
 
-    ACCEPT = "take"
-    DUPLICATE = "again"
-    """It was counted before."""
-    ALREADY_COUNTED = "elsewhere"
+    ACCEPT = auto()
+    DUPLICATE = auto()
+    """The same update was counted before."""
+    ALREADY_COUNTED = auto()
     """Its shard was counted from another worker."""
-    STALE = "stale"
-    FINISHED = "finished"
-    INVALID = "rubbish"
-    """It failed a check."""
-    UNKNOWN_SHARD = "wrong"
+    STALE = auto()
+    FINISHED = auto()
+    INVALID = auto()
+    """It failed one of update_checks.py."""
+    UNKNOWN_SHARD = auto()
     """No such shard or batch was ever given out."""
-    EXCLUDED = "barred"
-    """Its worker has left or was quarantined while it came."""
+    EXCLUDED = auto()
+    """Its worker has left, or was quarantined while the update arrived."""

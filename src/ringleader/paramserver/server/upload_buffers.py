@@ -1,4 +1,4 @@
-"""Bodies of updates on their way in, kept when the line breaks so that they resume."""
+"""Buffers for the bodies of updates. A body that breaks off is kept for resuming."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(slots=True)
 class UploadBuffer:
-    """One body, as far as it has come; it belongs to one request at a time."""
+    """A body that is being received, by one request at a time."""
 
     key: UpdateKey
     data: Bytes
     filled: int = 0
     is_over: bool = False
-    """It was dropped, or another request goes on with it."""
+    """It was dropped, or another request continues it."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it is here."""
+        """True if the whole body has arrived."""
         return self.filled == len(self.data)
 
     def add(self, piece: bytes) -> bool:
-        """Append; False if that is more than was announced."""
+        """Append a piece; return False if the body gets longer than announced."""
         end = self.filled + len(piece)
         if end > len(self.data):
             return False
@@ -38,7 +38,7 @@ class UploadBuffer:
         return True
 
     def end(self) -> Bytes:
-        """Nothing is added any more; what has come."""
+        """End this upload and return its buffer."""
         data, self.data = self.data, np.empty(0, np.uint8)
         self.is_over = True
         return data
@@ -46,9 +46,9 @@ class UploadBuffer:
 
 @dataclass(slots=True)
 class UploadBuffers:
-    """At most one upload per worker, and a limit for all of them together.
+    """Holds at most one upload per worker, and limits the memory of all together.
 
-    The limit also holds for bodies that are whole and being processed.
+    The limit includes complete bodies that are being processed.
     """
 
     max_bytes: int
@@ -56,7 +56,7 @@ class UploadBuffers:
     _taken_bytes: int = 0
 
     def begin(self, worker: str, key: UpdateKey, total: int) -> UploadBuffer | None:
-        """A new upload instead of what the worker had; None if memory is short."""
+        """Begin an upload in place of the worker's last; None if memory is short."""
         self.drop(worker)
         if self.num_bytes + total > self.max_bytes:
             return None
@@ -65,10 +65,10 @@ class UploadBuffers:
         return upload
 
     def resume(self, worker: str, key: UpdateKey) -> UploadBuffer | None:
-        """What has come of this update; a line that still sends it sends in vain.
+        """Continue an upload in a new request; None if nothing of it was kept.
 
-        Such a line may be broken without the server knowing: what it delivers late
-        must not get in between.
+        This ends the request that received it before. Its connection may be broken
+        without the server knowing, and what it delivers late must not be added.
         """
         found = self._uploads.get(worker)
         if found is None or found.key != key:
@@ -78,28 +78,28 @@ class UploadBuffers:
         return upload
 
     def take(self, worker: str) -> Bytes:
-        """The whole body of a worker; to be released when it has been processed."""
+        """Remove and return a complete body. Call ``release`` after processing it."""
         body = self._uploads.pop(worker).end()
         self._taken_bytes += len(body)
         return body
 
     def release(self, body: Bytes) -> None:
-        """A body that was taken is no longer needed."""
+        """Return the memory of a body that was taken."""
         self._taken_bytes -= len(body)
 
     def drop(self, worker: str) -> None:
-        """Forget what a worker has sent."""
+        """Drop the upload of a worker."""
         if worker in self._uploads:
             self._uploads.pop(worker).end()
 
     def sweep(self, is_useful: Callable[[str, UpdateKey], bool]) -> None:
-        """Forget whatever can no longer count."""
+        """Drop the uploads that are no longer useful."""
         for worker, upload in list(self._uploads.items()):
             if not is_useful(worker, upload.key):
                 self.drop(worker)
 
     @property
     def num_bytes(self) -> int:
-        """Memory that is taken, or promised."""
+        """Bytes in use, including those reserved for uploads under way."""
         waiting = sum(len(upload.data) for upload in self._uploads.values())
         return waiting + self._taken_bytes

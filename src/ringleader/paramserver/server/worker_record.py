@@ -1,4 +1,4 @@
-"""The server's record of each worker, and of the shard it computes."""
+"""The server's record of each worker, and of the shard that it computes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ringleader.paramserver.server.update_headers import UpdateKey
 
 @dataclass(frozen=True, slots=True)
 class ShardLease:
-    """What a worker shall compute."""
+    """A shard of a version that was given to a worker, and when."""
 
     version: int
     shard: int
@@ -20,21 +20,25 @@ class ShardLease:
 
 @dataclass(slots=True)
 class WorkerRecord:
-    """What is known about one worker."""
+    """The state of one worker."""
 
     name: str
     device: str
     slot: int
+    """The lowest number that no other worker of the run has."""
     seen_s: float
+    """Time of its last request."""
     last: UpdateKey | None = None
+    """Its last update that was counted."""
     updates: int = 0
     samples: int = 0
     samples_per_s: float = 0.0
     strikes: int = 0
+    """Updates in a row that failed a check."""
     is_quarantined: bool = False
     has_left: bool = False
 
     @property
     def is_excluded(self) -> bool:
-        """Whether it takes no part any more."""
+        """True if the worker may no longer take part."""
         return self.has_left or self.is_quarantined

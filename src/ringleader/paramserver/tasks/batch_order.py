@@ -19,7 +19,7 @@ ORDER = "1"
 """Part of every fingerprint. Changes when this file numbers batches in another way."""
 
 
-def indices(seed: int, batch: int, batch_size: int, count: int) -> Tensor:
+def batch_indices(seed: int, batch: int, batch_size: int, count: int) -> Tensor:
     """Which of ``count`` samples are in a batch."""
     begin, end = batch * batch_size, (batch + 1) * batch_size
     epochs = range(begin // count, (end - 1) // count + 1)

@@ -1,4 +1,4 @@
-"""What a lossy codec left out of an update, added to the next one."""
+"""Error feedback: adds what a lossy codec left out of an update to the next one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ringleader.paramserver.protocol.manifest import Manifest, Vector
 
 
 class ErrorFeedback:
-    """Packs updates and keeps the residual; with an exact codec there is none."""
+    """Encodes updates and keeps the residual, which is empty for an exact codec."""
 
     def __init__(self, manifest: Manifest, codec: str) -> None:
         self.wire_name = bodies.wire_name(codec)
@@ -19,23 +19,23 @@ class ErrorFeedback:
         self._residual: Vector = np.zeros(
             manifest.num_parameters if self.is_lossy else 0, np.float32
         )
-        self._lost: Vector = self._residual
+        self._next_residual: Vector = self._residual
 
     @property
     def is_lossy(self) -> bool:
-        """Whether the server sees other values than we computed."""
+        """True if the server decodes other values than were computed."""
         return self.wire_name != "none"
 
     def pack(self, update: Update) -> bytes:
-        """The body of an update."""
+        """Encode the sum of the update and the residual as a body."""
         if not self.is_lossy:
             return bodies.pack_update(self._manifest, update, self._codec)
-        meant = Update(update.parameters + self._residual, update.buffers)
-        body = bodies.pack_update(self._manifest, meant, self._codec)
-        seen = bodies.read_update(self._manifest, body, self.wire_name)
-        self._lost = meant.parameters - seen.parameters
+        exact = Update(update.parameters + self._residual, update.buffers)
+        body = bodies.pack_update(self._manifest, exact, self._codec)
+        decoded = bodies.read_update(self._manifest, body, self.wire_name)
+        self._next_residual = exact.parameters - decoded.parameters
         return body
 
     def counted(self) -> None:
-        """The last body counts: what it lost is owed from now on."""
-        self._residual = self._lost
+        """Keep the error of the last body as the residual: the server counted it."""
+        self._residual = self._next_residual

@@ -1,4 +1,4 @@
-"""What HTTP and TLS raise, as errors of ours."""
+"""Translates the errors of HTTP and TLS into Ringleader's."""
 
 from __future__ import annotations
 
@@ -15,46 +15,49 @@ from ringleader.errors import (
     PeerUntrusted,
     RingleaderError,
 )
-from ringleader.paramserver.worker.server_address import NOT_THE_KEY
-from ringleader.paramserver.worker.server_messages import SERVER
+from ringleader.paramserver.worker.pinned_tls import WRONG_KEY
+
+SERVER = "the server"
+"""The name of the server in errors."""
 
 
 class UnverifiedCertificate(PeerUntrusted):
-    """No authority vouches for the server's certificate; a PIN might."""
+    """The server's certificate cannot be verified, unless by pairing with a PIN."""
 
 
 @contextlib.contextmanager
 def translate_errors(url: str) -> Iterator[None]:
-    """Where requests to ``url`` are made."""
+    """Translate what requests to ``url`` raise within this context."""
     try:
         yield
     except RingleaderError:
         raise
     except httpx2.ConnectError as exc:
-        raise _no_connection(exc, url) from exc
+        raise _connect_error(exc, url) from exc
     except httpx2.TimeoutException as exc:
-        raise PeerLost(SERVER, f"{url} is silent") from exc
+        raise PeerLost(SERVER, f"{url} does not answer") from exc
     except httpx2.TransportError as exc:
-        raise PeerLost(SERVER, f"the line to {url} broke ({exc})") from exc
-    except RuntimeError as exc:  # closed by a thread that saw the server move
-        raise PeerLost(SERVER, f"the line to {url} was dropped ({exc})") from exc
+        raise PeerLost(SERVER, f"the connection to {url} broke ({exc})") from exc
+    except RuntimeError as exc:  # another thread closed the client: the server moved
+        raise PeerLost(SERVER, f"the connection to {url} was closed ({exc})") from exc
 
 
-def _no_connection(exc: httpx2.ConnectError, url: str) -> PeerError:
+def _connect_error(exc: httpx2.ConnectError, url: str) -> PeerError:
     cause = _tls_error(exc)
     if cause is None:
-        return PeerUnreachable(SERVER, f"nobody answers at {url} ({exc})")
-    if NOT_THE_KEY in str(cause):
-        text = f"{url} is another server: {NOT_THE_KEY}; ask for the link again"
+        return PeerUnreachable(SERVER, f"cannot connect to {url} ({exc})")
+    if WRONG_KEY in str(cause):
+        text = f"{url} is another server: {WRONG_KEY}; ask for the link again"
         return PeerUntrusted(SERVER, text)
     if isinstance(cause, ssl.SSLCertVerificationError):
-        text = f"nobody vouches for {url}; use the whole link, with what follows #"
-        return UnverifiedCertificate(SERVER, f"{text}, or a PIN")
+        text = f"the certificate of {url} cannot be verified"
+        how = "use the whole link, including what follows #, or a PIN"
+        return UnverifiedCertificate(SERVER, f"{text}; {how}")
     return PeerUnreachable(SERVER, f"no TLS at {url} ({exc})")
 
 
 def _tls_error(exc: BaseException) -> ssl.SSLError | None:
-    """What TLS said, where that is the cause."""
+    """Return the TLS error among the causes of an error, if there is one."""
     seen: BaseException | None = exc
     while seen is not None and not isinstance(seen, ssl.SSLError):
         seen = seen.__cause__ or seen.__context__

@@ -1,48 +1,54 @@
-"""How a worker gets in: its task, what it has in common with the server, its token."""
+"""Joins a run: prepares the worker's task, presents it to the server, gets a token."""
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ringleader.errors import ConfigError, PeerRefused, ProtocolError
+from ringleader.errors import ConfigError, PeerRefused
 from ringleader.identity.secret_value import Secret
 from ringleader.paramserver.protocol.manifest import Manifest
+from ringleader.paramserver.protocol.messages import (
+    ErrorAnswer,
+    JoinAnswer,
+    JoinRequest,
+    Status,
+    encode_message,
+)
 from ringleader.paramserver.tasks.loading import load_task
 from ringleader.paramserver.tasks.samples import Samples
 from ringleader.paramserver.tasks.task import Task
-from ringleader.paramserver.worker import server_messages
+from ringleader.paramserver.worker.http_errors import SERVER
 from ringleader.paramserver.worker.observer import Observer
 from ringleader.paramserver.worker.pin_pairing import PIN_ENTRIES
-from ringleader.paramserver.worker.server_messages import Json, Terms
-from ringleader.paramserver.worker.session import SERVER, Request, Response, Session
+from ringleader.paramserver.worker.session import JSON, Request, Response, Session
 
-JSON = {"Content-Type": "application/json"}
+_MAX_DIFFERENCES = 8
+"""Differences of tasks that are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """What the owner of a worker decides."""
+    """Settings of a worker, chosen by whoever starts it."""
 
     name: str
-    """For people, on the server's status page."""
+    """Name on the server's status page."""
     task: str = ""
-    """As ``task.load`` takes it; empty: the built-in one that the server trains."""
+    """Task as ``load_task`` takes it; empty: the built-in task of the server."""
     device: str = "auto"
     codec: str = ""
-    """How updates are written; empty: as the server prefers."""
+    """Codec of updates; empty: the server's choice."""
     weights_codec: str = ""
-    """How weights are written; empty: as the server prefers."""
+    """Codec of weights; empty: the server's choice."""
     pin: Secret[str] | None = None
     ask_pin: Callable[[], Secret[str]] | None = None
-    """How to ask the user; None: nobody is there."""
+    """Asks the user for a PIN; None if nobody can be asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedTask:
-    """What a worker needs before it joins."""
+    """A task with everything that is needed to join with it."""
 
     task: Task
     samples: Samples
@@ -50,8 +56,8 @@ class PreparedTask:
     fingerprint: dict[str, str]
 
 
-def prepare(spec: str, session: Session) -> PreparedTask:
-    """Load the task; without a ``spec``, the one that the server says it trains."""
+def prepare_task(spec: str, session: Session) -> PreparedTask:
+    """Load the task ``spec``, or if that is empty, the one that the server trains."""
     task = load_task(spec or _task_of_server(session))
     samples = task.samples("train")
     manifest = Manifest.of(task.model())
@@ -59,7 +65,7 @@ def prepare(spec: str, session: Session) -> PreparedTask:
 
 
 class Joiner:
-    """Joins, and joins again when the server has forgotten us. One thread."""
+    """Joins, and joins again if the server has forgotten the worker. One thread."""
 
     def __init__(
         self,
@@ -69,7 +75,7 @@ class Joiner:
         *,
         device: str,
         observer: Observer,
-        adopt: Callable[[Terms], None],
+        adopt: Callable[[JoinAnswer], None],
     ) -> None:
         self._settings = settings
         self._session = session
@@ -81,89 +87,76 @@ class Joiner:
         self._nonce = secrets.token_hex(16)
 
     def join(self) -> None:
-        """Be let in, or raise why not."""
-        terms = self._accepted(self._request_admission())
-        self._session.token = Secret(terms.token)
-        self._adopt(terms)
-        self._observer.joined(terms, self._device)
+        """Join and pass the settings of the run to ``adopt``; raise if refused."""
+        answer = self._accepted(self._request_admission())
+        self._session.token = Secret(answer.token)
+        self._adopt(answer)
+        self._observer.joined(answer, self._device)
 
     def rejoin(self) -> None:
-        """The server does not know us any more: it was started anew."""
-        self._observer.noted("the server does not know this worker any more: joining")
+        """Join again, because the server no longer knows the token."""
+        self._observer.noted("the server no longer knows this worker: joining again")
         self.join()
 
     def _request_admission(self) -> Response:
-        """Ask to be let in, with other PINs while the user types some."""
-        answer = self._ask()
-        may_ask = self._settings.ask_pin if self._code() is None else None
+        """Send the request to join; ask the user for other PINs while it is refused."""
+        response = self._send()
+        has_code = self._session.address.link.code is not None
+        ask_pin = None if has_code else self._settings.ask_pin
         for entry in range(PIN_ENTRIES):
-            if answer.status != 401 or may_ask is None:
+            if response.status != 401 or ask_pin is None:
                 break
             if entry or self._pin is not None:
-                self._observer.noted(answer.message())
-            self._pin = may_ask()
-            answer = self._ask()
-        return answer
+                self._observer.noted(response.message())
+            self._pin = ask_pin()
+            response = self._send()
+        return response
 
-    def _ask(self) -> Response:
+    def _send(self) -> Response:
         self._session.token = None
-        # Made anew for each try: a PIN may turn the address into a link in between.
+        # The request is built for each try: pairing may complete the link in between.
         return self._session.retry(lambda: self._session.send_once(self._request()))
 
     def _request(self) -> Request:
-        body: dict[str, object] = {
-            "name": self._settings.name,
-            "device": self._device,
-            "nonce": self._nonce,
-            "task": self._prepared.fingerprint,
-        }
         link = self._session.address.link
-        if link.code is not None:
-            body["code"] = link.code.reveal()
-        elif self._pin is not None:
-            body["pin"] = self._pin.reveal()
-        if link.receipt is not None:
-            body["receipt"] = link.receipt.reveal()
-        return Request("POST", "/v1/join", JSON, json.dumps(body).encode())
+        pin = self._pin if link.code is None else None
+        join = JoinRequest(
+            task=self._prepared.fingerprint,
+            code=link.code.reveal() if link.code else None,
+            pin=pin.reveal() if pin else None,
+            name=self._settings.name,
+            device=self._device,
+            nonce=self._nonce,
+            receipt=link.receipt.reveal() if link.receipt else None,
+        )
+        return Request("POST", "/v1/join", JSON, encode_message(join))
 
-    def _code(self) -> Secret[str] | None:
-        return self._session.address.link.code
-
-    def _accepted(self, answer: Response) -> Terms:
-        if answer.status == 412:
-            raise ConfigError(_differences(answer.json()))
-        if answer.status != 200:
-            raise PeerRefused(SERVER, answer.message())
-        terms = server_messages.terms_of(answer.json())
-        if terms.manifest != self._prepared.manifest.digest:
+    def _accepted(self, response: Response) -> JoinAnswer:
+        if response.status == 412:
+            raise ConfigError(_describe_differences(response.decode(ErrorAnswer)))
+        if response.status != 200:
+            raise PeerRefused(SERVER, response.message())
+        answer = response.decode(JoinAnswer)
+        if answer.manifest != self._prepared.manifest.digest:
             text = "the server's model has other tensors than this worker's"
             raise ConfigError(f"{text}; use the same task file on both sides")
-        return terms
+        return answer
 
 
 def _task_of_server(session: Session) -> str:
-    status = session.send(Request("GET", "/v1/status"))
-    name = server_messages.text_of(status.json(), "task")
+    name = session.send(Request("GET", "/v1/status")).decode(Status).task
     if name == "digits":
         return name
-    how = {"chars": "chars:TEXTFILE", "images": "images:DIRECTORY"}
-    mine = how.get(name, f"your copy of its file, as in --task {name}.py")
+    built_in = {"chars": "chars:TEXTFILE", "images": "images:DIRECTORY"}
+    mine = built_in.get(name, f"your copy of its file, as in --task {name}.py")
     raise ConfigError(f"the server trains {name!r}: pass --task with {mine}")
 
 
-def _differences(answer: Json) -> str:
-    """What is not the same on both sides, part by part."""
-    rows = answer.get("differences")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ProtocolError(SERVER, "'differences' is not a list of differences")
-    parts = [
-        f"{_text(row, 'part')}: the server has {_text(row, 'server')!r}, "
-        f"this worker {_text(row, 'worker')!r}"
-        for row in rows[:8]
-    ]
-    text = "; ".join(parts)
-    return f"this worker and the server do not train the same thing. {text}"
-
-
-def _text(row: Json, name: str) -> str:
-    return "nothing" if row.get(name) is None else server_messages.text_of(row, name)
+def _describe_differences(refusal: ErrorAnswer) -> str:
+    rows = (refusal.differences or ())[:_MAX_DIFFERENCES]
+    text = "; ".join(
+        f"{row.part}: the server has {row.server or 'nothing'!r}, "
+        f"this worker {row.worker or 'nothing'!r}"
+        for row in rows
+    )
+    return f"this worker and the server do not train the same task. {text}"

@@ -1,4 +1,4 @@
-"""What a worker tells whoever watches it: a progress bar, a log, a test."""
+"""The interface by which a worker reports its progress, and the totals it reports."""
 
 from __future__ import annotations
 
@@ -6,41 +6,44 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ringleader.paramserver.worker.server_messages import Terms
+from ringleader.paramserver.protocol.messages import JoinAnswer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where a worker stands after a stint."""
+    """The progress of a worker after an assignment."""
 
     version: int
     rounds: int
     loss: float
     counted: int
-    """Updates that count."""
+    """Updates that the server counted."""
     dropped: int
-    """Updates that came too late, or were refused."""
+    """Updates that arrived too late, or were refused."""
     samples: int
     sent_bytes: int
     received_bytes: int
     seconds: float
     left_s: float | None
-    """Until the last round, at the pace so far; None while there is no telling."""
+    """Seconds until the last round at the average speed so far; None if unknown."""
 
 
 class Observer(Protocol):
-    """Called by the worker's thread, or one that fetches for it; returns at once."""
+    """Receives the events of a worker.
 
-    def joined(self, terms: Terms, device: str) -> None:
-        """The server let us in; also after it forgot us."""
+    The worker's thread and its prefetching threads call it, so it must return at once.
+    """
+
+    def joined(self, run: JoinAnswer, device: str) -> None:
+        """The worker joined, for the first time or again."""
         ...
 
     def stepped(self, progress: Progress) -> None:
-        """A stint is over, counted or not."""
+        """An assignment was computed and sent, whether it was counted or not."""
         ...
 
     def waiting(self, reason: str, pause_s: float) -> None:
-        """The server cannot be had; the next try comes after a pause."""
+        """The server cannot be reached; the next try comes after a pause."""
         ...
 
     def reconnected(self) -> None:
@@ -48,13 +51,13 @@ class Observer(Protocol):
         ...
 
     def noted(self, text: str) -> None:
-        """Something worth a line."""
+        """There is a notice for the user."""
         ...
 
 
 @dataclass(slots=True)
 class WorkTotals:
-    """What a worker has done so far."""
+    """Totals of a worker since it joined."""
 
     counted: int = 0
     dropped: int = 0
@@ -66,12 +69,24 @@ class WorkTotals:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the worker began."""
         return time.monotonic() - self.began_s
 
+    def add_counted(self, samples: int, loss: float) -> None:
+        """Add an update that the server counted."""
+        self.counted += 1
+        self.samples += samples
+        self.loss = loss
+
+    def advance(self, computed: int, newest: int) -> None:
+        """Note the version that was computed on, and the server's newest one."""
+        if self.first_version is None:
+            self.first_version = computed
+        self.version = max(self.version, newest)
+
     def left_s(self, rounds: int) -> float | None:
-        """How long the rest takes at the pace so far."""
+        """Estimate the seconds until ``rounds`` from the average speed so far."""
         if self.first_version is None or self.version <= self.first_version:
             return None
-        pace_s = self.seconds / (self.version - self.first_version)
-        return pace_s * max(0, rounds - self.version)
+        round_s = self.seconds / (self.version - self.first_version)
+        return round_s * max(0, rounds - self.version)

@@ -1,4 +1,4 @@
-"""Batches that are read while the one before is computed."""
+"""Reads batches ahead, and makes other calls, in threads beside the computation."""
 
 from __future__ import annotations
 
@@ -6,36 +6,42 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from ringleader.errors import DeadlineExceeded, InternalError
+from ringleader.paramserver.protocol.messages import Assignment
 from ringleader.paramserver.tasks.samples import Batch
-from ringleader.paramserver.worker.trainer import Assignment, Trainer
+from ringleader.paramserver.worker.trainer import Trainer
 
 T = TypeVar("T")
 
 _AHEAD = 4
-"""Batches that wait in memory: enough for uneven readers, little beside a model."""
+"""Batches kept in memory: enough for uneven readers, little compared with a model."""
 _READ_S = 600.0
-"""A disk that takes longer for one batch has failed."""
-_LOOK_S = 0.2
+"""Longest time to read one batch; a disk that takes longer has failed."""
+_POLL_S = 0.2
 
 
 class BatchPrefetcher:
-    """The batches of one stint, in order; a thread reads ahead until closed."""
+    """Iterates over the batches of an assignment, which a thread reads ahead."""
 
     def __init__(self, trainer: Trainer, assignment: Assignment) -> None:
         self.assignment = assignment
         self._trainer = trainer
         self._queue: queue.Queue[Batch | BaseException] = queue.Queue(_AHEAD)
         self._closed = threading.Event()
-        self._thread = threading.Thread(
-            target=self._read, name=f"feed {assignment.first_batch}", daemon=True
-        )
-        self._thread.start()
+        name = f"prefetch {assignment.first_batch}"
+        self._thread = threading.Thread(target=self._read, name=name, daemon=True)
 
-    def fits(self, assignment: Assignment) -> bool:
-        """Whether these are the batches of ``stint``."""
+    @classmethod
+    def start(cls, trainer: Trainer, assignment: Assignment) -> Self:
+        """Start reading the batches of ``assignment``."""
+        prefetcher = cls(trainer, assignment)
+        prefetcher._thread.start()
+        return prefetcher
+
+    def is_for(self, assignment: Assignment) -> bool:
+        """Return whether these are the batches of ``assignment``."""
         return (self.assignment.batches, self.assignment.batch_size) == (
             assignment.batches,
             assignment.batch_size,
@@ -53,11 +59,11 @@ class BatchPrefetcher:
             yield item
 
     def close(self) -> None:
-        """Let the thread end; what it is reading is thrown away."""
+        """Tell the thread to end; the batch that it is reading is discarded."""
         self._closed.set()
 
     def wait(self, within_s: float) -> None:
-        """Until the thread has ended, or the time is over."""
+        """Wait until the thread has ended, or the time is over."""
         self._thread.join(within_s)
 
     def _read(self) -> None:
@@ -71,32 +77,38 @@ class BatchPrefetcher:
     def _put(self, item: Batch | BaseException) -> bool:
         while not self._closed.is_set():
             with contextlib.suppress(queue.Full):
-                self._queue.put(item, timeout=_LOOK_S)
+                self._queue.put(item, timeout=_POLL_S)
                 return True
         return False
 
 
 class BackgroundCall(Generic[T]):
-    """A call that a thread of its own makes while we do something else."""
+    """A call that a thread of its own makes."""
 
     def __init__(self, call: Callable[[], T], name: str) -> None:
         self._call = call
         self._outcome: T | BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+
+    @classmethod
+    def start(cls, call: Callable[[], T], name: str) -> Self:
+        """Start ``call`` in a thread called ``name``."""
+        started = cls(call, name)
+        started._thread.start()
+        return started
 
     def result(self) -> T:
-        """What the call gave; raises what it raised. Its own deadlines bound it."""
-        while self._thread.is_alive():  # in pieces: Ctrl-C must get through
-            self._thread.join(_LOOK_S)
+        """Wait for the call, which has deadlines; return its result or raise."""
+        while self._thread.is_alive():  # in short waits: Ctrl-C must get through
+            self._thread.join(_POLL_S)
         if isinstance(self._outcome, BaseException):
             raise self._outcome
         if self._outcome is None:
-            raise InternalError("an errand ended without a word")
+            raise InternalError(f"{self._thread.name} ended without a result")
         return self._outcome
 
     def wait(self, within_s: float) -> None:
-        """Until the call is over, or the time."""
+        """Wait until the call has ended, or the time is over."""
         self._thread.join(within_s)
 
     def _run(self) -> None:

@@ -1,7 +1,7 @@
-"""Requests to the server that are repeated until it answers, however long that takes.
+"""Sends requests to the server, and repeats them until it answers.
 
-Every request of the protocol may be repeated, so a broken line, a restarted server and
-an answer that got lost are all the same: ask again, after a pause that grows.
+Every request of the protocol may be repeated. So a broken connection, a restarted
+server and a lost response are handled alike: send again, after a pause that grows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ssl
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import httpx2
 
@@ -24,147 +24,150 @@ from ringleader.errors import (
     ProtocolError,
 )
 from ringleader.identity.secret_value import Secret
-from ringleader.paramserver.worker import server_messages
+from ringleader.paramserver.protocol.messages import ErrorAnswer, decode_message
 from ringleader.paramserver.worker.http_errors import (
+    SERVER,
     UnverifiedCertificate,
     translate_errors,
 )
 from ringleader.paramserver.worker.observer import Observer
 from ringleader.paramserver.worker.response_body import ResponseBody
 from ringleader.paramserver.worker.server_address import ServerAddress
-from ringleader.paramserver.worker.server_messages import Json
 
 T = TypeVar("T")
-_Trouble = PeerUnreachable | PeerLost | PeerUntrusted
-"""What may be over when a request is repeated."""
+_Retryable = PeerUnreachable | PeerLost | PeerUntrusted
+"""Errors that may be gone when a request is repeated."""
 
-SERVER = server_messages.SERVER
+JSON = {"Content-Type": "application/json"}
 LIMIT_BYTES = 256 << 10
-"""Of an answer in JSON: a summary with all workers fits many times."""
+"""Largest JSON response: many times a status with all workers."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _SLOWEST_PER_S = 2048
-"""Bytes; a line below that is as good as broken."""
-_ANSWER_S = 60.0
-_OURS = {401, 409, 412, 416, 422}
-"""Answers that the caller knows what to do with."""
-_WORDS = {"malformed", "unknown", "quarantined", "locked", "nothing", "stale"}
-_WORDS |= {"finished", "task", "large", "offset", "rubbish"}
-"""What a refusal of ours is called; tunnels and proxies have other words."""
+"""Bytes per second below which a connection counts as broken."""
+_RESPONSE_S = 60.0
+_HANDLED_BY_CALLER = {401, 409, 412, 416, 422}
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request, ready to be repeated."""
+    """A request that can be sent repeatedly."""
 
     method: str
     path: str
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | memoryview = b""
     timeout_s: float | None = None
-    """Of each wait, where it shall be shorter than usual."""
+    """Limit of each wait for the network, if other than the default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What the server said, once it said something sensible."""
+    """A response of the server that the caller can act on."""
 
     status: int
     headers: httpx2.Headers
     body: bytes
 
-    def json(self) -> Json:
-        """The JSON object in its body."""
-        return server_messages.parse(self.body)
-
-    def error(self) -> str:
-        """What the server calls its refusal; empty if it is none of its words."""
+    def decode(self, kind: type[T]) -> T:
+        """Decode the message in the body; ProtocolError if it is not valid."""
         try:
-            return server_messages.text_of(self.json(), "error")
+            return decode_message(self.body, kind)
+        except ValueError as exc:
+            text = f"its response {self.status} is not valid: {exc}"
+            raise ProtocolError(SERVER, text) from None
+
+    def refusal(self) -> ErrorAnswer | None:
+        """Return the error in the body; None if it is not one of the protocol's."""
+        try:
+            return self.decode(ErrorAnswer)
         except ProtocolError:
-            return ""
+            return None
 
     def message(self) -> str:
-        """What it says for people."""
-        try:
-            return server_messages.text_of(self.json(), "message")
-        except ProtocolError:
-            return f"it answered {self.status}"
+        """Return the server's sentence for people."""
+        refusal = self.refusal()
+        return refusal.message if refusal else f"it answered {self.status}"
 
 
 class TryLater(PeerUnreachable):
-    """The server cannot do it at this moment; ``pause_s`` is how long it asked for."""
+    """The server cannot handle the request now."""
 
     pause_s: float = 0.0
+    """Seconds that the server asked to wait."""
 
 
-def pause_s(failures: int, chance: float) -> float:
-    """How long to wait after so many failures in a row; ``chance`` is from 0 to 1.
+def backoff_s(failures: int, chance: float) -> float:
+    """Return the pause after ``failures`` in a row; ``chance`` is from 0 to 1.
 
-    Doubles up to half a minute. The chance keeps workers from coming back all at once.
+    It doubles up to half a minute. The random part keeps workers from returning all at
+    once.
     """
     whole = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 1, 16))
     return whole * (0.5 + 0.5 * chance)
 
 
 class Session:
-    """The way to one server. Several threads may ask at once."""
+    """An HTTP client for one server. Several threads may send at once."""
 
     def __init__(
-        self,
-        address: ServerAddress,
-        observer: Observer,
-        context: ssl.SSLContext | None = None,
+        self, address: ServerAddress, observer: Observer, client: httpx2.Client
     ) -> None:
         self.token: Secret[str] | None = None
         self.pair_by_pin: Callable[[], None] | None = None
-        """Turns a bare address that nobody vouches for into a whole link."""
+        """Verifies a self-signed certificate by PIN, and completes the address."""
         self.sent_bytes = 0
         self.received_bytes = 0
-        self._address = address
+        self.address = address
         self._observer = observer
+        self._client = client
         self._stopped = threading.Event()
         self._lock = threading.Lock()
-        self._client = address.open_client(context)
 
-    @property
-    def address(self) -> ServerAddress:
-        """Where the server is."""
-        return self._address
+    @classmethod
+    def open(
+        cls,
+        address: ServerAddress,
+        observer: Observer,
+        context: ssl.SSLContext | None = None,
+    ) -> Self:
+        """Open a client for ``address``; ``context`` replaces its check of the key."""
+        return cls(address, observer, address.open_client(context))
 
     def send(self, request: Request) -> Response:
-        """The server's answer, sooner or later."""
+        """Send a request until the server responds."""
         return self.retry(lambda: self.send_once(request))
 
     def retry(self, call: Callable[[], T], arrived: Callable[[], int] = lambda: 0) -> T:
-        """Repeat ``call`` until it fails no more for want of a server.
+        """Repeat ``call`` until it does not fail for want of a server.
 
-        As long as ``arrived`` grows from try to try, the pauses stay short.
+        The pauses stay short as long as ``arrived`` grows from try to try.
         """
         failures, before = 0, 0
         while True:
             try:
                 found = call()
             except (PeerUnreachable, PeerLost, PeerUntrusted) as exc:
-                trouble = self._after_pairing(exc)
-                if trouble is None:
+                error = self._pair_if_unverified(exc)
+                if error is None:
                     continue
                 failures = 1 if arrived() > before else failures + 1
                 before = arrived()
-                self._pause(trouble, failures)
+                self._pause(error, failures)
             else:
                 if failures:
                     self._observer.reconnected()
                 return found
 
     def send_once(self, request: Request, into: ResponseBody | None = None) -> Response:
-        """Ask once. What is asked for goes to ``into``, where a broken line leaves it.
+        """Send a request once. A successful body goes to ``into``.
 
-        PeerUnreachable or PeerLost: try again; PeerRefused: never.
+        Raises PeerUnreachable or PeerLost if it may be sent again, in which case
+        ``into`` keeps what arrived; PeerRefused if it will always be refused.
         """
         headers = dict(request.headers)
         if self.token is not None:
             headers["Authorization"] = f"Bearer {self.token.reveal()}"
-        url, client = self._address.link.url, self._client
+        url, client = self.address.link.url, self._client
         timeout = request.timeout_s or client.timeout
         with (
             translate_errors(url),
@@ -174,45 +177,50 @@ class Session:
                 headers=headers,
                 content=bytes(request.body),
                 timeout=timeout,
-            ) as response,
+            ) as received,
         ):
             self._count(sent=len(request.body))
-            has_it = into is not None and response.status_code in (200, 206)
+            has_it = into is not None and received.status_code in (200, 206)
             body = into if into is not None and has_it else ResponseBody(LIMIT_BYTES)
-            self._read(response, body)
+            self._read(received, body)
         data = b"" if has_it else bytes(body.data)
-        answer = Response(response.status_code, response.headers, data)
-        # A refusal of HEAD has no words; what it is about will be refused with some.
-        is_bare = request.method == "HEAD" and 400 <= answer.status < 500
-        return answer if is_bare else _checked(answer)
+        response = Response(received.status_code, received.headers, data)
+        # Responses to HEAD have no body, so a refusal cannot be told from a proxy's.
+        # The request that follows it will be refused with a body.
+        is_bare = request.method == "HEAD" and 400 <= response.status < 500
+        return response if is_bare else _checked(response)
 
     def stop(self) -> None:
-        """Let no pause go on; requests under way end by their deadlines."""
+        """End all pauses; requests under way end by their own time limits."""
         self._stopped.set()
 
     def close(self) -> None:
-        """Drop all connections."""
+        """Stop, and close all connections."""
         self.stop()
         self._client.close()
 
-    def _read(self, response: httpx2.Response, body: ResponseBody) -> None:
-        if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise PeerLost(SERVER, "something on the way compressed the answer")
-        if response.headers.get("Content-Type", "").startswith("text/html"):
-            text = f"{response.status_code}: a web page answered; is the tunnel up?"
-            raise _not_now(response.headers, text)
-        deadline = Deadline.after(_ANSWER_S + body.limit_bytes / _SLOWEST_PER_S)
-        body.begin(response.status_code, response.headers)
-        for block in response.iter_raw():
+    def _read(self, received: httpx2.Response, body: ResponseBody) -> None:
+        if received.headers.get("Content-Encoding", "identity") != "identity":
+            raise PeerLost(SERVER, "a proxy on the way compressed the response")
+        if received.headers.get("Content-Type", "").startswith("text/html"):
+            text = f"{received.status_code}: a web page answered; is the tunnel up?"
+            raise _try_later(received.headers, text)
+        deadline = Deadline.after(_RESPONSE_S + body.limit_bytes / _SLOWEST_PER_S)
+        body.begin(received.status_code, received.headers)
+        for block in received.iter_raw():
             self._count(received=len(block))
             body.add(block)
             if deadline.is_over():
-                raise PeerLost(SERVER, f"an answer took over {deadline.after_s:.0f} s")
+                raise PeerLost(SERVER, f"a response took over {deadline.after_s:.0f} s")
 
-    def _after_pairing(self, exc: _Trouble) -> _Trouble | None:
-        """None if the link is a better one now; raises what no PIN can mend."""
-        can_mend = isinstance(exc, UnverifiedCertificate) and self._address.link.is_bare
-        if self.pair_by_pin is None or not can_mend:
+    def _pair_if_unverified(self, exc: _Retryable) -> _Retryable | None:
+        """Pair by PIN if ``exc`` is an unverified certificate.
+
+        Returns None if that succeeded, or the error to wait for; raises if no PIN is
+        right.
+        """
+        is_pairable = isinstance(exc, UnverifiedCertificate)
+        if self.pair_by_pin is None or not (is_pairable and self.address.link.is_bare):
             return exc
         try:
             self.pair_by_pin()
@@ -224,21 +232,21 @@ class Session:
 
     def _reopen(self) -> None:
         self._client.close()
-        self._client = self._address.open_client()
+        self._client = self.address.open_client()
 
-    def _pause(self, exc: _Trouble, n: int) -> None:
-        """Wait, and look whether the server moved; raise what waiting cannot mend."""
-        if isinstance(exc, PeerUntrusted) and not self._address.has_alternatives:
+    def _pause(self, exc: _Retryable, failures: int) -> None:
+        """Wait, then try the next address; raise ``exc`` if waiting cannot help."""
+        if isinstance(exc, PeerUntrusted) and not self.address.has_alternatives:
             raise exc
         asked_s = exc.pause_s if isinstance(exc, TryLater) else 0.0
-        wait_s = max(asked_s, pause_s(n, random.random()))  # only spreads workers
+        wait_s = max(asked_s, backoff_s(failures, random.random()))
         self._observer.waiting(exc.text, wait_s)
         if self._stopped.wait(wait_s):
             raise exc
         with self._lock:
-            if self._address.try_next():
+            if self.address.try_next():
                 self._reopen()
-                self._observer.noted(f"the server is now at {self._address.link.url}")
+                self._observer.noted(f"the server is now at {self.address.link.url}")
 
     def _count(self, sent: int = 0, received: int = 0) -> None:
         with self._lock:
@@ -246,25 +254,24 @@ class Session:
             self.received_bytes += received
 
 
-def _checked(answer: Response) -> Response:
-    """The answer, if it is one the caller can act on."""
-    status = answer.status
+def _checked(response: Response) -> Response:
+    """Return the response if the caller can act on it, else raise."""
+    status = response.status
     if status < 300 or status == 304:
-        return answer
+        return response
     if status in (408, 429) or status >= 500:
-        raise _not_now(answer.headers, f"{status}: {answer.message()}")
-    if status < 400 or answer.error() not in _WORDS:
+        raise _try_later(response.headers, f"{status}: {response.message()}")
+    if status < 400 or response.refusal() is None:
         text = f"{status}, but not from Ringleader; is the tunnel up?"
-        raise _not_now(answer.headers, text)
-    if status in _OURS:
-        return answer
-    raise PeerRefused(SERVER, answer.message())
+        raise _try_later(response.headers, text)
+    if status in _HANDLED_BY_CALLER:
+        return response
+    raise PeerRefused(SERVER, response.message())
 
 
-def _not_now(headers: httpx2.Headers, text: str) -> TryLater:
+def _try_later(headers: httpx2.Headers, text: str) -> TryLater:
     error = TryLater(SERVER, text)
     asked = headers.get("Retry-After", "")
     if asked.isascii() and asked.isdigit():  # it may also be a date
-        longest_s = 10 * _LONGEST_PAUSE_S
-        error.pause_s = min(float(asked), longest_s)
+        error.pause_s = min(float(asked), 10 * _LONGEST_PAUSE_S)
     return error

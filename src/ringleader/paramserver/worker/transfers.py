@@ -1,4 +1,4 @@
-"""Weights down and updates up, each going on where the line broke."""
+"""Downloads weights and uploads updates, and resumes them if the connection breaks."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from torch import Tensor
 from ringleader.errors import PeerLost, ProtocolError
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.manifest import Manifest
+from ringleader.paramserver.worker.http_errors import SERVER
 from ringleader.paramserver.worker.response_body import ResponseBody
-from ringleader.paramserver.worker.session import SERVER, Request, Response, Session
+from ringleader.paramserver.worker.session import Request, Response, Session
 
-_WORTH_RESUMING_BYTES = 256 << 10
-"""Below, asking how much arrived takes as long as sending it again."""
+_MIN_RESUMED_BYTES = 256 << 10
+"""A smaller upload is sent again as fast as the server can be asked what it has."""
 _SLACK_BYTES = 1 << 20
-"""Room for the header of the file and the frame around it."""
+"""Room for the header of the file and the zstd frame."""
 _MAX_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadedWeights:
-    """The weights of one version, as they came."""
+    """The weights of one version, as decoded."""
 
     version: int
     etag: str
@@ -30,7 +31,7 @@ class DownloadedWeights:
 
 
 class Download:
-    """Weights on their way; what has arrived stays when the line breaks."""
+    """A download of weights; what has arrived is kept if the connection breaks."""
 
     def __init__(
         self, session: Session, manifest: Manifest, codec: str, version: int
@@ -44,18 +45,19 @@ class Download:
     def run(
         self, held: DownloadedWeights | None = None
     ) -> DownloadedWeights | Response:
-        """The weights; ``held`` if the server has no others; or its refusal.
+        """Download until it succeeds; return the weights, or the server's refusal.
 
-        Outside bulk mode the server gives newer ones when it has them.
+        Returns ``held`` if the server has no newer weights. Outside bulk mode the
+        server may send newer weights than ``version``.
         """
-        answer = self._session.retry(
+        response = self._session.retry(
             lambda: self._attempt(held), lambda: len(self._body.data)
         )
-        return held if answer.status == 304 and held else self._found(answer)
+        return held if response.status == 304 and held else self._decoded(response)
 
     def try_once(self) -> DownloadedWeights | Response:
-        """The same, but what goes wrong is raised."""
-        return self._found(self._attempt(None))
+        """Like ``run``, but raise the error if the first attempt fails."""
+        return self._decoded(self._attempt(None))
 
     def _attempt(self, held: DownloadedWeights | None) -> Response:
         headers = self._body.resume_headers()
@@ -64,15 +66,15 @@ class Download:
         path = f"/v1/weights/{self.version}?codec={self._codec}"
         return self._session.send_once(Request("GET", path, headers), self._body)
 
-    def _found(self, answer: Response) -> DownloadedWeights | Response:
-        if answer.status not in (200, 206):
-            return answer
+    def _decoded(self, response: Response) -> DownloadedWeights | Response:
+        if response.status not in (200, 206):
+            return response
         tensors = bodies.read_weights(self._manifest, self._body.data, self._codec)
-        return DownloadedWeights(_version_of(answer), self._body.etag, tensors)
+        return DownloadedWeights(_version_of(response), self._body.etag, tensors)
 
 
 class Upload:
-    """One update on its way; it counts once, however often it is sent."""
+    """An upload of one update; the server counts it once, however often it is sent."""
 
     def __init__(
         self, session: Session, path: str, body: bytes, headers: Mapping[str, str]
@@ -85,7 +87,7 @@ class Upload:
         self._was_tried = False
 
     def run(self) -> Response:
-        """What the server thinks of it."""
+        """Upload until the server responds to the whole update."""
         return self._session.retry(self._attempt, lambda: self._offset)
 
     def _attempt(self) -> Response:
@@ -96,31 +98,32 @@ class Upload:
             headers["Upload-Length"] = str(len(self._body))
         self._was_tried = True
         request = Request("PUT", self._path, headers, self._body[self._offset :])
-        answer = self._session.send_once(request)
-        if answer.status == 202:
-            raise PeerLost(SERVER, "the update broke off on its way")
-        if answer.status == 416:  # the server kept less than it said: begin anew
+        response = self._session.send_once(request)
+        if response.status == 202:
+            raise PeerLost(SERVER, "it received only a part of the update")
+        if response.status == 416:  # it kept less than it said: send everything
             self._was_tried = False
             raise PeerLost(SERVER, "it wants the update from its beginning")
-        return answer
+        return response
 
     def _arrived(self) -> int:
-        """How much of a broken upload the server has."""
-        if len(self._body) < _WORTH_RESUMING_BYTES:
+        """Ask how many bytes of a broken upload the server has."""
+        if len(self._body) < _MIN_RESUMED_BYTES:
             return 0
-        answer = self._session.send_once(Request("HEAD", self._path, self._headers))
-        offset = _number(answer.headers.get("Upload-Offset", "0")) or 0
+        request = Request("HEAD", self._path, self._headers)
+        response = self._session.send_once(request)
+        offset = _parse_number(response.headers.get("Upload-Offset", "0")) or 0
         return offset if offset < len(self._body) else 0
 
 
-def _version_of(answer: Response) -> int:
-    version = _number(answer.headers.get("X-Version", ""))
+def _version_of(response: Response) -> int:
+    version = _parse_number(response.headers.get("X-Version", ""))
     if version is None:
-        raise ProtocolError(SERVER, "weights came without the number of their version")
+        raise ProtocolError(SERVER, "it sent weights without X-Version")
     return version
 
 
-def _number(text: str) -> int | None:
-    """A whole number of a header; None if it is none."""
-    is_one = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
-    return int(text) if is_one else None
+def _parse_number(text: str) -> int | None:
+    """Parse the whole number of a header; None if it is not one."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+    return int(text) if is_number else None

@@ -1,71 +1,96 @@
-"""A worker: asks for a stint, fetches weights, computes, sends what it found, again.
+"""A worker: asks for an assignment, fetches weights, computes, uploads, and repeats.
 
-It keeps nothing that matters. Whatever is lost on the way, a restart of either side
-included, is asked for or sent again, and the server counts each update once.
+It keeps no state that matters. Whatever is lost, also by a restart of either side, is
+requested or sent again, and the server counts each update once.
 
-What runs beside what: the batches of the stint that probably follows are read while
-this one is computed, and when the server names the version that our update made, its
-weights are on their way while we ask what to do with them. Fetching weights while still
-computing would only give old ones: the next version waits for what is being computed.
+Two things run beside the computation. The batches of the assignment that will probably
+follow are read while this one is computed. When the server names the version that an
+update completed, its weights are downloaded while the next assignment is requested.
+Downloading weights earlier would only give old ones: the next version waits for the
+update that is being computed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import replace
+from typing import Self
+
+import torch
+from msgspec.structs import replace
 
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, PeerError, PeerRefused, ProtocolError
+from ringleader.paramserver.protocol.messages import (
+    Assignment,
+    ErrorAnswer,
+    Finished,
+    JoinAnswer,
+    RunSummary,
+    UpdateAnswer,
+    WorkAnswer,
+)
 from ringleader.paramserver.tasks.device import pick_device
-from ringleader.paramserver.worker import server_messages
 from ringleader.paramserver.worker.error_feedback import ErrorFeedback
-from ringleader.paramserver.worker.join import JSON, Joiner, WorkerSettings, prepare
+from ringleader.paramserver.worker.http_errors import SERVER
+from ringleader.paramserver.worker.join import Joiner, WorkerSettings, prepare_task
 from ringleader.paramserver.worker.observer import Observer, Progress, WorkTotals
 from ringleader.paramserver.worker.pin_pairing import PinPairing
 from ringleader.paramserver.worker.prefetch import BackgroundCall, BatchPrefetcher
 from ringleader.paramserver.worker.server_address import ServerAddress
-from ringleader.paramserver.worker.server_messages import Json, Terms
-from ringleader.paramserver.worker.session import SERVER, Request, Response, Session
-from ringleader.paramserver.worker.trainer import Assignment, StepResult, Trainer
+from ringleader.paramserver.worker.session import JSON, Request, Response, Session
+from ringleader.paramserver.worker.trainer import StepResult, Trainer
 from ringleader.paramserver.worker.transfers import Download, DownloadedWeights, Upload
 
 _WAIT_S = 25
-"""Of a long-poll: below the half minute after which many proxies cut a line."""
+"""Of a long poll: below the 30 s after which many proxies cut a connection."""
 _LEAVE_S = 3.0
 _THREADS_S = 5.0
-"""For what is being read to be read: longer would look as if Ctrl-C did nothing."""
+"""Time for threads to end: longer would look as if Ctrl-C did nothing."""
 _IDLE_S = 0.5
-"""Between two questions, if something on the way does not let the server wait."""
+"""Pause between requests for work if a proxy does not let the server wait."""
 _LAST_TRIES = 6
-"""To hear the server's summary; it is nice to have."""
+"""Requests for the summary after the last version; the worker can do without it."""
 
 
 class Worker:
-    """One worker's life. One thread; ``close`` leaves the training."""
+    """Trains for one server. One thread; ``close`` leaves the run."""
 
     def __init__(
-        self, settings: WorkerSettings, address: ServerAddress, observer: Observer
+        self,
+        settings: WorkerSettings,
+        session: Session,
+        observer: Observer,
+        device: torch.device,
     ) -> None:
         self.totals = WorkTotals()
-        self.session = Session(address, observer)
-        if settings.pin is not None or settings.ask_pin is not None:
-            pairing = PinPairing(address, observer, settings.pin, settings.ask_pin)
-            self.session.pair_by_pin = pairing.run
-        self.summary: Json = {}
-        """What the server said at the end."""
+        self.session = session
+        self.summary: RunSummary | None = None
+        """The summary that the server sent when training was over."""
         self._settings = settings
         self._observer = observer
-        self._device = pick_device(settings.device)
-        self._terms: Terms | None = None
+        self._device = device
+        self._run: JoinAnswer | None = None
         self._prefetcher: BatchPrefetcher | None = None
         self._held: DownloadedWeights | None = None
         self._download: Download | None = None
         self._ahead: BackgroundCall[DownloadedWeights | Response] | None = None
 
+    @classmethod
+    def open(
+        cls, settings: WorkerSettings, address: ServerAddress, observer: Observer
+    ) -> Self:
+        """Open a session with the server, which pairs by PIN where it must."""
+        device = pick_device(settings.device)
+        session = Session.open(address, observer)
+        if settings.pin is not None or settings.ask_pin is not None:
+            pairing = PinPairing(address, observer, settings.pin, settings.ask_pin)
+            session.pair_by_pin = pairing.run
+        return cls(settings, session, observer, device)
+
     def run(self) -> None:
-        """Train until the server says that it is over."""
-        self._prepared = prepare(self._settings.task, self.session)
+        """Join, and train until the server says that training is over."""
+        self._prepared = prepare_task(self._settings.task, self.session)
         self._joiner = Joiner(
             self._settings,
             self.session,
@@ -76,11 +101,11 @@ class Worker:
         )
         self._joiner.join()
         self.totals.began_s = time.monotonic()
-        while (assignment := self._next()) is not None:
+        while (assignment := self._next_assignment()) is not None:
             self._work_on(assignment)
 
     def close(self) -> None:
-        """Tell the server that we go, if it can be told at once; drop everything."""
+        """Leave the run if the server can be told at once, and release everything."""
         if self._prefetcher is not None:
             self._prefetcher.close()
         self.session.stop()
@@ -96,8 +121,8 @@ class Worker:
                 thread.wait(deadline.left_s())
 
     def progress(self) -> Progress:
-        """Where we stand."""
-        rounds = self._terms.rounds if self._terms else 0
+        """Return the progress so far."""
+        rounds = self._run.rounds if self._run else 0
         return Progress(
             version=self.totals.version,
             rounds=rounds,
@@ -111,109 +136,109 @@ class Worker:
             left_s=self.totals.left_s(rounds),
         )
 
-    def _adopt(self, terms: Terms) -> None:
-        """Set up for what the server wants; it may be another than before."""
+    def _adopt(self, run: JoinAnswer) -> None:
+        """Set up for the settings of the run, which may differ after a rejoin."""
         prepared = self._prepared
-        codec = self._settings.codec or terms.codec
+        codec = self._settings.codec or run.codec
         feedback = ErrorFeedback(prepared.manifest, codec)
-        if feedback.wire_name not in terms.codecs:
-            known = ", ".join(terms.codecs)
+        if feedback.wire_name not in run.codecs:
+            known = ", ".join(run.codecs)
             raise ConfigError(f"--codec {codec}: the server takes {known}")
-        if self._terms is None or self._terms.seed != terms.seed:
+        if self._run is None or self._run.seed != run.seed:
             self._trainer = Trainer(
-                prepared.task, prepared.samples, self._device, seed=terms.seed
+                prepared.task, prepared.samples, self._device, seed=run.seed
             )
-        self._weights_codec = self._settings.weights_codec or terms.weights_codec
-        self._feedback, self._terms = feedback, terms
-        self.totals.version, self.totals.first_version = terms.version, None
+        self._weights_codec = self._settings.weights_codec or run.weights_codec
+        self._feedback, self._run = feedback, run
+        self.totals.version, self.totals.first_version = run.version, None
         self._held = self._download = self._ahead = None
 
-    def _next(self) -> Assignment | None:
-        """What to do next; None when training is over."""
+    def _next_assignment(self) -> Assignment | None:
+        """Request work until there is some; None when training is over."""
         request = Request("GET", f"/v1/work?wait={_WAIT_S}")
-        if self._terms is not None and self.totals.version >= self._terms.rounds:
-            return self._last_word(request)
+        if self._run is not None and self.totals.version >= self._run.rounds:
+            return self._last_answer(request)
         while True:
             asked_s = time.monotonic()
-            answer = self.session.send(request)
-            if answer.status == 401:
+            response = self.session.send(request)
+            if response.status == 401:
                 self._joiner.rejoin()
-                answer = self.session.send(request)
-            if answer.status == 200:
+                response = self.session.send(request)
+            if response.status == 200:
                 break
-            if answer.status != 204:
-                raise PeerRefused(SERVER, answer.message())
+            if response.status != 204:
+                raise PeerRefused(SERVER, response.message())
             if time.monotonic() - asked_s < _IDLE_S:
                 time.sleep(_IDLE_S)
-        return self._told(answer.json())
+        return self._read_work(response)
 
-    def _last_word(self, request: Request) -> Assignment | None:
-        """The same when the last version is made: the server may be gone already."""
+    def _last_answer(self, request: Request) -> Assignment | None:
+        """Request the summary after the last version; the server may be gone."""
         for _ in range(_LAST_TRIES):
             with contextlib.suppress(PeerError):
-                return self._told(self.session.send_once(request).json())
+                return self._read_work(self.session.send_once(request))
             time.sleep(_IDLE_S)
         return None
 
-    def _told(self, found: Json) -> Assignment | None:
-        if found.get("kind") != "finished":
-            return server_messages.assignment_of(found)
-        self.totals.version = server_messages.whole(found, "version")
-        summary = found.get("summary")
-        self.summary = summary if isinstance(summary, dict) else {}
-        return None
+    def _read_work(self, response: Response) -> Assignment | None:
+        answer: WorkAnswer = response.decode(WorkAnswer)  # type: ignore[arg-type]
+        if isinstance(answer, Finished):
+            self.totals.version, self.summary = answer.version, answer.summary
+            return None
+        return answer
 
     def _work_on(self, assignment: Assignment) -> None:
-        feed = self._feed_of(assignment)
-        weights = self._weights_of(assignment)
+        prefetcher = self._prefetcher_for(assignment)
+        weights = self._weights_for(assignment)
         if weights is None:
-            return  # the round is over, or the server forgot us: ask again
+            return  # the round is over, or the server forgot this worker: ask again
         assignment = replace(assignment, version=weights.version)
         self._prepared.manifest.load(self._trainer.model, weights.tensors)
-        self._prefetcher = BatchPrefetcher(self._trainer, _likely_next(assignment))
+        self._prefetcher = BatchPrefetcher.start(
+            self._trainer, _likely_next(assignment)
+        )
         try:
-            result = self._trainer.compute(self._prepared.manifest, assignment, feed)
+            manifest = self._prepared.manifest
+            result = self._trainer.compute(manifest, assignment, prefetcher)
         finally:
-            feed.close()
-        self._send(assignment, result)
+            prefetcher.close()
+        self._upload(assignment, result)
 
-    def _feed_of(self, assignment: Assignment) -> BatchPrefetcher:
-        """The batches: those read ahead, if we guessed rightly."""
-        feed = self._prefetcher
-        if feed is not None and feed.fits(assignment):
-            return feed
-        if feed is not None:
-            feed.close()
-        self._prefetcher = BatchPrefetcher(self._trainer, assignment)
+    def _prefetcher_for(self, assignment: Assignment) -> BatchPrefetcher:
+        """Return the running prefetcher if it reads these batches, else start one."""
+        prefetcher = self._prefetcher
+        if prefetcher is not None and prefetcher.is_for(assignment):
+            return prefetcher
+        if prefetcher is not None:
+            prefetcher.close()
+        self._prefetcher = BatchPrefetcher.start(self._trainer, assignment)
         return self._prefetcher
 
-    def _weights_of(self, assignment: Assignment) -> DownloadedWeights | None:
-        """The weights to compute on: held, on their way, or fetched now."""
+    def _weights_for(self, assignment: Assignment) -> DownloadedWeights | None:
+        """Return the weights to compute on; None if the server refuses them."""
         if self._ahead is not None:
-            with contextlib.suppress(PeerError):  # fetched again, with patience
+            with contextlib.suppress(PeerError):  # downloaded below, with retries
                 ahead = self._ahead.result()
                 if isinstance(ahead, DownloadedWeights):
                     self._held, self._download = ahead, None
             self._ahead = None
         if not self._holds(assignment.version):
-            found = self._fetching(assignment.version).run(self._held)
+            found = self._download_of(assignment.version).run(self._held)
             self._download = None
             if not isinstance(found, DownloadedWeights):
                 return None
             if self._is_bulk() and found.version != assignment.version:
-                text = (
-                    f"weights {found.version} came, {assignment.version} were asked for"
-                )
-                raise ProtocolError(SERVER, text)
+                text = f"it sent weights {found.version} instead of"
+                raise ProtocolError(SERVER, f"{text} {assignment.version}")
             self._held = found
         return self._held
 
     def _holds(self, version: int) -> bool:
-        """Whether we have these weights already, or newer ones outside rounds."""
+        """Return whether the weights of a version, or usable newer ones, are here."""
         held = self._held.version if self._held is not None else -1
         return held == version or (held > version and not self._is_bulk())
 
-    def _send(self, assignment: Assignment, result: StepResult) -> None:
+    def _upload(self, assignment: Assignment, result: StepResult) -> None:
         headers = {
             "Content-Type": "application/octet-stream",
             "X-Samples": str(result.num_samples),
@@ -224,44 +249,35 @@ class Worker:
         }
         path = f"/v1/updates/{assignment.version}/{assignment.shard}"
         body = self._feedback.pack(result.update)
-        upload = Upload(self.session, path, body, headers)
-        answer, version = upload.run(), assignment.version
-        if answer.status in (200, 409):
-            version = server_messages.whole(answer.json(), "version")
-        elif answer.status == 422:
-            self._observer.noted(
-                f"version {version}: update refused: {answer.message()}"
-            )
-        self._book(answer, assignment, result, version)
-        self._look_ahead(version)
-
-    def _book(
-        self, answer: Response, assignment: Assignment, result: StepResult, version: int
-    ) -> None:
-        """Note what became of an update."""
-        totals = self.totals
-        if answer.status == 200 and answer.json().get("counted") is True:
+        response = Upload(self.session, path, body, headers).run()
+        version, is_counted = assignment.version, False
+        if response.status == 200:
+            answer = response.decode(UpdateAnswer)
+            version, is_counted = answer.version, answer.counted
+        elif response.status == 409:
+            version = response.decode(ErrorAnswer).version or version
+        elif response.status == 422:
+            text = f"version {version}: update refused: {response.message()}"
+            self._observer.noted(text)
+        if is_counted:
             self._feedback.counted()
-            totals.counted += 1
-            totals.samples += result.num_samples
-            totals.loss = result.loss
+            self.totals.add_counted(result.num_samples, result.loss)
         else:
-            totals.dropped += 1
-        if totals.first_version is None:
-            totals.first_version = assignment.version
-        totals.version = max(totals.version, version)
+            self.totals.dropped += 1
+        self.totals.advance(assignment.version, version)
         self._observer.stepped(self.progress())
+        self._download_ahead(version)
 
-    def _look_ahead(self, version: int) -> None:
-        """Fetch a new version while we ask what to do with it."""
+    def _download_ahead(self, version: int) -> None:
+        """Download a new version while the next assignment is requested."""
         held = self._held.version if self._held is not None else -1
-        rounds = self._terms.rounds if self._terms else 0
+        rounds = self._run.rounds if self._run else 0
         if held < version < rounds:
-            download = self._fetching(version)
-            self._ahead = BackgroundCall(download.try_once, f"weights {version}")
+            download = self._download_of(version)
+            self._ahead = BackgroundCall.start(download.try_once, f"weights {version}")
 
-    def _fetching(self, version: int) -> Download:
-        """The download of ``version``, with what it has already."""
+    def _download_of(self, version: int) -> Download:
+        """Return the download of ``version``, with what has arrived already."""
         if self._download is None or self._download.version != version:
             self._download = Download(
                 self.session, self._prepared.manifest, self._weights_codec, version
@@ -269,10 +285,10 @@ class Worker:
         return self._download
 
     def _is_bulk(self) -> bool:
-        return self._terms is not None and self._terms.is_bulk
+        return self._run is not None and self._run.is_bulk
 
 
 def _likely_next(assignment: Assignment) -> Assignment:
-    """What the same worker gets in the next round if nobody comes or goes."""
+    """Return what the worker gets in the next round if no worker joins or leaves."""
     first = assignment.first_batch + assignment.shards * assignment.steps
     return replace(assignment, version=assignment.version + 1, first_batch=first)
