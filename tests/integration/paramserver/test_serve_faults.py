@@ -17,6 +17,7 @@ import pytest
 
 from ringleader.errors import ConfigError, InternalError
 from ringleader.paramserver.server import journal
+from ringleader.paramserver.server.journal_records import AcceptedUpdate
 from ringleader.paramserver.server.plan import Plan
 from ringleader.paramserver.server.run import ServerOptions, open_run
 from ringleader.paramserver.server.update_headers import UpdateHeaders, UpdateKey
@@ -133,10 +134,10 @@ def test_a_life_that_ends_after_any_record_is_gone_on_with(
         shutil.copytree(tmp_path / "whole", out)
         cut = journal.Journal(out / path.name)
         cut.begin()
-        for meta, body in records[:kept]:
-            cut.append(meta, body)
+        for record, body in records[:kept]:
+            cut.append(record, body)
         cut.close()
-        updates = sum(meta["kind"] == "update" for meta, _ in records[:kept])
+        updates = sum(type(record) is AcceptedUpdate for record, _ in records[:kept])
         with server(out, rounds=99, mode=mode, every=99) as life:
             assert life.training.scheduler.version == updates
             weights = KNOWN.values(life.training.store.weights.model)

@@ -16,27 +16,36 @@ from ringleader.identity import server_key
 from ringleader.paramserver.server import checkpoint, journal
 from ringleader.paramserver.server.global_weights import GlobalWeights
 from ringleader.paramserver.server.journal import Journal
+from ringleader.paramserver.server.journal_records import Left
 from ringleader.testing.full_disk import FullDisk
+
+
+def workers(path: Path) -> list[str]:
+    """The workers of the records in a journal, which are all of one kind."""
+    return [record.worker for record, _ in journal.read(path) if type(record) is Left]
 
 
 def test_a_journal_ends_before_whatever_a_crash_left(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     log = Journal(path)
     log.begin()
-    log.append({"kind": "one"}, b"body" * 100)
-    log.append({"kind": "two", "loss": 0.1})
+    log.append(Left("one"), b"body" * 100)
+    log.append(Left("two"))
     log.close()
     whole = path.read_bytes()
-    first = journal._HEAD.size + len(b'{"kind":"one"}') + 400
+    first = journal._HEAD.size + len(b'{"kind":"left","worker":"one"}') + 400
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        kinds = [meta["kind"] for meta, _ in journal.read(path)]
+        kinds = workers(path)
         assert kinds == (["one"] if length >= first else [])
     log = Journal(path)
     log.resume()  # cuts off the torn record
-    log.append({"kind": "three"}, b"x")
+    log.append(Left("three"), b"x")
     log.close()
-    found = [(meta["kind"], body) for meta, body in journal.read(path)]
+    found = [
+        (name, entry[1])
+        for name, entry in zip(workers(path), journal.read(path), strict=True)
+    ]
     assert found == [("one", b"body" * 100), ("three", b"x")]
 
 
@@ -45,19 +54,19 @@ def test_nothing_is_written_behind_a_record_that_failed(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     log = Journal(path)
     log.begin()
-    log.append({"kind": "one"})
+    log.append(Left("one"))
     assert log._file is not None
     log._file = FullDisk(log._file, 30)  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="cannot be written: No space left"):
-        log.append({"kind": "two"}, bytes(50))
+        log.append(Left("two"), bytes(50))
     with pytest.raises(ConfigError, match="a write failed"):
-        log.append({"kind": "three"})
+        log.append(Left("three"))
     log.close()
     again = Journal(path)
     again.resume()
-    again.append({"kind": "four"})
+    again.append(Left("four"))
     again.close()
-    assert [meta["kind"] for meta, _ in journal.read(path)] == ["one", "four"]
+    assert workers(path) == ["one", "four"]
 
 
 def test_a_new_journal_is_empty(tmp_path: Path) -> None:
@@ -65,9 +74,9 @@ def test_a_new_journal_is_empty(tmp_path: Path) -> None:
     for kind in ("old", "new"):
         log = Journal(path)
         log.begin()
-        log.append({"kind": kind})
+        log.append(Left(kind))
         log.close()
-    assert [meta["kind"] for meta, _ in journal.read(path)] == ["new"]
+    assert workers(path) == ["new"]
 
 
 def test_a_damaged_record_ends_a_journal(tmp_path: Path) -> None:
@@ -75,12 +84,12 @@ def test_a_damaged_record_ends_a_journal(tmp_path: Path) -> None:
     log = Journal(path)
     log.begin()
     for i in range(3):
-        log.append({"kind": str(i)}, bytes(50))
+        log.append(Left(str(i)), bytes(50))
     log.close()
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     path.write_bytes(damaged)
-    assert [meta["kind"] for meta, _ in journal.read(path)] == ["0"]
+    assert workers(path) == ["0"]
     assert list(journal.read(tmp_path / "none")) == []
 
 

@@ -15,18 +15,21 @@ import zlib
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
 from ringleader.errors import ConfigError
+from ringleader.paramserver.server.journal_records import JournalRecord
 
 _HEAD = struct.Struct("<4sIQI")
 _MAGIC = b"RLJ1"
-_MAX_META_BYTES = 1 << 16
+_MAX_RECORD_BYTES = 1 << 16
 
-Meta = dict[str, Any]
-Record = tuple[Meta, bytes]
+Entry = tuple[JournalRecord, bytes]
+"""A record and its body."""
+
+_DECODER: msgspec.json.Decoder[JournalRecord] = msgspec.json.Decoder(JournalRecord)
 
 
 class Journal:
@@ -43,7 +46,7 @@ class Journal:
 
     def resume(self) -> None:
         """Open or create the file, and continue after the last complete record."""
-        self._open(max((end for _, end in _records(self.path)), default=0))
+        self._open(max((end for _, end in _entries(self.path)), default=0))
 
     def _open(self, end: int) -> None:
         try:
@@ -53,13 +56,15 @@ class Journal:
             raise _unwritable(self.path, exc) from exc
         self.num_bytes = end
 
-    def append(self, meta: Meta, body: bytes | bytearray | memoryview = b"") -> None:
+    def append(
+        self, record: JournalRecord, body: bytes | bytearray | memoryview = b""
+    ) -> None:
         """Write one record. Once this returns, killing the process does not lose it."""
         if self._file is None:
             raise ConfigError(
                 f"{self.path}: a write failed before; nothing is appended after it"
             )
-        text = msgspec.json.encode(meta)
+        text = msgspec.json.encode(record)
         check = zlib.crc32(body, zlib.crc32(text))
         head = _HEAD.pack(_MAGIC, len(text), len(body), check)
         try:
@@ -88,12 +93,12 @@ class Journal:
             self._file = None
 
 
-def read(path: Path) -> Iterator[Record]:
+def read(path: Path) -> Iterator[Entry]:
     """Iterate over the complete records; none if the file does not exist."""
-    return (record for record, _ in _records(path))
+    return (entry for entry, _ in _entries(path))
 
 
-def _records(path: Path) -> Iterator[tuple[Record, int]]:
+def _entries(path: Path) -> Iterator[tuple[Entry, int]]:
     """Iterate over the complete records and the offsets where they end."""
     try:
         file = open(path, "rb")  # noqa: SIM115
@@ -105,22 +110,22 @@ def _records(path: Path) -> Iterator[tuple[Record, int]]:
             yield found, file.tell()
 
 
-def _next(file: BinaryIO, size: int) -> Record | None:
+def _next(file: BinaryIO, size: int) -> Entry | None:
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size:
         return None
-    magic, meta_bytes, body_bytes, check = _HEAD.unpack(head)
+    magic, record_bytes, body_bytes, check = _HEAD.unpack(head)
     left = size - file.tell()
     if (
         magic != _MAGIC
-        or meta_bytes > _MAX_META_BYTES
-        or meta_bytes + body_bytes > left
+        or record_bytes > _MAX_RECORD_BYTES
+        or record_bytes + body_bytes > left
     ):
         return None
-    text, body = file.read(meta_bytes), file.read(body_bytes)
+    text, body = file.read(record_bytes), file.read(body_bytes)
     if zlib.crc32(body, zlib.crc32(text)) != check:
         return None
-    return msgspec.json.decode(text, type=dict[str, Any]), body
+    return _DECODER.decode(text), body
 
 
 def _unwritable(path: Path, exc: OSError) -> ConfigError:

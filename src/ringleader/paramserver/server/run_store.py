@@ -18,10 +18,17 @@ from ringleader.paramserver.protocol.messages import RunSummary
 from ringleader.paramserver.server import checkpoint, scheduler_state
 from ringleader.paramserver.server.admission import Admission
 from ringleader.paramserver.server.global_weights import GlobalWeights
-from ringleader.paramserver.server.journal import Journal, Meta, read
+from ringleader.paramserver.server.journal import Journal, read
+from ringleader.paramserver.server.journal_records import (
+    AcceptedUpdate,
+    Joined,
+    JournalRecord,
+    Left,
+    Quarantined,
+    VersionClosed,
+)
 from ringleader.paramserver.server.scheduler import Scheduler
 from ringleader.paramserver.server.update_checks import check_update
-from ringleader.paramserver.server.update_headers import UpdateKey
 
 SUMMARY = "summary.json"
 _MAX_JOURNAL_RATIO = 8
@@ -61,7 +68,7 @@ class RunStore:
         )  # the last server may have died before that
         path = checkpoint.journal_path(self.out, found.version)
         replay = _Replay(self, scheduler, admission)
-        replayed = sum(replay.apply(meta, body) for meta, body in read(path))
+        replayed = sum(replay.apply(record, body) for record, body in read(path))
         self._journal = Journal(path)
         self._journal.resume()
         return replayed
@@ -85,24 +92,23 @@ class RunStore:
         """Forget the nonces of a worker that left; they now give a new worker."""
         self.nonces = {mark: w for mark, w in self.nonces.items() if w != worker}
 
-    def record_event(self, meta: Meta) -> None:
+    def record_event(self, record: JournalRecord) -> None:
         """Append a record without a body to the journal."""
-        self._journal.append(meta)
+        self._journal.append(record)
 
     def record_update(
-        self, meta: Meta, body: memoryview, update: bodies.Update
+        self, record: AcceptedUpdate, body: memoryview, update: bodies.Update
     ) -> None:
         """Append an update to the journal, then add it to the sum of its version.
 
         In this order, an update that was acknowledged can always be applied again.
         """
-        self._journal.append(meta, body)
-        self.weights.add(update, int(meta["samples"]))
+        self._journal.append(record, body)
+        self.weights.add(update, record.samples)
 
     def apply(self, version: int, shards: int, factor: float) -> None:
         """Record the end of a version, and make the optimizer step to the next."""
-        meta: Meta = {"kind": "closed", "version": version}
-        self._journal.append(meta | {"shards": shards, "factor": factor})
+        self._journal.append(VersionClosed(version, shards, factor))
         self.weights.apply(factor)
 
     def is_checkpoint_due(self, scheduler: Scheduler) -> bool:
@@ -154,38 +160,37 @@ class _Replay:
         self._scheduler = scheduler
         self._admission = admission
 
-    def apply(self, meta: Meta, body: bytes) -> int:
+    def apply(self, record: JournalRecord, body: bytes) -> int:
         """Apply one record; return 1 if it is an update, else 0."""
-        worker = str(meta.get("worker", ""))
-        match meta["kind"]:
-            case "joined":
-                self._join(worker, meta)
-            case "left":
+        match record:
+            case Joined():
+                self._join(record)
+            case Left(worker):
                 self._scheduler.leave(worker)
                 self._admission.revoke_tokens(worker)
                 self._store.forget_nonce(worker)
-            case "quarantined":
+            case Quarantined(worker):
                 self._scheduler.workers[worker].is_quarantined = True
-            case "closed":
-                self._store.weights.apply(float(meta["factor"]))
-                self._scheduler.close_version(int(meta["shards"]))
-            case "update":
-                self._update(worker, meta, body)
+            case VersionClosed():
+                self._store.weights.apply(record.factor)
+                self._scheduler.close_version(record.shards)
+            case AcceptedUpdate():
+                self._update(record, body)
                 return 1
         return 0
 
-    def _join(self, worker: str, meta: Meta) -> None:
+    def _join(self, record: Joined) -> None:
+        worker = record.worker
         if worker not in self._scheduler.workers:
-            scheduler_state.restore_worker(
-                self._scheduler, worker, meta, time.monotonic()
-            )
-        self._admission.add_token(meta["token"], worker)
-        self._store.remember_nonce(meta["nonce"], worker)
+            now_s = time.monotonic()
+            names = {"name": record.name, "device": record.device}
+            scheduler_state.restore_worker(self._scheduler, worker, names, now_s)
+        self._admission.add_token(record.token, worker)
+        self._store.remember_nonce(record.nonce, worker)
 
-    def _update(self, worker: str, meta: Meta, body: bytes) -> None:
-        manifest = self._store.weights.manifest
-        update, _ = check_update(manifest, body, meta["codec"])
-        samples = int(meta["samples"])
-        self._store.weights.add(update, samples)
-        key: UpdateKey = scheduler_state.key_from_json(meta["key"])
-        self._scheduler.accept(worker, key, samples=samples, loss=float(meta["loss"]))
+    def _update(self, record: AcceptedUpdate, body: bytes) -> None:
+        update, _ = check_update(self._store.weights.manifest, body, record.codec)
+        self._store.weights.add(update, record.samples)
+        self._scheduler.accept(
+            record.worker, record.update_key, samples=record.samples, loss=record.loss
+        )

@@ -17,10 +17,14 @@ from typing import ParamSpec, TypeVar
 
 from ringleader.errors import InternalError, ProtocolError, RingleaderError
 from ringleader.paramserver.protocol.messages import RunSummary
-from ringleader.paramserver.server import scheduler_state
 from ringleader.paramserver.server.admission import Admission, sha256_hex
 from ringleader.paramserver.server.checkpoint import State
-from ringleader.paramserver.server.journal import Meta
+from ringleader.paramserver.server.journal_records import (
+    AcceptedUpdate,
+    Joined,
+    Left,
+    Quarantined,
+)
 from ringleader.paramserver.server.run_store import RunStore
 from ringleader.paramserver.server.scheduler import Scheduler
 from ringleader.paramserver.server.update_checks import NormFilter, check_update
@@ -114,10 +118,11 @@ class Training:
                 identity = self.scheduler.join(name, device, now_s)
             self.scheduler.mark_seen(identity, now_s)
             token, digest = self.admission.issue_token(identity)
-            meta: Meta = {"kind": "joined", "worker": identity, "token": digest}
-            meta |= {"name": name, "device": device, "nonce": mark}
             self.store.remember_nonce(mark, identity)
-            await self._run(self.store.record_event, meta)
+            record = Joined(
+                worker=identity, token=digest, name=name, device=device, nonce=mark
+            )
+            await self._run(self.store.record_event, record)
         self._wake()
         return identity, token
 
@@ -127,8 +132,7 @@ class Training:
             self.scheduler.leave(identity)
             self.admission.revoke_tokens(identity)
             self.store.forget_nonce(identity)
-            meta: Meta = {"kind": "left", "worker": identity}
-            await self._run(self.store.record_event, meta)
+            await self._run(self.store.record_event, Left(identity))
         self._wake()
 
     async def wait_for_work(self, identity: str, wait_s: float) -> ShardLease | None:
@@ -212,11 +216,10 @@ class Training:
             self._norm_filter.check(norm)
         except ProtocolError as exc:
             if scheduler.reject(identity):
-                event: Meta = {"kind": "quarantined", "worker": identity}
-                await self._run(self.store.record_event, event)
+                await self._run(self.store.record_event, Quarantined(identity))
             return Verdict.INVALID, exc.text
-        meta = _update_meta(identity, headers)
-        await self._run(self.store.record_update, meta, body, update)
+        record = AcceptedUpdate.of(identity, headers)
+        await self._run(self.store.record_update, record, body, update)
         scheduler.accept(identity, key, samples=headers.samples, loss=headers.loss)
         scheduler.record_duration(identity, headers.samples, time.monotonic())
         if scheduler.can_close(time.monotonic()):
@@ -292,14 +295,3 @@ class Training:
             self.failure = exc
             self._wake()
         return self.failure
-
-
-def _update_meta(identity: str, headers: UpdateHeaders) -> Meta:
-    return {
-        "kind": "update",
-        "worker": identity,
-        "key": scheduler_state.key_to_json(headers.key),
-        "samples": headers.samples,
-        "loss": headers.loss,
-        "codec": headers.codec,
-    }

@@ -1,0 +1,69 @@
+"""The records of the journal: what the server has acknowledged since a checkpoint."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ringleader.paramserver.server.update_headers import UpdateHeaders, UpdateKey
+
+
+class _Record(msgspec.Struct, frozen=True, tag_field="kind"):
+    """The JSON part of a record."""
+
+
+class Joined(_Record, frozen=True, kw_only=True, tag="joined"):
+    """A worker joined, or joined again with the same nonce."""
+
+    worker: str
+    token: str
+    """SHA-256 of the token."""
+    name: str
+    device: str
+    nonce: str
+    """SHA-256 of the nonce; empty if there was none."""
+
+
+class Left(_Record, frozen=True, tag="left"):
+    """A worker left."""
+
+    worker: str
+
+
+class Quarantined(_Record, frozen=True, tag="quarantined"):
+    """A worker was quarantined."""
+
+    worker: str
+
+
+class VersionClosed(_Record, frozen=True, tag="closed"):
+    """A version was closed by an optimizer step."""
+
+    version: int
+    shards: int
+    """Shards of the next version."""
+    factor: float
+    """Factor of the learning rates in the step."""
+
+
+class AcceptedUpdate(_Record, frozen=True, tag="update"):
+    """An update was accepted. Its body follows in the journal."""
+
+    worker: str
+    key: tuple[int, int, int]
+    samples: int
+    loss: float
+    codec: str
+
+    @classmethod
+    def of(cls, worker: str, headers: UpdateHeaders) -> AcceptedUpdate:
+        """Build the record of an update of ``worker``."""
+        key = (headers.key.version, headers.key.shard, headers.key.first_batch)
+        return cls(worker, key, headers.samples, headers.loss, headers.codec)
+
+    @property
+    def update_key(self) -> UpdateKey:
+        """The key of the update."""
+        return UpdateKey(*self.key)
+
+
+JournalRecord = Joined | Left | Quarantined | VersionClosed | AcceptedUpdate
