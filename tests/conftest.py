@@ -22,6 +22,7 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from ringleader.testing.processes import Nursery
+    from tests.kit.warm_python import WarmPython
 
 PATIENCE_S = 10.0
 """How long what is ending may take to end: an idle engine thread lingers for one, and
@@ -47,8 +48,10 @@ _LAZY = (
     "/dev/urandom",
     "/dev/random",
     "/sys/",
+    "/tmp/perf-",  # of code that oneDNN generates, from the first time on
     sys.prefix,
     sys.base_prefix,
+    str(Path(pytest.__file__).parents[1]),
 )
 # multiprocessing starts it on first use and keeps it until the interpreter ends.
 _HELPER = "multiprocessing.resource_tracker"
@@ -200,6 +203,15 @@ def nursery() -> Iterator[Nursery]:
     from ringleader.testing.processes import Nursery
 
     with Nursery() as warm:
+        yield warm
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """Where programs are forked that a user would start; it has imported torch."""
+    from tests.kit.warm_python import WarmPython
+
+    with WarmPython() as warm:
         yield warm
 
 

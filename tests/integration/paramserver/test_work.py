@@ -6,11 +6,9 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,36 +25,36 @@ from ringleader.paramserver.protocol.manifest import Manifest
 from ringleader.paramserver.server.plan import Plan
 from ringleader.paramserver.tasks.batch_order import batch_indices
 from ringleader.paramserver.tasks.loading import load_task
+from tests.kit.warm_python import WarmProcess, WarmPython
 
 pytestmark = pytest.mark.timeout(110)
 
-Process = subprocess.Popen[str]
+Run = Callable[..., AbstractContextManager[WarmProcess]]
+"""A command and its flags -> the process, killed when the block ends."""
 
 
 def command(name: str, *flags: str | Path) -> list[str]:
+    """The command, as arguments of Python."""
     code = f"import typer; from ringleader.cli.{name} import {name}; typer.run({name})"
-    return [sys.executable, "-c", code, *map(str, flags)]
+    return ["-c", code, *map(str, flags)]
 
 
-@contextmanager
-def running(name: str, *flags: str | Path) -> Iterator[Process]:
-    """The command, until the block ends: then it is dead, whatever it was doing."""
-    process = subprocess.Popen(
-        command(name, *flags),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+@pytest.fixture
+def running(warm_python: WarmPython) -> Run:
+    @contextmanager
+    def run(name: str, *flags: str | Path) -> Iterator[WarmProcess]:
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = warm_python.popen(*command(name, *flags), env=env)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    return run
 
 
-def file_of(server: Process, out: Path) -> Path:
+def file_of(server: WarmProcess, out: Path) -> Path:
     """The file with the join link, once the server has written it."""
     path, deadline_s = out / "join-link", time.monotonic() + 60
     while not (path.is_file() and path.stat().st_size):
@@ -66,7 +64,7 @@ def file_of(server: Process, out: Path) -> Path:
     return path
 
 
-def output_of(process: Process, within_s: float = 90) -> str:
+def output_of(process: WarmProcess, within_s: float = 90) -> str:
     """What it said, and that it ended well."""
     said, _ = process.communicate(timeout=within_s)
     assert process.returncode == 0, said
@@ -128,7 +126,7 @@ def reach(url: str, version: int) -> None:
 
 
 def test_two_workers_reach_96_percent_and_the_weights_of_a_run_alone(
-    tmp_path: Path,
+    tmp_path: Path, running: Run
 ) -> None:
     begin_s = time.monotonic()
     serve = ("digits", "--workers", "2", "--rounds", "60", "--port", "0")
@@ -139,13 +137,8 @@ def test_two_workers_reach_96_percent_and_the_weights_of_a_run_alone(
         workers = [stack.enter_context(running("work", *flags)) for _ in range(2)]
         said = [output_of(process) for process in (*workers, server)]
     taken_s = time.monotonic() - begin_s
-    tested = subprocess.run(
-        command("evaluate", "digits", "--weights", tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
+    with running("evaluate", "digits", "--weights", tmp_path) as evaluation:
+        tested = output_of(evaluation)
 
     assert all("60 updates" in text for text in said[:2]), said
     assert "120 updates of 2 workers" in said[2]
@@ -160,7 +153,7 @@ def test_two_workers_reach_96_percent_and_the_weights_of_a_run_alone(
 
 
 def test_a_killed_worker_and_an_interrupted_one_cost_time_and_nothing_else(
-    tmp_path: Path,
+    tmp_path: Path, running: Run
 ) -> None:
     serve = ("digits", "--workers", "2", "--rounds", "100", "--port", "0", "--open")
     with ExitStack() as stack:
@@ -191,7 +184,7 @@ def test_a_killed_worker_and_an_interrupted_one_cost_time_and_nothing_else(
     assert difference(tmp_path, alone(100, 2)) <= 1e-5
 
 
-def test_an_open_server_says_how_it_is_joined(tmp_path: Path) -> None:
+def test_an_open_server_says_how_it_is_joined(tmp_path: Path, running: Run) -> None:
     """Its certificate is self-made, so the link must say which key it has."""
     serve = ("digits", "--workers", "1", "--rounds", "2", "--port", "0", "--open")
     with ExitStack() as stack:
@@ -202,7 +195,9 @@ def test_an_open_server_says_how_it_is_joined(tmp_path: Path) -> None:
         assert link in output_of(server)
 
 
-def test_a_pin_is_enough_where_the_certificate_is_self_made(tmp_path: Path) -> None:
+def test_a_pin_is_enough_where_the_certificate_is_self_made(
+    tmp_path: Path, running: Run
+) -> None:
     serve = ("digits", "--workers", "1", "--rounds", "2", "--port", "0", "--pin")
     with ExitStack() as stack:
         server = stack.enter_context(
@@ -222,7 +217,9 @@ def test_a_pin_is_enough_where_the_certificate_is_self_made(tmp_path: Path) -> N
     assert "4711" not in said
 
 
-def test_a_link_that_no_worker_would_take_is_not_printed(tmp_path: Path) -> None:
+def test_a_link_that_no_worker_would_take_is_not_printed(
+    tmp_path: Path, running: Run
+) -> None:
     serve = ("digits", "--workers", "1", "--rounds", "2", "--port", "0")
     with running("serve", *serve, "--url", "http://h:1", "--out", tmp_path) as server:
         said, _ = server.communicate(timeout=60)
@@ -230,7 +227,7 @@ def test_a_link_that_no_worker_would_take_is_not_printed(tmp_path: Path) -> None
     assert "--url http://h:1: the link is for https" in said
 
 
-def test_unattended_commands_ask_nothing_and_say_what_is_missing() -> None:
+def test_unattended_commands_ask_nothing_and_say_what_is_missing(running: Run) -> None:
     for flags, complaint in (
         (["work"], "which server? give its link"),
         (["work", "ftp://x"], "no address of a server"),
@@ -238,17 +235,11 @@ def test_unattended_commands_ask_nothing_and_say_what_is_missing() -> None:
         (["evaluate"], "which task?"),
         (["evaluate", "digits"], "which weights?"),
     ):
-        done = subprocess.run(
-            command(flags[0], *flags[1:]),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 2, done.stderr
-        assert complaint in done.stderr
-        assert "Traceback" not in done.stderr
+        with running(*flags) as process:
+            said, _ = process.communicate(timeout=60)
+        assert process.returncode == 2, said
+        assert complaint in said
+        assert "Traceback" not in said
 
 
 def test_evaluate_answers_in_json(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import http.client
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +18,7 @@ from ringleader.paramserver.server.http_server import HttpServer, ListenAddress
 from ringleader.paramserver.server.plan import Plan
 from ringleader.paramserver.server.run import Run, ServerOptions, open_run
 from ringleader.paramserver.tasks.loading import load_task
+from tests.kit.warm_python import WarmPython
 
 pytestmark = pytest.mark.timeout(110)
 
@@ -132,17 +131,13 @@ def held(run: Run, what: str) -> Iterator[Holding]:
         run.close()
 
 
-def interrupted(words: list[str], is_ready: Callable[[], bool]) -> tuple[int, str]:
+def interrupted(
+    warm_python: WarmPython, words: list[str], is_ready: Callable[[], bool]
+) -> tuple[int | None, str]:
     """How a worker ends, and what it says, that gets Ctrl-C when it is ready."""
     code = "import typer; from ringleader.cli.work import work; typer.run(work)"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *words, "--threads", "1"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = warm_python.popen("-c", code, *words, "--threads", "1", env=env)
     try:
         expires_s = time.monotonic() + 60
         while not is_ready():
@@ -160,7 +155,9 @@ def interrupted(words: list[str], is_ready: Callable[[], bool]) -> tuple[int, st
 @pytest.mark.parametrize(
     "phase", ["status", "join", "work", "weights", "reading", "computing", "updates"]
 )
-def test_an_interrupted_worker_leaves_and_says_so(tmp_path: Path, phase: str) -> None:
+def test_an_interrupted_worker_leaves_and_says_so(
+    tmp_path: Path, warm_python: WarmPython, phase: str
+) -> None:
     file = tmp_path / "task.py"
     file.write_text(TASK)
     if phase in ("computing", "reading"):
@@ -180,7 +177,7 @@ def test_an_interrupted_worker_leaves_and_says_so(tmp_path: Path, phase: str) ->
                 return not mark.exists()
             return proxy.is_held.is_set()
 
-        code, said = interrupted([proxy.url, *words], is_ready)
+        code, said = interrupted(warm_python, [proxy.url, *words], is_ready)
         workers = list(run.app.training.scheduler.workers.values())
     assert code == 130, said
     assert "Traceback" not in said

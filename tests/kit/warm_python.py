@@ -1,0 +1,260 @@
+"""Programs as processes that skip the import of torch: forked from a warm interpreter.
+
+A fresh ``python -c "import torch"`` spends 2.4 s of a core before it does anything. The
+warm interpreter has imported torch and the commands, runs no thread, and forks on
+request. Each program gets its own arguments, environment, streams and, on request,
+network namespace, and ends as any Python process does. When the test process dies, the
+warm interpreter kills all programs and ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Self
+
+MODULES = (
+    "torch",
+    "ringleader.backend.process_group",
+    "ringleader.cli.main",
+    "ringleader.cli.serve",
+    "ringleader.cli.work",
+    "ringleader.cli.evaluate",
+    "ringleader.paramserver.evaluation",
+    "ringleader.paramserver.server.http_server",
+    "ringleader.paramserver.server.run",
+    "ringleader.paramserver.worker.worker",
+    "torch._dynamo",  # the first step of any optimizer imports it, in 2 s
+    "matplotlib.figure",
+    "httpx2",
+    "typer",
+    "uvicorn",
+)
+WARM_UP_S = 60.0
+ANSWER_S = 20.0
+ENV = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""No library may start threads before the fork: only the forking one survives it."""
+CLONE_NEWNET = 0x40000000
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to run, as ``python ARGV``."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    folder: str
+    namespace: str = ""
+    """Network namespace to enter, as named by ``ip netns``."""
+
+
+class WarmProcess:
+    """A running program, with the part of ``subprocess.Popen`` that tests use."""
+
+    def __init__(self, home: WarmPython, pid: int, output: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.stdout = open(output, encoding="utf-8", errors="replace")  # noqa: SIM115
+        self._home = home
+        self._end = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """The exit status, if it has ended."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status, once it has ended."""
+        if self.returncode is None:
+            if not select.select([self._end], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("warm program", timeout or 0)
+            self.returncode = self._home.reap(self.pid)
+            os.close(self._end)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """What it printed, once it has ended."""
+        until_s = time.monotonic() + (timeout or ANSWER_S)
+        if self.stdout.closed:
+            return "", None
+        said = bytearray()
+        while part := self._read(until_s, said):
+            said += part
+        self.stdout.close()
+        self.wait(max(0, until_s - time.monotonic()))
+        return said.decode(errors="replace"), None
+
+    def _read(self, until_s: float, so_far: bytearray) -> bytes:
+        left_s = max(0, until_s - time.monotonic())
+        if not select.select([self.stdout], [], [], left_s)[0]:
+            raise subprocess.TimeoutExpired("warm program", left_s, bytes(so_far))
+        return os.read(self.stdout.fileno(), 1 << 16)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class WarmPython:
+    """The warm interpreter; use it as a context."""
+
+    def __init__(self, modules: Sequence[str] = MODULES) -> None:
+        self._modules = modules
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._pipe: Connection | None = None
+
+    def __enter__(self) -> Self:
+        ours, theirs = socket.socketpair()
+        code = f"from {__name__} import main; main()"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code, str(theirs.fileno()), *self._modules],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **ENV},
+            )
+        self._socket = ours
+        self._pipe = Connection(os.dup(ours.fileno()))
+        self._answer(WARM_UP_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pipe and self._socket and self._process:
+            self._pipe.close()
+            self._socket.close()
+            self._process.wait(ANSWER_S)
+
+    def popen(
+        self,
+        *argv: str | Path,
+        env: Mapping[str, str] | None = None,
+        namespace: str = "",
+    ) -> WarmProcess:
+        """Start ``python ARGV``; its output and errors are one stream."""
+        assert self._pipe is not None
+        assert self._socket is not None
+        words = tuple(map(str, argv))
+        chosen = dict(os.environ if env is None else env)
+        program = Program(words, chosen, os.getcwd(), namespace)
+        output, theirs = os.pipe()
+        socket.send_fds(self._socket, [b"F"], [theirs])
+        os.close(theirs)
+        self._pipe.send(program)
+        return WarmProcess(self, self._answer(ANSWER_S), output)
+
+    def reap(self, pid: int) -> int:
+        """The exit status of a program that has ended."""
+        assert self._pipe is not None
+        assert self._socket is not None
+        self._socket.send(b"R")
+        self._pipe.send(pid)
+        return self._answer(ANSWER_S)
+
+    def _answer(self, within_s: float) -> int:
+        assert self._pipe is not None
+        if not self._pipe.poll(within_s):
+            raise AssertionError("the warm interpreter does not answer")
+        try:
+            return int(self._pipe.recv())
+        except EOFError:
+            raise AssertionError("the warm interpreter has died") from None
+
+
+# -- in the warm interpreter ---------------------------------------------------------
+
+
+def main() -> None:
+    """Import, fork on request, and in every fork: run the program."""
+    fd, *modules = sys.argv[1:]
+    for name in modules:
+        importlib.import_module(name)
+    threads = os.listdir("/proc/self/task")
+    assert len(threads) == 1, f"{len(threads)} threads: all but one would be lost"
+    gc.freeze()  # a collection in a program would touch, and so copy, every page
+    born = serve(int(fd))
+    if born is not None:
+        run(*born)
+
+
+def serve(fd: int) -> tuple[Program, int] | None:
+    """Fork and reap as told; returns in every fork, and at the end in the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the test process decides
+    sock, pipe = socket.socket(fileno=fd), Connection(os.dup(fd))
+    children: set[int] = set()
+    pipe.send(0)
+    while True:
+        order, fds, _, _ = socket.recv_fds(sock, 1, 1)
+        if order == b"F":
+            program = pipe.recv()
+            pid = os.fork()
+            if pid == 0:
+                sock.close()
+                pipe.close()
+                return program, fds[0]
+            os.close(fds[0])
+            children.add(pid)
+            pipe.send(pid)
+        elif order == b"R":
+            pid = pipe.recv()
+            children.discard(pid)
+            pipe.send(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        else:
+            break
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return None
+
+
+# -- in a program --------------------------------------------------------------------
+
+
+def run(program: Program, output: int) -> None:
+    """Become the program; the interpreter ends when this returns or raises."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for fd in (1, 2):
+        os.dup2(output, fd)
+    os.close(output)
+    if program.namespace:
+        enter(program.namespace)
+    os.environ.clear()
+    os.environ.update(program.env)
+    os.chdir(program.folder)
+    first, *rest = program.argv
+    if first == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    elif first == "-m":
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [first, *rest]
+        sys.path.insert(0, os.path.dirname(first))
+        runpy.run_path(first, run_name="__main__")
+
+
+def enter(namespace: str) -> None:
+    """Move this process into a network namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{namespace}") as file:
+        if libc.setns(file.fileno(), CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
