@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test check bench map clean
+.PHONY: setup demo test test-all check bench map clean
 
 setup: $(STAMP)
 
@@ -18,6 +18,9 @@ demo: setup
 	$(BIN)/ringleader demo
 
 test: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+test-all: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: setup

@@ -82,6 +82,7 @@ def assert_passed(found: list[dict[str, str]], at_least: int) -> None:
     assert passed >= at_least, f"{passed} passed; upstream or a gate has changed"
 
 
+@pytest.mark.slow
 def test_the_whole_suite_passes_on_three_ranks(tmp_path: Path) -> None:
     found = outcomes(tmp_path, world_size=3, start="fork", names="", within_s=95)
     assert_passed(found, PASSED_AT_LEAST)
@@ -89,8 +90,11 @@ def test_the_whole_suite_passes_on_three_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("world_size", "start", "names"),
-    [(2, "fork", ON_TWO_RANKS), (4, "fork", ON_FOUR_RANKS), (2, "spawn", SPAWNED)],
-    ids=["2-fork", "4-fork", "2-spawn"],
+    [
+        pytest.param(2, "fork", ON_TWO_RANKS, id="2-fork"),
+        pytest.param(4, "fork", ON_FOUR_RANKS, id="4-fork", marks=pytest.mark.slow),
+        pytest.param(2, "spawn", SPAWNED, id="2-spawn", marks=pytest.mark.slow),
+    ],
 )
 def test_a_selection_passes_in_other_worlds(
     tmp_path: Path, world_size: int, start: str, names: str

@@ -135,6 +135,15 @@ def machines(net: VirtualLan, tmp_path: Path) -> Iterator[Machines]:
             command.close()
 
 
+def test_one_command_on_each_machine_runs_the_script_on_all(machines: Machines) -> None:
+    script = str(machines.folder / "train.py")
+    runs = [machines.run(i, "--nodes", "2", script, "0") for i in range(2)]
+    for run in runs:
+        assert run.end() == 0, "".join(run.lines)
+        assert any("/2 [" in line for line in run.lines)
+
+
+@pytest.mark.slow
 def test_a_lost_machine_is_done_without_and_let_in_again(machines: Machines) -> None:
     script = str(machines.folder / "train.py")
     flags = ("--min-nodes", "2", "--wait", "1", script)
@@ -157,6 +166,7 @@ def test_a_lost_machine_is_done_without_and_let_in_again(machines: Machines) -> 
         run.wait_for("/3 [", after=mark)
 
 
+@pytest.mark.slow
 def test_torchrun_finds_the_others_too(machines: Machines) -> None:
     script = str(machines.folder / "train.py")
     flags = ("--rdzv-backend=mdns", "--nnodes=2", "--rdzv-id=job", script, "1")
