@@ -80,9 +80,7 @@ LONGER = {
 
 BANNED_FOLDERS = {"utils", "util", "common", "core", "shared", "base", "helpers"}
 
-KNOWN_CYCLES = [
-    {"backend.form", "backend.patches", "backend.process_group", "backend.register"},
-]
+KNOWN_CYCLES: list[set[str]] = []
 """File cycles that are about to be removed; never add one."""
 
 

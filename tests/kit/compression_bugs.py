@@ -1,7 +1,7 @@
-"""The wrong compression of the systems that we replace, written anew to be caught.
+"""Compression schemes with known defects, which the tests must detect.
 
-Each does to the gradients what those systems do, and sends the result as it is: only
-the values matter here. The defects are PM-4, PM-13 and PM-14 of the specification.
+Each function changes the gradients as a defective scheme does and sends them
+uncompressed: only the values matter here.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ringleader.groups.group import Group
 from tests.kit.training_tasks import Average, Gradients
 
 Lossy = Callable[[Tensor], Tensor]
-"""The gradients of this rank -> what the others get to see of them."""
+"""The gradients of this rank -> what the other ranks receive."""
 
 
 def truncating_int8(group: Group) -> Average:
-    """PM-13: towards zero instead of to the nearest; PM-14: no residual is kept."""
+    """Round towards zero instead of to the nearest, and keep no residual."""
 
     def lose(gradient: Tensor) -> Tensor:
         scale = gradient.abs().max() / 127
@@ -29,7 +29,7 @@ def truncating_int8(group: Group) -> Average:
 
 
 def scaled_random(group: Group, share: float = 0.1) -> Average:
-    """PM-4: what is kept is divided by its share, and what is not is kept as well."""
+    """Divide the sent values by their share, and keep the others as a residual, too."""
     generator = torch.Generator().manual_seed(42)
     residual = torch.zeros(1)
 
@@ -44,7 +44,7 @@ def scaled_random(group: Group, share: float = 0.1) -> Average:
 
 
 def forgetful_top_k(group: Group, share: float = 0.01) -> Average:
-    """PM-14: the residual is dropped, so small gradients never arrive."""
+    """Drop the residual, so that small gradients are never sent."""
 
     def lose(gradient: Tensor) -> Tensor:
         largest = gradient.abs().topk(max(1, int(share * len(gradient)))).indices
@@ -54,7 +54,7 @@ def forgetful_top_k(group: Group, share: float = 0.01) -> Average:
 
 
 def forgetful_one_bit(group: Group) -> Average:
-    """PM-14 again, where most is lost; zero becomes minus the scale."""
+    """Drop the residual of onebit, and decode zero as minus the scale."""
 
     def lose(gradient: Tensor) -> Tensor:
         scale = gradient.abs().mean()

@@ -1,4 +1,4 @@
-"""Which algorithms exist for which operation, and how to get a rank's program."""
+"""The algorithms of every operation, and the program of a rank by name."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ringleader.errors import ConfigError
 ROOTED = frozenset({"reduce", "broadcast", "gather", "scatter"})
 """Operations that have a root."""
 
-# Builders take (rank, size) or, for rooted operations, (rank, size, root); those of
-# the tree take the arity as their last argument.
+# operation -> algorithm -> builder. Builders take (rank, size) or, for rooted
+# operations, (rank, size, root); those of the tree take the arity as last argument.
 _BUILDERS: dict[str, dict[str, Callable[..., Program]]] = {
     "all_reduce": {
         "ring": ring.all_reduce,
@@ -56,11 +56,11 @@ _BUILDERS: dict[str, dict[str, Callable[..., Program]]] = {
 }
 
 OPERATIONS = tuple(_BUILDERS)
-"""Every collective that has schedules; a barrier is an all_reduce of one byte."""
+"""Every collective with schedules. A barrier is an all_reduce of one byte."""
 
 
 def algorithms(operation: str) -> tuple[str, ...]:
-    """The names that ``program`` accepts for ``operation``."""
+    """Return the algorithm names that ``program`` accepts for ``operation``."""
     return tuple(_BUILDERS[operation])
 
 
@@ -86,14 +86,16 @@ def program(
     root: int = 0,
     arity: int = 2,
 ) -> Program:
-    """The moves of ``rank``; raises ConfigError for a name that does not exist."""
+    """Return the program of ``rank``; raises ConfigError for an unknown algorithm."""
     if algorithm not in _BUILDERS.get(operation, {}):
         known = ", ".join(_BUILDERS.get(operation, {})) or "none"
         raise ConfigError(
-            f"{operation}: no algorithm {algorithm!r}; there are: {known}"
+            f"{operation}: unknown algorithm {algorithm!r}; choose one of: {known}"
         )
     if arity < 2:
         raise ConfigError(f"{operation}: tree arity must be >= 2, got {arity}")
     if not 0 <= root < size:
-        raise ConfigError(f"{operation}: root {root} is not a rank of {size}")
+        raise ConfigError(
+            f"{operation}: root {root} is not one of the ranks 0 to {size - 1}"
+        )
     return list(_program(operation, algorithm, rank, size, root, arity))  # type: ignore[arg-type]

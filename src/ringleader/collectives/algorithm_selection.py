@@ -1,4 +1,4 @@
-"""Which algorithm for which call: a pure function of size, network and wishes."""
+"""Selects the algorithm of a call by its size, the network and the configuration."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ CODED_ALGORITHMS: dict[str, tuple[str, ...]] = {
     "reduce_scatter": ("direct",),
     "all_gather": ("ring", "direct", "doubling", "tree", "star"),
 }
-"""What can travel coded: one rank makes each chunk's result, the others copy it; and no
-sum passes through a rank that has no place for it."""
+"""The algorithms that support codecs: one rank computes the result of each chunk and
+the others copy it, and no partial sum passes through a rank that cannot store it."""
 INT8_SHARE = 1028 / 4096
-"""Of float32, with the scales."""
+"""Size of int8 data, scales included, as a share of float32."""
 INT8_ADDITIONS = 5.0
-"""To encode and decode a tensor, and to keep what is lost, takes as long as adding it
-so often (measured: 1 GB/s where additions make 5)."""
+"""Encoding and decoding a tensor, with its error, takes as long as this many additions
+of it (measured: 1 GB/s on a machine that adds 5 GB/s)."""
 CODED_PEER_S = 0.5e-3
-"""What a coded call takes longer per peer, however short: 0.2 ms where every rank has a
-core, more where they share some."""
-WORTH_IT = 0.75
-"""Predictions err: only what should take less than this share is worth a change."""
+"""Extra time of a coded call per peer, for any size: 0.2 ms if every rank has a core,
+more if ranks share cores."""
+MIN_GAIN = 0.75
+"""A codec is used only if its predicted time is below this share of the uncoded time,
+because predictions are inexact."""
 EXCHANGE_BYTES = 256 << 10
-"""What a rank may send in one exchange, to all peers together; its pieces travel in
-lock-step, so beyond this it is never the best."""
+"""The most bytes that a rank sends to all peers together in one exchange. Its pieces
+travel in lock-step, so it is never the best algorithm for more."""
 
 
 def choose_algorithm(
@@ -49,20 +50,21 @@ def choose_algorithm(
     config: CollectiveConfig | None = None,
     algorithm: str | None = None,
 ) -> tuple[str, int, str]:
-    """(algorithm, arity, reason). An explicit wish is honoured, the rest is priced.
+    """Return (algorithm, arity, reason) for one call.
 
-    Every rank must come to the same answer, so only arguments that are equal on all of
-    them may be used: the network is exchanged at formation for that purpose.
+    The call's own ``algorithm`` comes first, then the configuration, then the lowest
+    predicted time. Every rank must choose the same, so only arguments that are equal on
+    all ranks are used: the network is exchanged when a group is formed.
     """
     config = config or CollectiveConfig()
     if algorithm is not None and algorithm != AUTO:
         name, arity = parse_strategy(operation, algorithm, config.tree_arity)
-        return name, arity, "asked for in the call"
+        return name, arity, "requested in the call"
     if network.size == 1:
         return algorithms(operation)[0], 2, "a group of one"
     if config.num_nodes is not None and operation in HIERARCHICAL:
         _check_hosts(network, config)
-        return "hierarchy", config.tree_arity, "the configuration names hosts"
+        return "hierarchy", config.tree_arity, "num_nodes is set in the configuration"
     name, arity = config.strategy(operation)
     if name != AUTO:
         return name, arity, "set in the configuration"
@@ -79,17 +81,19 @@ def choose_algorithm(
 def choose_coded_algorithm(
     operation: str, num_bytes: int, network: Network, algorithm: str | None = None
 ) -> tuple[str, int, str]:
-    """(algorithm, arity, reason) for a call that travels as ``num_bytes`` of a codec.
+    """Return (algorithm, arity, reason) for a call that sends ``num_bytes`` encoded.
 
-    What the configuration says of algorithms is about tensors as they are.
+    The algorithms in the configuration apply to calls without a codec only.
     """
     known = CODED_ALGORITHMS.get(operation, ())
     if algorithm is not None and algorithm != AUTO:
         name, arity = parse_strategy(operation, algorithm, 2)
         if name not in known:
             can = ", ".join(known) or "none"
-            raise ConfigError(f"{operation}: {name} cannot travel coded; can: {can}")
-        return name, arity, "asked for in the call"
+            raise ConfigError(
+                f"{operation}: algorithm {name} supports no codec; these do: {can}"
+            )
+        return name, arity, "requested in the call"
     if network.size == 1:
         return known[0], 2, "a group of one"
     prices = _prices(operation, num_bytes, network, 0, 2)
@@ -97,16 +101,16 @@ def choose_coded_algorithm(
 
 
 def choose_codec(operation: str, num_bytes: int, network: Network) -> str | None:
-    """The codec that is worth its time here; None if none is."""
+    """Return the codec that "auto" uses; None if none is predicted to be faster."""
     if network.size == 1 or network.shares_memory:
         return None
-    as_it_is = min(_prices(operation, num_bytes, network, 0, 2).values())
+    uncoded_s = min(_prices(operation, num_bytes, network, 0, 2).values())
     coded = _prices(operation, round(num_bytes * INT8_SHARE), network, 0, 2)
-    crowd = max(len(ranks) for ranks in network.host_lists()) / network.cores
-    speed = network.reduce_bandwidth / INT8_ADDITIONS / max(1.0, crowd)
-    as_int8 = min(coded[n] for n in CODED_ALGORITHMS[operation]) + num_bytes / speed
-    as_int8 += CODED_PEER_S * (network.size - 1)
-    return "int8" if as_int8 < WORTH_IT * as_it_is else None
+    ranks_per_core = max(len(ranks) for ranks in network.host_lists()) / network.cores
+    speed = network.reduce_bandwidth / INT8_ADDITIONS / max(1.0, ranks_per_core)
+    int8_s = min(coded[n] for n in CODED_ALGORITHMS[operation]) + num_bytes / speed
+    int8_s += CODED_PEER_S * (network.size - 1)
+    return "int8" if int8_s < MIN_GAIN * uncoded_s else None
 
 
 def _check_hosts(network: Network, config: CollectiveConfig) -> None:
@@ -124,7 +128,7 @@ def _check_hosts(network: Network, config: CollectiveConfig) -> None:
 def _prices(
     operation: str, num_bytes: int, network: Network, root: int, arity: int
 ) -> dict[str, float]:
-    """Predicted seconds of every algorithm."""
+    """Return algorithm -> predicted seconds."""
     prices = {}
     for name in algorithms(operation):
         if name == "exchange" and num_bytes * (network.size - 1) > EXCHANGE_BYTES:
@@ -156,15 +160,15 @@ def _hierarchy_profile(network: Network) -> ScheduleProfile:
 def hierarchy_program(
     operation: str, rank: int, network: Network, root: int, config: CollectiveConfig
 ) -> Program:
-    """One algorithm inside each host, another across, as configured."""
+    """Return the program of ``rank``: one algorithm inside each host, one across."""
     hosts = network.host_lists()
-    # The seeds' configurations set the local all_reduce; its two halves follow it.
+    # local_all_reduce also applies to its two halves, unless these are configured.
     inner = config.local_all_reduce
     local_reduce = _rooted("reduce", (config.local_reduce, inner), config)
     local_broadcast = _rooted("broadcast", (config.local_broadcast, inner), config)
     if operation == "all_reduce":
-        wish = config.global_all_reduce or AUTO
-        across, arity = parse_strategy(operation, wish, config.tree_arity)
+        strategy = config.global_all_reduce or AUTO
+        across, arity = parse_strategy(operation, strategy, config.tree_arity)
         if across not in algorithms(operation) or across == "exchange":
             across = "ring"
         return hierarchy.all_reduce(
@@ -182,18 +186,18 @@ def hierarchy_program(
         return hierarchy.broadcast(
             rank, hosts, root, local=local_broadcast, across=outer
         )
-    text = f"{operation}: there is no hierarchy for it, only for {sorted(HIERARCHICAL)}"
-    raise ConfigError(text)
+    known = ", ".join(sorted(HIERARCHICAL))
+    raise ConfigError(f"{operation}: only {known} support the algorithm hierarchy")
 
 
 def _rooted(
-    operation: str, wishes: tuple[str, ...], config: CollectiveConfig
+    operation: str, strategies: tuple[str, ...], config: CollectiveConfig
 ) -> hierarchy.Rooted:
-    """The first wish that names an algorithm of ``operation``, else the star."""
+    """Return a builder for the first strategy that ``operation`` has, else the star."""
     name, arity = "star", config.tree_arity
-    for wish in wishes:
-        base = wish.partition(":")[0]
+    for strategy in strategies:
+        base = strategy.partition(":")[0]
         if base in algorithms(operation):
-            name, arity = parse_strategy(operation, wish, config.tree_arity)
+            name, arity = parse_strategy(operation, strategy, config.tree_arity)
             break
     return lambda r, n, root: program(operation, name, r, n, root=root, arity=arity)

@@ -1,13 +1,13 @@
-"""What a schedule costs on a measured network.
+"""The cost model: predicts the time of a schedule on a measured network.
 
 A schedule is reduced to a profile: the longest chain of messages, and the share of the
-tensor each rank sends, receives and reduces. With cut-through the bytes of all steps
-overlap, so
+tensor that each rank sends, receives and reduces. With cut-through forwarding the bytes
+of all steps overlap, so
 
     time = depth * (software + latency) + max over ranks (bytes) / bandwidth + reduction
 
-which needs no simulation and is exact for the patterns here when links are equal. On
-one host all ranks share its cores, so what they copy and add is summed instead.
+which needs no simulation and is exact for our schedules on equal links. The ranks of
+one host share its cores, so their copies and additions are summed instead.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from ringleader.collectives.algorithm import program
 from ringleader.collectives.schedule import Kind, Program
 
 WIRE_FAN_IN = 0.2
-"""What each further sender to one rank costs of the wire: TCP streams that meet do not
-share it evenly, the last one counts, and they lose packets. Measured at 1 Gbit/s, 4
-hosts: 3 senders 7 to 9 % at 32 MiB, 40 to 85 % at 256 KiB back to back."""
+"""Extra wire time for each further sender to the same rank: concurrent TCP streams do
+not share the wire evenly, the last one counts, and they lose packets. Measured at
+1 Gbit/s, 4 hosts: 3 senders 7 to 9 % at 32 MiB, 40 to 85 % at 256 KiB back to back."""
 HOST_FAN_IN = 0.08
-"""The same inside a host, where more lanes mean more, smaller system calls. Measured on
-loopback, 4 ranks on 2 cores, 4 MiB: 3 senders 20 %."""
+"""The same inside a host, where more senders mean more and smaller system calls.
+Measured on loopback, 4 ranks on 2 cores, 4 MiB: 3 senders 20 %."""
 COPY_BANDWIDTH = 5e9
-"""Bytes per second one core moves through a link, on either side."""
+"""Bytes per second that one core copies into or out of a link."""
 SOFTWARE_S = 30e-6
-"""What our own code costs per step, when every rank has a core to itself."""
+"""Time of our own code per step if every rank has a core to itself."""
 MESSAGE_SHARE = 0.15
-"""Of that, what each message costs its rank."""
+"""Time of our own code per message, as a share of SOFTWARE_S."""
 STREAM_SHARE = 2.5
-"""Of that, what it costs to set the lanes of a stream up; an exchange needs none."""
+"""Time to set up the lanes of a stream, as a share of SOFTWARE_S; an exchange has
+none."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """One direction of one pair, as measured when the group was formed."""
+    """One direction between two ranks, as measured when the group was formed."""
 
     latency_s: float
     bandwidth: float
@@ -49,12 +50,12 @@ class LinkCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What the cost model knows of a group; equal on all its ranks."""
+    """The measured network of a group; equal on all its ranks."""
 
     links: tuple[tuple[LinkCost | None, ...], ...]
-    """links[a][b]: from a to b; None on the diagonal."""
+    """links[a][b] leads from rank a to rank b; None on the diagonal."""
     hosts: tuple[int, ...]
-    """hosts[rank]: the number of the host it lives on."""
+    """hosts[rank] is the number of its host."""
     shares_memory: bool = False
     """Whether ranks of one host have mapped each other's segments."""
     cores: int = 2
@@ -68,18 +69,18 @@ class Network:
 
     @classmethod
     def unknown(cls, size: int) -> Self:
-        """Before anything is measured: a home network, every rank a host of its own."""
+        """Assume a home network with one rank per host, before measurement."""
         link = LinkCost(latency_s=100e-6, bandwidth=125e6)
         row = tuple(link for _ in range(size))
         return cls(links=(row,) * size, hosts=tuple(range(size)))
 
     def part(self, ranks: Sequence[int]) -> Self:
-        """What is known of the links among some of the ranks."""
+        """Return the network of a subset of ranks."""
         links = tuple(tuple(self.links[a][b] for b in ranks) for a in ranks)
         return replace(self, links=links, hosts=tuple(self.hosts[r] for r in ranks))
 
     def host_lists(self) -> list[list[int]]:
-        """The ranks of each host, hosts in the order of their first rank."""
+        """Return the ranks of each host, hosts ordered by their first rank."""
         hosts: dict[int, list[int]] = {}
         for rank, host in enumerate(self.hosts):
             hosts.setdefault(host, []).append(rank)
@@ -88,11 +89,11 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleProfile:
-    """A schedule in numbers; shares are fractions of the whole tensor."""
+    """The quantities that determine a schedule's time; shares are of the tensor."""
 
     depth: int
     messages: int
-    """The most messages any rank sends and receives."""
+    """The most messages that any rank sends and receives."""
     sent: tuple[float, ...]
     received: tuple[float, ...]
     reduced: tuple[float, ...]
@@ -100,14 +101,14 @@ class ScheduleProfile:
     fan_in: int
     """The most peers that send to one rank."""
     is_exchange: bool = False
-    """Run by the exchange engine: one call to and from everybody."""
+    """Whether the exchange engine runs it: one call to and from every peer."""
 
 
 @lru_cache(maxsize=1024)
 def profile(
     operation: str, algorithm: str, size: int, root: int, arity: int
 ) -> ScheduleProfile:
-    """The profile of one named schedule."""
+    """Return the profile of a named algorithm."""
     programs = [
         program(operation, algorithm, r, size, root=root, arity=arity)
         for r in range(size)
@@ -118,7 +119,7 @@ def profile(
 
 
 def profile_programs(operation: str, programs: list[Program]) -> ScheduleProfile:
-    """The profile of any schedule; chunks count as equal shares."""
+    """Return the profile of any schedule; chunks count as equal shares."""
     size = len(programs)
     chunks = 1 + max((m.chunk for p in programs for m in p), default=0)
     if operation == "all_to_all":
@@ -147,7 +148,7 @@ def profile_programs(operation: str, programs: list[Program]) -> ScheduleProfile
 
 
 def _depth(programs: list[Program]) -> int:
-    """Length of the longest chain of messages that wait for one another."""
+    """Return the length of the longest chain of dependent messages."""
     ready: dict[tuple[int, int], int] = {}
     wires: dict[tuple[int, int], deque[int]] = {}
     at = [0] * len(programs)
@@ -172,7 +173,7 @@ def _depth(programs: list[Program]) -> int:
 
 
 def predict_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float:
-    """Predicted seconds of one operation on ``num_bytes``."""
+    """Predict the seconds of one operation on ``num_bytes``."""
     used = [network.links[a][b] for a, b in shape.links]
     latency_s = max((link.latency_s for link in used if link), default=0.0)
     most = max(len(ranks) for ranks in network.host_lists())
@@ -187,7 +188,7 @@ def predict_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float
 
 
 def _wire_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float:
-    """The busiest link between hosts, or card; the ranks of a host share one."""
+    """Return the time of the busiest link or network card; a host has one card."""
     slowest = 0.0
     sent: dict[int, float] = {}
     received: dict[int, float] = {}
@@ -208,9 +209,10 @@ def _wire_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float:
 
 
 def _host_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float:
-    """What the cores of the busiest host do: copies into and out of links, adds.
+    """Return the time of the busiest host for copies and additions.
 
-    A rank is one thread, so neither the busiest rank nor the sum can be beaten.
+    A rank is one thread, so the time is at least that of the busiest rank, and at least
+    the sum of all ranks of a host divided by its cores.
     """
     busy = [
         (shape.sent[r] + shape.received[r]) / COPY_BANDWIDTH

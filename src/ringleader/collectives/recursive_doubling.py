@@ -1,9 +1,9 @@
 """Recursive doubling and halving: ceil(log2 n) steps, for any number of ranks.
 
-``all_reduce`` exchanges the whole tensor log2 n times (latency). ``halving_all_reduce``
-is the bandwidth-optimal pair: a reduce-scatter that halves what it sends, then an
-all-gather that doubles it, 2(n-1)/n S bytes per rank. Both halves use Bruck's pattern
-and its mirror image, which need no power of two.
+``all_reduce`` exchanges the whole tensor log2 n times: low latency.
+``halving_all_reduce`` is bandwidth-optimal: a reduce-scatter that halves its messages
+in every step, then an all-gather that doubles them, 2(n-1)/n S bytes per rank. Both
+use Bruck's algorithm, mirrored for the reduce-scatter, which needs no power of two.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from ringleader.collectives.schedule import Program, copy, reduce, send
 
 
 def _distances(size: int) -> list[int]:
-    """1, 2, 4, ... below ``size``."""
+    """Return the powers of two below ``size``."""
     return [1 << i for i in range((size - 1).bit_length())]
 
 
 def all_reduce(rank: int, size: int) -> Program:
-    """One chunk. Ranks beyond the largest power of two lend their tensor to a twin."""
+    """Reduce one chunk. Ranks beyond the largest power of two send theirs to a twin."""
     full = 1 << (size.bit_length() - 1)
     if rank >= full:
         return [send(rank - full, 0), copy(rank - full, 0)]
@@ -31,7 +31,7 @@ def all_reduce(rank: int, size: int) -> Program:
 
 
 def all_gather(rank: int, size: int) -> Program:
-    """n chunks; after the step at distance d rank r holds chunks r to r + 2d - 1."""
+    """Gather n chunks; after distance d, rank r holds chunks r to r + 2d - 1."""
     moves: Program = []
     for distance in _distances(size):
         run = range(min(distance, size - distance))
@@ -42,7 +42,7 @@ def all_gather(rank: int, size: int) -> Program:
 
 
 def reduce_scatter(rank: int, size: int) -> Program:
-    """The mirror image of ``all_gather``: what was received is sent, and reversed."""
+    """Mirror ``all_gather``: reverse the steps, swap sends and receives."""
     moves: Program = []
     for distance in reversed(_distances(size)):
         run = range(min(distance, size - distance))
@@ -53,12 +53,12 @@ def reduce_scatter(rank: int, size: int) -> Program:
 
 
 def halving_all_reduce(rank: int, size: int) -> Program:
-    """n chunks: halve, then double."""
+    """Reduce-scatter by halving, then all-gather by doubling."""
     return reduce_scatter(rank, size) + all_gather(rank, size)
 
 
 def broadcast(rank: int, size: int, root: int) -> Program:
-    """Binomial tree: at distance d, d ranks already hold the chunk."""
+    """Broadcast by a binomial tree: before distance d, d ranks hold the chunk."""
     place = (rank - root) % size
     moves: Program = []
     for distance in _distances(size):
@@ -70,7 +70,7 @@ def broadcast(rank: int, size: int, root: int) -> Program:
 
 
 def reduce_to(rank: int, size: int, root: int) -> Program:
-    """The mirror image of ``broadcast``."""
+    """Mirror ``broadcast``: reduce along the same binomial tree."""
     place = (rank - root) % size
     moves: Program = []
     for distance in reversed(_distances(size)):

@@ -1,4 +1,4 @@
-"""Ring: each rank talks to its right and left only; every byte crosses each link once.
+"""Ring algorithms: each rank sends to its right and receives from its left only.
 
 Steps and bytes per rank for S bytes and n ranks: all_reduce 2(n-1) steps, 2(n-1)/n S;
 reduce_scatter and all_gather half of that; broadcast and reduce are pipelines along
@@ -11,7 +11,7 @@ from ringleader.collectives.schedule import Program, copy, reduce, send
 
 
 def reduce_scatter(rank: int, size: int) -> Program:
-    """n chunks; chunk i ends complete on rank i."""
+    """Reduce n chunks so that chunk i ends complete on rank i."""
     right, left = (rank + 1) % size, (rank - 1) % size
     moves: Program = []
     for i in range(1, size):
@@ -20,7 +20,7 @@ def reduce_scatter(rank: int, size: int) -> Program:
 
 
 def all_gather(rank: int, size: int) -> Program:
-    """n chunks; chunk i starts on rank i and ends everywhere."""
+    """Send n chunks around the ring: chunk i starts on rank i and ends on all."""
     right, left = (rank + 1) % size, (rank - 1) % size
     moves: Program = []
     for i in range(size - 1):
@@ -29,12 +29,12 @@ def all_gather(rank: int, size: int) -> Program:
 
 
 def all_reduce(rank: int, size: int) -> Program:
-    """n chunks, reduced on the way round once, gathered on the second."""
+    """Reduce n chunks on the first way round, gather them on the second."""
     return reduce_scatter(rank, size) + all_gather(rank, size)
 
 
 def broadcast(rank: int, size: int, root: int) -> Program:
-    """One chunk handed on from the root to the rank left of it."""
+    """Forward one chunk from the root along the ring."""
     place = (rank - root) % size
     moves: Program = []
     if place > 0:
@@ -45,7 +45,7 @@ def broadcast(rank: int, size: int, root: int) -> Program:
 
 
 def reduce_to(rank: int, size: int, root: int) -> Program:
-    """One chunk that collects every rank on its way to the root."""
+    """Add every rank to one chunk on its way along the ring to the root."""
     place = (rank - root) % size
     moves: Program = []
     if place < size - 1:

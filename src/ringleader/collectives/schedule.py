@@ -1,4 +1,4 @@
-"""What a collective is here: one list of moves per rank, and nothing else.
+"""The representation of a collective: one list of moves per rank.
 
 Theory of operation. A tensor is cut into chunks. A schedule is the program of one rank:
 moves in order, each sending one chunk to a peer, or receiving one and either adding it
@@ -18,14 +18,13 @@ them in virtual time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
 from itertools import pairwise
 from typing import NamedTuple
 
 
 class Kind(IntEnum):
-    """What a move does with its chunk."""
+    """How a move handles its chunk."""
 
     SEND = 0
     REDUCE = 1
@@ -43,27 +42,24 @@ class Move(NamedTuple):
 Program = list[Move]
 """The moves of one rank, in order."""
 
-Schedule = Callable[[int], Program]
-"""rank -> its program."""
-
 
 def send(peer: int, chunk: int) -> Move:
-    """Send ``chunk`` as it is held when all earlier moves on it are done."""
+    """Send ``chunk`` after all earlier moves on it."""
     return Move(Kind.SEND, peer, chunk)
 
 
 def reduce(peer: int, chunk: int) -> Move:
-    """Receive from ``peer`` and combine with what is held."""
+    """Receive ``chunk`` from ``peer`` and add it to our own."""
     return Move(Kind.REDUCE, peer, chunk)
 
 
 def copy(peer: int, chunk: int) -> Move:
-    """Receive from ``peer`` and replace what is held."""
+    """Receive ``chunk`` from ``peer`` and replace our own."""
     return Move(Kind.COPY, peer, chunk)
 
 
 def split(count: int, parts: int) -> list[tuple[int, int]]:
-    """Cut ``range(count)`` into ``parts`` runs that differ by at most one in length."""
+    """Split ``range(count)`` into ``parts`` ranges of nearly equal length."""
     base, extra = divmod(count, parts)
     starts = [i * base + min(i, extra) for i in range(parts + 1)]
     return list(pairwise(starts))

@@ -1,7 +1,7 @@
-"""Prove schedules: run all ranks symbolically and see where every contribution ends.
+"""Verifies schedules by running all ranks symbolically.
 
 The state of a chunk on a rank is the multiset of ranks whose data it contains. Sends
-never block here, as in the engine, so a schedule that gets stuck is wrong by itself.
+never block, as in the engine, so a schedule that deadlocks here is wrong.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Callable
 from ringleader.collectives.schedule import Kind, Move, Program
 
 Held = dict[tuple[int, int], Counter[int]]
-"""(rank, chunk) -> whose data it contains, and how often."""
+"""(rank, chunk) -> how often it contains the data of each rank."""
 
 
 class ScheduleError(AssertionError):
-    """The schedule is wrong; the text says where."""
+    """The schedule is wrong at the place that the text names."""
 
 
 def execute(programs: list[Program], held: Held) -> Held:
-    """The state after all programs have run; ``held`` is the state before."""
+    """Run all programs from the state ``held``; return the final state."""
     held = {place: Counter(c) for place, c in held.items()}
     wires: dict[tuple[int, int], deque[tuple[int, Counter[int]]]] = {}
     at = [0] * len(programs)
@@ -33,7 +33,7 @@ def execute(programs: list[Program], held: Held) -> Held:
                 at[rank] += 1
         if sum(at) == before:
             stuck = {r: p[at[r]] for r, p in enumerate(programs) if at[r] < len(p)}
-            raise ScheduleError(f"nobody can move: {stuck}")
+            raise ScheduleError(f"deadlock: {stuck}")
     left = {pair: len(q) for pair, q in wires.items() if q}
     if left:
         raise ScheduleError(f"sent but never received: {left}")
@@ -46,11 +46,11 @@ def _step(
     held: Held,
     wires: dict[tuple[int, int], deque[tuple[int, Counter[int]]]],
 ) -> bool:
-    """Do one move; False when what it needs has not arrived."""
+    """Do one move; return False if the chunk it receives has not arrived."""
     here = (rank, move.chunk)
     if move.kind is Kind.SEND:
         if here not in held:
-            raise ScheduleError(f"rank {rank} sends chunk {move.chunk} it never had")
+            raise ScheduleError(f"rank {rank} sends chunk {move.chunk}, which it lacks")
         wire = wires.setdefault((rank, move.peer), deque())
         wire.append((move.chunk, Counter(held[here])))
         return True
@@ -88,56 +88,56 @@ def _num_chunks(programs: list[Program]) -> int:
 
 
 def check_all_reduce(programs: list[Program]) -> None:
-    """Every chunk on every rank holds every rank exactly once."""
+    """Check that every chunk on every rank holds every rank exactly once."""
     size, k = len(programs), _num_chunks(programs)
     held = execute(programs, _mine(size, k))
     _expect(held, {(r, c): _all(size) for r in range(size) for c in range(k)})
 
 
 def check_reduce(programs: list[Program], root: int) -> None:
-    """The root's chunks hold every rank exactly once."""
+    """Check that the root's chunks hold every rank exactly once."""
     size, k = len(programs), _num_chunks(programs)
     held = execute(programs, _mine(size, k))
     _expect(held, {(root, c): _all(size) for c in range(k)})
 
 
 def check_broadcast(programs: list[Program], root: int) -> None:
-    """Everybody ends with the root's chunks, whatever was there before."""
+    """Check that every rank ends with the root's chunks only."""
     size, k = len(programs), _num_chunks(programs)
     held = execute(programs, {(root, c): Counter([root]) for c in range(k)})
     _expect(held, {(r, c): Counter([root]) for r in range(size) for c in range(k)})
 
 
 def check_reduce_scatter(programs: list[Program]) -> None:
-    """Chunk i is complete on rank i."""
+    """Check that chunk i is complete on rank i."""
     size = len(programs)
     held = execute(programs, _mine(size, size))
     _expect(held, {(r, r): _all(size) for r in range(size)})
 
 
 def check_all_gather(programs: list[Program]) -> None:
-    """Chunk i, from rank i, is everywhere."""
+    """Check that chunk i, from rank i, is on every rank."""
     size = len(programs)
     held = execute(programs, {(r, r): Counter([r]) for r in range(size)})
     _expect(held, {(r, c): Counter([c]) for r in range(size) for c in range(size)})
 
 
 def check_gather(programs: list[Program], root: int) -> None:
-    """Chunk i, from rank i, is on the root."""
+    """Check that chunk i, from rank i, is on the root."""
     size = len(programs)
     held = execute(programs, {(r, r): Counter([r]) for r in range(size)})
     _expect(held, {(root, c): Counter([c]) for c in range(size)})
 
 
 def check_scatter(programs: list[Program], root: int) -> None:
-    """Chunk i, from the root, is on rank i."""
+    """Check that chunk i, from the root, is on rank i."""
     size = len(programs)
     held = execute(programs, {(root, c): Counter([root]) for c in range(size)})
     _expect(held, {(r, r): Counter([root]) for r in range(size)})
 
 
 def check_all_to_all(programs: list[Program]) -> None:
-    """Chunk i*n + j has gone from rank i to rank j."""
+    """Check that chunk i*n + j has gone from rank i to rank j."""
     n = len(programs)
     start = {(i, i * n + j): Counter([i]) for i in range(n) for j in range(n)}
     held = execute(programs, start)
@@ -154,4 +154,4 @@ CHECKS: dict[str, Callable[..., None]] = {
     "scatter": check_scatter,
     "all_to_all": check_all_to_all,
 }
-"""Operation -> its proof; rooted operations take the root as second argument."""
+"""operation -> its check; those of rooted operations take the root, too."""

@@ -1,7 +1,7 @@
-"""Star: one rank in the middle (the seeds' "centralized").
+"""Star algorithms: all ranks communicate with one central rank.
 
-Two steps at most, and the middle moves (n-1) S bytes: right for tiny tensors, for two
-ranks, and where only one rank can be reached from outside.
+They take two steps at most, and the central rank moves (n-1) S bytes. They suit tiny
+tensors, two ranks, and networks where only one rank accepts connections.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def _others(root: int, size: int) -> list[int]:
 
 
 def reduce_to(rank: int, size: int, root: int, num_chunks: int = 1) -> Program:
-    """The root adds every rank's chunks, in rank order."""
+    """Add every rank's chunks on the root, in rank order."""
     chunks = range(num_chunks)
     if rank != root:
         return [send(root, c) for c in chunks]
@@ -22,7 +22,7 @@ def reduce_to(rank: int, size: int, root: int, num_chunks: int = 1) -> Program:
 
 
 def broadcast(rank: int, size: int, root: int, num_chunks: int = 1) -> Program:
-    """The root sends every chunk to every rank."""
+    """Send every chunk from the root to every rank."""
     chunks = range(num_chunks)
     if rank != root:
         return [copy(root, c) for c in chunks]
@@ -30,29 +30,29 @@ def broadcast(rank: int, size: int, root: int, num_chunks: int = 1) -> Program:
 
 
 def all_reduce(rank: int, size: int) -> Program:
-    """Through rank 0."""
+    """Reduce to rank 0, then broadcast from it."""
     return reduce_to(rank, size, 0) + broadcast(rank, size, 0)
 
 
 def gather(rank: int, size: int, root: int) -> Program:
-    """Chunk i goes from rank i to the root."""
+    """Send chunk i from rank i to the root."""
     if rank != root:
         return [send(root, rank)]
     return [copy(p, p) for p in _others(root, size)]
 
 
 def scatter(rank: int, size: int, root: int) -> Program:
-    """Chunk i goes from the root to rank i."""
+    """Send chunk i from the root to rank i."""
     if rank != root:
         return [copy(root, rank)]
     return [send(p, p) for p in _others(root, size)]
 
 
 def all_gather(rank: int, size: int) -> Program:
-    """Gather on rank 0, then broadcast everything."""
+    """Gather on rank 0, then broadcast all chunks."""
     return gather(rank, size, 0) + broadcast(rank, size, 0, size)
 
 
 def reduce_scatter(rank: int, size: int) -> Program:
-    """Reduce everything on rank 0, then scatter."""
+    """Reduce all chunks on rank 0, then scatter."""
     return reduce_to(rank, size, 0, size) + scatter(rank, size, 0)

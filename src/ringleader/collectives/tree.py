@@ -1,7 +1,7 @@
-"""k-ary tree: heap numbering from the root, rotated so that any rank can be root.
+"""Tree algorithms on a k-ary tree, numbered like a heap and rotated to any root.
 
-Depth d = ceil(log_k n). all_reduce 2d steps; an inner rank moves (k+1) S bytes each
-way, so trees are for latency, not for bandwidth.
+The depth is d = ceil(log_k n). An all_reduce takes 2d steps, and an inner rank moves
+(k+1) S bytes each way: trees have low latency, not high bandwidth.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from ringleader.collectives.schedule import Program, copy, reduce, send
 
 
 def parent_of(rank: int, size: int, root: int, arity: int) -> int | None:
-    """The rank above, or None at the root."""
+    """Return the parent of ``rank``, or None for the root."""
     place = (rank - root) % size
     return None if place == 0 else ((place - 1) // arity + root) % size
 
 
 def children_of(rank: int, size: int, root: int, arity: int) -> list[int]:
-    """The ranks below, in heap order."""
+    """Return the children of ``rank``, in heap order."""
     place = (rank - root) % size
     first = place * arity + 1
     return [(p + root) % size for p in range(first, min(first + arity, size))]
@@ -32,7 +32,7 @@ def _subtree(rank: int, size: int, root: int, arity: int) -> list[int]:
 def reduce_to(
     rank: int, size: int, root: int, arity: int = 2, num_chunks: int = 1
 ) -> Program:
-    """Every chunk is collected from the children and passed up."""
+    """Add every chunk from the children and send it to the parent."""
     parent = parent_of(rank, size, root, arity)
     children = children_of(rank, size, root, arity)
     moves: Program = []
@@ -46,7 +46,7 @@ def reduce_to(
 def broadcast(
     rank: int, size: int, root: int, arity: int = 2, num_chunks: int = 1
 ) -> Program:
-    """Every chunk comes from the parent and goes to the children."""
+    """Receive every chunk from the parent and send it to the children."""
     parent = parent_of(rank, size, root, arity)
     children = children_of(rank, size, root, arity)
     moves: Program = []
@@ -58,12 +58,12 @@ def broadcast(
 
 
 def all_reduce(rank: int, size: int, arity: int = 2) -> Program:
-    """Up to rank 0 and down again."""
+    """Reduce to rank 0, then broadcast from it."""
     return reduce_to(rank, size, 0, arity) + broadcast(rank, size, 0, arity)
 
 
 def gather(rank: int, size: int, root: int, arity: int = 2) -> Program:
-    """Chunk i starts on rank i; all end on the root."""
+    """Forward chunk i from rank i to the root."""
     moves: Program = []
     for child in children_of(rank, size, root, arity):
         moves += (copy(child, c) for c in _subtree(child, size, root, arity))
@@ -74,7 +74,7 @@ def gather(rank: int, size: int, root: int, arity: int = 2) -> Program:
 
 
 def scatter(rank: int, size: int, root: int, arity: int = 2) -> Program:
-    """All chunks start on the root; chunk i ends on rank i."""
+    """Forward chunk i from the root to rank i."""
     moves: Program = []
     parent = parent_of(rank, size, root, arity)
     if parent is not None:
@@ -85,10 +85,10 @@ def scatter(rank: int, size: int, root: int, arity: int = 2) -> Program:
 
 
 def all_gather(rank: int, size: int, arity: int = 2) -> Program:
-    """Gather to rank 0, then broadcast everything (own chunks come back too)."""
+    """Gather on rank 0, then broadcast all chunks, including each rank's own."""
     return gather(rank, size, 0, arity) + broadcast(rank, size, 0, arity, size)
 
 
 def reduce_scatter(rank: int, size: int, arity: int = 2) -> Program:
-    """Reduce everything to rank 0, then scatter."""
+    """Reduce all chunks to rank 0, then scatter."""
     return reduce_to(rank, size, 0, arity, size) + scatter(rank, size, 0, arity)

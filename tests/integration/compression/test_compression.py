@@ -125,7 +125,7 @@ def check_nothing_is_lost(make: Make, size: int = 3, shapes: Shapes = SHAPES) ->
 
 
 def check_a_constant_arrives(make: Make, steps: int = 120) -> None:
-    """PM-4: a gradient of 1.0 moves every weight by 1.0 per step, on average."""
+    """A gradient of 1.0 moves every weight by 1.0 per step, on average."""
 
     def live(group: Group) -> Tensor:
         averager, moved = make(), torch.zeros(200)
@@ -141,7 +141,7 @@ def check_a_constant_arrives(make: Make, steps: int = 120) -> None:
 
 
 def check_values_do_not_shrink(make: Make) -> None:
-    """PM-13: what arrives is as large as what was sent, within a thousandth."""
+    """What arrives is as large as what was sent, within a thousandth."""
     shapes: Shapes = {"weight": (30_000,)}
     ranks = train(make, 2, steps=1, shapes=shapes)
     wanted = exact_mean([r[0].inputs["weight"] for r in ranks])
@@ -263,7 +263,7 @@ def test_every_floating_type_is_averaged(name: str, dtype: torch.dtype) -> None:
 
 
 def test_strided_tensors_and_any_order_of_names() -> None:
-    """ZF-4: dictionaries of other orders mean the same."""
+    """Dictionaries may have another order on every rank."""
 
     def live(group: Group) -> Tensors:
         plain = gradients(SHAPES, group.rank, 0)
@@ -320,7 +320,7 @@ class Seed:
 
 
 class TruncatingInt8(Seed):
-    """PM-13: towards zero. PM-14: no residual."""
+    """It rounds towards zero and keeps no residual."""
 
     def lose(self, total: Tensor) -> tuple[Tensor, Tensor]:
         scale = total.abs().max() / 127
@@ -328,7 +328,7 @@ class TruncatingInt8(Seed):
 
 
 class ScaledRandom(Seed):
-    """PM-4: divided by the share, and the rest kept as well."""
+    """It divides by the share and keeps the rest as well."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -340,7 +340,7 @@ class ScaledRandom(Seed):
 
 
 class ForgetfulOneBit(Seed):
-    """PM-14: the residual is dropped; and zero means minus one."""
+    """It drops the residual, and zero decodes to minus the scale."""
 
     def lose(self, total: Tensor) -> tuple[Tensor, Tensor]:
         scale = total.abs().mean()
@@ -348,7 +348,7 @@ class ForgetfulOneBit(Seed):
 
 
 class ForgetfulTopK(Seed):
-    """PM-14: what is not the largest now never comes."""
+    """Values that are never the largest are never sent."""
 
     def lose(self, total: Tensor) -> tuple[Tensor, Tensor]:
         flat, sent = total.view(-1), torch.zeros(total.numel())

@@ -55,7 +55,7 @@ def same_bits(tensors: list[Tensor]) -> bool:
 def test_all_reduce_is_close_identical_and_tells_what_it_lost(
     size: int, algorithm: str
 ) -> None:
-    """PM-3, PM-14: sums of values, not of bytes; and what is missing is known."""
+    """The sum is one of values, not of bytes, and the error is known."""
 
     def body(group: Group) -> list[tuple[Tensor, Tensor]]:
         results = []
@@ -277,7 +277,7 @@ def test_what_a_liar_sends_is_refused_by_name(
     [
         ({"codec": "zip"}, "unknown codec 'zip'"),
         ({"codec": "int8", "op": "max"}, "goes with sum and mean, not max"),
-        ({"codec": "int8", "algorithm": "doubling"}, "cannot travel coded"),
+        ({"codec": "int8", "algorithm": "doubling"}, "supports no codec"),
         (
             {"codec": "int8", "error_out": torch.zeros(4)},
             "error_out is 4 x torch.float32",

@@ -75,7 +75,7 @@ def test_int8_is_within_half_a_step_of_its_block(count: int) -> None:
 
 
 def test_int8_has_no_bias() -> None:
-    """PM-13: truncation shrank everything by 2 %."""
+    """Truncation would shrink all values by 2 %."""
     values = numbers(1 << 18)
     got = through("int8", values)
     size = np.abs(values.astype(np.float64)).sum()
@@ -104,7 +104,7 @@ def test_stochastic_rounding_repeats_with_its_seed_and_differs_by_rank() -> None
 
 @pytest.mark.parametrize("count", LENGTHS[1:])
 def test_onebit_keeps_signs_and_the_mean_size(count: int) -> None:
-    """PM-14: 0 became minus the scale, and nothing at all became NaN."""
+    """0 must not become minus the scale, and an empty block must not become NaN."""
     values = numbers(count)
     values[0] = 0
     got = through("onebit", values)

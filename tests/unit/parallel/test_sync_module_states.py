@@ -1,4 +1,4 @@
-"""PM-19: ranks with different parameters are told so; equal ones start equal."""
+"""sync_module_states: different layouts are reported, equal ones get one state."""
 
 from __future__ import annotations
 
