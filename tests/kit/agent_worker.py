@@ -10,8 +10,9 @@ import msgspec
 
 from ringleader import settings
 from ringleader.deadline import Deadline
-from ringleader.node.protocol.agent_client import Agent, AgentConfig
-from ringleader.node.protocol.local_requests import Look
+from ringleader.node.launch.agent_process import AgentProcess
+from ringleader.node.protocol.agent_config import AgentConfig
+from ringleader.node.protocol.local_requests import GetSnapshot
 
 
 def main() -> None:
@@ -22,12 +23,12 @@ def main() -> None:
         peers=sys.argv[2] if len(sys.argv) > 2 else "",
         interfaces=settings.interfaces(),
     )
-    with Agent(config) as agent:
+    with AgentProcess.start(config) as agent:
         up = {"event": "up", "agent": agent.pid, "pid": os.getpid()}
         sys.stdout.write(json.dumps(up) + "\n")
         sys.stdout.flush()
         for _ in sys.stdin:
-            reply = agent.ask(Look(), Deadline.after(5.0))
+            reply = agent.ask(GetSnapshot(), Deadline.after(5.0))
             line = {"event": "look", **msgspec.to_builtins(reply)}
             sys.stdout.write(json.dumps(line) + "\n")
             sys.stdout.flush()

@@ -12,16 +12,18 @@ import sys
 import threading
 import time
 
-from ringleader.node.agent.process import live
-from ringleader.node.protocol import framing
-from ringleader.node.protocol.agent_client import AgentConfig
+from ringleader.node.agent import local_node
+from ringleader.node.agent.process import run_agent
+from ringleader.node.protocol import hello
+from ringleader.node.protocol.agent_config import AgentConfig
 
 
 def be_odd(word: str) -> None:
     """Speak another protocol, or live in another time."""
     what, _, value = word.partition("=")
     if what == "protocol":
-        framing.PROTOCOL = int(value)
+        hello.PROTOCOL = int(value)
+        vars(local_node)["PROTOCOL"] = int(value)
     elif what == "clock":
         real, ahead_s = time.time, float(value)
         time.time = lambda: real() + ahead_s
@@ -37,7 +39,7 @@ def tell_when_open(ours: socket.socket) -> None:
 
 
 def main() -> None:
-    """Be the agent that ``client.Agent`` would start."""
+    """Run the agent that ``AgentProcess.start`` would start."""
     home, name, port, *odd = sys.argv[1:]
     for word in odd:
         be_odd(word)
@@ -45,7 +47,7 @@ def main() -> None:
     theirs.setblocking(False)
     threading.Thread(target=tell_when_open, args=(ours,), daemon=True).start()
     config = AgentConfig(home=home, name=name, port=int(port))
-    sys.exit(asyncio.run(live(theirs, config)))
+    sys.exit(asyncio.run(run_agent(theirs, config)))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,10 @@ from rich.console import Console
 
 from ringleader import settings
 from ringleader.errors import ConfigError, RingleaderError
-from ringleader.node.launch.job_fingerprint import facts
-from ringleader.node.protocol.agent_client import Agent, AgentConfig
-from ringleader.node.protocol.local_requests import Enter
+from ringleader.node.launch.agent_process import AgentProcess
+from ringleader.node.launch.job_fingerprint import job_fingerprint
+from ringleader.node.protocol.agent_config import AgentConfig
+from ringleader.node.protocol.local_requests import EnterJob
 
 _MOST = 64
 _WAIT_S = 10.0
@@ -39,7 +40,7 @@ class _Plan:
     max_restarts: int
     plaintext: bool
     compress: str
-    request: Enter
+    request: EnterJob
     agent: AgentConfig
 
 
@@ -108,13 +109,13 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             max_restarts=max_restarts,
             plaintext=plaintext,
             compress=settings.compress(),
-            request=Enter(
+            request=EnterJob(
                 job=job,
                 min_nodes=need,
                 max_nodes=most,
                 wait_s=wait,
                 timeout_s=timeout,
-                facts=facts("" if any_script else script),
+                fingerprint=job_fingerprint("" if any_script else script),
             ),
             agent=AgentConfig(
                 home=str(settings.home_directory()),
@@ -123,7 +124,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
                 name=settings.node_name(),
                 port=port,
                 profile=profile,
-                tells=True,
+                prints_events=True,
             ),
         )
         code = _run(plan, errors)
@@ -156,12 +157,12 @@ def _run(plan: _Plan, errors: Console) -> int:
     if plan.compress:
         importing.join()
         import_module("ringleader.compression.scheme").parse(plan.compress)
-    with Agent(plan.agent) as agent:
+    with AgentProcess.start(plan.agent) as agent:
         importing.join()
         return _launch(plan, agent, errors)
 
 
-def _launch(plan: _Plan, agent: Agent, errors: Console) -> int:
+def _launch(plan: _Plan, agent: AgentProcess, errors: Console) -> int:
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -16,7 +16,7 @@ from ringleader import settings
 from ringleader.cli import units
 from ringleader.errors import RingleaderError
 from ringleader.ids import NodeId, short
-from ringleader.node.peering.status_query import Sight, look
+from ringleader.node.peering.status_query import StatusReport, query_status
 from ringleader.node.protocol.snapshot import NodeRow, Snapshot
 
 _COLOURS = {"healthy": "green", "suspect": "yellow", "dead": "red"}
@@ -43,51 +43,53 @@ def status(
         if watch and not as_json:
             _watch(console)
             return
-        sights = look(settings.home_directory())
+        reports = query_status(settings.home_directory())
     except RingleaderError as exc:
         errors.print(f"status: {exc}", style="bold red", markup=False)
         raise typer.Exit(1) from exc
     except KeyboardInterrupt as exc:
         raise typer.Exit(130) from exc
     if mlx:
-        typer.echo(sights[0].snapshot.mlx if sights else "")
+        typer.echo(reports[0].snapshot.mlx if reports else "")
     elif as_json:
-        typer.echo(json.dumps([_as_dict(s) for s in sights], indent=1))
+        typer.echo(json.dumps([_as_dict(s) for s in reports], indent=1))
     else:
-        console.print(_picture(sights))
-    if not sights:
+        console.print(_picture(reports))
+    if not reports:
         raise typer.Exit(3)
 
 
 def _watch(console: Console) -> None:
     home = settings.home_directory()
-    with Live(_picture(look(home)), console=console, auto_refresh=False) as live:
+    with Live(
+        _picture(query_status(home)), console=console, auto_refresh=False
+    ) as live:
         while True:
             time.sleep(_EVERY_S)
-            live.update(_picture(look(home)), refresh=True)
+            live.update(_picture(query_status(home)), refresh=True)
 
 
-def _as_dict(sight: Sight) -> dict[str, object]:
-    return {"from": sight.source, **sight.snapshot.plain()}
+def _as_dict(report: StatusReport) -> dict[str, object]:
+    return {"from": report.source, **report.snapshot.plain()}
 
 
-def _picture(sights: list[Sight]) -> RenderableType:
-    if not sights:
+def _picture(reports: list[StatusReport]) -> RenderableType:
+    if not reports:
         return Text(
             "No node of this cluster runs here or answers on the network.\n"
             "Start one with: ringleader run --nodes 2 train.py\n"
             "If one runs on another machine: ringleader doctor"
         )
-    return Group(*(part for sight in sights for part in _parts(sight)))
+    return Group(*(part for report in reports for part in _parts(report)))
 
 
-def _parts(sight: Sight) -> list[RenderableType]:
-    shot = sight.snapshot
+def _parts(report: StatusReport) -> list[RenderableType]:
+    shot = report.snapshot
     leader = next((row.name for row in shot.nodes if row.is_leader), "nobody")
     healthy = sum(row.health == "healthy" for row in shot.nodes)
     title = (
         f"cluster {shot.cluster}   epoch {shot.epoch}   leader {leader}   "
-        f"{healthy} of {len(shot.nodes)} nodes healthy   (seen from {sight.source})"
+        f"{healthy} of {len(shot.nodes)} nodes healthy   (seen from {report.source})"
     )
     parts: list[RenderableType] = [Text(title, style="bold"), _nodes(shot)]
     if len(shot.ring) > 1:

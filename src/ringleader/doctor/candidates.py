@@ -1,4 +1,4 @@
-"""Where a node may be, and who turns out to be the same one. Pure."""
+"""Candidates: where nodes may be, and which of these are the same node. Pure."""
 
 from __future__ import annotations
 
@@ -9,64 +9,64 @@ from dataclasses import dataclass, replace
 from ringleader.discovery.multicast_check import MulticastReport, SeenNode
 from ringleader.discovery.record import RecordRefusal
 from ringleader.discovery.static_peers import ResolvedPeer
-from ringleader.doctor.facts import Candidate, Place, Source, spell
+from ringleader.doctor.facts import Address, Candidate, Source, format_address
 from ringleader.node.protocol.snapshot import Snapshot
 from ringleader.topology.interfaces import Interface
 from ringleader.topology.node_profile import clean
 
-MAX_LEADS = 32
-"""Per kind; more nodes than a home has."""
+MAX_HINTS = 32
+"""Per source; more nodes than a home has."""
 MAX_FOREIGN = 4
-"""Anybody can announce anything; a few are worth mentioning."""
+"""Anyone can announce anything; a few are worth mentioning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lead:
-    """A hint where a node may be."""
+class Hint:
+    """Addresses where a node may be."""
 
     source: Source
-    places: tuple[Place, ...]
-    to_dial: tuple[Place, ...]
+    addresses: tuple[Address, ...]
+    to_dial: tuple[Address, ...]
     known_as: str = ""
     trouble: str = ""
 
 
-def from_answers(answers: Iterable[ResolvedPeer]) -> list[Lead]:
-    """What the user named."""
+def from_named_peers(peers: Iterable[ResolvedPeer]) -> list[Hint]:
+    """Return hints to the peers the user named."""
     found = []
-    for answer in answers:
-        places = tuple((host, answer.peer.port) for host in answer.addresses)
-        lead = Lead(
+    for resolved in peers:
+        addresses = tuple((host, resolved.peer.port) for host in resolved.addresses)
+        hint = Hint(
             source=Source.NAMED,
-            places=places,
-            to_dial=places,
-            known_as=str(answer.peer),
-            trouble=answer.trouble,
+            addresses=addresses,
+            to_dial=addresses,
+            known_as=str(resolved.peer),
+            trouble=resolved.trouble,
         )
-        found.append(lead)
+        found.append(hint)
     return found
 
 
-def from_agents(shots: Iterable[Snapshot]) -> list[Lead]:
-    """Members that agents have links to."""
-    found: dict[Place, Lead] = {}
-    for shot in shots:
-        for row in shot.nodes:
-            place = _parse(row.address)
-            is_worth_it = row.in_view and row.health == "healthy" and not row.is_here
-            if place is None or not is_worth_it or len(found) >= MAX_LEADS:
+def from_snapshots(snapshots: Iterable[Snapshot]) -> list[Hint]:
+    """Return hints to the healthy members that agents know."""
+    found: dict[Address, Hint] = {}
+    for snapshot in snapshots:
+        for row in snapshot.nodes:
+            address = _parse(row.address)
+            is_usable = row.in_view and row.health == "healthy" and not row.is_here
+            if address is None or not is_usable or len(found) >= MAX_HINTS:
                 continue
-            found[place] = Lead(
+            found[address] = Hint(
                 source=Source.MEMBER,
-                places=(place,),
-                to_dial=(place,),
-                known_as=f"{clean(row.name)} at {spell(place)}",
+                addresses=(address,),
+                to_dial=(address,),
+                known_as=f"{clean(row.name)} at {format_address(address)}",
             )
     return list(found.values())
 
 
-def _parse(text: str) -> Place | None:
-    """The address in a row of a snapshot; None for anything else."""
+def _parse(text: str) -> Address | None:
+    """Parse the address in a row of a snapshot; None if it is none."""
     host, _, port = text.rpartition(":")
     try:
         ipaddress.ip_address(host)
@@ -75,33 +75,31 @@ def _parse(text: str) -> Place | None:
         return None
 
 
-def from_probes(
-    probes: Iterable[MulticastReport], chosen: Sequence[Interface]
-) -> list[Lead]:
-    """Who announces itself.
+def from_multicast(
+    reports: Iterable[MulticastReport], chosen: Sequence[Interface]
+) -> list[Hint]:
+    """Return hints to the nodes that announce themselves by multicast.
 
-    Only members are dialled, and only at addresses in our own networks: what strangers
-    announce is not for us, and could lead anywhere.
+    Only members are dialed, and only at addresses in our own networks: what strangers
+    announce is not for us and could lead anywhere.
     """
     seen: dict[str, SeenNode] = {}
-    for probe in probes:
-        for label, each in probe.seen.items():
+    for report in reports:
+        for label, each in report.seen.items():
             if each.refusal is None or label not in seen:
                 seen[label] = each
-    ours = [e for e in seen.values() if e.refusal is None][:MAX_LEADS]
-    others = [e for e in seen.values() if e.refusal is RecordRefusal.FOREIGN][
-        :MAX_FOREIGN
-    ]
+    ours = [e for e in seen.values() if e.refusal is None]
+    foreign = [e for e in seen.values() if e.refusal is RecordRefusal.FOREIGN]
     return [
-        *(_lead(each, Source.SEEN, chosen) for each in ours),
-        *(_lead(each, Source.FOREIGN, ()) for each in others),
+        *(_hint(each, Source.SEEN, chosen) for each in ours[:MAX_HINTS]),
+        *(_hint(each, Source.FOREIGN, ()) for each in foreign[:MAX_FOREIGN]),
     ]
 
 
-def _lead(seen: SeenNode, source: Source, chosen: Sequence[Interface]) -> Lead:
-    places = tuple((host, seen.port) for host in seen.addresses)
-    near = tuple(p for p in places if _lies_in(p[0], chosen))
-    return Lead(source=source, places=places, to_dial=near)
+def _hint(seen: SeenNode, source: Source, chosen: Sequence[Interface]) -> Hint:
+    addresses = tuple((host, seen.port) for host in seen.addresses)
+    near = tuple(each for each in addresses if _lies_in(each[0], chosen))
+    return Hint(source=source, addresses=addresses, to_dial=near)
 
 
 def _lies_in(host: str, chosen: Sequence[Interface]) -> bool:
@@ -110,7 +108,7 @@ def _lies_in(host: str, chosen: Sequence[Interface]) -> bool:
 
 
 def merge(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Each node once, whatever it was found by."""
+    """Return each node once, however many ways it became known."""
     found: list[Candidate] = []
     for new in candidates:
         same = [old for old in found if _marks(old) & _marks(new)]
@@ -122,17 +120,17 @@ def merge(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def _marks(candidate: Candidate) -> set[object]:
-    """What only one life of one node can have."""
-    lives = {(v.node, v.incarnation) for v in candidate.visits if v.node is not None}
-    return {*candidate.places, *lives}
+    """Return what only one incarnation of one node can have."""
+    lives = {(d.node, d.incarnation) for d in candidate.dials if d.node is not None}
+    return {*candidate.addresses, *lives}
 
 
 def _united(old: Candidate, new: Candidate) -> Candidate:
     return replace(
         old,
-        places=tuple(dict.fromkeys([*old.places, *new.places])),
+        addresses=tuple(dict.fromkeys([*old.addresses, *new.addresses])),
         sources=old.sources | new.sources,
-        visits=tuple({v.place: v for v in [*new.visits, *old.visits]}.values()),
+        dials=tuple({d.address: d for d in [*new.dials, *old.dials]}.values()),
         known_as=old.known_as or new.known_as,
         is_here=old.is_here or new.is_here,
         link=old.link or new.link,
@@ -140,25 +138,25 @@ def _united(old: Candidate, new: Candidate) -> Candidate:
     )
 
 
-def heard_hosts(probes: Iterable[MulticastReport]) -> set[str]:
-    """Addresses of hosts whose multicast reached us, or whom ours reached."""
+def heard_hosts(reports: Iterable[MulticastReport]) -> set[str]:
+    """Return the hosts whose multicast reached us, or which ours reached."""
 
     def hosts() -> Iterator[str]:
-        for probe in probes:
-            yield from probe.heard
-            yield from probe.answered
-            for seen in probe.seen.values():
-                if seen.source in probe.heard | probe.answered:
-                    yield from seen.addresses  # the others answered only when called
+        for report in reports:
+            yield from report.heard
+            yield from report.answered
+            for seen in report.seen.values():
+                if seen.source in report.heard | report.answered:
+                    yield from seen.addresses  # the others answered unicast only
 
     return set(hosts())
 
 
-def answering_hosts(probes: Iterable[MulticastReport]) -> set[str]:
-    """Addresses of hosts that answered us, and not just everybody."""
-    return {host for p in probes for host in p.answered | p.answered_directly}
+def answering_hosts(reports: Iterable[MulticastReport]) -> set[str]:
+    """Return the hosts that answered this machine, and not just everyone."""
+    return {host for r in reports for host in r.answered | r.answered_directly}
 
 
-def is_ours(lead: Lead, own: Collection[str]) -> bool:
-    """Whether it leads to this machine."""
-    return any(host in own for host, _ in lead.places)
+def is_here(hint: Hint, own: Collection[str]) -> bool:
+    """Return whether a hint leads to this machine."""
+    return any(host in own for host, _ in hint.addresses)

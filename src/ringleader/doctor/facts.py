@@ -1,4 +1,4 @@
-"""What the doctor has seen: plain values, gathered by ``examine``, judged by others."""
+"""``Facts``: what ``examine`` gathered, as plain values for the diagnosis rules."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from ringleader.topology.interfaces import Interface
 from ringleader.topology.link_profile import LinkProfile
 from ringleader.topology.port_owner import PortOwner
 
-Place = tuple[str, int]
+Address = tuple[str, int]
 """A numeric address and a port."""
 
 
-class Outcome(StrEnum):
-    """How far a dial came; the furthest first."""
+class DialOutcome(StrEnum):
+    """How far a connection attempt came; the furthest first."""
 
     REACHED = "reached"
     OTHER_VERSION = "speaks another version"
     FOREIGN = "has another secret"
-    HUNG_UP = "hung up when we knocked"
-    """What a node with another secret does, and one that is just ending."""
+    HUNG_UP = "closes the connection during the handshake"
+    """So does a node with another secret, and one that is just ending."""
     STRANGE = "is not ringleader"
-    STALLED = "takes the connection and says nothing"
+    STALLED = "accepts the connection and does not answer"
     REFUSED = "refuses the connection"
     SILENT = "does not answer"
     NO_HOST = "is not there"
-    NO_WAY = "cannot be dialled from here"
-    NO_DESCRIPTOR = "was not dialled for want of a file descriptor"
-    NO_TIME = "was not dialled for want of time"
+    NO_ROUTE = "cannot be dialed from here"
+    NO_DESCRIPTOR = "was not dialed: no free file descriptor"
+    NO_TIME = "was not dialed: no time left"
 
 
-FURTHEST = tuple(Outcome)
+FURTHEST = tuple(DialOutcome)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
-    """One address, dialled."""
+class DialResult:
+    """Result of dialing one address."""
 
-    place: Place
-    outcome: Outcome
+    address: Address
+    outcome: DialOutcome
     text: str = ""
-    """What exactly happened, in words."""
+    """What exactly happened, for the user."""
     node: NodeId | None = None
     incarnation: Incarnation | None = None
     name: str = ""
@@ -54,17 +54,17 @@ class Visit:
     protocol: int = 0
     clock_ahead_s: float | None = None
     """How far its wall clock is ahead of ours."""
-    needs_small: bool = False
+    needs_small_segments: bool = False
     """It was reached with small packets, and not with those of the usual size."""
     snapshot: Snapshot | None = None
 
 
-class Pace(StrEnum):
-    """What came of measuring a link."""
+class LinkOutcome(StrEnum):
+    """Result of measuring a link."""
 
     MEASURED = "measured"
     STALLED = "stalled"
-    """It opened, and then nothing came through."""
+    """The connection opened, then nothing came through."""
     BLOCKED = "blocked"
     """The port that the other side opened for it cannot be reached."""
     SKIPPED = "skipped"
@@ -72,17 +72,17 @@ class Pace(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class LinkMeasurement:
     """One link, measured."""
 
-    pace: Pace
+    outcome: LinkOutcome
     profile: LinkProfile | None = None
-    needs_small: bool = False
+    needs_small_segments: bool = False
     """Small packets come through, those of the usual size do not."""
 
 
 class Source(StrEnum):
-    """Why we look for a node."""
+    """How a candidate became known."""
 
     NAMED = "named"
     """By the user."""
@@ -91,61 +91,62 @@ class Source(StrEnum):
     FOREIGN = "foreign"
     """Announced by multicast, with another secret."""
     MEMBER = "member"
-    """An agent says that it is in the cluster."""
+    """An agent lists it as a member of the cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidate:
-    """Somebody who may be a node, and what came of dialling all its addresses."""
+    """A possible node, with the results of dialing all its addresses."""
 
-    places: tuple[Place, ...]
-    """All we heard of, also those that cannot be dialled from here."""
+    addresses: tuple[Address, ...]
+    """All known addresses, also those that cannot be dialed from here."""
     sources: frozenset[Source]
-    visits: tuple[Visit, ...] = ()
+    dials: tuple[DialResult, ...] = ()
     known_as: str = ""
     is_here: bool = False
     """Whether it runs on this machine."""
     is_heard: bool = False
     """Its multicast reached us, or ours reached it."""
     is_answering: bool = False
-    """It answered a question of ours, to us alone: its packets do get here."""
-    link: Measurement | None = None
+    """It answered our question by unicast: its packets do reach this machine."""
+    link: LinkMeasurement | None = None
     trouble: str = ""
-    """Why its name leads to no address."""
+    """Why its name has no address."""
 
     @property
-    def best(self) -> Visit | None:
-        """The visit that came furthest."""
-        order = sorted(self.visits, key=lambda v: FURTHEST.index(v.outcome))
+    def best(self) -> DialResult | None:
+        """The dial that came furthest."""
+        order = sorted(self.dials, key=lambda d: FURTHEST.index(d.outcome))
         return order[0] if order else None
 
     @property
-    def outcome(self) -> Outcome | None:
-        """How far we came; None when there was nothing to dial."""
+    def outcome(self) -> DialOutcome | None:
+        """Outcome of the best dial; None if there was nothing to dial."""
         return self.best.outcome if self.best else None
 
     @property
-    def reached(self) -> list[Visit]:
-        """The visits that got to it."""
-        return [v for v in self.visits if v.outcome is Outcome.REACHED]
+    def reached(self) -> list[DialResult]:
+        """The dials that reached it."""
+        return [d for d in self.dials if d.outcome is DialOutcome.REACHED]
 
     @property
     def where(self) -> str:
-        """Its addresses, for people."""
-        return ", ".join(spell(place) for place in self.places) or self.known_as
+        """Its addresses, for the user."""
+        formatted = ", ".join(format_address(address) for address in self.addresses)
+        return formatted or self.known_as
 
     @property
     def title(self) -> str:
-        """What people call it: name and id, or else the address."""
+        """Name and id for the user, or else the address."""
         best = self.best
         if best is None or best.node is None:
             return self.known_as or self.where
-        return f"{best.name} ({short(best.node)}) at {spell(best.place)}"
+        return f"{best.name} ({short(best.node)}) at {format_address(best.address)}"
 
 
-def spell(place: Place) -> str:
-    """An address as it is written: ``host:port`` or ``[ipv6]:port``."""
-    host, port = place
+def format_address(address: Address) -> str:
+    """Format an address as ``host:port`` or ``[ipv6]:port``."""
+    host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -160,10 +161,10 @@ class Descriptors:
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """Memory that processes of this machine can share."""
+    """Shared memory of this machine."""
 
     path: str
-    """Where it is a file system; empty where it is not."""
+    """Mount point; empty if shared memory is no file system here."""
     free_bytes: int
     total_bytes: int
     trouble: str = ""
@@ -172,7 +173,7 @@ class SharedMemory:
 
 @dataclass(frozen=True, slots=True)
 class TakenPort:
-    """A port that we need and cannot have."""
+    """A port that ringleader needs and another program has."""
 
     port: int
     protocol: str
@@ -182,21 +183,22 @@ class TakenPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything the doctor has seen."""
+    """Everything the doctor has gathered."""
 
     name: str
-    """Of this machine."""
+    """Name of this machine."""
     version: str = ""
     protocol: int = 0
     cluster: str = ""
     """The cluster of this user; empty if in none."""
     own: frozenset[NodeId] = frozenset()
-    """The nodes whose keys are ours."""
+    """Nodes whose keys are on this machine."""
     chosen: Sequence[Interface] = ()
     refused: Sequence[tuple[Interface, str]] = ()
-    probes: Sequence[MulticastReport] = ()
+    multicast: Sequence[MulticastReport] = ()
     candidates: Sequence[Candidate] = ()
     agents: Sequence[Snapshot] = ()
+    """Snapshots of the agents on this machine."""
     agent_trouble: str = ""
     taken: Sequence[TakenPort] = ()
     wanted_port: int = 0
@@ -205,16 +207,16 @@ class Facts:
     took_s: float = field(default=0.0, compare=False)
 
     def interface_to(self, address: str) -> Interface | None:
-        """The chosen interface in whose network an address lies."""
+        """Return the chosen interface whose network contains an address."""
         ip = ipaddress.ip_address(address)
         return next((each for each in self.chosen if each.holds(ip)), None)
 
     @property
     def families(self) -> set[int]:
-        """4, 6, or both: what the addresses of this machine are."""
+        """IP versions (4, 6) of the addresses of this machine."""
         return {a.version for each in self.chosen for a in each.addresses}
 
     @property
     def members(self) -> list[Candidate]:
-        """Nodes of our cluster on other machines that we reached."""
+        """Nodes of our cluster on other machines that were reached."""
         return [c for c in self.candidates if c.reached and not c.is_here]

@@ -1,4 +1,4 @@
-"""What the doctor can find: the troubles it knows by name."""
+"""``Finding``: a problem the doctor reports, with its code and its fix."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """How much a trouble hinders."""
+    """How serious a finding is."""
 
     ERROR = "error"
-    """Machines do not come together, or not all of them."""
+    """Some machines cannot work together."""
     WARNING = "warning"
     """It works, but worse than it could."""
 
 
 class Code(StrEnum):
-    """The troubles, by names that programs may rely on."""
+    """Kinds of findings, by names that programs may rely on."""
 
     NO_MULTICAST = "no_multicast"
     BLOCKED_PORT = "blocked_port"
@@ -43,13 +43,13 @@ TITLES = {
     Code.OTHER_VERSION: "other version",
     Code.CLOCK_SKEW: "clock skew",
     Code.CLONED_IDENTITY: "cloned identity",
-    Code.ONLY_VIRTUAL: "no network but a VPN or a virtual one",
+    Code.ONLY_VIRTUAL: "no network except a VPN or a virtual one",
     Code.TWO_SUBNETS: "two interfaces on different subnets",
     Code.OTHER_FAMILY: "IPv4 here, IPv6 there",
     Code.PORT_TAKEN: "port taken",
     Code.UNREACHABLE: "known but not reachable",
     Code.SLOW_LINK: "slow link",
-    Code.MTU: "MTU trouble",
+    Code.MTU: "MTU problem",
     Code.FEW_DESCRIPTORS: "no free file descriptors",
     Code.LITTLE_SHARED_MEMORY: "not enough shared memory",
     Code.NO_CLUSTER: "in no cluster",
@@ -58,16 +58,16 @@ TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One trouble: what it is, whom it concerns, and what to do about it."""
+    """One problem: what it is, which machines it concerns, what to do about it."""
 
     code: Code
     text: str
-    """What is wrong, and with whom."""
+    """What is wrong, and with which machine."""
     mend: str
     """What to do, on which machine."""
     severity: Severity = Severity.ERROR
 
     @property
     def title(self) -> str:
-        """The name of the trouble, for people."""
+        """Name of the problem, for the user."""
         return TITLES[self.code]

@@ -1,8 +1,7 @@
-"""Measuring a link as agents do, and finding out why it cannot be measured.
+"""``LinkMeasurer``: measures links as agents do and finds out why it cannot.
 
-The other side needs no knowledge of doctors: it is asked for a probe as by any member.
-Figures are the best of two tries where the first one looks bad: a machine that is busy
-must not be called a slow link.
+The other side is asked for a link probe as by any member. If the first result looks
+bad, the better of two is taken: a busy machine must not be reported as a slow link.
 """
 
 from __future__ import annotations
@@ -12,119 +11,133 @@ import socket
 import struct
 from dataclasses import dataclass, field, replace
 
-import msgspec
-
 from ringleader.deadline import Deadline
-from ringleader.doctor.facts import Measurement, Outcome, Pace, Place, Visit
-from ringleader.doctor.probe_address import Failed, introduce, limit_segments
-from ringleader.doctor.rules.link_speed import is_suspect, slower_way
+from ringleader.doctor.facts import (
+    Address,
+    DialOutcome,
+    DialResult,
+    LinkMeasurement,
+    LinkOutcome,
+)
+from ringleader.doctor.probe_address import DialFailed, limit_segments, open_connection
+from ringleader.doctor.rules.link_speed import is_suspect, slower_direction
 from ringleader.errors import DeadlineExceeded, PeerError
 from ringleader.ids import NodeId
-from ringleader.node.peering.link_probe import Place as ProbePlace
-from ringleader.node.peering.peer_connection import Greeting, Guest
+from ringleader.node.peering.peer_connection import HandshakeContext, PeerConnection
 from ringleader.node.protocol import framing
+from ringleader.node.protocol.hello import MAX_HELLO_BYTES, Purpose
+from ringleader.node.protocol.probe_port import decode_probe_port
 from ringleader.topology.link_profile import LinkProfile
 from ringleader.topology.link_speed import measure_sending
 
-PROBE = "probe"
 TURN_S = 2.5
-"""How long the other side may take until it has time for us."""
+"""How long the other side may take until it is free for a probe."""
 LIMIT_S = 2.0
 """For one measurement; 2 Mbit/s need one second."""
 CONNECT_S = 1.5
 
-_PLACE = msgspec.msgpack.Decoder(ProbePlace)
 _ABORT = struct.pack("ii", 1, 0)
-"""Closing says so at once, even when what was sent before got lost."""
+"""SO_LINGER of zero: closing resets the connection, even if sent data got lost."""
 
 
 @dataclass(slots=True)
-class Surveyor:
+class LinkMeasurer:
     """Measures the links of this machine, one at a time: none disturbs another."""
 
-    greeting: Greeting
+    handshake: HandshakeContext
     deadline: Deadline
     _busy: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def measure(self, visit: Visit) -> Measurement:
-        """The link to a node that was reached."""
-        if visit.node is None or visit.needs_small:
-            return Measurement(Pace.SKIPPED)
+    async def measure(self, dial: DialResult) -> LinkMeasurement:
+        """Measure the link to a node that was reached."""
+        if dial.node is None or dial.needs_small_segments:
+            return LinkMeasurement(LinkOutcome.SKIPPED)
         async with self._busy:
-            first = await self._try(visit, is_small=False)
-            if first.pace is Pace.STALLED:
-                return await self._find_out_why(visit, first)
+            first = await self._try(dial, small_segments=False)
+            if first.outcome is LinkOutcome.STALLED:
+                return await self._find_cause(dial, first)
             if first.profile is not None and is_suspect(first.profile):
-                return _better(first, await self._try(visit, is_small=False))
+                return _better(first, await self._try(dial, small_segments=False))
             return first
 
-    async def _find_out_why(self, visit: Visit, first: Measurement) -> Measurement:
-        """Whether large packets are lost: small ones pass, and large ones do not."""
-        small = await self._try(visit, is_small=True)
-        if small.pace is not Pace.MEASURED:
+    async def _find_cause(
+        self, dial: DialResult, first: LinkMeasurement
+    ) -> LinkMeasurement:
+        """Find out whether only large packets are lost."""
+        small = await self._try(dial, small_segments=True)
+        if small.outcome is not LinkOutcome.MEASURED:
             return first
-        again = await self._try(visit, is_small=False)
-        if again.pace is Pace.MEASURED:
+        again = await self._try(dial, small_segments=False)
+        if again.outcome is LinkOutcome.MEASURED:
             return again
-        return replace(small, needs_small=True)
+        return replace(small, needs_small_segments=True)
 
-    async def _try(self, visit: Visit, *, is_small: bool) -> Measurement:
+    async def _try(self, dial: DialResult, *, small_segments: bool) -> LinkMeasurement:
         if self.deadline.left_s() < LIMIT_S / 2:
-            return Measurement(Pace.SKIPPED)
+            return LinkMeasurement(LinkOutcome.SKIPPED)
         try:
-            guest = await introduce(
-                self.greeting, visit.place, PROBE, self.deadline, is_small=is_small
+            connection = await open_connection(
+                self.handshake,
+                dial.address,
+                Purpose.PROBE,
+                self.deadline,
+                small_segments=small_segments,
             )
-        except Failed as exc:
-            is_stalled = exc.outcome is Outcome.STALLED
-            return Measurement(Pace.STALLED if is_stalled else Pace.SKIPPED)
+        except DialFailed as exc:
+            is_stalled = exc.outcome is DialOutcome.STALLED
+            outcome = LinkOutcome.STALLED if is_stalled else LinkOutcome.SKIPPED
+            return LinkMeasurement(outcome)
         try:
-            where = await self._place(guest)
-            if where is None:
-                return Measurement(Pace.SKIPPED)
+            address = await self._probe_address(connection)
+            if address is None:
+                return LinkMeasurement(LinkOutcome.SKIPPED)
             return await asyncio.to_thread(
-                self._probe, where, guest.node, is_small=is_small
+                self._probe, address, connection.node, small_segments=small_segments
             )
         finally:
-            guest.abort()
+            connection.abort()
 
-    async def _place(self, guest: Guest) -> Place | None:
-        """Where the other side waits for us; None if it has no time for us."""
+    async def _probe_address(self, connection: PeerConnection) -> Address | None:
+        """Return where the other side waits for the probe; None if it is busy."""
         try:
             async with asyncio.timeout(min(TURN_S, self.deadline.left_s())):
                 body = await framing.read(
-                    guest.reader, guest.node, framing.MAX_HELLO_BYTES
+                    connection.reader, connection.node, MAX_HELLO_BYTES
                 )
-            return guest.address[0], _PLACE.decode(body).port
-        except (PeerError, TimeoutError, msgspec.DecodeError):
+            port = decode_probe_port(body, connection.node).port
+        except (PeerError, TimeoutError):
             return None
+        return connection.address[0], port
 
-    def _probe(self, where: Place, node: NodeId, *, is_small: bool) -> Measurement:
-        """In a thread of its own, with the blocking sockets that tensors use too."""
+    def _probe(
+        self, address: Address, node: NodeId, *, small_segments: bool
+    ) -> LinkMeasurement:
+        """Measure in a thread, with blocking sockets as tensors use them."""
         limit = Deadline.after(min(LIMIT_S, max(0.1, self.deadline.left_s())))
-        family = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as raw:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
-            if is_small:
+            if small_segments:
                 limit_segments(raw)
             raw.settimeout(min(CONNECT_S, limit.left_s()))
             try:
-                raw.connect(where)
+                raw.connect(address)
             except TimeoutError:
-                return Measurement(Pace.BLOCKED)
+                return LinkMeasurement(LinkOutcome.BLOCKED)
             except OSError:
-                return Measurement(Pace.SKIPPED)
+                return LinkMeasurement(LinkOutcome.SKIPPED)
             try:
-                return Measurement(Pace.MEASURED, self._measure(raw, node, limit))
+                profile = self._measure(raw, node, limit)
             except (TimeoutError, DeadlineExceeded):
-                return Measurement(Pace.STALLED)
+                return LinkMeasurement(LinkOutcome.STALLED)
             except (PeerError, OSError):
-                return Measurement(Pace.SKIPPED)
+                return LinkMeasurement(LinkOutcome.SKIPPED)
+            return LinkMeasurement(LinkOutcome.MEASURED, profile)
 
     def _measure(
         self, raw: socket.socket, node: NodeId, limit: Deadline
     ) -> LinkProfile:
-        ours = self.greeting.credentials
+        ours = self.handshake.credentials
         raw.settimeout(max(0.01, limit.left_s()))
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with ours.client.wrap_socket(raw, server_hostname=ours.server_name()) as sock:
@@ -133,9 +146,9 @@ class Surveyor:
             return measure_sending(sock, limit, peer=node)
 
 
-def _better(first: Measurement, second: Measurement) -> Measurement:
-    """The faster of two, of which the second may have failed."""
+def _better(first: LinkMeasurement, second: LinkMeasurement) -> LinkMeasurement:
+    """Return the faster of two measurements; the second may have failed."""
     if first.profile is None or second.profile is None:
         return first
-    is_faster = slower_way(second.profile) > slower_way(first.profile)
+    is_faster = slower_direction(second.profile) > slower_direction(first.profile)
     return second if is_faster else first

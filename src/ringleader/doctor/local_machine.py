@@ -1,4 +1,4 @@
-"""Facts about this machine that need no network: limits, shared memory, ports."""
+"""Facts about this machine itself: file descriptors, shared memory, ports."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if sys.platform != "win32":
     import resource
 
 SHM = Path("/dev/shm")
-OWN_NEED = 512
-"""Descriptors that the doctor itself would like to have."""
+OWN_DESCRIPTORS = 512
+"""File descriptors that the doctor itself may need."""
 
 
 def descriptors(agents: Sequence[int]) -> list[Descriptors]:
-    """Of this process, of the agents with these process ids, and of the machine."""
+    """Count those of this process, of the agents with these pids, of the machine."""
     found = []
     if sys.platform != "win32":
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -46,18 +46,20 @@ def _limit_of(pid: int) -> int:
     return int(words[3])
 
 
-def make_room() -> None:
-    """Take more descriptors for ourselves, so that few of them do not blind us."""
+def raise_descriptor_limit() -> None:
+    """Raise the limit of this process, so that a low one does not stop the doctor."""
     if sys.platform != "win32":
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         is_bounded = hard != resource.RLIM_INFINITY
-        wanted = max(soft, min(OWN_NEED, hard) if is_bounded else OWN_NEED)
+        wanted = max(
+            soft, min(OWN_DESCRIPTORS, hard) if is_bounded else OWN_DESCRIPTORS
+        )
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def shared_memory() -> SharedMemory | None:
-    """How much is free, and whether a segment can be made; None on Windows."""
+    """Return the free space and whether a segment can be made; None on Windows."""
     if sys.platform == "win32":
         return None
     trouble = _segment_trouble()
@@ -69,13 +71,13 @@ def shared_memory() -> SharedMemory | None:
 
 
 def _segment_trouble() -> str:
-    """Why there can be no segment like those of ``transport/shm_segment.py``."""
+    """Return why a segment like those of ``transport/shm_segment.py`` fails."""
     if sys.platform != "linux":
         return ""
     try:
         descriptor = os.memfd_create("ringleader", os.MFD_CLOEXEC)
     except OSError as exc:
-        return f"no memory can be shared between processes ({exc.strerror})"
+        return f"processes cannot share memory ({exc.strerror})"
     try:
         os.write(descriptor, bytes(1))
     except OSError as exc:
@@ -86,7 +88,7 @@ def _segment_trouble() -> str:
 
 
 def taken_ports(wanted: int, agents: Sequence[int]) -> list[TakenPort]:
-    """Of the ports we need, those that another program has: mDNS, and ``wanted``."""
+    """Return which of our ports, mDNS and ``wanted``, another program has."""
     found = []
     trouble = port_trouble()
     if trouble is not None and trouble.why is UnavailableReason.PORT_TAKEN:

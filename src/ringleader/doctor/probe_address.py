@@ -1,8 +1,8 @@
-"""Dialling one address the way agents do, and noting how far it goes.
+"""``probe_address``: dials one address as agents do and reports how far it gets.
 
-Agents only want to get through. The doctor wants to know at which step it fails: no way
-there, no answer, another secret, another version. And whether small packets get through
-where large ones do not, which nothing but trying both can tell.
+The doctor needs the step at which a connection fails: no route, no answer, another
+secret, another version. It also tries small packets where large ones get lost, which
+only an attempt with both can tell.
 """
 
 from __future__ import annotations
@@ -14,96 +14,113 @@ import socket
 import time
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from ringleader.deadline import Deadline
-from ringleader.doctor.facts import Outcome, Place, Visit, spell
+from ringleader.doctor.facts import Address, DialOutcome, DialResult, format_address
 from ringleader.errors import PeerError, PeerLost, PeerUntrusted, ProtocolError
+from ringleader.node.peering.peer_authentication import authenticate
 from ringleader.node.peering.peer_connection import (
-    GOODBYE_S,
-    Greeting,
-    Guest,
-    explain,
-    prove,
+    TLS_SHUTDOWN_S,
+    HandshakeContext,
+    PeerConnection,
+    connection_error,
 )
-from ringleader.node.protocol import framing, local_requests
-from ringleader.node.protocol.framing import Hello
+from ringleader.node.protocol import framing
+from ringleader.node.protocol.hello import (
+    MAX_HELLO_BYTES,
+    PROTOCOL,
+    AgentHello,
+    Purpose,
+    decode_hello,
+)
+from ringleader.node.protocol.local_requests import decode_reply
 from ringleader.node.protocol.snapshot import Snapshot
 from ringleader.topology.node_profile import clean
 
 CONNECT_S = 3.6
-"""Linux needs three seconds to find out that nobody has an address."""
-GREETING_S = 2.5
-"""TLS and hello take milliseconds; a machine that is busy may need longer."""
+"""Linux needs three seconds to find out that no host has an address."""
+HANDSHAKE_S = 2.5
+"""TLS and hello take milliseconds; a busy machine may need longer."""
 SMALL_SEGMENT_BYTES = 536
-"""What every network carries."""
-STATUS = "status"
+"""TCP segments of this size pass every network."""
 
 _OUTCOMES = {
-    errno.ECONNREFUSED: Outcome.REFUSED,
-    errno.ECONNRESET: Outcome.REFUSED,
-    errno.ETIMEDOUT: Outcome.SILENT,
-    errno.EHOSTUNREACH: Outcome.NO_HOST,
-    getattr(errno, "EHOSTDOWN", -1): Outcome.NO_HOST,
-    errno.EMFILE: Outcome.NO_DESCRIPTOR,
-    errno.ENFILE: Outcome.NO_DESCRIPTOR,
+    errno.ECONNREFUSED: DialOutcome.REFUSED,
+    errno.ECONNRESET: DialOutcome.REFUSED,
+    errno.ETIMEDOUT: DialOutcome.SILENT,
+    errno.EHOSTUNREACH: DialOutcome.NO_HOST,
+    getattr(errno, "EHOSTDOWN", -1): DialOutcome.NO_HOST,
+    errno.EMFILE: DialOutcome.NO_DESCRIPTOR,
+    errno.ENFILE: DialOutcome.NO_DESCRIPTOR,
 }
 
 
 @dataclass(slots=True)
-class Failed(Exception):
-    """A dial that ended early: how far it came, and what was heard until then."""
+class DialFailed(Exception):
+    """A connection failed: how far it came, and the hello if one was read."""
 
-    outcome: Outcome
+    outcome: DialOutcome
     text: str
-    hello: Hello | None = None
+    hello: AgentHello | None = None
 
 
-async def visit(greeting: Greeting, place: Place, deadline: Deadline) -> Visit:
-    """Dial an address, ask for the status there, and say how far that went."""
-    found = await _visit(greeting, place, deadline, is_small=False)
-    if found.outcome is not Outcome.STALLED or deadline.is_over():
+async def probe_address(
+    handshake: HandshakeContext, address: Address, deadline: Deadline
+) -> DialResult:
+    """Connect to an address, ask for the status there, and return how far that went."""
+    found = await _probe(handshake, address, deadline, small_segments=False)
+    if found.outcome is not DialOutcome.STALLED or deadline.is_over():
         return found
-    # Large packets lost, or a machine that is very busy? The second try tells.
+    # Either large packets are lost or the machine is very busy; a second try tells.
     small, again = await asyncio.gather(
-        _visit(greeting, place, deadline, is_small=True),
-        _visit(greeting, place, deadline, is_small=False),
+        _probe(handshake, address, deadline, small_segments=True),
+        _probe(handshake, address, deadline, small_segments=False),
     )
-    is_lost = small.outcome is Outcome.REACHED is not again.outcome
-    return replace(small, needs_small=True) if is_lost else again
+    is_lost = small.outcome is DialOutcome.REACHED is not again.outcome
+    return replace(small, needs_small_segments=True) if is_lost else again
 
 
-async def _visit(
-    greeting: Greeting, place: Place, deadline: Deadline, *, is_small: bool
-) -> Visit:
+async def _probe(
+    handshake: HandshakeContext,
+    address: Address,
+    deadline: Deadline,
+    *,
+    small_segments: bool,
+) -> DialResult:
     asked_s = time.time()
     try:
-        guest = await introduce(greeting, place, STATUS, deadline, is_small=is_small)
-    except Failed as exc:
-        return _describe(place, exc.outcome, exc.hello, text=exc.text)
-    ahead_s = clock_ahead_s(guest.hello.clock_s, asked_s, time.time())
+        connection = await open_connection(
+            handshake, address, Purpose.STATUS, deadline, small_segments=small_segments
+        )
+    except DialFailed as exc:
+        return _result(address, exc.outcome, exc.hello, text=exc.text)
+    ahead_s = clock_ahead_s(connection.hello.clock_s, asked_s, time.time())
     try:
-        snapshot = await _status(guest, deadline)
+        snapshot = await _read_snapshot(connection, deadline)
     finally:
-        guest.abort()
-    found = _describe(place, Outcome.REACHED, guest.hello)
-    return replace(found, node=guest.node, clock_ahead_s=ahead_s, snapshot=snapshot)
+        connection.abort()
+    found = _result(address, DialOutcome.REACHED, connection.hello)
+    return replace(
+        found, node=connection.node, clock_ahead_s=ahead_s, snapshot=snapshot
+    )
 
 
-def clock_ahead_s(told_s: float, asked_s: float, heard_s: float) -> float:
-    """How far another clock is ahead at least, if it was read in between."""
-    if told_s > heard_s:
-        return told_s - heard_s
-    return min(0.0, told_s - asked_s)
+def clock_ahead_s(read_s: float, asked_s: float, answered_s: float) -> float:
+    """Return by how much another clock is ahead at least.
+
+    ``read_s`` is what it showed at some time between ``asked_s`` and ``answered_s``.
+    """
+    if read_s > answered_s:
+        return read_s - answered_s
+    return min(0.0, read_s - asked_s)
 
 
-def _describe(
-    place: Place, outcome: Outcome, hello: Hello | None, *, text: str = ""
-) -> Visit:
+def _result(
+    address: Address, outcome: DialOutcome, hello: AgentHello | None, *, text: str = ""
+) -> DialResult:
     if hello is None:
-        return Visit(place=place, outcome=outcome, text=text)
-    return Visit(
-        place=place,
+        return DialResult(address=address, outcome=outcome, text=text)
+    return DialResult(
+        address=address,
         outcome=outcome,
         text=text,
         node=hello.node,
@@ -114,116 +131,109 @@ def _describe(
     )
 
 
-async def _status(guest: Guest, deadline: Deadline) -> Snapshot | None:
-    """What it knows of the cluster; None when that does not come through."""
+async def _read_snapshot(
+    connection: PeerConnection, deadline: Deadline
+) -> Snapshot | None:
+    """Return what the node knows of the cluster; None if it does not arrive."""
     try:
-        async with asyncio.timeout(min(GREETING_S, deadline.left_s())):
-            body = await framing.read(guest.reader, guest.node)
-        reply = local_requests.decode_reply(body)
+        async with asyncio.timeout(min(HANDSHAKE_S, deadline.left_s())):
+            body = await framing.read(connection.reader, connection.node)
+        reply = decode_reply(body)
     except (PeerError, TimeoutError):
         return None
     return reply if isinstance(reply, Snapshot) else None
 
 
-async def introduce(
-    greeting: Greeting,
-    place: Place,
+async def open_connection(
+    handshake: HandshakeContext,
+    address: Address,
     purpose: str,
     deadline: Deadline,
     *,
-    is_small: bool = False,
-) -> Guest:
-    """A connection to the node at ``place``; raises Failed."""
-    sock = await _connect(place, deadline, is_small=is_small)
+    small_segments: bool = False,
+) -> PeerConnection:
+    """Connect to the node at ``address``; raises ``DialFailed``."""
+    sock = await _connect(address, deadline, small_segments=small_segments)
     try:
-        async with asyncio.timeout(min(GREETING_S, deadline.left_s())):
-            return await _greet(greeting, sock, place, purpose)
+        async with asyncio.timeout(min(HANDSHAKE_S, deadline.left_s())):
+            return await _shake_hands(handshake, sock, address, purpose)
     except TimeoutError as exc:
-        raise Failed(Outcome.STALLED, str(Outcome.STALLED)) from exc
+        raise DialFailed(DialOutcome.STALLED, str(DialOutcome.STALLED)) from exc
     except ProtocolError as exc:
-        raise Failed(Outcome.OTHER_VERSION, exc.text) from exc
+        raise DialFailed(DialOutcome.OTHER_VERSION, exc.text) from exc
     except PeerUntrusted as exc:
-        raise Failed(Outcome.FOREIGN, exc.text) from exc
+        raise DialFailed(DialOutcome.FOREIGN, exc.text) from exc
     except PeerLost as exc:
-        raise Failed(Outcome.HUNG_UP, exc.text) from exc
+        raise DialFailed(DialOutcome.HUNG_UP, exc.text) from exc
     except OSError as exc:
-        error = explain(spell(place), exc)
-        raise Failed(_outcome_of_handshake(exc, error), error.text) from exc
+        error = connection_error(format_address(address), exc)
+        raise DialFailed(_handshake_outcome(exc, error), error.text) from exc
 
 
-def _outcome_of_handshake(exc: OSError, error: PeerError) -> Outcome:
-    """Who speaks TLS like us has another secret; who does not is something else."""
+def _handshake_outcome(exc: OSError, error: PeerError) -> DialOutcome:
+    """Tell a ringleader node with another secret from any other kind of server."""
     if isinstance(exc, ConnectionError) or isinstance(error, PeerLost):
-        return Outcome.HUNG_UP
-    return Outcome.FOREIGN if isinstance(error, PeerUntrusted) else Outcome.STRANGE
+        return DialOutcome.HUNG_UP
+    is_foreign = isinstance(error, PeerUntrusted)
+    return DialOutcome.FOREIGN if is_foreign else DialOutcome.STRANGE
 
 
-async def _greet(
-    greeting: Greeting, sock: socket.socket, place: Place, purpose: str
-) -> Guest:
-    ours = greeting.credentials
+async def _shake_hands(
+    handshake: HandshakeContext, sock: socket.socket, address: Address, purpose: str
+) -> PeerConnection:
+    ours = handshake.credentials
     reader, writer = await asyncio.open_connection(
         sock=sock,
         limit=framing.MAX_BYTES,
         ssl=ours.client,
         server_hostname=ours.server_name(),
-        ssl_shutdown_timeout=GOODBYE_S,
+        ssl_shutdown_timeout=TLS_SHUTDOWN_S,
     )
     try:
-        node = prove(ours, writer, None)
-        writer.write(framing.pack(greeting.hello(purpose, "")))
-        hello = await _hear(reader, spell(place))
+        node = authenticate(ours, writer, None)
+        writer.write(framing.pack(handshake.hello(purpose, "")))
+        hello = await _read_reply(reader, format_address(address))
     except BaseException:
         writer.transport.abort()
         raise
-    return Guest(node, hello, reader, writer, place)
+    return PeerConnection(node, hello, reader, writer, address)
 
 
-async def _hear(reader: asyncio.StreamReader, who: str) -> Hello:
-    """The answer to our hello, read with more patience for versions than agents do."""
-    body = await framing.read(reader, who, framing.MAX_HELLO_BYTES)
-    try:
-        hello = framing.HELLO.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ProtocolError(who, f"says hello in words we do not know ({exc})") from exc
-    if hello.protocol != framing.PROTOCOL or hello.refusal:
+async def _read_reply(reader: asyncio.StreamReader, who: str) -> AgentHello:
+    """Read the reply to our hello, keeping one of another version for the report."""
+    hello = decode_hello(await framing.read(reader, who, MAX_HELLO_BYTES), who)
+    if hello.protocol != PROTOCOL or hello.refusal:
         text = clean(hello.refusal) or f"speaks protocol {hello.protocol}"
-        raise Failed(Outcome.OTHER_VERSION, text, hello)
+        raise DialFailed(DialOutcome.OTHER_VERSION, text, hello)
     return hello
 
 
 async def _connect(
-    place: Place, deadline: Deadline, *, is_small: bool
+    address: Address, deadline: Deadline, *, small_segments: bool
 ) -> socket.socket:
     if deadline.left_s() < 0.1:
-        raise Failed(Outcome.NO_TIME, str(Outcome.NO_TIME))
-    family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
+        raise DialFailed(DialOutcome.NO_TIME, str(DialOutcome.NO_TIME))
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     sock = None
     try:
-        sock = open_socket(family, is_small=is_small)
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        if small_segments:
+            limit_segments(sock)
         async with asyncio.timeout(min(CONNECT_S, deadline.left_s())):
-            await asyncio.get_running_loop().sock_connect(sock, place)
+            await asyncio.get_running_loop().sock_connect(sock, address)
     except TimeoutError as exc:
         _close(sock)
-        raise Failed(Outcome.SILENT, str(Outcome.SILENT)) from exc
+        raise DialFailed(DialOutcome.SILENT, str(DialOutcome.SILENT)) from exc
     except OSError as exc:
         _close(sock)
-        outcome = _OUTCOMES.get(exc.errno or 0, Outcome.NO_WAY)
-        raise Failed(outcome, exc.strerror or str(exc)) from exc
-    return sock
-
-
-def open_socket(family: int, *, is_small: bool) -> socket.socket:
-    """A socket that does not block; ``is_small``: with small packets both ways."""
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setblocking(False)
-    if is_small:
-        limit_segments(sock)
+        outcome = _OUTCOMES.get(exc.errno or 0, DialOutcome.NO_ROUTE)
+        raise DialFailed(outcome, exc.strerror or str(exc)) from exc
     return sock
 
 
 def limit_segments(sock: socket.socket) -> None:
-    """Have both ends send small packets; where the system cannot, they stay large."""
+    """Make both ends send small packets, on systems that can limit them."""
     with contextlib.suppress(OSError, AttributeError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_SEGMENT_BYTES)
 

@@ -1,11 +1,17 @@
-"""What was looked at, in one line each: good news needs words too. Pure."""
+"""``checks``: one line per thing the doctor looked at, good or bad. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from ringleader.doctor.facts import Facts, Measurement, Pace, Source, Visit
+from ringleader.doctor.facts import (
+    DialResult,
+    Facts,
+    LinkMeasurement,
+    LinkOutcome,
+    Source,
+)
 from ringleader.doctor.finding import Code, Finding
 from ringleader.ids import short
 
@@ -36,7 +42,7 @@ _CODES: dict[str, Collection[Code]] = {
 
 
 def checks(facts: Facts, findings: Iterable[Finding]) -> list[Check]:
-    """A line for each thing that was looked at, in a fixed order."""
+    """Return a line for each thing that was looked at, in a fixed order."""
     found = {finding.code for finding in findings}
     texts = {
         "cluster": facts.cluster or "in none",
@@ -69,11 +75,11 @@ def _interfaces(facts: Facts) -> str:
 
 
 def _discovery(facts: Facts) -> str:
-    hosts = {host for p in facts.probes for host in p.heard | p.answered}
-    if not facts.probes:
+    hosts = {host for r in facts.multicast for host in r.heard | r.answered}
+    if not facts.multicast:
         return "not tried"
     if not hosts:
-        return "multicast leaves this machine; none of another one was heard"
+        return "multicast leaves this machine; none of another machine was heard"
     return f"multicast of {_count(len(hosts), 'other address', 'other addresses')}"
 
 
@@ -85,10 +91,10 @@ def _ports(facts: Facts) -> str:
 def _nodes(facts: Facts) -> str:
     known = [c for c in facts.candidates if c.sources != {Source.FOREIGN}]
     if not facts.members and any(not c.is_here for c in known):
-        return "none reached of those that are known; see below"
+        return "some are known, none was reached; see below"
     if not facts.members:
         return (
-            "nobody else found; if one runs elsewhere now: ringleader doctor "
+            "no other node found; if one runs elsewhere now: ringleader doctor "
             "--peer HOST:PORT"
         )
     return "; ".join(each.title for each in facts.members)
@@ -104,7 +110,7 @@ def _secret(facts: Facts) -> str:
 
 def _versions(facts: Facts) -> str:
     ours = f"{facts.version} here"
-    others = [f"{v.version} on {v.name}" for v in _visits(facts)]
+    others = [f"{dial.version} on {dial.name}" for dial in _dials(facts)]
     return ", ".join([ours, *others])
 
 
@@ -114,11 +120,11 @@ def _identity(facts: Facts) -> str:
 
 
 def _clocks(facts: Facts) -> str:
-    apart = [abs(s) for v in _visits(facts) if (s := v.clock_ahead_s) is not None]
-    return f"{max(apart):.1f} s apart at most" if apart else "nobody to compare with"
+    apart = [abs(s) for d in _dials(facts) if (s := d.clock_ahead_s) is not None]
+    return f"{max(apart):.1f} s apart at most" if apart else "no other to compare with"
 
 
-def _visits(facts: Facts) -> list[Visit]:
+def _dials(facts: Facts) -> list[DialResult]:
     return [candidate.reached[0] for candidate in facts.members]
 
 
@@ -127,9 +133,10 @@ def _links(facts: Facts) -> str:
     return ", ".join(words) or "none to measure"
 
 
-def _link(link: Measurement) -> str:
+def _link(link: LinkMeasurement) -> str:
     if link.profile is None:
-        return "not measured" if link.pace is Pace.SKIPPED else str(link.pace)
+        is_skipped = link.outcome is LinkOutcome.SKIPPED
+        return "not measured" if is_skipped else str(link.outcome)
     slower = min(link.profile.out_bytes_per_s, link.profile.in_bytes_per_s) * 8e-6
     return f"{slower:.0f} Mbit/s, {link.profile.latency_s * 1e3:.1f} ms"
 

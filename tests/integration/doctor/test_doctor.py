@@ -138,7 +138,7 @@ def test_a_healthy_lan_gives_no_finding(tmp_path: Path) -> None:
         tin, bob, cat = net.hosts
         alone = examine(tin, homes.get("tin"))
         assert alone["findings"] == []
-        assert "nobody else found" in line(alone, "nodes")
+        assert "no other node found" in line(alone, "nodes")
 
         others = [(bob, homes.get("bob")), (cat, homes.get("cat"))]
         wait_for(*[start_node(host, home, stack) for host, home in others])
@@ -187,7 +187,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Report
             start_node(hosts["mtu"], homes.get("mtu", "mtu"), stack),
             start_node(hosts["blocked"], homes.get("blocked", "blocked"), stack),
             start_node(
-                hosts["newer"], homes.get("newer", "newer"), stack, "protocol=2"
+                hosts["newer"], homes.get("newer", "newer"), stack, "protocol=3"
             ),
             start_node(
                 hosts["clock"], homes.get("clock", "clock"), stack, "clock=3600"
@@ -256,7 +256,7 @@ TROUBLES = [
     ("blocked", "blocked_port", ("10.77.0.8:7001",), "TCP port 7001"),
     ("lost", "wrong_secret", ("another secret", ":7001"), "ringleader join"),
     ("lost-named", "wrong_secret", ("10.77.0.1:7001",), "ringleader join"),
-    ("newer", "other_version", ("newer", "protocol 2", "protocol 1"), "Upgrade"),
+    ("newer", "other_version", ("newer", "protocol 3", "protocol 2"), "Upgrade"),
     ("clock", "clock_skew", ("clock", "60.0 minutes ahead"), "set-ntp"),
     ("copied", "cloned_identity", ("bob", "10.77.0.1:7001"), "ringleader leave"),
     ("vpn", "only_virtual_interface", ("tun0", "docker0"), "--interface tun0"),

@@ -17,18 +17,20 @@ import pytest
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, DeadlineExceeded, ProtocolError
 from ringleader.ids import Incarnation, NodeId
-from ringleader.node.agent.event_log import Story
+from ringleader.node.agent.event_log import EventLog
+from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.protocol import framing, local_requests
-from ringleader.node.protocol.agent_client import Agent, AgentConfig, running
-from ringleader.node.protocol.framing import Hello
+from ringleader.node.protocol.agent_client import agent_sockets
+from ringleader.node.protocol.agent_config import AgentConfig
+from ringleader.node.protocol.hello import PROTOCOL, AgentHello, decode_hello
 from ringleader.node.protocol.local_requests import (
-    Check,
-    Checked,
-    Done,
-    Enter,
-    Entered,
-    Look,
-    Quit,
+    CheckRound,
+    EnterJob,
+    GetSnapshot,
+    LeaveJob,
+    RequestDone,
+    RoundEntered,
+    RoundStatus,
 )
 from ringleader.node.protocol.snapshot import NodeRow, Snapshot
 from ringleader.testing.node_process import make_home
@@ -43,8 +45,8 @@ def config(tmp_path: Path) -> AgentConfig:
     return AgentConfig(home=str(home), interfaces=[LOOPBACK], profile="loopback")
 
 
-def enter(nodes: int, job: str = "job", timeout_s: float = 20.0) -> Enter:
-    return Enter(
+def enter(nodes: int, job: str = "job", timeout_s: float = 20.0) -> EnterJob:
+    return EnterJob(
         job=job, min_nodes=nodes, max_nodes=nodes, wait_s=0, timeout_s=timeout_s
     )
 
@@ -61,34 +63,34 @@ def has_ended(pid: int, within_s: float = 8.0) -> bool:
 def test_alone_it_forms_a_round_of_one_and_tells_what_it_knows(
     config: AgentConfig,
 ) -> None:
-    with Agent(config) as agent:
+    with AgentProcess.start(config) as agent:
         entered = agent.ask(enter(1), Deadline.after(20))
-        assert isinstance(entered, Entered)
+        assert isinstance(entered, RoundEntered)
         assert (entered.rank, entered.size, entered.store_port) == (0, 1, 0)
         assert Path(entered.credentials).stat().st_mode & 0o777 == 0o600
-        seen = agent.ask(Look(), Deadline.after(5))
+        seen = agent.ask(GetSnapshot(), Deadline.after(5))
         assert isinstance(seen, Snapshot)
         assert seen.leader == seen.node
-        assert agent.ask(Check("job"), Deadline.after(5)) == Checked(False)
+        assert agent.ask(CheckRound("job"), Deadline.after(5)) == RoundStatus(False)
         pid = agent.pid
     assert has_ended(pid)
-    assert running(Path(config.home)) == []
+    assert agent_sockets(Path(config.home)) == []
     assert not Path(entered.credentials).exists()
 
 
 def test_two_nodes_of_one_user_on_one_host_train_together(config: AgentConfig) -> None:
     """PM-2: an auto-discovered ring of two on loopback."""
-    with Agent(config) as one, Agent(config) as two:
+    with AgentProcess.start(config) as one, AgentProcess.start(config) as two:
         first = framing.pack(enter(2))
         two._sock.sendall(first)
         entered = one.ask(enter(2), Deadline.after(20))
-        assert isinstance(entered, Entered)
+        assert isinstance(entered, RoundEntered)
         other = two.receive(Deadline.after(20))
-        while not isinstance(other, Entered):
+        while not isinstance(other, RoundEntered):
             other = two.receive(Deadline.after(20))
         assert {entered.rank, other.rank} == {0, 1}
         assert entered.round == other.round
-        assert len(running(Path(config.home))) == 2
+        assert len(agent_sockets(Path(config.home))) == 2
         two.close()
         deadline = Deadline.after(5)
         while sum(row.in_view for row in rows(one)) > 1:
@@ -97,8 +99,8 @@ def test_two_nodes_of_one_user_on_one_host_train_together(config: AgentConfig) -
         assert len(rows(one)) == 1, "who says goodbye is not mourned as dead"
 
 
-def rows(agent: Agent) -> list[NodeRow]:
-    seen = agent.ask(Look(), Deadline.after(5))
+def rows(agent: AgentProcess) -> list[NodeRow]:
+    seen = agent.ask(GetSnapshot(), Deadline.after(5))
     assert isinstance(seen, Snapshot)
     return seen.nodes
 
@@ -121,7 +123,7 @@ def test_what_cannot_work_is_said_in_one_line(
 ) -> None:
     fields = {**msgspec.structs.asdict(config), **change}
     with pytest.raises(ConfigError, match=word):
-        Agent(AgentConfig(**fields))
+        AgentProcess.start(AgentConfig(**fields))
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -135,28 +137,28 @@ def test_what_cannot_work_is_said_in_one_line(
         enter(1, timeout_s=float("inf")),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused_at_once(bad: Enter) -> None:
+def test_a_request_that_makes_no_sense_is_refused_at_once(bad: EnterJob) -> None:
     with pytest.raises(ConfigError, match="job"):
-        local_requests.check(bad)
+        local_requests.validate(bad)
 
 
 def test_who_stops_waiting_is_answered_at_once(config: AgentConfig) -> None:
-    with Agent(config) as agent:
+    with AgentProcess.start(config) as agent:
         agent._sock.sendall(framing.pack(enter(2)))
         time.sleep(0.5)
         started_s = time.monotonic()
-        assert agent.ask(Quit("job"), Deadline.after(10)) == Done()
+        assert agent.ask(LeaveJob("job"), Deadline.after(10)) == RequestDone()
         assert time.monotonic() - started_s < 3
 
 
 def test_a_conversation_ends_with_a_reply_that_did_not_come_in_time(
     config: AgentConfig,
 ) -> None:
-    with Agent(config) as agent:
+    with AgentProcess.start(config) as agent:
         os.kill(agent.pid, signal.SIGSTOP)
         try:
             with pytest.raises(DeadlineExceeded):
-                agent.ask(Check("job"), Deadline.after(0.3))
+                agent.ask(CheckRound("job"), Deadline.after(0.3))
         finally:
             os.kill(agent.pid, signal.SIGCONT)
         assert agent._sock.fileno() == -1, "a late reply would answer the next request"
@@ -165,15 +167,16 @@ def test_a_conversation_ends_with_a_reply_that_did_not_come_in_time(
 PARENT = """
 import os, sys, time
 from ringleader.deadline import Deadline
-from ringleader.node.protocol.agent_client import CONFIG, Agent
-import ringleader.node.protocol.framing as frames
-from ringleader.node.protocol.local_requests import Enter
-agent = Agent(CONFIG.decode(bytes.fromhex(sys.argv[1])))
+from ringleader.node.launch.agent_process import AgentProcess
+from ringleader.node.protocol.agent_config import CONFIG
+import ringleader.node.protocol.framing as framing
+from ringleader.node.protocol.local_requests import EnterJob
+agent = AgentProcess.start(CONFIG.decode(bytes.fromhex(sys.argv[1])))
 if sys.argv[2] == "fork" and os.fork() == 0:
     time.sleep(20)
     os._exit(0)
 print(agent.pid, flush=True)
-waits = Enter(job="job", min_nodes=2, max_nodes=2, wait_s=0, timeout_s=60)
+waits = EnterJob(job="job", min_nodes=2, max_nodes=2, wait_s=0, timeout_s=60)
 if sys.argv[2] == "wait":
     agent.ask(waits, Deadline.after(60))
 time.sleep(60)
@@ -220,12 +223,12 @@ def test_the_agent_ends_with_its_parent_however_that_ends(
 
 
 def test_what_a_killed_agent_left_is_swept_by_the_next(config: AgentConfig) -> None:
-    with Agent(config) as agent:
+    with AgentProcess.start(config) as agent:
         os.kill(agent.pid, signal.SIGKILL)
         agent._process.wait(10)
     folder = Path(config.home) / "run"
     assert list(folder.glob("*.credentials")), "kill -9 leaves it: nothing can be done"
-    with Agent(config) as agent:
+    with AgentProcess.start(config) as agent:
         left = {int(path.stem) for path in folder.iterdir()}
         assert left == {agent.pid}
 
@@ -238,11 +241,11 @@ def test_a_closed_terminal_does_not_stop_the_story(
             raise BrokenPipeError
 
     monkeypatch.setattr(sys, "stderr", Closed())
-    Story({}, tells=True).met(NodeId("b" * 52), "desk", "10.0.0.1")
+    EventLog({}, prints=True).connected(NodeId("b" * 52), "desk", "10.0.0.1")
 
 
-HELLO = Hello(
-    protocol=framing.PROTOCOL,
+HELLO = AgentHello(
+    protocol=PROTOCOL,
     version="1",
     purpose="control",
     node=NodeId("b" * 52),
@@ -270,6 +273,6 @@ HELLO = Hello(
 def test_a_hello_that_others_would_choke_on_is_refused(
     change: dict[str, object],
 ) -> None:
-    data = framing.ENCODER.encode(msgspec.structs.replace(HELLO, **change))
-    with pytest.raises((ProtocolError, msgspec.ValidationError)):
-        framing.HELLO.decode(data)
+    data = msgspec.msgpack.encode(msgspec.structs.replace(HELLO, **change))
+    with pytest.raises(ProtocolError):
+        decode_hello(data, "peer")

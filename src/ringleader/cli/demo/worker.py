@@ -18,7 +18,7 @@ from ringleader.cli.json_socket import Message, Report, serve
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.errors import ConfigError
 from ringleader.ids import NodeId, short
-from ringleader.node.launch.join import join, look
+from ringleader.node.launch.join import join, snapshot
 
 _TIMEOUT_S = 30.0
 """Bound on one all_reduce: a rank that is stuck ends the demo, nobody waits longer."""
@@ -84,7 +84,7 @@ class DemoRank:
 
 def _cluster(seconds: float) -> Message:
     """The cluster as this machine sees it when training begins."""
-    seen = look()
+    seen = snapshot()
     names = {row.node: row.name for row in seen.nodes}
     return {
         "joined_s": seconds,

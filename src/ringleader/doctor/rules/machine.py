@@ -1,23 +1,23 @@
-"""What is wrong with this machine itself, whoever else is there. Pure."""
+"""Rules about this machine itself: cluster, interfaces, ports, limits. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ringleader.discovery.multicast import PORT
-from ringleader.doctor.facts import Facts, Outcome
+from ringleader.doctor.facts import DialOutcome, Facts
 from ringleader.doctor.finding import Code, Finding, Severity
-from ringleader.topology.interfaces import InterfaceKind
+from ringleader.topology.interface_kind import InterfaceKind
 
 FREE_DESCRIPTORS = 128
-"""What an agent, a worker and its links to a dozen machines may need at once."""
+"""An agent, a worker and its links to a dozen machines may need as many at once."""
 
 SHARED_BYTES = 128 << 20
 """Two ranks map 40 MiB; a DataLoader with workers needs more. Docker gives 64 MiB."""
 
 
 def machine(facts: Facts) -> Iterator[Finding]:
-    """Cluster, interfaces, ports, descriptors, shared memory, agent."""
+    """Check cluster, interfaces, ports, descriptors, shared memory and agent."""
     yield from _no_cluster(facts)
     yield from _no_interface(facts)
     yield from _ports(facts)
@@ -50,11 +50,11 @@ def _no_interface(facts: Facts) -> Iterator[Finding]:
     text = f"{facts.name} has no network interface that leads to a LAN"
     if why:
         text += f": {why}"
-    mend = "Connect it to the network of the others, by cable or Wi-Fi."
+    mend = "Connect it to the network of the other machines, by cable or Wi-Fi."
     if others:
         mend += (
-            f" If the others really are behind {others[0].name}, say so: ringleader "
-            f"run --interface {others[0].name}, or RINGLEADER_INTERFACES."
+            f" If the other machines really are behind {others[0].name}, select it: "
+            f"ringleader run --interface {others[0].name}, or RINGLEADER_INTERFACES."
         )
     yield Finding(Code.ONLY_VIRTUAL, f"{text}.", mend)
 
@@ -76,8 +76,8 @@ def _ports(facts: Facts) -> Iterator[Finding]:
 def _descriptors(facts: Facts) -> Iterator[Finding]:
     low = [d for d in facts.descriptors if d.limit - d.used < FREE_DESCRIPTORS]
     text = "; ".join(f"{d.whose}: {d.used} of {d.limit} in use" for d in low)
-    visits = [v for c in facts.candidates for v in c.visits]
-    if not low and any(v.outcome is Outcome.NO_DESCRIPTOR for v in visits):
+    dials = [d for c in facts.candidates for d in c.dials]
+    if not low and any(d.outcome is DialOutcome.NO_DESCRIPTOR for d in dials):
         text = "the system gave the doctor none"
     if text:
         yield Finding(
@@ -85,8 +85,8 @@ def _descriptors(facts: Facts) -> Iterator[Finding]:
             f"{facts.name} is short of file descriptors ({text}); every link and "
             f"every file needs one, and {FREE_DESCRIPTORS} should be free.",
             "Raise the limit: 'ulimit -n 4096' in the shell that starts ringleader, "
-            "for good in /etc/security/limits.conf ('launchctl limit' on a Mac); or "
-            "end the program that holds so many.",
+            "permanently in /etc/security/limits.conf ('launchctl limit' on a Mac); "
+            "or end the program that holds so many.",
         )
 
 
@@ -104,8 +104,8 @@ def _shared_memory(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Code.LITTLE_SHARED_MEMORY,
             f"{facts.name}: {text}. Workers of one machine exchange tensors, and data "
-            f"loaders hand over batches, through shared memory; have "
-            f"{SHARED_BYTES >> 20} MiB free.",
+            f"loaders pass batches, through shared memory; {SHARED_BYTES >> 20} MiB "
+            "should be free.",
             f"Remove old files in {memory.path or 'shared memory'}, or make it larger: "
             "'docker run --shm-size 2g', or 'mount -o remount,size=2g /dev/shm'.",
             Severity.WARNING,
@@ -116,7 +116,8 @@ def _agent(facts: Facts) -> Iterator[Finding]:
     if facts.agent_trouble:
         yield Finding(
             Code.UNREACHABLE,
-            f"An agent runs on {facts.name} and is silent: {facts.agent_trouble}.",
-            "Is the machine very busy, or the agent stopped? End the command that "
+            f"An agent runs on {facts.name} and does not answer: "
+            f"{facts.agent_trouble}.",
+            "The machine may be very busy, or the agent stopped. End the command that "
             "started it and start it again.",
         )

@@ -1,4 +1,4 @@
-"""Whether nodes can find each other by themselves. Pure."""
+"""Rule: can nodes find each other by multicast? Pure."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from ringleader.doctor.finding import Code, Finding
 
 
 def multicast(facts: Facts) -> Iterator[Finding]:
-    """Interfaces on which multicast does not work, as far as anybody can tell.
+    """Find interfaces on which multicast does not work.
 
-    Silence alone proves nothing: a machine may be the only one. Somebody who is reached
-    and never heard does.
+    Silence alone proves nothing: the machine may be the only one. A node that is
+    reached by unicast and never heard by multicast is proof.
     """
     by_name: dict[str, list[MulticastReport]] = {}
-    for probe in facts.probes:
-        by_name.setdefault(probe.interface, []).append(probe)
-    for name, probes in by_name.items():
-        troubles = [p.trouble for p in probes if p.trouble is not None]
+    for report in facts.multicast:
+        by_name.setdefault(report.interface, []).append(report)
+    for name, reports in by_name.items():
+        troubles = [r.trouble for r in reports if r.trouble is not None]
         if any(t.why is UnavailableReason.PORT_TAKEN for t in troubles):
-            continue  # told as a port
-        if len(troubles) == len(probes):
+            continue  # reported as a taken port
+        if len(troubles) == len(reports):
             yield _no_multicast(f"On {facts.name}: {troubles[0].text}.", _MEND_HERE)
-        elif not any(p.loops_back or p.has_multicast for p in probes):
+        elif not any(r.loops_back or r.has_multicast for r in reports):
             text = (
                 f"On {name} of {facts.name} not even our own multicast comes back: a "
                 f"firewall on this machine drops UDP port {PORT}."
             )
             yield _no_multicast(text, _MEND_HERE)
         else:
-            yield from _multicast_lost(facts, name, probes)
+            yield from _multicast_lost(facts, name, reports)
 
 
 _MEND_HERE = (
@@ -43,46 +43,51 @@ _MEND_HERE = (
 
 
 def _multicast_lost(
-    facts: Facts, name: str, probes: list[MulticastReport]
+    facts: Facts, name: str, reports: list[MulticastReport]
 ) -> Iterator[Finding]:
-    """Nodes that we reach on this interface, and whose multicast we never hear."""
-    deaf = [
+    """Find nodes that are reached on this interface but never heard by multicast."""
+    unheard = [
         candidate
         for candidate in facts.members
         if not candidate.is_heard and _interface_of(facts, candidate) == name
     ]
-    if not deaf:
+    if not unheard:
         return
-    who = ", ".join(c.title for c in deaf)
-    direct = {host for p in probes for host in p.answered_directly}
-    asked = any(place[0] in direct for c in deaf for place in c.places)
-    others = len({host for p in probes for host in p.heard | p.answered})
+    who = ", ".join(c.title for c in unheard)
+    direct = {host for r in reports for host in r.answered_directly}
+    is_direct = any(address[0] in direct for c in unheard for address in c.addresses)
+    others = len({host for r in reports for host in r.heard | r.answered})
     text = (
         f"{facts.name} reaches {who}, but no multicast passes between them on {name}"
-        + (", though it answers when it is asked directly" if asked else "")
-        + (f"; multicast of {others} other hosts does come" if others else "")
+        + (", though it answers when it is asked directly" if is_direct else "")
+        + (f"; multicast of {others} other hosts does arrive" if others else "")
         + ". So they do not find each other by themselves."
     )
-    for reason in _said(deaf):
-        text += f" It says itself: {reason}."
+    for reason in _reported_by(unheard):
+        text += f" Its own agent reports: {reason}."
     mend = (
-        "In the router or access point turn on multicast between clients and off "
+        "In the router or access point turn on multicast between clients and turn off "
         "'client isolation'; in a managed switch turn off IGMP snooping or turn on its "
         f"querier; on both machines allow UDP port {PORT}. Until then name the others: "
-        f"ringleader run --peers {deaf[0].where.partition(',')[0]} script.py."
+        f"ringleader run --peers {unheard[0].where.partition(',')[0]} script.py."
     )
     yield _no_multicast(text, mend)
 
 
-def _said(deaf: list[Candidate]) -> list[str]:
-    """What the agents over there know of their own discovery."""
-    shots = [v.snapshot for c in deaf for v in c.reached if v.snapshot is not None]
-    words = [t for shot in shots for t in shot.troubles if t.startswith("no discovery")]
+def _reported_by(unheard: list[Candidate]) -> list[str]:
+    """Return what the agents over there report about their own discovery."""
+    snapshots = [
+        dial.snapshot
+        for candidate in unheard
+        for dial in candidate.reached
+        if dial.snapshot is not None
+    ]
+    words = [t for s in snapshots for t in s.troubles if t.startswith("no discovery")]
     return [word.partition("; name")[0] for word in dict.fromkeys(words)]
 
 
 def _interface_of(facts: Facts, candidate: Candidate) -> str | None:
-    found = [facts.interface_to(v.place[0]) for v in candidate.reached]
+    found = [facts.interface_to(dial.address[0]) for dial in candidate.reached]
     return next((each.name for each in found if each is not None), None)
 
 

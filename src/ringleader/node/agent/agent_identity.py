@@ -1,4 +1,4 @@
-"""Who an agent is: its key, its cluster, its credentials, and where they lie."""
+"""``AgentIdentity``: key, cluster and credentials of an agent, and their files."""
 
 from __future__ import annotations
 
@@ -14,53 +14,58 @@ from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import ClaimedKey, claim
 from ringleader.identity.storage.home import Home
 from ringleader.ids import NodeId
-from ringleader.node.protocol.agent_client import RUN
+from ringleader.node.protocol.agent_config import RUN_DIRECTORY
 
 
 @dataclass(slots=True)
-class Keeper:
-    """Held by an agent for its whole life; the key is nobody else's meanwhile."""
+class AgentIdentity:
+    """Holds a node key for the life of an agent; no other agent may use it."""
 
     claimed: ClaimedKey
     credentials: Credentials
     cluster: cluster_secret.ClusterSecret
-    folder: Path
+    directory: Path
 
     @classmethod
-    def enter(cls, home_path: str) -> Self:
-        """Take a key of this user and speak for it in this user's cluster."""
+    def claim(cls, home_path: str) -> Self:
+        """Claim a node key of this user and write credentials for the workers.
+
+        Raises ``ConfigError`` if this user is in no cluster.
+        """
         home = Home(Path(home_path))
         cluster = cluster_secret.load(home)
         if cluster is None:
-            text = "this machine is in no cluster yet; run 'ringleader init' here, or"
-            raise ConfigError(f"{text} 'ringleader join' with the phrase of yours")
+            raise ConfigError(
+                "this machine is in no cluster yet; run 'ringleader init' here to make "
+                "one, or 'ringleader join' with the phrase of an existing one"
+            )
         claimed = claim(home)
         try:
             credentials = Credentials.issue(cluster, claimed.key)
-            folder = home.path / RUN
-            folder.mkdir(mode=0o700, exist_ok=True)
-            _sweep(folder)
-            keeper = cls(claimed, credentials, cluster, folder)
-            credentials.to_file(keeper.credentials_file)
+            directory = home.path / RUN_DIRECTORY
+            directory.mkdir(mode=0o700, exist_ok=True)
+            _remove_files_of_dead_agents(directory)
+            identity = cls(claimed, credentials, cluster, directory)
+            credentials.to_file(identity.credentials_file)
         except BaseException:
             claimed.close()
             raise
-        return keeper
+        return identity
 
     @property
     def node(self) -> NodeId:
-        """Who we are."""
+        """Id of this node."""
         return self.claimed.key.node_id
 
     @property
-    def window(self) -> Path:
-        """The Unix socket through which other commands look at us."""
-        return self.folder / f"{os.getpid()}.sock"
+    def status_socket(self) -> Path:
+        """Path of the Unix socket for other commands of this user."""
+        return self.directory / f"{os.getpid()}.sock"
 
     @property
     def credentials_file(self) -> Path:
-        """With this the workers of this node prove who they are."""
-        return self.folder / f"{os.getpid()}.credentials"
+        """Path of the file with which workers of this node authenticate."""
+        return self.directory / f"{os.getpid()}.credentials"
 
     def __enter__(self) -> Self:
         return self
@@ -71,9 +76,9 @@ class Keeper:
         self.claimed.close()
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what agents that were killed have left: their keys must not lie about."""
-    for path in folder.iterdir():
+def _remove_files_of_dead_agents(directory: Path) -> None:
+    """Remove what killed agents left behind; their credentials must not remain."""
+    for path in directory.iterdir():
         if path.stem.isdecimal() and not _is_alive(int(path.stem)):
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -85,5 +90,5 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        pass  # there, and not ours
+        pass  # it exists and belongs to another user
     return True

@@ -1,4 +1,4 @@
-"""What an agent knows, as a snapshot."""
+"""``build_snapshot``: collects what an agent knows into a ``Snapshot``."""
 
 from __future__ import annotations
 
@@ -6,90 +6,108 @@ import os
 import time
 
 from ringleader.ids import NodeId
+from ringleader.membership.health import HealthReport
 from ringleader.membership.member import Member
-from ringleader.node.agent.agent_core import Resident
+from ringleader.node.agent.agent_core import AgentCore
 from ringleader.node.peering import link_plan
-from ringleader.node.protocol.snapshot import NodeRow, Snapshot
+from ringleader.node.protocol.snapshot import HealthCounts, NodeRow, Snapshot
 
 
-def build_snapshot(resident: Resident) -> Snapshot:
-    """Everything ``resident`` knows now."""
-    view = resident.cluster.machine.view
-    book = resident.cluster.machine.health
-    members = list(view.members) if view else [resident.me]
+def build_snapshot(core: AgentCore) -> Snapshot:
+    """Return everything ``core`` knows now."""
+    view = core.membership.machine.view
+    book = core.membership.machine.health
+    members = list(view.members) if view else [core.me]
     known = (*book.healthy(), *book.suspect(), *book.dead())
     others = [member for member in known if member not in members]
     return Snapshot(
-        cluster=resident.keeper.cluster.title,
-        node=resident.me.node,
+        cluster=core.identity.cluster.title,
+        node=core.me.node,
         epoch=view.id.counter if view else 0,
         leader=view.id.leader if view else "",
         ring=[member.node for member in members],
-        nodes=[_row(resident, m, in_view=m in members) for m in [*members, *others]],
-        mlx=_mlx(resident),
-        troubles=_troubles(resident),
-        clones=list(resident.story.clones),
-        rejected=resident.door.num_rejected,
+        nodes=[_row(core, m, in_view=m in members) for m in [*members, *others]],
+        health=_health(book),
+        events=list(core.events.events),
+        mlx=_mlx(core),
+        troubles=_troubles(core),
+        clones=list(core.events.clones),
+        rejected=core.acceptor.num_rejected,
         pid=os.getpid(),
-        uptime_s=time.monotonic() - resident.born_s,
+        uptime_s=time.monotonic() - core.started_s,
     )
 
 
-def _mlx(resident: Resident) -> str:
-    if resident.table is None:
+def _health(book: HealthReport) -> HealthCounts:
+    summary = book.summary()
+    return HealthCounts(
+        total=summary.total,
+        healthy=summary.healthy,
+        suspect=summary.suspect,
+        dead=summary.dead,
+        unknown=summary.unknown,
+        percentage=book.health_percentage(),
+        is_healthy=book.is_cluster_healthy(),
+    )
+
+
+def _mlx(core: AgentCore) -> str:
+    if core.view_state is None:
         return ""
-    known = link_plan.build_graph(resident.table.seats)
+    known = link_plan.build_graph(core.view_state.states)
     return known.mlx_hostfile() if known.can_form_ring() else ""
 
 
-def _row(resident: Resident, member: Member, *, in_view: bool) -> NodeRow:
-    is_here = member == resident.me
-    health = resident.cluster.machine.health.of(member)
-    link = resident.cluster.links.get(member)
-    view = resident.cluster.machine.view
-    seat = resident.table.seats.get(member.node) if resident.table else None
+def _row(core: AgentCore, member: Member, *, in_view: bool) -> NodeRow:
+    is_here = member == core.me
+    health = core.membership.machine.health.of(member)
+    link = core.membership.links.get(member)
+    view = core.membership.machine.view
+    state = core.view_state.states.get(member.node) if core.view_state else None
+    if not in_view:
+        state = None
     return NodeRow(
         node=member.node,
-        name=resident.story.names.get(member.node, "?"),
+        name=core.events.names.get(member.node, "?"),
         health="healthy" if is_here else str(health.health) if health else "unknown",
         is_leader=in_view and view is not None and view.id.leader == member.node,
         is_here=is_here,
         in_view=in_view,
-        address=_address(resident, member.node),
+        address=_address(core, member.node),
         latency_s=health.latency_avg_s / 2
         if health and health.latency_avg_s is not None
         else None,
-        clock_ahead_s=resident.clocks.get(member.node),
-        version=link.guest.hello.version if link else "",
-        host=seat.host if seat and in_view else "",
-        profile=seat.profile if seat and in_view else None,
-        links={str(k): v for k, v in seat.links.items()} if seat and in_view else {},
-        jobs=sorted(t.job for t in seat.tickets) if seat and in_view else [],
+        clock_ahead_s=core.clocks.get(member.node),
+        version=link.connection.hello.version if link else "",
+        host=state.host if state else "",
+        profile=state.profile if state else None,
+        links={str(k): v for k, v in state.links.items()} if state else {},
+        jobs=sorted(request.job for request in state.job_requests) if state else [],
     )
 
 
-def _address(resident: Resident, node: NodeId) -> str:
-    link = resident.cluster.links.to_node(node)
+def _address(core: AgentCore, node: NodeId) -> str:
+    link = core.membership.links.to_node(node)
     if link is not None:
-        return f"{link.guest.address[0]}:{link.guest.address[1]}"
-    if node == resident.me.node:
-        return f"{(resident.addresses() or ['no network'])[0]}:{resident.port}"
+        return f"{link.connection.address[0]}:{link.connection.address[1]}"
+    if node == core.me.node:
+        return f"{(core.local.addresses or ['no network'])[0]}:{core.local.port}"
     return ""
 
 
-def _troubles(resident: Resident) -> list[str]:
-    found = list(resident.story.clones)
-    if resident.mdns.trouble is not None:
-        found.append(str(resident.mdns.trouble))
-    if not resident.chosen:
-        reasons = "; ".join(f"{each.name}: {why}" for each, why in resident.refused)
+def _troubles(core: AgentCore) -> list[str]:
+    found = list(core.events.clones)
+    if core.mdns.trouble is not None:
+        found.append(str(core.mdns.trouble))
+    if not core.local.chosen:
+        reasons = "; ".join(f"{each.name}: {why}" for each, why in core.local.refused)
         found.append(f"no network interface to use ({reasons})")
-    if resident.mdns.sightings.num_foreign:
+    if core.mdns.sightings.num_foreign:
         found.append(
-            f"{resident.mdns.sightings.num_foreign} other nodes on this network have "
+            f"{core.mdns.sightings.num_foreign} other nodes on this network have "
             "another secret: another cluster, or a mistyped phrase"
         )
-    found += [f"{where}: {why}" for where, why in resident.scout.troubles.items()]
-    for node, why in resident.survey.troubles.items():
-        found.append(f"link to {resident.story.names.get(node, 'a node')}: {why}")
+    found += [f"{where}: {why}" for where, why in core.dialer.troubles.items()]
+    for node, why in core.link_prober.troubles.items():
+        found.append(f"link to {core.events.names.get(node, 'a node')}: {why}")
     return found

@@ -1,69 +1,112 @@
-"""What happens to a cluster, in words for the person in front of the screen."""
+"""``EventLog``: cluster events of one agent, for ``status`` and on standard error."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from ringleader.ids import NodeId, short
 from ringleader.membership.events import Health, HealthChanged, KeyCloned
 from ringleader.membership.member import Member, View
+from ringleader.node.protocol.node_state import SplitSeen
+from ringleader.node.protocol.snapshot import ClusterEvent
+
+MAX_EVENTS = 32
+"""Events kept for ``status``: an evening of a home cluster."""
+
+SAME_SPLIT_S = 30.0
+"""Both leaders of a split report it; reports closer than this are one event."""
+
+
+class Kind(StrEnum):
+    """Kinds of events, by names that programs may rely on."""
+
+    FOUND = "found"
+    LOST = "lost"
+    VIEW = "view"
+    SPLIT = "split"
+    CLONE = "clone"
+    FAILURE = "failure"
 
 
 @dataclass(slots=True)
-class Story:
-    """Names of nodes, and lines on standard error if somebody wants them."""
+class EventLog:
+    """Names of nodes and the latest events. Lives on the event loop of the agent."""
 
     names: dict[NodeId, str]
-    tells: bool
+    prints: bool
+    """Whether events are also printed on standard error."""
     clones: list[str] = field(default_factory=list)
-    _shown: set[Member] = field(default_factory=set)
+    events: deque[ClusterEvent] = field(
+        default_factory=lambda: deque(maxlen=MAX_EVENTS)
+    )
+    _members: set[Member] = field(default_factory=set)
+    _splits: dict[frozenset[NodeId], float] = field(default_factory=dict)
+    """When a split between two leaders was last recorded."""
 
     def title(self, node: NodeId) -> str:
-        """A node as people know it, with enough of its id to tell it apart."""
+        """Return the name of a node with enough of its id to tell it apart."""
         return f"{self.names.get(node, 'a node')} ({short(node)})"
 
-    def met(self, node: NodeId, name: str, address: str) -> None:
-        """A link to a node is open."""
+    def connected(self, node: NodeId, name: str, address: str) -> None:
+        """Record that a control link to a node is open."""
         is_new = node not in self.names
         self.names[node] = name
         if is_new:
-            self._tell(f"found {self.title(node)} at {address}")
+            self._add(Kind.FOUND, f"found {self.title(node)} at {address}")
 
-    def changed(self, change: HealthChanged) -> None:
-        """A peer is in another state of health."""
+    def health_changed(self, change: HealthChanged) -> None:
+        """Record a change of a peer's health; only a death is an event."""
         if change.health is Health.DEAD:
-            self._tell(f"lost {self.title(change.peer.node)}: {change.why}")
+            text = f"lost {self.title(change.peer.node)}: {change.why}"
+            self._add(Kind.LOST, text)
 
-    def viewed(self, view: View, names: Mapping[NodeId, str]) -> None:
-        """A view is in force; told only if it holds other members than the last."""
+    def view_installed(self, view: View, names: Mapping[NodeId, str]) -> None:
+        """Record a view; an event only if its members differ from the last one's."""
         self.names.update(names)
-        if set(view.members) == self._shown:
+        if set(view.members) == self._members:
             return
-        self._shown = set(view.members)
+        self._members = set(view.members)
         listed = ", ".join(self.names.get(m.node, "?") for m in view.members)
         leader = self.names.get(view.id.leader, "?")
-        self._tell(f"epoch {view.id.counter}: {listed}; leader {leader}")
+        self._add(Kind.VIEW, f"epoch {view.id.counter}: {listed}; leader {leader}")
 
-    def cloned(self, clone: KeyCloned) -> None:
-        """Two machines use one key."""
+    def split_seen(self, observer: NodeId, split: SplitSeen) -> None:
+        """Record that ``observer`` met the leader of another part of the cluster."""
+        pair, now_s = frozenset((observer, split.leader)), time.monotonic()
+        if now_s - self._splits.get(pair, -SAME_SPLIT_S) < SAME_SPLIT_S:
+            return
+        self._splits[pair] = now_s
+        text = (
+            "the cluster was split: the parts led by "
+            f"{self.title(observer)} and {self.title(split.leader)} (epoch "
+            f"{split.epoch}) found each other and merge"
+        )
+        self._add(Kind.SPLIT, text)
+
+    def key_cloned(self, clone: KeyCloned) -> None:
+        """Record that two machines use one node key."""
         text = (
             f"two machines use the key of node {short(clone.refused.node)}: was a home "
             "directory copied? On one of them run 'ringleader leave' and join again"
         )
         if text not in self.clones:
             self.clones.append(text)
-            self._tell(text)
+            self._add(Kind.CLONE, text)
 
-    def failed(self, error: BaseException | None) -> None:
-        """The agent itself has failed, which must not look like anything else."""
-        self.tells = True
-        self._tell(f"the agent fails, please report it: {error!r}")
+    def agent_failed(self, error: BaseException | None) -> None:
+        """Record a bug in the agent; always printed."""
+        self.prints = True
+        self._add(Kind.FAILURE, f"bug in the agent, please report it: {error!r}")
 
-    def _tell(self, text: str) -> None:
-        if self.tells:
-            with contextlib.suppress(OSError):  # nobody reads any more: a closed pipe
+    def _add(self, kind: Kind, text: str) -> None:
+        self.events.append(ClusterEvent(time_s=time.time(), kind=kind, text=text))
+        if self.prints:
+            with contextlib.suppress(OSError):  # standard error is a closed pipe
                 sys.stderr.write(f"ringleader: {text}\n")
                 sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The jobs of this node: its tickets, their rounds, the way to their stores."""
+"""``Jobs``: the jobs that processes of this node take part in."""
 
 from __future__ import annotations
 
@@ -13,56 +13,57 @@ import msgspec
 from ringleader.errors import ConfigError, DeadlineExceeded, RingleaderError
 from ringleader.ids import NodeId
 from ringleader.node.agent import rank_assignment
-from ringleader.node.agent.rank_assignment import Refused, Round, Table, Waiting
-from ringleader.node.agent.round_stores import Stores
-from ringleader.node.agent.store_tunnel import Tunnel
-from ringleader.node.peering.peer_connection import Guest
-from ringleader.node.protocol.local_requests import Checked, Enter, Entered
-from ringleader.node.protocol.node_state import Ended, Ticket
+from ringleader.node.agent.rank_assignment import Refused, Round, Waiting
+from ringleader.node.agent.round_stores import RoundStores
+from ringleader.node.agent.store_tunnel import StoreTunnel
+from ringleader.node.agent.view_state import ViewState
+from ringleader.node.peering.peer_connection import PeerConnection
+from ringleader.node.protocol.local_requests import EnterJob, RoundEntered, RoundStatus
+from ringleader.node.protocol.node_state import JobEnded, JobRequest
 
 MAX_ENDED = 16
-TELL_S = 2.0
-"""How long a node that leaves waits until the others know how its job went."""
+ANNOUNCE_END_S = 2.0
+"""How long a leaving node waits until the others know how its job ended."""
 
-Tell = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class _Job:
-    """One job this node has a ticket for."""
+    """A job that this node has requested."""
 
-    ticket: Ticket
-    tell: Tell
+    request: JobRequest
+    on_progress: OnProgress
     outcome: asyncio.Future[Round]
     round: Round | None = None
-    born_in: str = ""
-    """The view that began the round: only later views can end it."""
-    tunnel: Tunnel | None = None
-    told: str = ""
-    last: Round | None = None
+    first_view: str = ""
+    """Id of the view that began the round: only later views can end it."""
+    tunnel: StoreTunnel | None = None
+    last_progress: str = ""
+    last_round: Round | None = None
     """The round before, if this is not the first."""
     done: set[NodeId] = field(default_factory=set)
-    """Nodes of the round, or of the last, that have finished."""
+    """Nodes of the current or the last round that have finished."""
     failed: set[NodeId] = field(default_factory=set)
 
-    def note_ends(self, table: Table) -> None:
-        """See who has finished or failed; they say so before they leave."""
-        current = self.round or self.last
+    def note_ends(self, view_state: ViewState) -> None:
+        """Record which nodes finished or failed; they announce it before they leave."""
+        current = self.round or self.last_round
         for node in current.nodes if current else ():
-            seat = table.seats.get(node)
-            for end in seat.ended if seat else ():
+            state = view_state.states.get(node)
+            for end in state.ended_jobs if state else ():
                 if current is not None and end.round == current.id:
                     (self.done if end.ok else self.failed).add(node)
 
     def is_left_alone(self, mine: NodeId) -> bool:
-        """Whether all others of the last round have finished it without us."""
-        others = {*self.last.nodes} - {mine} if self.last else set()
+        """Return whether all other nodes of the last round have finished the job."""
+        others = {*self.last_round.nodes} - {mine} if self.last_round else set()
         return self.round is None and bool(others) and others <= self.done
 
 
 @dataclass(slots=True)
-class Worker:
-    """What the processes of a round are given."""
+class WorkerConfig:
+    """What the worker processes of a round are given."""
 
     credentials: str
     addresses: Callable[[], list[str]]
@@ -70,77 +71,83 @@ class Worker:
 
 @dataclass(slots=True)
 class Jobs:
-    """Everything about jobs that lives in the agent."""
+    """All jobs of this node. Lives on the event loop of the agent."""
 
     mine: NodeId
-    changed: Callable[[], None]
-    """Called when our seat must be told to all in a new view."""
-    settled: Callable[[], None]
-    """Called when our seat is another one, and the next view may tell it."""
-    dial_store: Callable[[NodeId, str], Awaitable[Guest]]
-    worker: Worker
-    table: Table | None = None
-    go: set[str] = field(default_factory=set)
-    ended: list[Ended] = field(default_factory=list)
-    """What we tell the others before we leave."""
-    stores: Stores = field(default_factory=Stores)
+    publish: Callable[[], None]
+    """Publishes the changed node state in a new view."""
+    set_payload: Callable[[], None]
+    """Sets the changed node state as payload of the next view; asks for none."""
+    dial_store: Callable[[NodeId, str], Awaitable[PeerConnection]]
+    worker: WorkerConfig
+    view_state: ViewState | None = None
+    ready_jobs: set[str] = field(default_factory=set)
+    """As the leader: jobs that start without waiting for more machines."""
+    ended_jobs: list[JobEnded] = field(default_factory=list)
+    """How jobs of this node ended, for the other nodes."""
+    stores: RoundStores = field(default_factory=RoundStores)
     _jobs: dict[str, _Job] = field(default_factory=dict)
-    _since: dict[str, float] = field(default_factory=dict)
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _ready_since: dict[str, float] = field(default_factory=dict)
+    _view_changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def tickets(self) -> list[Ticket]:
-        """For our seat."""
-        return [job.ticket for job in self._jobs.values()]
+    def job_requests(self) -> list[JobRequest]:
+        """Return the requests for our node state."""
+        return [job.request for job in self._jobs.values()]
 
-    async def enter(self, request: Enter, tell: Tell) -> Entered:
-        """Wait until the next round of a job begins with us in it."""
-        before = self.quit(request.job)
-        ticket = Ticket(
+    async def enter(self, request: EnterJob, on_progress: OnProgress) -> RoundEntered:
+        """Wait until a round of the job begins with this node in it.
+
+        Raises ``DeadlineExceeded`` after ``request.timeout_s`` and ``ConfigError`` if
+        this node may not take part.
+        """
+        before = self.drop(request.job)
+        job_request = JobRequest(
             job=request.job,
-            number=secrets.token_hex(8),
+            request_id=secrets.token_hex(8),
             min_nodes=request.min_nodes,
             max_nodes=request.max_nodes,
             wait_s=request.wait_s,
-            facts=request.facts,
-            again=before is not None,
+            fingerprint=request.fingerprint,
+            is_retry=before is not None,
         )
         loop = asyncio.get_running_loop()
-        job = _Job(ticket, tell, loop.create_future())
+        job = _Job(job_request, on_progress, loop.create_future())
         if before is not None:
-            job.last, job.done = before.round or before.last, before.done
+            job.last_round, job.done = before.round or before.last_round, before.done
         self._jobs[request.job] = job
-        self.changed()
+        self.publish()
         try:
             async with asyncio.timeout(request.timeout_s):
                 chosen = await job.outcome
         except TimeoutError as exc:
-            self.quit(request.job)
-            text = f"no round began within {request.timeout_s:g} s ({job.told})"
-            raise DeadlineExceeded(f"job {request.job}", text) from exc
+            self.drop(request.job)
+            text = f"no round began within {request.timeout_s:g} s"
+            last = f" ({job.last_progress})" if job.last_progress else ""
+            raise DeadlineExceeded(f"job {request.job}", text + last) from exc
         except BaseException:
-            self.quit(request.job)
+            self.drop(request.job)
             raise
-        return await self._welcome(job, chosen)
+        return await self._begin(job, chosen)
 
-    async def _welcome(self, job: _Job, chosen: Round) -> Entered:
-        assert self.table is not None
+    async def _begin(self, job: _Job, chosen: Round) -> RoundEntered:
+        assert self.view_state is not None
         rank, port = chosen.nodes.index(self.mine), 0
         if rank > 0:
             first = chosen.nodes[0]
-            job.tunnel = Tunnel(lambda: self.dial_store(first, chosen.id))
-            port = await job.tunnel.start()
-        return Entered(
+            job.tunnel = StoreTunnel(lambda: self.dial_store(first, chosen.id))
+            port = await job.tunnel.listen()
+        return RoundEntered(
             round=chosen.id,
             rank=rank,
             size=len(chosen.nodes),
             store_port=port,
-            names=[self.table.seats[node].name for node in chosen.nodes],
+            names=[self.view_state.states[node].name for node in chosen.nodes],
             credentials=self.worker.credentials,
             addresses=self.worker.addresses(),
         )
 
-    def quit(self, name: str) -> _Job | None:
-        """Give up the ticket for a job, and what its round holds."""
+    def drop(self, name: str) -> _Job | None:
+        """Withdraw the request for a job and release what its round holds."""
         job = self._jobs.pop(name, None)
         if job is None:
             return None
@@ -149,112 +156,123 @@ class Jobs:
             job.tunnel.close()
         if job.round is not None:
             self.stores.close(job.round.id)
-        self.changed()
+        self.publish()
         return job
 
-    async def end(self, name: str, *, ok: bool | None) -> None:
-        """Give up a job, and tell the others how it went before we may leave."""
-        job = self.quit(name)
-        current = (job.round or job.last) if job else None
+    async def leave(self, name: str, *, ok: bool | None) -> None:
+        """Drop a job and wait until the other nodes know how it ended.
+
+        ``ok`` None: the others need not know.
+        """
+        job = self.drop(name)
+        current = (job.round or job.last_round) if job else None
         if current is None or ok is None:
             return
-        end = Ended(name, current.id, ok)
-        self.ended = [*self.ended[-MAX_ENDED + 1 :], end]
-        self.changed()
+        end = JobEnded(name, current.id, ok)
+        self.ended_jobs = [*self.ended_jobs[-MAX_ENDED + 1 :], end]
+        self.publish()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TELL_S):
-                while self.table and end not in self.table.seats[self.mine].ended:
-                    await self._news.wait()
+            async with asyncio.timeout(ANNOUNCE_END_S):
+                while not self._is_announced(end):
+                    await self._view_changed.wait()
 
-    def serve(self, round_id: str, port: int) -> None:
-        """The store of a round of ours is open here."""
+    def _is_announced(self, end: JobEnded) -> bool:
+        if self.view_state is None:
+            return True
+        return end in self.view_state.states[self.mine].ended_jobs
+
+    def open_store(self, round_id: str, port: int) -> None:
+        """Let the nodes of a round reach its store, which is open here at ``port``."""
         for job in self._jobs.values():
             if job.round is not None and job.round.id == round_id:
                 self.stores.open(round_id, port, job.round.nodes)
 
     def close(self) -> None:
-        """Give up everything."""
+        """Drop all jobs."""
         for name in list(self._jobs):
-            self.quit(name)
+            self.drop(name)
 
-    # -- what a new view means ---------------------------------------------------------
+    # -- views -------------------------------------------------------------------------
 
-    def on_table(self, table: Table) -> None:
-        """Judge our tickets by a view that has come into force."""
-        self.table = table
-        self.go &= table.jobs()
-        self._news.set()
-        self._news = asyncio.Event()
-        self.stores.close_for_absent(table.seats)
+    def on_view_state(self, view_state: ViewState) -> None:
+        """Decide about our requests by a view that was installed."""
+        self.view_state = view_state
+        self.ready_jobs &= view_state.jobs()
+        self._view_changed.set()
+        self._view_changed = asyncio.Event()
+        self.stores.close_for_absent(view_state.states)
         for name, job in list(self._jobs.items()):
-            job.note_ends(table)
-            if job.round and job.tunnel and job.round.nodes[0] not in table.seats:
-                job.tunnel.close()  # else who waits for the store waits for ever
-            seated = table.seats[self.mine].ticket(name)
-            is_told = seated is not None and seated.number == job.ticket.number
-            if is_told and job.round is None and not job.outcome.done():
-                self._judge(name, job, table)
+            job.note_ends(view_state)
+            if job.round and job.tunnel and job.round.nodes[0] not in view_state.states:
+                job.tunnel.close()  # else workers would wait for the store for ever
+            published = view_state.states[self.mine].request_for(name)
+            is_published = (
+                published is not None and published.request_id == job.request.request_id
+            )
+            if is_published and job.round is None and not job.outcome.done():
+                self._decide(name, job, view_state)
 
-    def _judge(self, name: str, job: _Job, table: Table) -> None:
+    def _decide(self, name: str, job: _Job, view_state: ViewState) -> None:
         if job.is_left_alone(self.mine):
             text = f"job {name}: the other machines have finished it, this one has not"
             job.outcome.set_exception(RingleaderError(text))
             return
-        match rank_assignment.assign(name, table, self.mine):
+        match rank_assignment.assign_ranks(name, view_state, self.mine):
             case Round() as chosen if self.mine in chosen.nodes:
-                job.round, job.born_in = chosen, table.view_id
-                job.ticket = msgspec.structs.replace(job.ticket, round=chosen.id)
+                job.round, job.first_view = chosen, view_state.view_id
+                job.request = msgspec.structs.replace(job.request, round=chosen.id)
                 job.outcome.set_result(chosen)
-                self.settled()  # at once: a later view must not find us waiting still
+                self.set_payload()  # at once: the next view must not show us waiting
             case Round() as chosen:
-                self._tell(job, f"{len(chosen.nodes)} others train; no room for more")
+                text = f"{len(chosen.nodes)} other machines train; no room for more"
+                self._report(job, text)
             case Refused(reason=reason):
                 job.outcome.set_exception(ConfigError(f"job {name}: {reason}"))
             case Waiting() as waiting:
-                self._tell(job, _words(waiting, table))
+                self._report(job, _describe(waiting, view_state))
 
-    def _tell(self, job: _Job, text: str) -> None:
-        if text != job.told:
-            job.told = text
-            job.tell(text)
+    def _report(self, job: _Job, text: str) -> None:
+        if text != job.last_progress:
+            job.last_progress = text
+            job.on_progress(text)
 
-    def check(self, name: str) -> Checked:
-        """Whether our round of a job must be left."""
-        job, table = self._jobs.get(name), self.table
-        if job is None or job.round is None or table is None:
-            return Checked(True, "we are in no round")
-        if table.view_id == job.born_in:
-            return Checked(False)
-        if not rank_assignment.is_stale(name, job.round, table, job.done):
-            return Checked(False)
-        gone = {node for node in job.round.nodes if node not in table.seats} - job.done
-        lost = len(gone - job.failed)
+    def check(self, name: str) -> RoundStatus:
+        """Return whether our round of a job must be left, and why."""
+        job, view_state = self._jobs.get(name), self.view_state
+        if job is None or job.round is None or view_state is None:
+            return RoundStatus(True, "this machine is in no round")
+        if view_state.view_id == job.first_view:
+            return RoundStatus(False)
+        if not rank_assignment.is_stale(name, job.round, view_state, job.done):
+            return RoundStatus(False)
+        gone = {node for node in job.round.nodes if node not in view_state.states}
+        lost = len(gone - job.done - job.failed)
         words = [f"{lost} lost"] * bool(lost)
         words += [f"{len(job.failed)} failed"] * bool(job.failed)
-        return Checked(True, " and ".join(words) or "others wait")
+        return RoundStatus(True, " and ".join(words) or "other machines wait")
 
     def on_tick(self, now_s: float) -> None:
-        """As the leader: let jobs start that have waited long enough for more."""
-        table = self.table
-        if table is None or table.by_age[0] != self.mine:
+        """As the leader: let jobs start that have waited long enough for more nodes."""
+        view_state = self.view_state
+        if view_state is None or view_state.by_seniority[0] != self.mine:
             return
-        for job in table.jobs():
-            patience_s = rank_assignment.patience_s(job, table)
+        for job in view_state.jobs():
+            patience_s = rank_assignment.patience_s(job, view_state)
             if patience_s is None:
-                self._since.pop(job, None)
-                self.go.discard(job)
-            elif job in self.go:
+                self._ready_since.pop(job, None)
+                self.ready_jobs.discard(job)
+            elif job in self.ready_jobs:
                 continue
-            elif now_s - self._since.setdefault(job, now_s) >= patience_s:
-                self.go.add(job)
-                self.changed()
+            elif now_s - self._ready_since.setdefault(job, now_s) >= patience_s:
+                self.ready_jobs.add(job)
+                self.publish()
 
 
-def _words(waiting: Waiting, table: Table) -> str:
-    """What a user should know while waiting."""
-    names = ", ".join(table.seats[node].name for node in waiting.nodes)
+def _describe(waiting: Waiting, view_state: ViewState) -> str:
+    """Return a sentence for a user who waits."""
+    names = ", ".join(view_state.states[node].name for node in waiting.nodes)
     if waiting.running:
-        busy = ", ".join(table.seats[node].name for node in waiting.running)
+        busy = ", ".join(view_state.states[node].name for node in waiting.running)
         return f"waiting for {busy} to finish or to restart"
     if waiting.missing:
         more = f"{waiting.missing} more machine" + "s" * (waiting.missing > 1)

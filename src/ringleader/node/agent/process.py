@@ -1,8 +1,8 @@
-"""The agent: one process per node, apart from the workers, without torch.
+"""Entry point of the agent process: one per node, separate from the workers, no torch.
 
-``python -m ringleader.node.agent.process`` is started by ``agent_client.Agent`` and
-lives as long as the socket to its parent. It finds the other nodes, keeps the
-membership, measures links and leads the jobs of the parent to their rounds.
+``python -m ringleader.node.agent.process`` is started by ``launch.agent_process`` and
+lives as long as the socket to its parent. It finds the other nodes, maintains the
+membership, measures links and forms the rounds of the parent's jobs.
 """
 
 from __future__ import annotations
@@ -15,88 +15,94 @@ import sys
 from collections.abc import Coroutine
 
 from ringleader.errors import RingleaderError
-from ringleader.node.agent.agent_core import Resident
-from ringleader.node.agent.agent_identity import Keeper
+from ringleader.node.agent.agent_core import AgentCore
+from ringleader.node.agent.agent_identity import AgentIdentity
 from ringleader.node.agent.build_snapshot import build_snapshot
-from ringleader.node.agent.request_handler import Desk, Window
+from ringleader.node.agent.request_handler import RequestHandler
+from ringleader.node.agent.status_socket import StatusSocket
 from ringleader.node.protocol import framing
-from ringleader.node.protocol.agent_client import CONFIG, AgentConfig, inherited
-from ringleader.node.protocol.local_requests import Done, Failed
+from ringleader.node.protocol.agent_config import CONFIG, AgentConfig
+from ringleader.node.protocol.local_requests import RequestDone, RequestFailed
+from ringleader.node.protocol.socket_handover import take_socket
 
-GOODBYE_S = 2.0
+LEAVE_S = 2.0
+"""Limit for leaving the cluster when the agent ends."""
+CONFIG_S = 10.0
 
 
-async def live(sock: socket.socket, config: AgentConfig) -> int:
-    """Run until the parent hangs up or something ends us; the exit status."""
+async def run_agent(sock: socket.socket, config: AgentConfig) -> int:
+    """Run until the parent closes ``sock`` or the agent fails; return exit status."""
     reader, writer = await asyncio.open_connection(sock=sock)
     with contextlib.ExitStack() as stack:
         try:
-            keeper = stack.enter_context(Keeper.enter(config.home))
-            resident = Resident(keeper, config, build_snapshot)
-            await resident.start()
+            identity = stack.enter_context(AgentIdentity.claim(config.home))
+            core = AgentCore.listen(identity, config, build_snapshot)
+            await core.start()
         except (RingleaderError, OSError) as exc:
-            await _fail(writer, exc)
+            await _report_failure(writer, exc)
             return 1
-        desk = Desk(resident.jobs, resident.snapshot)
-        stack.callback((await _open_window(keeper, resident, desk)).close)
+        handler = RequestHandler(core.jobs, core.snapshot)
+        stack.callback((await _open_status_socket(core, handler)).close)
         with contextlib.suppress(NotImplementedError):  # Windows has no such signal
             loop = asyncio.get_running_loop()
-            loop.add_signal_handler(signal.SIGTERM, resident.ended.set)
-        writer.write(framing.pack(Done()))
-        await _until_the_end(desk.serve(reader, writer, is_parent=True), resident)
-        return 1 if resident.ended.is_set() else 0
+            loop.add_signal_handler(signal.SIGTERM, core.ended.set)
+        writer.write(framing.pack(RequestDone()))
+        await _run_until_end(handler.serve(reader, writer, is_parent=True), core)
+        return 1 if core.ended.is_set() else 0
 
 
-async def _open_window(keeper: Keeper, resident: Resident, desk: Desk) -> Window:
-    window = Window(keeper.window, desk)
+async def _open_status_socket(core: AgentCore, handler: RequestHandler) -> StatusSocket:
+    path = core.identity.status_socket
+    status_socket = StatusSocket(path, handler)
     try:
-        await window.open()
-    except OSError as exc:  # a path too long for a socket: status asks the network
-        resident.scout.troubles["ringleader status"] = f"{keeper.window}: {exc}"
-    return window
+        await status_socket.listen()
+    except OSError as exc:  # path too long for a socket: status asks over the network
+        core.dialer.troubles["ringleader status"] = f"{path}: {exc}"
+    return status_socket
 
 
-async def _until_the_end(
-    serving: Coroutine[None, None, None], resident: Resident
-) -> None:
-    """Serve the parent until it hangs up, or until the resident gives up."""
+async def _run_until_end(serving: Coroutine[None, None, None], core: AgentCore) -> None:
+    """Serve the parent until it closes the socket or ``core`` ends."""
     parent = asyncio.create_task(serving)
-    end = asyncio.create_task(resident.ended.wait())
+    end = asyncio.create_task(core.ended.wait())
     try:
         await asyncio.wait([parent, end], return_when=asyncio.FIRST_COMPLETED)
     finally:
         parent.cancel()
         end.cancel()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GOODBYE_S):
-                await resident.stop()
+            async with asyncio.timeout(LEAVE_S):
+                await core.stop()
 
 
-async def _fail(writer: asyncio.StreamWriter, exc: Exception) -> None:
+async def _report_failure(writer: asyncio.StreamWriter, exc: Exception) -> None:
     with contextlib.suppress(OSError):
-        writer.write(framing.pack(Failed(str(exc))))
+        writer.write(framing.pack(RequestFailed(str(exc))))
         await writer.drain()
     writer.close()
 
 
-def _hush(unraisable: sys.UnraisableHookArgs) -> None:
-    """A stranger's server name that is not text must not fill our standard error."""
+def _ignore_invalid_server_names(unraisable: sys.UnraisableHookArgs) -> None:
+    """Drop the errors that a stranger's non-text TLS server name raises in ``ssl``.
+
+    They would fill standard error.
+    """
     if not isinstance(unraisable.exc_value, UnicodeDecodeError):
         sys.__unraisablehook__(unraisable)
 
 
 def main() -> None:
-    """Take over the socket, read the configuration, live."""
-    sys.unraisablehook = _hush
-    sock = inherited(sys.argv[1:])
-    # The parent decides when we end. SIGTERM is for a user who wants us gone now.
+    """Take over the socket, read the configuration from it and run the agent."""
+    sys.unraisablehook = _ignore_invalid_server_names
+    sock = take_socket(sys.argv[1:])
+    # The parent decides when the agent ends. SIGTERM is for a user who wants it gone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock.setblocking(True)
-    sock.settimeout(10.0)
+    sock.settimeout(CONFIG_S)
     size = int.from_bytes(sock.recv(framing.PREFIX_BYTES, socket.MSG_WAITALL), "little")
     config = CONFIG.decode(sock.recv(min(size, 1 << 16), socket.MSG_WAITALL))
     sock.setblocking(False)
-    sys.exit(asyncio.run(live(sock, config)))
+    sys.exit(asyncio.run(run_agent(sock, config)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The stores that are open on this machine, and who is led to them."""
+"""``RoundStores``: the TCPStores open on this machine, and access to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ringleader.ids import NodeId
 from ringleader.node.agent.store_tunnel import serve_store
-from ringleader.node.peering.peer_connection import Guest
+from ringleader.node.peering.peer_connection import PeerConnection
 
 STORE_S = 30.0
 """How long the first machine of a round may take to open its store."""
@@ -18,46 +18,46 @@ STORE_S = 30.0
 class _Store:
     port: int
     nodes: tuple[NodeId, ...]
-    """Those of the round: nobody else is let in."""
+    """Nodes of the round; others are refused."""
 
 
 @dataclass(slots=True)
-class Stores:
-    """By round. Lives on the loop of the agent."""
+class RoundStores:
+    """Open stores by round id. Lives on the event loop of the agent."""
 
     _open: dict[str, _Store] = field(default_factory=dict)
-    _guests: set[Guest] = field(default_factory=set)
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _connections: set[PeerConnection] = field(default_factory=set)
+    _opened: asyncio.Event = field(default_factory=asyncio.Event)
 
     def open(self, round_id: str, port: int, nodes: tuple[NodeId, ...]) -> None:
-        """The store of a round listens on a port of 127.0.0.1."""
+        """Allow ``nodes`` to reach the store that listens on 127.0.0.1 at ``port``."""
         self._open[round_id] = _Store(port, nodes)
-        self._news.set()
-        self._news = asyncio.Event()
+        self._opened.set()
+        self._opened = asyncio.Event()
 
     def close(self, round_id: str) -> None:
-        """The round is over."""
+        """Refuse new connections to the store of a round that is over."""
         self._open.pop(round_id, None)
 
     def close_for_absent(self, present: Collection[NodeId]) -> None:
-        """Hang up on machines that are gone: they may never say so themselves."""
-        for guest in [g for g in self._guests if g.node not in present]:
-            guest.abort()
+        """Close the connections of nodes that are gone; they may never do so."""
+        for connection in [c for c in self._connections if c.node not in present]:
+            connection.abort()
 
-    async def lead(self, guest: Guest) -> None:
-        """A guest from another machine wants the store of its round."""
+    async def serve(self, connection: PeerConnection) -> None:
+        """Connect another node with the store of its round, or close the connection."""
         try:
             async with asyncio.timeout(STORE_S):
-                # It may be quicker than we are: the store is still to come here.
-                while (store := self._open.get(guest.hello.subject)) is None:
-                    await self._news.wait()
+                # The other node may be faster: the store is not open here yet.
+                while (store := self._open.get(connection.hello.subject)) is None:
+                    await self._opened.wait()
         except TimeoutError:
             store = None
-        if store is None or guest.node not in store.nodes:
-            guest.close()
+        if store is None or connection.node not in store.nodes:
+            connection.close()
             return
-        self._guests.add(guest)
+        self._connections.add(connection)
         try:
-            await serve_store(guest, store.port)
+            await serve_store(connection, store.port)
         finally:
-            self._guests.discard(guest)
+            self._connections.discard(connection)

@@ -1,8 +1,8 @@
-"""The way from a worker to the store of its round, encrypted between the machines.
+"""``StoreTunnel``: an encrypted path from workers to the TCPStore of their round.
 
 torch's TCPStore knows neither passwords nor encryption, so it listens on 127.0.0.1 of
-the first machine only. On the others the agent listens on 127.0.0.1 as well and carries
-every connection to the agent over there, which has proven who it is.
+the first machine only. On the other machines the agent listens on 127.0.0.1 as well and
+forwards each connection, over TLS, to the authenticated agent of the first machine.
 """
 
 from __future__ import annotations
@@ -12,50 +12,50 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from ringleader.errors import PeerError
-from ringleader.node.peering.peer_connection import Guest
+from ringleader.node.peering.peer_connection import PeerConnection
 
 BLOCK_BYTES = 64 << 10
-HERE = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 
-Open = Callable[[], Awaitable[Guest]]
+Connect = Callable[[], Awaitable[PeerConnection]]
 
 
-class Tunnel:
-    """One listening socket here whose connections all lead to one store over there."""
+class StoreTunnel:
+    """A listening socket whose connections all lead to one remote store."""
 
-    def __init__(self, open_guest: Open) -> None:
-        self._open = open_guest
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self) -> int:
-        """Listen; the port to give to the workers."""
-        self._server = await asyncio.start_server(self._accept, HERE, 0)
+    async def listen(self) -> int:
+        """Listen on 127.0.0.1 and return the port for the workers."""
+        self._server = await asyncio.start_server(self._accept, LOOPBACK, 0)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
     def _accept(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        task = asyncio.create_task(self._carry(reader, writer))
+        task = asyncio.create_task(self._forward(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _carry(
+    async def _forward(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         try:
-            guest = await self._open()
+            connection = await self._connect()
         except PeerError:
             writer.close()  # the store is gone, and with it the round
         except asyncio.CancelledError:
             writer.transport.abort()
             raise
         else:
-            await splice(reader, writer, guest)
+            await splice(reader, writer, connection)
 
     def close(self) -> None:
-        """Stop listening and cut what is under way."""
+        """Stop listening and cut the open connections."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
@@ -63,11 +63,13 @@ class Tunnel:
 
 
 async def splice(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, guest: Guest
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    connection: PeerConnection,
 ) -> None:
-    """Carry bytes both ways until either side ends."""
-    out = asyncio.create_task(_pour(reader, guest.writer))
-    back = asyncio.create_task(_pour(guest.reader, writer))
+    """Copy bytes in both directions until either side ends."""
+    out = asyncio.create_task(_copy(reader, connection.writer))
+    back = asyncio.create_task(_copy(connection.reader, writer))
     try:
         await asyncio.wait([out, back], return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
@@ -79,21 +81,21 @@ async def splice(
         await asyncio.gather(out, back, return_exceptions=True)
         with contextlib.suppress(OSError, RuntimeError):
             writer.close()
-        guest.close()
+        connection.close()
 
 
-async def _pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):
         while block := await reader.read(BLOCK_BYTES):
             writer.write(block)
             await writer.drain()
 
 
-async def serve_store(guest: Guest, port: int) -> None:
-    """The far end: connect a guest with the store that listens here."""
+async def serve_store(connection: PeerConnection, port: int) -> None:
+    """Connect a remote node with the store that listens here at ``port``."""
     try:
-        reader, writer = await asyncio.open_connection(HERE, port)
+        reader, writer = await asyncio.open_connection(LOOPBACK, port)
     except OSError:
-        guest.close()  # the store is gone, and with it the round
+        connection.close()  # the store is gone, and with it the round
         return
-    await splice(reader, writer, guest)
+    await splice(reader, writer, connection)

@@ -1,4 +1,7 @@
-"""``torchrun --rdzv-backend=mdns``: torch's elastic agent, led by ours."""
+"""``MdnsRendezvous``: rendezvous of torch's elastic agent through a ringleader agent.
+
+Used by ``torchrun --rdzv-backend=mdns`` and by ``ringleader run``.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,16 @@ from torch.distributed.elastic.rendezvous import (
 
 from ringleader import settings
 from ringleader.errors import DeadlineExceeded, RingleaderError
-from ringleader.node.launch.job_fingerprint import facts
-from ringleader.node.launch.rendezvous import HERE, check, leave, meet
-from ringleader.node.protocol.agent_client import Agent, AgentConfig
-from ringleader.node.protocol.local_requests import Enter
+from ringleader.node.launch.agent_process import AgentProcess
+from ringleader.node.launch.job_fingerprint import job_fingerprint
+from ringleader.node.launch.rendezvous import (
+    LOOPBACK,
+    check_round,
+    join_round,
+    leave_job,
+)
+from ringleader.node.protocol.agent_config import AgentConfig
+from ringleader.node.protocol.local_requests import EnterJob
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +39,12 @@ DEFAULT_TIMEOUT_S = 900.0
 
 
 class MdnsRendezvous(RendezvousHandler):
-    """Rounds of one job, as torch's elastic agent wants them."""
+    """Rounds of one job in the form that torch's elastic agent expects."""
 
     def __init__(
         self,
-        agent: Agent,
-        request: Enter,
+        agent: AgentProcess,
+        request: EnterJob,
         *,
         name: str = "mdns",
         encrypts: bool = True,
@@ -48,12 +57,12 @@ class MdnsRendezvous(RendezvousHandler):
         self.on_progress: Callable[[str], None] = log.warning
 
     def get_backend(self) -> str:
-        """The name it is registered by."""
+        """Return the name under which the handler is registered."""
         return self._name
 
     @property
     def use_agent_store(self) -> bool:
-        """Workers meet in the store of the round."""
+        """Return True: the workers use the store of the round."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -61,47 +70,47 @@ class MdnsRendezvous(RendezvousHandler):
         if self._closed:
             raise RendezvousClosedError(f"job {self._request.job} is over")
         try:
-            meeting = meet(self._agent, self._request, self.on_progress)
+            rendezvous = join_round(self._agent, self._request, self.on_progress)
         except DeadlineExceeded as exc:
             raise RendezvousTimeoutError(str(exc)) from exc
         except RingleaderError as exc:
             raise RendezvousConnectionError(str(exc)) from exc
-        settings.export(meeting.environment(encrypts=self._encrypts))
-        entered = meeting.entered
+        settings.export(rendezvous.environment(encrypts=self._encrypts))
+        entered = rendezvous.entered
         self.on_progress(f"round of {entered.size}: {', '.join(entered.names)}")
-        where = RendezvousStoreInfo(HERE, meeting.port)
-        return RendezvousInfo(meeting.store, entered.rank, entered.size, where)
+        where = RendezvousStoreInfo(LOOPBACK, rendezvous.port)
+        return RendezvousInfo(rendezvous.store, entered.rank, entered.size, where)
 
     def num_nodes_waiting(self) -> int:
-        """More than 0 when the workers must restart in another round."""
+        """Return 1 if the workers must restart in another round, else 0."""
         try:
-            checked = check(self._agent, self._request.job)
+            status = check_round(self._agent, self._request.job)
         except RingleaderError:
-            return 0  # the workers decide: without an agent they may still finish
-        if checked.is_stale:
-            self.on_progress(f"forming the group anew: {checked.reason}")
-        return int(checked.is_stale)
+            return 0  # without an agent the workers may still finish
+        if status.is_stale:
+            self.on_progress(f"forming the group anew: {status.reason}")
+        return int(status.is_stale)
 
     def is_closed(self) -> bool:
-        """Whether this machine is done with the job."""
+        """Return whether this machine is done with the job."""
         return self._closed
 
     def set_closed(self) -> None:
-        """This machine is done with the job."""
+        """Record that this machine is done with the job."""
         self._closed = True
 
     def get_run_id(self) -> str:
-        """The name of the job."""
+        """Return the name of the job."""
         return self._request.job
 
     def shutdown(self) -> bool:
-        """Leave the job and the cluster; the others are told how it went.
+        """Leave the job and the cluster and tell the others how the job ended.
 
-        torch calls this on its way out, with the failure of the job, if any, in hand.
+        torch calls this while it handles the failure of the job, if there was one.
         """
         self._closed = True
         try:
-            leave(self._agent, self._request.job, ok=sys.exception() is None)
+            leave_job(self._agent, self._request.job, ok=sys.exception() is None)
         except RingleaderError as exc:
             log.info("leaving: %s", exc)
         self._agent.close()
@@ -109,7 +118,7 @@ class MdnsRendezvous(RendezvousHandler):
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """What torchrun calls; ``--rdzv-conf`` may hold wait, timeout and profile."""
+    """Start an agent for torchrun; ``--rdzv-conf`` may set wait, timeout, profile."""
     config = AgentConfig(
         home=str(settings.home_directory()),
         peers=f"{settings.peers()},{params.endpoint}",
@@ -117,17 +126,17 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         name=settings.node_name(),
         profile=str(params.get("profile", "lan")),
     )
-    request = Enter(
+    request = EnterJob(
         job=params.run_id if params.run_id != "none" else "torchrun",
         min_nodes=params.min_nodes,
         max_nodes=params.max_nodes,
         wait_s=float(params.get("wait", DEFAULT_WAIT_S)),
         timeout_s=float(params.get("timeout", DEFAULT_TIMEOUT_S)),
-        facts=facts(""),
+        fingerprint=job_fingerprint(""),
     )
-    return MdnsRendezvous(Agent(config), request)
+    return MdnsRendezvous(AgentProcess.start(config), request)
 
 
 def plugin() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """The entry point ``torchrun.handlers``."""
+    """Return the handler factory; entry point of the group ``torchrun.handlers``."""
     return create_handler

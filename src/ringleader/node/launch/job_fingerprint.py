@@ -1,4 +1,4 @@
-"""What must be the same on all machines of a job, as this machine has it."""
+"""``job_fingerprint``: what must be equal on all machines of a job, as it is here."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ringleader import settings
-from ringleader.node.protocol.framing import PROTOCOL
-from ringleader.node.protocol.node_state import Facts
+from ringleader.node.protocol.hello import PROTOCOL
+from ringleader.node.protocol.node_state import JobFingerprint
 
 
-def facts(script: str) -> Facts:
-    """Of this machine; ``script`` is a path, or empty when it is not compared."""
-    return Facts(
+def job_fingerprint(script: str) -> JobFingerprint:
+    """Return the fingerprint of this machine.
+
+    ``script`` is the path of the program; empty if programs may differ.
+    """
+    return JobFingerprint(
         script=_hash(script) if script else "",
         torch=version("torch").split(".", maxsplit=1)[0],
         ringleader=str(PROTOCOL),
@@ -22,6 +25,6 @@ def facts(script: str) -> Facts:
 
 
 def _hash(script: str) -> str:
-    """Equal for equal programs, whatever their path and the platform's line ends."""
+    """Hash a program, independent of its path and the platform's line ends."""
     text = Path(script).read_bytes().replace(b"\r\n", b"\n")
     return hashlib.sha256(text).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""A process at a round: its rank, its store, and what its workers must know.
+"""``join_round``: brings a process into a round, with its rank and the shared store.
 
-Everything that trains meets here: ``ringleader run``, torchrun with the ``mdns``
-rendezvous, ``init_method="mdns://"`` and ``ringleader.join``.
+All ways to train use it: ``ringleader run``, torchrun with the ``mdns`` rendezvous,
+``init_method="mdns://"`` and ``ringleader.join``.
 """
 
 from __future__ import annotations
@@ -15,41 +15,42 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from ringleader.deadline import Deadline
 from ringleader.errors import InternalError, PeerLost, RingleaderError
-from ringleader.node.protocol import local_requests
-from ringleader.node.protocol.agent_client import Agent, OnProgress
+from ringleader.node.launch.agent_process import AgentProcess
+from ringleader.node.protocol.agent_client import OnProgress
 from ringleader.node.protocol.local_requests import (
-    Check,
-    Checked,
-    Enter,
-    Entered,
-    Quit,
-    Serve,
+    CheckRound,
+    EnterJob,
+    LeaveJob,
+    RoundEntered,
+    RoundStatus,
+    StoreOpened,
+    validate,
 )
 
-HERE = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 GATHER_S = 20.0
 """How long the machines of a round may take to reach its store."""
-GLANCE_S = 0.5
+CHECK_EVERY_S = 0.5
 """How often to ask meanwhile whether the round still stands."""
 POLL_S = 0.02
 ASK_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """One round, seen from one of its nodes."""
 
-    entered: Entered
+    entered: RoundEntered
     store: TCPStore
     """Shared by all nodes of the round; it lives as long as its first node."""
 
     @property
     def port(self) -> int:
-        """Of the store, on 127.0.0.1, for the workers of this machine."""
+        """Port of the store on 127.0.0.1, for the workers of this machine."""
         return int(self.store.port)
 
     def environment(self, *, encrypts: bool = True) -> dict[str, str]:
-        """What the workers of this machine need beside torchrun's variables."""
+        """Return the variables the workers need beside those of torchrun."""
         return {
             "RINGLEADER_CREDENTIALS": self.entered.credentials,
             "RINGLEADER_PLAINTEXT": "0" if encrypts else "1",
@@ -58,76 +59,80 @@ class Meeting:
         }
 
 
-def meet(agent: Agent, request: Enter, on_progress: OnProgress) -> Meeting:
-    """Enter rounds until one of them has really met in its store.
+def join_round(
+    agent: AgentProcess, request: EnterJob, on_progress: OnProgress
+) -> Rendezvous:
+    """Enter rounds until all machines of one have reached its store.
 
-    A machine may be lost between the decision and the first step. Then the round is
-    stale before it began, and the next one is entered.
+    A machine may be lost between the rank assignment and the first step. Then the round
+    is stale before it began, and the next one is entered. Raises ``RingleaderError`` if
+    no round is complete within ``request.timeout_s``.
     """
-    local_requests.check(request)
+    validate(request)
     deadline = Deadline.after(request.timeout_s)
     while True:
         entered = agent.ask(
             request, Deadline.after(request.timeout_s + ASK_S), on_progress
         )
-        if not isinstance(entered, Entered):
-            raise InternalError(f"the agent answered Enter with {entered!r}")
+        if not isinstance(entered, RoundEntered):
+            raise InternalError(f"the agent answered EnterJob with {entered!r}")
         try:
             store = _open_store(agent, entered)
             if _gather(agent, request.job, entered, store):
-                return Meeting(entered, store)
+                return Rendezvous(entered, store)
         except (RuntimeError, OSError) as exc:
             if deadline.is_over() or isinstance(exc, PeerLost):
                 raise
         on_progress("a machine was lost while the group formed; trying again")
         if deadline.is_over():
-            raise RingleaderError(f"job {request.job}: no round held together in time")
+            text = f"no round was complete within {request.timeout_s:g} s"
+            raise RingleaderError(f"job {request.job}: {text}")
 
 
-def _open_store(agent: Agent, entered: Entered) -> TCPStore:
+def _open_store(agent: AgentProcess, entered: RoundEntered) -> TCPStore:
     timeout = timedelta(seconds=GATHER_S)
     if entered.store_port:
-        return TCPStore(HERE, entered.store_port, is_master=False, timeout=timeout)
-    # The socket is ours, so that the store listens on this machine alone.
-    listening = socket.create_server((HERE, 0), backlog=512)
+        return TCPStore(LOOPBACK, entered.store_port, is_master=False, timeout=timeout)
+    # The listening socket is made here so that it is bound to 127.0.0.1 only.
+    listening = socket.create_server((LOOPBACK, 0), backlog=512)
     port: int = listening.getsockname()[1]
     store = TCPStore(
-        HERE,
+        LOOPBACK,
         port,
         is_master=True,
         timeout=timeout,
         wait_for_workers=False,
         master_listen_fd=listening.detach(),
     )
-    agent.ask(Serve(entered.round, port), Deadline.after(ASK_S))
+    agent.ask(StoreOpened(entered.round, port), Deadline.after(ASK_S))
     return store
 
 
-def _gather(agent: Agent, job: str, entered: Entered, store: Store) -> bool:
-    """Whether every machine came to the store; False when one was lost instead."""
+def _gather(agent: AgentProcess, job: str, entered: RoundEntered, store: Store) -> bool:
+    """Wait until all machines are in the store; False if one was lost or is late."""
     store = PrefixStore("ringleader/here", store)
     store.set(str(entered.rank), "1")
     names = [str(rank) for rank in range(entered.size)]
     deadline = Deadline.after(GATHER_S)
-    next_look = Deadline.after(GLANCE_S)
+    next_check = Deadline.after(CHECK_EVERY_S)
     while not deadline.is_over():
         if store.check(names):
             return True
-        if next_look.is_over():
-            if check(agent, job).is_stale:
+        if next_check.is_over():
+            if check_round(agent, job).is_stale:
                 return False
-            next_look = Deadline.after(GLANCE_S)
+            next_check = Deadline.after(CHECK_EVERY_S)
         time.sleep(POLL_S)
     return False
 
 
-def check(agent: Agent, job: str) -> Checked:
-    """Whether the round of ``job`` goes on."""
-    reply = agent.ask(Check(job), Deadline.after(ASK_S))
-    assert isinstance(reply, Checked)
+def check_round(agent: AgentProcess, job: str) -> RoundStatus:
+    """Ask the agent whether the round of ``job`` goes on."""
+    reply = agent.ask(CheckRound(job), Deadline.after(ASK_S))
+    assert isinstance(reply, RoundStatus)
     return reply
 
 
-def leave(agent: Agent, job: str, *, ok: bool | None = None) -> None:
-    """Tell the others that this process is done with ``job``, and how it went."""
-    agent.ask(Quit(job, ok), Deadline.after(ASK_S))
+def leave_job(agent: AgentProcess, job: str, *, ok: bool | None = None) -> None:
+    """Tell the other nodes that this process has left ``job``, and how it ended."""
+    agent.ask(LeaveJob(job, ok), Deadline.after(ASK_S))

@@ -1,4 +1,4 @@
-"""What torch loads by itself: the backend, and the init method ``mdns://``."""
+"""Entry points that torch loads: the backend and the init method ``mdns://``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEME = "mdns"
 
 
 def autoload() -> None:
-    """Register all; an exception here would break ``import torch``, so none may."""
+    """Register everything; never raises, which would break ``import torch``."""
     backend.autoload()
     for step, what in ((_register_scheme, "mdns://"), (_compress, "--compress")):
         try:
@@ -24,14 +24,14 @@ def autoload() -> None:
 
 
 def register() -> None:
-    """The same for torch 2.14 and later, which asks for one backend."""
+    """Register everything, for torch 2.14 and later, which loads a single backend."""
     backend.register()
     _register_scheme()
     _compress()
 
 
 def _register_scheme() -> None:
-    """Idempotent: torch refuses a scheme that it knows."""
+    """Register the URL scheme once: torch refuses a scheme that it knows."""
     import torch.distributed as dist
 
     if dist.is_available():
@@ -41,7 +41,7 @@ def _register_scheme() -> None:
 
 
 def _compress() -> None:
-    """Gradients of DistributedDataParallel, where the environment says so."""
+    """Compress the gradients of DistributedDataParallel if the environment says so."""
     if settings.compress():
         from ringleader.compression import env_hook
 
@@ -49,6 +49,6 @@ def _compress() -> None:
 
 
 def _rendezvous(url: str, **options: Any) -> Iterator[tuple[object, int, int]]:  # noqa: ANN401
-    from ringleader.node.launch import join
+    from ringleader.node.launch.mdns_init_method import mdns_rendezvous
 
-    return join.rendezvous(url, **options)
+    return mdns_rendezvous(url, **options)

@@ -1,8 +1,8 @@
-"""Coming in: everybody proves who they are before a word counts.
+"""``Acceptor``: accepts connections of other agents and refuses strangers.
 
-A stranger has five seconds for the TLS handshake and its hello together, and
-strangers are few: when too many are half-way, the oldest one of the busiest address
-goes.
+A peer has five seconds for the TLS handshake and its hello together. The number of
+unfinished handshakes is bounded: at the limit, the oldest one of the busiest address
+is dropped.
 """
 
 from __future__ import annotations
@@ -17,93 +17,95 @@ import msgspec
 
 from ringleader.errors import PeerError, ProtocolError
 from ringleader.ids import NodeId
+from ringleader.node.peering.peer_authentication import (
+    authenticate,
+    check_hello_owner,
+)
 from ringleader.node.peering.peer_connection import (
-    GOODBYE_S,
-    GREETING_S,
-    Greeting,
-    Guest,
-    check_owner,
-    prove,
+    HANDSHAKE_S,
+    TLS_SHUTDOWN_S,
+    HandshakeContext,
+    PeerConnection,
 )
 from ringleader.node.protocol import framing
-from ringleader.node.protocol.framing import Hello
+from ringleader.node.protocol.hello import AgentHello, read_hello
 
 MAX_HALF_OPEN = 64
 MAX_PER_ADDRESS = 8
 
 
 @dataclass(slots=True, eq=False)
-class _Stranger:
+class _PendingHandshake:
     address: str
     task: asyncio.Task[None] | None = None
 
 
 @dataclass(slots=True)
-class Door:
-    """The listening socket of an agent."""
+class Acceptor:
+    """Serves the listening socket of an agent."""
 
-    greeting: Greeting
+    handshake: HandshakeContext
     sock: socket.socket
-    on_guest: Callable[[Guest], Awaitable[None]]
+    on_connection: Callable[[PeerConnection], Awaitable[None]]
     num_rejected: int = 0
-    _half_open: list[_Stranger] = field(default_factory=list)
+    _half_open: list[_PendingHandshake] = field(default_factory=list)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    """Held here because asyncio itself does not."""
+    """References to running tasks: asyncio itself holds only weak ones."""
 
     async def serve(self) -> None:
-        """Accept until cancelled."""
+        """Accept connections until cancelled."""
         loop = asyncio.get_running_loop()
         try:
             while True:
                 try:
                     sock, address = await loop.sock_accept(self.sock)
-                except OSError:  # no descriptor left, or gone before we came
+                except OSError:  # no free file descriptor, or the peer is gone already
                     await asyncio.sleep(0.05)
                     continue
                 sock.setblocking(False)
-                # An IPv4 address looks like that on a socket of both families.
-                self._admit(sock, str(address[0]).removeprefix("::ffff:"))
+                # A dual-stack socket shows IPv4 addresses with this prefix.
+                self._start(sock, str(address[0]).removeprefix("::ffff:"))
         finally:
             for task in self._tasks:
                 task.cancel()
 
-    def _admit(self, sock: socket.socket, address: str) -> None:
+    def _start(self, sock: socket.socket, address: str) -> None:
         self._make_room(address)
-        stranger = _Stranger(address)
-        self._half_open.append(stranger)
-        stranger.task = asyncio.create_task(self._welcome(sock, stranger))
-        self._tasks.add(stranger.task)
-        stranger.task.add_done_callback(self._tasks.discard)
+        pending = _PendingHandshake(address)
+        self._half_open.append(pending)
+        pending.task = asyncio.create_task(self._accept(sock, pending))
+        self._tasks.add(pending.task)
+        pending.task.add_done_callback(self._tasks.discard)
 
     def _make_room(self, address: str) -> None:
-        """Drop the oldest stranger of the busiest address while there are too many."""
+        """Drop the oldest handshake of the busiest address if there are too many."""
         counts = Counter(s.address for s in self._half_open)
-        crowded = counts[address] >= MAX_PER_ADDRESS
-        if not crowded and len(self._half_open) < MAX_HALF_OPEN:
+        is_crowded = counts[address] >= MAX_PER_ADDRESS
+        if not is_crowded and len(self._half_open) < MAX_HALF_OPEN:
             return
-        busiest = address if crowded else counts.most_common(1)[0][0]
+        busiest = address if is_crowded else counts.most_common(1)[0][0]
         oldest = next(s for s in self._half_open if s.address == busiest)
         self._half_open.remove(oldest)
         if oldest.task is not None:
             oldest.task.cancel()
 
-    async def _welcome(self, sock: socket.socket, stranger: _Stranger) -> None:
+    async def _accept(self, sock: socket.socket, pending: _PendingHandshake) -> None:
         try:
-            async with asyncio.timeout(GREETING_S):
-                guest = await self._greet(sock, stranger.address)
+            async with asyncio.timeout(HANDSHAKE_S):
+                connection = await self._shake_hands(sock, pending.address)
         except (OSError, PeerError):
             self.num_rejected += 1
             return
         finally:
-            if stranger in self._half_open:
-                self._half_open.remove(stranger)
+            if pending in self._half_open:
+                self._half_open.remove(pending)
         try:
-            await self.on_guest(guest)
+            await self.on_connection(connection)
         except Exception:
-            guest.abort()  # it must not wait for us; the trace says whose fault it was
+            connection.abort()  # the peer must not wait for a handler that failed
             raise
 
-    async def _greet(self, sock: socket.socket, address: str) -> Guest:
+    async def _shake_hands(self, sock: socket.socket, address: str) -> PeerConnection:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(framing.MAX_BYTES)
         protocol = asyncio.StreamReaderProtocol(reader)
@@ -111,37 +113,37 @@ class Door:
             transport, _ = await loop.connect_accepted_socket(
                 lambda: protocol,
                 sock,
-                ssl=self.greeting.credentials.server,
-                ssl_handshake_timeout=GREETING_S,
-                ssl_shutdown_timeout=GOODBYE_S,
+                ssl=self.handshake.credentials.server,
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=TLS_SHUTDOWN_S,
             )
         except BaseException:
             sock.close()
             raise
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:
-            node = prove(self.greeting.credentials, writer, None)
-            hello = await self._hear(reader, writer, address, node)
-            answer = self.greeting.hello(hello.purpose, hello.subject)
-            writer.write(framing.pack(answer))
+            node = authenticate(self.handshake.credentials, writer, None)
+            hello = await self._read_hello(reader, writer, address, node)
+            reply = self.handshake.hello(hello.purpose, hello.subject)
+            writer.write(framing.pack(reply))
             await writer.drain()
         except BaseException:
             writer.transport.abort()
             raise
-        return Guest(node, hello, reader, writer, (address, hello.port))
+        return PeerConnection(node, hello, reader, writer, (address, hello.port))
 
-    async def _hear(
+    async def _read_hello(
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         address: str,
         node: NodeId,
-    ) -> Hello:
+    ) -> AgentHello:
         try:
-            hello = await framing.read_hello(reader, address)
-            check_owner(hello, node, address)
-        except ProtocolError as exc:  # it is a member: it may know why
-            ours = self.greeting.hello("", "")
+            hello = await read_hello(reader, address)
+            check_hello_owner(hello, node, address)
+        except ProtocolError as exc:  # an authenticated member is told the reason
+            ours = self.handshake.hello("", "")
             refusal = msgspec.structs.replace(ours, refusal=exc.text[:256])
             writer.write(framing.pack(refusal))
             await writer.drain()

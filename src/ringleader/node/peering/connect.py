@@ -1,4 +1,7 @@
-"""Going out: all known addresses of a node are tried, the first that works wins."""
+"""``connect``: opens a connection to a node by the first of its addresses that works.
+
+Addresses are tried with a stagger, as in Happy Eyeballs (RFC 8305).
+"""
 
 from __future__ import annotations
 
@@ -13,43 +16,45 @@ from ringleader.errors import (
     ProtocolError,
 )
 from ringleader.ids import NodeId
+from ringleader.node.peering.peer_authentication import (
+    authenticate,
+    check_hello_owner,
+)
 from ringleader.node.peering.peer_connection import (
-    GOODBYE_S,
-    GREETING_S,
+    HANDSHAKE_S,
+    TLS_SHUTDOWN_S,
     Address,
-    Greeting,
-    Guest,
-    check_owner,
-    explain,
-    prove,
+    HandshakeContext,
+    PeerConnection,
+    connection_error,
 )
 from ringleader.node.protocol import framing
-from ringleader.node.protocol.framing import Hello
+from ringleader.node.protocol.hello import AgentHello, read_hello
 
 STAGGER_S = 0.25
 """How long an address may stay silent before the next is tried beside it."""
 
 
-async def dial(
-    greeting: Greeting,
+async def connect(
+    handshake: HandshakeContext,
     addresses: Sequence[Address],
     purpose: str,
     *,
     subject: str = "",
     expect: NodeId | None = None,
-) -> Guest:
-    """Reach one node by the first of its addresses that works.
+) -> PeerConnection:
+    """Connect to a node by the first of its addresses that works.
 
-    Each address is given a head start over the next. The error of the address that came
-    furthest is raised: being refused says more than not being reached.
+    Each address gets a head start over the next. If all fail, the most informative
+    error is raised: a refusal says more than an unreachable address.
     """
-    todo, pending = list(addresses), set[asyncio.Task[Guest]]()
-    found: list[Guest] = []
+    todo, pending = list(addresses), set[asyncio.Task[PeerConnection]]()
+    found: list[PeerConnection] = []
     errors: list[BaseException] = []
     try:
         while not found and (todo or pending):
             if todo:
-                one = _dial_one(greeting, todo.pop(0), purpose, subject, expect)
+                one = _connect_one(handshake, todo.pop(0), purpose, subject, expect)
                 pending.add(asyncio.create_task(one))
             done, pending = await asyncio.wait(
                 pending,
@@ -62,58 +67,62 @@ async def dial(
         for task in pending:
             task.cancel()
         rest = await asyncio.gather(*pending, return_exceptions=True)
-        for guest in [*found[1:], *(each for each in rest if isinstance(each, Guest))]:
-            guest.close()
+        late = [each for each in rest if isinstance(each, PeerConnection)]
+        for connection in [*found[1:], *late]:
+            connection.close()
     if not found:
-        raise _furthest(errors, expect)
+        raise _most_informative(errors, expect)
     return found[0]
 
 
-def _furthest(errors: list[BaseException], expect: NodeId | None) -> BaseException:
-    """The most telling of several failures: being refused says more than silence."""
-    rank = (PeerRefused, PeerUntrusted, ProtocolError, PeerError, BaseException)
+def _most_informative(
+    errors: list[BaseException], expect: NodeId | None
+) -> BaseException:
+    order = (PeerRefused, PeerUntrusted, ProtocolError, PeerError, BaseException)
     if not errors:
-        return PeerUnreachable(expect or "peer", "has no address that we can dial")
+        return PeerUnreachable(expect or "peer", "has no address that can be dialed")
     return min(
-        errors, key=lambda e: next(i for i, t in enumerate(rank) if isinstance(e, t))
+        errors, key=lambda e: next(i for i, t in enumerate(order) if isinstance(e, t))
     )
 
 
-async def _dial_one(
-    greeting: Greeting,
+async def _connect_one(
+    handshake: HandshakeContext,
     address: Address,
     purpose: str,
     subject: str,
     expect: NodeId | None,
-) -> Guest:
+) -> PeerConnection:
     who = f"{address[0]}:{address[1]}"
     try:
-        async with asyncio.timeout(GREETING_S):
+        async with asyncio.timeout(HANDSHAKE_S):
             reader, writer = await asyncio.open_connection(
                 *address,
                 limit=framing.MAX_BYTES,
-                ssl=greeting.credentials.client,
-                server_hostname=greeting.credentials.server_name(),
-                ssl_handshake_timeout=GREETING_S,
-                ssl_shutdown_timeout=GOODBYE_S,
+                ssl=handshake.credentials.client,
+                server_hostname=handshake.credentials.server_name(),
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=TLS_SHUTDOWN_S,
             )
             try:
-                node = prove(greeting.credentials, writer, expect)
-                writer.write(framing.pack(greeting.hello(purpose, subject)))
-                hello = await _answer(reader, who, node)
+                node = authenticate(handshake.credentials, writer, expect)
+                writer.write(framing.pack(handshake.hello(purpose, subject)))
+                hello = await _read_reply(reader, who, node)
             except BaseException:
                 writer.transport.abort()
                 raise
     except TimeoutError as exc:
-        raise PeerUnreachable(who, f"silent for {GREETING_S:g} s") from exc
+        raise PeerUnreachable(who, f"did not answer within {HANDSHAKE_S:g} s") from exc
     except OSError as exc:
-        raise explain(who, exc) from exc
-    return Guest(node, hello, reader, writer, address)
+        raise connection_error(who, exc) from exc
+    return PeerConnection(node, hello, reader, writer, address)
 
 
-async def _answer(reader: asyncio.StreamReader, who: str, node: NodeId) -> Hello:
-    hello = await framing.read_hello(reader, who)
+async def _read_reply(
+    reader: asyncio.StreamReader, who: str, node: NodeId
+) -> AgentHello:
+    hello = await read_hello(reader, who)
     if hello.refusal:
         raise PeerRefused(who, hello.refusal)
-    check_owner(hello, node, who)
+    check_hello_owner(hello, node, who)
     return hello

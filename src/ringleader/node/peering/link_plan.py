@@ -1,51 +1,38 @@
-"""Which links are still to be measured, and what the figures mean for the ring."""
+"""Link plan: which links to measure, and the ring order that follows from them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ringleader.errors import ProtocolError
 from ringleader.ids import NodeId
 from ringleader.membership.member import Member
-from ringleader.node.peering.link_probe import HOST
-from ringleader.node.protocol import node_state as seats
-from ringleader.node.protocol.node_state import Seat
+from ringleader.node.peering.link_probe import SHARED_MEMORY
+from ringleader.node.protocol.node_state import NodeState, decode_all
 from ringleader.topology.cluster_graph import ClusterGraph, Node
 from ringleader.topology.link_profile import LinkProfile, measurement_rounds
 
 
-def decode_all(payloads: Mapping[Member, bytes]) -> dict[Member, Seat]:
-    """The seats of the members that sent one which makes sense."""
-    found = {}
-    for member, data in payloads.items():
-        try:
-            found[member] = seats.decode(data, member.node)
-        except ProtocolError:
-            continue  # it takes part in the view, and in no job
-    return found
-
-
-def order(
+def ring_order(
     members: Sequence[Member], payloads: Mapping[Member, bytes]
 ) -> Sequence[Member]:
-    """The ring in which the slowest hop is fastest; members without figures last."""
-    known = {m.node: seat for m, seat in decode_all(payloads).items()}
+    """Return the ring whose slowest hop is fastest; members without a state last."""
+    known = {m.node: state for m, state in decode_all(payloads).items()}
     by_node = {member.node: member for member in members}
     ring = build_graph(known).ring_order()
     rest = [member for member in sorted(members) if member.node not in known]
     return [*(by_node[node] for node in ring), *rest]
 
 
-def build_graph(known: Mapping[NodeId, Seat]) -> ClusterGraph:
-    """Return the graph of the nodes and links that the seats describe."""
+def build_graph(known: Mapping[NodeId, NodeState]) -> ClusterGraph:
+    """Return the graph of the nodes and links that the node states describe."""
     made = ClusterGraph()
-    for node, seat in known.items():
+    for node, state in known.items():
         made.add_node(
             Node(
                 id=node,
-                profile=seat.profile,
-                addresses=tuple((address, seat.port) for address in seat.addresses),
-                host_token=seat.host,
+                profile=state.profile,
+                addresses=tuple((address, state.port) for address in state.addresses),
+                host_token=state.host,
             )
         )
     for a in known:
@@ -57,29 +44,37 @@ def build_graph(known: Mapping[NodeId, Seat]) -> ClusterGraph:
 
 
 def link_between(
-    known: Mapping[NodeId, Seat], source: NodeId, to: NodeId
+    known: Mapping[NodeId, NodeState], source: NodeId, to: NodeId
 ) -> LinkProfile | None:
-    """The link as either end measured it; the one that sent knows no better."""
+    """Return the link as either end measured it, seen from ``source``.
+
+    Both measurements are equally good; the one at ``to`` is taken first.
+    """
     if known[source].host == known[to].host:
-        return HOST
+        return SHARED_MEMORY
     theirs = known[to].links.get(source)
     return theirs.mirrored() if theirs else known[source].links.get(to)
 
 
-def to_measure(known: Mapping[NodeId, Seat], mine: NodeId) -> list[NodeId]:
-    """Whom we should ask for a probe, in an order in which few of us want the same.
+def to_measure(known: Mapping[NodeId, NodeState], mine: NodeId) -> list[NodeId]:
+    """Return the nodes that ``mine`` should probe, in order.
 
-    Of each pair the smaller id asks.
+    Of each pair the smaller id asks. The order follows a tournament schedule, so that
+    few nodes ask the same one at the same time.
     """
     nodes = sorted(known)
-    place = nodes.index(mine)
-    pairs = [pair for meeting in measurement_rounds(len(nodes)) for pair in meeting]
-    others = [nodes[b] for a, b in pairs if a == place]
+    index = nodes.index(mine)
+    pairs = [
+        pair
+        for schedule_round in measurement_rounds(len(nodes))
+        for pair in schedule_round
+    ]
+    others = [nodes[b] for a, b in pairs if a == index]
     return [other for other in others if link_between(known, mine, other) is None]
 
 
-def is_measured(known: Mapping[NodeId, Seat], nodes: Sequence[NodeId]) -> bool:
-    """Whether all links between ``nodes`` are known."""
+def is_measured(known: Mapping[NodeId, NodeState], nodes: Sequence[NodeId]) -> bool:
+    """Return whether all links between ``nodes`` are known."""
     return all(
         link_between(known, a, b) is not None for a in nodes for b in nodes if a < b
     )

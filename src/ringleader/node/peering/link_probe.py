@@ -1,8 +1,8 @@
-"""Measuring a link the way tensors will use it: a fresh port, TLS, blocking sockets.
+"""``LinkProbe``: measures a link the way tensors use it: a new port, TLS, blocking I/O.
 
-The two agents agree on a port over their door, then a thread on each side measures. A
-node takes part in one probe at a time. Only the smaller id asks, so nobody waits for
-somebody who waits for them.
+The two agents agree on a port over a ``Purpose.PROBE`` connection, then a thread on
+each side measures. A node takes part in one probe at a time. Of each pair only the
+smaller id asks, so that two nodes never wait for each other.
 """
 
 from __future__ import annotations
@@ -10,79 +10,76 @@ from __future__ import annotations
 import asyncio
 import socket
 from dataclasses import dataclass, field
-from typing import Annotated
-
-import msgspec
 
 from ringleader.deadline import Deadline
-from ringleader.errors import PeerError, PeerUnreachable
+from ringleader.errors import PeerError, PeerUnreachable, ProtocolError
 from ringleader.identity.credentials import Credentials
 from ringleader.ids import NodeId
-from ringleader.node.peering.peer_connection import Guest, explain
+from ringleader.node.peering.peer_connection import PeerConnection, connection_error
 from ringleader.node.protocol import framing
+from ringleader.node.protocol.hello import MAX_HELLO_BYTES
+from ringleader.node.protocol.probe_port import ProbePort, decode_probe_port
 from ringleader.topology import link_speed
 from ringleader.topology.interfaces import kind_of_peer, list_interfaces
 from ringleader.topology.link_profile import LinkProfile
 from ringleader.transport import tcp
 
 LIMIT_S = 4.0
-"""For one link, waiting for its turn included."""
+"""For one link, including the wait for its turn."""
 
-HOST = LinkProfile(1e-6, 5e9, 5e9)
-"""Between nodes that share memory: faster than any network, and not worth a probe."""
-
-
-class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the other side waits for the probe."""
-
-    port: Annotated[int, msgspec.Meta(ge=1024, le=65535)]
-
-
-_PLACE = msgspec.msgpack.Decoder(Place)
+SHARED_MEMORY = LinkProfile(1e-6, 5e9, 5e9)
+"""Link of nodes that share memory: faster than any network, and not worth a probe."""
 
 
 @dataclass(slots=True)
-class Prober:
-    """The probes of one node. Lives on the loop of the agent."""
+class LinkProbe:
+    """The probes of one node. Lives on the event loop of the agent."""
 
     credentials: Credentials
     _busy: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def ask(self, guest: Guest) -> LinkProfile:
-        """Measure with a node that we dialled for it."""
+    async def ask(self, connection: PeerConnection) -> LinkProfile:
+        """Measure the link to a node that we dialled; closes the connection.
+
+        Raises ``PeerError`` if the link cannot be measured.
+        """
         try:
             async with asyncio.timeout(LIMIT_S), self._busy:
                 body = await framing.read(
-                    guest.reader, guest.node, framing.MAX_HELLO_BYTES
+                    connection.reader, connection.node, MAX_HELLO_BYTES
                 )
-                port = _PLACE.decode(body).port
-                where = (guest.address[0], port)
-                return await asyncio.to_thread(self._dial, where, guest.node)
-        except (TimeoutError, msgspec.DecodeError) as exc:
+                port = decode_probe_port(body, connection.node).port
+                address = (connection.address[0], port)
+                return await asyncio.to_thread(self._dial, address, connection.node)
+        except (TimeoutError, ProtocolError) as exc:
             text = f"the link could not be measured ({str(exc) or 'no answer in time'})"
-            raise PeerUnreachable(guest.node, text) from exc
+            raise PeerUnreachable(connection.node, text) from exc
         finally:
-            guest.close()
+            connection.close()
 
-    async def answer(self, guest: Guest) -> LinkProfile:
-        """Measure with a node that asks for it."""
+    async def answer(self, connection: PeerConnection) -> LinkProfile:
+        """Measure the link to a node that asks for it; closes the connection.
+
+        Raises ``PeerError`` if the link cannot be measured.
+        """
+        node = connection.node
         try:
             async with asyncio.timeout(LIMIT_S), self._busy:
                 listening = tcp.listen("", 0)
                 port: int = listening.getsockname()[1]
-                guest.writer.write(framing.pack(Place(port)))
-                return await asyncio.to_thread(self._accept, listening, guest.node)
+                connection.writer.write(framing.pack(ProbePort(port)))
+                return await asyncio.to_thread(self._accept, listening, node)
         except TimeoutError as exc:
-            raise PeerUnreachable(guest.node, "the link could not be measured") from exc
+            raise PeerUnreachable(node, "the link could not be measured") from exc
         finally:
-            guest.close()
+            connection.close()
 
-    def _dial(self, where: tuple[str, int], node: NodeId) -> LinkProfile:
+    def _dial(self, address: tuple[str, int], node: NodeId) -> LinkProfile:
         deadline = Deadline.after(LIMIT_S)
         try:
-            raw = socket.create_connection(where, deadline.left_s())
+            raw = socket.create_connection(address, deadline.left_s())
         except OSError as exc:
-            raise explain(f"{where[0]}:{where[1]}", exc) from exc
+            raise connection_error(f"{address[0]}:{address[1]}", exc) from exc
         return self._measure(raw, node, deadline, is_server=False)
 
     def _accept(self, listening: socket.socket, node: NodeId) -> LinkProfile:
@@ -92,7 +89,7 @@ class Prober:
             try:
                 raw, _ = listening.accept()
             except OSError as exc:
-                text = "did not come to the port of the probe; is it blocked?"
+                text = "did not connect to the probe port; does a firewall block it?"
                 raise PeerUnreachable(node, text) from exc
         return self._measure(raw, node, deadline, is_server=True)
 
@@ -120,6 +117,6 @@ class Prober:
         except PeerError:
             raise
         except OSError as exc:
-            raise explain(str(node), exc) from exc
+            raise connection_error(str(node), exc) from exc
         finally:
             raw.close()

@@ -1,5 +1,6 @@
-"""The membership machine at work: its events come from links and time, its actions go
-to links and to whoever wants to know of views.
+"""``MembershipRunner``: runs the membership state machine over control links.
+
+Links and time give it events; its actions go to links and to a ``MembershipListener``.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import asyncio
 import time
 from typing import Protocol
 
-from ringleader.errors import ConfigError, PeerError, ProtocolError
+from ringleader.errors import PeerError, ProtocolError
 from ringleader.membership import messages
 from ringleader.membership.config import MembershipConfig
 from ringleader.membership.events import (
@@ -29,91 +30,81 @@ from ringleader.membership.events import (
 )
 from ringleader.membership.member import Member, Order, View
 from ringleader.membership.state_machine import MembershipMachine
-from ringleader.node.peering.connect import dial
-from ringleader.node.peering.control_links import ControlLink, Links
-from ringleader.node.peering.peer_connection import Greeting, Guest
+from ringleader.node.peering.connect import connect
+from ringleader.node.peering.control_links import ControlLink, ControlLinks
+from ringleader.node.peering.peer_connection import HandshakeContext, PeerConnection
+from ringleader.node.protocol.hello import Purpose
 
-CONTROL = "control"
 REDIALS = 5
 REDIAL_S = 0.1
-PROFILES = {
-    "lan": MembershipConfig.for_lan,
-    "wifi": MembershipConfig.for_wifi,
-    "wan": MembershipConfig.for_wan,
-    "loopback": MembershipConfig.for_loopback,
-}
 
 
-def profile(name: str) -> MembershipConfig:
-    """The times that suit a kind of network."""
-    if name not in PROFILES:
-        raise ConfigError(f"profile {name!r}; there are: {', '.join(PROFILES)}")
-    return PROFILES[name]()
-
-
-class Watcher(Protocol):
-    """Who wants to know what becomes of the cluster."""
+class MembershipListener(Protocol):
+    """Receives what happens to the membership."""
 
     def on_view(self, view: View) -> None:
-        """A view has come into force."""
+        """A view was installed."""
 
     def on_change(self, change: HealthChanged) -> None:
-        """A peer is in another state of health."""
+        """The health of a peer changed."""
 
     def on_link(self, link: ControlLink) -> None:
-        """A link to a member has opened."""
+        """A link to a member opened."""
 
     def on_link_lost(self, member: Member) -> None:
-        """A link has ended."""
+        """A link ended."""
 
     def on_clone(self, clone: KeyCloned) -> None:
         """Two machines use one key."""
 
+    def on_split(self, split: Split) -> None:
+        """Another part of the cluster with its own leader was found."""
 
-class Cluster:
-    """This node's membership. Lives on the loop of the agent."""
+
+class MembershipRunner:
+    """The membership of this node. Lives on the event loop of the agent."""
 
     def __init__(
         self,
         me: Member,
-        greeting: Greeting,
-        watcher: Watcher,
+        handshake: HandshakeContext,
+        listener: MembershipListener,
         config: MembershipConfig,
         order: Order,
     ) -> None:
         self.me = me
         self.machine = MembershipMachine(me, config, order=order)
-        self.links = Links(self)
-        self._greeting = greeting
-        self._watcher = watcher
+        self.links = ControlLinks(self)
+        self._handshake = handshake
+        self._listener = listener
         self._timer: asyncio.TimerHandle | None = None
         self._redials: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     def start(self, payload: bytes) -> None:
-        """Begin, alone at first."""
+        """Start the state machine, with this node as the only member."""
         self._step(SetPayload(payload))
         self._step(Tick())
 
-    def note(self, payload: bytes) -> None:
-        """Have something new to tell when the next view is made."""
+    def set_payload(self, payload: bytes) -> None:
+        """Set our payload for the next view, whenever it is made."""
         self._step(SetPayload(payload))
 
-    def say(self, payload: bytes) -> None:
-        """Tell everybody something new about us: a new view carries it."""
+    def publish(self, payload: bytes) -> None:
+        """Set our payload and ask for a new view that carries it to all members."""
         self._step(SetPayload(payload))
         self._step(RefreshView())
 
-    def welcome(self, guest: Guest, *, dialled_by_us: bool) -> None:
-        """A control connection was opened, by us or by the other side."""
-        if guest.hello.incarnation == self.me.incarnation:
-            guest.close()  # we have met ourselves: one of our addresses was named
+    def add(self, connection: PeerConnection, *, dialled_by_us: bool) -> None:
+        """Use a new control connection as a link."""
+        if connection.hello.incarnation == self.me.incarnation:
+            connection.close()  # one of our own addresses was dialled
             return
-        dialler = self.me.node if dialled_by_us else guest.node
-        self.links.add(guest, dialled_by=dialler)
+        dialler = self.me.node if dialled_by_us else connection.node
+        self.links.add(connection, dialled_by=dialler)
 
     async def leave(self) -> None:
-        """Say goodbye to everybody and stop."""
+        """Tell all members that this node leaves, and stop."""
         self._step(LeaveCluster())
         self._is_closed = True
         if self._timer is not None:
@@ -122,15 +113,15 @@ class Cluster:
             task.cancel()
         await self.links.close()
 
-    # -- what the links say --------------------------------------------------------
+    # -- ControlLinkListener ---------------------------------------------------------
 
     def up(self, link: ControlLink) -> None:
-        """See links.Listener."""
-        self._watcher.on_link(link)
+        """Tell the state machine that a link has opened."""
+        self._listener.on_link(link)
         self._step(LinkUp(link.member))
 
     def heard(self, link: ControlLink, body: bytes) -> None:
-        """See links.Listener."""
+        """Pass a message to the state machine; an invalid one cuts the link."""
         try:
             message = messages.decode(body, link.member)
         except ProtocolError:
@@ -140,37 +131,43 @@ class Cluster:
         self._step(MessageReceived(link.member, message))
 
     def down(self, link: ControlLink, reason: str) -> None:
-        """See links.Listener. A host that refuses a new link says the old one ended."""
+        """Tell the state machine that a link has ended, and dial once more.
+
+        If the host refuses the new connection, the process is gone.
+        """
         if self._is_closed:
             return
-        self._watcher.on_link_lost(link.member)
+        self._listener.on_link_lost(link.member)
         self._step(LinkDown(link.member, gone=False))
-        task = asyncio.create_task(self._dial_again(link))
+        task = asyncio.create_task(self._redial(link))
         self._redials.add(task)
         task.add_done_callback(self._redials.discard)
 
-    async def _dial_again(self, link: ControlLink) -> None:
-        where, node = [link.guest.address], link.guest.node
+    async def _redial(self, link: ControlLink) -> None:
+        addresses, node = [link.connection.address], link.connection.node
         for _ in range(REDIALS):
             try:
-                guest = await dial(self._greeting, where, CONTROL, expect=node)
+                connection = await connect(
+                    self._handshake, addresses, Purpose.CONTROL, expect=node
+                )
             except PeerError as exc:
                 if isinstance(exc.__cause__, ConnectionResetError):
-                    # A process that is being killed loses its links before its door.
+                    # A process that is being killed loses its links before its
+                    # listening socket.
                     await asyncio.sleep(REDIAL_S)
                     continue
                 if isinstance(exc.__cause__, ConnectionRefusedError):
                     self._step(LinkDown(link.member, gone=True))
                 return
-            self._take_again(guest, link)
+            self._replace(link, connection)
             return
 
-    def _take_again(self, guest: Guest, link: ControlLink) -> None:
-        if guest.hello.incarnation != link.member.incarnation:
+    def _replace(self, link: ControlLink, connection: PeerConnection) -> None:
+        if connection.hello.incarnation != link.member.incarnation:
             self._step(LinkDown(link.member, gone=True))
-        self.welcome(guest, dialled_by_us=True)
+        self.add(connection, dialled_by_us=True)
 
-    # -- the machine ---------------------------------------------------------------
+    # -- state machine ---------------------------------------------------------------
 
     def _step(self, event: Event) -> None:
         if self._is_closed:
@@ -193,12 +190,12 @@ class Cluster:
             case Send(to=to, message=message):
                 self.links.send(to, messages.encode(message))
             case InstallView(view=view):
-                self._watcher.on_view(view)
+                self._listener.on_view(view)
             case HealthChanged():
-                self._watcher.on_change(action)
+                self._listener.on_change(action)
             case PeerForgotten(peer=peer):
                 self.links.drop(peer)
             case KeyCloned():
-                self._watcher.on_clone(action)
+                self._listener.on_clone(action)
             case Split():
-                pass  # both sides go on; one view follows by itself
+                self._listener.on_split(action)

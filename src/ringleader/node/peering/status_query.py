@@ -1,4 +1,4 @@
-"""Looking at the cluster without taking part in it: what ``status`` does."""
+"""``query_status``: asks agents for snapshots without taking part in the cluster."""
 
 from __future__ import annotations
 
@@ -10,53 +10,59 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringleader.deadline import Deadline
-from ringleader.errors import ConfigError, PeerError, ProtocolError
+from ringleader.errors import ConfigError, PeerError
 from ringleader.identity import cluster_secret
 from ringleader.identity.cluster_secret import ClusterSecret
 from ringleader.identity.storage.home import Home
-from ringleader.node.protocol.agent_client import running, visit
-from ringleader.node.protocol.local_requests import Look, decode_reply
+from ringleader.node.protocol.agent_client import agent_sockets, connect_to_agent
+from ringleader.node.protocol.local_requests import GetSnapshot, decode_reply
 from ringleader.node.protocol.snapshot import Snapshot
 
-LOOK_S = 2.0
+QUERY_S = 2.0
+"""Limit for the answer of one agent."""
 LISTEN_S = 0.35
-"""Agents answer a direct question at once; the rules of mDNS allow them longer."""
+"""Agents answer a direct mDNS question at once, although the RFC allows them longer."""
 
 Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """A snapshot and where it comes from."""
+class StatusReport:
+    """A snapshot and the agent it comes from."""
 
     source: str
     snapshot: Snapshot
 
 
-def look(home: Path) -> list[Sight]:
-    """What the agents of this machine know, or, if none runs, one on the network."""
+def query_status(home: Path) -> list[StatusReport]:
+    """Ask all agents of this machine or, if none runs here, one on the network.
+
+    Raises ``ConfigError`` if this machine is in no cluster.
+    """
     cluster = cluster_secret.load(Home(home))
     if cluster is None:
-        text = "this machine is in no cluster; 'ringleader init' or 'ringleader join'"
-        raise ConfigError(text)
-    return _look_here(home) or _look_around(home, cluster)
+        raise ConfigError(
+            "this machine is in no cluster; run 'ringleader init' or 'ringleader join'"
+        )
+    return _query_local_agents(home) or _query_network(home, cluster)
 
 
-def _look_here(home: Path) -> list[Sight]:
+def _query_local_agents(home: Path) -> list[StatusReport]:
     found = []
-    for path in running(home):
-        deadline = Deadline.after(LOOK_S)
-        conversation = visit(path, deadline)
-        if conversation is None:
+    for path in agent_sockets(home):
+        deadline = Deadline.after(QUERY_S)
+        agent = connect_to_agent(path, deadline)
+        if agent is None:
             continue
         try:
-            reply = conversation.ask(Look(), deadline)
+            reply = agent.ask(GetSnapshot(), deadline)
         except PeerError:
-            continue  # it hangs; the others may not
+            continue  # this agent hangs; others may answer
         finally:
-            conversation.close()
+            agent.close()
         if isinstance(reply, Snapshot):
-            found.append(Sight(f"{_name(reply)}, process {reply.pid}", reply))
+            source = f"{_name(reply)}, process {reply.pid}"
+            found.append(StatusReport(source, reply))
     return found
 
 
@@ -64,13 +70,14 @@ def _name(snapshot: Snapshot) -> str:
     return next(row.name for row in snapshot.nodes if row.is_here)
 
 
-def _look_around(home: Path, cluster: ClusterSecret) -> list[Sight]:
-    """Ask who is there, then ask the first that lets us in."""
-    where = _seen(cluster)
-    return asyncio.run(_ask_one(home, cluster, where)) if where else []
+def _query_network(home: Path, cluster: ClusterSecret) -> list[StatusReport]:
+    """Look for agents by multicast and ask the first that accepts a connection."""
+    found = _find_agents(cluster)
+    return asyncio.run(_query_first(home, cluster, found)) if found else []
 
 
-def _seen(cluster: ClusterSecret) -> list[list[Address]]:
+def _find_agents(cluster: ClusterSecret) -> list[list[Address]]:
+    """Return the addresses of each agent that announces itself."""
     from ringleader.discovery.multicast_check import MulticastReport, check_multicast
     from ringleader.topology.interfaces import Interface, usable_interfaces
 
@@ -83,27 +90,28 @@ def _seen(cluster: ClusterSecret) -> list[list[Address]]:
     if not chosen:
         return []
     with ThreadPoolExecutor(len(chosen)) as pool:
-        probes = list(pool.map(listen, chosen))
-    members = {seen.label: seen for probe in probes for seen in probe.members}
+        reports = list(pool.map(listen, chosen))
+    members = {seen.label: seen for report in reports for seen in report.members}
     return [[(a, seen.port) for a in seen.addresses] for seen in members.values()]
 
 
-async def _ask_one(
-    home: Path, cluster: ClusterSecret, where: list[list[Address]]
-) -> list[Sight]:
-    # Only here: TLS takes a while to import, and mostly an agent runs on this machine.
+async def _query_first(
+    home: Path, cluster: ClusterSecret, agents: list[list[Address]]
+) -> list[StatusReport]:
+    # Imported here: TLS is slow to import, and mostly an agent runs on this machine.
     from ringleader.identity.credentials import Credentials
     from ringleader.identity.node_key import first_key
     from ringleader.ids import Incarnation
-    from ringleader.node.peering.connect import dial
-    from ringleader.node.peering.peer_connection import Greeting
+    from ringleader.node.peering.connect import connect
+    from ringleader.node.peering.peer_connection import HandshakeContext
     from ringleader.node.protocol import framing
+    from ringleader.node.protocol.hello import PROTOCOL, AgentHello, Purpose
 
     credentials = Credentials.issue(cluster, first_key(Home(home)))
 
-    def hello(purpose: str, subject: str) -> framing.Hello:
-        return framing.Hello(
-            protocol=framing.PROTOCOL,
+    def hello(purpose: str, subject: str) -> AgentHello:
+        return AgentHello(
+            protocol=PROTOCOL,
             version="",
             purpose=purpose,
             node=credentials.node,
@@ -115,18 +123,18 @@ async def _ask_one(
             subject=subject,
         )
 
-    for addresses in where:
+    handshake = HandshakeContext(credentials, hello)
+    for addresses in agents:
         try:
-            async with asyncio.timeout(LOOK_S):
-                greeting = Greeting(credentials, hello)
-                guest = await dial(greeting, addresses, "status")
+            async with asyncio.timeout(QUERY_S):
+                connection = await connect(handshake, addresses, Purpose.STATUS)
                 try:
-                    body = await framing.read(guest.reader, guest.node)
+                    body = await framing.read(connection.reader, connection.node)
                 finally:
-                    guest.close()
+                    connection.close()
                 reply = decode_reply(body)
-        except (PeerError, ProtocolError, TimeoutError):
+        except (PeerError, TimeoutError):
             continue
         if isinstance(reply, Snapshot):
-            return [Sight(f"{_name(reply)}, over the network", reply)]
+            return [StatusReport(f"{_name(reply)}, over the network", reply)]
     return []

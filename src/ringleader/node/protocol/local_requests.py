@@ -1,6 +1,6 @@
-"""What a process asks its agent, and what the agent answers.
+"""Requests of local processes to their agent, and the agent's replies.
 
-Both are of one user on one machine. The decoders are strict all the same.
+Both ends belong to one user on one machine. The decoders are strict all the same.
 """
 
 from __future__ import annotations
@@ -8,7 +8,12 @@ from __future__ import annotations
 import msgspec
 
 from ringleader.errors import ConfigError, ProtocolError
-from ringleader.node.protocol.node_state import Count, Facts, Job, Seconds
+from ringleader.node.protocol.node_state import (
+    Count,
+    JobFingerprint,
+    JobName,
+    Seconds,
+)
 from ringleader.node.protocol.snapshot import Snapshot
 
 
@@ -16,98 +21,104 @@ class _Tagged(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True)
     """A message that carries the name of its type."""
 
 
-class Enter(_Tagged, frozen=True, kw_only=True):
-    """Take part in ``job``; answered by Progress until Entered or Failed."""
+class EnterJob(_Tagged, frozen=True, kw_only=True):
+    """Take part in ``job``.
 
-    job: Job
+    Answered by any number of ``Progress``, then ``RoundEntered`` or ``RequestFailed``.
+    """
+
+    job: JobName
     min_nodes: Count
     max_nodes: Count
     wait_s: Seconds
     timeout_s: Seconds
-    facts: Facts = Facts()
+    fingerprint: JobFingerprint = JobFingerprint()
 
 
-class Serve(_Tagged, frozen=True):
-    """The store of ``round`` listens on 127.0.0.1 at ``port``."""
+class StoreOpened(_Tagged, frozen=True):
+    """The TCPStore of ``round`` listens on 127.0.0.1. Reply: ``RequestDone``."""
 
     round: str
     port: int
 
 
-class Check(_Tagged, frozen=True):
-    """Whether the round of ``job`` goes on; answered by Checked."""
+class CheckRound(_Tagged, frozen=True):
+    """Ask whether the round of ``job`` goes on. Reply: ``RoundStatus``."""
 
     job: str
 
 
-class Quit(_Tagged, frozen=True):
-    """This process has left ``job``; answered by Done once all others know."""
+class LeaveJob(_Tagged, frozen=True):
+    """This process has left ``job``. Reply: ``RequestDone``, once all nodes know."""
 
     job: str
     ok: bool | None = None
-    """Whether it succeeded; None where nobody need be told."""
+    """Whether the job succeeded; None if the other nodes need not be told."""
 
 
-class Look(_Tagged, frozen=True):
-    """Everything the agent knows; answered by a Snapshot."""
+class GetSnapshot(_Tagged, frozen=True):
+    """Ask for everything the agent knows. Reply: ``Snapshot``."""
 
 
-class Entered(_Tagged, frozen=True, kw_only=True):
-    """The round has begun, or begins as soon as the store is there."""
+class RoundEntered(_Tagged, frozen=True, kw_only=True):
+    """A round has begun with this node in it."""
 
     round: str
     rank: int
+    """Rank of this node among the nodes."""
     size: int
     store_port: int
-    """Where the store is, on 127.0.0.1; 0: you are rank 0, open it and say Serve."""
+    """Port of the store on 127.0.0.1. 0 on rank 0, which opens the store itself and
+    sends ``StoreOpened``."""
     names: list[str]
-    """The machines in rank order."""
+    """Names of the machines in rank order."""
     credentials: str
-    """Path of the file with which workers prove who they are."""
+    """Path of the credentials file for the workers of this node."""
     addresses: list[str]
-    """Ours, for the workers' data links."""
+    """Addresses of this node for the workers' data links."""
 
 
 class Progress(_Tagged, frozen=True):
-    """What the agent waits for, in words for a user."""
+    """Sentence for the user about what the agent is waiting for."""
 
     text: str
 
 
-class Failed(_Tagged, frozen=True):
-    """The request came to nothing."""
+class RequestFailed(_Tagged, frozen=True):
+    """The request failed; ``text`` is for the user."""
 
     text: str
 
 
-class Checked(_Tagged, frozen=True):
-    """The answer to Check."""
+class RoundStatus(_Tagged, frozen=True):
+    """Reply to ``CheckRound``."""
 
     is_stale: bool
+    """Whether the workers must leave the round and enter the next one."""
     reason: str = ""
 
 
-class Done(_Tagged, frozen=True):
-    """It is so."""
+class RequestDone(_Tagged, frozen=True):
+    """The request was carried out."""
 
 
-Request = Enter | Serve | Check | Quit | Look
-Reply = Entered | Progress | Failed | Checked | Done | Snapshot
+Request = EnterJob | StoreOpened | CheckRound | LeaveJob | GetSnapshot
+Reply = RoundEntered | Progress | RequestFailed | RoundStatus | RequestDone | Snapshot
 
 _REQUEST: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _REPLY: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 def decode_request(body: bytes) -> Request:
-    """A request of a process of this user."""
+    """Decode a request; raises ``ProtocolError``."""
     try:
         return _REQUEST.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ProtocolError("a local process", f"request: {exc}") from exc
+        raise ProtocolError("a local process", f"invalid request ({exc})") from exc
 
 
-def check(request: Enter) -> None:
-    """ConfigError if the agent would not understand it."""
+def validate(request: EnterJob) -> None:
+    """Raise ``ConfigError`` if a field is outside the limits the agent accepts."""
     try:
         _REQUEST.decode(msgspec.msgpack.encode(request))
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
@@ -115,8 +126,8 @@ def check(request: Enter) -> None:
 
 
 def decode_reply(body: bytes) -> Reply:
-    """A reply of our agent."""
+    """Decode a reply of an agent; raises ``ProtocolError``."""
     try:
         return _REPLY.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ProtocolError("the agent", f"reply: {exc}") from exc
+        raise ProtocolError("the agent", f"invalid reply ({exc})") from exc

@@ -1,17 +1,20 @@
-"""What a node tells the others about itself when a view is made: its seat at the table.
+"""``NodeState``: what a node tells all others about itself when a view is made.
 
-Seats ride on the views as opaque payloads. Everybody sees the same seats, so what
-follows from them (who trains with whom, in which order) needs no further agreement.
+Node states travel as opaque payloads of the view. All members see the same states, so
+what follows from them (which nodes train together, and with which ranks) needs no
+further agreement.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
 
 from ringleader.errors import ProtocolError
 from ringleader.ids import NodeId
+from ringleader.membership.member import Member
 from ringleader.topology.link_profile import LinkProfile
 from ringleader.topology.node_profile import NodeProfile, Text
 
@@ -24,49 +27,58 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=64)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
-Job = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{1,64}\Z")]
-"""A name that can also be a part of a file's."""
+JobName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{1,64}\Z")]
+"""Name of a job; also valid as part of a file name."""
 
 
-class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What must be the same on every machine of a job, by name."""
+class JobFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Properties that must be equal on all machines of a job. Empty: not compared."""
 
     script: Name = ""
-    """A hash of the program; empty when it should not be compared."""
+    """Hash of the program."""
     torch: Name = ""
     """Major version."""
     ringleader: Name = ""
-    """Version of the wire format and of this protocol."""
+    """Version of the protocol between agents."""
     compress: Name = ""
-    """The scheme for gradients."""
+    """Compression scheme for gradients."""
 
 
-class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A process of this node wants to train, or does so in ``round``."""
+class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A process of the node waits for a round of ``job``, or trains in ``round``."""
 
-    job: Job
-    number: Annotated[str, msgspec.Meta(max_length=32)]
-    """Random, so that a second request is not taken for the first."""
+    job: JobName
+    request_id: Annotated[str, msgspec.Meta(max_length=32)]
+    """Random: distinguishes a second request from the first."""
     min_nodes: Count
     max_nodes: Count
     wait_s: Seconds
-    """How long to wait for more than ``min_nodes``, once they are here."""
-    facts: Facts = Facts()
-    again: bool = False
-    """It was in a round of this job before."""
+    """How long to wait for more nodes once ``min_nodes`` are here."""
+    fingerprint: JobFingerprint = JobFingerprint()
+    is_retry: bool = False
+    """The process was in an earlier round of this job."""
     round: Name = ""
-    """The round it trains in; empty while it waits for one."""
+    """Id of the round it trains in; empty while it waits for one."""
 
 
-class Ended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a node says of a job before it leaves: it need not be waited for."""
+class JobEnded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The node has left a round on purpose; the others need not wait for it."""
 
-    job: Job
+    job: JobName
     round: Name
     ok: bool
 
 
-class Seat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SplitSeen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A leader met the leader of another part of the cluster."""
+
+    leader: NodeId
+    """The other leader."""
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+    """Epoch of the other part."""
+
+
+class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One node, as it describes itself."""
 
     name: Text
@@ -76,31 +88,50 @@ class Seat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     port: Port
     profile: NodeProfile
     links: Annotated[dict[NodeId, LinkProfile], msgspec.Meta(max_length=64)] = {}
-    tickets: Annotated[list[Ticket], msgspec.Meta(max_length=16)] = []
-    ended: Annotated[list[Ended], msgspec.Meta(max_length=16)] = []
-    go: Annotated[list[Job], msgspec.Meta(max_length=64)] = []
-    """Said by a leader: these jobs need not wait for more machines."""
+    """Links to other nodes, as this node measured them."""
+    job_requests: Annotated[list[JobRequest], msgspec.Meta(max_length=16)] = []
+    ended_jobs: Annotated[list[JobEnded], msgspec.Meta(max_length=16)] = []
+    ready_jobs: Annotated[list[JobName], msgspec.Meta(max_length=64)] = []
+    """Set by the leader: these jobs start without waiting for more machines."""
 
-    def ticket(self, job: str) -> Ticket | None:
-        """Our ticket for ``job``, if we have one."""
-        return next((t for t in self.tickets if t.job == job), None)
+    split: SplitSeen | None = None
+    """The latest split this node noticed as a leader, for all members."""
+
+    def request_for(self, job: str) -> JobRequest | None:
+        """Return this node's request for ``job``, if it has one."""
+        return next((each for each in self.job_requests if each.job == job), None)
 
 
-MAX_SEAT_BYTES = 32 << 10
+MAX_STATE_BYTES = 32 << 10
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(Seat)
+_DECODER = msgspec.msgpack.Decoder(NodeState)
 
 
-def encode(seat: Seat) -> bytes:
-    """The bytes that travel with the view."""
-    return _ENCODER.encode(seat)
+def encode(state: NodeState) -> bytes:
+    """Return the payload that travels with the view."""
+    return _ENCODER.encode(state)
 
 
-def decode(data: bytes, node: NodeId) -> Seat:
-    """The seat of ``node``; ProtocolError naming it when the bytes make no sense."""
-    if len(data) > MAX_SEAT_BYTES:
-        raise ProtocolError(node, f"seat of {len(data)} bytes, limit {MAX_SEAT_BYTES}")
+def decode(data: bytes, node: NodeId) -> NodeState:
+    """Decode the state of ``node``; raises ``ProtocolError`` naming the node."""
+    if len(data) > MAX_STATE_BYTES:
+        text = f"sent a node state of {len(data)} bytes; limit {MAX_STATE_BYTES}"
+        raise ProtocolError(node, text)
     try:
         return _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ProtocolError(node, f"seat: {exc}") from exc
+        raise ProtocolError(node, f"sent an invalid node state ({exc})") from exc
+
+
+def decode_all(payloads: Mapping[Member, bytes]) -> dict[Member, NodeState]:
+    """Decode the states of all members, without those whose state is invalid.
+
+    Such a member takes part in the view, but in no job.
+    """
+    found = {}
+    for member, data in payloads.items():
+        try:
+            found[member] = decode(data, member.node)
+        except ProtocolError:
+            continue
+    return found

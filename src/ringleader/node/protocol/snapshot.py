@@ -1,4 +1,4 @@
-"""Everything an agent knows at one moment: what ``ringleader status`` shows."""
+"""``Snapshot``: everything an agent knows at one moment, for ``ringleader status``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,39 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     latency_s: float | None
     clock_ahead_s: float | None
-    """How far its wall clock is ahead of ours; it harms nothing, but logs confuse."""
+    """How far its wall clock is ahead of ours. Harmless, but logs get confusing."""
     version: str
     profile: NodeProfile | None
     host: str = ""
-    """Equal on nodes that share memory; empty where it is not known."""
+    """Equal on nodes that share memory; empty if unknown."""
     links: dict[str, LinkProfile]
-    """Towards other nodes, as it measured them itself."""
+    """Links to other nodes, as this node measured them."""
     jobs: list[str]
+
+
+class HealthCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many other nodes are in which state of health, seen from one node."""
+
+    total: int
+    healthy: int
+    suspect: int
+    dead: int
+    unknown: int
+    percentage: float
+    """Share of the other nodes that are healthy; 100 if there are none."""
+    is_healthy: bool
+    """Whether none of them is dead."""
+
+
+class ClusterEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened to the cluster, seen from one node."""
+
+    time_s: float
+    """Wall clock of the node that saw it, seconds since 1970."""
+    kind: str
+    """An ``event_log.Kind``, for programs."""
+    text: str
+    """Sentence for the user."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -41,18 +66,21 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     ring: list[str]
     """Node ids in ring order."""
     nodes: list[NodeRow]
+    health: HealthCounts
+    events: list[ClusterEvent] = []
+    """The latest events, the oldest first."""
     mlx: str = ""
-    """The ring as ``mlx.launch --hostfile`` reads it; empty where there is none."""
+    """The ring as a hostfile for ``mlx.launch --hostfile``; empty if there is none."""
     troubles: list[str]
-    """What is wrong, as far as this node can tell: clones, strangers, no mDNS."""
+    """Problems this node knows of: cloned keys, unreachable peers, no mDNS."""
     clones: list[str] = []
-    """Of the troubles, those that tell of two machines with one key."""
+    """The subset of ``troubles`` that reports two machines with one key."""
     rejected: int
-    """How many connections were turned away at the door."""
+    """Number of connections the acceptor refused."""
     pid: int
     uptime_s: float
 
     def plain(self) -> dict[str, object]:
-        """What JSON can hold."""
+        """Return the snapshot as values that JSON can hold."""
         made: dict[str, object] = msgspec.to_builtins(self)
         return made

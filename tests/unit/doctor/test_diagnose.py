@@ -15,23 +15,23 @@ from ringleader.discovery.static_peers import ResolvedPeer, StaticPeer
 from ringleader.doctor import candidates
 from ringleader.doctor.diagnose import diagnose
 from ringleader.doctor.facts import (
+    Address,
     Candidate,
     Descriptors,
+    DialOutcome,
+    DialResult,
     Facts,
-    Measurement,
-    Outcome,
-    Pace,
-    Place,
+    LinkMeasurement,
+    LinkOutcome,
     SharedMemory,
     Source,
     TakenPort,
-    Visit,
 )
 from ringleader.doctor.finding import TITLES, Code, Finding, Severity
 from ringleader.doctor.probe_address import clock_ahead_s
 from ringleader.doctor.report import checks
 from ringleader.ids import Incarnation, NodeId
-from ringleader.node.protocol.snapshot import NodeRow, Snapshot
+from ringleader.node.protocol.snapshot import HealthCounts, NodeRow, Snapshot
 from ringleader.topology.interfaces import Interface, InterfaceKind
 from ringleader.topology.link_profile import LinkProfile
 from ringleader.topology.port_owner import PortOwner
@@ -44,12 +44,16 @@ ETH0 = Interface(
 )
 ETH1 = replace(ETH0, name="eth1", addresses=(ip_interface("10.9.0.1/24"),))
 WLAN0 = replace(ETH0, name="wlan0", addresses=(ip_interface("10.0.0.77/24"),))
-GIGABIT = Measurement(Pace.MEASURED, LinkProfile(2e-4, 118e6, 117e6))
+GIGABIT = LinkMeasurement(LinkOutcome.MEASURED, LinkProfile(2e-4, 118e6, 117e6))
 
 
-def visit(place: Place, outcome: Outcome = Outcome.REACHED, **more: Any) -> Visit:  # noqa: ANN401
+def dial(
+    address: Address,
+    outcome: DialOutcome = DialOutcome.REACHED,
+    **more: Any,  # noqa: ANN401
+) -> DialResult:
     known: dict[str, Any] = {}
-    if outcome is Outcome.REACHED:
+    if outcome is DialOutcome.REACHED:
         known = {
             "node": BOB,
             "incarnation": Incarnation("1"),
@@ -58,41 +62,43 @@ def visit(place: Place, outcome: Outcome = Outcome.REACHED, **more: Any) -> Visi
             "protocol": 1,
             "clock_ahead_s": 0.01,
         }
-    return Visit(place=place, outcome=outcome, **{**known, **more})
+    return DialResult(address=address, outcome=outcome, **{**known, **more})
 
 
 def candidate(
-    outcome: Outcome = Outcome.REACHED,
+    outcome: DialOutcome = DialOutcome.REACHED,
     *,
     source: Source = Source.SEEN,
-    place: Place = ("10.0.0.2", 7001),
+    address: Address = ("10.0.0.2", 7001),
     **more: Any,  # noqa: ANN401
 ) -> Candidate:
     """A node on our LAN as it should be, but for what is said."""
-    of_visit = {k: more.pop(k) for k in list(more) if k in Visit.__slots__}
-    is_good = outcome is Outcome.REACHED
+    of_visit = {k: more.pop(k) for k in list(more) if k in DialResult.__slots__}
+    is_good = outcome is DialOutcome.REACHED
     usual = {
         "is_heard": source is Source.SEEN,
         "is_answering": source is Source.SEEN,
         "link": GIGABIT if is_good else None,
     }
     return Candidate(
-        places=(place,),
+        addresses=(address,),
         sources=frozenset({source}),
-        visits=(visit(place, outcome, **of_visit),),
+        dials=(dial(address, outcome, **of_visit),),
         **{**usual, **more},
     )
 
 
 def cat(**more: Any) -> Candidate:  # noqa: ANN401
     named = {"node": CAT, "incarnation": Incarnation("2"), "name": "cat"}
-    return candidate(place=("10.0.0.3", 7002), **{**named, **more})
+    return candidate(address=("10.0.0.3", 7002), **{**named, **more})
 
 
 def stranger() -> Candidate:
     """Somebody with another secret, who is not even dialled."""
-    places = (("10.0.0.9", 7001),)
-    return Candidate(places=places, sources=frozenset({Source.FOREIGN}), is_heard=True)
+    addresses = (("10.0.0.9", 7001),)
+    return Candidate(
+        addresses=addresses, sources=frozenset({Source.FOREIGN}), is_heard=True
+    )
 
 
 def probe(**more: Any) -> MulticastReport:  # noqa: ANN401
@@ -108,7 +114,7 @@ def facts(*candidates: Candidate, **more: Any) -> Facts:  # noqa: ANN401
         "cluster": '"home" (abcd-efgh)',
         "own": frozenset({OURS}),
         "chosen": (ETH0,),
-        "probes": (probe(),),
+        "multicast": (probe(),),
         "descriptors": (Descriptors("a process started here", 10, 1024),),
         "memory": SharedMemory("/dev/shm", 8 << 30, 8 << 30),
     }
@@ -122,6 +128,17 @@ def only(found: Facts) -> Finding:
     return findings[0]
 
 
+ALL_HEALTHY = HealthCounts(
+    total=1,
+    healthy=1,
+    suspect=0,
+    dead=0,
+    unknown=0,
+    percentage=100.0,
+    is_healthy=True,
+)
+
+
 def snapshot(**more: Any) -> Snapshot:  # noqa: ANN401
     usual: dict[str, Any] = {
         "cluster": "home",
@@ -130,6 +147,7 @@ def snapshot(**more: Any) -> Snapshot:  # noqa: ANN401
         "leader": BOB,
         "ring": [],
         "nodes": [],
+        "health": ALL_HEALTHY,
         "troubles": [],
         "rejected": 0,
         "pid": 1,
@@ -163,7 +181,7 @@ def row(node: NodeId, name: str, **more: Any) -> NodeRow:  # noqa: ANN401
     [
         facts(),
         facts(
-            probes=(
+            multicast=(
                 probe(),
                 probe(
                     trouble=DiscoveryUnavailable(UnavailableReason.NO_SOCKET, "no IPv6")
@@ -173,10 +191,10 @@ def row(node: NodeId, name: str, **more: Any) -> NodeRow:  # noqa: ANN401
         facts(candidate(), cat()),
         facts(stranger(), cat()),
         facts(candidate(is_here=True, is_heard=False, link=None)),
-        facts(candidate(link=Measurement(Pace.SKIPPED))),
-        facts(candidate(Outcome.NO_TIME)),
+        facts(candidate(link=LinkMeasurement(LinkOutcome.SKIPPED))),
+        facts(candidate(DialOutcome.NO_TIME)),
         facts(chosen=(ETH0, ETH1)),
-        facts(candidate(place=("fd00::2", 7001)), chosen=(ETH0, WLAN0)),
+        facts(candidate(address=("fd00::2", 7001)), chosen=(ETH0, WLAN0)),
         facts(memory=None, descriptors=()),
     ],
     ids=[
@@ -200,7 +218,7 @@ def test_what_is_well_gives_no_finding(found: Facts) -> None:
 def test_being_alone_is_told_and_no_trouble() -> None:
     nodes = next(c for c in checks(facts(), []) if c.name == "nodes")
     assert nodes.is_ok
-    assert "nobody else found" in nodes.text
+    assert "no other node found" in nodes.text
 
 
 def test_every_code_has_a_title_and_a_line_of_its_own() -> None:
@@ -217,8 +235,8 @@ def test_a_machine_with_only_a_vpn_says_which_and_how_to_mean_it() -> None:
     tun0 = replace(ETH0, name="tun0", kind=InterfaceKind.VPN)
     docker0 = replace(ETH0, name="docker0", kind=InterfaceKind.VIRTUAL)
     refused = ((tun0, "is a VPN by its name"), (docker0, "is virtual by its name"))
-    named = candidate(Outcome.NO_WAY, source=Source.NAMED)
-    finding = only(facts(named, chosen=(), refused=refused, probes=()))
+    named = candidate(DialOutcome.NO_ROUTE, source=Source.NAMED)
+    finding = only(facts(named, chosen=(), refused=refused, multicast=()))
     assert finding.code is Code.ONLY_VIRTUAL
     assert "tun0 is a VPN" in finding.text
     assert "docker0 is virtual" in finding.text
@@ -227,7 +245,7 @@ def test_a_machine_with_only_a_vpn_says_which_and_how_to_mean_it() -> None:
 
 def test_a_machine_without_any_network_is_told_so() -> None:
     wlan0 = replace(ETH0, name="wlan0", is_up=False)
-    finding = only(facts(chosen=(), refused=((wlan0, "is down"),), probes=()))
+    finding = only(facts(chosen=(), refused=((wlan0, "is down"),), multicast=()))
     assert finding.code is Code.ONLY_VIRTUAL
     assert "wlan0 is down" in finding.text
     assert "--interface" not in finding.mend
@@ -238,7 +256,7 @@ def test_a_taken_port_names_the_program_and_is_no_loss_of_multicast() -> None:
         UnavailableReason.PORT_TAKEN, "another program holds UDP port 5353"
     )
     taken = TakenPort(5353, "udp", PortOwner(17, "dnsmasq"), trouble.text)
-    finding = only(facts(taken=(taken,), probes=(probe(trouble=trouble),)))
+    finding = only(facts(taken=(taken,), multicast=(probe(trouble=trouble),)))
     assert finding.code is Code.PORT_TAKEN
     assert "dnsmasq (process 17)" in finding.text
 
@@ -264,7 +282,7 @@ def test_descriptors_are_short_when_few_are_free(
 
 
 def test_a_dial_without_a_descriptor_blames_the_descriptors_and_nobody_else() -> None:
-    finding = only(facts(candidate(Outcome.NO_DESCRIPTOR)))
+    finding = only(facts(candidate(DialOutcome.NO_DESCRIPTOR)))
     assert finding.code is Code.FEW_DESCRIPTORS
 
 
@@ -284,7 +302,7 @@ def test_a_machine_in_no_cluster_is_told_to_join_one() -> None:
 
 
 def test_an_agent_that_is_stuck_here_is_told_once() -> None:
-    here = candidate(Outcome.STALLED, is_here=True)
+    here = candidate(DialOutcome.STALLED, is_here=True)
     finding = only(facts(here, agent_trouble="silent for 2 s"))
     assert finding.code is Code.UNREACHABLE
     assert "tin" in finding.text
@@ -296,7 +314,7 @@ def test_an_agent_that_is_stuck_here_is_told_once() -> None:
 def test_a_named_peer_that_works_and_is_never_heard_means_no_multicast() -> None:
     bob = candidate(source=Source.NAMED)
     called = probe(answered_directly={"10.0.0.2"})
-    finding = only(facts(bob, probes=(called,)))
+    finding = only(facts(bob, multicast=(called,)))
     assert finding.code is Code.NO_MULTICAST
     assert "bob" in finding.text
     assert "asked directly" in finding.text
@@ -304,7 +322,7 @@ def test_a_named_peer_that_works_and_is_never_heard_means_no_multicast() -> None
 
 
 def test_a_peer_beyond_a_router_need_not_be_heard() -> None:
-    bob = candidate(source=Source.NAMED, place=("192.168.7.2", 7001))
+    bob = candidate(source=Source.NAMED, address=("192.168.7.2", 7001))
     assert diagnose(facts(bob)) == []
 
 
@@ -315,7 +333,7 @@ def test_what_the_peer_knows_of_its_own_discovery_is_passed_on() -> None:
 
 
 def test_a_firewall_that_swallows_our_own_multicast_is_named() -> None:
-    finding = only(facts(probes=(probe(loops_back=False),)))
+    finding = only(facts(multicast=(probe(loops_back=False),)))
     assert finding.code is Code.NO_MULTICAST
     assert "this machine" in finding.text
 
@@ -324,7 +342,7 @@ def test_an_interface_that_takes_no_multicast_is_named() -> None:
     trouble = DiscoveryUnavailable(
         UnavailableReason.NO_SOCKET, "eth0 takes no multicast: no such device"
     )
-    finding = only(facts(probes=(probe(trouble=trouble, loops_back=False),)))
+    finding = only(facts(multicast=(probe(trouble=trouble, loops_back=False),)))
     assert finding.code is Code.NO_MULTICAST
     assert "no such device" in finding.text
 
@@ -333,31 +351,33 @@ def test_an_interface_that_takes_no_multicast_is_named() -> None:
 
 
 def test_a_silent_port_of_a_host_that_answers_is_blocked_and_nothing_else() -> None:
-    finding = only(facts(candidate(Outcome.SILENT)))
+    finding = only(facts(candidate(DialOutcome.SILENT)))
     assert finding.code is Code.BLOCKED_PORT
     assert "10.0.0.2:7001" in finding.text
     assert "TCP port 7001" in finding.mend
 
 
 def test_a_silent_port_on_our_lan_is_blocked_even_if_nothing_else_is_heard() -> None:
-    finding = only(facts(candidate(Outcome.SILENT, source=Source.NAMED)))
+    finding = only(facts(candidate(DialOutcome.SILENT, source=Source.NAMED)))
     assert finding.code is Code.BLOCKED_PORT
 
 
 def test_silence_beyond_a_router_may_be_anything() -> None:
-    far = candidate(Outcome.SILENT, source=Source.NAMED, place=("192.168.7.2", 7001))
+    far = candidate(
+        DialOutcome.SILENT, source=Source.NAMED, address=("192.168.7.2", 7001)
+    )
     assert only(facts(far)).code is Code.UNREACHABLE
 
 
 def test_who_is_heard_by_all_and_answers_nothing_is_isolated_and_not_blocked() -> None:
-    finding = only(facts(candidate(Outcome.SILENT, is_answering=False)))
+    finding = only(facts(candidate(DialOutcome.SILENT, is_answering=False)))
     assert finding.code is Code.UNREACHABLE
     assert "announces itself" in finding.text
     assert "isolation" in finding.mend
 
 
 def test_fresh_ports_that_are_blocked_are_named_although_the_door_is_open() -> None:
-    finding = only(facts(candidate(link=Measurement(Pace.BLOCKED))))
+    finding = only(facts(candidate(link=LinkMeasurement(LinkOutcome.BLOCKED))))
     assert finding.code is Code.BLOCKED_PORT
     assert "bob" in finding.text
 
@@ -365,14 +385,14 @@ def test_fresh_ports_that_are_blocked_are_named_although_the_door_is_open() -> N
 @pytest.mark.parametrize(
     ("outcome", "word"),
     [
-        (Outcome.NO_HOST, "no machine answers"),
-        (Outcome.REFUSED, "refuses"),
-        (Outcome.STALLED, "says nothing"),
-        (Outcome.STRANGE, "not ringleader"),
+        (DialOutcome.NO_HOST, "no machine answers"),
+        (DialOutcome.REFUSED, "refuses"),
+        (DialOutcome.STALLED, "does not answer"),
+        (DialOutcome.STRANGE, "not ringleader"),
     ],
 )
 def test_a_peer_that_is_off_or_odd_is_not_reachable(
-    outcome: Outcome, word: str
+    outcome: DialOutcome, word: str
 ) -> None:
     finding = only(facts(candidate(outcome, source=Source.NAMED)))
     assert finding.code is Code.UNREACHABLE
@@ -381,14 +401,14 @@ def test_a_peer_that_is_off_or_odd_is_not_reachable(
 
 
 def test_a_name_that_leads_nowhere_is_told() -> None:
-    lead = candidates.from_answers(
+    hint = candidates.from_named_peers(
         [ResolvedPeer(StaticPeer("bbo", 7001), (), "bbo: unknown name")]
     )[0]
     named = Candidate(
-        places=(),
+        addresses=(),
         sources=frozenset({Source.NAMED}),
-        known_as=lead.known_as,
-        trouble=lead.trouble,
+        known_as=hint.known_as,
+        trouble=hint.trouble,
     )
     finding = only(facts(named))
     assert finding.code is Code.UNREACHABLE
@@ -398,14 +418,14 @@ def test_a_name_that_leads_nowhere_is_told() -> None:
 
 def test_one_address_of_several_is_enough() -> None:
     bob = candidate()
-    more = visit(("fd00::2", 7001), Outcome.SILENT)
-    both = replace(bob, visits=(more, *bob.visits))
+    more = dial(("fd00::2", 7001), DialOutcome.SILENT)
+    both = replace(bob, dials=(more, *bob.dials))
     assert diagnose(facts(both)) == []
 
 
 def test_a_peer_seen_in_no_network_of_ours_is_on_another_subnet() -> None:
     seen = Candidate(
-        places=(("192.168.7.2", 7001),),
+        addresses=(("192.168.7.2", 7001),),
         sources=frozenset({Source.SEEN}),
         is_heard=True,
     )
@@ -416,17 +436,17 @@ def test_a_peer_seen_in_no_network_of_ours_is_on_another_subnet() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "place", "theirs", "ours"),
+    ("own", "address", "theirs", "ours"),
     [
         ("10.0.0.1/24", ("fd00::2", 7001), "IPv6", "IPv4"),
         ("fd00::1/64", ("10.0.0.2", 7001), "IPv4", "IPv6"),
     ],
 )
 def test_a_peer_of_the_other_family_is_named(
-    own: str, place: Place, theirs: str, ours: str
+    own: str, address: Address, theirs: str, ours: str
 ) -> None:
     here = replace(ETH0, addresses=(ip_interface(own),))
-    bob = candidate(Outcome.NO_WAY, source=Source.MEMBER, place=place)
+    bob = candidate(DialOutcome.NO_ROUTE, source=Source.MEMBER, address=address)
     finding = only(facts(bob, chosen=(here,)))
     assert finding.code is Code.OTHER_FAMILY
     assert f"by {theirs} only" in finding.text
@@ -436,8 +456,10 @@ def test_a_peer_of_the_other_family_is_named(
 # -- secrets and versions --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("outcome", [Outcome.FOREIGN, Outcome.HUNG_UP])
-def test_a_named_peer_that_turns_us_away_has_another_secret(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", [DialOutcome.FOREIGN, DialOutcome.HUNG_UP])
+def test_a_named_peer_that_turns_us_away_has_another_secret(
+    outcome: DialOutcome,
+) -> None:
     finding = only(facts(candidate(outcome, source=Source.NAMED)))
     assert finding.code is Code.WRONG_SECRET
     assert "10.0.0.2:7001" in finding.text
@@ -445,20 +467,20 @@ def test_a_named_peer_that_turns_us_away_has_another_secret(outcome: Outcome) ->
 
 
 def test_a_node_that_announces_our_secret_and_hangs_up_has_no_other_one() -> None:
-    assert only(facts(candidate(Outcome.HUNG_UP))).code is Code.UNREACHABLE
+    assert only(facts(candidate(DialOutcome.HUNG_UP))).code is Code.UNREACHABLE
 
 
 def test_strangers_are_a_finding_only_when_nobody_of_ours_is_known() -> None:
     assert only(facts(stranger())).code is Code.WRONG_SECRET
     here = cat(is_here=True)
     assert only(facts(stranger(), here)).code is Code.WRONG_SECRET
-    off = candidate(Outcome.NO_HOST, source=Source.NAMED, place=("10.0.0.9", 1))
+    off = candidate(DialOutcome.NO_HOST, source=Source.NAMED, address=("10.0.0.9", 1))
     assert only(facts(stranger(), off)).code is Code.UNREACHABLE
 
 
 def test_another_version_names_both() -> None:
     bob = candidate(
-        Outcome.OTHER_VERSION, name="bob", version="2.0", protocol=2, node=BOB
+        DialOutcome.OTHER_VERSION, name="bob", version="2.0", protocol=2, node=BOB
     )
     finding = only(facts(bob))
     assert finding.code is Code.OTHER_VERSION
@@ -469,14 +491,16 @@ def test_another_version_names_both() -> None:
 
 def test_an_announcement_that_we_cannot_read_is_told_if_nobody_else_is() -> None:
     seen = {"abc": SeenNode("10.0.0.2", "abc", (), RecordRefusal.OTHER_VERSION)}
-    finding = only(facts(probes=(probe(seen=seen),)))
+    finding = only(facts(multicast=(probe(seen=seen),)))
     assert finding.code is Code.OTHER_VERSION
     assert "10.0.0.2" in finding.text
-    assert diagnose(facts(cat(), probes=(probe(seen=seen),))) == []
+    assert diagnose(facts(cat(), multicast=(probe(seen=seen),))) == []
 
 
 def test_a_version_that_cannot_even_say_hello_is_named() -> None:
-    finding = only(facts(candidate(Outcome.OTHER_VERSION, text="words we know not")))
+    finding = only(
+        facts(candidate(DialOutcome.OTHER_VERSION, text="words we know not"))
+    )
     assert finding.code is Code.OTHER_VERSION
     assert "10.0.0.2:7001" in finding.text
 
@@ -497,7 +521,7 @@ def test_two_others_with_one_key_are_clones_and_a_restart_is_none() -> None:
     assert finding.code is Code.CLONED_IDENTITY
     assert "10.0.0.2:7001" in finding.text
     assert "10.0.0.3:7002" in finding.text
-    again = candidate(place=("10.0.0.2", 7009), incarnation=Incarnation("9"))
+    again = candidate(address=("10.0.0.2", 7009), incarnation=Incarnation("9"))
     assert diagnose(facts(candidate(), again)) == []
 
 
@@ -540,16 +564,18 @@ def test_a_peer_on_only_one_of_two_networks_is_told() -> None:
     assert "eth0 (10.0.0.0/24) and eth1 (10.9.0.0/24)" in finding.text
     assert "--interface eth0" in finding.mend
     bob = candidate()
-    both = replace(bob, visits=(*bob.visits, visit(("10.9.0.2", 7001))))
+    both = replace(bob, dials=(*bob.dials, dial(("10.9.0.2", 7001))))
     assert diagnose(facts(both, chosen=(ETH0, ETH1))) == []
 
 
 # -- links -----------------------------------------------------------------------------
 
 
-def measured(out_mbit: float, in_mbit: float, latency_s: float = 2e-4) -> Measurement:
+def measured(
+    out_mbit: float, in_mbit: float, latency_s: float = 2e-4
+) -> LinkMeasurement:
     profile = LinkProfile(latency_s, out_mbit * 125e3, in_mbit * 125e3)
-    return Measurement(Pace.MEASURED, profile)
+    return LinkMeasurement(LinkOutcome.MEASURED, profile)
 
 
 @pytest.mark.parametrize(
@@ -563,7 +589,7 @@ def measured(out_mbit: float, in_mbit: float, latency_s: float = 2e-4) -> Measur
         (measured(940, 940), measured(38_000, 38_000), False),
         (measured(940, 940, latency_s=0.03), GIGABIT, True),
         (measured(940, 940, latency_s=0.01), GIGABIT, False),
-        (Measurement(Pace.STALLED), GIGABIT, True),
+        (LinkMeasurement(LinkOutcome.STALLED), GIGABIT, True),
     ],
     ids=[
         "slow there",
@@ -578,7 +604,7 @@ def measured(out_mbit: float, in_mbit: float, latency_s: float = 2e-4) -> Measur
     ],
 )
 def test_which_links_are_slow(
-    link: Measurement, beside: Measurement, is_slow: bool
+    link: LinkMeasurement, beside: LinkMeasurement, is_slow: bool
 ) -> None:
     found = diagnose(facts(candidate(link=link), cat(link=beside)))
     assert [f.code for f in found] == [Code.SLOW_LINK] * is_slow
@@ -602,8 +628,8 @@ def test_a_slow_link_between_two_others_is_told_as_their_agents_measured_it() ->
 @pytest.mark.parametrize(
     "bob",
     [
-        candidate(needs_small=True, link=Measurement(Pace.SKIPPED)),
-        candidate(link=replace(measured(20, 20), needs_small=True)),
+        candidate(needs_small_segments=True, link=LinkMeasurement(LinkOutcome.SKIPPED)),
+        candidate(link=replace(measured(20, 20), needs_small_segments=True)),
     ],
     ids=["the greeting stalls", "the transfer stalls"],
 )
@@ -617,7 +643,7 @@ def test_large_packets_that_get_lost_are_mtu_trouble_and_not_a_slow_link(
 
 def test_troubles_that_come_together_are_all_named_the_worst_first() -> None:
     bob = candidate(clock_ahead_s=60.0, link=measured(10, 10))
-    blocked = candidate(Outcome.SILENT, place=("10.0.0.7", 7007))
+    blocked = candidate(DialOutcome.SILENT, address=("10.0.0.7", 7007))
     found = diagnose(facts(bob, blocked, memory=SharedMemory("/dev/shm", 0, 1)))
     assert found[0].code is Code.BLOCKED_PORT
     assert {f.code for f in found[1:]} == {
@@ -632,9 +658,9 @@ def test_troubles_that_come_together_are_all_named_the_worst_first() -> None:
 
 def test_only_addresses_in_our_networks_are_dialled() -> None:
     seen = SeenNode("10.0.0.2", "abc", ("10.0.0.2", "8.8.8.8"), None, 7001)
-    lead = candidates.from_probes([probe(seen={"abc": seen})], [ETH0])[0]
-    assert lead.to_dial == (("10.0.0.2", 7001),)
-    assert lead.source is Source.SEEN
+    hint = candidates.from_multicast([probe(seen={"abc": seen})], [ETH0])[0]
+    assert hint.to_dial == (("10.0.0.2", 7001),)
+    assert hint.source is Source.SEEN
 
 
 def test_of_many_forged_announcements_few_are_told_and_none_is_dialled() -> None:
@@ -644,9 +670,9 @@ def test_of_many_forged_announcements_few_are_told_and_none_is_dialled() -> None
         )
         for n in range(60)
     }
-    found = candidates.from_probes([probe(seen=flood)], [ETH0])
+    found = candidates.from_multicast([probe(seen=flood)], [ETH0])
     assert len(found) == candidates.MAX_FOREIGN
-    assert not any(lead.to_dial for lead in found)
+    assert not any(hint.to_dial for hint in found)
 
 
 def test_who_answers_only_when_called_has_not_been_heard() -> None:
@@ -662,7 +688,7 @@ def test_who_answers_only_when_called_has_not_been_heard() -> None:
 @pytest.mark.parametrize("address", ["", "bob:7001", "10.0.0.2:x", "10.0.0.2:0"])
 def test_what_is_no_address_in_a_snapshot_leads_nowhere(address: str) -> None:
     assert (
-        candidates.from_agents([snapshot(nodes=[row(BOB, "bob", address=address)])])
+        candidates.from_snapshots([snapshot(nodes=[row(BOB, "bob", address=address)])])
         == []
     )
 
@@ -672,15 +698,15 @@ def test_members_that_agents_know_are_dialled_unless_they_are_gone() -> None:
         row(BOB, "bob", address="fd00::2:7001"),
         row(CAT, "cat", address="10.0.0.3:7002", health="dead"),
     ]
-    found = candidates.from_agents([snapshot(nodes=rows)])
-    assert [lead.to_dial for lead in found] == [(("fd00::2", 7001),)]
+    found = candidates.from_snapshots([snapshot(nodes=rows)])
+    assert [hint.to_dial for hint in found] == [(("fd00::2", 7001),)]
 
 
 def test_one_node_found_in_three_ways_is_one_candidate() -> None:
     seen = candidate()
-    named = candidate(source=Source.NAMED, place=("fd00::2", 7001))
-    member = candidate(Outcome.SILENT, source=Source.MEMBER)
+    named = candidate(source=Source.NAMED, address=("fd00::2", 7001))
+    member = candidate(DialOutcome.SILENT, source=Source.MEMBER)
     merged = candidates.merge([named, seen, member, cat()])
     assert len(merged) == 2
     assert merged[0].sources == {Source.SEEN, Source.NAMED, Source.MEMBER}
-    assert set(merged[0].places) == {("10.0.0.2", 7001), ("fd00::2", 7001)}
+    assert set(merged[0].addresses) == {("10.0.0.2", 7001), ("fd00::2", 7001)}

@@ -1,4 +1,4 @@
-"""The door of an agent: who gets in, who does not, and that a crowd does no harm."""
+"""The acceptor lets members in, refuses strangers, and survives a crowd of them."""
 
 from __future__ import annotations
 
@@ -29,29 +29,38 @@ from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
 from ringleader.identity.secret_value import Secret
 from ringleader.ids import Incarnation, NodeId
-from ringleader.node.peering import acceptor as doors
-from ringleader.node.peering.acceptor import Door
-from ringleader.node.peering.connect import dial
-from ringleader.node.peering.peer_connection import GREETING_S, Greeting, Guest
+from ringleader.node.peering import acceptor as acceptor_module
+from ringleader.node.peering.acceptor import Acceptor
+from ringleader.node.peering.connect import connect
+from ringleader.node.peering.peer_connection import (
+    HANDSHAKE_S,
+    HandshakeContext,
+    PeerConnection,
+)
 from ringleader.node.protocol import framing
-from ringleader.node.protocol.framing import Hello
+from ringleader.node.protocol.hello import (
+    MAX_HELLO_BYTES,
+    PROTOCOL,
+    AgentHello,
+    read_hello,
+)
 
 HERE = "127.0.0.1"
 OURS = ClusterSecret(root=Secret(os.urandom(32)))
 THEIRS = ClusterSecret(root=Secret(os.urandom(32)))
 
 
-def greeting(
+def handshake(
     cluster: ClusterSecret = OURS,
     *,
     claim: NodeId | None = None,
-    protocol: int = framing.PROTOCOL,
-) -> Greeting:
-    """A node that may claim to be another one, or speak another protocol."""
+    protocol: int = PROTOCOL,
+) -> HandshakeContext:
+    """Make a node that may claim another id or speak another protocol."""
     credentials = Credentials.issue(cluster, NodeKey.ephemeral())
 
-    def hello(purpose: str, subject: str) -> Hello:
-        return Hello(
+    def hello(purpose: str, subject: str) -> AgentHello:
+        return AgentHello(
             protocol=protocol,
             version="9.9",
             purpose=purpose,
@@ -64,78 +73,84 @@ def greeting(
             subject=subject,
         )
 
-    return Greeting(credentials, hello)
+    return HandshakeContext(credentials, hello)
 
 
 @dataclass
-class House:
-    """A door that is being served, and who came in."""
+class Host:
+    """A running acceptor and the connections it accepted."""
 
-    door: Door
+    acceptor: Acceptor
     port: int
-    host: Greeting
-    guests: list[Guest] = field(default_factory=list)
+    host: HandshakeContext
+    connections: list[PeerConnection] = field(default_factory=list)
 
-    async def call(self, caller: Greeting, expect: NodeId | None = None) -> Guest:
-        guest = await dial(caller, [(HERE, self.port)], "control", expect=expect)
-        guest.close()
-        return guest
+    async def call(
+        self, caller: HandshakeContext, expect: NodeId | None = None
+    ) -> PeerConnection:
+        connection = await connect(
+            caller, [(HERE, self.port)], "control", expect=expect
+        )
+        connection.close()
+        return connection
 
     async def settle(self) -> None:
-        """Until everybody who is half-way has been judged."""
+        """Wait until no handshake is pending."""
         for _ in range(400):
-            if not self.door._half_open:
+            if not self.acceptor._half_open:
                 return
             await asyncio.sleep(0.02)
 
 
 @asynccontextmanager
-async def house(host: Greeting, trouble: Exception | None) -> AsyncIterator[House]:
+async def serving(
+    host: HandshakeContext, trouble: Exception | None
+) -> AsyncIterator[Host]:
     sock = socket.create_server((HERE, 0))
     sock.setblocking(False)
-    guests: list[Guest] = []
+    connections: list[PeerConnection] = []
 
-    async def on_guest(guest: Guest) -> None:
-        guests.append(guest)
+    async def on_connection(connection: PeerConnection) -> None:
+        connections.append(connection)
         if trouble is not None:
             raise trouble
 
-    door = Door(host, sock, on_guest)
-    task = asyncio.create_task(door.serve())
+    acceptor = Acceptor(host, sock, on_connection)
+    task = asyncio.create_task(acceptor.serve())
     try:
-        yield House(door, sock.getsockname()[1], host, guests)
+        yield Host(acceptor, sock.getsockname()[1], host, connections)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        for guest in guests:
-            guest.abort()
+        for connection in connections:
+            connection.abort()
         await asyncio.sleep(0.05)
         sock.close()
 
 
 def run(
-    work: Callable[[House], Awaitable[None]],
-    host: Greeting | None = None,
+    work: Callable[[Host], Awaitable[None]],
+    host: HandshakeContext | None = None,
     trouble: Exception | None = None,
 ) -> None:
-    """Do ``work`` at a door; ``trouble`` is what befalls who receives its guests."""
+    """Run ``work`` with an acceptor whose handler raises ``trouble``."""
 
     async def main() -> None:
-        async with house(host or greeting(), trouble) as made:
+        async with serving(host or handshake(), trouble) as made:
             await work(made)
 
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_a_member_comes_in_and_both_know_who_the_other_is() -> None:
-    async def work(at: House) -> None:
-        caller = greeting()
-        guest = await at.call(caller, expect=at.host.credentials.node)
+def test_a_member_is_accepted_and_both_sides_know_each_other() -> None:
+    async def work(at: Host) -> None:
+        caller = handshake()
+        connection = await at.call(caller, expect=at.host.credentials.node)
         await at.settle()
-        assert guest.node == at.host.credentials.node
-        assert [g.node for g in at.guests] == [caller.credentials.node]
-        assert at.guests[0].address == (HERE, 4000), "where it can be called back"
-        assert at.door.num_rejected == 0
+        assert connection.node == at.host.credentials.node
+        assert [g.node for g in at.connections] == [caller.credentials.node]
+        assert at.connections[0].address == (HERE, 4000), "where it can be dialled"
+        assert at.acceptor.num_rejected == 0
 
     run(work)
 
@@ -143,54 +158,54 @@ def test_a_member_comes_in_and_both_know_who_the_other_is() -> None:
 @pytest.mark.parametrize(
     ("caller", "kind", "word"),
     [
-        (greeting(THEIRS), PeerUntrusted, "other secret"),
-        (greeting(claim=NodeId("b" * 52)), PeerRefused, "another node"),
-        (greeting(protocol=framing.PROTOCOL + 1), PeerRefused, "upgrade"),
+        (handshake(THEIRS), PeerUntrusted, "other secret"),
+        (handshake(claim=NodeId("b" * 52)), PeerRefused, "another node"),
+        (handshake(protocol=PROTOCOL + 1), PeerRefused, "upgrade"),
     ],
     ids=["other cluster", "claims another id", "other version"],
 )
-def test_who_is_not_one_of_us_is_told_no(
-    caller: Greeting, kind: type[PeerError], word: str
+def test_a_peer_that_is_not_a_member_is_refused_with_the_reason(
+    caller: HandshakeContext, kind: type[PeerError], word: str
 ) -> None:
-    async def work(at: House) -> None:
+    async def work(at: Host) -> None:
         with pytest.raises(kind, match=word):
             await at.call(caller)
         await at.settle()
-        assert at.guests == []
-        assert at.door.num_rejected == 1
+        assert at.connections == []
+        assert at.acceptor.num_rejected == 1
 
     run(work)
 
 
-def test_another_member_at_the_address_is_not_taken_for_the_one_we_want() -> None:
-    async def work(at: House) -> None:
+def test_another_member_at_the_address_is_not_mistaken_for_the_expected_one() -> None:
+    async def work(at: Host) -> None:
         with pytest.raises(PeerUntrusted):
-            await at.call(greeting(), expect=NodeKey.ephemeral().node_id)
+            await at.call(handshake(), expect=NodeKey.ephemeral().node_id)
 
     run(work)
 
 
-def test_a_door_that_claims_to_be_another_node_is_not_believed() -> None:
-    async def work(at: House) -> None:
+def test_an_acceptor_that_claims_another_id_is_refused() -> None:
+    async def work(at: Host) -> None:
         with pytest.raises(ProtocolError, match="another node"):
-            await at.call(greeting())
+            await at.call(handshake())
 
-    run(work, host=greeting(claim=NodeId("b" * 52)))
+    run(work, host=handshake(claim=NodeId("b" * 52)))
 
 
-def test_a_guest_whose_host_fails_is_not_left_waiting() -> None:
-    async def work(at: House) -> None:
-        guest = await dial(greeting(), [(HERE, at.port)], "control")
+def test_a_peer_whose_handler_fails_is_disconnected() -> None:
+    async def work(at: Host) -> None:
+        connection = await connect(handshake(), [(HERE, at.port)], "control")
         with contextlib.suppress(ConnectionResetError):
-            assert await asyncio.wait_for(guest.reader.read(), 3) == b""
-        guest.abort()
+            assert await asyncio.wait_for(connection.reader.read(), 3) == b""
+        connection.abort()
 
-    run(work, trouble=InternalError("nobody at home"))
+    run(work, trouble=InternalError("handler failed"))
 
 
-def test_a_member_that_speaks_another_protocol_inside_tls_is_turned_away() -> None:
-    async def work(at: House) -> None:
-        caller = greeting()
+def test_a_member_with_another_alpn_protocol_is_refused() -> None:
+    async def work(at: Host) -> None:
+        caller = handshake()
         caller.credentials.client.set_alpn_protocols(["h2"])
         reader, writer = await asyncio.open_connection(
             HERE,
@@ -203,7 +218,7 @@ def test_a_member_that_speaks_another_protocol_inside_tls_is_turned_away() -> No
             assert await asyncio.wait_for(reader.read(), 3) == b""
         writer.transport.abort()
         await at.settle()
-        assert at.guests == []
+        assert at.connections == []
 
     run(work)
 
@@ -217,80 +232,80 @@ def _certificate_only() -> ssl.SSLContext:
 
 @pytest.mark.parametrize("sni", [None, "x" * 52 + ".k.internal", "ringleader"])
 def test_a_stranger_is_shown_no_certificate(sni: str | None) -> None:
-    def knock(port: int) -> None:
+    def server_name(port: int) -> None:
         with socket.create_connection((HERE, port), 5) as raw:
             _certificate_only().wrap_socket(raw, server_hostname=sni)
 
-    async def work(at: House) -> None:
+    async def work(at: Host) -> None:
         with pytest.raises((ssl.SSLError, ConnectionResetError)) as caught:
-            await asyncio.to_thread(knock, at.port)
+            await asyncio.to_thread(server_name, at.port)
         assert "CERTIFICATE" not in str(caught.value).upper()
         await at.settle()
-        assert at.guests == []
+        assert at.connections == []
 
     run(work)
 
 
-def test_a_knock_that_was_seen_before_opens_nothing() -> None:
-    async def open_door(at: House, credentials: Credentials, knock: str) -> None:
+def test_a_server_name_works_only_once() -> None:
+    async def open_tls(at: Host, credentials: Credentials, server_name: str) -> None:
         _, writer = await asyncio.open_connection(
-            HERE, at.port, ssl=credentials.client, server_hostname=knock
+            HERE, at.port, ssl=credentials.client, server_hostname=server_name
         )
         writer.transport.abort()
 
-    async def work(at: House) -> None:
-        member = greeting().credentials
+    async def work(at: Host) -> None:
+        member = handshake().credentials
         once = member.server_name()
-        await open_door(at, member, once)
+        await open_tls(at, member, once)
         with pytest.raises((ssl.SSLError, ConnectionResetError)):
-            await open_door(at, member, once)
+            await open_tls(at, member, once)
 
     run(work)
 
 
 @pytest.mark.parametrize(
-    "rubbish",
+    "garbage",
     [b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\x16\x03\x01\xff\xff" + bytes(70)],
     ids=["http", "noise", "half a hello"],
 )
-def test_rubbish_gets_nowhere(rubbish: bytes) -> None:
-    async def work(at: House) -> None:
+def test_garbage_is_answered_with_an_alert_at_most(garbage: bytes) -> None:
+    async def work(at: Host) -> None:
         reader, writer = await asyncio.open_connection(HERE, at.port)
-        writer.write(rubbish)
-        answer = await asyncio.wait_for(reader.read(4096), GREETING_S + 3)
+        writer.write(garbage)
+        answer = await asyncio.wait_for(reader.read(4096), HANDSHAKE_S + 3)
         assert len(answer) <= 7, "an alert and nothing more"
         writer.close()
         await at.settle()
-        assert at.guests == []
+        assert at.connections == []
 
     run(work)
 
 
-def test_a_member_that_sends_rubbish_inside_tls_is_turned_away() -> None:
-    async def work(at: House) -> None:
-        caller = greeting().credentials
-        promise = (framing.MAX_HELLO_BYTES + 1).to_bytes(4, "little")
+def test_a_member_that_sends_garbage_inside_tls_is_refused() -> None:
+    async def work(at: Host) -> None:
+        caller = handshake().credentials
+        promise = (MAX_HELLO_BYTES + 1).to_bytes(4, "little")
         noise = random.Random(7).randbytes(500)
         bodies = [framing.frame(b) for b in (b"\xc1", b"\x80", noise)]
-        for rubbish in (*bodies, promise):
+        for garbage in (*bodies, promise):
             reader, writer = await asyncio.open_connection(
                 HERE, at.port, ssl=caller.client, server_hostname=caller.server_name()
             )
-            writer.write(rubbish)
-            answer = await asyncio.wait_for(framing.read_hello(reader, "it"), 3)
-            word = "limit" if rubbish is promise else "hello"
+            writer.write(garbage)
+            answer = await asyncio.wait_for(read_hello(reader, "it"), 3)
+            word = "limit" if garbage is promise else "hello"
             assert word in answer.refusal, "it is told why, before it has sent all"
             writer.transport.abort()
         await at.settle()
-        assert at.guests == []
-        assert at.door.num_rejected == 4
+        assert at.connections == []
+        assert at.acceptor.num_rejected == 4
 
     run(work)
 
 
-def test_a_hello_whose_text_is_no_text_is_refused() -> None:
-    async def work(at: House) -> None:
-        caller = greeting()
+def test_a_hello_with_invalid_utf8_is_refused() -> None:
+    async def work(at: Host) -> None:
+        caller = handshake()
         hello = framing.pack(caller.hello("control", "")).replace(
             b"node", b"no\xffe", 1
         )
@@ -302,26 +317,28 @@ def test_a_hello_whose_text_is_no_text_is_refused() -> None:
             server_hostname=credentials.server_name(),
         )
         writer.write(hello)
-        answer = await asyncio.wait_for(framing.read_hello(reader, "it"), 3)
+        answer = await asyncio.wait_for(read_hello(reader, "it"), 3)
         assert "hello" in answer.refusal
         writer.transport.abort()
-        assert at.door.num_rejected == 1
+        assert at.acceptor.num_rejected == 1
 
     run(work)
 
 
-def test_a_crowd_of_silent_strangers_does_not_keep_members_out() -> None:
-    async def work(at: House) -> None:
+def test_many_silent_strangers_do_not_keep_members_out() -> None:
+    async def work(at: Host) -> None:
         crowd = [
             await asyncio.open_connection(HERE, at.port)
-            for _ in range(3 * doors.MAX_HALF_OPEN)
+            for _ in range(3 * acceptor_module.MAX_HALF_OPEN)
         ]
-        for reader, _ in crowd[: -doors.MAX_PER_ADDRESS]:  # the oldest had to go
+        for reader, _ in crowd[
+            : -acceptor_module.MAX_PER_ADDRESS
+        ]:  # the oldest had to go
             assert await asyncio.wait_for(reader.read(1), 3) == b""
         started_s = time.monotonic()
-        await at.call(greeting())
+        await at.call(handshake())
         assert time.monotonic() - started_s < 3
-        assert len(at.door._half_open) <= doors.MAX_PER_ADDRESS
+        assert len(at.acceptor._half_open) <= acceptor_module.MAX_PER_ADDRESS
         for _, writer in crowd:
             writer.transport.abort()
 
@@ -329,20 +346,20 @@ def test_a_crowd_of_silent_strangers_does_not_keep_members_out() -> None:
 
 
 @pytest.mark.parametrize("is_member", [False, True], ids=["stranger", "member"])
-def test_dribbling_does_not_buy_more_time(
+def test_sending_byte_by_byte_does_not_extend_the_handshake(
     monkeypatch: pytest.MonkeyPatch, is_member: bool
 ) -> None:
-    """Neither in the handshake nor, for who has finished it, in the hello."""
-    assert GREETING_S <= 5
-    monkeypatch.setattr(doors, "GREETING_S", 1.0)
+    """Neither in the TLS handshake nor, after it, in the hello."""
+    assert HANDSHAKE_S <= 5
+    monkeypatch.setattr(acceptor_module, "HANDSHAKE_S", 1.0)
     words = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # of 512 bytes
-    credentials = greeting().credentials
+    credentials = handshake().credentials
     tls: dict[str, Any] = {}
     if is_member:
         words = (500).to_bytes(4, "little")
         tls = {"ssl": credentials.client, "server_hostname": credentials.server_name()}
 
-    async def work(at: House) -> None:
+    async def work(at: Host) -> None:
         started_s = time.monotonic()
         reader, writer = await asyncio.open_connection(HERE, at.port, **tls)
         for number in range(50):
@@ -357,31 +374,33 @@ def test_dribbling_does_not_buy_more_time(
 
 
 def test_all_addresses_are_tried_and_the_one_that_works_wins() -> None:
-    async def work(at: House) -> None:
+    async def work(at: Host) -> None:
         with socket.create_server((HERE, 0)) as silent, socket.socket() as closed:
             closed.bind((HERE, 0))
             ports = silent.getsockname()[1], closed.getsockname()[1], at.port
             started_s = time.monotonic()
-            guest = await dial(greeting(), [(HERE, port) for port in ports], "control")
-        assert guest.address == (HERE, at.port)
-        assert time.monotonic() - started_s < 3, "nobody waits for the silent one"
-        guest.close()
+            connection = await connect(
+                handshake(), [(HERE, port) for port in ports], "control"
+            )
+        assert connection.address == (HERE, at.port)
+        assert time.monotonic() - started_s < 3, "the silent address must not delay it"
+        connection.close()
 
     run(work)
 
 
-def test_being_refused_says_more_than_not_being_reached() -> None:
-    async def work(at: House) -> None:
+def test_a_refusal_is_reported_rather_than_an_unreachable_address() -> None:
+    async def work(at: Host) -> None:
         with socket.socket() as closed:
             closed.bind((HERE, 0))
             where = [(HERE, closed.getsockname()[1]), (HERE, at.port)]
             with pytest.raises(PeerUntrusted, match="other secret"):
-                await dial(greeting(THEIRS), where, "control")
+                await connect(handshake(THEIRS), where, "control")
 
     run(work)
 
 
-def test_a_server_of_another_kind_is_told_from_an_agent() -> None:
+def test_a_server_that_is_no_agent_is_reported_as_such() -> None:
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await writer.drain()
@@ -392,6 +411,6 @@ def test_a_server_of_another_kind_is_told_from_an_agent() -> None:
         async with server:
             where = server.sockets[0].getsockname()
             with pytest.raises(PeerUntrusted, match="does not speak TLS"):
-                await dial(greeting(), [where], "control")
+                await connect(handshake(), [where], "control")
 
     asyncio.run(asyncio.wait_for(main(), 30))

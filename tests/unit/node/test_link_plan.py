@@ -8,9 +8,9 @@ import msgspec
 
 from ringleader.ids import Incarnation, NodeId
 from ringleader.membership.member import Member
-from ringleader.node.peering.link_plan import build_graph, order, to_measure
-from ringleader.node.protocol import node_state as seats
-from ringleader.node.protocol.node_state import Seat
+from ringleader.node.peering.link_plan import build_graph, ring_order, to_measure
+from ringleader.node.protocol import node_state as states
+from ringleader.node.protocol.node_state import NodeState
 from ringleader.topology.link_profile import LinkProfile
 from ringleader.topology.node_profile import measure
 
@@ -20,8 +20,8 @@ A, B, C, D = IDS
 FAST, SLOW = LinkProfile(1e-4, 120e6, 120e6), LinkProfile(1e-4, 12e6, 12e6)
 
 
-def seat(node: NodeId, links: dict[NodeId, LinkProfile], host: str = "") -> Seat:
-    return Seat(
+def state(node: NodeId, links: dict[NodeId, LinkProfile], host: str = "") -> NodeState:
+    return NodeState(
         name=node[:1],
         host=host or node[:1],
         addresses=[f"10.0.0.{IDS.index(node) + 1}"],
@@ -35,10 +35,10 @@ def member(node: NodeId) -> Member:
     return Member(IDS.index(node), node, Incarnation("0" * 16))
 
 
-def four(slow: tuple[NodeId, NodeId]) -> dict[NodeId, Seat]:
+def four(slow: tuple[NodeId, NodeId]) -> dict[NodeId, NodeState]:
     """Everybody measured everybody; one pair is slow."""
     return {
-        a: seat(a, {b: SLOW if {a, b} == {*slow} else FAST for b in IDS if b != a})
+        a: state(a, {b: SLOW if {a, b} == {*slow} else FAST for b in IDS if b != a})
         for a in IDS
     }
 
@@ -46,23 +46,23 @@ def four(slow: tuple[NodeId, NodeId]) -> dict[NodeId, Seat]:
 def test_the_ring_avoids_the_slow_pair_on_every_node() -> None:
     for pair in ((A, B), (A, C), (B, D)):
         known = four(pair)
-        payloads = {member(n): seats.encode(s) for n, s in known.items()}
-        ring = [m.node for m in order([*payloads], payloads)]
+        payloads = {member(n): states.encode(s) for n, s in known.items()}
+        ring = [m.node for m in ring_order([*payloads], payloads)]
         hops = {frozenset(hop) for hop in zip(ring, [*ring[1:], ring[0]], strict=True)}
         assert frozenset(pair) not in hops
         assert sorted(ring) == IDS
 
 
 def test_a_member_whose_seat_makes_no_sense_comes_last_and_harms_nobody() -> None:
-    payloads = {member(n): seats.encode(s) for n, s in four((A, B)).items()}
+    payloads = {member(n): states.encode(s) for n, s in four((A, B)).items()}
     payloads[member(A)] = b"\xc1"
-    assert order([*payloads], payloads)[-1] == member(A)
+    assert ring_order([*payloads], payloads)[-1] == member(A)
     rubbish = dict.fromkeys(payloads, b"\xc1")
-    assert sorted(order([*payloads], rubbish)) == sorted(payloads)
+    assert sorted(ring_order([*payloads], rubbish)) == sorted(payloads)
 
 
 def test_of_each_unmeasured_pair_the_smaller_id_asks_once() -> None:
-    known = {n: seat(n, {}) for n in IDS}
+    known = {n: state(n, {}) for n in IDS}
     known[C] = msgspec.structs.replace(known[C], links={D: FAST})
     known[B] = msgspec.structs.replace(known[B], host=known[A].host)
     asked = {(n, other) for n in IDS for other in to_measure(known, n)}

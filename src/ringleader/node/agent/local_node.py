@@ -1,0 +1,100 @@
+"""``LocalNode``: how this node describes itself to others."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ringleader.ids import Incarnation, NodeId
+from ringleader.membership.member import Member
+from ringleader.node.protocol.agent_config import AgentConfig
+from ringleader.node.protocol.hello import PROTOCOL, AgentHello
+from ringleader.node.protocol.node_state import (
+    JobEnded,
+    JobRequest,
+    NodeState,
+    SplitSeen,
+)
+from ringleader.topology.interfaces import Interface, usable_interfaces
+from ringleader.topology.link_profile import LinkProfile
+from ringleader.topology.node_profile import NodeProfile, clean, measure
+from ringleader.transport.host_token import host_token
+
+MAX_ADDRESSES = 16
+
+
+@dataclass(slots=True)
+class LocalNode:
+    """Identity, hardware, name and network interfaces of this node."""
+
+    member: Member
+    name: str
+    profile: NodeProfile
+    port: int
+    wanted_interfaces: Sequence[str] = ()
+    """Names the user gave; empty: chosen automatically."""
+    chosen: list[Interface] = field(default_factory=list)
+    refused: list[tuple[Interface, str]] = field(default_factory=list)
+    """Interfaces that are not used, each with the reason."""
+
+    @classmethod
+    def measure(cls, node: NodeId, config: AgentConfig, port: int) -> LocalNode:
+        """Look at this machine and its network interfaces."""
+        profile = measure()
+        member = Member(
+            time.time_ns() // 1_000_000, node, Incarnation(secrets.token_hex(8))
+        )
+        name = clean(config.name or profile.host) or "node"
+        made = cls(member, name, profile, port, config.interfaces)
+        made.find_interfaces()
+        return made
+
+    def find_interfaces(self) -> None:
+        """Choose the network interfaces again: the machine may have moved."""
+        self.chosen, self.refused = usable_interfaces(self.wanted_interfaces)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Addresses of this node, the best first."""
+        found = [str(a.ip) for each in self.chosen for a in each.addresses]
+        return found[:MAX_ADDRESSES]
+
+    def hello(self, purpose: str, subject: str) -> AgentHello:
+        """Return our hello for a new connection."""
+        return AgentHello(
+            protocol=PROTOCOL,
+            version=self.profile.ringleader_version,
+            purpose=purpose,
+            node=self.member.node,
+            incarnation=self.member.incarnation,
+            started_ms=self.member.started_ms,
+            name=self.name,
+            port=self.port,
+            clock_s=time.time(),
+            subject=subject,
+        )
+
+    def state(
+        self,
+        *,
+        links: dict[NodeId, LinkProfile],
+        job_requests: list[JobRequest],
+        ended_jobs: list[JobEnded],
+        ready_jobs: list[str],
+        split: SplitSeen | None,
+    ) -> NodeState:
+        """Return the state to publish, with what other parts of the agent know."""
+        return NodeState(
+            name=self.name,
+            host=host_token().hex(),
+            addresses=self.addresses,
+            port=self.port,
+            profile=self.profile,
+            links=links,
+            job_requests=job_requests,
+            ended_jobs=ended_jobs,
+            ready_jobs=ready_jobs,
+            split=split,
+        )

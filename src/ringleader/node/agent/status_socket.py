@@ -1,0 +1,61 @@
+"""``StatusSocket``: a Unix socket through which other commands of this user ask."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+from ringleader.node.agent.request_handler import RequestHandler
+
+
+class StatusSocket:
+    """Serves snapshots to other processes of this user."""
+
+    def __init__(self, path: Path, handler: RequestHandler) -> None:
+        self._path = path
+        self._handler = handler
+        self._server: asyncio.Server | None = None
+
+    async def listen(self) -> None:
+        """Listen, for this user only, and remove sockets that dead agents left."""
+        if not hasattr(asyncio, "start_unix_server"):
+            return  # Windows: `status` asks over the network instead
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if stat.S_IMODE(self._path.parent.stat().st_mode) & 0o077:
+            os.chmod(self._path.parent, 0o700)
+        for other in self._path.parent.glob("*.sock"):
+            if await _is_dead(other):
+                _remove(other)
+
+        async def serve(
+            reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            await self._handler.serve(reader, writer, is_parent=False)
+
+        self._server = await asyncio.start_unix_server(serve, self._path)
+
+    def close(self) -> None:
+        """Stop listening and remove the socket."""
+        if self._server is not None:
+            self._server.close()
+            _remove(self._path)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+async def _is_dead(path: Path) -> bool:
+    """Return whether nothing listens: the socket file of an agent that was killed."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_unix_connection(path), 1.0)
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    writer.close()
+    return False

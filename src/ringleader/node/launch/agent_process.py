@@ -1,0 +1,113 @@
+"""``AgentProcess``: an agent started and owned by this process.
+
+The agent sees the end of the socket when this process dies, however it dies, and tells
+the other nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import weakref
+from typing import Self
+
+from ringleader.deadline import Deadline
+from ringleader.errors import ConfigError, PeerLost, PeerUnreachable
+from ringleader.node.protocol.agent_client import AGENT, AgentClient
+from ringleader.node.protocol.agent_config import AgentConfig
+from ringleader.node.protocol.local_requests import RequestFailed
+from ringleader.node.protocol.socket_handover import start_with_socket
+
+START_S = 30.0
+"""An agent starts in half a second; a machine that swaps may need longer."""
+CLOSE_S = 5.0
+
+_open_agents: weakref.WeakSet[AgentProcess] = weakref.WeakSet()
+
+
+def _forget_agents() -> None:
+    """Close inherited sockets in a forked child.
+
+    The agent ends when all copies of the socket are closed, so a child must not hold
+    one.
+    """
+    for agent in list(_open_agents):
+        agent.forget()
+    _open_agents.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_agents)
+
+
+class AgentProcess(AgentClient):
+    """Client of an agent process; closing it makes the node leave the cluster."""
+
+    def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        super().__init__(sock)
+        self._process = process
+
+    @classmethod
+    def start(cls, config: AgentConfig) -> Self:
+        """Start an agent and wait until it is ready.
+
+        Raises ``ConfigError`` if the agent cannot work with ``config``, and
+        ``PeerUnreachable`` if it ends without saying why.
+        """
+        ours, theirs = socket.socketpair()
+        # -P: a secrets.py in the user's directory must not replace the library's.
+        command = [sys.executable, "-P", "-m", "ringleader.node.agent.process"]
+        try:
+            process = start_with_socket(command, theirs)
+        except OSError as exc:
+            ours.close()
+            raise ConfigError(f"cannot start the agent process: {exc}") from exc
+        finally:
+            theirs.close()
+        agent = cls(ours, process)
+        _open_agents.add(agent)
+        try:
+            agent._configure(config)
+        except PeerLost as exc:
+            agent.close()
+            text = "ended while starting; see what it printed above"
+            raise PeerUnreachable(AGENT, text) from exc
+        except BaseException:
+            agent.close()
+            raise
+        return agent
+
+    def _configure(self, config: AgentConfig) -> None:
+        deadline = Deadline.after(START_S)
+        self.send(config, deadline)
+        first = self.receive(deadline)
+        if isinstance(first, RequestFailed):
+            raise ConfigError(first.text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the agent."""
+        return self._process.pid
+
+    def forget(self) -> None:
+        """Drop the agent without ending it: a forked child does not own it."""
+        super().close()
+        self._process.returncode = 0  # else Popen warns about a child that is not one
+
+    def close(self) -> None:
+        """Leave the cluster and end the agent process. Idempotent."""
+        super().close()
+        _open_agents.discard(self)
+        try:
+            self._process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(CLOSE_S)

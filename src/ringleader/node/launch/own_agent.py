@@ -1,0 +1,56 @@
+"""The agent of this process: started when first needed, ended with the process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+
+from ringleader import settings
+from ringleader.errors import RingleaderError
+from ringleader.node.launch.agent_process import AgentProcess
+from ringleader.node.launch.rendezvous import Rendezvous, join_round, leave_job
+from ringleader.node.protocol.agent_config import AgentConfig
+from ringleader.node.protocol.local_requests import EnterJob
+
+_agents: list[AgentProcess] = []
+"""Holds at most one agent."""
+
+
+@atexit.register
+def _close() -> None:
+    while _agents:
+        _agents.pop().close()
+
+
+def own_agent() -> AgentProcess | None:
+    """Return the agent of this process, if one was started."""
+    return _agents[0] if _agents else None
+
+
+def _start_agent(peers: str) -> AgentProcess:
+    """Return the agent of this process; start it if there is none."""
+    if not _agents:
+        config = AgentConfig(
+            home=str(settings.home_directory()),
+            peers=f"{settings.peers()},{peers}",
+            interfaces=settings.interfaces(),
+            name=settings.node_name(),
+        )
+        _agents.append(AgentProcess.start(config))
+    return _agents[0]
+
+
+def join_round_here(request: EnterJob, peers: str) -> Rendezvous:
+    """Join a round with this process as the only worker of its node.
+
+    Sets the environment variables that the workers of a round read.
+    """
+    rendezvous = join_round(_start_agent(peers), request, lambda _text: None)
+    settings.export(rendezvous.environment())
+    return rendezvous
+
+
+def leave_job_here(job: str) -> None:
+    """Leave ``job``; does nothing if the agent is gone."""
+    with contextlib.suppress(RingleaderError):
+        leave_job(_agents[0], job)
