@@ -1,4 +1,4 @@
-"""Being told to stop: by Ctrl-C, or by SIGTERM, which then means the same."""
+"""Lets SIGTERM end a command in the same way as Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind the stack as Ctrl-C does, so that workers are ended."""
+    """Raise SystemExit on SIGTERM, so that the stack unwinds and workers are ended."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -1,8 +1,8 @@
-"""One JSON object per line over a local socket: how a command talks to its workers.
+"""JsonSocket carries one JSON object per line between a command and its workers.
 
-Both ends trust each other: the socket lies in a private temporary directory of the
-user. Lines are bounded all the same, so that a broken worker cannot fill the memory.
-A Unix socket also crosses network namespaces, which a loopback port does not.
+Both ends trust each other: the socket is in a private temporary directory of the user.
+Lines are bounded all the same, so that a broken worker cannot exhaust memory. A Unix
+socket also crosses network namespaces, which a loopback port does not.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, PeerLost, ProtocolError
 
 Message = dict[str, object]
-"""What travels: flat JSON, every message carries what to do or what was found."""
+"""A flat JSON object: a task for the worker or its result."""
 
 MAX_LINE_BYTES = 16 << 20
-"""The longest line: parameters of a demo model in base64 fit many times over."""
+"""Longest line: many times the parameters of the demo model in base64."""
 
 IDLE_LIMIT_S = 3600.0
-"""How long a worker waits for its next task; its parent's death ends it much sooner."""
+"""How long a worker waits for a task; if its parent dies it ends much sooner."""
 
 _SEND_S = 30.0
-"""A parent that reads nothing for this long is stuck: the worker gives up."""
+"""If the parent reads nothing for this long, the worker gives up."""
 
 _BLOCK_BYTES = 64 << 10
 
 
 class JsonSocket:
-    """One end of the conversation. One thread at a time may use it."""
+    """One end of the connection. Not thread-safe."""
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self._sock = sock
@@ -42,21 +42,23 @@ class JsonSocket:
         self.peer = peer
 
     def fileno(self) -> int:
-        """For a selector; readable means that ``poll`` may find something."""
+        """Return the descriptor; ``poll`` may have a message when it is readable."""
         return self._sock.fileno()
 
     def send(self, message: Message, deadline: Deadline) -> None:
-        """Send one message; raises PeerLost when nobody listens any more."""
+        """Send one message; raises PeerLost if the other end is closed."""
         self._sock.settimeout(max(deadline.left_s(), 0.001))
         try:
             self._sock.sendall(json.dumps(message).encode() + b"\n")
         except TimeoutError as exc:
-            raise DeadlineExceeded(self.peer, "does not read its control line") from exc
+            raise DeadlineExceeded(
+                self.peer, "does not read its control socket"
+            ) from exc
         except OSError as exc:
-            raise PeerLost(self.peer, f"control line broken: {exc}") from exc
+            raise PeerLost(self.peer, f"control socket broken: {exc}") from exc
 
     def poll(self) -> Message | None:
-        """The next whole message if one is there; reads at most one block."""
+        """Return the next complete message or None; reads at most one block."""
         if (message := self._take()) is not None:
             return message
         self._sock.settimeout(0)
@@ -69,26 +71,28 @@ class JsonSocket:
         self._ended = not block
         self._pending += block
         if len(self._pending) > MAX_LINE_BYTES:
-            raise ProtocolError(self.peer, f"line longer than {MAX_LINE_BYTES} bytes")
+            raise ProtocolError(
+                self.peer, f"sent a line longer than {MAX_LINE_BYTES} bytes"
+            )
         return self._take()
 
     def has_ended(self) -> bool:
-        """Whether the other side closed its end."""
+        """Whether the other end is closed."""
         return self._ended
 
     def receive(self, deadline: Deadline) -> Message | None:
-        """Wait for a message; None when the other side closed its end."""
+        """Wait for a message; return None if the other end is closed."""
         while (message := self.poll()) is None:
             if self._ended:
                 return None
             if deadline.is_over():
-                what = f"no message on the control line in {deadline.after_s:g} s"
+                what = f"no message on the control socket in {deadline.after_s:g} s"
                 raise DeadlineExceeded(self.peer, what)
             select.select([self._sock], [], [], deadline.left_s())
         return message
 
     def close(self) -> None:
-        """Close this end; the other side reads the end of the line."""
+        """Close this end; the other end reads end-of-file."""
         self._sock.close()
 
     def _take(self) -> Message | None:
@@ -101,7 +105,7 @@ class JsonSocket:
 
 
 def listen(directory: Path) -> tuple[socket.socket, str]:
-    """A listening socket and the address to give to ``connect``."""
+    """Return a listening socket and the address to pass to ``connect``."""
     if hasattr(socket, "AF_UNIX"):
         path = str(directory / "control")
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -113,7 +117,7 @@ def listen(directory: Path) -> tuple[socket.socket, str]:
 
 
 def connect(address: str, deadline: Deadline) -> JsonSocket:
-    """The worker's end of the line that its parent listens on."""
+    """Connect a worker to the address that its parent listens on."""
     kind, _, where = address.partition(":")
     if kind == "unix":
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -125,15 +129,15 @@ def connect(address: str, deadline: Deadline) -> JsonSocket:
 
 
 Report = Callable[[Message], None]
-"""How a task tells the parent something before it is finished."""
+"""Sends an intermediate message to the parent before a task is finished."""
 
 
 def serve(
     address: str, hello: Message, handle: Callable[[Message, Report], Message]
 ) -> None:
-    """A worker's life: say hello, do what is asked, until told to leave or orphaned.
+    """Run a worker: connect, then handle tasks until told to leave or orphaned.
 
-    An error becomes an answer too; what follows it is up to the parent.
+    An exception of ``handle`` is sent to the parent, which decides what to do.
     """
     control = connect(address, Deadline.after(_SEND_S))
     control.send({**hello, "pid": os.getpid()}, Deadline.after(_SEND_S))
@@ -145,7 +149,7 @@ def serve(
         if task.get("do") == "leave":
             return
         try:
-            answer = handle(task, report)
-        except Exception as exc:  # noqa: BLE001 - the top of a worker: report, go on
-            answer = {"error": f"{type(exc).__name__}: {exc}"}
-        report(answer)
+            reply = handle(task, report)
+        except Exception as exc:  # noqa: BLE001 - reported to the parent
+            reply = {"error": f"{type(exc).__name__}: {exc}"}
+        report(reply)

@@ -1,7 +1,7 @@
-"""The ``ringleader`` command. Each command is a function in a file of its name.
+"""The ``ringleader`` command. Each subcommand is a function in a file of its name.
 
-Nothing here imports torch: ``ringleader --help`` must answer at once, so commands that
-need tensors import torch inside themselves.
+Nothing here imports torch, so that ``ringleader --help`` is fast: commands that need
+tensors import torch inside their functions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``ringleader simulate``: predicted times on networks that you describe."""
+"""``ringleader simulate``: predicts the time of collectives on a described network."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ringleader.errors import ConfigError
 from ringleader.simulation.collectives import network_model, simulator
 
 PAYLOAD_SHARE = 1448 / 1538
-"""What TCP over Ethernet leaves of the line rate: 1448 bytes of every 1538 on the wire
-(preamble, gap, Ethernet, IP and TCP headers with timestamps take the rest)."""
+"""Payload share of the line rate with TCP over Ethernet: 1448 of every 1538 bytes on
+the wire (the rest is preamble, gap, Ethernet, IP and TCP headers with timestamps)."""
 
 MAX_NODES = 4096
-"""Beyond it even the cheap methods need gigabytes."""
+"""Beyond this even the fast methods need gigabytes of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionRequest:
-    """What is asked, parsed: rates in payload bytes per second."""
+    """The parsed options; rates are in payload bytes per second."""
 
     operation: str
     num_bytes: int
@@ -44,7 +44,7 @@ class PredictionRequest:
 
 @dataclass(frozen=True, slots=True)
 class PredictedTime:
-    """One cell of the table: a time, or the reason why there is none."""
+    """One cell of the table: a time, or the reason why it is missing."""
 
     nodes: int
     algorithm: str
@@ -55,37 +55,44 @@ class PredictedTime:
 
 
 def simulate(  # noqa: PLR0913 (typer makes one option of each argument)
-    nodes: Annotated[str, typer.Option(help="Node counts, as in 2,8,64.")] = "2,8,64",
+    nodes: Annotated[
+        str, typer.Option(help="Numbers of nodes, as in 2,8,64.")
+    ] = "2,8,64",
     size: Annotated[
         str, typer.Option("--bytes", help="Tensor size, as in 25M.")
     ] = "25M",
-    latency: Annotated[str, typer.Option(help="One way, as in 0.5ms.")] = "0.5ms",
+    latency: Annotated[
+        str, typer.Option(help="One-way latency, as in 0.5ms.")
+    ] = "0.5ms",
     bandwidth: Annotated[
-        str, typer.Option(help="Line rate of wires and cards, as in 1gbit or 125MB/s.")
+        str, typer.Option(help="Line rate of links and NICs, as in 1gbit or 125MB/s.")
     ] = "1gbit",
-    operation: Annotated[str, typer.Option(help="Which collective.")] = "all_reduce",
+    operation: Annotated[
+        str, typer.Option(help="Collective to simulate.")
+    ] = "all_reduce",
     algorithm_names: Annotated[
-        str, typer.Option("--algorithms", help="As in ring,tree. Empty: all there are.")
+        str,
+        typer.Option("--algorithms", help="Algorithms, as in ring,tree. Default: all."),
     ] = "",
     slow_link: Annotated[
-        str, typer.Option(help="Line rate of the wire between ranks 0 and 1.")
+        str, typer.Option(help="Line rate of the link between ranks 0 and 1.")
     ] = "",
     islands: Annotated[
-        int, typer.Option(help="Spread the nodes over this many islands; 0: one LAN.")
+        int, typer.Option(help="Divide the nodes into this many islands; 0: one LAN.")
     ] = 0,
     island_bandwidth: Annotated[
-        str, typer.Option(help="Line rate of the trunk between two islands.")
+        str, typer.Option(help="Line rate of the link between two islands.")
     ] = "100mbit",
     island_latency: Annotated[
-        str, typer.Option(help="One way between two islands.")
+        str, typer.Option(help="One-way latency between islands.")
     ] = "10ms",
     reduce_speed: Annotated[
-        str, typer.Option(help="How fast a node adds, in bytes.")
+        str, typer.Option(help="Speed at which a node adds tensors.")
     ] = "3GB/s",
-    arity: Annotated[int, typer.Option(help="Children per node of the tree.")] = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    arity: Annotated[int, typer.Option(help="Children per node in a tree.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Predict how long a collective takes: its schedules, replayed in virtual time."""
+    """Predict how long a collective takes by simulating it in virtual time."""
     try:
         request = PredictionRequest(
             operation=_known_operation(operation),
@@ -119,7 +126,7 @@ def simulate(  # noqa: PLR0913 (typer makes one option of each argument)
 
 
 def predict_all(request: PredictionRequest) -> list[PredictedTime]:
-    """All cells of the table, with the best of each node count marked."""
+    """Predict all cells of the table and mark the fastest of each node count."""
     predictions: list[PredictedTime] = []
     with Console(stderr=True).status("") as status:
         for count in request.nodes:
@@ -132,8 +139,8 @@ def predict_all(request: PredictionRequest) -> list[PredictedTime]:
 
 
 def print_table(request: PredictionRequest, predictions: list[PredictedTime]) -> None:
-    """A table of algorithms by node counts, and the reasons for what is missing."""
-    table = Table(caption="predicted; * is the fastest, to 1 %")
+    """Print algorithms by node counts, and why cells are missing."""
+    table = Table(caption="predicted; * marks the fastest (within 1 %)")
     table.add_column("algorithm")
     for count in request.nodes:
         table.add_column(f"{count} nodes" if count != 1 else "1 node", justify="right")
@@ -155,7 +162,7 @@ def print_table(request: PredictionRequest, predictions: list[PredictedTime]) ->
 def _known_operation(operation: str) -> str:
     if operation not in OPERATIONS:
         raise ConfigError(
-            f"--operation: no {operation!r}; there are: {', '.join(OPERATIONS)}"
+            f"--operation: unknown {operation!r}; use one of {', '.join(OPERATIONS)}"
         )
     return operation
 
@@ -168,7 +175,7 @@ def _known_algorithms(operation: str, names: str) -> list[str]:
     unknown = [name for name in wanted if name not in known]
     if unknown:
         raise ConfigError(
-            f"--algorithms: {operation} has no {unknown[0]!r}, only {', '.join(known)}"
+            f"--algorithms: {operation} has no {unknown[0]!r}; use {', '.join(known)}"
         )
     return list(dict.fromkeys(wanted))
 
@@ -178,17 +185,16 @@ def _payload_rate(text: str, what: str) -> float:
 
 
 def _check(request: PredictionRequest) -> None:
-    """Refuse what makes no sense for one of the node counts, before any is replayed."""
+    """Reject options that are invalid for one of the node counts."""
     if request.arity < 2:
         raise ConfigError(f"--arity: must be 2 or more, got {request.arity}")
     fewest = min(request.nodes)
     if request.slow_bytes_per_s is not None and fewest < 2:
-        raise ConfigError(
-            "--slow-link: needs at least 2 nodes, so leave 1 out of --nodes"
-        )
+        raise ConfigError("--slow-link: needs at least 2 nodes; remove 1 from --nodes")
     if request.num_islands is not None and not 1 <= request.num_islands <= fewest:
         raise ConfigError(
-            f"--islands: {request.num_islands} islands cannot share {fewest} nodes"
+            f"--islands: must be between 1 and the fewest nodes ({fewest}), "
+            f"got {request.num_islands}"
         )
 
 
@@ -223,7 +229,7 @@ def _predict(request: PredictionRequest, size: int, algorithm: str) -> Predicted
             network,
             arity=request.arity,
         )
-    except ConfigError as error:  # too many messages; the question itself was checked
+    except ConfigError as error:  # too many messages; the options were checked before
         return PredictedTime(size, algorithm, skipped=str(error))
     return PredictedTime(size, algorithm, result.time_s, max(result.bytes_sent))
 
@@ -232,7 +238,7 @@ def _mark_best(column: Sequence[PredictedTime]) -> list[PredictedTime]:
     times = [a.time_s for a in column if a.time_s is not None]
     if len(times) < 2 or max(times) == 0:
         return list(column)
-    limit = 1.01 * min(times)  # nobody would feel, nor the model know, the difference
+    limit = 1.01 * min(times)  # smaller differences are below the accuracy of the model
     return [
         PredictedTime(a.nodes, a.algorithm, a.time_s, a.bytes_sent_most, is_best=True)
         if a.time_s is not None and a.time_s <= limit

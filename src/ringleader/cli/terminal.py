@@ -1,4 +1,4 @@
-"""How commands ask people, read what is piped in, and end with an error."""
+"""Prompts the user, reads piped input, and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ringleader.errors import ConfigError, RingleaderError
 from ringleader.identity.secret_value import Secret
 
 _PIPE_S = 30.0
-"""How long piped input may take; a terminal may take as long as its user."""
+"""How long piped input may take; input at a terminal has no limit."""
 _LINE_BYTES = 1024
 
 
 @contextmanager
 def exit_on_error(command: str) -> Iterator[None]:
-    """End with 2 when the request makes no sense, with 1 when it came to nothing."""
+    """Print a RingleaderError and exit: with 2 for a ConfigError, otherwise with 1."""
     try:
         yield
     except RingleaderError as error:
@@ -32,12 +32,15 @@ def exit_on_error(command: str) -> Iterator[None]:
 
 
 def is_interactive() -> bool:
-    """Whether somebody sits there who can be asked."""
+    """Whether a user can be prompted."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def prompt(question: str, otherwise: str) -> Secret[str]:
-    """A line from the user, or else from the pipe; ``otherwise`` if there is none."""
+    """Read a line from the user, or else from the pipe.
+
+    Raises ConfigError with the text ``otherwise`` if the line is empty.
+    """
     if is_interactive():
         typer.echo(question, err=True, nl=False)
         line = Secret(sys.stdin.readline(_LINE_BYTES))
@@ -49,7 +52,7 @@ def prompt(question: str, otherwise: str) -> Secret[str]:
 
 
 def _piped() -> Secret[str]:
-    """The first line of standard input, unbuffered: a pipe may stay open for ever."""
+    """Read the first line of standard input without waiting for end-of-file."""
     descriptor = sys.stdin.fileno()
     deadline = Deadline.after(_PIPE_S)
     found = b""
@@ -64,6 +67,6 @@ def _piped() -> Secret[str]:
 
 
 def _is_readable(descriptor: int, timeout_s: float) -> bool:
-    if sys.platform == "win32":  # select knows only sockets there; read waits
+    if sys.platform == "win32":  # select supports only sockets there; read blocks
         return True
     return bool(select.select([descriptor], [], [], timeout_s)[0])

@@ -1,4 +1,4 @@
-"""Sizes, times and rates as people write them: 25M, 64KiB, 0.5ms, 1gbit, 125MB/s."""
+"""Parses and formats sizes, times and rates: 25M, 64KiB, 0.5ms, 1gbit, 125MB/s."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from ringleader.errors import ConfigError
 
 PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-"""Decimal, as for disks and networks; an i behind the letter makes it binary."""
+"""Decimal factors, as for disks and networks; ``BINARY`` has those with an i."""
 
 BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(\S*)\s*", re.ASCII)
 
 
 def _split(text: str, what: str, example: str) -> tuple[float, str]:
-    """The number and the unit behind it."""
+    """Split a text into its number and the unit after it."""
     found = _NUMBER.fullmatch(text)
     if found is None or not math.isfinite(float(found[1])):
         raise ConfigError(
@@ -28,13 +28,11 @@ def _split(text: str, what: str, example: str) -> tuple[float, str]:
 
 
 def _unknown(what: str, text: str, example: str) -> ConfigError:
-    return ConfigError(
-        f"{what}: no unit in {text!r} that I know; write it like {example}"
-    )
+    return ConfigError(f"{what}: unknown unit in {text!r}; write it like {example}")
 
 
 def parse_size(text: str, *, what: str = "size") -> int:
-    """``25M`` -> 25,000,000; ``64KiB`` -> 65,536; a bare number is bytes."""
+    """Parse bytes: ``25M`` -> 25,000,000; ``64KiB`` -> 65,536; no unit is bytes."""
     example = "25M, 64KiB or 100"
     number, unit = _split(text, what, example)
     factor = {**PREFIXES, **BINARY}.get(unit.lower().removesuffix("b"))
@@ -44,7 +42,7 @@ def parse_size(text: str, *, what: str = "size") -> int:
 
 
 def parse_seconds(text: str, *, what: str = "time") -> float:
-    """``0.5ms`` -> 0.0005; the unit is required, except for 0."""
+    """Parse seconds: ``0.5ms`` -> 0.0005; the unit is required, except for 0."""
     example = "0.5ms, 20us or 1s"
     number, unit = _split(text, what, example)
     if number == 0 and not unit:
@@ -55,9 +53,9 @@ def parse_seconds(text: str, *, what: str = "time") -> float:
 
 
 def parse_rate(text: str, *, what: str = "rate") -> float:
-    """Bytes per second: ``1gbit`` -> 125,000,000; ``125MB/s`` the same.
+    """Parse bytes per second: ``1gbit`` and ``125MB/s`` -> 125,000,000.
 
-    A small b is a bit and a capital B a byte, as on every data sheet.
+    A lower-case b is a bit and an upper-case B a byte, as in data sheets.
     """
     example = "1gbit, 100mbit or 125MB/s"
     number, unit = _split(text, what, example)
@@ -73,7 +71,7 @@ def parse_rate(text: str, *, what: str = "rate") -> float:
 
 
 def parse_counts(text: str, *, what: str, most: int) -> list[int]:
-    """``2,8,64`` -> [2, 8, 64], each between 1 and ``most``, in the order given."""
+    """Parse counts from 1 to ``most``, in the order given: ``2,8`` -> [2, 8]."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() for word in words):
         raise ConfigError(f"{what}: {text!r} is not a list of numbers like 2,8,64")
@@ -85,7 +83,7 @@ def parse_counts(text: str, *, what: str, most: int) -> list[int]:
 
 
 def format_seconds(seconds: float) -> str:
-    """Three digits and a unit that fits: 4.02 ms, 208 s."""
+    """Format with three digits and a suitable unit: 4.02 ms, 208 s."""
     if seconds >= 1000:
         return f"{seconds:.0f} s"
     unit = next((u for u in ("s", "ms") if seconds >= SECONDS[u]), "us")
@@ -93,7 +91,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """Decimal, as they are typed: 25 MB."""
+    """Format with a decimal unit: 25 MB."""
     for letter in ("T", "G", "M", "k"):
         factor = PREFIXES[letter.lower()]
         if count >= factor:
@@ -102,7 +100,7 @@ def format_bytes(count: int) -> str:
 
 
 def format_rate(bytes_per_s: float) -> str:
-    """In bits, as networks are sold: 1 Gbit/s."""
+    """Format in bits per second, as usual for networks: 1 Gbit/s."""
     bits = bytes_per_s * 8
     for letter in ("T", "G", "M", "k"):
         factor = PREFIXES[letter.lower()]

@@ -1,11 +1,11 @@
-"""The worker processes of one command: started, asked, watched and always ended.
+"""WorkerPool starts the worker processes of a command and always ends them.
 
 Theory of operation. The parent listens in a private directory, starts processes and
-waits until every rank has said hello. From then on it asks questions: one message to
-every rank, one answer from each, one deadline for all. A worker that is not asked
-sleeps in ``recv``, so an idle crew costs no CPU. A worker that dies closes its line,
-which the parent sees at once, whatever the others are doing. Leaving the ``with``
-block ends and reaps every process, however it is left.
+waits until every rank has connected. Then it sends requests: one message to every rank,
+one reply from each, one deadline for all. A worker without a request sleeps in
+``recv``, so an idle pool costs no CPU. A worker that dies closes its socket, which the
+parent sees at once, whatever the others are doing. Leaving the ``with`` block ends and
+reaps every process, also after an error.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from ringleader.errors import (
     RingleaderError,
 )
 
-_GRACE_S = 1.0
-"""After the first trouble, how long to collect others: the death of a process explains
-more than its neighbour's complaint, which may come first."""
+_COLLECT_S = 1.0
+"""How long to collect further failures after the first one: the death of a process
+explains more than the error of its neighbour, which may arrive first."""
 
-_POLITE_S = 5.0
-"""How long a worker may take to leave before it is told, then forced to."""
+_EXIT_S = 5.0
+"""How long a worker may take to exit before it is terminated, then killed."""
 
 _LOG_TAIL_LINES = 15
 
-Answers = list[Message]
+Replies = list[Message]
 
 
 class WorkerPool:
-    """``size`` workers of one kind. Used by one thread; a context manager."""
+    """``size`` workers of one kind; a context manager for use by one thread."""
 
     def __init__(self, title: str, size: int) -> None:
         self.title = title
@@ -71,8 +71,8 @@ class WorkerPool:
         trace: TracebackType | None,
     ) -> None:
         try:
-            is_well = kind is None and not self._is_broken
-            self._end(polite_s=_POLITE_S if is_well else 0.0)
+            is_healthy = kind is None and not self._is_broken
+            self._stop_workers(grace_s=_EXIT_S if is_healthy else 0.0)
         finally:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -82,10 +82,10 @@ class WorkerPool:
         popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """Start one process of the crew; its output goes to a log for error messages.
+        """Start one process; its output goes to a log, which error messages quote.
 
-        The new session keeps a Ctrl-C at the terminal for the parent, which then ends
-        its workers in order.
+        It gets a session of its own, so that a Ctrl-C at the terminal reaches only the
+        parent, which then ends its workers in order.
         """
         with self._log(len(self._processes)).open("wb") as log:
             process = popen(
@@ -98,44 +98,45 @@ class WorkerPool:
             )
         self._processes.append(process)
 
-    def wait_connected(self, within_s: float) -> Answers:
-        """Wait until every rank has connected; their hellos, in the order of ranks."""
-        assert self._listener is not None, "welcome() before the with block"
+    def wait_connected(self, within_s: float) -> Replies:
+        """Wait until every rank has connected; return their hellos in rank order."""
+        assert self._listener is not None, "wait_connected() needs the with block"
         deadline = Deadline.after(within_s)
         hellos: dict[int, Message] = {}
         while len(hellos) < self.size:
             self._require_processes()
             if deadline.is_over():
                 missing = sorted(set(range(self.size)) - set(hellos))
-                self._raise_late(f"ranks {missing} did not start in {within_s:g} s")
+                self._raise_timeout(f"ranks {missing} did not start in {within_s:g} s")
             self._listener.settimeout(min(0.2, deadline.left_s() + 0.001))
             with suppress(TimeoutError):
                 sock, _ = self._listener.accept()
                 self._admit(JsonSocket(sock, self.title), hellos, deadline)
         return [hellos[rank] for rank in range(self.size)]
 
-    def request(self, message: Message, within_s: float) -> Answers:
-        """Send ``message`` to every rank and return their answers, by rank."""
+    def request(self, message: Message, within_s: float) -> Replies:
+        """Send ``message`` to every rank and return their replies in rank order."""
         self.send_all(message)
-        answers: dict[int, Message] = {}
-        for rank, answer in self.receive(within_s):
-            answers[rank] = answer
-            if len(answers) == self.size:
+        replies: dict[int, Message] = {}
+        for rank, reply in self.receive(within_s):
+            replies[rank] = reply
+            if len(replies) == self.size:
                 break
-        return [answers[rank] for rank in range(self.size)]
+        return [replies[rank] for rank in range(self.size)]
 
     def send_all(self, message: Message) -> None:
-        """Send ``message`` to every rank without waiting for answers."""
+        """Send ``message`` to every rank without waiting for replies."""
         for rank, control in self._controls.items():
             try:
-                control.send(message, Deadline.after(_POLITE_S))
+                control.send(message, Deadline.after(_EXIT_S))
             except PeerLost:
-                self._raise_trouble({rank: "is gone"}, {rank})
+                self._raise_failure({rank: "has ended"}, {rank})
 
     def receive(self, within_s: float) -> Iterator[tuple[int, Message]]:
-        """Messages as they come, from any rank; the deadline starts anew with each.
+        """Yield (rank, message) as messages arrive; each restarts the deadline.
 
-        Raises on the first death, error message, or silence of ``within_s``.
+        Raises on the first death or error of a worker, and after ``within_s`` without
+        any message.
         """
         with selectors.DefaultSelector() as selector:
             for rank, control in self._controls.items():
@@ -146,7 +147,7 @@ class WorkerPool:
                     yield rank, message
                     deadline = Deadline.after(within_s)
                 if deadline.is_over():
-                    self._raise_late(f"no answer within {within_s:g} s")
+                    self._raise_timeout(f"no reply within {within_s:g} s")
 
     def _arrivals(
         self, selector: selectors.BaseSelector, deadline: Deadline
@@ -157,10 +158,10 @@ class WorkerPool:
             control = self._controls[rank]
             while (message := control.poll()) is not None:
                 if "error" in message:
-                    self._raise_trouble({rank: str(message["error"])}, set())
+                    self._raise_failure({rank: str(message["error"])}, set())
                 arrived.append((rank, message))
             if control.has_ended() and not arrived:
-                self._raise_trouble({rank: "is gone"}, {rank})
+                self._raise_failure({rank: "has ended"}, {rank})
         return arrived
 
     def _admit(
@@ -169,7 +170,7 @@ class WorkerPool:
         hello = control.receive(deadline)
         if hello is None:
             control.close()
-            return  # it died while starting; _require_processes explains
+            return  # it died while starting; _require_processes raises
         rank, pid = hello.get("rank"), hello.get("pid")
         if not isinstance(rank, int) or not isinstance(pid, int) or rank in hellos:
             raise ProtocolError(self.title, f"unexpected hello {hello}")
@@ -181,29 +182,31 @@ class WorkerPool:
         for process in self._processes:
             if process.poll() is not None:
                 self._is_broken = True
-                what = f"ended while starting: {_ending(process)}{self._tail()}"
+                what = (
+                    f"ended while starting: {_exit_status(process)}{self._log_tail()}"
+                )
                 raise PeerLost(f"{self.title} worker", what)
 
-    def _raise_late(self, what: str) -> NoReturn:
+    def _raise_timeout(self, what: str) -> NoReturn:
         self._is_broken = True
-        raise DeadlineExceeded(self.title, f"{what}{self._tail()}")
+        raise DeadlineExceeded(self.title, f"{what}{self._log_tail()}")
 
-    def _raise_trouble(self, said: dict[int, str], dead: set[int]) -> NoReturn:
-        """Wait a moment for deaths and further errors, then say all that is known."""
+    def _raise_failure(self, errors: dict[int, str], dead: set[int]) -> NoReturn:
+        """Collect deaths and further errors for a moment, then raise what is known."""
         self._is_broken = True
-        self._collect_troubles(said, dead, Deadline.after(_GRACE_S))
+        self._collect_failures(errors, dead, Deadline.after(_COLLECT_S))
         if dead:
-            raise PeerLost(*self._obituary(dead))
-        lines = [f"{self._name(rank)}: {text}" for rank, text in sorted(said.items())]
+            raise PeerLost(*self._describe_death(dead))
+        lines = [f"{self._name(rank)}: {text}" for rank, text in sorted(errors.items())]
         raise RingleaderError("\n".join(lines))
 
-    def _collect_troubles(
-        self, said: dict[int, str], dead: set[int], deadline: Deadline
+    def _collect_failures(
+        self, errors: dict[int, str], dead: set[int], deadline: Deadline
     ) -> None:
         silent = {
             rank: control
             for rank, control in self._controls.items()
-            if rank not in said
+            if rank not in errors
         }
         while silent and not deadline.is_over():
             ready, _, _ = select.select(
@@ -212,25 +215,31 @@ class WorkerPool:
             for rank, control in [(r, x) for r, x in silent.items() if x in ready]:
                 message = control.poll()
                 if message is not None and "error" in message:
-                    said[rank] = str(message["error"])
+                    errors[rank] = str(message["error"])
                 elif control.has_ended():
-                    said[rank] = "is gone"
+                    errors[rank] = "has ended"
                     dead.add(rank)
             silent = {
-                rank: control for rank, control in silent.items() if rank not in said
+                rank: control for rank, control in silent.items() if rank not in errors
             }
 
-    def _obituary(self, dead: set[int]) -> tuple[str, str]:
-        """Who died, and how; a launcher that ended all ranks knows which was first."""
+    def _describe_death(self, dead: set[int]) -> tuple[str, str]:
+        """Return the name of the dead worker and how it ended.
+
+        Under a launcher (mpirun), which ends all ranks when one dies, it is the job.
+        """
         launched = len(self._processes) < self.size
         first = min(dead)
         process = self._processes[0 if launched else first]
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
+            process.wait(_COLLECT_S)
         if launched:
-            return self.title, f"the job is gone ({_ending(process)}){self._tail()}"
-        how = _ending(process)
-        return self._name(first), f"the worker is gone ({how}){self._tail()}"
+            return (
+                self.title,
+                f"the job has ended ({_exit_status(process)}){self._log_tail()}",
+            )
+        how = _exit_status(process)
+        return self._name(first), f"the worker has ended ({how}){self._log_tail()}"
 
     def _name(self, rank: int) -> str:
         return f"{self.title} rank {rank}"
@@ -238,23 +247,23 @@ class WorkerPool:
     def _log(self, index: int) -> Path:
         return self.directory / f"worker-{index}.log"
 
-    def _tail(self) -> str:
-        """The last words of the workers, for an error message."""
-        said: list[str] = []
+    def _log_tail(self) -> str:
+        """Return the last lines of the workers' output, for an error message."""
+        errors: list[str] = []
         for index in range(len(self._processes)):
             with suppress(OSError):
-                said += self._log(index).read_text(errors="replace").splitlines()
-        if not said:
+                errors += self._log(index).read_text(errors="replace").splitlines()
+        if not errors:
             return ""
-        return "\n  " + "\n  ".join(said[-_LOG_TAIL_LINES:])
+        return "\n  " + "\n  ".join(errors[-_LOG_TAIL_LINES:])
 
-    def _end(self, *, polite_s: float) -> None:
-        """Ask, then tell, then force every process to leave; reap all of them."""
-        if polite_s:
+    def _stop_workers(self, *, grace_s: float) -> None:
+        """Ask every process to exit, then terminate, then kill it; reap all of them."""
+        if grace_s:
             for control in self._controls.values():
                 with suppress(RingleaderError):
                     control.send({"do": "leave"}, Deadline.after(0.1))
-        self._wait(polite_s)
+        self._wait(grace_s)
         for process in self._running():
             process.terminate()
         self._wait(2.0)
@@ -262,16 +271,16 @@ class WorkerPool:
             self._kill_ranks()
         for process in self._running():
             process.kill()
-        self._wait(_POLITE_S)
+        self._wait(_EXIT_S)
         for control in self._controls.values():
             control.close()
         if self._listener is not None:
             self._listener.close()
 
     def _kill_ranks(self) -> None:
-        """Kill ranks that a launcher (mpirun) holds: its own death would orphan them.
+        """Kill the ranks of a launcher (mpirun), whose own death would orphan them.
 
-        An open line proves that the process id still belongs to the worker.
+        An open socket proves that the process id still belongs to the worker.
         """
         for rank, control in self._controls.items():
             control.poll()
@@ -289,10 +298,10 @@ class WorkerPool:
                 process.wait(deadline.left_s())
 
 
-def _ending(process: subprocess.Popen[bytes]) -> str:
+def _exit_status(process: subprocess.Popen[bytes]) -> str:
     code = process.poll()
     if code is None:
-        return "still running, but its line is closed"
+        return "still running, but its socket is closed"
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
     return f"exit code {code}"

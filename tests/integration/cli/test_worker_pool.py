@@ -102,7 +102,7 @@ def test_silence_ends_at_the_deadline_and_the_silent_are_ended() -> None:
         pids = start(pool)
         os.kill(pids[0], signal.SIGSTOP)
         begin_s = time.monotonic()
-        with pytest.raises(DeadlineExceeded, match=r"no answer within 0.5 s"):
+        with pytest.raises(DeadlineExceeded, match=r"no reply within 0.5 s"):
             pool.request({"do": "work"}, 0.5)
         assert time.monotonic() - begin_s < 3
 

@@ -82,12 +82,15 @@ def test_other_operations_have_their_own_algorithms() -> None:
         (["--bandwidth", "1GB"], "--bandwidth"),
         (["--slow-link", "slow"], "--slow-link"),
         (["--slow-link", "1mbit", "--nodes", "1"], "--slow-link"),
-        (["--islands", "3", "--nodes", "2"], "--islands: 3 islands cannot share 2"),
+        (
+            ["--islands", "3", "--nodes", "2"],
+            "--islands: must be between 1 and the fewest nodes (2)",
+        ),
         (["--islands", "-1", "--nodes", "2"], "--islands"),
         (["--arity", "1"], "--arity"),
         (
             ["--operation", "allreduce"],
-            "--operation: no 'allreduce'; there are: all_re",
+            "--operation: unknown 'allreduce'; use one of all_re",
         ),
         (["--algorithms", "ring,bus"], "--algorithms: all_reduce has no 'bus'"),
     ],
