@@ -36,8 +36,8 @@ class Alone:
         return call
 
 
-def bench_rank(engine: Alone, operation: str = "all_gather") -> BenchRank:
-    made = BenchRank(0, 1, {"alone": engine})
+def bench_rank(library: Alone, operation: str = "all_gather") -> BenchRank:
+    made = BenchRank(0, 1, {"alone": library})
     made.handle({"do": "prepare", "operation": operation, "bytes": 4096})
     return made
 
@@ -70,14 +70,14 @@ def test_an_algorithm_that_does_not_exist_is_declined_not_failed() -> None:
 
 
 def test_a_batch_starts_at_a_barrier_and_makes_every_call() -> None:
-    engine = Alone()
+    library = Alone()
 
-    answer = bench_rank(engine).handle(task("batch", iterations=7))
+    answer = bench_rank(library).handle(task("batch", iterations=7))
 
-    assert (engine.barriers, engine.calls) == (1, 7)
+    assert (library.barriers, library.calls) == (1, 7)
     assert float(str(answer["seconds"])) > 0
 
 
 def test_a_task_nobody_knows_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no such task"):
+    with pytest.raises(ConfigError, match="unknown task"):
         bench_rank(Alone()).handle({"do": "dance"})

@@ -13,8 +13,8 @@ from rich.console import Console
 from ringleader.cli.bench import bench_plan, check_pattern
 from ringleader.cli.bench.bench_plan import (
     OPERATIONS,
+    BenchCell,
     BenchPlan,
-    Cell,
     Competitor,
     competitors,
 )
@@ -31,11 +31,13 @@ from ringleader.cli.bench.table import (
 from ringleader.errors import ConfigError
 
 SHM, GLOO, MPI = Competitor("shm"), Competitor("gloo"), Competitor("mpi")
-CELL = Cell("all_reduce", 65536)
+CELL = BenchCell("all_reduce", 65536)
 
 
-def measured(who: Competitor, *rounds_s: float, cell: Cell = CELL) -> Measurement:
-    return Measurement(2, cell, who, 10, rounds_s)
+def measured(
+    competitor: Competitor, *rounds_s: float, cell: BenchCell = CELL
+) -> Measurement:
+    return Measurement(2, cell, competitor, 10, rounds_s)
 
 
 def make_plan(
@@ -43,14 +45,14 @@ def make_plan(
     ranks: tuple[int, ...] = (2, 4),
     sizes: tuple[int, ...] = (4, 1024),
     operations: tuple[str, ...] = OPERATIONS,
-    who: tuple[Competitor, ...] = (SHM, GLOO),
+    competitor: tuple[Competitor, ...] = (SHM, GLOO),
     rounds: int = 5,
 ) -> BenchPlan:
     return BenchPlan(
         ranks=ranks,
         sizes_bytes=sizes,
         operations=operations,
-        competitors=who,
+        competitors=competitor,
         rounds=rounds,
     )
 
@@ -73,7 +75,7 @@ def test_a_ratio_above_one_means_that_we_are_faster() -> None:
 
 
 def test_a_table_shows_times_ratios_and_what_is_missing() -> None:
-    small = Cell("all_reduce", 4)
+    small = BenchCell("all_reduce", 4)
     results = Results(
         [
             measured(SHM, 5e-6, cell=small),
@@ -164,7 +166,7 @@ def test_every_rank_finds_what_the_definition_of_the_operation_says(
     operation: str, size: int
 ) -> None:
     """The expected values, against the operations written out in numpy."""
-    cell = Cell(operation, 1200)
+    cell = BenchCell(operation, 1200)
     held = [allocate(cell, size) for _ in range(size)]
     for rank, buffers in enumerate(held):
         check_pattern.write(
@@ -204,7 +206,7 @@ def outcome(
 def test_even_the_smallest_size_gives_every_rank_an_element(
     operation: str, ranks: int
 ) -> None:
-    cell = Cell(operation, 4)
+    cell = BenchCell(operation, 4)
 
     buffers = allocate(cell, ranks)
 
@@ -227,8 +229,10 @@ def test_the_order_of_turns_reverses() -> None:
 
 
 def test_fixed_algorithms_run_only_where_they_exist() -> None:
-    who = competitors(("shm", "tcp"), ("gloo",), ("ring", "shm", "exchange"))
-    titles = [c.title for c in make_plan(who=who).competitors_for("broadcast")]
+    competitor = competitors(("shm", "tcp"), ("gloo",), ("ring", "shm", "exchange"))
+    titles = [
+        c.title for c in make_plan(competitor=competitor).competitors_for("broadcast")
+    ]
 
     assert titles == [
         "Ringleader shm",
@@ -246,9 +250,9 @@ def test_fixed_algorithms_run_only_where_they_exist() -> None:
         (lambda: make_plan(ranks=(1,)), "ranks"),
         (lambda: make_plan(sizes=(3,)), "sizes"),
         (lambda: make_plan(operations=("all_reduce", "sort")), "sort"),
-        (lambda: make_plan(who=()), "nothing to measure"),
-        (lambda: make_plan(who=(Competitor("nccl"),)), "nccl"),
-        (lambda: make_plan(who=(Competitor("shm", "magic"),)), "magic"),
+        (lambda: make_plan(competitor=()), "nothing to measure"),
+        (lambda: make_plan(competitor=(Competitor("nccl"),)), "nccl"),
+        (lambda: make_plan(competitor=(Competitor("shm", "magic"),)), "magic"),
         (lambda: make_plan(rounds=0), "rounds"),
     ],
 )

@@ -1,4 +1,4 @@
-"""``ringleader bench``: our collectives beside Gloo and OpenMPI, in the same run."""
+"""``ringleader bench``: measures our collectives, Gloo's and OpenMPI's in one run."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from ringleader.cli.interrupt import exit_on_sigterm
 from ringleader.errors import ConfigError, RingleaderError
 
 RankLocations = Callable[[int], Sequence[RankLocation]]
-"""Where the ranks of a session run, given how many there are."""
+"""Returns the locations of the ranks, given their number."""
 
 _QUICK_BATCH_S = 0.02
 _BATCH_S = 0.05
-_PIPE_WIDTH = 200  # a file has no width; never cut a table there
-_MAX_RANKS = 64  # on one machine; beyond it only the scheduler is measured
+_PIPE_WIDTH = 200  # for files and pipes, which have no width
+_MAX_RANKS = 64  # on one machine; more would only measure the scheduler
 
 
 def bench(  # noqa: PLR0913 - one argument per flag
@@ -46,35 +46,42 @@ def bench(  # noqa: PLR0913 - one argument per flag
         str | None, typer.Option(help="Numbers of ranks [2,4,8; quick: 2,4].")
     ] = None,
     sizes: Annotated[
-        str | None, typer.Option(help=f"Total sizes [{DEFAULT_SIZES}].")
+        str | None, typer.Option(help=f"Tensor sizes [{DEFAULT_SIZES}].")
     ] = None,
-    operations: Annotated[str, typer.Option(help="Which collectives.")] = ",".join(
+    operations: Annotated[str, typer.Option(help="Collectives to measure.")] = ",".join(
         OPERATIONS
     ),
-    transport: Annotated[str, typer.Option(help="Our transports.")] = "shm,tcp",
+    transport: Annotated[
+        str, typer.Option(help="Transports of Ringleader to measure.")
+    ] = "shm,tcp",
     peers: Annotated[
-        str, typer.Option(help="Engines to compare with; '' for none.")
+        str, typer.Option(help="Libraries to compare with; '' for none.")
     ] = "gloo,mpi",
     rounds: Annotated[
-        int | None, typer.Option(help="Turns per contender and size [5; quick: 3].")
+        int | None, typer.Option(help="Rounds per library and size [5; quick: 3].")
     ] = None,
     algorithms: Annotated[
         str,
-        typer.Option(help="Also measure these fixed algorithms of ours, or 'all'."),
+        typer.Option(help="Also measure these algorithms of Ringleader, or 'all'."),
     ] = "",
     lan: Annotated[
-        int, typer.Option(help="Hosts of a LAN of network namespaces (needs root).")
+        int, typer.Option(help="Run on a virtual LAN of this many hosts (needs root).")
     ] = 0,
-    rate: Annotated[str, typer.Option(help="Speed of each host's link.")] = "1gbit",
-    quick: Annotated[bool, typer.Option(help="A small grid, in a minute.")] = False,
+    rate: Annotated[
+        str, typer.Option(help="Rate of each host's link in the virtual LAN.")
+    ] = "1gbit",
+    quick: Annotated[
+        bool, typer.Option(help="Measure a few sizes in about a minute.")
+    ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Write JSON, markdown and a plot here.")
+        Path | None,
+        typer.Option(help="Folder for results as JSON, markdown and a plot."),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="JSON on standard output.")
+        bool, typer.Option("--json", help="Print JSON to standard output.")
     ] = False,
 ) -> None:
-    """Time our collectives beside Gloo and OpenMPI, here and now, in the same run."""
+    """Measure Ringleader's collectives next to Gloo and OpenMPI on this machine."""
     try:
         plan = BenchPlan(
             ranks=_ranks(ranks, quick=quick, lan=lan),
@@ -101,7 +108,7 @@ def bench(  # noqa: PLR0913 - one argument per flag
 def _bench(
     plan: BenchPlan, locations: RankLocations, out: Path | None, *, as_json: bool
 ) -> None:
-    """Run, then show and save; what was measured before an error is shown too."""
+    """Run, then print and save the results, also those measured before an error."""
     started = datetime.now().astimezone()
     outcome = BenchOutcome()
     try:
@@ -162,9 +169,9 @@ def _locations(lan: int, rate: str) -> Iterator[RankLocations]:
 
 @contextmanager
 def _progress(plan: BenchPlan) -> Iterator[Callable[[str, float], None]]:
-    """A bar on stderr, so that standard output stays clean for tables and JSON.
+    """Show a progress bar on stderr; standard output is for tables and JSON.
 
-    Where stderr is a file or a pipe, one line per cell takes its place.
+    If stderr is a file or a pipe, print one line per cell instead.
     """
     console = Console(stderr=True)
     columns = (
@@ -197,7 +204,10 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _without(impossible: str | None, text: str) -> tuple[str, ...]:
-    """On a LAN hosts share no memory, and mpirun would need ssh into namespaces."""
+    """Split names, without the one that cannot run on a virtual LAN.
+
+    Its hosts share no memory, and mpirun would need ssh into namespaces.
+    """
     return tuple(name for name in _names(text) if name != impossible)
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark run measures: contenders, the grid of cells, how often. Pure."""
+"""BenchPlan: what a benchmark run measures, and how often. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ringleader.errors import ConfigError
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 
 OURS = ("shm", "tcp")
-"""Ringleader's own transports: shared memory where it can, or TCP only."""
+"""Ringleader over shared memory where possible, and over TCP only."""
 
 PEERS = ("gloo", "mpi")
-"""The engines we are compared with."""
+"""Libraries to compare with."""
 
 TITLES = {
     "shm": "Ringleader shm",
@@ -25,15 +25,15 @@ TITLES = {
 }
 
 SHORT_TITLES = {"shm": "shm", "tcp": "tcp", "gloo": "Gloo", "mpi": "MPI"}
-"""Where space is short; tables explain them."""
+"""Titles for columns of tables."""
 
 ITEM_BYTES = 4
-"""Everything is float32, the type of gradients."""
+"""Size of a float32, the usual type of gradients."""
 
 ALGORITHMS = tuple(
     dict.fromkeys(name for o in OPERATIONS for name in (*algorithms(o), "shm"))
 )
-"""Every name that ``--algorithms`` accepts."""
+"""All names that ``--algorithms`` accepts."""
 
 DEFAULT_SIZES = "4,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
 QUICK_SIZES = "4,64KiB,1MiB,16MiB"
@@ -41,36 +41,36 @@ LAN_SIZES = "4,4KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB"
 
 _SHARDED = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
 _MAX_ITERATIONS = 20_000
-_LONG_CALL_S = 0.1  # one such call is a batch by itself
-_ROUGH_BYTES_PER_S = 1e9  # what all ranks of a small machine move together
+_LONG_CALL_S = 0.1  # a longer call is a batch by itself
+_ROUGH_BYTES_PER_S = 1e9  # moved by all ranks of a small machine together
 
 
 @dataclass(frozen=True, slots=True)
 class Competitor:
-    """One engine, with a fixed algorithm or (None) its own choice."""
+    """One library, with a fixed algorithm or (None) its automatic choice."""
 
-    engine: str
+    library: str
     algorithm: str | None = None
 
     @property
     def title(self) -> str:
-        """What plots and messages call it."""
-        return " ".join(filter(None, (TITLES[self.engine], self.algorithm)))
+        """Title in plots and messages."""
+        return " ".join(filter(None, (TITLES[self.library], self.algorithm)))
 
     @property
     def short_title(self) -> str:
-        """What tables call it."""
-        return " ".join(filter(None, (SHORT_TITLES[self.engine], self.algorithm)))
+        """Title in tables."""
+        return " ".join(filter(None, (SHORT_TITLES[self.library], self.algorithm)))
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is Ringleader rather than an engine to compare with."""
-        return self.engine in OURS
+        """Whether it is Ringleader rather than a library to compare with."""
+        return self.library in OURS
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One operation at one size; every contender is measured on the same cells."""
+class BenchCell:
+    """One operation at one size; all competitors are measured on the same cells."""
 
     operation: str
     total_bytes: int
@@ -78,29 +78,30 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlan:
-    """A whole run."""
+    """All that one benchmark run measures."""
 
     ranks: tuple[int, ...]
-    """Numbers of ranks; each gets its own set of processes."""
+    """Numbers of ranks; each is run by its own set of processes."""
 
     sizes_bytes: tuple[int, ...]
-    """Total sizes: the largest tensor that any rank holds."""
+    """Sizes of the largest tensor that any rank holds."""
 
     operations: tuple[str, ...]
     competitors: tuple[Competitor, ...]
 
     rounds: int = 5
-    """Turns per contender and cell. More is steadier and slower; the median counts."""
+    """Turns per competitor and cell, of which the median is reported. More turns give
+    steadier results and take longer."""
 
     batch_s: float = 0.05
-    """Length of one turn. Longer hides the start; shorter alternates faster, so that
-    a disturbance of the machine hits all contenders alike."""
+    """Length of one turn. A longer turn hides its start; with shorter turns a
+    disturbance of the machine affects all competitors alike."""
 
     def __post_init__(self) -> None:
         if not self.competitors:
-            raise ConfigError("bench: nothing to measure; name a transport or a peer")
+            raise ConfigError("bench: nothing to measure; give --transport or --peers")
         _require_known("operations", self.operations, OPERATIONS)
-        _require_known("transport and peers", self.engines, OURS + PEERS)
+        _require_known("transport and peers", self.libraries, OURS + PEERS)
         fixed = tuple(c.algorithm for c in self.competitors if c.algorithm)
         _require_known("algorithms", fixed or ALGORITHMS, ALGORITHMS)
         if min(self.ranks, default=0) < 2:
@@ -114,32 +115,35 @@ class BenchPlan:
             raise ConfigError(f"bench: need {what}")
 
     @property
-    def engines(self) -> tuple[str, ...]:
-        """Every engine that takes part, once."""
-        return tuple(dict.fromkeys(c.engine for c in self.competitors))
+    def libraries(self) -> tuple[str, ...]:
+        """All libraries that are measured, without duplicates."""
+        return tuple(dict.fromkeys(c.library for c in self.competitors))
 
     def competitors_for(self, operation: str) -> tuple[Competitor, ...]:
-        """Those that can exist: schedules are known, and only shm has shared memory."""
+        """Return the competitors whose algorithm exists for this operation.
+
+        The algorithm "shm" exists only for the shared-memory transport.
+        """
         scheduled = (None, *algorithms(operation))
         return tuple(
-            who
-            for who in self.competitors
-            if who.algorithm in scheduled
-            or (who.engine, who.algorithm) == ("shm", "shm")
+            competitor
+            for competitor in self.competitors
+            if competitor.algorithm in scheduled
+            or (competitor.library, competitor.algorithm) == ("shm", "shm")
         )
 
-    def cells(self) -> Iterator[Cell]:
-        """Every operation at every size."""
+    def cells(self) -> Iterator[BenchCell]:
+        """Yield every operation at every size."""
         for operation in self.operations:
             for size in self.sizes_bytes:
-                yield Cell(operation, size)
+                yield BenchCell(operation, size)
 
-    def turn_cost_s(self, cell: Cell, ranks: int) -> float:
-        """A rough length of one contender's turn, so that a progress bar is honest."""
+    def turn_cost_s(self, cell: BenchCell, ranks: int) -> float:
+        """Estimate the length of one turn, for the progress bar."""
         return max(self.batch_s, cell.total_bytes * ranks / _ROUGH_BYTES_PER_S)
 
     def cost_s(self) -> float:
-        """All turns of the run, a warm-up counted as one."""
+        """Estimate the length of the run, counting a warm-up as one turn."""
         return sum(
             self.turn_cost_s(cell, ranks)
             * len(self.competitors_for(cell.operation))
@@ -152,35 +156,35 @@ class BenchPlan:
 def competitors(
     transports: tuple[str, ...], peers: tuple[str, ...], fixed: tuple[str, ...]
 ) -> tuple[Competitor, ...]:
-    """Ours first, each transport also with every fixed algorithm; then the peers."""
+    """List our transports, each also with every fixed algorithm, then the peers."""
     ours = [
-        Competitor(engine, algorithm)
-        for engine in transports
+        Competitor(library, algorithm)
+        for library in transports
         for algorithm in (None, *fixed)
     ]
-    return (*ours, *(Competitor(engine) for engine in peers))
+    return (*ours, *(Competitor(library) for library in peers))
 
 
-def shard_items(cell: Cell, ranks: int) -> int:
-    """Elements that one rank contributes or keeps: at least one each."""
+def shard_items(cell: BenchCell, ranks: int) -> int:
+    """Number of elements that one rank contributes or keeps, at least 1."""
     items = math.ceil(cell.total_bytes / ITEM_BYTES)
     return max(1, items // ranks) if cell.operation in _SHARDED else items
 
 
-def total_items(cell: Cell, ranks: int) -> int:
-    """Elements of the largest tensor a rank holds; sharded ones are whole shards."""
+def total_items(cell: BenchCell, ranks: int) -> int:
+    """Number of elements of the largest tensor of a rank, a multiple of its shard."""
     shard = shard_items(cell, ranks)
     return shard * ranks if cell.operation in _SHARDED else shard
 
 
-def needed_bytes(cell: Cell, ranks: int, pools: int) -> int:
-    """Memory of one cell: input and output of every rank of every set of processes,
-    and as much again for what the engines allocate themselves."""
+def needed_bytes(cell: BenchCell, ranks: int, pools: int) -> int:
+    """Estimate the memory of one cell: input and output of every rank of every pool,
+    and as much again for what the libraries allocate."""
     return 2 * 2 * cell.total_bytes * ranks * pools
 
 
 def iterations(per_call_s: float, batch_s: float) -> int:
-    """How many calls fill a batch; at least three unless a call is very long."""
+    """Number of calls that fill a batch; at least three unless a call is very long."""
     fewest = 1 if per_call_s > _LONG_CALL_S else 3
     return max(fewest, min(_MAX_ITERATIONS, round(batch_s / max(per_call_s, 1e-7))))
 
@@ -188,7 +192,7 @@ def iterations(per_call_s: float, batch_s: float) -> int:
 def turn_order(
     competitors: tuple[Competitor, ...], turn: int
 ) -> tuple[Competitor, ...]:
-    """The order in one round: it reverses every time, so nobody always goes first."""
+    """Order of one round; it is reversed every time, so that none is always first."""
     return competitors if turn % 2 == 0 else competitors[::-1]
 
 
@@ -196,4 +200,4 @@ def _require_known(what: str, got: tuple[str, ...], known: tuple[str, ...]) -> N
     strangers = [name for name in got if name not in known]
     if strangers or not got:
         there = ", ".join(known)
-        raise ConfigError(f"bench: unknown {what} {strangers}; there are: {there}")
+        raise ConfigError(f"bench: unknown {what} {strangers}; use {there}")

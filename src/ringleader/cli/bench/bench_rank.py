@@ -1,7 +1,7 @@
-"""What one rank does in a benchmark: hold buffers, prove an engine, time its calls.
+"""BenchRank verifies and times the calls of collective libraries on one rank.
 
-The same station serves torch workers and MPI ranks; an engine is all that differs. Each
-timed batch starts with the engine's own barrier, so that ranks begin together.
+It is used by torch workers and MPI ranks, which differ only in their libraries. Each
+timed batch starts with a barrier of the library, so that ranks begin together.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ringleader.cli.bench.bench_plan import Cell, shard_items, total_items
+from ringleader.cli.bench.bench_plan import BenchCell, shard_items, total_items
 from ringleader.cli.bench.check_pattern import (
     Array,
     first_wrong,
@@ -28,92 +28,92 @@ _ALIGN_BYTES = 64  # a cache line, as torch aligns its own tensors
 
 
 class Buffers(NamedTuple):
-    """The tensors of one cell; for operations in place both are the same."""
+    """Tensors of one cell; for in-place operations both are the same."""
 
     source: Array
     result: Array
 
 
 class CollectiveLibrary(Protocol):
-    """What a station needs of a contender."""
+    """Interface that BenchRank needs from a library."""
 
     def barrier(self) -> None:
-        """Return once every rank has come here."""
+        """Return once all ranks have called it."""
 
     def prepare(
         self, operation: str, buffers: Buffers, algorithm: str | None
     ) -> Callable[[], object]:
-        """One call of ``operation`` on ``buffers``, ready to be repeated.
+        """Return a function that runs ``operation`` on ``buffers`` once.
 
-        Raises ConfigError when this engine has no such algorithm.
+        Raises ConfigError if the library has no such algorithm.
         """
 
 
 class BenchRank:
-    """The engines of one rank and the buffers they work on."""
+    """The libraries of one rank and the buffers they work on."""
 
     def __init__(
-        self, rank: int, size: int, engines: Mapping[str, CollectiveLibrary]
+        self, rank: int, size: int, libraries: Mapping[str, CollectiveLibrary]
     ) -> None:
         self._rank = rank
         self._size = size
-        self._engines = engines
-        self._cell = Cell("all_reduce", 4)
+        self._libraries = libraries
+        self._cell = BenchCell("all_reduce", 4)
         self._buffers = allocate(self._cell, size)
 
     def handle(self, task: Message) -> Message:
-        """Carry out one task of the parent."""
+        """Perform one task of the parent and return the reply."""
         match task:
             case {"do": "prepare", "operation": str(name), "bytes": int(size_bytes)}:
-                self._cell = Cell(name, size_bytes)
+                self._cell = BenchCell(name, size_bytes)
                 self._buffers = allocate(self._cell, self._size)
                 return {"ready": True}
-            case {"do": "check", "engine": str(engine), "algorithm": algorithm}:
-                return self._check(engine, _text(algorithm))
+            case {"do": "check", "engine": str(library), "algorithm": algorithm}:
+                return self._check(library, _text(algorithm))
             case {
                 "do": "batch",
-                "engine": str(engine),
+                "engine": str(library),
                 "algorithm": algorithm,
                 "iterations": int(count),
             }:
-                return self._batch(engine, _text(algorithm), count)
+                return self._batch(library, _text(algorithm), count)
             case _:
-                raise ConfigError(f"bench worker: no such task {task}")
+                raise ConfigError(f"bench worker: unknown task {task}")
 
-    def _check(self, engine: str, algorithm: str | None) -> Message:
-        """Run once on known numbers; then leave zeros, which sums cannot overflow."""
+    def _check(self, library: str, algorithm: str | None) -> Message:
+        """Verify one call on known values, then zero the input against overflows."""
         operation = self._cell.operation
         source, result = self._buffers
         result.fill(-1)
         write_pattern(source, source_parts(operation, self._rank, self._size))
         try:
-            self._call(engine, algorithm)()
+            self._call(library, algorithm)()
         except ConfigError as exc:
             return {"refused": str(exc)}
         wrong = first_wrong(result, result_parts(operation, self._rank, self._size))
         if wrong is not None:
-            where = f"{engine} {operation} of {self._cell.total_bytes} bytes"
+            where = f"{library} {operation} of {self._cell.total_bytes} bytes"
             raise RingleaderError(
                 f"wrong result: {where} on {self._size} ranks: {wrong}"
             )
         source.fill(0)
         return {"exact": True}
 
-    def _batch(self, engine: str, algorithm: str | None, count: int) -> Message:
-        call = self._call(engine, algorithm)
-        self._engines[engine].barrier()
+    def _batch(self, library: str, algorithm: str | None, count: int) -> Message:
+        call = self._call(library, algorithm)
+        self._libraries[library].barrier()
         start_s = time.perf_counter()
         for _ in repeat(None, count):
             call()
         return {"seconds": time.perf_counter() - start_s}
 
-    def _call(self, engine: str, algorithm: str | None) -> Callable[[], object]:
-        prepare = self._engines[engine].prepare
+    def _call(self, library: str, algorithm: str | None) -> Callable[[], object]:
+        prepare = self._libraries[library].prepare
         return prepare(self._cell.operation, self._buffers, algorithm)
 
 
-def allocate(cell: Cell, size: int) -> Buffers:
-    """The tensors of ``cell``, touched, so that no page is missing when it counts."""
+def allocate(cell: BenchCell, size: int) -> Buffers:
+    """Allocate the tensors of ``cell`` and touch them, to avoid page faults later."""
     total = total_items(cell, size)
     shard = shard_items(cell, size)
     match cell.operation:

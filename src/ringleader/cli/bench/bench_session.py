@@ -1,6 +1,7 @@
-"""The processes of a benchmark at one number of ranks: torch workers and an MPI job.
+"""BenchSession: the processes of a benchmark for one number of ranks.
 
-Both exist for the whole session and take turns; whoever is not asked sleeps.
+Torch workers and an MPI job exist for the whole session and take turns; those without a
+request sleep.
 """
 
 from __future__ import annotations
@@ -14,45 +15,45 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringleader.cli.bench.bench_plan import TITLES, Cell, Competitor
+from ringleader.cli.bench.bench_plan import TITLES, BenchCell, Competitor
 from ringleader.cli.json_socket import Message
 from ringleader.cli.worker_pool import WorkerPool
 from ringleader.errors import ConfigError, RingleaderError
 from ringleader.transport.free_ports import free_ports
 
 _START_S = 120.0
-"""Importing torch in eight processes on two cores takes twenty seconds."""
+"""Limit for the start; importing torch in 8 processes on 2 cores takes 20 s."""
 
 _OPEN_S = 60.0
 _TURN_S = 300.0
-"""Bound on a batch. Above the engines' own limits, so that theirs explain first."""
+"""Limit for a batch; above the libraries' own timeouts, whose errors say more."""
 
-_FIRST_PORT = 29400  # in a namespace of our own every port is free
+_FIRST_PORT = 29400  # in a new namespace all ports are free
 
 
 @dataclass(frozen=True, slots=True)
 class RankLocation:
-    """Where one rank runs: its address, and how to start a process there."""
+    """Host of one rank: its address, and how to start a process there."""
 
     address: str = "127.0.0.1"
     popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
 
     interface: str | None = None
-    """The network interface for Gloo, which would else resolve the host's name, and a
-    namespace or a container may not know that; None is the loopback."""
+    """Network interface for Gloo, None for the loopback. Without it Gloo resolves the
+    host name, which may be unknown in a namespace or container."""
 
 
 @dataclass(slots=True)
 class BenchSession:
-    """Open crews, and why an engine is missing if it is."""
+    """Worker pools by library, and the reasons why libraries are missing."""
 
     ranks: int
     pools: dict[str, WorkerPool] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
-    def prepare(self, cell: Cell) -> None:
-        """Have every rank of every crew allocate the tensors of ``cell``."""
+    def prepare(self, cell: BenchCell) -> None:
+        """Let every rank of every pool allocate the tensors of ``cell``."""
         task: Message = {
             "do": "prepare",
             "operation": cell.operation,
@@ -62,115 +63,119 @@ class BenchSession:
             pool.request(task, _TURN_S)
 
     def check(self, competitor: Competitor) -> str | None:
-        """Prove one call exact on every rank; a reason if the contender declines."""
-        answers = self._ask("check", competitor)
-        refusals = [str(a["refused"]) for a in answers if "refused" in a]
+        """Verify one call on all ranks; return why the competitor declines, or None."""
+        replies = self._request("check", competitor)
+        refusals = [str(a["refused"]) for a in replies if "refused" in a]
         return refusals[0] if refusals else None
 
     def batch(self, competitor: Competitor, iterations: int) -> float:
-        """Seconds per call of one timed batch, on its slowest rank."""
-        answers = self._ask("batch", competitor, iterations)
-        slowest_s = max(float(str(answer["seconds"])) for answer in answers)
+        """Run a batch and return the seconds per call on its slowest rank."""
+        replies = self._request("batch", competitor, iterations)
+        slowest_s = max(float(str(reply["seconds"])) for reply in replies)
         return slowest_s / iterations
 
     def distinct_pools(self) -> list[WorkerPool]:
-        """Each crew once, although one may hold several engines."""
+        """Return each pool once, although it may run several libraries."""
         return list({id(pool): pool for pool in self.pools.values()}.values())
 
-    def _ask(self, do: str, who: Competitor, iterations: int = 1) -> Sequence[Message]:
+    def _request(
+        self, do: str, competitor: Competitor, iterations: int = 1
+    ) -> Sequence[Message]:
         task: Message = {
             "do": do,
-            "engine": who.engine,
-            "algorithm": who.algorithm,
+            "engine": competitor.library,
+            "algorithm": competitor.algorithm,
             "iterations": iterations,
         }
         try:
-            return self.pools[who.engine].request(task, _TURN_S)
+            return self.pools[competitor.library].request(task, _TURN_S)
         except RingleaderError as exc:
-            raise RingleaderError(f"{who.title}: {exc}") from exc
+            raise RingleaderError(f"{competitor.title}: {exc}") from exc
 
 
 @contextmanager
-def session(
-    engines: Sequence[str], locations: Sequence[RankLocation]
+def bench_session(
+    libraries: Sequence[str], locations: Sequence[RankLocation]
 ) -> Iterator[BenchSession]:
-    """Start one worker per place, and an MPI job beside them; end all of them."""
+    """Start one worker per location and an MPI job; end all of them on exit."""
     with ExitStack() as stack:
-        found = BenchSession(len(locations))
-        mpi = _start_mpi(stack, found) if "mpi" in engines else None
-        in_torch = [engine for engine in engines if engine != "mpi"]
+        session = BenchSession(len(locations))
+        mpi = _start_mpi(stack, session) if "mpi" in libraries else None
+        in_torch = [library for library in libraries if library != "mpi"]
         if in_torch:
             pool = _start_torch(stack, locations)
-            found.versions["torch"] = str(pool.wait_connected(_START_S)[0]["version"])
-            for engine in in_torch:
-                _open_engine(engine, pool, locations, found)
+            session.versions["torch"] = str(pool.wait_connected(_START_S)[0]["version"])
+            for library in in_torch:
+                _open_library(library, pool, locations, session)
         if mpi is not None:
-            _connect_mpi(mpi, found)
-        yield found
+            _connect_mpi(mpi, session)
+        yield session
 
 
 def _start_torch(stack: ExitStack, locations: Sequence[RankLocation]) -> WorkerPool:
     pool = stack.enter_context(WorkerPool("torch worker", len(locations)))
     for rank, location in enumerate(locations):
         module = [sys.executable, "-m", "ringleader.cli.bench.torch_worker"]
-        who = ["--rank", str(rank), "--size", str(len(locations))]
-        pool.start([*module, "--control", pool.address, *who], location.popen)
+        options = ["--rank", str(rank), "--size", str(len(locations))]
+        pool.start([*module, "--control", pool.address, *options], location.popen)
     return pool
 
 
-def _open_engine(
-    engine: str,
+def _open_library(
+    library: str,
     pool: WorkerPool,
     locations: Sequence[RankLocation],
-    found: BenchSession,
+    session: BenchSession,
 ) -> None:
-    """A group that fell back to TCP must not be reported as shared memory."""
-    answers = pool.request(_opening(engine, pool, locations), _OPEN_S)
-    strange = {str(answer["links"]) for answer in answers} - {"", engine}
-    if strange:
-        found.missing[engine] = f"its ranks are linked by {', '.join(sorted(strange))}"
+    """Open a library on all ranks; reject a group that fell back to another link."""
+    replies = pool.request(_open_task(library, pool, locations), _OPEN_S)
+    unexpected = {str(reply["links"]) for reply in replies} - {"", library}
+    if unexpected:
+        session.missing[library] = (
+            f"its ranks are linked by {', '.join(sorted(unexpected))}"
+        )
     else:
-        found.pools[engine] = pool
+        session.pools[library] = pool
 
 
-def _opening(
-    engine: str, pool: WorkerPool, locations: Sequence[RankLocation]
+def _open_task(
+    library: str, pool: WorkerPool, locations: Sequence[RankLocation]
 ) -> Message:
-    if engine == "gloo":
+    if library == "gloo":
         store = (pool.directory / "gloo-store").as_uri()
         interface = locations[0].interface
-        return {"do": "open", "engine": engine, "store": store, "interface": interface}
-    return {"do": "open", "engine": engine, "peers": _peers(engine, locations)}
+        return {"do": "open", "engine": library, "store": store, "interface": interface}
+    return {"do": "open", "engine": library, "peers": _peers(library, locations)}
 
 
-def _peers(engine: str, locations: Sequence[RankLocation]) -> list[str]:
+def _peers(library: str, locations: Sequence[RankLocation]) -> list[str]:
     if locations[0].interface is None:
         return [f"127.0.0.1:{port}" for port in free_ports(len(locations))]
-    port = _FIRST_PORT + list(TITLES).index(engine)
+    port = _FIRST_PORT + list(TITLES).index(library)
     return [f"{location.address}:{port}" for location in locations]
 
 
-def _start_mpi(stack: ExitStack, found: BenchSession) -> WorkerPool | None:
+def _start_mpi(stack: ExitStack, session: BenchSession) -> WorkerPool | None:
     try:
         mpirun = _find_mpirun()
     except ConfigError as exc:
-        found.missing["mpi"] = str(exc)
+        session.missing["mpi"] = str(exc)
         return None
-    pool = stack.enter_context(WorkerPool("mpirun", found.ranks))
-    job = [mpirun, "--allow-run-as-root", "--oversubscribe", "-np", str(found.ranks)]
+    pool = stack.enter_context(WorkerPool("mpirun", session.ranks))
+    job = [mpirun, "--allow-run-as-root", "--oversubscribe", "-np", str(session.ranks)]
     module = [sys.executable, "-m", "ringleader.cli.bench.mpi_worker"]
     pool.start([*job, *module, "--control", pool.address])
     return pool
 
 
-def _connect_mpi(pool: WorkerPool, found: BenchSession) -> None:
-    """An MPI that is installed but does not start is missing too, with its words."""
+def _connect_mpi(pool: WorkerPool, session: BenchSession) -> None:
+    """Wait for the MPI job; if it does not start, record its error as the reason."""
     try:
-        found.versions["mpi"] = str(pool.wait_connected(_START_S)[0]["version"])
+        session.versions["mpi"] = str(pool.wait_connected(_START_S)[0]["version"])
     except RingleaderError as exc:
-        found.missing["mpi"] = str(exc)
+        session.missing["mpi"] = str(exc)
     else:
-        found.pools["mpi"] = pool
+        session.pools["mpi"] = pool
 
 
 def _find_mpirun() -> str:
@@ -179,5 +184,5 @@ def _find_mpirun() -> str:
     beside = Path(sys.executable).parent / "mpirun"
     path = str(beside) if beside.exists() else shutil.which("mpirun")
     if path is None:
-        raise ConfigError("no mpirun here; pip install 'ringleader[bench]'")
+        raise ConfigError("mpirun was not found; pip install 'ringleader[bench]'")
     return path

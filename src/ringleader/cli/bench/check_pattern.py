@@ -1,9 +1,9 @@
-"""Numbers that prove a collective: exact in float32, different for every rank and part.
+"""Test values that verify a collective: exact in float32, different per rank and part.
 
-A buffer is a row of equal parts, one per peer. Each part holds ``scale * tile + shift``
-where the tile counts 0, 1, ... 60, 0, 1, ...: sixty-one is prime, so that a chunk that
-lands at the wrong place shows. Sums over any sensible number of ranks stay below 2**24,
-where float32 is exact.
+A buffer consists of equal parts, one per peer. Each part holds ``scale * tile + shift``
+where the tile counts 0, 1, ... 60, 0, 1, ...: its period is prime, so that a chunk at
+the wrong position is detected. Sums over up to hundreds of ranks stay below 2**24,
+below which float32 is exact.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _TILE = np.tile(np.arange(_PERIOD, dtype=np.float32), 1024)
 
 
 class Part(NamedTuple):
-    """What one part of a buffer holds."""
+    """Values of one part of a buffer: ``scale * tile + shift``."""
 
     scale: int
     shift: int
 
 
 def source_parts(operation: str, rank: int, size: int) -> list[Part]:
-    """What ``rank`` puts in."""
+    """Return the input of ``rank``."""
     match operation:
         case "reduce_scatter":
             return [Part(1, rank + part) for part in range(size)]
@@ -41,7 +41,7 @@ def source_parts(operation: str, rank: int, size: int) -> list[Part]:
 
 
 def result_parts(operation: str, rank: int, size: int) -> list[Part]:
-    """What ``rank`` must find afterwards."""
+    """Return the expected result of ``rank``."""
     ranks_sum = size * (size - 1) // 2
     match operation:
         case "all_reduce":
@@ -57,13 +57,13 @@ def result_parts(operation: str, rank: int, size: int) -> list[Part]:
 
 
 def write(buffer: Array, parts: list[Part]) -> None:
-    """Fill ``buffer``, a block at a time: no second buffer of that size exists."""
+    """Fill ``buffer`` block by block, without a second buffer of its size."""
     for block, values in _blocks(buffer, parts):
         block[...] = values
 
 
 def first_wrong(buffer: Array, parts: list[Part]) -> str | None:
-    """Where ``buffer`` differs from what it must hold, in words; None when exact."""
+    """Describe the first wrong element of ``buffer``; None if there is none."""
     done = 0
     for block, values in _blocks(buffer, parts):
         wrong = np.flatnonzero(block != values)

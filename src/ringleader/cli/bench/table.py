@@ -1,4 +1,4 @@
-"""Results as tables: the same rows for the terminal and for a markdown file. Pure."""
+"""Tables of results, for the terminal and for a markdown file. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from ringleader.cli import units
-from ringleader.cli.bench.bench_plan import OURS, Cell, Competitor
+from ringleader.cli.bench.bench_plan import OURS, BenchCell, Competitor
 from ringleader.cli.bench.measurement import AutoCheck, Results
 
 AUTO_LIMIT = 1.10
-"""Our own choice may lose this much against the best fixed algorithm, not more."""
+"""Accepted time of our automatic choice relative to the best fixed algorithm."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """One field: its text, and whether it speaks for us (None: neither)."""
+    """Text of a cell, and whether it is good for Ringleader (None: neutral)."""
 
     text: str
     is_good: bool | None = None
@@ -26,7 +26,7 @@ class TableCell:
 
 @dataclass(frozen=True, slots=True)
 class TableContent:
-    """One table, not yet drawn."""
+    """Title, headers and rows of one table."""
 
     title: str
     headers: tuple[str, ...]
@@ -34,7 +34,7 @@ class TableContent:
 
 
 def result_tables(results: Results) -> list[TableContent]:
-    """A table per operation and ranks; fixed algorithms in tables of their own."""
+    """Return a table per operation and ranks, and separate ones for algorithms."""
     found: list[TableContent] = []
     for ranks in results.ranks():
         for operation in results.operations():
@@ -45,13 +45,13 @@ def result_tables(results: Results) -> list[TableContent]:
 
 
 def auto_table(checks: list[AutoCheck]) -> TableContent:
-    """Our choice against the best fixed algorithm, the worst cell first."""
+    """Compare automatic choice and best fixed algorithm, worst cell first."""
     rows = tuple(
         (
             TableCell(str(check.ranks)),
             TableCell(check.cell.operation),
             TableCell(size_text(check.cell.total_bytes)),
-            TableCell(check.engine),
+            TableCell(check.library),
             TableCell(time_text(check.auto_s)),
             TableCell(time_text(check.best_s)),
             TableCell(check.best),
@@ -67,10 +67,10 @@ def auto_table(checks: list[AutoCheck]) -> TableContent:
 
 
 def draw(content: TableContent) -> Table:
-    """For a terminal: green where we are ahead, red where we are behind."""
+    """Render for a terminal: green where Ringleader is faster, red where slower."""
     table = Table(title=content.title, title_justify="left", box=box.SIMPLE_HEAD)
     for header in content.headers:
-        # Two lines of words: nine columns fit into a terminal of eighty characters.
+        # Headers of two lines let nine columns fit into 80 characters.
         table.add_column(header.replace(" ", "\n"), justify="right", no_wrap=True)
     for row in content.rows:
         table.add_row(*(Text(field.text, _style(field)) for field in row))
@@ -78,7 +78,7 @@ def draw(content: TableContent) -> Table:
 
 
 def markdown(content: TableContent) -> str:
-    """For a file: the same table, losses in bold."""
+    """Render as markdown, with values in bold where Ringleader is slower."""
     rule = "|".join("---:" for _ in content.headers)
     header = " | ".join(content.headers)
     lines = [f"### {content.title}", "", f"| {header} |", f"|{rule}|"]
@@ -89,7 +89,7 @@ def markdown(content: TableContent) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """``65536`` as ``64 KiB``; what is not a round binary number as ``100 kB``."""
+    """Format 65536 as ``64 KiB`` and 100000, not a binary multiple, as ``100 kB``."""
     for exponent, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if size_bytes >> exponent and size_bytes % (1 << exponent) == 0:
             return f"{size_bytes >> exponent} {unit}"
@@ -97,12 +97,12 @@ def size_text(size_bytes: int) -> str:
 
 
 def time_text(seconds: float | None) -> str:
-    """With the unit that suits it; a dash for what was not measured."""
+    """Format with a suitable unit; a dash if it was not measured."""
     return "-" if seconds is None else units.format_seconds(seconds)
 
 
 def _comparison_table(results: Results, ranks: int, operation: str) -> TableContent:
-    """Our own choice beside the peers, with ratios."""
+    """Compare our automatic choice with the peers, with ratios."""
     competitors = [c for c in results.competitors() if c.algorithm is None]
     ours = [competitor for competitor in competitors if competitor.is_ours]
     pairs = [(our, peer) for our in ours for peer in results.peers()]
@@ -118,21 +118,21 @@ def _comparison_table(results: Results, ranks: int, operation: str) -> TableCont
 def _algorithm_tables(
     results: Results, ranks: int, operation: str
 ) -> list[TableContent]:
-    """Our own choice beside every fixed algorithm, a table per transport."""
+    """Compare our automatic choice with every fixed algorithm, per transport."""
     found: list[TableContent] = []
     cells = results.cells(ranks, operation)
-    for engine in OURS:
+    for library in OURS:
         mine = [
             competitor
             for competitor in results.competitors()
-            if competitor.engine == engine
+            if competitor.library == library
             and any(results.call_s(ranks, cell, competitor) for cell in cells)
         ]
         if all(competitor.algorithm is None for competitor in mine):
             continue
         headers = ("size", *(competitor.algorithm or "auto" for competitor in mine))
         rows = tuple(_row(results, ranks, cell, mine, []) for cell in cells)
-        title = f"{operation}, {ranks} ranks, algorithms over {engine}"
+        title = f"{operation}, {ranks} ranks, algorithms over {library}"
         found.append(TableContent(title, headers, rows))
     return found
 
@@ -140,7 +140,7 @@ def _algorithm_tables(
 def _row(
     results: Results,
     ranks: int,
-    cell: Cell,
+    cell: BenchCell,
     competitors: list[Competitor],
     pairs: list[tuple[Competitor, Competitor]],
 ) -> tuple[TableCell, ...]:

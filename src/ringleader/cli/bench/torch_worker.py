@@ -1,7 +1,7 @@
 """One torch rank of a benchmark: ``python -m ringleader.cli.bench.torch_worker``.
 
-It holds every contender at once, so that they take turns in the same process on the
-same tensors; those that wait for their turn sleep.
+It holds all libraries at once, so that they take turns in the same process on the same
+tensors; those that are not measured sleep.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ from ringleader.groups.formation import group
 
 
 def main() -> None:
-    """Serve the parent until it closes the line."""
+    """Handle tasks until the parent closes the socket."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--control", required=True)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--size", type=int, required=True)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # ranks fill the cores; threads would fight over them
+    torch.set_num_threads(1)  # the ranks already use all cores
     rank, size = arguments.rank, arguments.size
-    engines: dict[str, CollectiveLibrary] = {}
-    bench_rank = BenchRank(rank, size, engines)
+    libraries: dict[str, CollectiveLibrary] = {}
+    bench_rank = BenchRank(rank, size, libraries)
 
     def handle(task: Message, report: Report) -> Message:
         if task.get("do") != "open":
             return bench_rank.handle(task)
         name = str(task["engine"])
-        engines[name] = engine = _open(task, rank, size)
-        return {"links": engine.links if isinstance(engine, RingleaderLibrary) else ""}
+        libraries[name] = library = _open(task, rank, size)
+        return {
+            "links": library.links if isinstance(library, RingleaderLibrary) else ""
+        }
 
     serve(arguments.control, {"rank": rank, "version": torch.__version__}, handle)
 
@@ -47,7 +49,7 @@ def _open(task: Message, rank: int, size: int) -> GlooLibrary | RingleaderLibrar
     match task:
         case {"engine": "gloo", "store": str(url), "interface": interface}:
             os.environ["GLOO_SOCKET_IFNAME"] = str(interface or _loopback())
-            return GlooLibrary(url, rank, size)
+            return GlooLibrary.connect(url, rank, size)
         case {"engine": "shm" | "tcp" as transport, "peers": [*peers]}:
             kind = "auto" if transport == "shm" else "tcp"
             names = [str(peer) for peer in peers]

@@ -1,4 +1,4 @@
-"""``ringleader demo``: a real training run on this machine alone, in a minute."""
+"""``ringleader demo``: trains with several nodes on this machine, in a minute."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from ringleader.errors import RingleaderError
 _EPOCHS = 30
 _START_S = 120.0
 _SILENCE_S = 60.0
-"""A run that reports nothing for so long is stuck; an epoch takes milliseconds."""
+"""Limit between two reports of a run; an epoch takes milliseconds."""
 
 _MAX_RANKS = 32
 _MIN_ACCURACY = 0.95
 _MAX_DIFFERENCE = 1e-5
-"""Sums in another order differ by some 1e-7 at the end; wrong gradients by far more."""
+"""Another order of sums changes them by about 1e-7, wrong gradients by far more."""
 
 OnEpoch = Callable[[int, float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
-    """What happened, for people and for ``--json``."""
+    """Result of a run, printed as text or with ``--json``."""
 
     ranks: int
     cluster: str
-    """Its tag."""
+    """Tag of the cluster."""
     joined_s: float
-    """Until the last machine had found the others and the group stood."""
+    """Time until the last machine had found the others and joined the group."""
     leader: str
     view_epoch: int
     ring: tuple[str, ...]
@@ -64,8 +64,8 @@ class DemoResult:
         """Whether every bit of the parameters is the same on all ranks."""
         return len(set(self.digests)) == 1
 
-    def troubles(self) -> list[str]:
-        """Every claim that does not hold; none in a good run."""
+    def failures(self) -> list[str]:
+        """List the checks that failed."""
         found = []
         if not self.is_identical:
             found.append(f"ranks hold different parameters: sha256 {self.digests}")
@@ -77,15 +77,15 @@ class DemoResult:
         return found
 
     def lines(self) -> list[str]:
-        """The run in plain words."""
+        """Describe the run in sentences."""
         speed = self.steps / self.seconds
         moved = units.format_bytes(self.steps * self.step_bytes)
         return [
-            f"Paired {self.ranks} machines (all of them here): cluster {self.cluster}, "
-            "one phrase, a key each.",
-            f"Found each other by mDNS, proved who they are by TLS and formed a group "
+            f"Paired {self.ranks} nodes on this machine with one phrase: cluster "
+            f"{self.cluster}, each node has its own key.",
+            f"They found each other by mDNS, authenticated by TLS and formed a group "
             f"in {self.joined_s:.1f} s.",
-            f"Elected {self.leader} as leader, epoch {self.view_epoch}; ring "
+            f"They elected {self.leader} as leader of epoch {self.view_epoch}; ring: "
             f"{' -> '.join(self.ring)}.",
             f"Trained {self.steps} steps in {self.seconds:.2f} s ({speed:.0f} steps "
             f"per second), {self.ranks} ranks over {self.transport}.",
@@ -103,35 +103,35 @@ class DemoResult:
 
 def demo(
     ranks: Annotated[
-        int, typer.Option(min=1, max=_MAX_RANKS, help="Processes to train with.")
+        int, typer.Option(min=1, max=_MAX_RANKS, help="Number of nodes.")
     ] = 3,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = _EPOCHS,
     as_json: Annotated[
-        bool, typer.Option("--json", help="JSON on standard output.")
+        bool, typer.Option("--json", help="Print JSON to standard output.")
     ] = False,
 ) -> None:
-    """Train a digit classifier with several processes here, and prove the result."""
+    """Train a digit classifier with several nodes here and check the result."""
     errors = Console(stderr=True)
     try:
         with exit_on_sigterm(), _progress(ranks, epochs) as on_epoch:
-            story = tell(ranks, epochs, on_epoch)
+            result = run_demo(ranks, epochs, on_epoch)
     except RingleaderError as exc:
         errors.print(f"demo: {exc}", style="bold red", markup=False)
         raise typer.Exit(1) from exc
     if as_json:
         typer.echo(
-            json.dumps({**asdict(story), "troubles": story.troubles()}, indent=1)
+            json.dumps({**asdict(result), "troubles": result.failures()}, indent=1)
         )
     else:
-        typer.echo("\n".join(story.lines()))
-    for trouble in story.troubles():
-        errors.print(f"demo: {trouble}", style="bold red", markup=False)
-    if story.troubles():
+        typer.echo("\n".join(result.lines()))
+    for failure in result.failures():
+        errors.print(f"demo: {failure}", style="bold red", markup=False)
+    if result.failures():
         raise typer.Exit(1)
 
 
-def tell(ranks: int, epochs: int, on_epoch: OnEpoch) -> DemoResult:
-    """Start the ranks, train, compare with a run alone, and end every process."""
+def run_demo(ranks: int, epochs: int, on_epoch: OnEpoch) -> DemoResult:
+    """Start the ranks, train, and compare with a single-process run."""
     with TemporaryDirectory() as folder, WorkerPool("demo", ranks) as pool:
         machines, tag = pair(ranks, Path(folder))
         for rank, machine in enumerate(machines):
@@ -170,7 +170,7 @@ def _list(value: object) -> list[object]:
 def _train(
     pool: WorkerPool, epochs: int, on_epoch: OnEpoch
 ) -> tuple[list[Message], list[Message]]:
-    """What each machine saw of the cluster, and what it had at the end."""
+    """Train on all ranks; return what each saw of the cluster, and its result."""
     pool.send_all({"do": "train", "nodes": pool.size, "epochs": epochs})
     views: list[Message] = []
     finals: dict[int, Message] = {}
@@ -189,7 +189,7 @@ def _train(
 
 @contextmanager
 def _progress(ranks: int, epochs: int) -> Iterator[OnEpoch]:
-    """A bar on stderr; where that is a file or a pipe, a line now and then."""
+    """Show a progress bar on stderr; for a file or a pipe, about ten lines instead."""
     console = Console(stderr=True)
     title = f"Training a digit classifier with {ranks} nodes on this machine"
     console.print(f"{title} ...", highlight=False)

@@ -1,4 +1,4 @@
-"""The machines of the demo: private homes on this one, paired by a real phrase."""
+"""DemoMachine: a private Ringleader home on this machine, paired by a phrase."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LOOPBACK = {"darwin": "lo0", "win32": "Loopback Pseudo-Interface 1"}
 
 @dataclass(frozen=True, slots=True)
 class DemoMachine:
-    """One of the pretended machines."""
+    """One simulated machine: a name and a Ringleader home."""
 
     name: str
     home: Path
 
     def environment(self) -> dict[str, str]:
-        """What a process of this machine sees; the network is this machine alone."""
+        """Return the environment of its processes; their network is the loopback."""
         return {
             **os.environ,
             "RINGLEADER_HOME": str(self.home),
@@ -35,13 +35,13 @@ class DemoMachine:
 
 
 def pair(count: int, folder: Path) -> tuple[list[DemoMachine], str]:
-    """Make a cluster on the first machine, let the others join; (machines, tag)."""
+    """Create a cluster and let all machines join; return them and its tag."""
     names = [*_NAMES, *(f"machine-{n + 1}" for n in range(len(_NAMES), count))]
     machines = [DemoMachine(name, folder / name) for name in names[:count]]
     words = join_phrase.new()
     tag = ""
     for machine in machines:
-        # Each derives the secret from the words it was told, as on a machine apart.
+        # Each derives the secret from the phrase, as on separate machines.
         typed = join_phrase.parse(Secret(words.show()))
         cluster = ClusterSecret.from_phrase(typed, name="demo")
         cluster_store.store_cluster(Home(machine.home), cluster)

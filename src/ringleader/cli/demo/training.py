@@ -1,10 +1,10 @@
-"""The training behind ``ringleader demo``: a small classifier of handwritten digits.
+"""Trains a small classifier of handwritten digits for ``ringleader demo``.
 
-Every rank walks through the same global batches and works on its own slice of each. It
+Every rank iterates over the same global batches and works on its own slice of each. It
 divides its loss by the size of the whole batch, so that the sum over ranks is the mean
-over the batch, also when the slices are not equally long. One all_reduce per step sums
-the gradients and, as the last element, the loss. The reference is the same program
-without a group: one slice, no communication.
+over the batch, also if the slices differ in length. One all_reduce per step sums the
+gradients and, as the last element, the loss. The reference is the same program without
+a group: one slice, no communication.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _TRAINING_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """What defines a run; all ranks and the reference share it."""
+    """Hyperparameters, the same on all ranks and in the reference run."""
 
     epochs: int = 30
-    """Passes over the training digits; thirty reach 98 %."""
+    """Passes over the training digits; 30 reach an accuracy of 98 %."""
 
     batch: int = 96
-    """Digits per step, over all ranks."""
+    """Digits per step over all ranks."""
 
     learning_rate: float = 0.1
     momentum: float = 0.9
 
     seed: int = 7
-    """Fixes the split, the first parameters and the order of the digits."""
+    """Determines the split, the initial parameters and the order of the digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """Images as rows of 64 numbers between 0 and 1, and what they show."""
+    """Images as rows of 64 numbers between 0 and 1, and their labels."""
 
     train_images: Tensor
     train_labels: Tensor
@@ -55,7 +55,7 @@ class Digits:
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """What a rank holds at the end."""
+    """Model and statistics of one rank after training."""
 
     parameters: Tensor
     loss: float
@@ -65,16 +65,16 @@ class TrainingResult:
     seconds: float
 
     def digest(self) -> str:
-        """Equal on two ranks if and only if every bit of the parameters is."""
+        """Return a SHA-256 of the parameters, equal only if all bits are."""
         return hashlib.sha256(self.parameters.numpy().tobytes()).hexdigest()
 
 
 OnEpoch = Callable[[int, float], None]
-"""Called with the number of finished epochs and the mean loss of the last one."""
+"""Called with the number of completed epochs and the mean loss of the last one."""
 
 
 def load_digits(config: TrainingConfig) -> Digits:
-    """The digits that scikit-learn ships: nothing is downloaded."""
+    """Load the digits that are part of scikit-learn, without a download."""
     try:
         from sklearn import datasets
     except ImportError as exc:
@@ -113,9 +113,9 @@ def train(
 
 
 class _Trainer:
-    """A model and the flat tensor that all its gradients are views of.
+    """A model whose gradients are views of one flat tensor.
 
-    So backward writes where all_reduce reads, and nothing is copied in between.
+    Backward writes directly into the tensor that all_reduce sums, without a copy.
     """
 
     def __init__(
@@ -136,11 +136,11 @@ class _Trainer:
 
     @property
     def step_bytes(self) -> int:
-        """What every rank hands to all_reduce in one step."""
+        """Number of bytes that every rank passes to all_reduce in one step."""
         return self._step.numel() * self._step.element_size()
 
     def learn(self, batch: Tensor) -> float:
-        """One step on ``batch``, together with the other ranks; its mean loss."""
+        """Train one step on ``batch`` with the other ranks; return its mean loss."""
         rank, size = (self._group.rank, self._group.size) if self._group else (0, 1)
         self._step.zero_()
         self._add_gradients(batch.tensor_split(size)[rank], len(batch))
@@ -150,7 +150,7 @@ class _Trainer:
         return float(self._step[-1])
 
     def accuracy(self) -> float:
-        """The share of test digits that the model names rightly."""
+        """Share of test digits that the model classifies correctly."""
         with torch.no_grad():
             guesses = self._model(self._digits.test_images).argmax(dim=1)
         return float((guesses == self._digits.test_labels).double().mean())
@@ -166,8 +166,11 @@ class _Trainer:
 
 
 def _model(seed: int) -> nn.Module:
-    """The same first parameters everywhere: from a generator of our own, because the
-    global one belongs to all threads, and ranks may be threads of one process."""
+    """Return a model with the same initial parameters on every rank.
+
+    It uses its own generator: the global one is shared by all threads, and ranks may
+    be threads of one process.
+    """
     model = nn.Sequential(nn.Linear(64, _HIDDEN), nn.Tanh(), nn.Linear(_HIDDEN, 10))
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():

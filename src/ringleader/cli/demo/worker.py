@@ -21,7 +21,7 @@ from ringleader.ids import NodeId, short
 from ringleader.node.launch.join import join, snapshot
 
 _TIMEOUT_S = 30.0
-"""Bound on one all_reduce: a rank that is stuck ends the demo, nobody waits longer."""
+"""Limit for one all_reduce, after which a stuck rank ends the demo."""
 
 _JOIN_S = 60.0
 
@@ -29,7 +29,7 @@ _IN_WORDS = {"shm": "shared memory", "tcp": "TCP"}
 
 
 class DemoRank:
-    """Trains when told to, then compares itself with a run without any group."""
+    """Trains on request, then compares the result with a single-process run."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -38,7 +38,7 @@ class DemoRank:
         self._trained: TrainingResult | None = None
 
     def handle(self, task: Message, report: Report) -> Message:
-        """Carry out one task of the parent."""
+        """Perform one task of the parent and return the reply."""
         match task:
             case {"do": "train", "nodes": int(nodes), "epochs": int(epochs)}:
                 self._config = TrainingConfig(epochs=epochs)
@@ -46,7 +46,7 @@ class DemoRank:
             case {"do": "compare"}:
                 return self._compare()
             case _:
-                raise ConfigError(f"demo worker: no such task {task}")
+                raise ConfigError(f"demo worker: unknown task {task}")
 
     def _train(self, nodes: int, report: Report) -> Message:
         self._digits = load_digits(self._config)
@@ -83,7 +83,7 @@ class DemoRank:
 
 
 def _cluster(seconds: float) -> Message:
-    """The cluster as this machine sees it when training begins."""
+    """Describe the cluster as this machine sees it when training begins."""
     seen = snapshot()
     names = {row.node: row.name for row in seen.nodes}
     return {
@@ -95,12 +95,12 @@ def _cluster(seconds: float) -> Message:
 
 
 def main() -> None:
-    """Serve the parent until it closes the line."""
+    """Handle tasks until the parent closes the socket."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--control", required=True)
     parser.add_argument("--rank", type=int, required=True)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # ranks share the cores; also the same sums every time
+    torch.set_num_threads(1)  # ranks share the cores; also makes sums reproducible
     serve(arguments.control, {"rank": arguments.rank}, DemoRank(arguments.rank).handle)
 
 
