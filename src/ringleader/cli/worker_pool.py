@@ -203,25 +203,17 @@ class WorkerPool:
     def _collect_failures(
         self, errors: dict[int, str], dead: set[int], deadline: Deadline
     ) -> None:
-        silent = {
-            rank: control
-            for rank, control in self._controls.items()
-            if rank not in errors
-        }
+        silent = {r: c for r, c in self._controls.items() if r not in errors}
         while silent and not deadline.is_over():
-            ready, _, _ = select.select(
-                list(silent.values()), [], [], deadline.left_s()
-            )
-            for rank, control in [(r, x) for r, x in silent.items() if x in ready]:
+            ready, _, _ = select.select([*silent.values()], [], [], deadline.left_s())
+            for rank, control in [(r, c) for r, c in silent.items() if c in ready]:
                 message = control.poll()
                 if message is not None and "error" in message:
                     errors[rank] = str(message["error"])
                 elif control.has_ended():
                     errors[rank] = "has ended"
                     dead.add(rank)
-            silent = {
-                rank: control for rank, control in silent.items() if rank not in errors
-            }
+            silent = {r: c for r, c in silent.items() if r not in errors}
 
     def _describe_death(self, dead: set[int]) -> tuple[str, str]:
         """Return the name of the dead worker and how it ended.
@@ -233,13 +225,10 @@ class WorkerPool:
         process = self._processes[0 if launched else first]
         with suppress(subprocess.TimeoutExpired):
             process.wait(_COLLECT_S)
+        how = f"has ended ({_exit_status(process)}){self._log_tail()}"
         if launched:
-            return (
-                self.title,
-                f"the job has ended ({_exit_status(process)}){self._log_tail()}",
-            )
-        how = _exit_status(process)
-        return self._name(first), f"the worker has ended ({how}){self._log_tail()}"
+            return self.title, f"the job {how}"
+        return self._name(first), f"the worker {how}"
 
     def _name(self, rank: int) -> str:
         return f"{self.title} rank {rank}"
