@@ -1,10 +1,10 @@
-"""The election of the system we replace, rebuilt to be caught (spec.md 1.12).
+"""An election by uptime with known defects, which the membership simulator must find.
 
-Seniority is the time since the process started. A node that campaigns enters itself
-with the seniority of that moment and its peers with the ones in their messages, which
-grow meanwhile. As soon as it knows a candidate for every peer it declares its own vote.
-Nobody asks whether the others voted alike, and the session number fences nothing. What
-surrounds the rule here (heartbeats, loss of the leader, views) is as good as it gets.
+The longest-running node wins. A node that campaigns enters itself with its uptime of
+that moment and its peers with the uptimes in their messages, which grow meanwhile. Once
+it knows a candidate for every peer it declares its own vote the result. No node checks
+whether the others voted alike, and the session number fences nothing. The rest here
+(heartbeats, loss of the leader, views) is correct.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TIMEOUT_S = 3.0
 
 
 class Vote(msgspec.Struct, frozen=True):
-    """The seed's election message."""
+    """The election message."""
 
     seniority_s: float
     session: int
@@ -40,15 +40,15 @@ class Vote(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct):
-    """What a node knows of one candidate."""
+    """State of one candidate, as seen by a node."""
 
     seniority_s: float
     last_seen_s: float
     payload: bytes
 
 
-class SeedRule:
-    """Idle, campaigning, then master or follower: whatever one's own vote says."""
+class UptimeElection:
+    """A node of that election: idle, campaigning, then master or follower."""
 
     def __init__(self, me: Member) -> None:
         self.me = me
@@ -95,7 +95,7 @@ class SeedRule:
         self._session += 1
         self._is_campaigning = True
         mine = Candidate(self._seniority(now_s), now_s, self._payload)
-        self._candidates = {self.me: mine}  # PM-5: frozen; PM-6: the sender is lost
+        self._candidates = {self.me: mine}  # defects: frozen uptime, lost sender
 
     def _process(self, peer: Member, vote: Vote, now_s: float) -> None:
         self._session = max(self._session, vote.session)
@@ -111,7 +111,7 @@ class SeedRule:
         old_s = now_s - TIMEOUT_S
         seen = [c.last_seen_s for c in self._candidates.values()]
         if self._is_campaigning and min(seen, default=inf) < old_s:
-            self._start(now_s)  # PM-7: its own entry is never refreshed
+            self._start(now_s)  # defect: its own entry is never refreshed
         seniority_s = self._seniority(now_s)
         vote = Vote(seniority_s, self._session, self._vote(), self._payload)
         out += [Send(peer, vote) for peer in sorted(self._peers)]  # type: ignore[arg-type]

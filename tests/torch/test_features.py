@@ -53,15 +53,19 @@ def is_scenario(function: ast.FunctionDef) -> bool:
 
 
 SCENARIOS = {name: module for module, name in scenarios()}
-CASES = [(name, size) for name in SCENARIOS for size in SIZES.get(name, (2, 3))]
+CASES = [
+    pytest.param(name, size, marks=() if size == max(sizes) else pytest.mark.slow)
+    for name in SCENARIOS
+    for sizes in [SIZES.get(name, (2, 3))]
+    for size in sizes
+]
+"""More ranks show what fewer do, but for shortcuts; ``make test-all`` runs all."""
 
 
 @pytest.fixture(scope="module")
 def worlds(stage: Stage) -> Iterator[dict[int, World]]:
-    """One world of each size, formed."""
+    """One world of each size; it forms when it is used first."""
     made = {size: World(stage, size, scheme) for size, scheme in SCHEMES.items()}
-    for world in made.values():
-        world.open()
     yield made
     for world in made.values():
         world.end()

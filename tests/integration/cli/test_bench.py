@@ -67,7 +67,11 @@ def test_a_killed_worker_ends_the_run_with_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "peers"), [(signal.SIGINT, "gloo,mpi"), (signal.SIGTERM, "")]
+    ("number", "peers"),
+    [
+        pytest.param(signal.SIGINT, "gloo,mpi", marks=pytest.mark.slow),
+        (signal.SIGTERM, ""),
+    ],
 )
 def test_stopping_it_leaves_no_process(number: signal.Signals, peers: str) -> None:
     with endless("--peers", peers, "--operations", "all_reduce") as bench:

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.timeout(110)
 DEMO = [sys.executable, "-m", "ringleader.cli.main", "demo"]
 
 
+@pytest.mark.slow
 def test_the_demo_learns_and_proves_it(tmp_path: Path) -> None:
     done = subprocess.run(
         DEMO, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path
@@ -42,18 +43,19 @@ def test_the_demo_learns_and_proves_it(tmp_path: Path) -> None:
 
 
 def test_json_holds_the_same_facts() -> None:
-    flags = ["--ranks", "1", "--epochs", "2", "--json"]  # a rank is 5 s of imports
+    flags = ["--ranks", "2", "--epochs", "2", "--json"]  # a rank is 5 s of imports
     done = subprocess.run(
         [*DEMO, *flags], capture_output=True, text=True, timeout=100, check=False
     )
 
     assert done.returncode == 0, done.stderr
     story = json.loads(done.stdout)
-    assert (story["ranks"], story["epochs"], story["troubles"]) == (1, 2, [])
-    assert len(story["digests"]) == 1
+    assert (story["ranks"], story["epochs"], story["troubles"]) == (2, 2, [])
+    assert len(set(story["digests"])) == 1
     assert story["largest_difference"] <= 1e-5
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_demo_with_its_name() -> None:
     with subprocess.Popen(
         [*DEMO, "--ranks", "2", "--epochs", "1000000"],

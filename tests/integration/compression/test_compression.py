@@ -180,7 +180,7 @@ def test_one_step_is_close_to_the_mean(name: str, limit: float) -> None:
     assert error.norm() <= limit * wanted.norm()
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("size", [2, 3, 8])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_all_ranks_hold_the_same_bits(name: str, size: int) -> None:
     shapes = {**SHAPES, "odd": (1, 1031)}

@@ -125,6 +125,7 @@ def test_a_master_nobody_keeps_and_a_rank_that_never_comes_are_named(
     assert keeps.startswith("PeerUnreachable rank 1: did not join within 1.0 s")
 
 
+@pytest.mark.slow
 def test_a_script_started_by_torchrun_finds_its_group(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -96,6 +96,7 @@ def read(worker: Any, count: int) -> list[dict[str, Any]]:  # noqa: ANN401 - a P
     return [json.loads(worker.stdout.readline()) for _ in range(count)]
 
 
+@pytest.mark.slow
 def test_the_simulator_predicts_ring_tree_and_star_within_a_fifth(
     of_three_hosts: Answers,
 ) -> None:

@@ -468,13 +468,23 @@ def test_a_user_is_asked_for_the_pin_until_it_is_right(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("plan", "codec"),
     [
-        (Plan(rounds=50, workers=2), "int8"),
-        (Plan(rounds=50, workers=2), "topk:0.1"),
-        (Plan(rounds=3, workers=2, steps=25), "bf16"),
-        (Plan(rounds=100, workers=2, mode="async"), "none"),
-        (Plan(rounds=100, workers=2, mode="bounded", staleness=4), "int8"),
+        pytest.param(Plan(rounds=50, workers=2), "int8", id="int8"),
+        pytest.param(
+            Plan(rounds=50, workers=2), "topk:0.1", id="topk", marks=pytest.mark.slow
+        ),
+        pytest.param(Plan(rounds=3, workers=2, steps=25), "bf16", id="local"),
+        pytest.param(
+            Plan(rounds=100, workers=2, mode="async"),
+            "none",
+            id="async",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            Plan(rounds=100, workers=2, mode="bounded", staleness=4),
+            "int8",
+            id="bounded",
+        ),
     ],
-    ids=["int8", "topk", "local", "async", "bounded"],
 )
 def test_other_modes_and_codecs_learn_as_well(
     tmp_path: Path, plan: Plan, codec: str

@@ -92,8 +92,9 @@ def total(size: int, turn: int = 0, count: int = COUNT) -> Tensor:
 
 
 @pytest.mark.parametrize("pace", PACES)
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("count", [COUNT, 24 * 1024])
+@pytest.mark.parametrize(
+    ("size", "count"), [(2, COUNT), (3, COUNT), (3, 24 * 1024), (4, 24 * 1024)]
+)
 def test_the_device_carries_every_part(size: int, count: int, pace: str) -> None:
     def body(rank: Rank) -> Tensor:
         tensor = rank.computed(numbers(rank.group.rank, count=count))

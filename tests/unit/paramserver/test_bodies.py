@@ -167,11 +167,11 @@ INVALID = {
 }
 
 
-@pytest.mark.parametrize("codec", bodies.CODECS)
 @pytest.mark.parametrize("name", INVALID)
-def test_rubbish_is_refused_in_every_codec(name: str, codec: str) -> None:
-    with pytest.raises(ProtocolError):
-        bodies.read_update(KNOWN, bytearray(INVALID[name]), codec)
+def test_rubbish_is_refused_in_every_codec(name: str) -> None:
+    for codec in bodies.CODECS:
+        with pytest.raises(ProtocolError):
+            bodies.read_update(KNOWN, bytearray(INVALID[name]), codec)
     with pytest.raises(ProtocolError):
         bodies.read_weights(KNOWN, INVALID[name])
 

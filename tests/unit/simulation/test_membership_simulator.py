@@ -17,7 +17,7 @@ from ringleader.simulation.membership.invariants import InvariantViolation
 from ringleader.simulation.membership.seeded_run import SeedResult, simulate
 from ringleader.simulation.membership.simulated_cluster import SimulatedCluster
 from ringleader.simulation.membership.simulated_node import MachineFactory
-from tests.kit.uptime_election import SeedRule
+from tests.kit.uptime_election import UptimeElection
 
 NUM_SEEDS = 150
 
@@ -44,7 +44,7 @@ def failures(make: MachineFactory | None, seeds: range) -> list[SeedResult]:
 
 def test_the_rule_of_the_seed_is_caught() -> None:
     assert not failures(None, range(25))
-    caught = failures(SeedRule, range(25))
+    caught = failures(UptimeElection, range(25))
     assert len(caught) > 20
     assert any("is led by" in (o.failure or "") for o in caught)
 
@@ -64,14 +64,14 @@ def without_faults(make: MachineFactory, size: int, seed: int) -> str | None:
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_the_rule_of_the_seed_splits_a_cluster_without_any_fault(size: int) -> None:
     ours = [without_faults(MembershipMachine, size, seed) for seed in range(10)]
-    seeds = [without_faults(SeedRule, size, seed) for seed in range(10)]
+    seeds = [without_faults(UptimeElection, size, seed) for seed in range(10)]
     assert not any(ours)
     assert any(seeds)
 
 
 def test_two_nodes_defer_to_each_other_by_the_rule_of_the_seed() -> None:
     """PM-5: each campaigns before it hears of the other's growing seniority."""
-    cluster = SimulatedCluster(2, seed=1, make=SeedRule)
+    cluster = SimulatedCluster(2, seed=1, make=UptimeElection)
     for node in cluster.nodes:
         cluster.start(node)
     cluster.run(5)

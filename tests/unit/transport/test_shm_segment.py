@@ -63,13 +63,13 @@ def created() -> Iterator[tuple[int, Segment]]:
     os.close(fd)
 
 
-@pytest.mark.parametrize("size", range(2, 65))
-def test_areas_do_not_overlap_and_end_with_the_file(size: int) -> None:
-    geometry = Geometry(size)
-    placed = sorted(areas(geometry), key=lambda area: area[1])
-    for (name, _, end), (following, start, _) in itertools.pairwise(placed):
-        assert end <= start, f"{name} reaches into {following}"
-    assert placed[-1][2] == geometry.total_bytes
+def test_areas_do_not_overlap_and_end_with_the_file() -> None:
+    for size in range(2, 65):
+        geometry = Geometry(size)
+        placed = sorted(areas(geometry), key=lambda area: area[1])
+        for (name, _, end), (following, start, _) in itertools.pairwise(placed):
+            assert end <= start, f"{size} ranks: {name} reaches into {following}"
+        assert placed[-1][2] == geometry.total_bytes, f"{size} ranks"
 
 
 @pytest.mark.parametrize("size", [2, 3, 64])

@@ -100,12 +100,14 @@ def test_what_is_encoded_is_decoded(frame: Frame) -> None:
     assert control_frames.decode(bytearray(data), PEER) == frame
 
 
-@pytest.mark.parametrize("length", [*range(48), 49, 96])
-def test_any_other_length_is_refused(length: int) -> None:
-    data = (control_frames.encode(EXAMPLES[Kind.DATA]) * 2)[:length]
-    with pytest.raises(ProtocolError, match=f"{length} bytes instead of 48") as caught:
-        control_frames.decode(data, PEER)
-    assert caught.value.peer == PEER
+def test_any_other_length_is_refused() -> None:
+    for length in [*range(48), 49, 96]:
+        data = (control_frames.encode(EXAMPLES[Kind.DATA]) * 2)[:length]
+        with pytest.raises(
+            ProtocolError, match=f"{length} bytes instead of 48"
+        ) as caught:
+            control_frames.decode(data, PEER)
+        assert caught.value.peer == PEER
 
 
 @pytest.mark.parametrize("kind", list(Kind), ids=lambda kind: kind.name)

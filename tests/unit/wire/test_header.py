@@ -102,12 +102,14 @@ def test_what_is_encoded_is_decoded(value: Header) -> None:
     assert header.decode(memoryview(bytearray(data)), PEER) == value
 
 
-@pytest.mark.parametrize("length", [*range(64), 65, 128])
-def test_any_other_length_is_refused(length: int) -> None:
-    data = (header.encode(EXAMPLE) * 2)[:length]
-    with pytest.raises(ProtocolError, match=f"{length} bytes instead of 64") as caught:
-        header.decode(data, PEER)
-    assert caught.value.peer == PEER
+def test_any_other_length_is_refused() -> None:
+    for length in [*range(64), 65, 128]:
+        data = (header.encode(EXAMPLE) * 2)[:length]
+        with pytest.raises(
+            ProtocolError, match=f"{length} bytes instead of 64"
+        ) as caught:
+            header.decode(data, PEER)
+        assert caught.value.peer == PEER
 
 
 @pytest.mark.parametrize("at", range(4))
