@@ -38,7 +38,7 @@ from ringleader.transport import tcp
 from ringleader.transport.dialer import Endpoint
 from ringleader.transport.listener import Listener
 from ringleader.transport.mesh import Mesh, MeshConfig
-from ringleader.transport.secure_socket import TlsCredentials
+from ringleader.transport.tls_credentials import TlsCredentials
 
 TRANSPORTS = ("auto", "tcp")
 
@@ -158,7 +158,7 @@ def group(
     if rank is None:
         raise ConfigError("peers without rank: say which of them we are")
     addresses = _check_peers(peers, rank)
-    listener = Listener(tcp.listen(*addresses[rank]), options.credentials)
+    listener = Listener.open(*addresses[rank], options.credentials)
     view_id = "peers:" + ",".join(f"{host}:{port}" for host, port in addresses)
     endpoints = [Endpoint((address,)) for address in addresses]
     return _form(rank, endpoints, listener, view_id, options)
@@ -196,7 +196,7 @@ def _check_peers(peers: Sequence[str], rank: int) -> list[tuple[str, int]]:
 def from_environment(launch: Launch, options: Options) -> Group:
     """Meet at the store at MASTER_ADDR:MASTER_PORT, kept by rank 0 or the launcher."""
     if launch.size == 1:
-        listener = Listener(tcp.listen("127.0.0.1", 0), shares_memory=False)
+        listener = Listener.open("127.0.0.1", 0, shares_memory=False)
         alone = [Endpoint((("127.0.0.1", listener.port),))]
         return _form(0, alone, listener, "alone", options)
     where = f"{launch.master}:{launch.port}"
@@ -229,7 +229,7 @@ def over_store(
     claim = f"ringleader/{view_id}/claim/{rank}"
     if store.add(claim, 1) > 1:
         raise ConfigError(f"two processes say they are rank {rank}")
-    listener = Listener(tcp.listen("", 0), options.credentials)
+    listener = Listener.open("", 0, options.credentials)
     keys = [f"ringleader/{view_id}/{peer}" for peer in range(size)]
     must_stay = False
     try:

@@ -1,1 +1,1 @@
-"""Links: ordered byte streams between two ranks, and how they are made."""
+"""Links to other ranks: TCP, TLS and shared memory; listening, dialing and the mesh."""

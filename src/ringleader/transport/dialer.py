@@ -1,4 +1,6 @@
-"""Finding one peer: all its addresses, who answers there, and what it says to us."""
+"""Dialer opens connections to one rank: it tries all addresses and checks who
+answers.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,16 @@ from ringleader.errors import (
 from ringleader.ids import NodeId
 from ringleader.transport import tcp
 from ringleader.transport.link import wait_ready
-from ringleader.transport.secure_socket import SecureSocket, TlsCredentials
+from ringleader.transport.secure_socket import SecureSocket
+from ringleader.transport.tls_credentials import TlsCredentials
 from ringleader.wire import hello as wire
 
 SILENCE_S = 5.0
-"""Of several addresses, one that connects and then says nothing gets this long. It may
-belong to somebody else who has the same private address, but our peer may also be busy
-with others; so it is asked again after the rest."""
+"""If a peer has several addresses, one that connects and then stays silent gets this
+long. It may belong to another machine with the same private address. But the peer
+may also be busy with others, so the address is tried again after the rest."""
 MAX_ADDRESSES = 16
-"""Of one peer: more than any machine has that would be dialled."""
+"""Addresses of one peer; more than any machine has that would be dialed."""
 
 Greet = Callable[[socket.socket, Deadline], wire.Answer]
 """Says hello on a new connection and returns the answer."""
@@ -33,11 +36,11 @@ Greet = Callable[[socket.socket, Deadline], wire.Answer]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a rank can be found, and which node must be there."""
+    """The addresses of a rank, and the node that must answer there."""
 
     addresses: tuple[tcp.Address, ...]
     node: NodeId | None = None
-    """None: any member of the cluster will do."""
+    """None: any member of the cluster may answer."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.addresses) <= MAX_ADDRESSES:
@@ -46,7 +49,7 @@ class Endpoint:
 
 
 class Dialer:
-    """Opens connections to one rank. One thread at a time."""
+    """Opens connections to one rank. Use it from one thread at a time."""
 
     def __init__(
         self,
@@ -60,36 +63,37 @@ class Dialer:
         self._addresses = list(endpoint.addresses)
         self._credentials = credentials
         self._deadline = deadline
-        self._rests = tcp.retry_pauses()
+        self._pauses = tcp.retry_pauses()
         self._refusal: PeerError | None = None
 
     def open(self, greet: Greet) -> tuple[socket.socket, wire.Answer]:
-        """A connection whose other side is who it should be, and its answer.
+        """Return a connection to the expected peer, and its answer to the hello.
 
-        Being refused, or finding somebody else there, is final for an address; the
-        others are tried on.
+        If an address refuses us, or another node answers there, that address is not
+        tried again; the others are.
         """
-        self._rests = tcp.retry_pauses()
+        self._pauses = tcp.retry_pauses()
         while True:
             sock, address = self._dial()
             try:
-                sock, answer = self._introduce(sock, greet)
+                sock, answer = self._handshake(sock, greet)
             except PeerError as exc:
                 self._learn(address, exc)
             else:
-                self._addresses = [address, *self._but(address)]
+                self._addresses = [address, *self._all_but(address)]
                 return sock, answer
 
-    def _but(self, address: tcp.Address) -> list[tcp.Address]:
+    def _all_but(self, address: tcp.Address) -> list[tcp.Address]:
         return [each for each in self._addresses if each != address]
 
     def _learn(self, address: tcp.Address, exc: PeerError) -> None:
-        """What failed at ``address``: go on there, elsewhere, or raise it."""
-        others = self._but(address)
+        """Decide after a failure at ``address``: try again, try the others, or
+        raise."""
+        others = self._all_but(address)
         if isinstance(exc, PeerLost | DeadlineExceeded):
-            # Its listener went away between our two steps (it may be restarting), or
-            # it is not our peer who listens there.
-            tcp.sleep_before_retry(self._rests, self._deadline)
+            # The listener went away between connect and hello (it may be restarting),
+            # or another program listens there.
+            tcp.sleep_before_retry(self._pauses, self._deadline)
             if self._deadline.is_over():
                 raise exc
             self._addresses = [*others, address]
@@ -104,7 +108,7 @@ class Dialer:
         except PeerUnreachable as exc:
             raise self._refusal or exc from exc
 
-    def _introduce(
+    def _handshake(
         self, sock: socket.socket, greet: Greet
     ) -> tuple[socket.socket, wire.Answer]:
         deadline = self._deadline
@@ -126,7 +130,8 @@ def secure(
     deadline: Deadline,
     node: NodeId | None = None,
 ) -> SecureSocket:
-    """The dialling side: prove ourselves and the peer before ``deadline``."""
+    """Run the TLS handshake as the client; both sides are proven before
+    ``deadline``."""
     made = SecureSocket(sock, credentials, who, expect=node)
     try:
         while events := _step(made, who):

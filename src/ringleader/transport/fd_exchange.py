@@ -1,8 +1,8 @@
-"""The Unix socket through which ranks of one host share memory: its name, who may come.
+"""The Unix socket over which ranks of one host exchange descriptors of shared memory.
 
-Nobody is let in by the door alone. Its name is random and told only in an answer, the
-hello must repeat the incarnation that came with the mail stream, and where the system
-says which user is on the other side, it must be ours.
+The socket alone admits nobody: its name is random and told only in the answer to a
+hello, the hello on it must repeat the incarnation that came with the control stream,
+and where the system tells which user is on the other side, it must be ours.
 """
 
 from __future__ import annotations
@@ -21,44 +21,45 @@ from ringleader.transport import tcp
 YES, NO = b"\1", b"\0"
 
 _CREDENTIALS = struct.Struct("3i")
-"""What SO_PEERCRED tells: process, user, group."""
+"""Result of SO_PEERCRED: process, user and group id."""
 
 
-def unix_socket_path(door: bytes) -> str | bytes:
-    """The Unix socket address behind the name in an answer.
+def unix_socket_path(name: bytes) -> str | bytes:
+    """Return the address of the Unix socket that an answer names.
 
-    "@name" is Linux's abstract namespace: no file, and other network namespaces do not
-    see it. Elsewhere it is a file in the temporary directory, removed on close.
+    "@name" is in Linux's abstract namespace: there is no file, and other network
+    namespaces do not see it. Elsewhere it is a file in the temporary directory, removed
+    on close.
     """
-    if door.startswith(b"@"):
-        return b"\0" + door[1:]
-    return os.path.join(tempfile.gettempdir(), os.path.basename(door.decode()))
+    if name.startswith(b"@"):
+        return b"\0" + name[1:]
+    return os.path.join(tempfile.gettempdir(), os.path.basename(name.decode()))
 
 
 def open_unix_listener() -> tuple[socket.socket | None, bytes]:
-    """(listening socket, its name); (None, b"") where there are no such sockets."""
+    """Return (listening socket, its name); (None, b"") without Unix sockets."""
     if not hasattr(socket, "AF_UNIX") or not hasattr(socket, "send_fds"):
         return None, b""
     prefix = b"@" if sys.platform == "linux" else b""
-    door = prefix + b"rl-" + secrets.token_hex(10).encode()
+    name = prefix + b"rl-" + secrets.token_hex(10).encode()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.bind(unix_socket_path(door))
+        sock.bind(unix_socket_path(name))
         if not prefix:
-            os.chmod(unix_socket_path(door), 0o600)
+            os.chmod(unix_socket_path(name), 0o600)
     except OSError as exc:
         sock.close()
         raise ConfigError(f"cannot open a Unix socket: {exc.strerror or exc}") from exc
     sock.listen(tcp.BACKLOG)
     sock.setblocking(False)
-    return sock, door
+    return sock, name
 
 
 def is_same_user(sock: socket.socket) -> bool:
-    """Whether our own user is on the other side, as far as the system tells.
+    """Return whether our own user is on the other side, where the system can tell.
 
     Abstract sockets have no permissions, so on Linux the kernel is asked; elsewhere the
-    mode of the file has already kept the others out.
+    mode of the file has already kept other users out.
     """
     if not hasattr(socket, "SO_PEERCRED"):
         return True
@@ -68,7 +69,7 @@ def is_same_user(sock: socket.socket) -> bool:
 
 
 def send_fd(doorbell: socket.socket, fd: int, rank: int) -> None:
-    """One byte with a descriptor on an empty Unix socket: it cannot block."""
+    """Send a descriptor with one byte; on an empty Unix socket this cannot block."""
     try:
         socket.send_fds(doorbell, [YES], [fd])
     except OSError as exc:
@@ -76,7 +77,7 @@ def send_fd(doorbell: socket.socket, fd: int, rank: int) -> None:
 
 
 def receive_fd(doorbell: socket.socket, rank: int, deadline: Deadline) -> int:
-    """One descriptor; surplus ones are closed, none at all is an error."""
+    """Receive one descriptor; surplus ones are closed, none at all is PeerLost."""
     tcp.wait_readable(doorbell, rank, deadline)
     try:
         data, fds, _, _ = socket.recv_fds(doorbell, 1, 4)
@@ -85,5 +86,5 @@ def receive_fd(doorbell: socket.socket, rank: int, deadline: Deadline) -> int:
     for extra in fds[1:]:
         os.close(extra)
     if not data or not fds:
-        raise PeerLost(rank, "sent no segment")
+        raise PeerLost(rank, "sent no descriptor of its shared memory")
     return fds[0]

@@ -1,4 +1,4 @@
-"""Free TCP ports on this machine, for processes that we start ourselves."""
+"""free_ports finds TCP ports for processes that are started on this machine."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from contextlib import ExitStack, suppress
 from ringleader.errors import ConfigError
 
 _PORTS = range(20_000, 32_768)
-"""Below what systems give to outgoing connections (Linux from 32768 on, others from
-49152 on): none of them takes a port between our look and its use."""
+"""Below the range that systems give to outgoing connections (from 32768 on Linux,
+from 49152 elsewhere), so that none of those takes a port between our check and its
+use."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 nobody listens on. Another program may take one before we do:
-    then who was to have it says so."""
+    """Return ports of 127.0.0.1 on which nobody listens.
+
+    Another program may take one before it is used; the process that wanted it then
+    reports the error.
+    """
     dice, found = random.SystemRandom(), list[int]()
     with ExitStack() as stack:
         for _ in range(100 * count):

@@ -1,4 +1,6 @@
-"""Which ranks share a host: the same boot of the same kernel, the same network."""
+"""host_token identifies the host, so that ranks know with whom they can share
+memory.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,17 @@ from pathlib import Path
 
 
 def new_incarnation() -> bytes:
-    """Random bytes that tell one group's member in this process from all others."""
+    """Return random bytes that identify this process's membership of one group."""
     return secrets.token_bytes(16)
 
 
 @cache
 def host_token() -> bytes:
-    """16 bytes equal on ranks that may share memory.
+    """Return 16 bytes that are equal on ranks that may share memory.
 
-    Boot id and network namespace: containers and test namespaces on one kernel count as
-    separate hosts, as they would behave on a real network.
+    They are derived from the boot id and the network namespace: containers and test
+    namespaces on one kernel count as separate hosts, as they would behave on a real
+    network.
     """
     parts = [platform.node(), str(uuid.getnode())]
     with contextlib.suppress(OSError):

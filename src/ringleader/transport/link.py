@@ -1,4 +1,7 @@
-"""What the engine knows of a link, and the two system calls that differ by platform."""
+"""Link is the interface the engine needs from a connection to one peer.
+
+Also here are the two system calls that differ by platform: yield and poll.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +17,39 @@ POLLIN = getattr(select, "POLLIN", 1)
 POLLOUT = getattr(select, "POLLOUT", 4)
 
 relax: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
-"""Give the core to whoever is ready. ``time.sleep(0)`` costs 50 us on Linux, so it is
-used only where ``sched_yield`` does not exist (Windows, where it is a yield)."""
+"""Yield the core to another thread. ``time.sleep(0)`` costs 50 us on Linux, so it is
+used only where ``sched_yield`` does not exist (Windows, where it yields)."""
 
 
 class Link(Protocol):
-    """An ordered byte stream to one peer; never blocks. One thread at a time."""
+    """An ordered byte stream to one peer. Calls never block; one thread at a time."""
 
     peer: int
     kind: str
 
     def try_send(self, view: memoryview) -> int:
-        """Bytes taken from ``view``, 0 when the link is full; PeerLost when gone.
+        """Return how many bytes of ``view`` were taken, 0 if the link is full.
 
-        The next ``view`` goes on where the last one was taken to: it may be longer than
-        what was not taken, not other bytes. An encrypted link has begun to send them.
+        Raises PeerLost if the peer is gone. The next ``view`` must continue where the
+        last one was taken to: it may be longer than the rest, but not hold other bytes,
+        because an encrypted link has already begun to send them.
         """
         ...
 
     def try_recv_into(self, view: memoryview) -> int:
-        """Bytes put into ``view``, 0 when none are there; PeerLost at the end."""
+        """Return how many bytes were put into ``view``, 0 if none are here.
+
+        Raises PeerLost at the end of the stream.
+        """
         ...
 
     def arm(self, *, sending: bool, receiving: bool) -> list[tuple[int, int]] | None:
-        """Get ready to sleep: the (descriptor, events) to poll; None: work is there."""
+        """Prepare to sleep: return (descriptor, events) to poll, or None if work is
+        here."""
         ...
 
     def disarm(self) -> None:
-        """Awake again; called after every ``arm``."""
+        """End the preparation; called after every ``arm``."""
         ...
 
     def close(self) -> None:
@@ -50,12 +58,12 @@ class Link(Protocol):
 
 
 def lost(peer: int, exc: OSError) -> PeerLost:
-    """The one translation of operating system errors of a living stream."""
+    """Translate an operating system error on an open stream into PeerLost."""
     return PeerLost(peer, f"connection lost ({exc.strerror or exc})")
 
 
 def wait_ready(wanted: Iterable[tuple[int, int]], timeout_s: float) -> None:
-    """Sleep until one of the (file descriptor, poll events) is ready, or time is up."""
+    """Sleep until one of the (descriptor, poll events) is ready, or time is up."""
     if hasattr(select, "poll"):
         poll = select.poll()
         for fd, events in wanted:

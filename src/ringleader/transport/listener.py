@@ -1,11 +1,12 @@
-"""Who comes to our door: accept, prove, hear the hello, keep visitors until asked for.
+"""Listener accepts connections, authenticates them and reads their hello.
 
-There is no thread: whoever waits for a peer pumps the listener. A connection for a
-group that is not being formed yet stays parked, unanswered and unread, so a peer that
-is early waits in its socket instead of being refused. With
-credentials, TLS comes before the hello, a step at a time. Strangers are bounded in
-number and time, each address for itself, so that one that opens many connections stands
-in its own way only.
+It has no thread: whoever waits for a peer calls ``take``, which polls the sockets. With
+credentials, the TLS handshake comes before the hello and proceeds step by step.
+Connections that have not proven who they are, are bounded in number and time
+(``unauthenticated_limits.py``); a stranger is refused here.
+
+A connection for a group that is not being formed yet stays parked, unanswered and
+unread, so a peer that is early waits in its socket instead of being refused.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import contextlib
 import os
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Self
 
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, PeerError, PeerUntrusted, ProtocolError
@@ -27,86 +28,84 @@ from ringleader.transport.fd_exchange import (
     unix_socket_path,
 )
 from ringleader.transport.link import POLLIN, POLLOUT, wait_ready
-from ringleader.transport.secure_socket import SecureSocket, TlsCredentials
+from ringleader.transport.secure_socket import SecureSocket
+from ringleader.transport.tls_credentials import TlsCredentials
+from ringleader.transport.unauthenticated_limits import (
+    HANDSHAKE_S,
+    PendingConnection,
+    connection_to_refuse,
+)
 from ringleader.wire import hello as wire
 
-GREETING_S = 5.0
-"""For TLS and hello together; who is not done by then is shown out."""
-MAX_PENDING = 64
-MAX_PER_ADDRESS = 8
-MIN_PENDING_S = 0.25
-"""Whoever came less than this ago is not sent away for the next of its address: many
-ranks of one host come at once, and all of them get in if they are taken in turn."""
 MAX_ACCEPTS_PER_POLL = 64
-"""Then those who are in are heard again: a flood must not keep us at the door."""
+"""Then pending connections are read again: a flood of new ones must not starve them."""
 MAX_PARKED = 1024
 ACCEPT_RETRY_S = 0.01
-"""Where nobody can be let in: the next look would find the same at once."""
+"""Pause after a failed accept; an immediate retry would fail for the same reason."""
 MAX_REJECTIONS = 32
 TLS_HANDSHAKE = b"\x16\x03"
-"""How every TLS client begins."""
+"""The first bytes of every TLS client."""
 
 
 @dataclass(slots=True)
 class GreetedConnection:
-    """A connection whose hello we have read."""
+    """A connection whose hello has been read."""
 
     sock: socket.socket
     hello: wire.Hello
     address: str
     node: str = ""
-    """Who it is, where TLS has proven that."""
-
-
-@dataclass(slots=True, eq=False)
-class PendingConnection:
-    sock: socket.socket
-    host: str
-    address: str
-    until: Deadline
-    data: bytearray = field(default_factory=bytearray)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it came through the Unix door."""
-        return not self.host
-
-    @property
-    def has_proven_secret(self) -> bool:
-        """Whether it has shown that it knows the secret of our cluster."""
-        return isinstance(self.sock, SecureSocket) and self.sock.has_spoken
-
-    def had_its_time(self) -> bool:
-        return self.until.left_s() < GREETING_S - MIN_PENDING_S
+    """The node that TLS has proven; empty without TLS."""
 
 
 class Listener:
-    """The listening sockets of one rank. One thread at a time."""
+    """The listening sockets of one rank. Use it from one thread at a time."""
 
     def __init__(
         self,
         sock: socket.socket,
-        credentials: TlsCredentials | None = None,
+        credentials: TlsCredentials | None,
         *,
-        shares_memory: bool = True,
+        unix_sock: socket.socket | None,
+        unix_name: bytes,
     ) -> None:
         self.sock = sock
         self.port: int = sock.getsockname()[1]
         self.credentials = credentials
-        """What TLS needs, for those who come and those we dial; None: plain TCP."""
+        """Credentials for TLS, both to accept and to dial; None: plain TCP."""
+        self.unix_name = unix_name
+        """Name of the Unix socket for ranks of this host; empty if there is none."""
         self.rejected: list[str] = []
-        """Why the last strangers were turned away, for status and tests."""
+        """Why the last connections were refused, for status and tests."""
         self._pending: list[PendingConnection] = []
         self._parked: list[GreetedConnection] = []
-        self.unix_name = b""
-        self._unix_sock: socket.socket | None = None
-        if shares_memory:
-            self._unix_sock, self.unix_name = open_unix_listener()
+        self._unix_sock = unix_sock
+
+    @classmethod
+    def open(
+        cls,
+        host: str,
+        port: int,
+        credentials: TlsCredentials | None = None,
+        *,
+        shares_memory: bool = True,
+    ) -> Self:
+        """Listen on ``host`` and ``port``, and on a Unix socket to share memory."""
+        unix_sock, unix_name = open_unix_listener() if shares_memory else (None, b"")
+        try:
+            sock = tcp.listen(host, port)
+            return cls(sock, credentials, unix_sock=unix_sock, unix_name=unix_name)
+        except BaseException:
+            _close_unix_listener(unix_sock, unix_name)
+            raise
 
     def take(
         self, want: Callable[[wire.Hello], bool], deadline: Deadline, waiting_for: str
     ) -> GreetedConnection:
-        """The first connection ``want`` accepts; DeadlineExceeded when none comes."""
+        """Return the first connection that ``want`` accepts, or raise DeadlineExceeded.
+
+        ``waiting_for`` names the peer in the error.
+        """
         while True:
             connection = self._find(want)
             if connection is not None:
@@ -114,26 +113,26 @@ class Listener:
             if deadline.is_over():
                 text = f"did not connect to us within {deadline.after_s:.1f} s"
                 if self.rejected:
-                    text += f"; turned away meanwhile: {self.rejected[-1]}"
+                    text += f"; refused meanwhile: {self.rejected[-1]}"
                 raise DeadlineExceeded(waiting_for, text)
-            self._pump(deadline)
+            self._poll(deadline)
 
     def num_parked(self) -> int:
-        """How many wait for groups that nobody here is forming."""
+        """Return how many connections wait for a group that is not being formed."""
         return len(self._parked)
 
     def _find(self, want: Callable[[wire.Hello], bool]) -> GreetedConnection | None:
-        """The first parked connection that ``want`` accepts and that is still open."""
+        """Remove and return the first parked connection that fits and is still open."""
         for connection in [v for v in self._parked if want(v.hello)]:
             self._parked.remove(connection)
             if not tcp.has_hung_up(connection.sock):
                 return connection
             connection.sock.close()
-            self._reject(f"{connection.address}: hung up before we had time for it")
+            self._note_rejection(f"{connection.address}: hung up while it waited")
         return None
 
-    def _pump(self, deadline: Deadline) -> None:
-        """Wait for news, accept, read hellos, show out the silent."""
+    def _poll(self, deadline: Deadline) -> None:
+        """Wait for events, read pending hellos, accept; refuse what is too slow."""
         wanted = [(s.fileno(), POLLIN) for s in self._listening()]
         for pending in self._pending:
             events = POLLIN
@@ -155,8 +154,8 @@ class Listener:
                 sock, address = listening.accept()
             except BlockingIOError:
                 return
-            except OSError as exc:  # no descriptor left, or gone before we came
-                self._reject(f"somebody could not be let in: {exc.strerror}")
+            except OSError as exc:  # no descriptor left, or the peer is gone already
+                self._note_rejection(f"a connection was not accepted: {exc.strerror}")
                 time.sleep(ACCEPT_RETRY_S)
                 return
             host, name = "", "this host"
@@ -166,41 +165,28 @@ class Listener:
                 self._begin_handshake(sock, host, name)
             except (OSError, PeerError) as exc:
                 sock.close()
-                self._reject(f"{name}: {exc}")
+                self._note_rejection(f"{name}: {exc}")
 
     def _begin_handshake(self, sock: socket.socket, host: str, name: str) -> None:
-        """Let somebody say hello, and listen at once: it may have done so already."""
+        """Add a pending connection and read at once: its hello may be here already."""
         if not host and not is_same_user(sock):
-            raise PeerUntrusted("the Unix door", "another user of this host came")
+            raise PeerUntrusted(
+                "the Unix socket", "another user of this host connected"
+            )
         tcp.tune(sock)
         if host and self.credentials is not None:
             sock = SecureSocket(sock, self.credentials, name, is_server=True)
-        pending = PendingConnection(sock, host, name, Deadline.after(GREETING_S))
+        pending = PendingConnection(sock, host, name, Deadline.after(HANDSHAKE_S))
         self._pending.append(pending)
         self._read(pending)
         if pending in self._pending:
-            self._make_room(pending)
-
-    def _make_room(self, newcomer: PendingConnection) -> None:
-        """One too many: the oldest of the busiest address goes.
-
-        Those who know the secret stay before those who have not shown it.
-        """
-        counts = Counter(pending.host for pending in self._pending)
-        busiest = newcomer.host
-        if counts[busiest] <= MAX_PER_ADDRESS:
-            if len(self._pending) <= MAX_PENDING:
-                return
-            busiest = counts.most_common(1)[0][0]
-        crowd = [each for each in self._pending if each.host == busiest]
-        goes = min(crowd, key=lambda each: each.has_proven_secret)
-        is_better = newcomer.has_proven_secret and not goes.has_proven_secret
-        if newcomer in crowd and not is_better and not goes.had_its_time():
-            goes = newcomer
-        self._refuse(goes, f"{goes.address}: gave way to others, silent so far")
+            refused = connection_to_refuse(self._pending, pending)
+            if refused is not None:
+                text = "refused to make room for others before it said hello"
+                self._refuse(refused, f"{refused.address}: {text}")
 
     def _read(self, pending: PendingConnection) -> None:
-        """Read what is there of a hello; park its sender once it is complete."""
+        """Read what has arrived of a hello; park the connection once it is complete."""
         try:
             hello = self._read_hello(pending)
         except BlockingIOError:
@@ -209,7 +195,7 @@ class Listener:
             return
         except OSError as exc:
             why = exc.strerror or exc
-            self._refuse(pending, f"{pending.address}: while greeting: {why}")
+            self._refuse(pending, f"{pending.address}: during the handshake: {why}")
             return
         except PeerError as exc:
             if isinstance(exc, PeerUntrusted):
@@ -224,7 +210,7 @@ class Listener:
             self._park(GreetedConnection(pending.sock, hello, pending.address, node))
 
     def _read_hello(self, pending: PendingConnection) -> wire.Hello | None:
-        """The hello once it is complete; raises when it is none."""
+        """Return the hello once it is complete; ProtocolError if it is not one."""
         data = pending.sock.recv(wire.HELLO_BYTES - len(pending.data))
         if not data:
             raise ProtocolError(pending.address, "hung up before saying hello")
@@ -233,7 +219,7 @@ class Listener:
             self._send_status(pending.sock, wire.Status.BAD_VERSION)
             raise ProtocolError(pending.address, "speaks another version")
         if self.credentials is None and pending.data.startswith(TLS_HANDSHAKE):
-            # Any word that is not TLS tells it so.
+            # Any bytes that are not TLS tell the client that we do not speak it.
             self._send_status(pending.sock, wire.Status.BAD_VERSION)
             raise ProtocolError(pending.address, "speaks TLS, and we do not")
         if len(pending.data) < wire.HELLO_BYTES:
@@ -245,7 +231,7 @@ class Listener:
         return hello
 
     def _send_status(self, sock: socket.socket, status: wire.Status) -> None:
-        """So that the other side learns why it is shown out."""
+        """Tell a peer why it is refused; it may not be listening any more."""
         answer = wire.Answer(
             status=status, rank=0, incarnation=bytes(16), host=bytes(16)
         )
@@ -260,7 +246,7 @@ class Listener:
         if len(self._parked) >= MAX_PARKED:
             self._drop_closed()
         if len(self._parked) >= MAX_PARKED:
-            self._reject(f"{connection.address}: too many connections wait")
+            self._note_rejection(f"{connection.address}: too many connections wait")
             connection.sock.close()
         else:
             self._parked.append(connection)
@@ -273,21 +259,26 @@ class Listener:
     def _refuse(self, pending: PendingConnection, why: str) -> None:
         self._pending.remove(pending)
         tcp.close_gently(pending.sock)
-        self._reject(why)
+        self._note_rejection(why)
 
-    def _reject(self, why: str) -> None:
+    def _note_rejection(self, why: str) -> None:
         self.rejected = [*self.rejected[1 - MAX_REJECTIONS :], why]
 
     def close(self) -> None:
-        """Stop listening; everybody who waits is shown out."""
-        for sock in self._listening():
-            sock.close()
+        """Stop listening and close all connections that nobody has taken."""
+        self.sock.close()
         for pending in self._pending:
             pending.sock.close()
         for connection in self._parked:
             connection.sock.close()
         self._pending.clear()
         self._parked.clear()
-        if self.unix_name and not self.unix_name.startswith(b"@"):
-            with contextlib.suppress(OSError):
-                os.unlink(unix_socket_path(self.unix_name))
+        _close_unix_listener(self._unix_sock, self.unix_name)
+
+
+def _close_unix_listener(sock: socket.socket | None, name: bytes) -> None:
+    if sock is not None:
+        sock.close()
+    if name and not name.startswith(b"@"):
+        with contextlib.suppress(OSError):
+            os.unlink(unix_socket_path(name))

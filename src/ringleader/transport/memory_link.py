@@ -1,4 +1,4 @@
-"""Links inside one process: a socketpair, for in-process worlds and tests."""
+"""Links inside one process over a socketpair, for in-process worlds and tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ringleader.transport.socket_link import SocketLink
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets that never block."""
+    """Return two connected non-blocking sockets."""
     left, right = socket.socketpair()
     left.setblocking(False)
     right.setblocking(False)
@@ -16,6 +16,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def memory_link_pair(left: int = 0, right: int = 1) -> tuple[SocketLink, SocketLink]:
-    """The two ends of one link: what ``left`` holds to reach ``right``, and back."""
+    """Return both ends of a link: the one ``left`` holds, then the one ``right``
+    holds."""
     a, b = socket_pair()
     return SocketLink(a, right, "memory"), SocketLink(b, left, "memory")

@@ -1,8 +1,9 @@
-"""A full mesh between the ranks of one group: mail and bulk to every peer.
+"""connect builds the full mesh of one group: a control stream and a link to every peer.
 
-Lower ranks are dialled, higher ranks come to our door. Each pair first opens its mail
-stream; the answer tells whether both share a host. If so they exchange segments over a
-Unix socket and become shm_peers, else they open their bulk connections.
+Each rank dials the lower ranks and accepts the higher ones. A pair first opens its
+control stream; the answer to the hello tells whether both share a host. If so they
+exchange shared memory segments over a Unix socket, else they open their bulk
+connections.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class MeshConfig:
     group: int
     """Hash of the view id."""
     endpoints: tuple[Endpoint, ...]
-    """Where each rank is found."""
+    """Addresses and node of each rank."""
     namespace: bytes = bytes(16)
     num_stripes: int = 1
     """TCP connections per peer; more than one pays on long fat networks only."""
@@ -55,17 +56,17 @@ class MeshConfig:
 
 @dataclass(slots=True)
 class Mesh:
-    """Everything that connects us to the other ranks of one group."""
+    """All connections to the other ranks of one group."""
 
     control: dict[int, socket.socket] = field(default_factory=dict)
     bulk: dict[int, Link] = field(default_factory=dict)
     shm_peers: dict[int, ShmPeer] = field(default_factory=dict)
     segment: shm_segment.Segment | None = None
     notes: dict[int, str] = field(default_factory=dict)
-    """Why a peer on this host is not a shm_peer, where that happened."""
+    """Why a peer on this host shares no memory with us, where that failed."""
 
     def close(self) -> None:
-        """Hang up on everybody. Idempotent."""
+        """Close all connections. Idempotent."""
         for sock in self.control.values():
             sock.close()
         for link in self.bulk.values():
@@ -122,10 +123,10 @@ class _Builder:
             )
         return self.mesh.segment
 
-    # -- the dialling side ---------------------------------------------------------
+    # -- the dialing side ----------------------------------------------------------
 
     def dial(self, to: int) -> None:
-        """Open everything towards the lower rank ``to``."""
+        """Open all connections to the lower rank ``to``."""
         sock, answer = self._open(to, wire.Purpose.CONTROL)
         self.mesh.control[to] = sock
         same_host = self.shares and answer.host == self.host
@@ -166,14 +167,16 @@ class _Builder:
         return answer
 
     def _dial_shm_peer(self, to: int, answer: wire.Answer) -> bool:
-        """Exchange segments; False, with a note, when that does not work out."""
+        """Exchange segments; return False and add a note if that fails."""
         doorbell = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             doorbell.settimeout(max(0.05, self.deadline.left_s()))
             doorbell.connect(fd_exchange.unix_socket_path(answer.door))
             doorbell.setblocking(False)
             if not fd_exchange.is_same_user(doorbell):
-                raise PeerRefused(to, "another user of this host is behind its door")
+                raise PeerRefused(
+                    to, "its Unix socket belongs to another user of this host"
+                )
             self._greet(doorbell, to, self.hello(to, wire.Purpose.SHM), self.deadline)
             mine = self.my_segment()
             fd_exchange.send_fd(doorbell, self.fd, to)
@@ -191,7 +194,7 @@ class _Builder:
     # -- the accepting side --------------------------------------------------------
 
     def accept(self) -> None:
-        """Let every higher rank in."""
+        """Accept all connections of the higher ranks."""
         expected = set(range(self.config.rank + 1, self.config.size))
         while missing := expected - self.mesh.bulk.keys():
             names = ", ".join(str(r) for r in sorted(missing))
@@ -202,9 +205,9 @@ class _Builder:
             except DeadlineExceeded as exc:
                 raise self._unreachable(min(missing), exc.text) from exc
             try:
-                self._welcome(connection)
+                self._answer_hello(connection)
             except (PeerLost, PeerRefused) as exc:
-                # It will dial again, or give up; either way it is not our end.
+                # It will dial again or give up; in both cases we go on.
                 connection.sock.close()
                 self.mesh.notes[connection.hello.from_rank] = str(exc)
             except BaseException:
@@ -214,19 +217,19 @@ class _Builder:
     def _for_us(self, hello: wire.Hello) -> bool:
         return hello.group == self.config.group
 
-    def _welcome(self, connection: GreetedConnection) -> None:
+    def _answer_hello(self, connection: GreetedConnection) -> None:
         hello, rank = connection.hello, connection.hello.from_rank
         status = self._judge(hello, connection.node)
         answer = wire.encode_answer(self.answer(status))
         tcp.send_all(connection.sock, answer, rank, self.deadline)
         if status is not wire.Status.OK:
             who = f" (node {connection.node})" if connection.node else ""
-            raise PeerRefused(rank, f"turned away{who}: {wire.EXPLANATION[status]}")
+            raise PeerRefused(rank, f"refused by us{who}: {wire.EXPLANATION[status]}")
         if isinstance(connection.sock, secure_socket.SecureSocket):
             connection.sock.who = rank
         if hello.purpose is wire.Purpose.CONTROL:
             self.incarnations[rank] = hello.incarnation
-            self._forget(rank)  # it lost our answer, or restarted, and dialled again
+            self._forget(rank)  # it lost our answer or restarted, and dialed again
             self.mesh.control[rank] = connection.sock
         elif hello.purpose is wire.Purpose.SHM:
             self._accept_shm_peer(connection)
@@ -234,7 +237,7 @@ class _Builder:
             self._add_stripe(rank, hello.stripe, connection.sock)
 
     def _judge(self, hello: wire.Hello, node: str) -> wire.Status:
-        """``node`` is who sent it, if it came over TLS."""
+        """Return the status to answer; ``node`` is the sender if TLS has proven it."""
         rank = hello.from_rank
         if hello.namespace != self.config.namespace:
             return wire.Status.WRONG_NAMESPACE
@@ -270,11 +273,11 @@ class _Builder:
         self._add_shm_peer(doorbell, rank, mine, theirs)
 
     def _has_left(self, rank: int) -> bool:
-        """Whether a rank that began to connect has ended before it was done."""
+        """Return whether a rank hung up before it had opened all connections."""
         return rank not in self.mesh.bulk and tcp.has_hung_up(self.mesh.control[rank])
 
     def _forget(self, rank: int) -> None:
-        """Close what ``rank`` had opened so far."""
+        """Close what ``rank`` has opened so far."""
         if rank in self.mesh.control:
             self.mesh.control.pop(rank).close()
         for sock in self.waiting.pop(rank, {}).values():
@@ -283,13 +286,13 @@ class _Builder:
     # -- both sides ----------------------------------------------------------------
 
     def _add_stripe(self, rank: int, stripe: int, sock: socket.socket) -> None:
-        """One of our bulk connections; the link exists once there are all of them."""
+        """Add a bulk connection; the link is made once all of them are open."""
         stripes = self.waiting.setdefault(rank, {})
         if stripe in stripes:
             stripes[stripe].close()
         stripes[stripe] = sock
         if len(stripes) == self.config.num_stripes:
-            if rank in self.mesh.bulk:  # the dialler did not get what we had agreed on
+            if rank in self.mesh.bulk:  # the dialer missed our answer, dialed again
                 self.mesh.bulk[rank].close()
             kind = "tcp" if self.listener.credentials is None else "tls"
             links = [SocketLink(stripes[i], rank, kind) for i in sorted(stripes)]
@@ -297,7 +300,7 @@ class _Builder:
             del self.waiting[rank]
 
     def _unreachable(self, rank: int, why: str) -> PeerUnreachable:
-        """The error that names address and limit, and the usual reason."""
+        """Return an error with the address, the limit and the usual reason."""
         where = tcp.format_addresses(self.config.endpoints[rank].addresses)
         text = (
             f"{where} {why}; is it started, with the same peer list in the same "

@@ -1,12 +1,12 @@
-"""TLS 1.3 on a socket that never blocks, and in words why it did not come about.
+"""SecureSocket runs TLS 1.3 over a non-blocking socket.
 
-OpenSSL works on memory here and never sees the socket: so a read takes many records
-with one system call, a write may stop anywhere, and the handshake goes on a step at a
-time whenever somebody reads or writes. Nothing is handed out, and nothing of ours is
-sent, before the peer has proven who it is.
+OpenSSL works on memory buffers here and never sees the socket. So one system call can
+read many records, a write may stop anywhere, and the handshake proceeds by one step
+whenever somebody reads or writes. No application data is handed out or sent before the
+peer has proven who it is.
 
-A record that has begun to leave cannot be taken back. So when a send takes nothing,
-whoever sends next must begin with the same bytes, as everybody does who sends a stream.
+A record that has begun to leave cannot be taken back. When ``send`` takes nothing, the
+next call must therefore begin with the same bytes, as is natural for a stream.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import errno
 import socket
 import ssl
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ringleader.errors import PeerError, PeerUntrusted
 from ringleader.identity.certificates import tls_errors
 from ringleader.ids import NodeId
 from ringleader.transport.link import POLLIN, POLLOUT
+from ringleader.transport.tls_credentials import TlsCredentials
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
@@ -29,72 +30,30 @@ if TYPE_CHECKING:
 ALPN = "ringleader/1"
 VERSION = "TLSv1.3"
 SEAL_BYTES = 64 << 10
-"""Encrypted at once, four records: few enough that what does not leave is little, many
-enough that a system call carries more than one (16 KiB each cost a third more)."""
+"""Bytes encrypted at once, four records: few enough that little remains unsent, and
+many enough that a system call carries more than one record (one record of 16 KiB per
+call costs a third more)."""
 FETCH_BYTES = 128 << 10
-"""At most this much is taken from the kernel at once, and lies here encrypted."""
+"""Most encrypted bytes taken from the kernel at once."""
 MAX_FETCHES = 8
-"""In one step of a handshake, so that nobody keeps us busy with an endless one."""
+"""Reads in one step of a handshake, so that an endless handshake cannot keep us
+busy."""
 RECORD_BYTES = (16 << 10) + 256 + 5
-"""The longest record there can be."""
+"""The longest TLS record."""
 NOT_TLS = b"\x15\x03\x03\x00\x02\x02\x46"
-"""A fatal alert, what a TLS server says to who speaks something else."""
+"""A fatal alert, which a TLS server sends to a client that speaks something else."""
 
 _raw_send = socket.socket.send
 _raw_recv = socket.socket.recv
 _raw_recv_into = socket.socket.recv_into
 
 
-class TlsCredentials(Protocol):
-    """What a process shows to others, and how it judges what they show.
-
-    ``ringleader.identity.credentials.Credentials`` is one.
-    """
-
-    @property
-    def node(self) -> NodeId:
-        """Who we are."""
-        ...
-
-    @property
-    def namespace(self) -> bytes:
-        """What tells clusters apart in a hello, 16 bytes."""
-        ...
-
-    @property
-    def server(self) -> ssl.SSLContext:
-        """For links that we accept."""
-        ...
-
-    @property
-    def client(self) -> ssl.SSLContext:
-        """For links that we dial; ``server_name`` gives their server_hostname."""
-        ...
-
-    def server_name(self, label: str = "") -> str:
-        """The server name to dial with, new for every call."""
-        ...
-
-    def verify(
-        self,
-        der: bytes | None,
-        *,
-        expect: NodeId | None = None,
-        siblings: bool = False,
-        peer: int | str = "the peer",
-    ) -> NodeId:
-        """The node behind a certificate; PeerUntrusted says why it is none.
-
-        ``siblings``: other processes of our own node are welcome.
-        """
-        ...
-
-
 class SecureSocket(socket.socket):
-    """A TLS connection that reads and writes like a socket that does not block.
+    """A TLS connection that reads and writes like a non-blocking socket.
 
-    It owns the descriptor of the socket it is made of. One thread at a time, like a
-    link: OpenSSL's state is not made for two. ``who`` is blamed in errors.
+    It takes over the descriptor of the socket it is made of. Use it from one thread at
+    a time, like a link: OpenSSL's state is not safe for two. ``who`` names the peer in
+    errors.
     """
 
     def __init__(
@@ -110,9 +69,10 @@ class SecureSocket(socket.socket):
         self.setblocking(False)
         self.who = who
         self.node = ""
-        """Who is on the other side; empty until that is proven."""
+        """The node on the other side; empty until it is proven."""
         self.has_spoken = False
-        """A server says nothing to who does not know the secret of the cluster."""
+        """True once we sent anything. A server sends nothing to a client that does
+        not know the secret of the cluster, so on a server this proves the secret."""
         self._credentials = credentials
         self._expect = expect
         self._is_server = is_server
@@ -125,20 +85,20 @@ class SecureSocket(socket.socket):
         )
         self._fetched = memoryview(bytearray(RECORD_BYTES))
         self._has_stock = False
-        """Whether ``_incoming`` may hold a whole record."""
+        """True if ``_incoming`` may hold a whole record."""
         self._unsent = memoryview(b"")
         self._ahead = 0
-        """Bytes that are encrypted already, but have not been counted as sent."""
+        """Bytes already encrypted but not yet counted as sent."""
 
     # -- reading -------------------------------------------------------------------
 
     def recv_into(
         self, buffer: WriteableBuffer, nbytes: int = 0, flags: int = 0
     ) -> int:
-        """Fill ``buffer`` as far as that goes without waiting; 0: the end."""
+        """Fill ``buffer`` as far as possible without waiting; return 0 at the end."""
         assert not nbytes
         assert not flags
-        self._require_peer()
+        self._require_handshake()
         view = memoryview(buffer)
         size, done = len(view), 0
         read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment]
@@ -156,7 +116,8 @@ class SecureSocket(socket.socket):
         return done
 
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
-        """Up to ``bufsize`` bytes. A peek shows encrypted ones: something is there."""
+        """Return up to ``bufsize`` bytes. With flags (a peek) they are encrypted
+        ones."""
         if flags:
             return _raw_recv(self, bufsize, flags)
         data = bytearray(bufsize)
@@ -164,11 +125,11 @@ class SecureSocket(socket.socket):
         return bytes(memoryview(data)[:received])
 
     def has_pending(self) -> bool:
-        """Whether something to read may be here already: polling would not tell."""
+        """Return whether decrypted data may be here already; polling would not tell."""
         return self._has_stock and bool(self._incoming.pending or self._tls.pending())
 
     def _restock(self, wanted: int, has_some: bool) -> bool:
-        """False at the end; an error can wait until what came before has been used."""
+        """Return False at the end; delay an error until earlier data has been used."""
         try:
             return self._fetch(wanted) > 0
         except OSError:
@@ -177,7 +138,7 @@ class SecureSocket(socket.socket):
             raise
 
     def _fetch(self, wanted: int) -> int:
-        """Take encrypted bytes from the kernel, about as many as hold ``wanted``."""
+        """Read encrypted bytes from the kernel, about as many as hold ``wanted``."""
         room = min(max(wanted + (wanted >> 9) + 64, RECORD_BYTES), FETCH_BYTES)
         if room > len(self._fetched):
             self._fetched = memoryview(bytearray(room))
@@ -190,9 +151,9 @@ class SecureSocket(socket.socket):
     # -- writing -------------------------------------------------------------------
 
     def send(self, data: ReadableBuffer, flags: int = 0) -> int:
-        """Bytes that have left, as many as go without waiting."""
+        """Send as many bytes as possible without waiting, and return their number."""
         assert not flags
-        self._require_peer()
+        self._require_handshake()
         view = memoryview(data)
         size, done = len(view), 0
         while self._flush():
@@ -208,11 +169,11 @@ class SecureSocket(socket.socket):
 
     @property
     def owes(self) -> bool:
-        """Whether something is on its way that has not been counted as sent."""
+        """True if bytes are on their way that have not been counted as sent."""
         return self._ahead > 0 or len(self._unsent) > 0
 
     def _flush(self) -> bool:
-        """Whether everything that is encrypted has left."""
+        """Send what is encrypted; return whether all of it has left."""
         while self._unsent or self._outgoing.pending:
             if not self._unsent:
                 self._unsent = memoryview(self._outgoing.read())
@@ -222,20 +183,20 @@ class SecureSocket(socket.socket):
             except BlockingIOError:
                 return False
             except OSError:
-                self._hear_why()
+                self._raise_reason()
                 raise
         return True
 
-    def _hear_why(self) -> None:
-        """Who hangs up on us may have said why; raises that."""
+    def _raise_reason(self) -> None:
+        """Raise the reason if the peer sent one before it hung up."""
         if self.node:
             with contextlib.suppress(OSError):
                 self.recv_into(bytearray(1))
 
-    # -- who is there --------------------------------------------------------------
+    # -- handshake -----------------------------------------------------------------
 
     def shake(self) -> int:
-        """Go on with the handshake: what it waits for, in poll events; 0: all done."""
+        """Continue the handshake; return the poll events it waits for, 0 when done."""
         for _ in range(MAX_FETCHES):
             try:
                 self._tls.do_handshake()
@@ -245,7 +206,7 @@ class SecureSocket(socket.socket):
                 if not self._fetch_some():
                     return POLLIN
             except ssl.SSLError as exc:
-                self._say_no(exc)
+                self._send_alert(exc)
                 raise self._explain(exc) from exc
             else:
                 self.node = self._prove()
@@ -253,7 +214,7 @@ class SecureSocket(socket.socket):
         return POLLIN
 
     def _fetch_some(self) -> bool:
-        """Take what has come of the handshake; False: nothing yet."""
+        """Read the next bytes of the handshake; return False if none are here."""
         try:
             received = self._fetch(0)
         except BlockingIOError:
@@ -263,7 +224,7 @@ class SecureSocket(socket.socket):
         return True
 
     def _prove(self) -> str:
-        """The node on the other side of a finished handshake."""
+        """Verify the certificate after the handshake and return the peer's node id."""
         found = self._tls.version(), self._tls.selected_alpn_protocol()
         if found != (VERSION, ALPN):
             text = f"speaks {found[1] or 'something else'} over {found[0]}, not {ALPN}"
@@ -273,27 +234,27 @@ class SecureSocket(socket.socket):
             der, expect=self._expect, siblings=True, peer=self.who
         )
 
-    def _require_peer(self) -> None:
+    def _require_handshake(self) -> None:
         if not self.node and self.shake():
-            raise BlockingIOError(errno.EAGAIN, "the handshake goes on")
+            raise BlockingIOError(errno.EAGAIN, "the handshake is not complete")
 
     def refuse(self, data: bytes) -> None:
-        """Say ``data`` to a peer that has not proven enough, if it can be told."""
+        """Send ``data`` to a peer that is about to be refused, if possible."""
         with contextlib.suppress(OSError):
             self._tls.write(data)
             self._flush()
 
-    def _say_no(self, exc: ssl.SSLError) -> None:
-        """Let the other side know; OpenSSL says nothing to who does not speak TLS."""
+    def _send_alert(self, exc: ssl.SSLError) -> None:
+        """Send the TLS alert; OpenSSL has none for a peer that does not speak TLS."""
         with contextlib.suppress(OSError):
             self._flush()
             if self._is_server and tls_errors.is_plain(exc):
                 _raw_send(self, NOT_TLS)
 
     def _explain(self, exc: ssl.SSLError) -> PeerError | OSError:
-        """The error in our words; what happens to a living stream is a lost one."""
+        """Translate an SSL error; on an established stream it means a lost link."""
         name = tls_errors.name_of(exc)
         if self.node and "ALERT" not in name:
-            text = f"what arrived was damaged on the way: {name}"
+            text = f"received data failed its integrity check: {name}"
             return ConnectionResetError(errno.ECONNRESET, text)
         return tls_errors.explain(self.who, exc)

@@ -1,10 +1,9 @@
-"""Ranks of one host: signals, and a byte stream through shared memory.
+"""Signals and a byte stream between two ranks of one host, through shared memory.
 
-A shm_peer is a peer whose segment we have mapped. Signals go through semaphores in the
-segments; a sleeping rank raises a flag and is woken by a byte on the doorbell, a Unix
-socket that also tells us, by its end, that the peer died. Where the system has no
-process-shared semaphores, every signal is a byte on the doorbell: the kernel then
-orders memory.
+A ShmPeer is a peer whose segment is mapped here. Signals are semaphores in the
+segments. A sleeping rank raises a flag and is woken by a byte on the doorbell, a Unix
+socket whose end also tells that the peer died. Where the system has no process-shared
+semaphores, every signal is a byte on the doorbell, and the kernel orders memory.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from ringleader.transport.shm_segment import (
 
 SLEEP_FLAG = 64
 _RING = NUM_SIGNALS
-"""The doorbell byte that only wakes."""
+"""The doorbell byte that only wakes the peer."""
 
 
 class ShmPeer:
-    """One peer on this host. One thread at a time, like a link."""
+    """One peer on this host. Use it from one thread at a time, like a link."""
 
     def __init__(
         self,
@@ -40,7 +39,7 @@ class ShmPeer:
         segments: tuple[Segment, Segment],
         geometry: Geometry,
     ) -> None:
-        """``ranks`` and ``segments`` are (mine, the peer's)."""
+        """Store both ends; ``ranks`` and ``segments`` are (ours, the peer's)."""
         self.me, self.peer = ranks
         self.mine, self.theirs = segments
         self.geometry = geometry
@@ -53,9 +52,9 @@ class ShmPeer:
         self._in_ring = announcements(self.theirs, geometry, self.me)
         self._announcements = self._hearings = 0
         self.post: list[Callable[[], None]] = []
-        """post[signal]() tells the peer."""
+        """``post[signal]()`` sends a signal to the peer."""
         self.take: list[Callable[[bool], bool]] = []
-        """take[signal](False) is True once for every post of the peer."""
+        """``take[signal](False)`` returns True once for every signal of the peer."""
         for signal in Signal:
             make = (
                 self._through_semaphore
@@ -86,7 +85,7 @@ class ShmPeer:
         byte, heard, hear = bytes([signal]), self._heard, self.hear
 
         def post() -> None:
-            self._say(byte)
+            self._send_byte(byte)
 
         def take(_block: bool) -> bool:
             if not heard[signal]:
@@ -99,24 +98,24 @@ class ShmPeer:
         return post, take
 
     def ring(self) -> None:
-        """Wake the peer if it sleeps; signals it has not heard yet are not lost."""
-        self._say(bytes([_RING]))
+        """Wake the peer if it sleeps; signals it has not taken yet are not lost."""
+        self._send_byte(bytes([_RING]))
 
-    def _say(self, byte: bytes) -> None:
+    def _send_byte(self, byte: bytes) -> None:
         try:
             self.doorbell.send(byte)
         except BlockingIOError:
-            # The peer has thousands of unread bytes and will wake anyway; but without
-            # semaphores a byte is a signal, and must not be dropped.
+            # The peer has thousands of unread bytes and wakes anyway. But without
+            # semaphores each byte is a signal, which must not be dropped.
             if byte[0] != _RING:
                 raise PeerLost(self.peer, "stopped reading its doorbell") from None
         except OSError:
-            # Who has gone needs no signal. It may have left with all its work done; if
-            # not, we learn of it when we wait for it.
+            # The peer is gone and needs no signal. It may have finished its work; if
+            # not, the error appears when we wait for it.
             pass
 
     def hear(self) -> None:
-        """Empty the doorbell; PeerLost when the peer has gone."""
+        """Empty the doorbell; raise PeerLost if the peer is gone."""
         try:
             data = self.doorbell.recv(4096)
         except BlockingIOError:
@@ -133,7 +132,7 @@ class ShmPeer:
         """Empty the doorbell and return ``ready()``.
 
         A peer may signal and leave at once, so its end is an error only if what we wait
-        for has not come before it.
+        for did not arrive before it.
         """
         try:
             self.hear()
@@ -144,34 +143,34 @@ class ShmPeer:
         return ready()
 
     def announce(self, number: int) -> None:
-        """Tell the peer, with the next ONEWAY, which one-way slot is meant."""
+        """Tell the peer which one-way slot the next ONEWAY signal is about."""
         self._out_ring[self._announcements % RING] = number
         self._announcements += 1
 
     def announced(self) -> int:
-        """The slot the peer meant with the ONEWAY just taken."""
+        """Return the slot that the ONEWAY signal just taken is about."""
         number = self._in_ring[self._hearings % RING]
         self._hearings += 1
         return number
 
     def arm(self) -> None:
-        """From now on the peer rings when it signals; look once more, then sleep."""
+        """Ask the peer to ring when it signals; check once more before you sleep."""
         self._my_flag[0] = 1
 
     def disarm(self) -> None:
-        """Awake again."""
+        """End ``arm``."""
         self._my_flag[0] = 0
 
     def close(self) -> None:
-        """Hang up; the peer sees the end of the doorbell."""
+        """Close the doorbell; the peer sees its end."""
         self.doorbell.close()
 
 
 class ShmLink:
-    """A byte stream to a shm_peer through the slots of its segments.
+    """A byte stream to a ShmPeer through slots in both segments.
 
     Each slot is one page with the length of its content, then the content. FULL and
-    FREE signals pass slots back and forth, so neither side reads what the other writes.
+    FREE signals pass slots back and forth, so a slot is never read and written at once.
     """
 
     kind = "shm"
@@ -194,7 +193,7 @@ class ShmLink:
     def try_send(self, view: memoryview) -> int:
         """See Link. Copies into the next free slot."""
         if not len(view):
-            return 0  # a slot of no bytes would be a forbidden one
+            return 0  # an empty slot would violate the protocol
         ready = self._has_free
         if not ready() and not self.shm_peer.hear_unless(ready):
             return 0
@@ -221,10 +220,10 @@ class ShmLink:
         return size
 
     def _give_back(self) -> None:
-        """Tell the peer that its slot is free; if it is gone, nobody wants it back.
+        """Tell the peer that its slot is free; a peer that is gone needs no signal.
 
-        The end is told by the next call that finds nothing to read: what came before
-        it still counts.
+        The next call that finds nothing to read reports the end: data that arrived
+        before it still counts.
         """
         try:
             self._post_free()
@@ -239,20 +238,21 @@ class ShmLink:
     def _has_content(self) -> bool:
         if not self._left and self._take_full(False):
             length, content = self._in[self._received % self._num]
-            size = length[0]  # read once: the peer could change it under our feet
+            size = length[0]  # read once: the peer could change it meanwhile
             if not 0 < size <= len(content):
                 raise ProtocolError(self.peer, f"wrote {size} bytes into one slot")
             self._left = content[:size]
         return len(self._left) > 0
 
     def arm(self, *, sending: bool, receiving: bool) -> list[tuple[int, int]] | None:
-        """See Link. Looks once more after raising the flag, as the protocol demands."""
+        """See Link. Checks again after raising the flag, or a signal could be
+        missed."""
         self.shm_peer.arm()
         try:
             if (receiving and self._has_content()) or (sending and self._has_free()):
                 return None
         except PeerLost:
-            return None  # the next try says so
+            return None  # the next call raises it
         return [(self.shm_peer.doorbell.fileno(), POLLIN)]
 
     def disarm(self) -> None:
@@ -267,7 +267,7 @@ class ShmLink:
 def _slots(
     segment: Segment, geometry: Geometry, to: int
 ) -> list[tuple[memoryview, memoryview]]:
-    """(length, content) of each slot of the stream in ``segment`` for ``to``."""
+    """Return (length, content) of each slot of the stream in ``segment`` for ``to``."""
     stride = PAGE + geometry.stream_bytes
     start = geometry.streams_at + to * geometry.num_streams * stride
     slots = []

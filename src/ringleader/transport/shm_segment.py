@@ -1,13 +1,13 @@
-"""A piece of memory shared by ranks of one host, that no name outlives.
+"""Segment is memory shared by the ranks of one host, backed by a file without a name.
 
 Layout of the segment of one rank in a group of n:
-    page 0        0: incarnation (16 bytes), 16: signal mode, 64: "I sleep" flag
+    page 0        0: incarnation (16 bytes), 16: signal mode, 64: sleep flag
     signals       n * NUM_SIGNALS semaphores, SEM_STRIDE bytes apart; those of
                   ``dst`` are posted by the owner and awaited by rank ``dst``
     areas         see Geometry: slots that only the owner fills, except where a
                   collective says otherwise
 The file is an anonymous memfd (an unlinked temporary file where there is none), so a
-killed process leaves nothing behind; descriptors travel over a Unix socket.
+killed process leaves nothing behind. Descriptors travel over a Unix socket.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if sys.platform != "win32":
 
 PAGE = 4096
 SEM_STRIDE = 128
-"""Two cache lines: shm_peers' semaphores never share one."""
+"""Two cache lines, so that two semaphores never share one."""
 
 
 RELAY_BYTES = 8 << 20
-"""Memory of relays on one host; every rank touches all of it."""
+"""Memory of the relay slots of one host; every rank touches all of it."""
 DEVICE_RELAY_BYTES = 32 << 20
-"""The same where some rank has an accelerator, which copies by itself: what counts is
-how often it is told to, not what fits a cache."""
+"""The same if some rank has an accelerator, which copies by itself: the number of
+copies matters then, not what fits a cache."""
 SLOT_BYTES = 1 << 20
-"""One slot of every rank together: four of them for exchanges, four one-way."""
+"""One slot of all ranks together; there are four for exchanges and four one-way."""
 
 
 class Signal(IntEnum):
-    """What one rank can tell another without a message."""
+    """Signals that one rank can send to another without a message."""
 
     POST = 0  # a slot of mine is filled for you
     TURN = 1  # I have done a turn of a relay
@@ -60,7 +60,7 @@ RING = 16
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Where things lie in every segment of a group of ``size`` ranks."""
+    """Offsets and sizes in every segment of a group of ``size`` ranks."""
 
     size: int
     num_exchanges: int = 4
@@ -70,21 +70,22 @@ class Geometry:
 
     @property
     def num_relay_slots(self) -> int:
-        """Places of a relay; engine/relay.py says why so many."""
+        """Number of relay slots; engine/relay.py explains it."""
         return self.size + 1
 
     @property
     def part_bytes(self) -> int:
         """Bytes of one part of a relay.
 
-        256 to 512 KiB are within 5 % of each other where the L2 cache has 2 MiB; less
-        costs Python, more costs misses. With many ranks the memory bounds it.
+        256 to 512 KiB are within 5 % of each other where the L2 cache has 2 MiB;
+        smaller parts cost Python time, larger ones cache misses. With many ranks the
+        memory is the limit.
         """
         return self._part(256 << 10, RELAY_BYTES)
 
     @property
     def device_part_bytes(self) -> int:
-        """The same where some rank has an accelerator: the room of a endpoint."""
+        """The same if some rank has an accelerator: the room of a relay slot."""
         return self._part(1 << 20, DEVICE_RELAY_BYTES)
 
     def _part(self, most: int, memory: int) -> int:
@@ -93,12 +94,12 @@ class Geometry:
 
     @property
     def exchange_bytes(self) -> int:
-        """Bytes of an exchange slot; a rank reads those of all."""
+        """Bytes of an exchange slot; each rank reads the slots of all."""
         return max(PAGE, SLOT_BYTES // self.size // PAGE * PAGE)
 
     @property
     def oneway_bytes(self) -> int:
-        """Bytes of a one-way slot; the root of a gather reads those of all."""
+        """Bytes of a one-way slot; the root of a gather reads the slots of all."""
         return max(PAGE, SLOT_BYTES // self.size // PAGE * PAGE)
 
     @property
@@ -107,7 +108,7 @@ class Geometry:
         return PAGE
 
     def relay_slot_at(self, number: int) -> int:
-        """Offset of a endpoint of relays: a header page, then room for one part."""
+        """Return the offset of a relay slot: a header page, then room for one part."""
         signals = self.size * NUM_SIGNALS * SEM_STRIDE
         start = self.signals_at + -(-signals // PAGE) * PAGE
         return start + number * (PAGE + self.device_part_bytes)
@@ -129,13 +130,13 @@ class Geometry:
 
     @property
     def total_bytes(self) -> int:
-        """Length of the file, which is sparse: only what is used takes memory."""
+        """Length of the file. It is sparse: only used pages take memory."""
         stream = self.num_streams * (PAGE + self.stream_bytes)
         return self.streams_at + self.size * stream
 
 
 def _anonymous_file() -> int:
-    """A descriptor of a file without a name."""
+    """Return a descriptor of a file without a name."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("ringleader", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with tempfile.TemporaryFile() as file:
@@ -143,7 +144,7 @@ def _anonymous_file() -> int:
 
 
 class Segment:
-    """One mapped segment. Not thread-safe by itself; see the engine."""
+    """One mapped segment. It is not thread-safe by itself; see the engine."""
 
     def __init__(self, mapping: mmap.mmap) -> None:
         self.mapping = mapping
@@ -153,7 +154,10 @@ class Segment:
 
 
 def create(geometry: Geometry, incarnation: bytes) -> tuple[int, Segment]:
-    """A new segment and its descriptor, which the caller closes when all have it."""
+    """Make a segment; return its descriptor and mapping.
+
+    The caller closes the descriptor once all peers have it.
+    """
     fd = _anonymous_file()
     os.ftruncate(fd, geometry.total_bytes)
     if sys.platform == "linux":
@@ -165,13 +169,13 @@ def create(geometry: Geometry, incarnation: bytes) -> tuple[int, Segment]:
 
 
 def attach(fd: int, geometry: Geometry, incarnation: bytes) -> Segment:
-    """Map the segment behind ``fd``; OSError when it is not what a peer would send."""
+    """Map the segment behind ``fd``; OSError if it is not what a peer would send."""
     if os.fstat(fd).st_size != geometry.total_bytes:
         raise OSError("the segment has another size")
     if sys.platform == "linux":
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         if not seals & fcntl.F_SEAL_SHRINK:
-            raise OSError("the segment could shrink under our feet")
+            raise OSError("the segment is not sealed against shrinking")
     segment = Segment(mmap.mmap(fd, geometry.total_bytes))
     if bytes(segment.view[:16]) != incarnation:
         raise OSError("the segment belongs to another process")
@@ -179,7 +183,7 @@ def attach(fd: int, geometry: Geometry, incarnation: bytes) -> Segment:
 
 
 def _init_semaphores(geometry: Geometry, segment: Segment) -> bool:
-    """Make the semaphores inside the segment; False where the system has none."""
+    """Make the semaphores in the segment; return False if the system has none."""
     with contextlib.suppress(OSError, AttributeError, ImportError):
         from _multiprocessing import SemLock  # noqa: F401
 
@@ -195,12 +199,12 @@ def _init_semaphores(geometry: Geometry, segment: Segment) -> bool:
 def semaphore(
     segment: Segment, geometry: Geometry, dst: int, signal: Signal
 ) -> tuple[Callable[[], None], Callable[[bool], bool]]:
-    """(release, acquire) of one semaphore inside ``segment``.
+    """Return (release, acquire) of one semaphore in ``segment``.
 
-    ``_multiprocessing.SemLock`` is the C object behind multiprocessing.Semaphore; given
+    ``_multiprocessing.SemLock`` is the C object behind multiprocessing.Semaphore. Given
     an address instead of a name it drives an unnamed process-shared semaphore, at 50 ns
-    per call where ctypes needs 600. POSIX makes both calls memory barriers, which is
-    what keeps slots and signals in order on every processor.
+    per call where ctypes needs 600. POSIX makes both calls memory barriers, which keeps
+    slots and signals in order on every processor.
     """
     from _multiprocessing import SemLock
 
@@ -211,7 +215,8 @@ def semaphore(
 
 
 def announcements(segment: Segment, geometry: Geometry, dst: int) -> memoryview:
-    """The ring of slot numbers for ``dst``, in the spare bytes beside its ONEWAY."""
+    """Return the ring of slot numbers for ``dst``, stored beside its ONEWAY
+    semaphore."""
     index = dst * NUM_SIGNALS + Signal.ONEWAY
     at = geometry.signals_at + index * SEM_STRIDE + 64
     return segment.view[at : at + RING]

@@ -1,4 +1,7 @@
-"""Links over stream sockets: TCP, TLS, Unix, socketpairs; one or several per peer."""
+"""Links over stream sockets (TCP, TLS, Unix, socketpairs), one or several per peer.
+
+This is where bytes of tensors leave the machine.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from ringleader.transport.link import POLLIN, POLLOUT, lost
 from ringleader.transport.secure_socket import SecureSocket
 
 STRIPE_BYTES = 256 << 10
-"""What goes through one of several connections before the next takes over: below the
-usual send buffer, so that all of them stay busy; large enough to cost few calls."""
+"""Bytes sent over one of several connections before the next one takes over: below
+the usual send buffer, so that all connections stay busy; large enough to cost few
+calls."""
 
 
 class SocketLink:
@@ -53,7 +57,7 @@ class SocketLink:
         return [(self.sock.fileno(), events)]
 
     def has_pending(self) -> bool:
-        """Whether bytes are here that the descriptor does not know of."""
+        """Return whether decrypted bytes are here that polling would not report."""
         return self._secure is not None and self._secure.has_pending()
 
     def disarm(self) -> None:
@@ -65,10 +69,10 @@ class SocketLink:
 
 
 class StripedLink:
-    """A link over several connections used in turn: for long, fat networks.
+    """A link over several connections used in turn, for long, fat networks.
 
-    Both sides switch connection after every ``STRIPE_BYTES`` of the stream, so order is
-    kept without any header.
+    Both sides switch to the next connection after every ``STRIPE_BYTES`` of the stream,
+    so the order is kept without any header.
     """
 
     def __init__(self, links: list[SocketLink]) -> None:
@@ -79,7 +83,8 @@ class StripedLink:
         self._received = 0
 
     def _at(self, position: int) -> tuple[SocketLink, int]:
-        """The connection that carries ``position``, and how far it may go."""
+        """Return the connection that carries ``position``, and how many bytes it
+        takes."""
         stripe, offset = divmod(position, STRIPE_BYTES)
         return self._links[stripe % len(self._links)], STRIPE_BYTES - offset
 

@@ -1,4 +1,4 @@
-"""TCP sockets: listening, dialling until the deadline, exact reads and writes."""
+"""TCP sockets: listen, dial until the deadline, read and write exact lengths."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ BACKLOG = 512
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
 STAGGER_S = 0.25
-"""How long an address may stay silent before the next is tried beside it."""
+"""Time an address may stay silent before the next one is tried beside it."""
 ATTEMPT_S = 3.0
-"""How long the last of them may stay silent before all are tried again."""
+"""Time the last address may stay silent before all are tried again."""
 DRAIN_BYTES = 64 << 10
 
 _UNDER_WAY = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN, 10035)
-"""What a connect that does not block returns; the last is what Windows says."""
+"""What a non-blocking connect returns; the last one is Windows' code."""
 
 Address = tuple[str, int]
 """Host, by name or number, and port."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """``host:port`` or ``[ipv6]:port``; ConfigError for anything else."""
+    """Parse ``host:port`` or ``[ipv6]:port``; ConfigError for anything else."""
     host, colon, port = text.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     is_number = port.isascii() and port.isdecimal() and len(port) <= 5
@@ -41,7 +41,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on ``host`` ("" means every interface, IPv4 and IPv6)."""
+    """Return a listening socket on ``host``; "" is every interface, IPv4 and IPv6."""
     try:
         if not host and socket.has_dualstack_ipv6():
             sock = socket.create_server(
@@ -71,14 +71,17 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def tune(sock: socket.socket) -> None:
-    """Non-blocking, no Nagle; buffers are left to the kernel, which knows better."""
+    """Make a socket non-blocking and turn Nagle's algorithm off.
+
+    Buffer sizes are left to the kernel, which tunes them itself.
+    """
     sock.setblocking(False)
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def dial(address: Address, who: int | str, deadline: Deadline) -> socket.socket:
-    """Connect, trying again with growing pauses until ``deadline``."""
+    """Connect to an address, retrying with growing pauses until ``deadline``."""
     return dial_any([address], who, deadline)[0]
 
 
@@ -87,9 +90,9 @@ def dial_any(
 ) -> tuple[socket.socket, Address]:
     """Connect to the first of several addresses of one peer that answers.
 
-    All are tried in each round, and every address that a name resolves to; a peer that
-    has not started yet is the usual case, so a refused connection is no reason to give
-    up.
+    Each round tries all addresses, and every address that a name resolves to. The usual
+    reason for a refused connection is a peer that has not started yet, so refusals are
+    retried.
     """
     rests = retry_pauses()
     last: OSError | None = None
@@ -108,12 +111,12 @@ def dial_any(
 
 
 def format_addresses(addresses: Sequence[Address]) -> str:
-    """The addresses of a peer, for people."""
+    """Return the addresses of a peer as text for people."""
     return " or ".join(f"{host}:{port}" for host, port in addresses)
 
 
 def retry_pauses() -> Iterator[float]:
-    """Seconds between attempts: growing, and not the same on every rank."""
+    """Yield seconds between attempts: growing, and different on every rank."""
     pause_s = FIRST_PAUSE_S
     while True:
         yield pause_s * random.uniform(0.5, 1.0)
@@ -128,7 +131,7 @@ def sleep_before_retry(rests: Iterator[float], deadline: Deadline) -> None:
 def _race(
     addresses: Sequence[Address], deadline: Deadline
 ) -> tuple[socket.socket, Address]:
-    """One attempt on every address; a silent one does not eat the others' time."""
+    """Try every address once; a silent one does not delay the others."""
     failures: list[OSError] = []
     ahead = chain.from_iterable(_resolve(each, failures) for each in addresses)
     running: dict[socket.socket, Address] = {}
@@ -159,7 +162,7 @@ _Target = tuple[Address, socket.AddressFamily, int, tuple[object, ...]]
 
 
 def _resolve(address: Address, failures: list[OSError]) -> Iterator[_Target]:
-    """What an address stands for; looked up only when its turn comes."""
+    """Yield the targets of an address; its name is looked up only when needed."""
     try:
         infos = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     except OSError as exc:
@@ -174,14 +177,14 @@ def _begin(
     running: dict[socket.socket, Address],
     failures: list[OSError],
 ) -> bool:
-    """Start to connect to the next target; False when there is none."""
+    """Start to connect to the next target; return False if there is none."""
     target = next(ahead, None)
     if target is None:
         return False
     address, family, proto, sockaddr = target
     try:
         sock = socket.socket(family, socket.SOCK_STREAM, proto)
-    except OSError as exc:  # a family this machine does not have
+    except OSError as exc:  # an address family this machine does not have
         failures.append(exc)
         return True
     sock.setblocking(False)
@@ -197,16 +200,16 @@ def _begin(
 def _settle(
     running: dict[socket.socket, Address], failures: list[OSError]
 ) -> socket.socket | None:
-    """The first that is connected; those that failed are closed and forgotten."""
+    """Return the first connected socket; close and drop those that failed."""
     for sock in list(running):
         number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if not number:
             try:
                 peer = sock.getpeername()
             except OSError:
-                continue  # still on its way
-            # A port in the ephemeral range that nobody listens on can be met by
-            # itself: our own end, chosen by the kernel, becomes the other end.
+                continue  # not connected yet
+            # TCP can connect a socket to itself if nobody listens on a port in the
+            # ephemeral range and the kernel chose that port for our own end.
             if sock.getsockname() != peer:
                 return sock
             number = errno.ECONNREFUSED
@@ -258,16 +261,15 @@ def _wait(sock: socket.socket, events: int, who: int | str, deadline: Deadline) 
 
 
 def wait_readable(sock: socket.socket, who: int | str, deadline: Deadline) -> None:
-    """Return when a read would not block; DeadlineExceeded when that never comes."""
+    """Return when a read would not block; DeadlineExceeded if that never happens."""
     while not _is_readable(sock):
         _wait(sock, POLLIN, who, deadline)
 
 
 def close_gently(sock: socket.socket) -> None:
-    """Close so that what we said last arrives.
+    """Close a socket so that what we sent last still arrives.
 
-    Bytes that came and were not read would turn our end into a reset, which may
-    overtake it.
+    Unread bytes would turn our close into a reset, which may overtake the data.
     """
     try:
         socket.socket.recv(sock, DRAIN_BYTES)
@@ -278,7 +280,7 @@ def close_gently(sock: socket.socket) -> None:
 
 
 def has_hung_up(sock: socket.socket) -> bool:
-    """Whether the other side has closed and left nothing to read."""
+    """Return whether the other side has closed and left nothing to read."""
     try:
         return not sock.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
@@ -293,5 +295,5 @@ def _is_readable(sock: socket.socket) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        pass  # the read itself will say what is wrong
+        pass  # the read itself raises it
     return True

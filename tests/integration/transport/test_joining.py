@@ -28,7 +28,7 @@ Outcome = Mesh | RingleaderError
 
 @contextlib.contextmanager
 def open_listeners(count: int) -> Iterator[list[Listener]]:
-    made = [Listener(tcp.listen("127.0.0.1", 0)) for _ in range(count)]
+    made = [Listener.open("127.0.0.1", 0) for _ in range(count)]
     try:
         yield made
     finally:

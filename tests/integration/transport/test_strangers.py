@@ -33,7 +33,7 @@ from ringleader.testing.link_driver import receive, send
 from ringleader.testing.threaded_world import run_threads
 from ringleader.transport import listener as listeners
 from ringleader.transport import mesh as meshes
-from ringleader.transport import tcp
+from ringleader.transport import unauthenticated_limits
 from ringleader.transport.dialer import Endpoint
 from ringleader.transport.fd_exchange import unix_socket_path
 from ringleader.transport.listener import Listener
@@ -71,7 +71,7 @@ def member(rank: int) -> Credentials:
 @contextlib.contextmanager
 def open_listeners(count: int, *, tls: bool = False) -> Iterator[list[Listener]]:
     made = [
-        Listener(tcp.listen("127.0.0.1", 0), member(rank) if tls else None)
+        Listener.open("127.0.0.1", 0, member(rank) if tls else None)
         for rank in range(count)
     ]
     try:
@@ -189,7 +189,7 @@ def test_a_group_shares_memory_in_spite_of_strangers_at_the_unix_door() -> None:
 
 
 def test_the_silent_are_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listeners, "GREETING_S", 0.1)
+    monkeypatch.setattr(listeners, "HANDSHAKE_S", 0.1)
     with open_listeners(1) as doors, knock(doors[0]) as guest:
         with pytest.raises(DeadlineExceeded, match="never said hello"):
             doors[0].take(lambda _: True, Deadline.after(0.7), "rank 1")
@@ -204,8 +204,8 @@ def test_a_crowd_of_silent_strangers_of_our_own_address_gives_way(tls: bool) -> 
         guests = [knock(doors[0]) for _ in range(100)]
         started_s = time.monotonic()
         assert_connected(form_all(doors))
-        assert time.monotonic() - started_s < listeners.GREETING_S / 2
-        assert num_strangers(doors[0]) <= listeners.MAX_PER_ADDRESS
+        assert time.monotonic() - started_s < unauthenticated_limits.HANDSHAKE_S / 2
+        assert num_strangers(doors[0]) <= unauthenticated_limits.MAX_PER_ADDRESS
         for guest in guests:
             guest.close()
 
@@ -234,7 +234,7 @@ def test_half_open_connections_are_few_and_each_address_has_its_share(
                 guest = knock_from(f"127.0.0.{i}", doors[0])
                 stack.enter_context(guest)
             pump(doors[0])
-            assert num_strangers(doors[0]) <= listeners.MAX_PENDING
+            assert num_strangers(doors[0]) <= unauthenticated_limits.MAX_PENDING
         counts = Counter(stranger.host for stranger in doors[0]._pending)
         assert len(counts) == 20, "an address was pushed out by others"
         assert max(counts.values()) - min(counts.values()) <= 1
@@ -248,8 +248,8 @@ def test_who_knows_the_secret_stays_before_those_who_are_silent() -> None:
         stack.enter_context(honest)
         honest.shake()
         pump(doors[0])
-        time.sleep(listeners.MIN_PENDING_S)
-        for _ in range(2 * listeners.MAX_PER_ADDRESS):
+        time.sleep(unauthenticated_limits.MIN_PENDING_S)
+        for _ in range(2 * unauthenticated_limits.MAX_PER_ADDRESS):
             stack.enter_context(knock(doors[0]))
             pump(doors[0])
         while honest.shake():
@@ -319,7 +319,9 @@ def test_without_a_free_descriptor_strangers_wait_outside() -> None:
 def test_a_slow_handshake_holds_nobody_up() -> None:
     """Hellos that come byte by byte, from as many strangers as may be there."""
     with open_listeners(2, tls=True) as doors, contextlib.ExitStack() as stack:
-        guests = [knock(doors[0]) for _ in range(listeners.MAX_PER_ADDRESS)]
+        guests = [
+            knock(doors[0]) for _ in range(unauthenticated_limits.MAX_PER_ADDRESS)
+        ]
         left, right = socket.socketpair()
         with SecureSocket(left, member(1), 0) as client, right:
             client.shake()
@@ -340,7 +342,7 @@ def test_a_slow_handshake_holds_nobody_up() -> None:
         stack.callback(is_over.set)
         started_s = time.monotonic()
         assert_connected(form_all(doors))
-        assert time.monotonic() - started_s < listeners.GREETING_S / 2
+        assert time.monotonic() - started_s < unauthenticated_limits.HANDSHAKE_S / 2
         for guest in guests:
             guest.close()
 
@@ -478,7 +480,7 @@ def test_a_member_that_comes_as_another_is_turned_away_and_the_true_one_is_not()
     None
 ):
     with open_listeners(2, tls=True) as doors:
-        impostor = Listener(tcp.listen("127.0.0.1", 0), issue())
+        impostor = Listener.open("127.0.0.1", 0, issue())
         expected = endpoints(doors, member(0), member(1))
         is_refused = threading.Event()
 
