@@ -1,4 +1,4 @@
-"""``ringleader doctor``: what is wrong here or on the network, and how to mend it."""
+"""``ringleader doctor``: finds what is wrong here or on the network, and the fix."""
 
 from __future__ import annotations
 
@@ -28,25 +28,30 @@ _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow"}
 def doctor(
     peer: Annotated[
         list[str] | None,
-        typer.Option(help="host:port of a node that should be there; repeatable."),
+        typer.Option(help="host:port of a node that should answer; repeatable."),
     ] = None,
     interface: Annotated[
-        list[str] | None, typer.Option(help="Network interface to use; repeatable.")
+        list[str] | None, typer.Option(help="Use this network interface; repeatable.")
     ] = None,
     port: Annotated[
         int,
-        typer.Option(min=0, max=65535, help="A port that the agent should have."),
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Also check that the agent could listen on this port.",
+        ),
     ] = 0,
     seconds: Annotated[
-        float, typer.Option(min=3, max=60, help="How long to look, at most.")
+        float, typer.Option(min=3, max=60, help="Stop after this many seconds.")
     ] = _SECONDS,
     as_json: Annotated[
-        bool, typer.Option("--json", help="JSON on standard output.")
+        bool, typer.Option("--json", help="Print JSON on standard output.")
     ] = False,
 ) -> None:
-    """Find out why machines do not come together, and what to do about it.
+    """Find out why machines do not reach each other, and what to do about it.
 
-    Ends with 0 when nothing was found, and with 1 otherwise.
+    Checks this machine, its network and every node it can find. It joins
+    nothing and changes nothing. Exits with 0 if nothing is wrong, else 1.
     """
     with exit_on_error("doctor"):
         request = Request(
@@ -93,12 +98,12 @@ def _show(facts: Facts, looked_at: list[Check], findings: list[Finding]) -> None
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False, show_header=False)
     for check in looked_at:
-        state = Text("ok", "green") if check.is_ok else Text("look", "bold red")
+        state = Text("ok", "green") if check.is_ok else Text("problem", "bold red")
         table.add_row(state, check.name, _text(check.text))
     console.print(table)
     for shot in facts.agents:
         for trouble in shot.troubles:
-            console.print(_text(f"the agent here says: {trouble}", "dim"))
+            console.print(_text(f"the agent of this machine reports: {trouble}", "dim"))
     console.print()
     if not findings:
         console.print(f"{facts.name}: nothing is wrong ({facts.took_s:.1f} s).")
@@ -107,9 +112,9 @@ def _show(facts: Facts, looked_at: list[Check], findings: list[Finding]) -> None
         title = f"{finding.title} ({finding.severity})"
         console.print(Text(title, _STYLES[finding.severity]))
         console.print(Padding(_text(finding.text), (0, 0, 0, 2)))
-        console.print(Padding(_text(f"Mend: {finding.mend}"), (0, 0, 1, 2)))
+        console.print(Padding(_text(f"What to do: {finding.mend}"), (0, 0, 1, 2)))
 
 
 def _text(words: str, style: str = "") -> Text:
-    """Words that other machines may have chosen: nothing in them moves a cursor."""
+    """Return text without control characters: it may come from other machines."""
     return Text("".join(c if c.isprintable() else " " for c in words), style)

@@ -1,4 +1,4 @@
-"""``ringleader init``: make a cluster, with this machine as its first."""
+"""``ringleader init``: makes a cluster with this machine as its first."""
 
 from __future__ import annotations
 
@@ -18,18 +18,26 @@ from ringleader.ids import short
 
 
 def init(
-    name: Annotated[str, typer.Option(help="What you call the cluster.")] = "home",
+    name: Annotated[
+        str, typer.Option(help="Name of the cluster, for people.")
+    ] = "home",
     force: Annotated[
-        bool, typer.Option("--force", help="Replace the cluster this machine is in.")
+        bool,
+        typer.Option(
+            "--force", help="Leave the cluster this machine is in, and make a new one."
+        ),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="JSON on standard output.")
+        bool, typer.Option("--json", help="Print JSON on standard output.")
     ] = False,
 ) -> None:
-    """Make a cluster and print the phrase that lets other machines in."""
+    """Make a cluster and print the phrase with which other machines join.
+
+    Run it once, on the first machine. The phrase is shown only now.
+    """
     with exit_on_error("init"):
         if not clean_name(name):
-            raise ConfigError("--name: a name has at least one letter")
+            raise ConfigError("--name: give a name with at least one letter")
         home = Home(settings.home_directory())
         if not force:
             cluster_store.check_not_joined(home)

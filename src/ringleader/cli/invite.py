@@ -1,4 +1,4 @@
-"""``ringleader invite``: show a PIN with which one more machine can join."""
+"""``ringleader invite``: shows a PIN with which one more machine can join."""
 
 from __future__ import annotations
 
@@ -36,28 +36,35 @@ ENDINGS = {
         "Three failed attempts. Pairing closed; someone may be guessing. "
         "Use the phrase or run invite again."
     ),
-    InvitationOutcome.EXPIRED: "Nobody joined in time. Pairing closed.",
+    InvitationOutcome.EXPIRED: "No machine joined in time. Pairing closed.",
 }
-Tell = Callable[[InvitationEvent], None]
+OnEvent = Callable[[InvitationEvent], None]
 
 
 def invite(
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Listen here; 0: any free port.")
+        int,
+        typer.Option(min=0, max=65535, help="Listen on this port; 0: any free port."),
     ] = 0,
     seconds: Annotated[
-        int, typer.Option(min=1, max=_MOST_S, help="How long the PIN is valid.")
+        int, typer.Option(min=1, max=_MOST_S, help="How many seconds the PIN is valid.")
     ] = int(WINDOW_S),
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object per line.")
+        bool, typer.Option("--json", help="Print one JSON object per line.")
     ] = False,
 ) -> None:
-    """Show a PIN; 'ringleader join --pin' on another machine then needs no phrase."""
+    """Show a PIN with which one more machine can join the cluster.
+
+    Run 'ringleader join --pin' on that machine and type the PIN there.
+    Exits with 0 when it has joined, with 1 otherwise.
+    """
     with exit_on_error("invite"), exit_on_sigterm():
         home = Home(settings.home_directory())
         cluster = cluster_secret.load(home)
         if cluster is None:
-            raise ConfigError("this machine is in no cluster; run init or join first")
+            raise ConfigError(
+                "this machine is in no cluster; run 'ringleader init' or 'join' first"
+            )
         outcome = _serve(home, cluster, port, seconds, as_json=as_json)
     if as_json:
         typer.echo(json.dumps({"outcome": outcome.value}))
@@ -87,34 +94,38 @@ def _serve(
 
     with listen("", port) as server:
         port = int(server.getsockname()[1])
-        places = [_place(host, port) for host in addresses_to_announce(chosen)]
+        hosts = addresses_to_announce(chosen)
+        addresses = [_format_address(host, port) for host in hosts]
         with announce_pairing(port, chosen) as trouble:
-            _greet(port, places, str(trouble or ""), as_json=as_json)
+            _print_instructions(port, addresses, str(trouble or ""), as_json=as_json)
             window = AttemptWindow.open_at(time.monotonic(), new_pin, length_s=seconds)
-            tell = _print_json if as_json else _printer(seconds)
-            return Invitation(server, window, new_run, record, tell).serve()
+            on_event = _print_json if as_json else _printer(seconds)
+            return Invitation(server, window, new_run, record, on_event).serve()
 
 
-def _place(host: str, port: int) -> str:
+def _format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _greet(port: int, places: list[str], trouble: str, *, as_json: bool) -> None:
+def _print_instructions(
+    port: int, addresses: list[str], trouble: str, *, as_json: bool
+) -> None:
     if as_json:
-        found = {"port": port, "addresses": places, "discovery": trouble or None}
+        found = {"port": port, "addresses": addresses, "discovery": trouble or None}
         typer.echo(json.dumps(found))
         return
     typer.echo("On the other machine run\n\n    ringleader join --pin\n")
-    place = places[0] if places else f"ADDRESS:{port} (an address of this machine)"
-    typer.echo(f"or, if that finds nothing, add --at {place}\n")
+    unknown = f"ADDRESS:{port} (an address of this machine)"
+    address = addresses[0] if addresses else unknown
+    typer.echo(f"If that does not find this machine, add --at {address}\n")
     if trouble:
-        typer.echo(f"It will find nothing by itself: {trouble}\n")
+        typer.echo(f"It will not find this machine by itself: {trouble}\n")
 
 
-def _printer(seconds: int) -> Tell:
+def _printer(seconds: int) -> OnEvent:
     minutes = f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds} seconds"
 
-    def tell(event: InvitationEvent) -> None:
+    def on_event(event: InvitationEvent) -> None:
         if isinstance(event, PinShown):
             digits = event.pin.reveal()
             pin, left = f"{digits[:3]} {digits[3:]}", event.attempts_left
@@ -126,9 +137,11 @@ def _printer(seconds: int) -> Tell:
         else:
             typer.echo(f"{event.member} joined. Pairing closed.")
             if not event.has_thanked:
-                typer.echo("It did not say that it got everything; look at its screen.")
+                typer.echo(
+                    "It did not confirm that it got everything; check its screen."
+                )
 
-    return tell
+    return on_event
 
 
 def _print_json(event: InvitationEvent) -> None:

@@ -1,4 +1,4 @@
-"""``ringleader join``: enter a cluster, with its phrase or with a PIN."""
+"""``ringleader join``: enters a cluster with its phrase or with a PIN."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from ringleader.ids import short
 from ringleader.transport.tcp import parse_address
 
 _SEARCH_S = 10.0
-"""Discovery answers within three seconds nearly always."""
+"""Discovery nearly always answers within three seconds."""
 _ENTRIES = 3
-"""PINs that a user may type: each is one guess for a false host."""
+"""PINs that a user may type. Each gives a false host one guess."""
 _FILE_BYTES = 4096
 Address = tuple[str, int]
 
@@ -39,31 +39,44 @@ def join(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PHRASE]", help="Better typed when asked: others can see commands."
+            metavar="[PHRASE]",
+            help="The phrase. Leave it out to be asked: other users can see commands.",
         ),
     ] = None,
     phrase_file: Annotated[
         Path | None, typer.Option(help="Read the phrase from this file.")
     ] = None,
     pin: Annotated[
-        bool, typer.Option("--pin", help="Type the PIN that 'ringleader invite' shows.")
+        bool,
+        typer.Option("--pin", help="Join with the PIN that 'ringleader invite' shows."),
     ] = False,
     at: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where it invites, if not found.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address of the inviting machine, if it is not found.",
+        ),
     ] = "",
     force: Annotated[
-        bool, typer.Option("--force", help="Replace the cluster this machine is in.")
+        bool,
+        typer.Option(
+            "--force", help="Leave the cluster this machine is in, and join this one."
+        ),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="JSON on standard output.")
+        bool, typer.Option("--json", help="Print JSON on standard output.")
     ] = False,
 ) -> None:
-    """Enter a cluster with the phrase of 'ringleader init', or with a PIN."""
+    """Enter a cluster with the phrase that 'ringleader init' showed, or with a PIN.
+
+    For a PIN, run 'ringleader invite' on a machine of the cluster and
+    'ringleader join --pin' here. Then 'ringleader run' finds the others.
+    """
     with exit_on_error("join"):
         if pin and (words or phrase_file):
-            raise ConfigError("--pin: give the phrase or a PIN, not both")
+            raise ConfigError("--pin: give either the phrase or a PIN, not both")
         if at and not pin:
-            raise ConfigError("--at: says where a PIN is shown; add --pin")
+            raise ConfigError("--at: is the address for joining with a PIN; add --pin")
         home = Home(settings.home_directory())
         if pin:
             if not force:
@@ -96,35 +109,35 @@ def _report(
     through_text = f" through {host}" if host else ""
     typer.echo(f"{verb} cluster {cluster.title}{through_text}.")
     typer.echo(f"This machine is node {short(key.node_id)}.", nl=False)
-    typer.echo(" 'ringleader status' shows who else is there.")
+    typer.echo(" 'ringleader status' shows the other nodes.")
     if host is None and is_new:
-        typer.echo(f"'ringleader init' has shown the same {cluster.tag}.")
+        typer.echo(f"Check: 'ringleader init' showed the same tag {cluster.tag}.")
 
 
 def _phrase(words: list[str] | None, file: Path | None) -> Secret[str]:
     if words:
         typer.echo(
-            "ringleader join: other users can see the phrase in the list of processes, "
-            "and your shell keeps it; next time type it when asked",
+            "ringleader join: other users can see the phrase in the process list, and "
+            "your shell stores it; next time leave it out and type it when asked",
             err=True,
         )
         return Secret(" ".join(words))
     if file is not None:
         content = read_private(file, _FILE_BYTES)
         if content is None:
-            raise ConfigError(f"--phrase-file: there is no {file}")
+            raise ConfigError(f"--phrase-file: file {file} not found")
         return Secret(content.reveal().decode(errors="replace"))
     nothing = "no phrase; type it when asked, pipe it in, or use --phrase-file"
     return prompt("Phrase: ", nothing)
 
 
 def _join_by_pin(key: NodeKey, at: str) -> tuple[ClusterSecret, KnownNode]:
-    places = [parse_address(at)] if at else _find()
-    typer.echo(f"A machine at {places[0][0]} is pairing.", err=True)
+    addresses = [parse_address(at)] if at else _find_inviting_machine()
+    typer.echo(f"A machine at {addresses[0][0]} is pairing.", err=True)
     for entry_number in range(1, _ENTRIES + 1):
         pin = _ask_pin()
         try:
-            return _try_all(places, key, pin)
+            return _pair(addresses, key, pin)
         except PeerUntrusted as refused:
             is_last = entry_number == _ENTRIES or not is_interactive()
             if is_last or "PIN" not in refused.text:
@@ -133,26 +146,26 @@ def _join_by_pin(key: NodeKey, at: str) -> tuple[ClusterSecret, KnownNode]:
     raise AssertionError("the last entry returns or raises")
 
 
-def _find() -> list[Address]:
-    """The addresses of the one machine that invites."""
+def _find_inviting_machine() -> list[Address]:
+    """Return the addresses of the one machine that invites."""
     from ringleader.discovery.pairing_announcement import find_pairing_hosts
     from ringleader.topology.interfaces import usable_interfaces
 
     typer.echo("Looking for a machine that invites ...", err=True)
     chosen, _ = usable_interfaces(settings.interfaces())
     try:
-        places = find_pairing_hosts(_SEARCH_S, chosen)
+        addresses = find_pairing_hosts(_SEARCH_S, chosen)
     except RingleaderError as exc:
-        text = f"cannot look for machines ({exc}); pass --at HOST:PORT"
+        text = f"cannot search this network ({exc}); pass --at HOST:PORT"
         raise PeerUnreachable("pairing", text) from exc
-    if not places:
-        text = f"nobody invites on this network (looked for {_SEARCH_S:g} s)"
-        mend = "run 'ringleader invite' on a machine of the cluster"
-        raise PeerUnreachable("pairing", f"{text}; {mend}, or pass --at HOST:PORT")
-    if len({port for _, port in places}) > 1:
-        seen = ", ".join(f"{host}:{port}" for host, port in places)
+    if not addresses:
+        text = f"no machine on this network invites (looked for {_SEARCH_S:g} s)"
+        remedy = "run 'ringleader invite' on a machine of the cluster"
+        raise PeerUnreachable("pairing", f"{text}; {remedy}, or pass --at HOST:PORT")
+    if len({port for _, port in addresses}) > 1:
+        seen = ", ".join(f"{host}:{port}" for host, port in addresses)
         raise ConfigError(f"several machines invite; choose one with --at: {seen}")
-    return places
+    return addresses
 
 
 def _ask_pin() -> Secret[str]:
@@ -167,19 +180,19 @@ def _ask_pin() -> Secret[str]:
     return pin
 
 
-def _try_all(
-    places: list[Address], key: NodeKey, pin: Secret[str]
+def _pair(
+    addresses: list[Address], key: NodeKey, pin: Secret[str]
 ) -> tuple[ClusterSecret, KnownNode]:
     """Pair at the first address that can be reached."""
     from ringleader.identity.pairing.join_client import join_at
 
     name = settings.node_name() or socket.gethostname()
-    for place in places:
+    for address in addresses:
         try:
-            welcome = join_at(place, key, name, pin)
+            welcome = join_at(address, key, name, pin)
         except PeerUnreachable:
-            if place == places[-1]:
+            if address == addresses[-1]:
                 raise
         else:
             return welcome.cluster, welcome.host
-    raise AssertionError("there is at least one place")
+    raise AssertionError("there is at least one address")

@@ -1,4 +1,4 @@
-"""``ringleader leave``: forget the cluster on this machine."""
+"""``ringleader leave``: removes this machine from its cluster."""
 
 from __future__ import annotations
 
@@ -16,12 +16,18 @@ from ringleader.identity.storage.home import Home
 
 
 def leave(
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask for confirmation.")
+    ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="JSON on standard output.")
+        bool, typer.Option("--json", help="Print JSON on standard output.")
     ] = False,
 ) -> None:
-    """Delete the secret, the keys and the known nodes of this machine."""
+    """Remove this machine from its cluster.
+
+    Deletes the cluster secret, the node keys and the list of known nodes
+    here. Other machines are not changed.
+    """
     with exit_on_error("leave"):
         home = Home(settings.home_directory())
         _confirm(home, yes)
@@ -33,8 +39,8 @@ def leave(
     typer.echo(f"{what} Secret, keys and known nodes are deleted here.")
     if left:
         typer.echo(
-            "Whoever copied the secret before still has it: if this machine, or a\n"
-            "backup of it, got into wrong hands, make a new cluster on the others."
+            "Copies of the secret stay valid: if this machine or a backup of it got\n"
+            "into the wrong hands, make a new cluster on the other machines."
         )
 
 
@@ -42,9 +48,9 @@ def _confirm(home: Home, yes: bool) -> None:
     if yes:
         return
     if not is_interactive():
-        raise ConfigError("nobody to ask; pass --yes")
+        raise ConfigError("no terminal to ask for confirmation; pass --yes")
     cluster = None
-    with suppress(ConfigError):  # damaged: leaving is how it is mended
+    with suppress(ConfigError):  # a damaged secret is repaired by leaving
         cluster = cluster_secret.load(home)
     what = f"Leave cluster {cluster.title}" if cluster else "Delete this machine's keys"
     answer = prompt(f"{what}? [y/N] ", "nothing was deleted")

@@ -1,4 +1,4 @@
-"""``ringleader run``: find the other machines and run a script on all of them."""
+"""``ringleader run``: finds the other machines and runs a script on all of them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ringleader import settings
 from ringleader.errors import ConfigError, RingleaderError
 from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.launch.job_fingerprint import job_fingerprint
+from ringleader.node.peering.membership_profiles import MembershipProfile
 from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.node.protocol.local_requests import EnterJob
 
@@ -27,12 +28,12 @@ _MONITOR_S = 0.1
 _BACKEND = "ringleader-run"
 
 SETTINGS = {"allow_interspersed_args": False}
-"""What follows the script belongs to the script."""
+"""Arguments after the script belong to the script."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What the command line asked for, checked."""
+    """The command line, checked."""
 
     script: str
     args: list[str]
@@ -45,41 +46,62 @@ class _Plan:
 
 
 def run(  # noqa: PLR0913 - one parameter per option of the command
-    script: Annotated[str, typer.Argument(help="The Python program to run.")],
+    script: Annotated[str, typer.Argument(help="Python program to run.")],
     args: Annotated[
-        list[str] | None, typer.Argument(help="Its arguments, as they are.")
+        list[str] | None, typer.Argument(help="Arguments of the program.")
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, max=_MOST, help="Exactly so many machines.")
+        int | None,
+        typer.Option(min=1, max=_MOST, help="Wait for exactly this many machines."),
     ] = None,
     min_nodes: Annotated[
         int | None,
-        typer.Option(min=1, max=_MOST, help="At least so many machines [default: 2]."),
+        typer.Option(
+            min=1,
+            max=_MOST,
+            help="Start with at least this many machines (default: 2).",
+        ),
     ] = None,
     wait: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for more than --min-nodes.")
+        float,
+        typer.Option(min=0, help="Seconds to wait for more machines than --min-nodes."),
     ] = _WAIT_S,
     nproc_per_node: Annotated[
-        int, typer.Option(min=1, help="Worker processes on this machine.")
+        int, typer.Option(min=1, help="Number of worker processes on this machine.")
     ] = 1,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="Restarts of failed workers.")
+        int, typer.Option(min=0, help="Restart failed workers up to this many times.")
     ] = 10,
     job: Annotated[
-        str, typer.Option(help="Only machines that name the same job meet.")
+        str,
+        typer.Option(
+            help="Name of the job; machines with the same name train together."
+        ),
     ] = "default",
     peers: Annotated[
-        str, typer.Option(help="host:port,... of agents that mDNS does not find.")
+        str,
+        typer.Option(
+            help="host:port,... of other agents, if multicast does not find them."
+        ),
     ] = "",
     interface: Annotated[
-        list[str] | None, typer.Option(help="Network interface to use; repeatable.")
+        list[str] | None, typer.Option(help="Use this network interface; repeatable.")
     ] = None,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the agent; 0: any.")
+        int, typer.Option(min=0, max=65535, help="Port of the agent; 0: any free port.")
     ] = 0,
-    profile: Annotated[str, typer.Option(help="lan, wifi, wan or loopback.")] = "lan",
+    profile: Annotated[
+        MembershipProfile,
+        typer.Option(
+            help="How fast a silent machine counts as lost: lan (3.5 s) to "
+            "high_latency (50 s)."
+        ),
+    ] = MembershipProfile.LAN,
     timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds to wait for a group.")
+        float,
+        typer.Option(
+            min=1, help="Give up if training has not started after this many seconds."
+        ),
     ] = _TIMEOUT_S,
     any_script: Annotated[
         bool,
@@ -87,16 +109,23 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
     ] = False,
     plaintext: Annotated[
         bool,
-        typer.Option("--plaintext", help="Do not encrypt tensors (a trusted wire)."),
+        typer.Option(
+            "--plaintext", help="Do not encrypt tensors; only for a trusted network."
+        ),
     ] = False,
     compress: Annotated[
         str,
         typer.Option(
-            help="DDP's gradients: auto, int8, bf16, topk:0.01, powersgd:2..."
+            help="Compress DDP gradients: auto, int8, bf16, topk:0.01, powersgd:2..."
         ),
     ] = "",
 ) -> None:
-    """Find the other machines, agree on ranks and run SCRIPT on all of them."""
+    """Find the other machines of the cluster and run SCRIPT on all of them.
+
+    Run the same command on every machine, in any order. When a machine
+    is lost, the others restart the workers without it; when one comes,
+    they restart with it. The exit status is that of the script.
+    """
     errors = Console(stderr=True, highlight=False)
     try:
         need, most = _sizes(nodes, min_nodes)
@@ -123,20 +152,20 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
                 interfaces=interface or settings.interfaces(),
                 name=settings.node_name(),
                 port=port,
-                profile=profile,
+                profile=profile.value,
                 prints_events=True,
             ),
         )
         code = _run(plan, errors)
     except RingleaderError as exc:
-        errors.print(f"run: {exc}", style="bold red", markup=False)
+        errors.print(f"ringleader run: {exc}", style="bold red", markup=False)
         raise typer.Exit(1) from exc
     raise typer.Exit(code)
 
 
 def _sizes(nodes: int | None, min_nodes: int | None) -> tuple[int, int]:
     if nodes is not None and min_nodes is not None:
-        raise ConfigError("--nodes and --min-nodes exclude each other; give one")
+        raise ConfigError("--nodes and --min-nodes exclude each other; give only one")
     if nodes is not None:
         return nodes, nodes
     return (2 if min_nodes is None else min_nodes), _MOST
@@ -144,12 +173,12 @@ def _sizes(nodes: int | None, min_nodes: int | None) -> tuple[int, int]:
 
 def _check_script(script: str) -> str:
     if not Path(script).is_file():
-        raise ConfigError(f"there is no script {script!r} here")
+        raise ConfigError(f"script {script!r} not found in {Path.cwd()}")
     return script
 
 
 def _run(plan: _Plan, errors: Console) -> int:
-    """Start the agent while torch is being imported: both take a while."""
+    """Start the agent while torch is being imported: both are slow."""
     importing = threading.Thread(
         target=import_module, args=("torch.distributed.launcher.api",), daemon=True
     )
@@ -196,7 +225,7 @@ def _launch(plan: _Plan, agent: AgentProcess, errors: Console) -> int:
     except ChildFailedError as exc:
         errors.print(str(exc), markup=False)
         code = next(iter(exc.failures.values())).exitcode
-        return 128 - code if code < 0 else code or 1  # killed by a signal, as shells do
+        return 128 - code if code < 0 else code or 1  # shells report a signal so
     except RendezvousError as exc:
         raise RingleaderError(str(exc)) from exc
     except SignalException as exc:

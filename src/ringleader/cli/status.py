@@ -1,4 +1,4 @@
-"""``ringleader status``: who is here, how they are, how fast the links are."""
+"""``ringleader status``: shows nodes, leader, health, links and the latest events."""
 
 from __future__ import annotations
 
@@ -22,21 +22,27 @@ from ringleader.node.protocol.snapshot import NodeRow, Snapshot
 _COLOURS = {"healthy": "green", "suspect": "yellow", "dead": "red"}
 _EVERY_S = 1.0
 _CLOCK_S = 2.0
-"""Clocks that differ by less are not worth a word."""
+"""Smaller clock differences are not shown."""
+_NUM_EVENTS = 5
+"""Events shown as text; ``--json`` has all that the agent keeps."""
 
 
 def status(
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show it again every second.")
+        bool, typer.Option("--watch", help="Refresh every second until Ctrl-C.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="JSON on standard output.")
+        bool, typer.Option("--json", help="Print JSON on standard output.")
     ] = False,
     mlx: Annotated[
-        bool, typer.Option("--mlx", help="The ring as a hostfile for mlx.launch.")
+        bool, typer.Option("--mlx", help="Print the ring as a hostfile for mlx.launch.")
     ] = False,
 ) -> None:
-    """Show the nodes of the cluster, the leader, health, devices and links."""
+    """Show the nodes of the cluster, their health, links, and the latest events.
+
+    Asks the agents of this machine or, if none runs here, one on the
+    network. Exits with 3 if none answers; 'ringleader doctor' tells why.
+    """
     console = Console()
     errors = Console(stderr=True)
     try:
@@ -45,35 +51,33 @@ def status(
             return
         reports = query_status(settings.home_directory())
     except RingleaderError as exc:
-        errors.print(f"status: {exc}", style="bold red", markup=False)
+        errors.print(f"ringleader status: {exc}", style="bold red", markup=False)
         raise typer.Exit(1) from exc
     except KeyboardInterrupt as exc:
         raise typer.Exit(130) from exc
     if mlx:
         typer.echo(reports[0].snapshot.mlx if reports else "")
     elif as_json:
-        typer.echo(json.dumps([_as_dict(s) for s in reports], indent=1))
+        typer.echo(json.dumps([_as_dict(report) for report in reports], indent=1))
     else:
-        console.print(_picture(reports))
+        console.print(_render(reports))
     if not reports:
         raise typer.Exit(3)
 
 
 def _watch(console: Console) -> None:
     home = settings.home_directory()
-    with Live(
-        _picture(query_status(home)), console=console, auto_refresh=False
-    ) as live:
+    with Live(_render(query_status(home)), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(_EVERY_S)
-            live.update(_picture(query_status(home)), refresh=True)
+            live.update(_render(query_status(home)), refresh=True)
 
 
 def _as_dict(report: StatusReport) -> dict[str, object]:
     return {"from": report.source, **report.snapshot.plain()}
 
 
-def _picture(reports: list[StatusReport]) -> RenderableType:
+def _render(reports: list[StatusReport]) -> RenderableType:
     if not reports:
         return Text(
             "No node of this cluster runs here or answers on the network.\n"
@@ -84,27 +88,61 @@ def _picture(reports: list[StatusReport]) -> RenderableType:
 
 
 def _parts(report: StatusReport) -> list[RenderableType]:
-    shot = report.snapshot
-    leader = next((row.name for row in shot.nodes if row.is_leader), "nobody")
-    healthy = sum(row.health == "healthy" for row in shot.nodes)
+    snapshot = report.snapshot
+    leader = next((row.name for row in snapshot.nodes if row.is_leader), "none")
     title = (
-        f"cluster {shot.cluster}   epoch {shot.epoch}   leader {leader}   "
-        f"{healthy} of {len(shot.nodes)} nodes healthy   (seen from {report.source})"
+        f"cluster {snapshot.cluster}   epoch {snapshot.epoch}   leader {leader}   "
+        f"(seen from {report.source})"
     )
-    parts: list[RenderableType] = [Text(title, style="bold"), _nodes(shot)]
-    if len(shot.ring) > 1:
-        parts.append(_links(shot))
-    parts += [Text(f"! {trouble}", style="yellow") for trouble in shot.troubles]
+    parts: list[RenderableType] = [
+        Text(title, style="bold"),
+        _health(snapshot),
+        _nodes(snapshot),
+    ]
+    if len(snapshot.ring) > 1:
+        parts.append(_links(snapshot))
+    parts += [Text(f"! {trouble}", style="yellow") for trouble in snapshot.troubles]
+    if snapshot.events:
+        parts.append(_events(snapshot))
     return parts
 
 
-def _nodes(shot: Snapshot) -> Table:
+def _health(snapshot: Snapshot) -> Text:
+    """Return one line about the other nodes: a percentage and how many of each kind."""
+    counts = snapshot.health
+    if not counts.total:
+        return Text("health: no other node is known yet", style="dim")
+    kinds = {
+        "healthy": counts.healthy,
+        "suspect": counts.suspect,
+        "dead": counts.dead,
+        "unknown": counts.unknown,
+    }
+    listed = ", ".join(f"{number} {kind}" for kind, number in kinds.items() if number)
+    text = f"health: {counts.percentage:.0f} % of {counts.total} other "
+    text += f"node{'s' * (counts.total != 1)} ({listed})"
+    is_good = counts.healthy == counts.total
+    return Text(text, style="green" if is_good else "yellow")
+
+
+def _events(snapshot: Snapshot) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("time")
+    table.add_column("event")
+    for event in snapshot.events[-_NUM_EVENTS:]:
+        clock = time.strftime("%H:%M:%S", time.localtime(event.time_s))
+        style = "yellow" if event.kind in ("split", "clone", "lost") else ""
+        table.add_row(clock, Text(event.text, style=style))
+    return table
+
+
+def _nodes(snapshot: Snapshot) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("node", "id", "health", "device", "cores", "memory", "address"):
         table.add_column(column)
     for column in ("latency", "job"):
         table.add_column(column)
-    for row in sorted(shot.nodes, key=lambda row: _place(shot, row)):
+    for row in sorted(snapshot.nodes, key=lambda row: _ring_index(snapshot, row)):
         health = Text(row.health, style=_COLOURS.get(row.health, ""))
         name = Text(row.name + (" *" if row.is_leader else ""))
         if row.is_here:
@@ -121,8 +159,9 @@ def _nodes(shot: Snapshot) -> Table:
     return table
 
 
-def _place(shot: Snapshot, row: NodeRow) -> int:
-    return shot.ring.index(row.node) if row.node in shot.ring else len(shot.ring)
+def _ring_index(snapshot: Snapshot, row: NodeRow) -> int:
+    ring = snapshot.ring
+    return ring.index(row.node) if row.node in ring else len(ring)
 
 
 def _machine(row: NodeRow) -> tuple[str, str, str]:
@@ -134,13 +173,14 @@ def _machine(row: NodeRow) -> tuple[str, str, str]:
     return device[:32], str(profile.physical_cores), memory
 
 
-def _links(shot: Snapshot) -> Table:
-    """One row per hop of the ring: what a ring all-reduce will feel."""
+def _links(snapshot: Snapshot) -> Table:
+    """Return one row per hop of the ring, the links that an all-reduce uses."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("link", "latency", "there", "back", "clocks"):
         table.add_column(column)
-    rows = {row.node: row for row in shot.nodes}
-    hops = list(zip(shot.ring, [*shot.ring[1:], shot.ring[0]], strict=True))
+    rows = {row.node: row for row in snapshot.nodes}
+    ring = snapshot.ring
+    hops = list(zip(ring, [*ring[1:], ring[0]], strict=True))
     for source, to in hops[: 1 if len(hops) == 2 else None]:
         if source in rows and to in rows:
             name = f"{rows[source].name} -> {rows[to].name}"
@@ -149,7 +189,7 @@ def _links(shot: Snapshot) -> Table:
 
 
 def _link(source: NodeRow, to: NodeRow) -> tuple[str, ...]:
-    """Latency, both rates and clocks, as whichever end has measured them."""
+    """Return latency, both rates and the clock, as either end has measured them."""
     if source.host and source.host == to.host:
         return "shared memory", "", "", _clock(to)
     link = source.links.get(to.node)

@@ -702,9 +702,9 @@ def test_a_phrase_can_come_from_a_file(machines: list[Machine]) -> None:
         (["join", "--at", "desk:1"], "", "add --pin"),
         (["join", "--pin", "--at", "desk"], "", "write host:port"),
         (["join", "--pin", "--at", "127.0.0.1:9"], "12345\n", "a PIN has six digits"),
-        (["join", "--phrase-file", "/nowhere"], "", "there is no /nowhere"),
-        (["invite"], "", "in no cluster; run init or join first"),
-        (["leave"], "", "nobody to ask; pass --yes"),
+        (["join", "--phrase-file", "/nowhere"], "", "file /nowhere not found"),
+        (["invite"], "", "in no cluster; run 'ringleader init'"),
+        (["leave"], "", "pass --yes"),
         (["init", "--name", "\a"], "", "at least one letter"),
     ],
 )
@@ -806,7 +806,7 @@ def test_an_invitation_that_nobody_takes_ends_with_1(machines: list[Machine]) ->
     assert done.returncode == 1
     assert "PIN " in done.stdout
     assert "valid 1 seconds - attempts left 3" in done.stdout
-    assert "Nobody joined in time. Pairing closed." in done.stdout
+    assert "No machine joined in time. Pairing closed." in done.stdout
 
 
 def test_leaving_deletes_and_says_what_it_cannot(machines: list[Machine]) -> None:
