@@ -1,4 +1,4 @@
-"""The cluster on a LAN of three namespaces: how fast, how sure, under attack.
+"""Measures a cluster of three hosts on a virtual LAN: formation, faults, attacks.
 
     python benchmarks/cluster.py discovery --runs 20
     python benchmarks/cluster.py formation --runs 20
@@ -6,7 +6,7 @@
     python benchmarks/cluster.py silence
     python benchmarks/cluster.py attack
 
-Needs root and iproute2. Prints figures; ``--out FILE`` appends them as JSON.
+Needs root and iproute2. Prints the results; ``--out FILE`` appends them as JSON.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ ALL = {f"n{i}" for i in range(HOSTS)}
 
 @contextmanager
 def homes(count: int) -> Iterator[list[Path]]:
-    """Machines of one cluster."""
+    """Yield the homes of the machines of one cluster."""
     root = os.urandom(32)
     with TemporaryDirectory() as folder:
         yield [make_home(Path(folder) / str(i), root) for i in range(count)]
 
 
 def kill(net: VirtualLan, index: int, node: NodeProcess) -> None:
-    """Switch a machine off: everything on it dies at once, without a word."""
+    """Kill everything on a host at once."""
     net.hosts[index].kill_all()
     node.close()
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """The figures that matter of a list of seconds."""
+    """Return median, 95th percentile and maximum of a list of seconds."""
     ordered = sorted(values)
     return {
         "median": round(statistics.median(ordered), 3),
@@ -59,7 +59,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def discovery(runs: int) -> dict[str, object]:
-    """From the start of the last agent until all three are in one view."""
+    """Time from the start of the last agent until all three are in one view."""
     took: list[float] = []
     with lan(hosts=HOSTS, rate="1gbit") as net:
         for _ in range(runs):
@@ -80,7 +80,7 @@ def discovery(runs: int) -> dict[str, object]:
 def start_training(
     net: VirtualLan, paths: list[Path], *arguments: str
 ) -> list[NodeProcess]:
-    """The training node of the tests on every host."""
+    """Start the training script on every host."""
     return [
         NodeProcess.start(
             net.hosts[i],
@@ -94,7 +94,7 @@ def start_training(
 
 
 def formation(runs: int) -> dict[str, object]:
-    """From the start of the last process to its first step, import torch included."""
+    """Time from the start of the last process to its first step, imports included."""
     took: list[float] = []
     with lan(hosts=HOSTS, rate="1gbit") as net:
         for _ in range(runs):
@@ -111,14 +111,14 @@ def formation(runs: int) -> dict[str, object]:
 
 
 def leader(runs: int) -> dict[str, object]:
-    """Kill the leader's machine; how long until the others work in a new group."""
+    """Time from killing the leader's host until the others train in a new group."""
     took: list[float] = []
     with lan(hosts=HOSTS, rate="1gbit") as net, homes(HOSTS) as paths:
         nodes = start_training(net, paths, "2", "3", "1")
         try:
             for node in nodes:
                 node.wait_for("step", 60, size=HOSTS)
-            order = list(range(HOSTS))  # by age: the first is the leader
+            order = list(range(HOSTS))  # by age; the first is the leader
             for _ in range(runs):
                 index = order.pop(0)
                 kill(net, index, nodes[index])
@@ -145,7 +145,7 @@ def leader(runs: int) -> dict[str, object]:
 
 
 def silence(_runs: int) -> dict[str, object]:
-    """A cut cable, and processes that are stopped for a while."""
+    """Time to notice a cut cable, and the effect of stopped processes."""
     with ExitStack() as stack:
         net = stack.enter_context(lan(hosts=HOSTS, rate="1gbit"))
         paths = stack.enter_context(homes(HOSTS))
@@ -161,7 +161,7 @@ def silence(_runs: int) -> dict[str, object]:
 
 
 def _cut(net: VirtualLan, nodes: list[NodeProcess]) -> list[float]:
-    """Seconds until both others have a view without the machine that was cut off."""
+    """Time until both others have a view without the host that was cut off."""
     noticed = []
     for _ in range(5):
         net.cut(2)
@@ -199,13 +199,13 @@ def _stop(nodes: list[NodeProcess]) -> dict[str, object]:
 
 
 def attack(_runs: int) -> dict[str, object]:
-    """Step times of a training pair under attack.
+    """Step times of two training hosts under attack.
 
-    The attacker takes CPU from this one machine whomever it attacks, so in turns it
-    attacks a sink on its own host, which is the calm, and the training.
+    The attacker uses CPU of this machine whatever its target is. So in turns it attacks
+    a sink on its own host, which is the baseline, and the training.
     """
-    calm: list[float] = []
-    stormy: list[float] = []
+    baseline: list[float] = []
+    attacked: list[float] = []
     with lan(hosts=HOSTS, rate="1gbit") as net, homes(2) as paths:
         nodes = start_training(net, paths, "2", "2", "0", "700")
         try:
@@ -215,17 +215,27 @@ def attack(_runs: int) -> dict[str, object]:
             count = 0
             sink = net.hosts[2].popen([sys.executable, "-c", SINK])
             for _ in range(3):
-                for target, found in ((net.hosts[2], calm), (net.hosts[0], stormy)):
-                    aims = ports if target is net.hosts[0] else [SINK_PORT] * len(ports)
-                    storms = [_storm(net, target.address, port) for port in aims]
+                for target, found in (
+                    (net.hosts[2], baseline),
+                    (net.hosts[0], attacked),
+                ):
+                    targets = (
+                        ports if target is net.hosts[0] else [SINK_PORT] * len(ports)
+                    )
+                    attackers = [
+                        _start_attack(net, target.address, port) for port in targets
+                    ]
                     time.sleep(0.5)
                     while not nodes[0].inbox_is_empty():
                         nodes[0].wait_for("step")
-                    found += _steps(nodes[0], STORM_S - 2)
-                    done = [int(storm.communicate(timeout=60)[0]) for storm in storms]
+                    found += _steps(nodes[0], ATTACK_S - 2)
+                    done = [
+                        int(attacker.communicate(timeout=60)[0])
+                        for attacker in attackers
+                    ]
                     count += sum(done) if target is net.hosts[0] else 0
             sink.kill()
-            told = [
+            problems = [
                 e for n in nodes for e in n.events if e["event"] in ("wrong", "lost")
             ]
         finally:
@@ -234,17 +244,17 @@ def attack(_runs: int) -> dict[str, object]:
                 node.close()
     return {
         "connections": count,
-        "calm_s": spread(calm),
-        "under_attack_s": spread(stormy),
+        "calm_s": spread(baseline),
+        "under_attack_s": spread(attacked),
         "ratio_of_medians": round(
-            statistics.median(stormy) / statistics.median(calm), 3
+            statistics.median(attacked) / statistics.median(baseline), 3
         ),
-        "lost_or_wrong": len(told),
+        "lost_or_wrong": len(problems),
     }
 
 
 def _listening_ports(net: VirtualLan) -> list[int]:
-    """What a scanner of the first host finds: the agent's and the worker's port."""
+    """List the listening ports of the first host: the agent's and the worker's."""
     argv = net.hosts[0].command(["ss", "-ltnH"])
     text = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     rows = [line.split()[3] for line in text.splitlines()]
@@ -259,7 +269,7 @@ def _steps(node: NodeProcess, seconds: float) -> list[float]:
     return found
 
 
-STORM_S = 8.0
+ATTACK_S = 8.0
 SINK_PORT = 4444
 SINK = f"""
 import socket
@@ -267,7 +277,7 @@ server = socket.create_server(("", {SINK_PORT}), backlog=512)
 while True:
     server.accept()[0].close()
 """
-STORM = """
+ATTACK = """
 import os, socket, sys, time
 address, port, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 until, count, slow = time.time() + seconds, 0, []
@@ -292,9 +302,9 @@ print(count)
 """
 
 
-def _storm(net: VirtualLan, address: str, port: int) -> subprocess.Popen[str]:
-    """Garbage, silence and slowloris from the third host, some 500 a second."""
-    argv = [sys.executable, "-c", STORM, address, str(port), str(STORM_S)]
+def _start_attack(net: VirtualLan, address: str, port: int) -> subprocess.Popen[str]:
+    """Send garbage, silence and slowloris from the third host, about 500 per second."""
+    argv = [sys.executable, "-c", ATTACK, address, str(port), str(ATTACK_S)]
     return net.hosts[2].popen(argv, stdout=subprocess.PIPE, text=True)
 
 
@@ -308,7 +318,7 @@ MEASURES: dict[str, Callable[[int], dict[str, object]]] = {
 
 
 def main() -> None:
-    """Run the measures that were named."""
+    """Run the named measurements."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("measure", nargs="+", choices=MEASURES)
     parser.add_argument("--runs", type=int, default=20)

@@ -1,4 +1,4 @@
-"""The records of benchmarks/compression.py as a picture, and as tables for the docs."""
+"""Plots the records of benchmarks/compression.py and prints tables for the docs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Record = dict[str, Any]
 
 
 def save_plot(records: Path, path: Path) -> None:
-    """Write a PNG: bytes, times, steps per second, and losses against the clock."""
+    """Write a PNG with bytes, times, steps per second, and loss over time."""
     found = latest(records)
     figure = Figure(figsize=(13.0, 8.2), layout="constrained")
     FigureCanvasAgg(figure)
@@ -68,7 +68,7 @@ def save_plot(records: Path, path: Path) -> None:
 
 
 def latest(path: Path) -> list[Record]:
-    """The last record of everything that was measured, in the order of the file."""
+    """Return the last record of each measurement, in the order of the file."""
     found: dict[tuple[object, ...], Record] = {}
     keys = ("part", "place", "source", "task", "scheme", "seed", "bar")
     for line in path.read_text().splitlines():
@@ -80,7 +80,7 @@ def latest(path: Path) -> list[Record]:
 
 
 def some(found: list[Record], part: str, **wanted: str) -> Iterator[Record]:
-    """The measurements of one part, without the verdicts."""
+    """Return the measurements of one part, without the comparisons with limits."""
     for record in found:
         is_figure = record["part"] == part and "bar" not in record
         if is_figure and all(record.get(key) == value for key, value in wanted.items()):
@@ -88,7 +88,7 @@ def some(found: list[Record], part: str, **wanted: str) -> Iterator[Record]:
 
 
 def draw_bytes(panel: Axes, found: list[Record]) -> None:
-    """What leaves a host, for both kinds of gradients."""
+    """Plot the bytes that leave a host, for both kinds of gradients."""
     kinds = {"noise": "64 MiB of noise", "gradients": "a transformer's gradients"}
     for shift, (source, title) in enumerate(kinds.items()):
         records = list(some(found, "bytes", source=source))
@@ -111,7 +111,7 @@ def draw_bytes(panel: Axes, found: list[Record]) -> None:
 
 
 def draw_speeds(panel: Axes, found: list[Record], part: str, title: str) -> None:
-    """Every scheme's speed beside Gloo's, place by place."""
+    """Plot the speed of every scheme relative to Gloo, per environment."""
     records = list(some(found, part))
     schemes = list(dict.fromkeys(record["scheme"] for record in records))
     places = [each for each in PLACES if any(r["place"] == each for r in records)]
@@ -136,7 +136,7 @@ def draw_speeds(panel: Axes, found: list[Record], part: str, title: str) -> None
 
 
 def draw_race(panel: Axes, found: list[Record]) -> None:
-    """The loss against the clock on the slow network."""
+    """Plot the loss over time on the slow network."""
     for record in some(found, "clock", place="100mbit"):
         losses = smooth(record["losses"])
         panel.plot(
@@ -154,24 +154,24 @@ def draw_race(panel: Axes, found: list[Record]) -> None:
 
 
 def smooth(losses: list[float], over: int = 10) -> list[float]:
-    """The mean of the last few, from the first that has so many before it."""
+    """Return the moving average over the last few values."""
     return [
         sum(losses[end - over : end]) / over for end in range(over, len(losses) + 1)
     ]
 
 
 def colour(scheme: str) -> str:
-    """One for each method."""
+    """Return the colour of a method."""
     return COLOURS[scheme.partition(":")[0]]
 
 
 def name(scheme: str) -> str:
-    """What people call it."""
+    """Return the title of a scheme."""
     return NAMES.get(scheme, scheme)
 
 
 def finish(panel: Axes, title: str) -> None:
-    """The looks that all panels share."""
+    """Set the style that all panels share."""
     panel.set_title(title, fontsize=9, loc="left", color=INK)
     panel.grid(visible=True, axis="both", color="#e5e7eb", linewidth=0.6)
     panel.set_axisbelow(True)
@@ -183,7 +183,7 @@ def finish(panel: Axes, title: str) -> None:
 
 
 def tables(records: Path) -> str:
-    """What docs/compression.md shows, in its order."""
+    """Return the tables of docs/compression.md in order."""
     found = latest(records)
     parts = [bytes_table(found), speed_table(found, "time"), speed_table(found, "ddp")]
     parts += [auto_table(found), loss_table(found), clock_table(found)]
@@ -191,7 +191,7 @@ def tables(records: Path) -> str:
 
 
 def bytes_table(found: list[Record]) -> list[str]:
-    """Bytes and error of one call, of noise and of a model's gradients."""
+    """Table of bytes and error of one call, for noise and for gradients."""
     lines = table(
         "scheme", "noise: MB", "fewer", "error", "model: MB", "fewer", "error"
     )
@@ -206,7 +206,7 @@ def bytes_table(found: list[Record]) -> list[str]:
 
 
 def speed_table(found: list[Record], part: str) -> list[str]:
-    """The time of every scheme in every place, and how much faster than Gloo's."""
+    """Table of the time of every scheme per environment, and relative to Gloo."""
     records = list(some(found, part))
     places = [each for each in PLACES if any(r["place"] == each for r in records)]
     lines = table("scheme", *(PLACES[place] for place in places))
@@ -223,7 +223,7 @@ def speed_table(found: list[Record], part: str) -> list[str]:
 
 
 def auto_table(found: list[Record]) -> list[str]:
-    """The time of auto as a part of the uncompressed one."""
+    """Table of the time of auto relative to uncompressed."""
     records = list(some(found, "auto"))
     whats = list(dict.fromkeys(record["what"] for record in records))
     lines = table("auto / uncompressed", *whats)
@@ -235,7 +235,7 @@ def auto_table(found: list[Record]) -> list[str]:
 
 
 def loss_table(found: list[Record]) -> list[str]:
-    """How far from the uncompressed loss every scheme ended, seed by seed."""
+    """Table of the relative difference from the uncompressed loss, per seed."""
     records = [r for r in some(found, "convergence") if "off" in r]
     tasks = list(dict.fromkeys(record["task"] for record in records))
     lines = table("scheme", *tasks)
@@ -249,7 +249,7 @@ def loss_table(found: list[Record]) -> list[str]:
 
 
 def clock_table(found: list[Record]) -> list[str]:
-    """How long the same steps took, and the loss after them."""
+    """Table of the time of the same number of steps, and the loss after them."""
     lines = table("scheme", "network", "seconds", "times Gloo", "final loss")
     gloo = {r["place"]: r["seconds"][-1] for r in some(found, "clock", scheme="gloo")}
     for record in some(found, "clock"):
@@ -263,15 +263,15 @@ def clock_table(found: list[Record]) -> list[str]:
 
 
 def percent(off: float | None) -> str:
-    """A part of one, with its sign; None is a loss that was no number."""
+    """Format a relative difference with its sign; None is a loss that is not finite."""
     return "NaN" if off is None else f"{100 * off:+.2f} %"
 
 
 def table(*heads: str) -> list[str]:
-    """The first two lines."""
+    """Return the header of a table."""
     return [row(*heads), row(*("---:" if n else "---" for n in range(len(heads))))]
 
 
 def row(*cells: str) -> str:
-    """One line."""
+    """Return one row of a table."""
     return f"| {' | '.join(cells)} |"

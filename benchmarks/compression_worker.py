@@ -1,4 +1,4 @@
-"""One rank of benchmarks/compression.py: both groups in one process, and what to do.
+"""One rank of benchmarks/compression.py: holds both groups and performs its tasks.
 
 Gloo is torch's default group and ours is made beside it, so that all schemes take turns
 in the same processes, on the same tensors. The parent asks over a control line, reads
@@ -33,13 +33,12 @@ from ringleader.errors import ConfigError
 from ringleader.groups.group import Group
 
 GLOO, PLAIN, ALONE = "gloo", "plain", "alone"
-"""Besides the names of schemes: Gloo, ours uncompressed, and no communication at all.
-"""
+"""Names besides the schemes: Gloo, ours uncompressed, and no communication."""
 CODECS = ("fp16", "bf16", "int8", "int8-stochastic", "onebit", "auto")
-"""Those that act inside all_reduce; all other names are compressors around it."""
+"""Schemes inside all_reduce; all other names are compressors around it."""
 
 TIMEOUT_S = 120.0
-"""Bound on one call: 64 MiB at 100 Mbit/s take nine seconds."""
+"""Limit for one call; 64 MiB at 100 Mbit/s take nine seconds."""
 
 Call = Callable[[], object]
 
@@ -53,13 +52,13 @@ class CompressionRank:
         self._source = torch.empty(0)
         self._flat = torch.empty(0)
         self._gradients: dict[str, Tensor] = {}
-        """Parts of ``_flat``, as the gradients of a model are parts of a bucket."""
+        """Views of ``_flat``, as the gradients of a model are views of a bucket."""
         self._compressors: dict[str, compression.Compressor] = {}
         self._steps: dict[str, Call] = {}
         self._models: dict[str, nn.Module] = {}
 
     def open(self, task: Message) -> Message:
-        """Form both groups; the answer says what connects us."""
+        """Form both groups; the reply names the kind of links."""
         os.environ["GLOO_SOCKET_IFNAME"] = str(task["interface"])
         os.environ["RINGLEADER_TRANSPORT"] = str(task["transport"])
         if task["address"]:
@@ -82,14 +81,14 @@ class CompressionRank:
     # -- all_reduce ----------------------------------------------------------------
 
     def make_noise(self, num_bytes: int) -> Message:
-        """One square matrix of normal numbers, other ones on every rank."""
+        """Use one square matrix of normal numbers, different on every rank."""
         generator = torch.Generator().manual_seed(self.rank)
         side = round((num_bytes / 4) ** 0.5)
         self._hold({"noise": torch.randn(side, side, generator=generator)})
         return {"bytes": self._source.nbytes}
 
     def make_gradients(self, width: int, layers: int) -> Message:
-        """Those of a transformer on real text, after some steps of training."""
+        """Use the gradients of a transformer on text after some training steps."""
         task = characters(width=width, layers=layers).shortened(5)
         model = task.model(0)
         list(
@@ -111,7 +110,7 @@ class CompressionRank:
         return {"bytes": self._source.nbytes}
 
     def time_calls(self, scheme: str, count: int) -> Message:
-        """Seconds of every call, on a fresh copy of the same gradients."""
+        """Return the seconds of every call, each on a new copy of the gradients."""
         call = self._call(scheme)
         seconds = []
         for _ in range(count):
@@ -123,10 +122,10 @@ class CompressionRank:
         return {"seconds": seconds}
 
     def check(self, scheme: str) -> Message:
-        """How far the last result is from the exact one, and a checksum of it."""
+        """Return the error of the last result and its checksum."""
         exact = self._source.double()
         self._group.all_reduce(exact)
-        if scheme not in (GLOO, PLAIN, *CODECS):  # all others give the mean
+        if scheme not in (GLOO, PLAIN, *CODECS):  # all others return the mean
             exact /= self.size
         error = float((self._flat - exact).norm() / exact.norm())
         return {"off": error, "checksum": checksum([self._flat])}
@@ -159,7 +158,7 @@ class CompressionRank:
     # -- training ------------------------------------------------------------------
 
     def make_model(self, scheme: str, width: int, layers: int) -> Message:
-        """A model whose step is communication, parallel in one of the ways."""
+        """Build a model whose steps are communication, parallel by the given scheme."""
         torch.manual_seed(0)
         stack: list[nn.Module] = []
         for _ in range(layers):
@@ -178,7 +177,7 @@ class CompressionRank:
         return {"parameters": sum(p.numel() for p in model.parameters())}
 
     def time_steps(self, scheme: str, count: int) -> Message:
-        """Seconds of ``count`` steps, and a checksum of the parameters after them."""
+        """Return the seconds of ``count`` steps and a checksum of the parameters."""
         step = self._steps[scheme]
         self._group.barrier()
         started_s = time.perf_counter()
@@ -189,7 +188,7 @@ class CompressionRank:
         return {"seconds": seconds, "checksum": checksum(parameters)}
 
     def learn(self, task: Task, scheme: str, seed: int) -> Message:
-        """A whole run of a real task: when every step ended, and this rank's loss."""
+        """Run a whole task; return when every step ended and the loss of this rank."""
         model, average = task.model(seed), None
         if scheme in BUGS:
             average = BUGS[scheme](self._group)
@@ -220,7 +219,7 @@ class CompressionRank:
         return made
 
     def handle(self, task: Message, _report: Report) -> Message:
-        """Carry out one task of the parent."""
+        """Perform one task of the parent and return the reply."""
         match task:
             case {"do": "open"}:
                 return self.open(task)
@@ -236,7 +235,7 @@ class CompressionRank:
                 return self.train(task)
 
     def train(self, task: Message) -> Message:
-        """The tasks that have a model."""
+        """Perform the tasks that need a model."""
         match task:
             case {
                 "do": "model",
@@ -254,7 +253,7 @@ class CompressionRank:
 
 
 def _real_task(task: Message) -> Task:
-    """The task that is named, in the size that is given, if one is."""
+    """Return the named task, with the given size if there is one."""
     match task:
         case {"width": int(width), "layers": int(layers), "steps": int(steps)}:
             return characters(width=width, layers=layers).shortened(steps)
@@ -263,7 +262,7 @@ def _real_task(task: Message) -> Task:
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:
-    """Equal on two ranks if every bit is; the parent compares."""
+    """Return a checksum that is equal on two ranks only if all bits are."""
     total = 0
     for tensor in tensors:
         total = zlib.crc32(tensor.detach().numpy(), total)
@@ -271,13 +270,13 @@ def checksum(tensors: Iterable[Tensor]) -> int:
 
 
 def main() -> None:
-    """Serve the parent until it closes the line."""
+    """Handle tasks until the parent closes the socket."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--control", required=True)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--size", type=int, required=True)
     options = parser.parse_args()
-    torch.set_num_threads(1)  # ranks fill the cores; threads would fight over them
+    torch.set_num_threads(1)  # the ranks already use all cores
     rank = CompressionRank(options.rank, options.size)
     serve(options.control, {"rank": options.rank}, rank.handle)
 

@@ -1,9 +1,9 @@
-"""What membership costs, and how fast a cluster is whole again after each fault.
+"""Measures how fast a cluster converges after each fault, and what membership costs.
 
     .venv/bin/python benchmarks/membership.py [--quick]
 
-Times after a fault are of the virtual clock: they depend on the profile and on chance
-(when the last heartbeat was, in which order links open), not on this machine.
+Times after a fault are virtual: they depend on the profile and the seed (when the last
+heartbeat was sent, in which order links open), not on this machine.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ SIZES = (3, 8, 16, 64)
 
 
 def main() -> None:
-    """Print three tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a look, no claim")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer seeds and sizes; not for claims"
+    )
     is_quick = parser.parse_args().quick
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
     show_faults(range(5 if is_quick else 100))
@@ -35,7 +37,7 @@ def main() -> None:
 
 
 def settled_cluster(size: int, seed: int) -> SimulatedCluster:
-    """Nodes at rest in one view, the most senior first."""
+    """Return nodes that have converged to one view, the most senior first."""
     cluster = SimulatedCluster(size, seed=seed)
     rng = Random(seed)
     for index, node in enumerate(cluster.nodes):
@@ -46,7 +48,7 @@ def settled_cluster(size: int, seed: int) -> SimulatedCluster:
 
 
 def time_to_converge(cluster: SimulatedCluster) -> float:
-    """From now until every node is in the view it should have."""
+    """Return the time until every node is in the view it should have."""
     begin_s = cluster.now_s
     while cluster.convergence_problem() is not None:
         assert cluster.now_s < begin_s + 30, cluster.convergence_problem()
@@ -55,19 +57,19 @@ def time_to_converge(cluster: SimulatedCluster) -> float:
 
 
 def lose_power(cluster: SimulatedCluster) -> None:
-    """The leader's host goes dark: nobody is told."""
+    """Cut the power of the leader's host, so that peers see no reset."""
     cluster.kill(cluster.nodes[0], silent=True)
 
 
 def heal(cluster: SimulatedCluster) -> None:
-    """A partition in the middle, which both sides have settled into, is over."""
+    """End a partition to which both sides have converged."""
     cluster.split(cluster.nodes[::2], cluster.nodes[1::2])
     time_to_converge(cluster)
     cluster.heal()
 
 
 def stop_leader(cluster: SimulatedCluster) -> None:
-    """The leader was stopped for 30 s and goes on."""
+    """Stop the leader for 30 s and continue it."""
     cluster.pause(cluster.nodes[0])
     cluster.run(cluster.now_s + 30)
     cluster.resume(cluster.nodes[0])
@@ -77,20 +79,20 @@ FAULTS: dict[str, Callable[[SimulatedCluster], None]] = {
     "leader killed": lambda cluster: cluster.kill(cluster.nodes[0]),
     "leader leaves": lambda cluster: cluster.leave(cluster.nodes[0]),
     "leader loses power": lose_power,
-    "one node is cut off": lambda w: void(w.split(w.nodes[3:4], set(w.nodes[:3]))),
-    "partition in two": lambda w: void(w.split(w.nodes[::2], w.nodes[1::2])),
+    "one node is cut off": lambda c: void(c.split(c.nodes[3:4], set(c.nodes[:3]))),
+    "partition in two": lambda c: void(c.split(c.nodes[::2], c.nodes[1::2])),
     "the partition heals": heal,
     "stopped leader goes on": stop_leader,
-    "pair loses its link": lambda w: void(w.block(w.nodes[2], w.nodes[3])),
+    "pair loses its link": lambda c: void(c.block(c.nodes[2], c.nodes[3])),
 }
 
 
 def void(_: object) -> None:
-    """For its effect only."""
+    """Discard a value in a lambda."""
 
 
 def show_faults(seeds: range) -> None:
-    """How long until all nodes are in the right view again, profile LAN."""
+    """Print how long convergence takes after each fault, with the LAN profile."""
     print("| 4 nodes, LAN: after | median | worst | new views |\n|---|---|---|---|")
     for name, fault in FAULTS.items():
         times, views = [], []
@@ -106,9 +108,9 @@ def show_faults(seeds: range) -> None:
 
 
 def show_costs(sizes: tuple[int, ...]) -> None:
-    """What one node spends at rest."""
+    """Print the CPU time and traffic of an idle node."""
     print(
-        "| nodes | machine at rest, CPU per s | a heartbeat | encode | decode | "
+        "| nodes | idle machine, CPU per s | a heartbeat | encode | decode | "
         "each node sends |\n|---|---|---|---|---|---|"
     )
     for size in sizes:
@@ -130,7 +132,7 @@ def show_costs(sizes: tuple[int, ...]) -> None:
 
 
 def one_heartbeat(cluster: SimulatedCluster) -> tuple[Member, Heartbeat]:
-    """The next heartbeat that anybody sends."""
+    """Return the next heartbeat and its sender."""
     found: list[tuple[Member, Heartbeat]] = []
 
     def listen(sender: Member, message: Message) -> None:
@@ -144,7 +146,7 @@ def one_heartbeat(cluster: SimulatedCluster) -> tuple[Member, Heartbeat]:
 
 
 def microseconds(do: Callable[[], object], count: int = 2000) -> float:
-    """The time of one call."""
+    """Return the time of one call in microseconds."""
     begin_s = time.perf_counter()
     for _ in range(count):
         do()
@@ -152,11 +154,11 @@ def microseconds(do: Callable[[], object], count: int = 2000) -> float:
 
 
 def show_simulator(num_seeds: int) -> None:
-    """Seeds per minute on one core, eight nodes, all faults."""
+    """Print how many seeds the simulator runs per minute on one core."""
     begin_s = time.process_time()
     results = [simulate(seed, size=8) for seed in range(num_seeds)]
     took_s = time.process_time() - begin_s
-    failed = [o.seed for o in results if o.failure]
+    failed = [r.seed for r in results if r.failure]
     per_minute = 60 * num_seeds / took_s
     print(f"simulator, 8 nodes: {per_minute:,.0f} seeds per minute of one core")
     print(f"{num_seeds} seeds, failed: {failed or 'none'}")

@@ -1,12 +1,12 @@
-"""What the ring order is worth: one slow pair among hosts of a namespace LAN.
+"""Compares the measured ring order with the worst one, with one slow pair of hosts.
 
     sudo .venv/bin/python benchmarks/ring_order.py [--mib 16] [--json FILE]
 
-One process per host measures its links with the others, pairs that do not share a host
-at the same time. From the figures the ring order is computed. Then the same processes
-form one group in that order and one in the worst order there is, and time the same ring
-all-reduce in both; every result is compared with the exact sum. A time is the best of
-some rounds on the slowest rank: what the network allows.
+One process per host of a virtual LAN measures its links to the others; pairs that
+share no host measure at the same time. The ring order is computed from the results.
+Then the same processes form one group in that order and one in the worst order, and
+time the same ring all-reduce in both; every result is compared with the exact sum. A
+time is that of the best round on the slowest rank.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from ringleader.topology.node_profile import measure
 PROBE_PORT, GROUP_PORT = 5900, 5910
 PROBE_S, START_S = 5.0, 60.0
 SLOW = (0, 1)
-"""The slow pair. In the order of the ids, which one gets for free, they are a hop."""
+"""The slow pair of hosts; they are neighbours in a ring ordered by node id."""
 
 
 # -- one host ----------------------------------------------------------------------
 
 
 def work(job: dict[str, Any]) -> None:
-    """Measure, report, then time what stdin says, one line per answer."""
+    """Measure the links, then time the orders that arrive on stdin."""
     links, seconds = probe_all(job["rank"], job["addresses"])
-    answer({"links": links, "seconds": seconds})
+    reply({"links": links, "seconds": seconds})
     import torch
 
     torch.set_num_threads(1)
-    answer("ready")
+    reply("ready")
     for line in sys.stdin:
-        answer(time_order(job, json.loads(line)))
+        reply(time_order(job, json.loads(line)))
 
 
 def probe_all(rank: int, addresses: list[str]) -> tuple[dict[int, list[float]], float]:
-    """Links to all others, by rank, and how long it took in all."""
+    """Measure the links to all others; return them by rank, and the total time."""
     found: dict[int, LinkProfile] = {}
     with socket.create_server((addresses[rank], PROBE_PORT)) as server:
         server.settimeout(START_S)
-        answer("listening")
+        reply("listening")
         sys.stdin.readline()
         started_s = time.perf_counter()
-        for meeting in measurement_rounds(len(addresses)):
-            for a, b in meeting:
+        for pairs in measurement_rounds(len(addresses)):
+            for a, b in pairs:
                 if rank == a:
                     found[b] = probe_first((addresses[b], PROBE_PORT))
                 elif rank == b:
@@ -89,12 +89,12 @@ def probe_second(server: socket.socket) -> LinkProfile:
 
 
 def time_order(job: dict[str, Any], order: list[int]) -> dict[str, Any]:
-    """Seconds of a ring all-reduce among the hosts in ``order``."""
+    """Time a ring all-reduce among the hosts in ``order``."""
     import torch
 
     import ringleader
 
-    port = GROUP_PORT + order.index(1)  # not the same twice in a row
+    port = GROUP_PORT + order.index(1)  # two orders in a row need different ports
     peers = [f"{job['addresses'][host]}:{port}" for host in order]
     config = ringleader.CollectiveConfig(local_all_reduce="ring")
     rank = order.index(job["rank"])
@@ -115,7 +115,7 @@ def time_order(job: dict[str, Any], order: list[int]) -> dict[str, Any]:
     return {"seconds": min(times), "right": is_right}
 
 
-def answer(value: object) -> None:
+def reply(value: object) -> None:
     print(json.dumps(value), flush=True)
 
 
@@ -129,7 +129,7 @@ def main() -> None:
         return
     is_possible, reason = can_make_faults()
     if not is_possible:
-        sys.exit(f"this benchmark needs a LAN of namespaces: {reason}")
+        sys.exit(f"this benchmark needs a virtual LAN: {reason}")
     with lan(hosts=options.hosts, rate=options.rate) as net:
         net.slow_pair(*SLOW, options.slow)
         result = compare(net, options)
@@ -149,24 +149,26 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--slow", default="100mbit", help="between the first two hosts")
+    parser.add_argument(
+        "--slow", default="100mbit", help="rate between the first two hosts"
+    )
     parser.add_argument("--mib", type=int, default=16, help="size of the tensor")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", help="also write the figures to this file")
+    parser.add_argument("--json", help="also write the results to this file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
 def compare(net: VirtualLan, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the links, compute the order, time it and the worst one."""
+    """Measure the links, compute the order, time it and the worst order."""
     workers = start(net, options)
     try:
-        reports = [hear(worker) for worker in workers]
+        reports = [receive(worker) for worker in workers]
         topology = build(reports)
         best = [int(node) for node in topology.ring_order()]
         worst = worst_order(topology)
         for worker in workers:
-            assert hear(worker) == "ready"
+            assert receive(worker) == "ready"
         runs = {
             name: time_on_all(workers, order)
             for name, order in (("measured", best), ("worst", worst))
@@ -187,7 +189,7 @@ def compare(net: VirtualLan, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def start(net: VirtualLan, options: argparse.Namespace) -> list[subprocess.Popen[str]]:
-    """One process per host; all listen before the first one dials."""
+    """Start one process per host; all listen before the first one connects."""
     job = {
         "addresses": [host.address for host in net.hosts],
         "bytes": options.mib << 20,
@@ -203,14 +205,14 @@ def start(net: VirtualLan, options: argparse.Namespace) -> list[subprocess.Popen
         for rank, host in enumerate(net.hosts)
     ]
     for worker in workers:
-        assert hear(worker) == "listening"
+        assert receive(worker) == "listening"
     for worker in workers:
-        tell(worker, "go")
+        send(worker, "go")
     return workers
 
 
 def build(reports: list[dict[str, Any]]) -> ClusterGraph:
-    """The topology as every node knows it once all have told what they measured."""
+    """Build the topology from the measurements of all nodes."""
     profile = measure()
     topology = ClusterGraph()
     for i in range(len(reports)):
@@ -222,7 +224,7 @@ def build(reports: list[dict[str, Any]]) -> ClusterGraph:
 
 
 def worst_order(topology: ClusterGraph) -> list[int]:
-    """The ring whose slowest hop is the slowest of all, by trying them all."""
+    """Find the ring with the slowest hop by trying all orders."""
     first, *others = sorted(int(node.id) for node in topology.nodes())
 
     def slowest(order: tuple[int, ...]) -> float:
@@ -236,22 +238,22 @@ def worst_order(topology: ClusterGraph) -> list[int]:
 
 def time_on_all(workers: list[subprocess.Popen[str]], order: list[int]) -> float:
     for worker in workers:
-        tell(worker, order)
-    answers = [hear(worker) for worker in workers]
-    assert all(each["right"] for each in answers), "wrong sum"
-    return max(float(each["seconds"]) for each in answers)
+        send(worker, order)
+    replies = [receive(worker) for worker in workers]
+    assert all(each["right"] for each in replies), "wrong sum"
+    return max(float(each["seconds"]) for each in replies)
 
 
-def tell(worker: subprocess.Popen[str], value: object) -> None:
+def send(worker: subprocess.Popen[str], value: object) -> None:
     assert worker.stdin is not None
     worker.stdin.write(json.dumps(value) + "\n")
     worker.stdin.flush()
 
 
-def hear(worker: subprocess.Popen[str]) -> Any:  # noqa: ANN401 (JSON)
+def receive(worker: subprocess.Popen[str]) -> Any:  # noqa: ANN401 (JSON)
     assert worker.stdout is not None
     line = worker.stdout.readline()
-    assert line, "a worker died; its words are above"
+    assert line, "a worker died; its output is above"
     return json.loads(line)
 
 

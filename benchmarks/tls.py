@@ -1,7 +1,7 @@
-"""What encryption costs: the same all_reduce over plain and over TLS links, in turns.
+"""Measures the cost of TLS: the same all_reduce over plain and over encrypted links.
 
 Two ranks hold two groups, one plain and one encrypted, and call them alternately, so
-that whatever disturbs the machine disturbs both. Needs root for the LAN of namespaces;
+that a disturbance of the machine affects both. The virtual LAN needs root;
 ``--where loopback`` and ``--where shm`` do not.
 
     .venv/bin/python benchmarks/tls.py
@@ -24,21 +24,22 @@ from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
-PLACES = ("lan", "loopback", "shm")
-BAR = 1.05
-"""At most this much longer, on a LAN of 1 Gbit/s."""
-BAR_FROM_MIB = 16
-"""For what is large; a small message costs some microseconds more, whatever its size.
-"""
+ENVIRONMENTS = ("lan", "loopback", "shm")
+LIMIT = 1.05
+"""Limit for the time with TLS relative to plain, on a LAN of 1 Gbit/s."""
+LIMIT_FROM_MIB = 16
+"""The limit applies from this size; smaller messages take some microseconds longer."""
 PORTS = {"plain": 5101, "tls": 5201}
 
 
 def main() -> None:
-    """Start the ranks of every place in turn and print what they measured."""
+    """Measure in every environment in turn and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--where", choices=PLACES, action="append")
-    parser.add_argument("--rate", default="1gbit", help="of the LAN, in tc's words")
+    parser.add_argument("--where", choices=ENVIRONMENTS, action="append")
+    parser.add_argument(
+        "--rate", default="1gbit", help="rate of the LAN, in tc's units"
+    )
     parser.add_argument("--sizes", type=float, nargs="+", default=[16, 64], help="MiB")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, help="write all rounds to this file")
@@ -48,7 +49,7 @@ def main() -> None:
         return
     found = {
         where: measure(where, options.rate, options.sizes, options.rounds)
-        for where in options.where or PLACES
+        for where in options.where or ENVIRONMENTS
     }
     show(found)
     if options.json:
@@ -57,7 +58,7 @@ def main() -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on."""
+    """Describe the machine and the versions."""
     import torch
 
     return {
@@ -71,7 +72,7 @@ def machine() -> dict[str, Any]:
 
 
 def measure(where: str, rate: str, sizes: list[float], rounds: int) -> dict[str, Any]:
-    """The rounds of rank 0, and what the machine did beside them."""
+    """Return the rounds of rank 0 and the load of the machine."""
     from ringleader.simulation.lan import lan
 
     with ExitStack() as stack:
@@ -104,7 +105,7 @@ def measure(where: str, rate: str, sizes: list[float], rounds: int) -> dict[str,
 
 
 def make_credentials(home: Path) -> list[str]:
-    """The files of two nodes of one cluster."""
+    """Create the credential files of two nodes of one cluster; return their paths."""
     from ringleader.identity.cluster_secret import ClusterSecret, Secret
     from ringleader.identity.credentials import Credentials
     from ringleader.identity.node_key import NodeKey
@@ -117,7 +118,7 @@ def make_credentials(home: Path) -> list[str]:
 
 
 def work(job: dict[str, Any]) -> None:
-    """One rank: both groups, all sizes."""
+    """Run one rank: both groups, all sizes."""
     import torch
 
     import ringleader
@@ -147,7 +148,7 @@ def work(job: dict[str, Any]) -> None:
                     took_s = time.perf_counter() - began_s
                     used_s = time.process_time() - cpu_s
                     assert bool((tensor == 3).all())
-                    if turn:  # the first warms up
+                    if turn:  # the first round warms up
                         rows[kind]["s"].append(took_s)
                         rows[kind]["cpu_s"].append(used_s)
             results["sizes"][f"{size:g}"] = rows
@@ -156,7 +157,7 @@ def work(job: dict[str, Any]) -> None:
 
 
 def show(found: dict[str, Any]) -> None:
-    """A table of medians; the ratio is the median over pairs of neighbouring rounds."""
+    """Print a table of medians; the ratio is the median over pairs of rounds."""
     print(
         f"{'where':9} {'MiB':>4} {'plain ms':>9} {'tls ms':>9} {'MB/s':>6} "
         f"{'cost':>7} {'cpu plain':>9} {'cpu tls':>8}  links"
@@ -171,8 +172,8 @@ def show(found: dict[str, Any]) -> None:
             cpu = {k: statistics.median(rows[k]["cpu_s"]) for k in rows}
             speed = float(size) * MIB / took["tls"] / 1e6
             verdict = ""
-            if where == "lan" and float(size) >= BAR_FROM_MIB:
-                verdict = "  ok" if ratio <= BAR else f"  ABOVE {BAR - 1:.0%}"
+            if where == "lan" and float(size) >= LIMIT_FROM_MIB:
+                verdict = "  ok" if ratio <= LIMIT else f"  ABOVE {LIMIT - 1:.0%}"
             times = f"{took['plain'] * 1e3:9.2f} {took['tls'] * 1e3:9.2f}"
             cores = f"{cpu['plain'] * 1e3:6.1f} ms {cpu['tls'] * 1e3:5.1f} ms"
             kinds = f"{result['links']['plain']}/{result['links']['tls']}"

@@ -1,15 +1,15 @@
-"""The torch stack on our backend beside Gloo: small calls, DDP, FSDP2, a busy process.
+"""Compares torch on our backend with Gloo: small calls, DDP, FSDP2, a busy process.
 
     python benchmarks/torch_stack.py [--quick] [--transport tcp] [--json FILE]
     PYTHONPATH=src python benchmarks/torch_stack.py --device cuda
 
-Each backend has two ranks, processes with one compute thread each, which start its
-group the way a user does. Both pairs live through the whole run and take turns, so that
-a disturbance of the machine hits both; the pair that is not asked sleeps. A time is the
-median of all rounds; one round is a batch of calls on its slowest rank. Every operation
-is compared with a reference before it is timed.
+Each backend has two ranks, processes with one compute thread each, which create its
+group the way a user does. Both pairs exist for the whole run and take turns, so that a
+disturbance of the machine affects both; the other pair sleeps. A time is the median
+over the rounds; one round is a batch of calls on its slowest rank. Every operation is
+compared with a reference before it is timed.
 
-Needs torch, numpy and the standard library: it also runs where nothing else is.
+It needs only torch, numpy and the standard library.
 """
 
 from __future__ import annotations
@@ -45,14 +45,13 @@ RANKS = 2
 MIB = 1 << 20
 
 WIDTH, LAYERS, BATCH = 2048, 6, 1
-"""25.2 million parameters and hardly any arithmetic: the step is communication."""
+"""25.2 million parameters and little arithmetic: a step is mostly communication."""
 
 BUCKET_BYTES = 25_000_000
 """About one bucket of DDP."""
 
-START_S, ANSWER_S = 120.0, 180.0
-"""Importing torch in four processes on two cores; the slowest batch of a slow backend.
-"""
+START_S, REPLY_S = 120.0, 180.0
+"""Limits for importing torch in four processes on two cores, and for one batch."""
 
 
 # -- what is measured ------------------------------------------------------------
@@ -60,15 +59,15 @@ START_S, ANSWER_S = 120.0, 180.0
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a row has to reach."""
+    """The ratio that a row must reach."""
 
     faster: float = 0.0
-    """Gloo's time divided by ours, at least."""
+    """Minimum of Gloo's time divided by ours."""
     at_most_s: float = float("inf")
     text: str = ""
 
     def is_met(self, ours_s: float, gloo_s: float) -> bool:
-        """Whether it is reached, exactly counts."""
+        """Whether it is reached; equality counts."""
         return gloo_s / ours_s >= self.faster and ours_s <= self.at_most_s
 
 
@@ -83,7 +82,7 @@ class Row:
 
 
 def rows(device: str) -> list[Row]:
-    """Everything that is measured on ``device``."""
+    """Return all rows that are measured on ``device``."""
     if device == "cuda":
         bar = Bar(faster=2.0, text=">= 2x Gloo")
         return [
@@ -116,48 +115,48 @@ def rows(device: str) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One operation on one rank, ready to be repeated."""
+    """One operation on one rank, which can be repeated."""
 
     check: Callable[[], None]
-    """Does it once and raises if the value is wrong."""
+    """Runs the operation once and raises if the result is wrong."""
     step: Callable[[], object]
     meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext
-    """What else this rank does while the steps are timed."""
+    """Context in which the steps are timed, such as a busy thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where a task runs."""
+    """Rank and device of a task."""
 
     rank: int
     device: torch.device
 
     def settle(self) -> None:
-        """Return when the device has done what it was told."""
+        """Wait until the device has finished."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
 
 def pattern(items: int, rank: int) -> Tensor:
-    """Whole numbers that differ between ranks; float32 adds them exactly."""
+    """Return integers that differ between ranks, whose sums are exact in float32."""
     return torch.arange(items, dtype=torch.float32).remainder_(1000).add_(rank)
 
 
 def require_equal(name: str, found: Tensor, wanted: Tensor) -> None:
-    """A fast wrong answer is no answer."""
+    """Raise if the result is wrong."""
     if not torch.equal(found.cpu(), wanted):
         raise ArithmeticError(f"{name}: the value is wrong")
 
 
 def require_close(name: str, found: Tensor, wanted: Tensor) -> None:
-    """Gradients are added in another order than in the reference."""
+    """Compare gradients, which are summed in another order than in the reference."""
     error = (found.cpu() - wanted).abs().max().item()
     if not error <= 1e-5 * wanted.abs().max().item():
         raise ArithmeticError(f"{name}: off by {error:g}")
 
 
 def all_reduce(seat: Seat, total_bytes: int) -> Task:
-    """In place, called synchronously."""
+    """Synchronous, in-place all_reduce."""
     items = total_bytes // 4
     tensor = torch.zeros(items, device=seat.device)
 
@@ -170,13 +169,13 @@ def all_reduce(seat: Seat, total_bytes: int) -> Task:
         step()
         wanted = torch.stack([pattern(items, r) for r in range(RANKS)]).sum(0)
         require_equal("all_reduce", tensor, wanted)
-        tensor.zero_()  # repeated sums would overflow
+        tensor.zero_()  # avoids an overflow of repeated sums
 
     return Task(check, step)
 
 
 def all_gather(seat: Seat, total_bytes: int) -> Task:
-    """``total_bytes`` are what every rank ends up with."""
+    """all_gather; ``total_bytes`` is the size of its output."""
     items = total_bytes // 4 // RANKS
     shard = pattern(items, seat.rank).to(seat.device)
     whole = torch.zeros(items * RANKS, device=seat.device)
@@ -194,7 +193,7 @@ def all_gather(seat: Seat, total_bytes: int) -> Task:
 
 
 def reduce_scatter(seat: Seat, total_bytes: int) -> Task:
-    """``total_bytes`` are what every rank puts in."""
+    """reduce_scatter; ``total_bytes`` is the size of its input."""
     items = total_bytes // 4
     whole = pattern(items, seat.rank).to(seat.device)
     shard = torch.zeros(items // RANKS, device=seat.device)
@@ -212,13 +211,13 @@ def reduce_scatter(seat: Seat, total_bytes: int) -> Task:
 
 
 def busy_all_reduce(seat: Seat, total_bytes: int) -> Task:
-    """The same while another thread of rank 0 runs Python and wants the GIL."""
+    """all_reduce while another thread of rank 0 runs Python and holds the GIL."""
     quiet = all_reduce(seat, total_bytes)
     return Task(quiet.check, quiet.step, busy_thread if seat.rank == 0 else nullcontext)
 
 
 def busy_async(seat: Seat, total_bytes: int) -> Task:
-    """As DDP does it: begin, then wait."""
+    """Asynchronous all_reduce, as DDP uses it: start, then wait."""
     quiet = busy_all_reduce(seat, total_bytes)
     tensor = torch.zeros(total_bytes // 4, device=seat.device)
 
@@ -232,7 +231,7 @@ def busy_async(seat: Seat, total_bytes: int) -> Task:
 
 @contextmanager
 def busy_thread() -> Iterator[None]:
-    """A thread that computes in pure Python all the time."""
+    """Run a thread that computes in pure Python all the time."""
     over = threading.Event()
 
     def count() -> None:
@@ -251,7 +250,7 @@ def busy_thread() -> Iterator[None]:
 
 
 def make_model() -> nn.Sequential:
-    """The same on every rank."""
+    """Return a model with the same parameters on every rank."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for _ in range(LAYERS):
@@ -260,18 +259,18 @@ def make_model() -> nn.Sequential:
 
 
 def make_batch(rank: int) -> Tensor:
-    """Its own data for each rank."""
+    """Return input data that differs between ranks."""
     made = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(1 + rank))
-    return made * 10  # far from denormal numbers, which are slow
+    return made * 10  # avoids denormal numbers, which are slow
 
 
 def backward(model: nn.Module, batch: Tensor) -> None:
-    """One forward and one backward pass."""
+    """Run one forward and one backward pass."""
     model(batch).square().mean().backward()
 
 
 def mean_gradients() -> list[Tensor]:
-    """What every rank must hold after the backward pass, computed here alone."""
+    """Compute the expected gradients of all ranks in this process."""
     model = make_model()
     for rank in range(RANKS):
         (model(make_batch(rank)).square().mean() / RANKS).backward()
@@ -281,9 +280,9 @@ def mean_gradients() -> list[Tensor]:
 
 
 def training(seat: Seat, model: nn.Module, *, with_optimizer: bool = True) -> Task:
-    """Steps of ``model``, whose gradients are the mean over ranks if it is parallel."""
+    """Training steps of ``model``; if parallel, gradients are the mean over ranks."""
     batch = make_batch(seat.rank).to(seat.device)
-    # So small a rate that a thousand steps on one batch hardly change the numbers.
+    # A rate so small that a thousand steps on one batch hardly change the numbers.
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-7)
 
     def step() -> None:
@@ -306,15 +305,15 @@ def training(seat: Seat, model: nn.Module, *, with_optimizer: bool = True) -> Ta
 
 
 def ddp(seat: Seat, _: int, *, with_optimizer: bool = True) -> Task:
-    """DistributedDataParallel as it is by default."""
+    """DistributedDataParallel with its defaults."""
     model = nn.parallel.DistributedDataParallel(make_model().to(seat.device))
     return training(seat, model, with_optimizer=with_optimizer)
 
 
 def ddp_silent(seat: Seat, _: int) -> Task:
-    """The bound: no backend can be faster than doing nothing."""
+    """DDP without communication: the lower bound for every backend."""
     model = nn.parallel.DistributedDataParallel(make_model().to(seat.device))
-    # A lambda: torch compares annotations with its types, and ours are text.
+    # A lambda: torch checks annotations, which are strings in this module.
     model.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))
     return Task(lambda: None, training(seat, model).step)
 
@@ -326,7 +325,7 @@ def _done(tensor: Tensor) -> torch.futures.Future[Tensor]:
 
 
 def fsdp(seat: Seat, _: int) -> Task:
-    """FSDP2: every layer is sharded, gathered twice a step, and reduced in shards."""
+    """FSDP2: every layer is sharded, gathered twice per step and reduce-scattered."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -356,8 +355,8 @@ TASKS: dict[str, Callable[[Seat, int], Task]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
-    """One backend in this run."""
+class Competitor:
+    """One backend of this run."""
 
     title: str
     backend: str
@@ -365,49 +364,49 @@ class Contender:
     transport: str
 
 
-def live(who: Contender, rank: int, store: str, pipe: Connection) -> None:
-    """The life of a rank: join the group, then do what the pipe says."""
+def run_rank(competitor: Competitor, rank: int, store: str, pipe: Connection) -> None:
+    """Run a rank: join the group, then handle requests from the pipe."""
     try:
-        seat = join(who, rank, store)
+        seat = join(competitor, rank, store)
         pipe.send(None)
         obey(seat, pipe)
         dist.destroy_process_group()
     except EOFError:
         pass  # the driver has ended
-    except Exception:  # noqa: BLE001 - told to the driver
+    except Exception:  # noqa: BLE001 - reported to the driver
         pipe.send(traceback.format_exc())
 
 
-def join(who: Contender, rank: int, store: str) -> Seat:
-    """Be rank ``rank`` of the default group."""
+def join(competitor: Competitor, rank: int, store: str) -> Seat:
+    """Initialize the default group as rank ``rank``."""
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore", FutureWarning)  # names that 2.13 has renamed
-    os.environ["RINGLEADER_TRANSPORT"] = who.transport
-    if Path("/sys/class/net/lo").exists():  # a container may not know its own name
+    warnings.simplefilter("ignore", FutureWarning)  # renamed in torch 2.13
+    os.environ["RINGLEADER_TRANSPORT"] = competitor.transport
+    if Path("/sys/class/net/lo").exists():  # the name of a container may not resolve
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    if who.backend == OURS:
+    if competitor.backend == OURS:
         from ringleader.backend.register import register
 
         register()
     dist.init_process_group(
-        who.backend,
+        competitor.backend,
         init_method=Path(store).as_uri(),
         rank=rank,
         world_size=RANKS,
         timeout=timedelta(seconds=60),
     )
-    if who.device == "cuda":
+    if competitor.device == "cuda":
         torch.cuda.set_device(0)
-    return Seat(rank, torch.device(who.device))
+    return Seat(rank, torch.device(competitor.device))
 
 
 def obey(seat: Seat, pipe: Connection) -> None:
-    """Answer ("prepare", task, bytes) with None and ("time", calls) with seconds."""
+    """Reply to ("prepare", task, bytes) with None, to ("time", calls) with seconds."""
     task: Task | None = None
     while (order := pipe.recv()) is not None:
         match order:
             case "prepare", name, total_bytes:
-                task = None  # the memory of the last one is free before this one's
+                task = None  # frees its memory before the next is prepared
                 task = TASKS[name](seat, total_bytes)
                 task.check()
                 pipe.send(None)
@@ -417,7 +416,7 @@ def obey(seat: Seat, pipe: Connection) -> None:
 
 
 def time_calls(task: Task, calls: int) -> float:
-    """Seconds per call, from a moment when all ranks are there."""
+    """Return the seconds per call of a batch that starts with a barrier."""
     dist.barrier()
     with task.meanwhile():
         started_s = time.perf_counter()
@@ -429,33 +428,36 @@ def time_calls(task: Task, calls: int) -> float:
 # -- the driver ------------------------------------------------------------------
 
 
-class Trouble(RuntimeError):
-    """A backend failed in a row; the text says how."""
+class BackendFailure(RuntimeError):
+    """A backend failed in a row of the table."""
 
 
-class Pair:
-    """Both ranks of one contender; started on first use, and anew after trouble."""
+class RankPair:
+    """Both ranks of one competitor; started on first use and after a failure."""
 
-    def __init__(self, who: Contender) -> None:
-        self.who = who
+    def __init__(self, competitor: Competitor) -> None:
+        self.competitor = competitor
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._pipes: list[Connection] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def ask(self, *order: object) -> list[Any]:
-        """Tell every rank; their answers, or Trouble."""
+    def request(self, *order: object) -> list[Any]:
+        """Send a request to every rank and return their replies.
+
+        Raises BackendFailure.
+        """
         if not self._processes:
             self._start()
         try:
             for pipe in self._pipes:
                 pipe.send(order)
-            return self._answers(ANSWER_S)
+            return self._replies(REPLY_S)
         except OSError as exc:
             self.stop()
-            raise Trouble(f"a rank died: {exc!r}") from exc
+            raise BackendFailure(f"a rank died: {exc!r}") from exc
 
     def stop(self) -> None:
-        """End both ranks, in peace if they can."""
+        """End both ranks: ask them to exit, then kill them after 5 s."""
         for pipe in self._pipes:
             with suppress(OSError):
                 pipe.send(None)
@@ -476,96 +478,98 @@ class Pair:
         for rank in range(RANKS):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=live, args=(self.who, rank, str(store), theirs), daemon=True
+                target=run_rank,
+                args=(self.competitor, rank, str(store), theirs),
+                daemon=True,
             )
             process.start()
-            theirs.close()  # so that the end of the rank is the end of the pipe
+            theirs.close()  # so that the pipe ends when the rank does
             self._processes.append(process)
             self._pipes.append(ours)
-        self._answers(START_S)
+        self._replies(START_S)
 
-    def _answers(self, within_s: float) -> list[Any]:
-        """One of every rank. The first that fails explains why the other waits."""
+    def _replies(self, within_s: float) -> list[Any]:
+        """Return one reply per rank; the first error explains later ones."""
         until_s = time.monotonic() + within_s
-        answers: dict[Connection, object] = {}
-        while waiting := [pipe for pipe in self._pipes if pipe not in answers]:
+        replies: dict[Connection, object] = {}
+        while waiting := [pipe for pipe in self._pipes if pipe not in replies]:
             ready = wait(waiting, max(0.0, until_s - time.monotonic()))
             if not ready:
-                self._give_up(f"no answer within {within_s:g} s")
+                self._fail(f"no reply within {within_s:g} s")
             for pipe in self._pipes:
                 if pipe in ready:
-                    answers[pipe] = self._answer(pipe)
-        return [answers[pipe] for pipe in self._pipes]
+                    replies[pipe] = self._reply(pipe)
+        return [replies[pipe] for pipe in self._pipes]
 
-    def _answer(self, pipe: Connection) -> object:
+    def _reply(self, pipe: Connection) -> object:
         try:
-            answer = pipe.recv()
+            reply = pipe.recv()
         except EOFError:
-            answer = f"rank {self._pipes.index(pipe)} died without a word"
-        if isinstance(answer, str):
-            self._give_up(answer)
-        return answer
+            reply = f"rank {self._pipes.index(pipe)} died without a message"
+        if isinstance(reply, str):
+            self._fail(reply)
+        return reply
 
-    def _give_up(self, why: str) -> NoReturn:
+    def _fail(self, why: str) -> NoReturn:
         self.stop()
-        raise Trouble(why)
+        raise BackendFailure(why)
 
 
 @dataclass(slots=True)
-class Result:
-    """What a row came to: seconds per call of every round, or why there are none."""
+class RowResult:
+    """Result of a row: seconds per call of every round, or why there are none."""
 
     row: Row
     times_s: dict[str, list[float]] = field(default_factory=dict)
-    troubles: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
 
     def median_s(self, title: str) -> float | None:
-        """The number of the table."""
-        if title in self.troubles:
+        """Median shown in the table."""
+        if title in self.failures:
             return None
         return statistics.median(self.times_s[title])
 
     @contextmanager
-    def noting_trouble(self, pair: Pair) -> Iterator[None]:
-        """A backend that fails loses the row, not the run."""
+    def recording_failure(self, pair: RankPair) -> Iterator[None]:
+        """Record a failure of this backend, which ends the row but not the run."""
         try:
             yield
-        except Trouble as exc:
-            self.troubles[pair.who.title] = str(exc)
+        except BackendFailure as exc:
+            self.failures[pair.competitor.title] = str(exc)
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long to measure."""
+    """Number and length of the rounds."""
 
     rounds: int = 7
     batch_s: float = 0.4
-    """Long enough to average the scheduler, short enough to alternate often."""
+    """Long enough to average over the scheduler, short enough to alternate often."""
 
 
-def measure(row: Row, pairs: Sequence[Pair], pace: Pace) -> Result:
-    """Prove the values, find how many calls fill a batch, then take turns."""
-    result = Result(row)
+def measure(row: Row, pairs: Sequence[RankPair], pace: Pace) -> RowResult:
+    """Verify the values, find how many calls fill a batch, then measure in turns."""
+    result = RowResult(row)
     calls: dict[str, int] = {}
     for pair in pairs:
-        with result.noting_trouble(pair):
-            calls[pair.who.title] = prepare(row, pair, pace)
+        with result.recording_failure(pair):
+            calls[pair.competitor.title] = prepare(row, pair, pace)
     for number in range(pace.rounds):
-        for pair in pairs[:: -1 if number % 2 else 1]:  # the last is first next time
-            title = pair.who.title
-            if title not in result.troubles:
-                with result.noting_trouble(pair):
-                    slowest_s = max(pair.ask("time", calls[title]))
+        for pair in pairs[:: -1 if number % 2 else 1]:  # reversed every other round
+            title = pair.competitor.title
+            if title not in result.failures:
+                with result.recording_failure(pair):
+                    slowest_s = max(pair.request("time", calls[title]))
                     result.times_s.setdefault(title, []).append(slowest_s)
     return result
 
 
-def prepare(row: Row, pair: Pair, pace: Pace) -> int:
-    """Have the values proved; how many calls fill a batch."""
-    pair.ask("prepare", row.task, row.total_bytes)
+def prepare(row: Row, pair: RankPair, pace: Pace) -> int:
+    """Verify the values; return how many calls fill a batch."""
+    pair.request("prepare", row.task, row.total_bytes)
     calls = 2
     for _ in range(2):  # the first estimate is of a cold operation
-        per_call_s = max(pair.ask("time", calls))
+        per_call_s = max(pair.request("time", calls))
         calls = max(1, min(20_000, round(pace.batch_s / per_call_s)))
     return calls
 
@@ -574,7 +578,7 @@ def prepare(row: Row, pair: Pair, pace: Pace) -> int:
 
 
 def in_words(seconds: float | None) -> str:
-    """A time with three digits and its unit."""
+    """Format a time with three digits and its unit."""
     if seconds is None:
         return "failed"
     for scale, unit in ((1e-3, "us"), (1.0, "ms")):
@@ -583,7 +587,7 @@ def in_words(seconds: float | None) -> str:
     return f"{seconds:.3g} s"
 
 
-def cells(result: Result, titles: Sequence[str]) -> list[str]:
+def cells(result: RowResult, titles: Sequence[str]) -> list[str]:
     """One line of the table."""
     ours_s, gloo_s = (result.median_s(title) for title in titles)
     shown = [result.row.title, in_words(ours_s), in_words(gloo_s)]
@@ -596,8 +600,8 @@ def cells(result: Result, titles: Sequence[str]) -> list[str]:
     return [*shown, bar.text, "met" if bar.is_met(ours_s, gloo_s) else "MISSED"]
 
 
-def print_table(results: Sequence[Result], titles: Sequence[str]) -> None:
-    """Aligned: what it is to the left, numbers to the right."""
+def print_table(results: Sequence[RowResult], titles: Sequence[str]) -> None:
+    """Align the table: text to the left, numbers to the right."""
     head = ["", *titles, "faster", "bar", ""]
     lines = [head, *(cells(result, titles) for result in results)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
@@ -608,12 +612,12 @@ def print_table(results: Sequence[Result], titles: Sequence[str]) -> None:
         )
         print("  ".join([left, *numbers]).rstrip())
     for result in results:
-        for title, trouble in result.troubles.items():
-            print(f"\n{title}, {result.row.title}:\n{trouble}")
+        for title, failure in result.failures.items():
+            print(f"\n{title}, {result.row.title}:\n{failure}")
 
 
-def as_json(results: Sequence[Result], titles: Sequence[str]) -> dict[str, object]:
-    """All rounds, and what they were measured on."""
+def as_json(results: Sequence[RowResult], titles: Sequence[str]) -> dict[str, object]:
+    """Return all rounds and the machine they were measured on."""
     keys = ("what", "ours", "gloo", "faster", "bar", "verdict")
     is_cuda = torch.cuda.is_available()
     return {
@@ -628,32 +632,34 @@ def as_json(results: Sequence[Result], titles: Sequence[str]) -> dict[str, objec
         },
         "rows": [
             dict(zip(keys, cells(result, titles), strict=True))
-            | {"times_s": result.times_s, "troubles": result.troubles}
+            | {"times_s": result.times_s, "troubles": result.failures}
             for result in results
         ],
     }
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    made.add_argument("--backend", default=OURS, help="compared with Gloo")
+    made.add_argument("--backend", default=OURS, help="backend to compare with Gloo")
     made.add_argument("--transport", choices=["auto", "tcp"], default="auto")
     made.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    made.add_argument("-k", default="", metavar="REGEX", help="only rows like this")
-    made.add_argument("--quick", action="store_true", help="fewer, shorter rounds")
+    made.add_argument(
+        "-k", default="", metavar="REGEX", help="measure only the rows that match"
+    )
+    made.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     made.add_argument("--json", type=Path, metavar="FILE")
     return made.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 if a backend failed."""
+    """Measure and print; return 1 if a backend failed."""
     options = parse(arguments)
     suffix = "" if options.transport == "auto" else f" {options.transport}"
     where = {"device": options.device, "transport": options.transport}
-    ours = Contender(title=options.backend + suffix, backend=options.backend, **where)
-    pairs = [Pair(ours), Pair(Contender(title="Gloo", backend=GLOO, **where))]
-    titles = [pair.who.title for pair in pairs]
+    ours = Competitor(title=options.backend + suffix, backend=options.backend, **where)
+    pairs = [RankPair(ours), RankPair(Competitor(title="Gloo", backend=GLOO, **where))]
+    titles = [pair.competitor.title for pair in pairs]
     pace = Pace(rounds=3, batch_s=0.1) if options.quick else Pace()
     chosen = [row for row in rows(options.device) if re.search(options.k, row.title)]
     results = []
@@ -669,7 +675,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\nmedians of {pace.rounds} rounds; load {load:.1f} on {cores} cores")
     if options.json:
         options.json.write_text(json.dumps(as_json(results, titles), indent=1) + "\n")
-    return int(any(result.troubles for result in results))
+    return int(any(result.failures for result in results))
 
 
 if __name__ == "__main__":
