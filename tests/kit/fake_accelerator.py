@@ -1,8 +1,8 @@
 """A simulated accelerator, whose copies happen as late as they may.
 
 Its tensors are ordinary ones. What makes them a device's is that copies made within
-``outbound`` and ``inbound`` are only noted down, and happen when somebody waits for
-them. So whoever forgets to wait reads what was there before.
+``d2h_stream`` and ``h2d_stream`` are only noted down, and happen when somebody waits
+for them. So whoever forgets to wait reads what was there before.
 """
 
 from __future__ import annotations
@@ -105,27 +105,27 @@ class Accelerator:
 
     # What staging asks of it.
 
-    def here(self) -> AbstractContextManager[Any]:
+    def guard(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def outbound(self) -> AbstractContextManager[Any]:
+    def d2h_stream(self) -> AbstractContextManager[Any]:
         return self._copying(self.out)
 
-    def inbound(self) -> AbstractContextManager[Any]:
+    def h2d_stream(self) -> AbstractContextManager[Any]:
         return self._copying(self.into)
 
-    def mark(self) -> Moment:
+    def record_event(self) -> Moment:
         return self._queue().mark()
 
-    def after(self, event: Event) -> None:
+    def wait_event(self, event: Event) -> None:
         assert isinstance(event, Moment)
         self._queue().ask(event)
         self._go_on()
 
-    def use(self, tensor: Tensor) -> None:
+    def record_stream(self, tensor: Tensor) -> None:
         self._queue().known.add(_storage(tensor))
 
-    def host_memory(self, num_bytes: int) -> Tensor:
+    def host_buffer(self, num_bytes: int) -> Tensor:
         if not num_bytes:
             return torch.empty(0, dtype=torch.uint8)
         array = np.full(num_bytes, 0xAB, dtype=np.uint8)  # stays when others let go
@@ -133,7 +133,7 @@ class Accelerator:
         self._host.append((array, _weak(memory)))
         return memory
 
-    def admit(self, memory: Tensor) -> Callable[[], None]:
+    def pin(self, memory: Tensor) -> Callable[[], None]:
         entry = (memory.numpy(), _weak(memory))
         self._host.append(entry)
 
@@ -253,7 +253,7 @@ class _Later(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func.overloadpacket.__name__
         if name == "clone" or (name == "contiguous" and not args[0].is_contiguous()):
             fresh = torch.zeros_like(args[0], memory_format=torch.contiguous_format)
-            self._device.use(fresh)
+            self._device.record_stream(fresh)
             self._device.copy_later(self._queue, fresh, args[0])
             return fresh
         every = [*args, *(kwargs or {}).values()]

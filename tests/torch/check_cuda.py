@@ -212,11 +212,11 @@ def memory_that_cannot_be_pinned_is_survived(_: int) -> None:
     """torch would raise the runtime's complaint in its next operation."""
     device = CudaDevice(torch.device("cuda", 0))
     nothing = torch.empty(0, dtype=torch.uint8)
-    device.admit(nothing)()
+    device.pin(nothing)()
     check("next", torch.ones(1, device="cuda") + 1, torch.full((1,), 2).double())
     memory = torch.ones(1 << 20, dtype=torch.uint8)
-    undo = device.admit(memory)
-    device.admit(memory)()  # it is already, and stays
+    undo = device.pin(memory)
+    device.pin(memory)()  # it is already, and stays
     check("pinned", torch.tensor([memory.is_pinned()]), torch.ones(1).double())
     undo()
     check("undone", torch.tensor([memory.is_pinned()]), torch.zeros(1).double())

@@ -1,1 +1,1 @@
-"""The group as a torch.distributed backend named ``ringleader``."""
+"""The torch.distributed backend ``ringleader``: a group as a torch ProcessGroup."""

@@ -14,12 +14,12 @@ from ringleader.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class BackendInfo:
-    """One backend of torch.distributed on this machine."""
+    """Whether a backend of torch.distributed can run on this machine."""
 
     name: str
     available: bool
     reason: str
-    """Why not; what it is good for where it can run."""
+    """Why it is not available or, if it is, which tensors it handles."""
 
     def __str__(self) -> str:
         return f"{self.name}: {'yes' if self.available else 'no'} ({self.reason})"
@@ -29,19 +29,21 @@ class BackendInfo:
 
 
 def backends() -> dict[str, BackendInfo]:
-    """name -> whether ``init_process_group(name)`` can work here, and why not."""
+    """Return, for every backend, whether ``init_process_group(name)`` can work here."""
     return {name: _probe(name, probe) for name, probe in _PROBES.items()}
 
 
 def require_backend(name: str) -> str:
-    """``name``, if that info can run here; ConfigError says why it cannot.
+    """Return ``name`` if that backend can run here; else ConfigError says why not.
 
     For scripts whose users choose the backend:
     ``init_process_group(ringleader.require_backend(name))``.
     """
     known = backends()
     if name not in known:
-        raise ConfigError(f"no backend {name!r}; there are: {', '.join(known)}")
+        raise ConfigError(
+            f"unknown backend {name!r}; choose one of: {', '.join(known)}"
+        )
     info = known[name]
     if not info:
         able = ", ".join(n for n, e in known.items() if e)

@@ -1,7 +1,7 @@
-"""Threads that complete futures, and the end of the program, which waits for them.
+"""A pool of threads that complete futures, and the wait for them at exit.
 
-A thread that is inside torch when the interpreter ends takes the process with it
-(SIGABRT): it is told to go when it wants the GIL back, in the middle of C++.
+A thread that is inside torch when the interpreter exits crashes the process (SIGABRT):
+Python ends it when it asks for the GIL, in the middle of C++ code.
 """
 
 from __future__ import annotations
@@ -17,45 +17,46 @@ from ringleader.deadline import Deadline
 from ringleader.groups.formation import close_open_groups
 
 LINGER_S = 1.0
-"""How long an idle thread stays before it ends."""
+"""How long an idle thread waits for a task before it ends."""
 SETTLE_S = 2.0
-"""How long the end of the program waits for what is attached to futures."""
+"""How long the exit of the program waits for callbacks of futures."""
 
 _log = logging.getLogger(__name__)
 Task = Callable[[], None]
 
 
 class CompletionPool:
-    """Threads that complete futures: as many as wait at the same time, started when
-    needed. They are daemons: none keeps a program from ending for long.
+    """A pool of daemon threads, one per running task, started when needed.
+
+    Tasks may block. No task delays the exit of the program by more than SETTLE_S.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
         self._busy = 0
-        """Tasks that are promised or under way."""
+        """Tasks that are queued or running."""
         self._idle = 0
-        """Threads that wait for a task nobody has promised them yet."""
+        """Threads that wait and have no queued task assigned."""
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._is_closed = False
         _alive.add(self)
 
     def run(self, task: Task) -> None:
-        """Run it soon, in a thread where it may wait."""
+        """Run ``task`` in a thread of the pool, where it may block."""
         with self._lock:
             self._busy += 1
-            is_promised = self._idle > 0
-            if is_promised:
+            has_thread = self._idle > 0
+            if has_thread:
                 self._idle -= 1
             self._tasks.put(task)
-        if is_promised:
+        if has_thread:
             return
-        # Without arguments: a thread would keep them to its end.
+        # Without arguments: a thread keeps a reference to them until it ends.
         name = "ringleader-futures"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # there may be no more of them
+        except RuntimeError:  # the system allows no more threads
             self._do_next()
 
     def _work(self) -> None:
@@ -66,15 +67,15 @@ class CompletionPool:
                 self._idle += 1
 
     def _do_next(self) -> bool:
-        """False when there is nothing to do for us any more."""
+        """Run the next task; return False if this thread is to end."""
         task = self._next()
         if task is None:
             return False
         try:
             task()
-        except Exception:  # noqa: BLE001 - the others must hear of it, too
-            _log.exception("a follower of a future failed")
-        del task  # and with it a future, maybe: also that is a call of torch
+        except Exception:  # noqa: BLE001 - the thread goes on with other tasks
+            _log.exception("a callback of a future failed")
+        del task  # before _busy: dropping a future calls torch, too
         with self._lock:
             self._busy -= 1
             self._lock.notify_all()
@@ -91,7 +92,7 @@ class CompletionPool:
                         return None
 
     def close(self) -> None:
-        """End the threads as they become idle."""
+        """Let every thread end when it becomes idle."""
         with self._lock:
             self._is_closed = True
             while self._idle:
@@ -99,7 +100,7 @@ class CompletionPool:
                 self._tasks.put(None)
 
     def settle(self, deadline: Deadline) -> None:
-        """Return when no task is left, or it is too late."""
+        """Return when no task is left, or at the deadline."""
         with self._lock:
             self._lock.wait_for(lambda: not self._busy, deadline.left_s())
 
@@ -109,7 +110,7 @@ _alive: weakref.WeakSet[CompletionPool] = weakref.WeakSet()
 
 @atexit.register
 def _settle() -> None:
-    """Nothing comes after groups are closed; what waits for one ends with it."""
+    """Close all groups, which ends all operations, and wait for the callbacks."""
     close_open_groups()
     deadline = Deadline.after(SETTLE_S)
     for each in list(_alive):

@@ -1,4 +1,4 @@
-"""all_reduce of sparse tensors: everybody's entries, added up by everybody."""
+"""all_reduce of sparse COO tensors: all_gather of the entries, then a local sum."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from ringleader.groups.group import Group
 
 
 def all_reduce(group: Group, tensor: Tensor, op: Reduction) -> None:
-    """Sum of everybody's sparse ``tensor``, in place; ranks differ in their entries."""
+    """Sum a sparse ``tensor`` over all ranks, in place; ranks may differ in entries."""
     if op.name != "sum" or op.factor is not None:
-        raise ConfigError(f"all_reduce of sparse tensors: sum only, not {op.name}")
+        raise ConfigError(
+            f"all_reduce of sparse tensors supports sum only, not {op.name}"
+        )
     mine = tensor.detach().coalesce().cpu()
     lengths = torch.empty(group.size, dtype=torch.int64, device="cpu")
     group.all_gather(lengths, torch.tensor([mine._nnz()], device="cpu"))
@@ -28,7 +30,7 @@ def all_reduce(group: Group, tensor: Tensor, op: Reduction) -> None:
 
 
 def _gather(group: Group, rows: Tensor, counts: list[int]) -> Tensor:
-    """Everybody's rows below each other."""
+    """Gather and concatenate the rows of all ranks."""
     outs = [rows.new_empty((n, *rows.shape[1:])) for n in counts]
     group.all_gather(outs, rows.contiguous())
     return torch.cat(outs)

@@ -1,4 +1,4 @@
-"""From torch's request for a group to one that is connected."""
+"""Creates a connected process group when torch asks for one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringleader.settings import Wires
 
 
 def create_process_group(request: Any, options: object) -> RingleaderGroup:
-    """Meet the others in torch's store and connect, within the group's timeout."""
+    """Connect to the other ranks through torch's store, within the group's timeout."""
     if options is None:
         options = BackendOptions()
     if not isinstance(options, BackendOptions):
@@ -31,7 +31,7 @@ def create_process_group(request: Any, options: object) -> RingleaderGroup:
         credentials=formation.load_credentials(wires.credentials),
     )
     rank, size, store = request.group_rank, request.group_size, request.store
-    # torch numbers its groups anew after destroy_process_group, in the same store.
+    # After destroy_process_group torch reuses group ids in the same store: count them.
     name = f"torch:{request.group_id}"
     counter = f"ringleader/{name}/turn/{rank}"
     turn = store.add(counter, 1)
@@ -40,10 +40,10 @@ def create_process_group(request: Any, options: object) -> RingleaderGroup:
         group = formation.over_store(store, rank, size, f"{name}#{turn}", chosen)
         group.timeout_s = timeout_s
         ranks = list(request.global_ranks_in_group) or list(range(size))
-        return RingleaderGroup(group, store, ranks)
+        return RingleaderGroup.wrap(group, store, ranks)
     except BaseException:
         if group is not None:
             group.close()
-        with contextlib.suppress(RuntimeError):  # the same turn can be tried again
+        with contextlib.suppress(RuntimeError):  # so that this rank can try again
             store.add(counter, -1)
         raise

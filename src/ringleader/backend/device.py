@@ -1,4 +1,4 @@
-"""What staging needs of an accelerator, and the accelerators there are."""
+"""The interface of an accelerator that staging uses, for CUDA and MPS."""
 
 from __future__ import annotations
 
@@ -14,147 +14,157 @@ from ringleader.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
-FOR_ALL = 1
+REGISTER_PORTABLE = 1
 """cudaHostRegisterPortable: pinned for every device of this process."""
 
 
 class Event(Protocol):
-    """A moment on a device."""
+    """A recorded point in a device's stream."""
 
     def synchronize(self) -> None:
-        """Return when the device has come there."""
+        """Block until the device has reached it."""
         ...
 
 
 class Device(Protocol):
-    """What staging needs of an accelerator: two queues of copies, and their order."""
+    """An accelerator with one stream of copies per direction.
 
-    def here(self) -> AbstractContextManager[Any]:
-        """Makes it the current device of this thread."""
+    The names are those of torch.cuda. The "current stream" is that of the calling
+    thread: the one of ``d2h_stream`` or ``h2d_stream`` inside these contexts.
+    """
+
+    def guard(self) -> AbstractContextManager[Any]:
+        """Make it the current device of this thread."""
         ...
 
-    def outbound(self) -> AbstractContextManager[Any]:
-        """Copies made within leave the device."""
+    def d2h_stream(self) -> AbstractContextManager[Any]:
+        """Run copies in the stream from the device to the host."""
         ...
 
-    def inbound(self) -> AbstractContextManager[Any]:
-        """Copies made within enter the device."""
+    def h2d_stream(self) -> AbstractContextManager[Any]:
+        """Run copies in the stream from the host to the device."""
         ...
 
-    def mark(self) -> Event:
-        """The present moment of the current queue."""
+    def record_event(self) -> Event:
+        """Record an event in the current stream."""
         ...
 
-    def after(self, event: Event) -> None:
-        """The current queue goes on when ``event`` has happened."""
+    def wait_event(self, event: Event) -> None:
+        """Let the current stream wait for ``event``."""
         ...
 
-    def use(self, tensor: Tensor) -> None:
-        """The current queue uses ``tensor``: its memory must live that long."""
+    def record_stream(self, tensor: Tensor) -> None:
+        """Keep the memory of ``tensor`` until the current stream has used it."""
         ...
 
-    def host_memory(self, num_bytes: int) -> Tensor:
-        """Bytes of the host that the device can copy to and from at full speed."""
+    def host_buffer(self, num_bytes: int) -> Tensor:
+        """Allocate host memory that the device copies at full speed."""
         ...
 
-    def admit(self, memory: Tensor) -> Callable[[], None]:
-        """Let it do so with ``memory``, too; what undoes that."""
+    def pin(self, memory: Tensor) -> Callable[[], None]:
+        """Let the device copy ``memory`` at full speed; return a function that undoes
+        it.
+        """
         ...
 
 
 class CudaDevice:
-    """CUDA: a stream for each direction, pinned memory."""
+    """A CUDA device with a stream per direction and pinned host memory."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device.index  # a plain number is looked up fastest
+        self._device = device.index  # torch looks an int up faster than a device
         self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def here(self) -> AbstractContextManager[Any]:
-        """Makes it the current device of this thread."""
+    def guard(self) -> AbstractContextManager[Any]:
+        """Make it the current device of this thread."""
         return torch.cuda.device(self._device)
 
-    def outbound(self) -> AbstractContextManager[Any]:
-        """Copies made within leave the device."""
+    def d2h_stream(self) -> AbstractContextManager[Any]:
+        """Run copies in the stream from the device to the host."""
         return torch.cuda.stream(self._out)
 
-    def inbound(self) -> AbstractContextManager[Any]:
-        """Copies made within enter the device."""
+    def h2d_stream(self) -> AbstractContextManager[Any]:
+        """Run copies in the stream from the host to the device."""
         return torch.cuda.stream(self._in)
 
-    def mark(self) -> Event:
-        """The present moment of the current stream."""
+    def record_event(self) -> Event:
+        """Record an event in the current stream."""
         event: Event = torch.cuda.current_stream(self._device).record_event()
         return event
 
-    def after(self, event: Event) -> None:
-        """The current stream goes on when ``event`` has happened."""
+    def wait_event(self, event: Event) -> None:
+        """Let the current stream wait for ``event``."""
         torch.cuda.current_stream(self._device).wait_event(event)  # type: ignore[arg-type]
 
-    def use(self, tensor: Tensor) -> None:
-        """The current stream uses ``tensor``."""
+    def record_stream(self, tensor: Tensor) -> None:
+        """Keep the memory of ``tensor`` until the current stream has used it."""
         tensor.record_stream(torch.cuda.current_stream(self._device))
 
-    def host_memory(self, num_bytes: int) -> Tensor:
-        """Pinned memory."""
+    def host_buffer(self, num_bytes: int) -> Tensor:
+        """Allocate pinned memory."""
         return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
-    def admit(self, memory: Tensor) -> Callable[[], None]:
-        """Pin it. Where the system does not let us, copies are slower, not wrong."""
-        if memory.is_pinned():  # for another device
+    def pin(self, memory: Tensor) -> Callable[[], None]:
+        """Pin ``memory``. If the system refuses, copies are slower but correct."""
+        if memory.is_pinned():  # already, for another device
             return lambda: None
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        code = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, FOR_ALL)
+        code = runtime.cudaHostRegister(
+            memory.data_ptr(), memory.nbytes, REGISTER_PORTABLE
+        )
         if int(code) != 0:
-            with suppress(RuntimeError):  # of torch's next operation, whatever it is
+            with suppress(
+                RuntimeError
+            ):  # consume the error; else torch's next call raises
                 torch.empty(1, device=f"cuda:{self._device}").zero_()
-            text = "cuda: shared memory cannot be pinned (%s); copies are slower"
+            text = "cuda: shared memory cannot be pinned (%s); copies will be slower"
             _log.warning(text, runtime.cudaGetErrorString(code))
             return lambda: None
         return lambda: runtime.cudaHostUnregister(memory.data_ptr())
 
 
 class MpsDevice:
-    """Apple's GPU: one queue, in which everything happens in the order it was asked."""
+    """Apple's GPU: one queue, which runs everything in the order it was issued."""
 
-    def here(self) -> AbstractContextManager[Any]:
-        """There is only one."""
+    def guard(self) -> AbstractContextManager[Any]:
+        """Do nothing: there is only one device."""
         return nullcontext()
 
-    outbound = inbound = here
+    d2h_stream = h2d_stream = guard
 
-    def mark(self) -> Event:
-        """The present moment of the queue."""
+    def record_event(self) -> Event:
+        """Record an event in the queue."""
         event = torch.mps.Event()
         event.record()
         return event
 
-    def after(self, event: Event) -> None:
-        """It always does."""
+    def wait_event(self, event: Event) -> None:
+        """Do nothing: the queue keeps the order."""
 
-    def use(self, tensor: Tensor) -> None:
-        """Memory is freed in the order of the same queue."""
+    def record_stream(self, tensor: Tensor) -> None:
+        """Do nothing: memory is freed in the order of the queue."""
 
-    def host_memory(self, num_bytes: int) -> Tensor:
-        """Memory is one and the same."""
+    def host_buffer(self, num_bytes: int) -> Tensor:
+        """Allocate plain memory: host and device share it."""
         return torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
 
-    def admit(self, memory: Tensor) -> Callable[[], None]:
-        """It is."""
+    def pin(self, memory: Tensor) -> Callable[[], None]:
+        """Do nothing: host and device share memory."""
         return lambda: None
 
 
 def device_of(device: torch.device) -> Device:
-    """How to stage tensors of ``device``."""
+    """Return the accelerator of a torch device; ConfigError if it is not supported."""
     if device.type == "cuda":
         return CudaDevice(device)
     if device.type == "mps":
         return MpsDevice()
-    raise ConfigError(f"tensors on {device} cannot be sent; move them to cpu")
+    raise ConfigError(f"tensors on {device} cannot be sent; move them to cpu first")
 
 
-def devices_here() -> list[torch.device]:
-    """What tensors may live on here."""
+def available_devices() -> list[torch.device]:
+    """Return the kinds of devices that this machine has, CPU first."""
     names = ["cpu"]
     if torch.cuda.is_available():
         names.append("cuda")

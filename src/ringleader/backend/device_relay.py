@@ -1,14 +1,14 @@
-"""An accelerator that takes part in a relay: it copies to the places and back itself.
+"""An all_reduce of device tensors in shared memory: the device copies to it and back.
 
-Per rank that leaves only additions to the CPU, (n-1)/n of the tensor, where staging has
-it copy everything twice as well. Decision 7 has the figures.
+The CPU of a rank then only adds (n-1)/n of the tensor; with staging it would also copy
+everything twice. docs/decisions/0007 has the measurements.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -21,57 +21,72 @@ from ringleader.engine.relay_plan import Copy, Piece
 
 
 class RelayBuffers:
-    """The places of a relay, and host memory for what is to be added to them."""
+    """The shared memory of a relay as tensors, and host memory for values to be added.
 
-    def __init__(self, device: Device, relay: Relay) -> None:
-        undo = [device.admit(_tensor(memory)) for memory in relay.memory]
-        # Also if nobody calls it: copies to memory that is mapped in the place of what
-        # a device still believes to be pinned would go to the old memory.
-        self.close = weakref.finalize(self, _call_all, undo)
-        """Give the memory of the relay free; nothing may be copied any more."""
+    Create it with ``pin``, which pins the shared memory for the device.
+    """
+
+    def __init__(
+        self, relay: Relay, host: Tensor, unpin: list[Callable[[], None]]
+    ) -> None:
+        # A finalizer, so that it also runs if nobody calls close: if other memory is
+        # mapped at an address that a device still treats as pinned, its copies would
+        # go to the old memory.
+        self.close = weakref.finalize(self, _call_all, unpin)
+        """Unpin the shared memory. No copy may be under way or follow."""
         self.close.atexit = False
         self.places = [[_tensor(place) for place in row] for row in relay.places]
-        self.num_rows = num_ranks = len(relay.memory)
-        """Pieces under way at once."""
-        self.room = device.host_memory(num_ranks * (num_ranks - 1) * relay.part_bytes)
+        self.num_rows = len(relay.memory)
+        """Pieces in progress at the same time: one per rank."""
         self.part_bytes = relay.part_bytes
-        self.array: np.ndarray[Any, np.dtype[np.uint8]] = self.room.numpy()
+        self.host = host
+        self.array: np.ndarray[Any, np.dtype[np.uint8]] = host.numpy()
+
+    @classmethod
+    def pin(cls, device: Device, relay: Relay) -> Self:
+        """Pin the memory of ``relay`` for ``device`` and allocate host memory."""
+        unpin = [device.pin(_tensor(memory)) for memory in relay.memory]
+        num_ranks = len(relay.memory)
+        host = device.host_buffer(num_ranks * (num_ranks - 1) * relay.part_bytes)
+        return cls(relay, host, unpin)
 
     def slot(self, number: int, step: int, num_bytes: int) -> slice:
-        """Where in ``room`` the values for a step of piece ``number`` are."""
+        """Return the part of ``host`` for one step of piece ``number``."""
         row = number % self.num_rows * (self.num_rows - 1)
         start = (row + step - 1) * self.part_bytes
         return slice(start, start + num_bytes)
 
 
 class DeviceRelay:
-    """Carries one tensor: engine/relay.py says what for."""
+    """Copies one device tensor to the places of a relay and back."""
 
     def __init__(self, device: Device, buffers: RelayBuffers, flat: Tensor) -> None:
         self._device = device
-        self._relay_buffers = buffers
+        self._buffers = buffers
         self._bytes = flat.view(torch.uint8)
         self._dtype = arrays.storage_dtype(flat.dtype)
         self.places = buffers.places
 
     def piece(self, number: int, runs: list[slice], end: int) -> Piece:
-        """What is mine of it, on the device but for the values to be added."""
-        buffers, parts = self._relay_buffers, [self._bytes[run] for run in runs]
+        """Return this rank's parts of a piece: device memory, and host memory for the
+        values to be added.
+        """
+        buffers, parts = self._buffers, [self._bytes[run] for run in runs]
         values, fetches = [], []
         for step, part in enumerate(parts[1:], 1):
             slot = buffers.slot(number, step, len(part))
-            fetches.append((buffers.room[slot], part))
+            fetches.append((buffers.host[slot], part))
             values.append(buffers.array[slot].view(self._dtype))
         return Piece(parts[0], values, end, parts, fetches=fetches)
 
     def copy(self, copies: list[Copy]) -> None:
-        """In the order of the current queue."""
+        """Issue the copies in the current stream."""
         for target, source in copies:
             target.copy_(source, non_blocking=True)
 
     def settle(self) -> None:
-        """Return when the queue has come here."""
-        self._device.mark().synchronize()
+        """Block until the current stream has done all copies."""
+        self._device.record_event().synchronize()
 
 
 def _call_all(functions: list[Callable[[], None]]) -> None:

@@ -1,7 +1,7 @@
-"""For C++ callers of methods that torch's trampoline does not know.
+"""Kernels for C++ callers of methods that torch's trampoline does not forward.
 
-Such a call ends in a dispatcher operator. A kernel at the key that is asked first acts
-if the group is ours, and passes the call on if it is not.
+Such a call ends in a dispatcher operator. Our kernel, at the dispatch key that is tried
+first, calls the method if the group is ours, and redispatches otherwise.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch._C._distributed_c10d import (
 )
 
 _lock = threading.Lock()
-"""Groups may be formed in several threads at once."""
+"""Groups may be created in several threads at once."""
 _library: Any = None
-"""Kernels live as long as this object does."""
+"""The registered kernels; they are removed when this object is deleted."""
 _kind: type[ProcessGroup] = ProcessGroup
-"""Ours."""
+"""The class of our groups."""
 
 
 def install(kind: type[ProcessGroup]) -> None:
-    """Register the kernels for groups of ``kind``; once, with the first of them."""
+    """Register the kernels for groups of ``kind``. Idempotent."""
     global _library, _kind
     with _lock:
         if _library is not None:

@@ -1,7 +1,8 @@
-"""Keeps torch.compile out of our methods.
+"""Excludes our methods from torch.compile.
 
 Dynamo compiles Python frames that C++ enters from a compiled region, ours among them,
-and stumbles over the objects it finds there. Marking the code costs nothing per call.
+and fails on the objects it finds there. Marking the code objects costs nothing per
+call.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 
 
 def skip_compilation(kind: type) -> None:
-    """No method of ``kind`` is ever compiled."""
+    """Make Dynamo skip every method of ``kind``."""
     frames = getattr(torch._C._dynamo, "eval_frame", None)
     if frames is None or not hasattr(frames, "set_code_exec_strategy"):
         return

@@ -1,4 +1,4 @@
-"""What a torch user needs to know besides the error itself."""
+"""Adds to errors what torch users need: global ranks, and the group's state."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ringleader.groups.group import Group
 
 @dataclass(slots=True)
 class GroupIdentity:
-    """What torch calls a group."""
+    """The name and ranks by which torch knows a group."""
 
     ranks: list[int]
-    """Its members as ranks of the whole job."""
+    """The global rank of each of its ranks."""
     name: str = ""
     desc: str = ""
 
 
 class ErrorContext:
-    """Adds to errors of one group: global ranks and, in debug mode, the whole state.
+    """Adds global ranks to errors of one group and, in debug mode, the group's state.
 
-    As a context manager it does so for what is raised within.
+    Call it with an error, or use it as a context manager around code that raises.
     """
 
     def __init__(self, group: Group, identity: GroupIdentity) -> None:
@@ -33,7 +33,7 @@ class ErrorContext:
         self._identity = identity
 
     def __call__(self, error: BaseException) -> BaseException:
-        """The error to show: same type, same peer, more text."""
+        """Return an error of the same type and peer with more text, or ``error``."""
         if not isinstance(error, RingleaderError):
             return error
         note = self._note(error)

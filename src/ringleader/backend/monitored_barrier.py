@@ -1,7 +1,7 @@
-"""A barrier that says who did not come.
+"""torch's monitored_barrier: a barrier that names the ranks that did not arrive.
 
-Every rank writes to rank 0 and waits for its answer; rank 0 reads them in order. The
-messages are torch's: programs, and torch's own tests, look for their words.
+Every rank sends to rank 0 and waits for its reply; rank 0 receives in rank order. The
+error texts are torch's own: programs, and torch's tests, match their words.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from ringleader.errors import DeadlineExceeded, RingleaderError
 from ringleader.groups.group import Group
 
 FIRST_TAG = -(2**62)
-"""Beyond the tags of users, which are not negative. Every barrier has one of its own:
-who came too late for the last one has not come to the next."""
+"""Outside the tags of users, which are not negative. Every barrier has its own tag: a
+rank that is too late for one barrier does not count as arrived at the next."""
 
 
 def run(group: Group, timeout_s: float, turn: int, *, wait_all_ranks: bool) -> None:
-    """Return when every rank has called it; rank 0 names those who did not."""
+    """Return when every rank has called it; on rank 0, raise for those that did not."""
     token = torch.zeros(1, dtype=torch.uint8, device="cpu")
     deadline = Deadline.after(timeout_s)
     if group.size == 1:
@@ -54,7 +54,7 @@ def _collect(
             raise DeadlineExceeded(peer, text)
         try:
             group.recv(token, peer, tag=tag, timeout_s=max(left_s, 0.001))
-        except DeadlineExceeded as exc:  # whatever else has broken the group
+        except DeadlineExceeded as exc:  # other errors have broken the group
             missing.append(peer)
             if not wait_all:
                 text = f"Rank {peer} failed to pass monitoredBarrier in {limit_ms} ms"

@@ -11,8 +11,8 @@ from ringleader.collectives.config import CollectiveConfig
 class BackendOptions:
     """``pg_options`` of ``init_process_group`` and ``new_group``.
 
-    What is None is taken from the environment: RINGLEADER_TRANSPORT ("auto" or "tcp")
-    and RINGLEADER_CONNECTIONS. RINGLEADER_CREDENTIALS encrypts all connections.
+    Fields that are None are read from the environment: RINGLEADER_TRANSPORT ("auto" or
+    "tcp") and RINGLEADER_CONNECTIONS. RINGLEADER_CREDENTIALS encrypts all connections.
     """
 
     transport: str | None = None
@@ -20,4 +20,4 @@ class BackendOptions:
     connections: int | None = None
     """TCP connections per peer; more than one helps on long fat networks."""
     config: CollectiveConfig | None = None
-    """Which algorithms to use; its ``timeout_s`` gives way to torch's ``timeout``."""
+    """The algorithms to use; torch's ``timeout`` replaces its ``timeout_s``."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -38,9 +38,9 @@ from ringleader.backend import (
     monitored_barrier,
 )
 from ringleader.backend.completion_pool import CompletionPool
-from ringleader.backend.device import device_of, devices_here
+from ringleader.backend.device import available_devices, device_of
 from ringleader.backend.name import NAME
-from ringleader.backend.staging import HostStaging, is_whole, run_on_host
+from ringleader.backend.staging import HostStaging, is_one_chunk, run_on_host
 from ringleader.backend.torch_options import (
     Reduction,
     inner,
@@ -61,18 +61,23 @@ from ringleader.groups.work import Work
 _CPU = torch.device("cpu")
 Tensors = list[Tensor]
 Body = Callable[..., Work]
-"""(inputs, outputs, timeout_s=, async_op=): the operation on CPU tensors."""
+"""Runs the operation on CPU tensors: (inputs, outputs, timeout_s=, async_op=)."""
 
 
 class RingleaderGroup(ProcessGroup):
-    """One of our groups, as torch's."""
+    """A ringleader group as a torch process group.
+
+    Create it with ``wrap``, on all ranks of the group.
+    """
 
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
     supports_shrinking = False
 
-    def __init__(self, group: Group, store: Store, ranks: list[int]) -> None:
+    def __init__(
+        self, group: Group, store: Store, ranks: list[int], *, is_staged: bool
+    ) -> None:
         super().__init__(group.rank, group.size)  # type: ignore[call-arg]
         self.group = group
         self._store = store
@@ -82,18 +87,27 @@ class RingleaderGroup(ProcessGroup):
         self._sequence = 0
         self._num_barriers = 0
         self._all = group.size + 1
-        """Tensors in a slot where everybody's part and one's own meet."""
-        self.is_staged = _any_accelerator(group)
-        """Whether some rank may stage its tensors: then all cut theirs alike."""
-        if self.is_staged:
-            group.expect_accelerators()
+        """Tensors that share a staging slot: one per rank, and our own."""
+        self.is_staged = is_staged
+        """Whether any rank may stage its tensors: then all ranks use its chunks."""
         self._coalesced: list[BackendWork] | None = None
         self._error_context = error_context.ErrorContext(group, self._identity)
-        for device in devices_here():
+        for device in available_devices():
             self._register_backend(device, ProcessGroup.BackendType.CUSTOM, None)
-        dispatcher_kernels.install(RingleaderGroup)
 
-    # -- who we are ----------------------------------------------------------------
+    @classmethod
+    def wrap(cls, group: Group, store: Store, ranks: list[int]) -> Self:
+        """Wrap ``group`` for torch; communicates, so that all ranks agree on staging.
+
+        ``ranks`` are the global ranks of its members.
+        """
+        is_staged = _any_accelerator(group)
+        if is_staged:
+            group.expect_accelerators()
+        dispatcher_kernels.install(cls)
+        return cls(group, store, ranks, is_staged=is_staged)
+
+    # -- identity ------------------------------------------------------------------
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return NAME
@@ -132,15 +146,18 @@ class RingleaderGroup(ProcessGroup):
     def allreduce(
         self, tensors: Any, opts: Any = None, **named: Any
     ) -> BackendWork | None:
-        """None, as torch allows it: a synchronous call is done; a handle costs 1 us."""
+        """Reduce one tensor.
+
+        Returns None after a synchronous call, as torch allows: a handle costs 1 us.
+        """
         opts = pick(AllreduceOptions, opts, named)
         tensor, op = only(tensors, "all_reduce"), reduction(opts.reduceOp)
         if not opts.asyncOp and op.factor is None and self._is_plain(opts, tensor):
-            self._sequence += 1  # small ones come by the thousand: nothing else here
+            self._sequence += 1  # the path of many small calls: nothing else here
             try:
                 self.group.all_reduce(tensor, op.name)
             except RingleaderError:
-                with self._error_context:  # only now: to enter it takes time, too
+                with self._error_context:  # entering it for every call takes time
                     raise
             return None
         if tensor.layout is torch.sparse_coo:
@@ -150,9 +167,9 @@ class RingleaderGroup(ProcessGroup):
         return self._all_reduce(opts, tensor, op)
 
     def _is_plain(self, opts: Any, tensor: Tensor) -> bool:
-        """Whether an operation just runs here and now, on this very tensor."""
+        """Return whether an operation can run in this thread on the tensor itself."""
         return (
-            (not self.is_staged or is_whole(tensor.nbytes))
+            (not self.is_staged or is_one_chunk(tensor.nbytes))
             and self._coalesced is None
             and tensor.is_cpu
             and tensor.layout is torch.strided
@@ -174,7 +191,7 @@ class RingleaderGroup(ProcessGroup):
         return self._all_of(works, tensors)
 
     def _all_reduce(self, opts: Any, tensor: Tensor, op: Reduction) -> BackendWork:
-        """A relay if it can be, which an accelerator takes part in without staging."""
+        """Reduce by a relay if possible; a device takes part in it without staging."""
         relay, both = None, [tensor]
         if self.is_staged and op.factor is None:
             relay = self.group.relay(tensor.nbytes)
@@ -187,7 +204,7 @@ class RingleaderGroup(ProcessGroup):
             work, arrive = self._stage(tensor.device).all_reduce(
                 self.group, relay, tensor, op.name, **self._how(opts)
             )
-            return self._hand_out(work, both, arrive)
+            return self._make_handle(work, both, arrive)
 
     def allreduce_coded(
         self,
@@ -197,7 +214,7 @@ class RingleaderGroup(ProcessGroup):
         op: str = "mean",
         error_out: Tensor | None = None,
     ) -> BackendWork:
-        """Reduce ``tensor`` as ``codec`` on its way; see ``Group.all_reduce``."""
+        """Reduce ``tensor``, encoded by ``codec`` on the way; see Group.all_reduce."""
         opts = AllreduceOptions()
         opts.asyncOp = True
 
@@ -366,20 +383,20 @@ class RingleaderGroup(ProcessGroup):
             self.group, limit, self._num_barriers, wait_all_ranks=wait_all_ranks
         )
 
-    # What torch < 2.13 calls them.
+    # The names in torch < 2.13.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
-    # -- messages ------------------------------------------------------------------
+    # -- point-to-point ------------------------------------------------------------
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> BackendWork:
         tensor = only(tensors, "send")
         if not tensor.is_cpu:
             tensor = tensor.to("cpu")
-        return self._deliver(
+        return self._post(
             lambda: self.group.send(tensor, dst, tag=tag, async_op=True), [tensor], None
         )
 
@@ -392,22 +409,22 @@ class RingleaderGroup(ProcessGroup):
     def _receive(self, tensor: Tensor, source: int | None, tag: int) -> BackendWork:
         host = tensor if tensor.is_cpu else torch.empty_like(tensor, device="cpu")
         arrive = None if tensor.is_cpu else once(lambda: _copy(tensor, host))
-        return self._deliver(
+        return self._post(
             lambda: self.group.recv(host, source, tag=tag, async_op=True),
             [tensor],
             arrive,
         )
 
-    def _deliver(
+    def _post(
         self,
         post: Callable[[], Work],
         result: Tensors,
         arrive: Callable[[], None] | None,
     ) -> BackendWork:
         with self._error_context:
-            return self._hand_out(post(), result, arrive)
+            return self._make_handle(post(), result, arrive)
 
-    # -- how operations are run ----------------------------------------------------
+    # -- running operations --------------------------------------------------------
 
     def _start(
         self,
@@ -431,7 +448,7 @@ class RingleaderGroup(ProcessGroup):
                 work = run_on_host(self.group, ins, outs, body, width, **how)
             else:
                 work = body(ins, outs, **how)
-            return self._hand_out(work, result, arrive)
+            return self._make_handle(work, result, arrive)
 
     def _start_all(
         self,
@@ -441,7 +458,7 @@ class RingleaderGroup(ProcessGroup):
         *,
         width: int,
     ) -> BackendWork:
-        """Several operations, one after the other, with one handle."""
+        """Start several operations in order; return one handle for all."""
         works = [self._start(opts, i, o, b, o, width=width) for i, o, b in parts]
         return self._all_of(works, result)
 
@@ -451,12 +468,12 @@ class RingleaderGroup(ProcessGroup):
         )
 
     def _how(self, opts: Any) -> dict[str, Any]:
-        """How the next operation is run."""
+        """Count the operation and return its arguments for the group."""
         self._sequence += 1
         is_async = self._coalesced is not None or bool(opts.asyncOp)
         return {"timeout_s": limit_s(opts), "async_op": is_async}
 
-    def _hand_out(
+    def _make_handle(
         self, work: Work, result: Tensors | None, arrive: Callable[[], None] | None
     ) -> BackendWork:
         handle = BackendWork(
@@ -471,24 +488,24 @@ class RingleaderGroup(ProcessGroup):
         return handle
 
     def _stage(self, device: torch.device) -> HostStaging:
-        if device not in self._staging:  # two threads may come here at once
+        if device not in self._staging:  # two threads may run this at once
             self._staging.setdefault(device, HostStaging(device_of(device)))
         return self._staging[device]
 
     def _rows(self, tensor: Tensor) -> Tensors:
-        """One tensor for all ranks; where it may be staged, part by part."""
+        """Return the tensor of all ranks' parts; split by rank if it may be staged."""
         tensor = real(tensor)
         if not self.is_staged:
             return [tensor]
         return split(tensor.view(-1), (), self.group.size)
 
     def _start_coalescing(self, device: object = None) -> None:
-        self._coalesced = []  # one that an exception cut short is forgotten
+        self._coalesced = []  # drops what an exception interrupted
 
     def _end_coalescing(self, device: object = None) -> BackendWork:
         handles, self._coalesced = self._coalesced, None
         if handles is None:
-            raise ConfigError("_end_coalescing: there was no _start_coalescing")
+            raise ConfigError("_end_coalescing without _start_coalescing")
         return BackendWork.of_all(
             handles, self._completion_pool, add_context=self._error_context
         )
@@ -528,14 +545,14 @@ def _all_reduce(group: Group, op: Reduction) -> Body:
 
 
 def _check_reduction(opts: Any, dtype: torch.dtype) -> None:
-    """A mistake raises here; within the operation it would end the group."""
+    """Raise for an unsupported reduction now: inside an operation it ends the group."""
     if hasattr(opts, "reduceOp"):
         reductions.combine(dtype, reduction(opts.reduceOp).name)
 
 
 def _any_accelerator(group: Group) -> bool:
-    """Whether any rank has a device whose tensors are staged; equal on all ranks."""
-    mine = torch.tensor([len(devices_here()) > 1], dtype=torch.uint8, device=_CPU)
+    """Return whether any rank has an accelerator; all ranks get the same answer."""
+    mine = torch.tensor([len(available_devices()) > 1], dtype=torch.uint8, device=_CPU)
     everybody = torch.empty(group.size, dtype=torch.uint8, device=_CPU)
     group.all_gather(everybody, mine)
     return bool(everybody.any())

@@ -1,7 +1,8 @@
-"""Tells torch that the backend exists; cheap, because every ``import torch`` does it.
+"""Registers the backend with torch; cheap, because every ``import torch`` runs it.
 
 torch calls ``autoload`` at the end of its own import (entry point ``torch.backends``),
-so a script needs no import of ours. What a group needs is imported when one is formed.
+so a script needs no import of ours. The modules of a group are imported when the first
+one is created.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ DEVICES = ["cpu", "cuda", "mps"]
 
 
 def autoload() -> None:
-    """Register; an exception here would break ``import torch`` itself, so none may."""
+    """Register, and log errors: an exception would break ``import torch`` itself."""
     try:
         register()
     except Exception:
@@ -26,7 +27,7 @@ def autoload() -> None:
 
 
 def register() -> None:
-    """Make ``dist.init_process_group("ringleader")`` known. Idempotent."""
+    """Make ``dist.init_process_group("ringleader")`` work. Idempotent."""
     import torch.distributed as dist
 
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
@@ -38,7 +39,7 @@ def register() -> None:
 
 
 def create(request: Any, options: object) -> ProcessGroup:
-    """What torch calls to form a group: connect, and wrap it for torch."""
+    """Create a process group; torch calls it."""
     from ringleader.backend.create import create_process_group
 
     return create_process_group(request, options)

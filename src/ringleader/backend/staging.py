@@ -1,17 +1,13 @@
-"""Tensors of an accelerator, taken through host memory in chunks.
+"""Staging: collectives on device tensors through host memory, in chunks.
 
-A collective on such tensors becomes collectives on chunks of them in host memory, all
-in one operation of the group. While chunk c travels, chunks c+1 and c+2 are being
-copied out and chunk c-1 is being copied in:
+A collective on device tensors becomes one collective per chunk in host memory, all in
+one operation of the group. While chunk c travels, chunks c+1 and c+2 are copied to the
+host and chunk c-1 is copied to the device. Chunks use the slots of host memory in turn.
+The device itself waits until a slot has been copied in before it fills it again, so the
+host waits only for data it needs now.
 
-    device   out(c+2)            in(c-1)
-    host              travels(c)
-
-Slots take turns; the device itself waits until a slot has been copied in before it
-fills it again, so the host only ever waits for data it needs now.
-
-An all_reduce in shared memory needs none of that: there the device itself copies to the
-places of the relay and from there, see carrier.py.
+An all_reduce in shared memory is not staged: the device copies to shared memory and
+back itself, see device_relay.py.
 """
 
 from __future__ import annotations
@@ -31,26 +27,26 @@ from ringleader.groups.group import Group
 from ringleader.groups.work import Work
 
 SLOT_BYTES = 8 << 20
-"""Host memory of one chunk, with all the tensors it takes part in."""
+"""Host memory of one chunk, for all tensors of the operation together."""
 NUM_SLOTS = 3
 AHEAD = NUM_SLOTS - 1
-"""Chunks that are copied out before they are needed."""
+"""Chunks that are copied to the host before they are needed."""
 EDGE = 4
 """The first and the last chunk are this many times shorter than the others."""
 ALIGN = 64
 
 Body = Callable[[list[Tensor], list[Tensor]], object]
-"""(inputs, outputs): the collective on host tensors."""
+"""Runs the collective on host tensors: (inputs, outputs)."""
 
 
 class HostStaging:
-    """The staging of one group on one device. Used by one operation at a time."""
+    """Stages the tensors of one group on one device, one operation at a time."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._slots: list[Tensor] = []
         self._last: Event | None = None
-        """When the last operation had copied in: its slots are free from then on."""
+        """The end of the last operation: its slots are free afterwards."""
         self._relay_buffers: RelayBuffers | None = None
 
     def run(
@@ -62,11 +58,13 @@ class HostStaging:
         width: int,
         **how: Any,
     ) -> tuple[Work, Callable[[], None]]:
-        """Do ``body`` on host copies; (the work, what orders the caller after it).
+        """Run ``body`` on host copies of the tensors.
 
         ``ins`` are read and ``outs`` are written; a tensor may be both. ``width`` is
-        how many tensors share a slot; 0 if they are not to be cut into chunks. It must
-        be equal on all ranks, and so must be their lengths where it is not 0.
+        the number of tensors that share a slot, or 0 to run ``body`` once on the whole
+        tensors. It must be equal on all ranks; unless it is 0, so must be the lengths
+        of the tensors. Returns the work, and a function that orders the caller's
+        stream after it.
         """
         for tensor in outs:
             check_writable(tensor, "a result")
@@ -77,7 +75,7 @@ class HostStaging:
     def all_reduce(
         self, group: Group, relay: Relay, tensor: Tensor, op: str, **how: Any
     ) -> tuple[Work, Callable[[], None]]:
-        """Combine ``tensor`` in place by ``relay``, the group's; as ``run``."""
+        """Reduce ``tensor`` in place by the group's ``relay``; returns as ``run``."""
         check_writable(tensor, "all_reduce")
         return self._start(
             group, lambda ready: self._relay(ready, group, relay, tensor, op), **how
@@ -86,40 +84,40 @@ class HostStaging:
     def _start(
         self, group: Group, run: Callable[[Event], Event], **how: Any
     ) -> tuple[Work, Callable[[], None]]:
-        """``run`` goes from when the tensors are ready to when the results are."""
+        """Start ``run``, which gets the event "inputs are ready" and returns "done"."""
         device = self._device
         done: list[Event] = []
-        with device.here():
-            ready = device.mark()
+        with device.guard():
+            ready = device.record_event()
 
         def job() -> None:
-            with device.here(), torch.no_grad():
+            with device.guard(), torch.no_grad():
                 done.append(run(ready))
 
         def arrive() -> None:
-            with device.here():
-                device.after(done[0])
+            with device.guard():
+                device.wait_event(done[0])
 
         return group.together(job, **how), arrive
 
     def close(self) -> None:
-        """The group has ended: its memory is no longer ours."""
+        """Release shared and host memory. Call it when the group has ended."""
         if self._relay_buffers is not None:
-            with self._device.here():
+            with self._device.guard():
                 self._relay_buffers.close()
         self._relay_buffers = None
-        self._slots.clear()  # torch may keep its groups for ever
+        self._slots.clear()  # torch may keep its groups forever
 
     def _relay(
         self, ready: Event, group: Group, relay: Relay, tensor: Tensor, op: str
     ) -> Event:
         device = self._device
         if self._relay_buffers is None:
-            self._relay_buffers = RelayBuffers(device, relay)
-        with device.outbound():
-            device.after(ready)
+            self._relay_buffers = RelayBuffers.pin(device, relay)
+        with device.d2h_stream():
+            device.wait_event(ready)
             if self._last is not None:
-                device.after(self._last)
+                device.wait_event(self._last)
             flat = self._flat(tensor).resolve_conj().resolve_neg()
             carrier = DeviceRelay(device, self._relay_buffers, flat)
             finish = []
@@ -128,8 +126,8 @@ class HostStaging:
             try:
                 group.all_reduce_carried(carrier, flat.dtype, len(flat), op, finish)
             finally:
-                carrier.settle()  # nothing is copied any more when we are gone
-            self._last = device.mark()
+                carrier.settle()  # no copy is in progress when we return
+            self._last = device.record_event()
         return self._last
 
     def _run(
@@ -141,55 +139,55 @@ class HostStaging:
         width: int,
     ) -> Event:
         device = self._device
-        with device.outbound():
-            device.after(ready)
+        with device.d2h_stream():
+            device.wait_event(ready)
             if self._last is not None:
-                device.after(self._last)
+                device.wait_event(self._last)
             flat = {id(t): self._flat(t) for t in (*ins, *outs)}
-            ready = device.mark()
-        with device.inbound():
-            device.after(ready)
+            ready = device.record_event()
+        with device.h2d_stream():
+            device.wait_event(ready)
             for tensor in (*flat.values(), *outs):
-                device.use(tensor)
+                device.record_stream(tensor)
         sources, targets = [flat[id(t)] for t in ins], [flat[id(t)] for t in outs]
-        self._pass(self._chunks(sources, targets, width), body)
-        with device.inbound():
+        self._run_chunks(self._chunks(sources, targets, width), body)
+        with device.h2d_stream():
             for tensor in outs:
                 target = flat[id(tensor)]
                 if target.data_ptr() != tensor.data_ptr():
                     tensor.detach().copy_(target.view(tensor.shape))
-            self._last = device.mark()
+            self._last = device.record_event()
         return self._last
 
     def _flat(self, tensor: Tensor) -> Tensor:
-        """Its elements in a row, for the current queue; copied if they are not."""
-        self._device.use(tensor)
+        """Return ``tensor`` contiguous and flat, for use in the current stream."""
+        self._device.record_stream(tensor)
         return tensor.detach().contiguous().view(-1)
 
-    def _pass(self, chunks: list[_Chunk], body: Body) -> None:
-        """Take one chunk after the other through host memory."""
+    def _run_chunks(self, chunks: list[_Chunk], body: Body) -> None:
+        """Run ``body`` on one chunk after the other."""
         device = self._device
         copied_in: list[Event] = []
         copied_out: list[Event] = []
         for c in range(-AHEAD, len(chunks)):
             ahead = c + AHEAD
             if ahead < len(chunks):
-                with device.outbound():
+                with device.d2h_stream():
                     if ahead >= NUM_SLOTS:
-                        device.after(copied_in[ahead - NUM_SLOTS])
+                        device.wait_event(copied_in[ahead - NUM_SLOTS])
                     chunks[ahead].copy_out()
-                    copied_out.append(device.mark())
+                    copied_out.append(device.record_event())
             if c >= 0:
                 copied_out[c].synchronize()
                 body(chunks[c].sent, chunks[c].received)
-                with device.inbound():
+                with device.h2d_stream():
                     chunks[c].copy_in()
-                    copied_in.append(device.mark())
+                    copied_in.append(device.record_event())
 
     def _chunks(
         self, sources: list[Tensor], targets: list[Tensor], width: int
     ) -> list[_Chunk]:
-        """Equal runs of all tensors; one whole run if their lengths differ."""
+        """Cut all tensors alike; into one chunk if their lengths differ."""
         tensors: dict[tuple[int, int], Tensor] = {}
         for tensor in (*sources, *targets):
             tensors.setdefault(_key(tensor), tensor)
@@ -202,15 +200,15 @@ class HostStaging:
     def _hosts(
         self, slot: int, tensors: dict[tuple[int, int], Tensor], run: slice
     ) -> dict[tuple[int, int], Tensor]:
-        """A place in ``slot`` for this run of every tensor."""
+        """Return host memory in ``slot`` for this part of every tensor."""
         sizes = [t[run].nbytes for t in tensors.values()]
         room = sum(-(-size // ALIGN) * ALIGN for size in sizes)
         while len(self._slots) <= slot:
-            self._slots.append(self._device.host_memory(0))
+            self._slots.append(self._device.host_buffer(0))
         if self._slots[slot].numel() < room:
             if self._last is not None:
-                self._last.synchronize()  # the device may still read the old one
-            self._slots[slot] = self._device.host_memory(room)
+                self._last.synchronize()  # the device may still use the old memory
+            self._slots[slot] = self._device.host_buffer(room)
         hosts, at = {}, 0
         for (key, tensor), size in zip(tensors.items(), sizes, strict=True):
             hosts[key] = self._slots[slot][at : at + size].view(tensor.dtype)
@@ -219,7 +217,7 @@ class HostStaging:
 
 
 class _Chunk:
-    """A run of every tensor, on the device and in host memory."""
+    """The same part of every tensor, on the device and in host memory."""
 
     def __init__(
         self,
@@ -250,7 +248,7 @@ def run_on_host(
     width: int,
     **how: Any,
 ) -> Work:
-    """``body`` on CPU tensors, in the chunks of ranks whose tensors are staged."""
+    """Run ``body`` on CPU tensors, in the same chunks as ranks that stage theirs."""
     runs = _runs([*ins, *outs], width)
     if len(runs) == 1:
         return body(ins, outs, **how)
@@ -268,13 +266,13 @@ def run_on_host(
     return group.together(job, **how)
 
 
-def is_whole(num_bytes: int) -> bool:
-    """Whether a tensor that is alone in its slot is surely not cut."""
+def is_one_chunk(num_bytes: int) -> bool:
+    """Return whether a tensor that is alone in its slot is one chunk."""
     return num_bytes <= SLOT_BYTES // EDGE
 
 
 def _runs(tensors: Sequence[Tensor], width: int) -> list[slice]:
-    """The chunks of an operation; equal on all ranks, wherever their tensors lie."""
+    """Return the chunks of an operation; equal on all ranks, whatever the devices."""
     lengths = {t.numel() for t in tensors}
     longest = max(lengths, default=0)
     if not width or len(lengths) != 1:
@@ -283,9 +281,9 @@ def _runs(tensors: Sequence[Tensor], width: int) -> list[slice]:
 
 
 def cut(length: int, step: int) -> list[slice]:
-    """Runs of ``step`` elements at most; the first and the last are short.
+    """Cut into slices of at most ``step`` elements; the first and last are short.
 
-    Nothing travels while the first is copied out, nor while the last is copied in.
+    Nothing travels while the first is copied out and while the last is copied in.
     """
     step = max(EDGE * ALIGN, step // ALIGN * ALIGN)
     edge = step // EDGE // ALIGN * ALIGN

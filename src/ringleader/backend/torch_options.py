@@ -1,4 +1,4 @@
-"""What torch's option objects and overloads say, in our words."""
+"""Converts torch's option objects and overloads to the arguments of our group."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NO_LIMIT = timedelta(0)
 
 
 class Reduction:
-    """A reduction of ours, and a factor that inputs are multiplied with before it."""
+    """A reduction of our group, and a factor for the inputs (torch's PREMUL_SUM)."""
 
     __slots__ = ("factor", "name")
 
@@ -39,7 +39,7 @@ class Reduction:
         self.factor = factor
 
     def around(self, body: Body) -> Body:
-        """``body``, with the inputs scaled first where torch asks for that."""
+        """Return ``body``, preceded by the multiplication if there is a factor."""
         factor = self.factor
         if factor is None:
             return body
@@ -61,8 +61,8 @@ _SUM, _PLAIN_SUM = ReduceOp.SUM, _PLAIN[ReduceOp.SUM]
 
 
 def reduction(op: Any) -> Reduction:
-    """From ReduceOp or its plain enumeration."""
-    if op == _SUM:  # the usual one; to look torch's enumeration up takes 1.5 us
+    """Convert a ReduceOp or a member of its enumeration."""
+    if op == _SUM:  # the usual case; looking up torch's enumeration takes 1.5 us
         return _PLAIN_SUM
     kind = getattr(op, "op", op)
     plain = _PLAIN.get(kind)
@@ -70,17 +70,20 @@ def reduction(op: Any) -> Reduction:
         return plain
     if kind == ReduceOp.PREMUL_SUM:
         return Reduction("sum", op.__getstate__()[1])
-    raise ConfigError(f"there is no reduction {op}")
+    raise ConfigError(f"reduction {op} is not supported")
 
 
 def limit_s(opts: Any) -> float | None:
-    """The operation's own timeout; None: the group's."""
+    """Return the timeout of the operation, or None for that of the group."""
     timeout: timedelta = opts.timeout
     return timeout.total_seconds() if timeout > _NO_LIMIT else None
 
 
 def pick(kind: type[T], opts: Any, named: Mapping[str, Any] | None = None) -> T:
-    """The options of a call; torch's shorter overloads give a root or a reduction."""
+    """Return the options of a call.
+
+    torch's shorter overloads pass a root or a reduction instead of options.
+    """
     if isinstance(opts, kind) and not named:
         return opts
     made: Any = opts if isinstance(opts, kind) else kind()
@@ -97,7 +100,7 @@ def pick(kind: type[T], opts: Any, named: Mapping[str, Any] | None = None) -> T:
 
 
 def real(tensor: Tensor) -> Tensor:
-    """The tensor with the memory: a functional collective wraps its result."""
+    """Return the tensor itself: functional collectives wrap their results."""
     if type(tensor) is Tensor or not hasattr(tensor, "trigger_wait"):
         return tensor
     inside: Tensor = tensor.trigger_wait()
@@ -105,7 +108,7 @@ def real(tensor: Tensor) -> Tensor:
 
 
 def only(tensors: Tensor | list[Tensor] | tuple[Tensor, ...], what: str) -> Tensor:
-    """The one tensor of a call; torch wraps it in a list."""
+    """Return the only tensor of a call, which torch passes in a list."""
     if not isinstance(tensors, (list, tuple)):
         return real(tensors)
     if len(tensors) != 1:
@@ -114,7 +117,7 @@ def only(tensors: Tensor | list[Tensor] | tuple[Tensor, ...], what: str) -> Tens
 
 
 def inner(lists: Any, size: int, what: str) -> list[Tensor]:
-    """One tensor per rank, from a list or a list of lists; torch had one per GPU."""
+    """Return one tensor per rank, from a list or a list of one list."""
     if len(lists) == 1 and not isinstance(lists[0], Tensor):
         lists = lists[0]
     if len(lists) != size:
@@ -123,12 +126,12 @@ def inner(lists: Any, size: int, what: str) -> list[Tensor]:
 
 
 def one_or_all(tensors: list[Tensor]) -> Any:
-    """A single tensor stands for all ranks' parts."""
+    """Return the tensor if it is only one, which holds all ranks' parts; else all."""
     return tensors[0] if len(tensors) == 1 else tensors
 
 
 def split(tensor: Tensor, splits: Sequence[int], size: int) -> list[Tensor]:
-    """Rows of ``tensor`` per rank: as many as ``splits`` says, or equally many."""
+    """Split the rows of ``tensor`` by ``splits``, or evenly without ``splits``."""
     rows = tensor.shape[0] if tensor.dim() else 0
     if not splits:
         if rows % size:

@@ -1,8 +1,8 @@
-"""Two functions of torch.distributed that ask for the backend's name, not its skills.
+"""Patches of two functions of torch.distributed that compare the backend's name.
 
-``monitored_barrier`` refuses every group that is not Gloo's, and ``_set_pg_timeout``
-passes over all but Gloo's and NCCL's. For our groups they now do their work; for all
-others torch's own code runs, unchanged.
+``monitored_barrier`` refuses every backend but Gloo, and ``_set_pg_timeout`` ignores
+every backend but Gloo and NCCL. The patches call our groups' methods; for all other
+groups torch's own code runs unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ringleader.backend.name import NAME
 
 
 def install() -> None:
-    """Put ours before torch's; called once, when the backend is registered."""
+    """Replace the functions. Called once, when the backend is registered."""
     barrier, set_timeout = c10d.monitored_barrier, c10d._set_pg_timeout
 
     @wraps(barrier)
@@ -46,7 +46,7 @@ def install() -> None:
 
 
 def _is_ours(group: Any) -> bool:
-    """Whether it is a group of ours that this rank is in."""
+    """Return whether it is a ringleader group and this rank is a member."""
     if not dist.is_initialized() or group is c10d.GroupMember.NON_GROUP_MEMBER:
         return False
     return bool(dist.get_backend(group) == NAME)

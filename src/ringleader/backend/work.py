@@ -1,11 +1,11 @@
-"""Our operations as torch sees them: Work and Future.
+"""Our operations as torch's Work and Future.
 
-Rules that were learnt the hard way (torch-backend.md has the evidence):
-* a Python future that failed looks successful to C++; only its child, made by ``then``,
-  holds an error that DDP can see. So we hand out the child;
-* ``set_result`` runs whatever was attached to the future, and that may issue another
-  collective and wait for it. So futures are completed in threads of their own, never in
-  the engine's, while ``wait`` is released by the engine directly.
+Two properties of torch's futures determine the design:
+* A failed Python future looks successful to C++. Only its child, made by ``then``,
+  carries an error that DDP sees. ``get_future`` therefore returns the child.
+* ``set_result`` runs the callbacks of the future, which may issue another collective
+  and wait for it. Futures are therefore completed in a thread pool and never in the
+  engine's thread, while the engine releases ``wait`` directly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NO_TIMEOUT = timedelta(0)
 
 
 def once(action: Task) -> Task:
-    """``action``, but only the first time."""
+    """Return a function that runs ``action`` the first time only."""
     lock, left = threading.Lock(), [action]
 
     def run() -> None:
@@ -41,11 +41,11 @@ def once(action: Task) -> Task:
 
 
 AddContext = Callable[[BaseException], BaseException]
-"""Adds to an error what a torch user needs to know."""
+"""Returns an error with more text; see ErrorContext."""
 
 
 class BackendWork(TorchWork):
-    """One or several operations of a group, and the tensors they fill."""
+    """The handle of one or several operations, with the tensors they write."""
 
     def __init__(
         self,
@@ -59,11 +59,11 @@ class BackendWork(TorchWork):
         super().__init__()
         self._parts = parts
         self._result = result or [torch.empty(0, device="cpu")]
-        """At least one: C++ cannot take a future of nothing."""
+        """At least one: C++ does not accept a future without tensors."""
         self._completion_pool = completions
-        self._error_context = add_context
+        self._add_context = add_context
         self._arrive = arrive
-        """Makes what the host received visible to the caller's stream."""
+        """Orders the caller's stream after the copies to the device."""
         self._future: Future[Any] | None = None
 
     @classmethod
@@ -75,7 +75,7 @@ class BackendWork(TorchWork):
         add_context: AddContext,
         result: list[Tensor] | None = None,
     ) -> Self:
-        """One handle for several; ``result`` None: all that they fill."""
+        """Combine several handles; ``result`` defaults to all their tensors."""
 
         def arrive() -> None:
             for handle in handles:
@@ -90,7 +90,7 @@ class BackendWork(TorchWork):
     # C++ calls only wait and get_future; the rest is for Python callers.
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Return when it has succeeded, raise our typed error when it failed."""
+        """Wait for success; raises our typed error if an operation failed."""
         limit_s = timeout.total_seconds()
         deadline = Deadline.after(limit_s) if limit_s > 0 else None
         for part in self._parts:
@@ -99,7 +99,7 @@ class BackendWork(TorchWork):
             except Exception as exc:
                 if not part.done():
                     raise DeadlineExceeded("the operation", str(exc)) from exc
-                better = self._error_context(exc)
+                better = self._add_context(exc)
                 if better is exc:
                     raise
                 raise better from exc
@@ -108,7 +108,7 @@ class BackendWork(TorchWork):
         return True
 
     def get_future(self) -> Future[Any]:
-        """The same outcome as a future, whose value are the tensors."""
+        """Return a future with the tensors as its value."""
         if self._future is None:
             devices = sorted({str(t.device) for t in self._result if not t.is_cpu})
             base: Future[Any] = Future(devices=devices or None)  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ class BackendWork(TorchWork):
         return self._future
 
     def _follow(self, base: Future[Any], index: int) -> None:
-        """Complete ``base`` when all parts from ``index`` on have ended."""
+        """Complete ``base`` when all parts from ``index`` on are done."""
         if index < len(self._parts):
             self._parts[index].when_done(lambda: self._follow(base, index + 1))
         else:
@@ -129,12 +129,12 @@ class BackendWork(TorchWork):
     def _complete(self, base: Future[Any]) -> None:
         error = self.exception()
         if error is not None:
-            error = self._error_context(error)
+            error = self._add_context(error)
         else:
             try:
                 if self._arrive is not None:
                     self._arrive()
-            except Exception as exc:  # noqa: BLE001 - it reaches the user by the future
+            except Exception as exc:  # noqa: BLE001 - the future carries it to the user
                 error = exc
         if error is None:
             base.set_result(self._result)
@@ -142,28 +142,28 @@ class BackendWork(TorchWork):
             base.set_exception(error)
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or badly."""
+        """Return whether it has succeeded or failed."""
         return all(part.done() for part in self._parts)
 
     def is_success(self) -> bool:
-        """Whether it has ended well."""
+        """Return whether it has succeeded."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """Why it failed; None while under way and after success."""
+        """Return the error; None while it runs and after success."""
         errors = (part.error() for part in self._parts)
         return next((e for e in errors if e is not None), None)
 
     def result(self) -> list[Tensor]:
-        """The tensors it fills."""
+        """Return the tensors that it writes."""
         return self._result
 
     def synchronize(self) -> None:
-        """Wait; torch's CUDA code knows it by this name."""
+        """Wait; torch's CUDA code calls it by this name."""
         self.wait()
 
     def source_rank(self) -> int:
-        """Who sent the message that was received."""
+        """Return the rank that sent a received message, or -1."""
         source = self._parts[0].source
         return -1 if source is None else source
 

@@ -149,19 +149,19 @@ class Hook:
         device = self._devices.get(flat.device) or device_of(flat.device)
         self._devices[flat.device] = device
         done: list[Event] = []
-        with device.here():
-            ready = device.mark()
+        with device.guard():
+            ready = device.record_event()
 
         def body() -> None:
-            with device.here(), device.inbound():
-                device.after(ready)
-                device.use(flat)
+            with device.guard(), device.h2d_stream():
+                device.wait_event(ready)
+                device.record_stream(flat)
                 average()
-                done.append(device.mark())
+                done.append(device.record_event())
 
         def arrive() -> None:
-            with device.here():
-                device.after(done[0])
+            with device.guard():
+                device.wait_event(done[0])
 
         return body, arrive
 

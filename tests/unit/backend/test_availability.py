@@ -84,7 +84,7 @@ def test_require_hands_the_name_on() -> None:
 
 
 def test_require_lists_what_there_is_for_an_unknown_name() -> None:
-    text = "^no backend 'glue'; there are: ringleader, gloo, nccl, mpi, ucc$"
+    text = "^unknown backend 'glue'; choose one of: ringleader, gloo, nccl, mpi, ucc$"
     with pytest.raises(ConfigError, match=text):
         require_backend("glue")
 

@@ -25,7 +25,7 @@ COUNT = 5000
 @pytest.fixture(autouse=True)
 def a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [torch.device("cpu"), torch.device("cuda")]
-    monkeypatch.setattr(process_group, "devices_here", lambda: devices)
+    monkeypatch.setattr(process_group, "available_devices", lambda: devices)
     monkeypatch.setattr(staging, "SLOT_BYTES", 2048)
 
 

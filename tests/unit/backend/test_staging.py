@@ -109,15 +109,15 @@ def total(count: int, size: int, turn: int = 0) -> Tensor:
 
 def test_a_simulated_copy_happens_when_it_is_waited_for_and_not_before() -> None:
     device = Accelerator()
-    source, host = torch.ones(4), device.host_memory(16).view(torch.float32)
-    with device.outbound():
-        device.use(source)
+    source, host = torch.ones(4), device.host_buffer(16).view(torch.float32)
+    with device.d2h_stream():
+        device.record_stream(source)
         host.copy_(source, non_blocking=True)
-        copied = device.mark()
+        copied = device.record_event()
     assert host.tolist() != [1.0] * 4
-    with device.inbound():
-        device.after(copied)
-        after = device.mark()
+    with device.h2d_stream():
+        device.wait_event(copied)
+        after = device.record_event()
     after.synchronize()
     assert host.tolist() == [1.0] * 4
     assert device.mistakes == []
@@ -125,10 +125,10 @@ def test_a_simulated_copy_happens_when_it_is_waited_for_and_not_before() -> None
 
 def test_the_simulation_notices_memory_that_is_used_without_right() -> None:
     device = Accelerator()
-    source, host = torch.ones(4), device.host_memory(16).view(torch.float32)
-    with device.outbound():
+    source, host = torch.ones(4), device.host_buffer(16).view(torch.float32)
+    with device.d2h_stream():
         host.copy_(source)
-        copied = device.mark()
+        copied = device.record_event()
     del host
     copied.synchronize()
     assert device.mistakes == [
@@ -572,9 +572,9 @@ def test_apples_queue_is_marked_by_an_event_that_was_recorded(
 ) -> None:
     device = device_of(torch.device("mps"))
     assert isinstance(device, MpsDevice)
-    event = device.mark()
+    event = device.record_event()
     assert mps_log == ["record"], "an event that was never recorded is waited for never"
-    device.after(event)
+    device.wait_event(event)
     assert mps_log == ["record"], "one queue is always in order"
     event.synchronize()
     assert mps_log == ["record", "synchronize"]
@@ -592,8 +592,8 @@ def test_a_whole_operation_with_the_parts_of_apples_device(mps_log: list[str]) -
             return group.all_reduce(outs[0])
 
         device = device_of(torch.device("mps"))
-        with device.here(), device.outbound(), device.inbound():
-            device.use(torch.ones(1))
+        with device.guard(), device.d2h_stream(), device.h2d_stream():
+            device.record_stream(torch.ones(1))
         tensor = numbers(1500, group.rank)
         work, arrive = HostStaging(device).run(group, [tensor], [tensor], reduce, 1)
         work.wait()
@@ -607,7 +607,7 @@ def test_a_whole_operation_with_the_parts_of_apples_device(mps_log: list[str]) -
 
 
 def test_apples_host_memory_is_plain_bytes_of_the_host() -> None:
-    memory = MpsDevice().host_memory(100)
+    memory = MpsDevice().host_buffer(100)
     assert (memory.dtype, memory.numel()) == (torch.uint8, 100)
     assert memory.is_cpu
 
