@@ -250,8 +250,6 @@ class World:
 
     def play(self, order: Order) -> str:
         """Run it on every rank; what went wrong, or nothing."""
-        if not self._ranks:
-            self.open()
         if self._trouble:
             return f"no world of {self.size} could be formed:\n{self._trouble}"
         for rank in self._ranks:
@@ -264,8 +262,6 @@ class World:
 
     def leave(self) -> list[int]:
         """Let every rank destroy its group and end; their exit codes."""
-        if not self._ranks:
-            self.open()
         ranks, self._ranks = self._ranks, []
         for rank in ranks:
             with contextlib.suppress(OSError):  # it may be dead, its code will tell

@@ -64,8 +64,10 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def worlds(stage: Stage) -> Iterator[dict[int, World]]:
-    """One world of each size; it forms when it is used first."""
+    """One world of each size, formed."""
     made = {size: World(stage, size, scheme) for size, scheme in SCHEMES.items()}
+    for world in made.values():
+        world.open()
     yield made
     for world in made.values():
         world.end()
