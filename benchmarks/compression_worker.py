@@ -1,8 +1,9 @@
 """One rank of benchmarks/compression.py: holds both groups and performs its tasks.
 
-Gloo is torch's default group and ours is made beside it, so that all schemes take turns
-in the same processes, on the same tensors. The parent asks over a control line, reads
-the counters of the network interfaces in between, and compares what the ranks answer.
+Gloo is torch's default group and ours is created next to it, so that all schemes take
+turns in the same processes, on the same tensors. The parent sends tasks over a control
+socket, reads the counters of the network interfaces in between, and compares the
+replies of the ranks.
 """
 
 from __future__ import annotations
@@ -21,16 +22,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "cluster"))
-
-from seed_bugs import BUGS
-from tasks import TASKS, Task, characters, learn
+sys.path.append(str(Path(__file__).parents[1]))  # for tests.kit
 
 from ringleader import compression
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.cli.json_socket import Message, Report, serve
 from ringleader.errors import ConfigError
 from ringleader.groups.group import Group
+from tests.kit.compression_bugs import BUGS
+from tests.kit.training_tasks import TASKS, Task, characters, learn
 
 GLOO, PLAIN, ALONE = "gloo", "plain", "alone"
 """Names besides the schemes: Gloo, ours uncompressed, and no communication."""

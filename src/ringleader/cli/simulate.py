@@ -140,7 +140,7 @@ def predict_all(request: PredictionRequest) -> list[PredictedTime]:
 
 def print_table(request: PredictionRequest, predictions: list[PredictedTime]) -> None:
     """Print algorithms by node counts, and why cells are missing."""
-    table = Table(caption="predicted; * marks the fastest (within 1 %)")
+    table = Table(caption="predicted; * fastest to 1 %")
     table.add_column("algorithm")
     for count in request.nodes:
         table.add_column(f"{count} nodes" if count != 1 else "1 node", justify="right")
