@@ -132,17 +132,17 @@ def _show_confusion(task: Task, rows: list[list[int]]) -> None:
 
 
 def _words(task: Task, example: Example) -> str:
-    """What is true and what was guessed, in a line."""
+    """What is true and what was predicted, in a line."""
     if example.true.ndim:
-        true, guessed = (
+        true, predicted = (
             "".join(_name(task, int(i)) for i in each.flatten()[:_TEXT_CHARACTERS])
-            for each in (example.true, example.guessed)
+            for each in (example.true, example.predicted)
         )
-        return f"true {true!r}, guessed {guessed!r}"
+        return f"true {true!r}, predicted {predicted!r}"
     true = _name(task, int(example.true))
-    guessed = _name(task, int(example.guessed))
-    verdict = "right" if true == guessed else "wrong"
-    return f"true {true}, guessed {guessed}: {verdict}"
+    predicted = _name(task, int(example.predicted))
+    verdict = "right" if true == predicted else "wrong"
+    return f"true {true}, predicted {predicted}: {verdict}"
 
 
 def _name(task: Task, number: int) -> str:
@@ -176,8 +176,8 @@ def _draw(task: Task, found: Evaluation, path: Path) -> bool:
 
 def _draw_example(axes: Axes, task: Task, example: Example) -> None:
     axes.imshow(example.input.movedim(0, -1).squeeze(-1).numpy(), cmap="gray_r")
-    is_right = int(example.true) == int(example.guessed)
-    name = _name(task, int(example.guessed))
+    is_right = int(example.true) == int(example.predicted)
+    name = _name(task, int(example.predicted))
     axes.set_title(name, color="black" if is_right else "red")
     axes.axis("off")
 

@@ -1,1 +1,1 @@
-"""Shared weights over HTTPS: a server that keeps them, workers that improve them."""
+"""Training over the internet: a parameter server and its workers."""

@@ -1,4 +1,4 @@
-"""How good trained weights are: on the samples that nobody trained with."""
+"""Evaluates trained weights on the test samples of a task."""
 
 from __future__ import annotations
 
@@ -19,48 +19,49 @@ from ringleader.paramserver.tasks.device import to_device
 from ringleader.paramserver.tasks.samples import Batch, batch_length
 from ringleader.paramserver.tasks.task import Predictions, Task, default_predict
 
-_BATCH = 256
+_BATCH_SIZE = 256
 _SLACK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One test sample, what it is, and what the model takes it for."""
+    """A test sample with its predicted and its true class."""
 
     input: Tensor
-    guessed: Tensor
+    predicted: Tensor
     true: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What came out."""
+    """The result of an evaluation."""
 
     num_samples: int
     loss: float
     accuracy: float | None
-    """The share of right guesses, 0 to 1; None where there are no classes."""
+    """The share of right predictions, 0 to 1; None if the task has no classes."""
     confusion: Tensor | None
-    """Counts: a row for each true class, a column for each guess."""
+    """Counts, with a row for each true class and a column for each predicted one."""
     metrics: Mapping[str, float]
     examples: tuple[Example, ...]
 
 
-def find_weights(place: Path, version: int | None) -> Path:
-    """The file with the weights: ``place`` itself, or in the directory of a server."""
+def find_weights(path: Path, version: int | None) -> Path:
+    """Return the file with the weights: ``path``, or one in the directory ``path``."""
     if version is not None:
-        place = place / FOLDER / f"{version:06d}" / WEIGHTS
-        if not place.is_file():
-            raise ConfigError(f"--version {version}: {_kept(place.parents[1])}")
-    elif place.is_dir():
-        place = place / WEIGHTS
-    if not place.is_file():
-        raise ConfigError(f"--weights: there is no {place}; has the server saved yet?")
-    return place
+        path = path / FOLDER / f"{version:06d}" / WEIGHTS
+        if not path.is_file():
+            raise ConfigError(f"--version {version}: {_list_versions(path.parents[1])}")
+    elif path.is_dir():
+        path = path / WEIGHTS
+    if not path.is_file():
+        text = f"--weights: there is no {path}"
+        raise ConfigError(f"{text}; the server may not have written a checkpoint yet")
+    return path
 
 
 def load_model(task: Task, file: Path) -> nn.Module:
-    """A model of ``task`` with the weights in ``file``."""
+    """Build a model of ``task`` with the weights in ``file``."""
     model = task.model()
     manifest = Manifest.of(model)
     try:
@@ -79,11 +80,11 @@ def load_model(task: Task, file: Path) -> nn.Module:
 def evaluate(
     task: Task, model: nn.Module, device: torch.device, *, num_examples: int = 0
 ) -> Evaluation:
-    """Loss, accuracy, confusion and metrics over the test samples."""
+    """Compute loss, accuracy, confusion and metrics over the test samples."""
     model = model.to(device).eval()
     sums = _Sums()
     with torch.no_grad():
-        for batch in task.samples("test").batches(_BATCH):
+        for batch in task.samples("test").batches(_BATCH_SIZE):
             moved = to_device(batch, device)
             sums.add(task, model, moved)
             if len(sums.examples) < num_examples and sums.last is not None:
@@ -92,7 +93,7 @@ def evaluate(
 
 
 def export(model: nn.Module, path: Path) -> None:
-    """Write the state dict as torch does, for programs that know nothing of us."""
+    """Write the state dict for ``torch.load``."""
     new = path.with_name(f".{path.name}.new")
     tensors = {name: t.detach().cpu() for name, t in model.state_dict().items()}
     try:
@@ -104,7 +105,7 @@ def export(model: nn.Module, path: Path) -> None:
 
 @dataclass(slots=True)
 class _Sums:
-    """What adds up over batches."""
+    """Sums over batches."""
 
     num_samples: int = 0
     loss: float = 0.0
@@ -114,20 +115,22 @@ class _Sums:
     last: Predictions | None = None
 
     def add(self, task: Task, model: nn.Module, batch: Batch) -> None:
-        """One more batch."""
+        """Add a batch."""
         count = batch_length(batch)
         self.num_samples += count
         self.loss += float(task.loss(model, batch)) * count
         for name, value in (task.metrics or _nothing)(model, batch).items():
             self.metrics[name] = self.metrics.get(name, 0.0) + float(value) * count
-        self.last = _guesses(task, model, batch)
+        self.last = _predictions(task, model, batch)
         if self.last is not None:
-            guessed, true = (each.flatten().tolist() for each in self.last)
-            self.pairs.update(zip(true, guessed, strict=True))
+            predicted, true = (each.flatten().tolist() for each in self.last)
+            self.pairs.update(zip(true, predicted, strict=True))
 
     def evaluation(self, task: Task, num_examples: int) -> Evaluation:
-        """The means."""
-        right = sum(n for (true, guessed), n in self.pairs.items() if true == guessed)
+        """Build the result from the sums."""
+        right = sum(
+            n for (true, predicted), n in self.pairs.items() if true == predicted
+        )
         total = self.pairs.total()
         return Evaluation(
             num_samples=self.num_samples,
@@ -141,8 +144,8 @@ class _Sums:
     def _confusion(self, num_classes: int) -> Tensor:
         size = max(num_classes, 1 + max(max(pair) for pair in self.pairs))
         table = torch.zeros(size, size, dtype=torch.int64)
-        for (true, guessed), count in self.pairs.items():
-            table[true, guessed] = count
+        for (true, predicted), count in self.pairs.items():
+            table[true, predicted] = count
         return table
 
 
@@ -150,15 +153,15 @@ def _nothing(model: nn.Module, batch: Batch) -> Mapping[str, float]:
     return {}
 
 
-def _guesses(task: Task, model: nn.Module, batch: Batch) -> Predictions | None:
-    """What the model guesses; None if there are no classes to guess."""
+def _predictions(task: Task, model: nn.Module, batch: Batch) -> Predictions | None:
+    """Return the predictions of the model; None if the task has no classes."""
     if task.predict is default_predict and not _has_labels(batch):
         return None
-    guessed, true = task.predict(model, batch)
-    if guessed.shape != true.shape:
-        shapes = f"{tuple(guessed.shape)} guesses, {tuple(true.shape)} labels"
-        raise ConfigError(f"task {task.name}: predict() gives {shapes}")
-    return guessed.cpu(), true.cpu()
+    predicted, true = task.predict(model, batch)
+    if predicted.shape != true.shape:
+        shapes = f"{tuple(predicted.shape)} predictions, {tuple(true.shape)} labels"
+        raise ConfigError(f"task {task.name}: predict() returns {shapes}")
+    return predicted.cpu(), true.cpu()
 
 
 def _has_labels(batch: Batch) -> bool:
@@ -166,15 +169,17 @@ def _has_labels(batch: Batch) -> bool:
     return is_pair and not (batch[1].is_floating_point() or batch[1].is_complex())
 
 
-def _examples(batch: Batch, guesses: Predictions) -> list[Example]:
-    inputs = batch[0] if isinstance(batch, tuple) else torch.zeros(len(guesses[1]), 0)
+def _examples(batch: Batch, predictions: Predictions) -> list[Example]:
+    inputs = (
+        batch[0] if isinstance(batch, tuple) else torch.zeros(len(predictions[1]), 0)
+    )
     return [
-        Example(each.cpu(), guessed, true)
-        for each, guessed, true in zip(inputs, *guesses, strict=True)
+        Example(each.cpu(), predicted, true)
+        for each, predicted, true in zip(inputs, *predictions, strict=True)
     ]
 
 
-def _kept(folder: Path) -> str:
+def _list_versions(folder: Path) -> str:
     names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
     found = ", ".join(str(int(n)) for n in names if n.isdigit())
-    return f"not in {folder}; there are: {found or 'none'}"
+    return f"not in {folder}; available: {found or 'none'}"

@@ -230,8 +230,8 @@ def test_a_link_that_no_worker_would_take_is_not_printed(
 def test_unattended_commands_ask_nothing_and_say_what_is_missing(running: Run) -> None:
     for flags, complaint in (
         (["work"], "which server? give its link"),
-        (["work", "ftp://x"], "no address of a server"),
-        (["work", "https://x/#rubbish"], "the link is not whole"),
+        (["work", "ftp://x"], "not the address of a server"),
+        (["work", "https://x/#rubbish"], "the link is incomplete"),
         (["evaluate"], "which task?"),
         (["evaluate", "digits"], "which weights?"),
     ):

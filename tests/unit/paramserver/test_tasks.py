@@ -88,8 +88,8 @@ def test_a_fingerprint_fits_the_protocol() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("def model(): pass", r"does not define dataset\(\), loss\(\)"),
-        ("import nothing_like_it", "fails when it is imported: ModuleNotFoundError"),
+        ("def model(): pass", r"must define dataset\(\), loss\(\)"),
+        ("import nothing_like_it", "importing it failed: ModuleNotFoundError"),
         ("model = dataset = loss = 1\nbatch_size = 0", "batch_size is 0"),
         ("model = dataset = loss = 1\nclasses = 'ab'", "classes must be a list"),
     ],
@@ -104,11 +104,11 @@ def test_a_file_that_is_no_task_is_refused(
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        ("nothing", "there is no task 'nothing'"),
+        ("nothing", "unknown task 'nothing'"),
         ("missing.py", "cannot be read"),
         ("chars", "write chars:TEXTFILE"),
         ("images", "write images:DIRECTORY"),
-        ("digits:here", "brings its own data"),
+        ("digits:here", "has its own data"),
         ("chars:/nowhere/at all", "cannot read"),
         ("images:/nowhere/at all", "is not a directory"),
     ],
@@ -247,7 +247,7 @@ def test_lazy_datasets_are_collated_and_hashed() -> None:
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
-        ((torch.zeros(2), torch.zeros(3)), "unequal length: 2, 3"),
+        ((torch.zeros(2), torch.zeros(3)), "different lengths: 2, 3"),
         (torch.zeros(0, 4), "no sample"),
         (iter([1, 2]), "not list_iterator"),
     ],

@@ -1,1 +1,1 @@
-"""Messages and bodies that server and workers exchange."""
+"""The messages and bodies that the parameter server and its workers exchange."""

@@ -1,6 +1,6 @@
-"""Updates and weights as bodies of requests, and back; docs/internet-protocol.md.
+"""Encodes updates and weights as bodies, and decodes them; docs/internet-protocol.md.
 
-What comes from the network raises ProtocolError and nothing else, whatever it is.
+Bytes from the network raise ProtocolError and nothing else, whatever they are.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from ringleader.paramserver.protocol.manifest import DTYPES, Manifest, Vector
 from ringleader.paramserver.protocol.tensorfile import TensorData, TensorSpec
 
 CODECS = ("none", "bf16", "fp16", "int8", "onebit", "topk")
-"""What an update may be written in."""
+"""Codecs of updates."""
 WEIGHTS_CODECS = ("none", "bf16", "fp16")
-"""What weights may be written in."""
+"""Codecs of weights."""
 
-_WHOLE = "parameters"
-_SPARSE = "entries"
+_PARAMETERS = "parameters"
+_ENTRIES = "entries"
 _BUFFERS = "buffers"
 _TOPK = "topk"
 _DEFAULT_RATIO = 0.01
 MAX_RATIO = 0.4
-"""Of top-k: half of the values would take more bytes than all of them, and a sampled
-threshold may let through a quarter more than asked for."""
+"""Largest ratio of top-k. Half of the values would take more bytes than all of them,
+and the sampled threshold may let through a quarter more than the ratio."""
 
 Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a worker found: one vector for parameters, one for buffers."""
+    """The result of a worker: one vector for parameters, one for buffers."""
 
     parameters: Vector
     buffers: Vector
 
 
 def wire_name(codec: str) -> str:
-    """What ``X-Codec`` says for a codec that may have a number, as in topk:0.01."""
+    """Return the name in ``X-Codec`` for a codec that may have a ratio: topk:0.01."""
     base = codec.partition(":")[0]
     name = base if base in ("none", _TOPK) else codecs.wire_name(codec)
     if name == _TOPK:
@@ -55,17 +55,17 @@ def wire_name(codec: str) -> str:
 
 
 def pack_update(manifest: Manifest, update: Update, codec: str = "none") -> bytes:
-    """The body of an update; ``codec`` may be none, int8, topk:0.01 and so on."""
+    """Encode an update as a body; ``codec`` may be none, int8, topk:0.01 and so on."""
     name = wire_name(codec)
     values = np.ascontiguousarray(update.parameters, np.float32)
     if name == "none":
-        part = TensorData(_WHOLE, TensorSpec("F32", (len(values),)), _view(values))
+        part = TensorData(_PARAMETERS, TensorSpec("F32", (len(values),)), _view(values))
     elif name == _TOPK:
         data = _sparse(values, _ratio(codec))
-        part = TensorData(_SPARSE, TensorSpec("U8", (len(data),)), _view(data))
+        part = TensorData(_ENTRIES, TensorSpec("U8", (len(data),)), _view(data))
     else:
         data = _encode(values, codec)
-        part = TensorData(_WHOLE, TensorSpec("U8", (len(data),)), _view(data))
+        part = TensorData(_PARAMETERS, TensorSpec("U8", (len(data),)), _view(data))
     parts = [part]
     if manifest.num_buffers:
         buffers = np.ascontiguousarray(update.buffers, np.float32)
@@ -76,18 +76,18 @@ def pack_update(manifest: Manifest, update: Update, codec: str = "none") -> byte
 
 
 def max_update_bytes(manifest: Manifest) -> int:
-    """How long the body of an update can be, in whatever codec."""
+    """Return the largest size of the body of an update, in any codec."""
     most = max(max_bytes(manifest, name) for name in CODECS)
-    return most + most // 128 + 4096  # a frame around noise is a little longer
+    return most + most // 128 + 4096  # a zstd frame of noise is a little longer than it
 
 
 def max_bytes(manifest: Manifest, codec: str) -> int:
-    """How long an update is without its frame, at most."""
+    """Return the largest size of an update without its zstd frame."""
     total = manifest.num_parameters
     if codec == _TOPK:
         length = sparse.num_bytes(total, _max_entries(total))
         return tensorfile.max_bytes(
-            _specs(manifest, _SPARSE, TensorSpec("U8", (length,)))
+            _specs(manifest, _ENTRIES, TensorSpec("U8", (length,)))
         )
     return tensorfile.max_bytes(_update_specs(manifest, codec))
 
@@ -95,7 +95,7 @@ def max_bytes(manifest: Manifest, codec: str) -> int:
 def read_update(
     manifest: Manifest, body: bytes | bytearray | memoryview, codec: str
 ) -> Update:
-    """The update in a body that said ``codec``; ProtocolError if it is none."""
+    """Decode the body of an update; ProtocolError if it is not valid."""
     if codec not in CODECS:
         raise ProtocolError("the worker", f"there is no codec {codec[:40]!r}")
     try:
@@ -103,7 +103,7 @@ def read_update(
         if codec == _TOPK:
             return _read_sparse(manifest, file)
         found = tensorfile.read(file, _update_specs(manifest, codec))
-        data = np.frombuffer(found[_WHOLE], np.uint8)
+        data = np.frombuffer(found[_PARAMETERS], np.uint8)
         values = _decode(data, manifest.num_parameters, codec)
         return Update(values, _buffers(manifest, found))
     except ValueError as exc:
@@ -113,11 +113,13 @@ def read_update(
 def pack_weights(
     manifest: Manifest, tensors: dict[str, Tensor], codec: str = "none"
 ) -> memoryview:
-    """The body of weights."""
+    """Encode weights as a body."""
     parts = []
     if codec != "none":
         data = _encode(manifest.gather(tensors), codec)
-        parts.append(TensorData(_WHOLE, TensorSpec("U8", (len(data),)), _view(data)))
+        parts.append(
+            TensorData(_PARAMETERS, TensorSpec("U8", (len(data),)), _view(data))
+        )
     for entry in manifest.entries if codec == "none" else manifest.others:
         spec = TensorSpec(DTYPES[entry.dtype], entry.shape)
         raw = tensors[entry.name].contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -128,7 +130,7 @@ def pack_weights(
 def read_weights(
     manifest: Manifest, body: bytes | bytearray | memoryview, codec: str = "none"
 ) -> dict[str, Tensor]:
-    """The tensors in a body of weights, by name; ProtocolError if it is none."""
+    """Decode a body of weights to tensors by name; ProtocolError if it is not valid."""
     specs = _weights_specs(manifest, codec)
     try:
         file = zstd_body.unpack(body, tensorfile.max_bytes(specs))
@@ -143,7 +145,7 @@ def _tensors(
 ) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     if codec != "none":
-        data = np.frombuffer(found[_WHOLE], np.uint8)
+        data = np.frombuffer(found[_PARAMETERS], np.uint8)
         values = _decode(data, manifest.num_parameters, codec)
         for name, part in manifest.split(values).items():
             tensors[name] = torch.from_numpy(part)
@@ -157,21 +159,23 @@ def _tensors(
 
 def _weights_specs(manifest: Manifest, codec: str) -> dict[str, TensorSpec]:
     if codec not in WEIGHTS_CODECS:
-        raise ConfigError(f"weights travel as {', '.join(WEIGHTS_CODECS)}, not {codec}")
+        raise ConfigError(
+            f"weights_codec: {codec} is none of {', '.join(WEIGHTS_CODECS)}"
+        )
     named = manifest.entries if codec == "none" else manifest.others
     specs = {e.name: TensorSpec(DTYPES[e.dtype], e.shape) for e in named}
     if codec != "none":
         length = codecs.make_codec(codec).num_bytes(manifest.num_parameters)
-        specs[_WHOLE] = TensorSpec("U8", (length,))
+        specs[_PARAMETERS] = TensorSpec("U8", (length,))
     return specs
 
 
 def _update_specs(manifest: Manifest, codec: str) -> dict[str, TensorSpec]:
     total = manifest.num_parameters
     if codec == "none":
-        return _specs(manifest, _WHOLE, TensorSpec("F32", (total,)))
+        return _specs(manifest, _PARAMETERS, TensorSpec("F32", (total,)))
     length = codecs.make_codec(codec).num_bytes(total)
-    return _specs(manifest, _WHOLE, TensorSpec("U8", (length,)))
+    return _specs(manifest, _PARAMETERS, TensorSpec("U8", (length,)))
 
 
 def _specs(manifest: Manifest, name: str, spec: TensorSpec) -> dict[str, TensorSpec]:
@@ -182,14 +186,14 @@ def _specs(manifest: Manifest, name: str, spec: TensorSpec) -> dict[str, TensorS
 
 
 def _read_sparse(manifest: Manifest, file: memoryview) -> Update:
-    """The number of entries follows from the length, which the limits bound."""
+    """Decode sparse values. Their number follows from the length, which is bounded."""
     total = manifest.num_parameters
-    head = tensorfile.max_bytes(_specs(manifest, _SPARSE, TensorSpec("U8", (0,))))
+    head = tensorfile.max_bytes(_specs(manifest, _ENTRIES, TensorSpec("U8", (0,))))
     found = _read_any_length(manifest, file, len(file) - 4 * manifest.num_buffers, head)
-    data = np.frombuffer(found[_SPARSE], np.uint8)
+    data = np.frombuffer(found[_ENTRIES], np.uint8)
     count, rest = divmod(len(data) - sparse.num_bytes(total, 0), sparse.ENTRY_BYTES)
     if rest or not 0 <= count <= _max_entries(total):
-        raise ValueError(f"{len(data)} bytes are no entries of {total} values")
+        raise ValueError(f"{len(data)} bytes are not entries of {total} values")
     try:
         chosen = sparse.unpack(data.copy(), total, count, peer=0)
     except ProtocolError as exc:
@@ -202,16 +206,16 @@ def _read_sparse(manifest: Manifest, file: memoryview) -> Update:
 def _read_any_length(
     manifest: Manifest, file: memoryview, most: int, head: int
 ) -> dict[str, memoryview]:
-    """Read a file whose first tensor is as long as the rest of the file says."""
+    """Read a file whose first tensor takes the rest of its length."""
     length = int.from_bytes(file[:8], "little")
     size = most - 8 - length
     if size < 0 or length > head:
-        raise ValueError("no safetensors: the length of its header makes no sense")
-    return tensorfile.read(file, _specs(manifest, _SPARSE, TensorSpec("U8", (size,))))
+        raise ValueError("not safetensors: the length of its header is impossible")
+    return tensorfile.read(file, _specs(manifest, _ENTRIES, TensorSpec("U8", (size,))))
 
 
 def _max_entries(total: int) -> int:
-    """More than half of all values take more bytes than all of them do."""
+    """Return the most entries: half of the values take as many bytes as all."""
     return -(-total // 2)
 
 
@@ -232,7 +236,7 @@ def _decode(data: Bytes, count: int, codec: str) -> Vector:
     if codec == "none":
         return data.view("<f4").astype(np.float32, copy=False)
     values = np.empty(count, np.float32)
-    # torch warns of memory that it may not write to, which bytes are.
+    # torch warns of read-only memory, which bytes are.
     codecs.make_codec(codec).decode(
         data if data.flags.writeable else data.copy(), values
     )

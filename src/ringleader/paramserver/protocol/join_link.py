@@ -1,4 +1,4 @@
-"""The join link: where a server is, which key it has, and what lets a worker in."""
+"""The join link: the address of a server, the fingerprint of its key, a secret code."""
 
 from __future__ import annotations
 
@@ -18,49 +18,51 @@ _PLAIN = 2
 
 @dataclass(frozen=True, slots=True)
 class JoinLink:
-    """A join link in its parts; only ``url`` may be shown or logged."""
+    """A parsed join link, or a bare address. Only ``url`` may be shown or logged."""
 
     url: str
     fingerprint: bytes | None = None
-    """16 bytes of SHA-256 of the server's public key; None: trust the certificate."""
+    """16 bytes of SHA-256 of the server's public key; None: verify its certificate."""
     code: Secret[str] | None = None
-    """What ``/v1/join`` wants; None if a PIN must be used."""
+    """The code for ``/v1/join``; None if a PIN must be used."""
     receipt: Secret[str] | None = None
-    """What came with the code, where a PIN was used to get it."""
+    """The receipt of pairing, if the code came from there."""
 
     @property
     def is_bare(self) -> bool:
-        """Whether it is an address and nothing else."""
+        """True if it is an address and nothing else."""
         return self.fingerprint is None and self.code is None
 
 
 def build(url: str, secret: bytes, fingerprint: bytes | None) -> Secret[str]:
-    """The link that lets workers in."""
+    """Build the link with which workers join."""
     head = bytes([_PLAIN if fingerprint is None else _PINNED])
     return Secret(f"{url}/#{encode(head + (fingerprint or b'') + secret)}")
 
 
 def parse(text: str) -> JoinLink:
-    """A link or a bare address, as a person pasted it; ConfigError if it is none."""
+    """Parse a link or a bare address, as a person pasted it; ConfigError if invalid."""
     parts = _address(text.strip())
     if parts is None:
-        raise ConfigError("that is no address of a server; it looks like https://host")
+        raise ConfigError(
+            "this is not the address of a server; one looks like https://host"
+        )
     url = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
     if not parts.fragment:
         return JoinLink(url)
     fingerprint, secret = _split(parts.fragment)
     if fingerprint is not None and parts.scheme != "https":
-        raise ConfigError("the link is for https, and its address begins with http")
+        raise ConfigError("the link is for https, but its address begins with http:")
     return JoinLink(url, fingerprint, Secret(encode(secret)))
 
 
 def encode(data: bytes) -> str:
-    """base64 for links, without padding."""
+    """Encode bytes as base64url without padding."""
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def decode(text: str) -> bytes | None:
-    """What ``encode`` made; None if it is not that."""
+    """Decode what ``encode`` returned; None if it is anything else."""
     try:
         data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
     except (binascii.Error, ValueError):
@@ -88,4 +90,4 @@ def _split(fragment: str) -> tuple[bytes | None, bytes]:
         and len(data) == 1 + FINGERPRINT_BYTES + SECRET_BYTES
     ):
         return data[1 : 1 + FINGERPRINT_BYTES], data[1 + FINGERPRINT_BYTES :]
-    raise ConfigError("the link is not whole: copy it again, to its very end")
+    raise ConfigError("the link is incomplete: copy it again, up to its end")

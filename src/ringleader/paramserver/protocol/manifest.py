@@ -1,7 +1,7 @@
-"""What a model's tensors are called, in which order and shape: agreed on, never sent.
+"""The manifest of a model: the names, order, shapes and dtypes of its tensors.
 
-Everything that travels is checked against the receiver's own manifest, so no length or
-shape is ever taken from the network.
+It is never sent. Each side derives it from its own model, and checks every body against
+it, so no length or shape is ever taken from the network.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What safetensors calls them; a model with others is refused."""
+"""Names of dtypes in safetensors; a model with other dtypes is refused."""
 
 _MOVING_BUFFERS = (torch.float32, torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of the state dict."""
+    """A tensor of the state dict."""
 
     name: str
     shape: tuple[int, ...]
@@ -52,18 +52,18 @@ class Entry:
 
     @property
     def count(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        """How long it is in a body."""
+        """Bytes in a body."""
         return self.count * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """All tensors of a model, trained ones first; the same for server and workers."""
+    """All tensors of a model, trained ones first; equal for server and workers."""
 
     entries: tuple[Entry, ...]
 
@@ -83,42 +83,42 @@ class Manifest:
 
     @cached_property
     def parameters(self) -> tuple[Entry, ...]:
-        """The trained ones, in the order in which updates hold them."""
+        """The trained tensors, in the order of updates."""
         return tuple(e for e in self.entries if e.kind == "parameter")
 
     @cached_property
     def buffers(self) -> tuple[Entry, ...]:
-        """The buffers that move, in the order in which updates hold them."""
+        """The buffers that follow the data, in the order of updates."""
         return tuple(e for e in self.entries if e.kind == "buffer")
 
     @cached_property
     def others(self) -> tuple[Entry, ...]:
-        """All but the trained ones."""
+        """All tensors but the trained ones."""
         return tuple(e for e in self.entries if e.kind != "parameter")
 
     @cached_property
     def num_parameters(self) -> int:
-        """Trained values in all."""
+        """Number of trained values."""
         return sum(e.count for e in self.parameters)
 
     @cached_property
     def num_buffers(self) -> int:
-        """Values of moving buffers in all."""
+        """Number of values in the buffers that follow the data."""
         return sum(e.count for e in self.buffers)
 
     @cached_property
     def num_bytes(self) -> int:
-        """What all tensors take."""
+        """Bytes of all tensors."""
         return sum(e.num_bytes for e in self.entries)
 
     @cached_property
     def digest(self) -> str:
-        """Tells models apart whose tensors differ in name, order, shape or kind."""
+        """Hash of the names, order, shapes, dtypes and kinds of all tensors."""
         rows = [f"{e.name} {e.shape} {DTYPES[e.dtype]} {e.kind}" for e in self.entries]
         return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
     def gradient(self, model: nn.Module) -> Vector:
-        """The gradients of ``model`` as one vector; zero where there is none."""
+        """Return the gradients of ``model`` as one vector; zero where there is none."""
         vector = np.zeros(self.num_parameters, np.float32)
         named = dict(model.named_parameters())
         for entry, part in _parts(self.parameters, vector):
@@ -127,15 +127,15 @@ class Manifest:
         return vector
 
     def values(self, model: nn.Module) -> Vector:
-        """The trained values of ``model`` as one vector, a copy."""
+        """Copy the trained values of ``model`` to one vector."""
         return self.gather(dict(model.named_parameters()))
 
     def buffer_values(self, model: nn.Module) -> Vector:
-        """The moving buffers of ``model`` as one vector, a copy."""
+        """Copy the buffers that follow the data to one vector."""
         return _gather(self.buffers, dict(model.named_buffers()))
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        """The tensors of ``model`` themselves, in order and not copied."""
+        """Return the tensors of ``model`` by name, in order and not copied."""
         named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         return {entry.name: named[entry.name].detach() for entry in self.entries}
 
@@ -146,22 +146,22 @@ class Manifest:
                 tensor.copy_(tensors[name])
 
     def split(self, vector: Vector) -> dict[str, Vector]:
-        """Views of a vector of trained values, each in its parameter's shape."""
+        """Split a vector of trained values into views with the parameters' shapes."""
         parts = _parts(self.parameters, vector)
         return {entry.name: part.reshape(entry.shape) for entry, part in parts}
 
     def split_buffers(self, vector: Vector) -> dict[str, Vector]:
-        """Views of a vector of buffers, each in its buffer's shape."""
+        """Split a vector of buffer values into views in the shapes of the buffers."""
         parts = _parts(self.buffers, vector)
         return {entry.name: part.reshape(entry.shape) for entry, part in parts}
 
     def gather(self, named: Mapping[str, Tensor]) -> Vector:
-        """The trained tensors by name as one vector, a copy."""
+        """Copy the trained tensors among ``named`` to one vector."""
         return _gather(self.parameters, named)
 
 
 def _gather(entries: tuple[Entry, ...], named: Mapping[str, Tensor]) -> Vector:
-    """Assignments, not ``np.concatenate``: they let other threads run meanwhile."""
+    """Copy tensors to one vector, by assignments, which release the GIL."""
     vector = np.empty(sum(e.count for e in entries), np.float32)
     for entry, part in _parts(entries, vector):
         part[:] = named[entry.name].detach().reshape(-1).cpu().numpy()
@@ -190,10 +190,10 @@ def _parameter(name: str, parameter: nn.Parameter) -> Entry:
 
 def _entry(name: str, tensor: Tensor, kind: Kind) -> Entry:
     if tensor.dtype not in DTYPES:
-        raise ConfigError(f"tensor {name!r} is {tensor.dtype}, which cannot travel")
+        raise ConfigError(f"tensor {name!r} is {tensor.dtype}, which cannot be sent")
     if tensor.is_floating_point() and not tensor.isfinite().all():
         raise ConfigError(
-            f"tensor {name!r} has values that are not finite, which are refused on the "
-            "way; register_buffer(..., persistent=False) keeps masks at home"
+            f"tensor {name!r} has values that are not finite, which are never sent; "
+            "register_buffer(..., persistent=False) keeps masks out of them"
         )
     return Entry(name, tuple(tensor.shape), tensor.dtype, kind)

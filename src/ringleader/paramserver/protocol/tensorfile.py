@@ -1,8 +1,8 @@
-"""The safetensors format, written without copies and read without trust.
+"""Writes the safetensors format without copies, and reads it from untrusted sources.
 
 A file is the length of its header (8 bytes), the header (JSON: name -> dtype, shape
-and place) and the data. A reader here knows beforehand which tensors must be there: a
-header that says anything else is refused, and nothing is allocated on its word.
+and offsets) and the data. The reader knows beforehand which tensors the file must hold.
+It refuses a header that says anything else, and allocates nothing on its word.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ MAX_HEADER_BYTES = 1 << 20
 """About 11,000 tensors; reading the header of 5000 takes 11 ms."""
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
-"""Headers are padded to it, as the format asks, so that data can be used in place."""
+"""Headers are padded to it, as the format demands, so that data is used in place."""
 
 SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
 SIZES |= {"I8": 1, "U8": 1, "BOOL": 1}
 
 
 class TensorSpec(NamedTuple):
-    """What a tensor must look like."""
+    """The dtype and shape of a tensor."""
 
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def num_bytes(self) -> int:
-        """How long its data is."""
+        """Bytes of the data."""
         return SIZES[self.dtype] * math.prod(self.shape)
 
 
 class TensorData(NamedTuple):
-    """One tensor to be written."""
+    """A tensor to be written."""
 
     name: str
     spec: TensorSpec
@@ -50,7 +50,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def write(parts: Iterable[TensorData]) -> list[bytes | memoryview]:
-    """The pieces of a file in order; the data itself is not copied."""
+    """Return the pieces of a file in order. The data is not copied."""
     header: dict[str, object] = {}
     pieces: list[bytes | memoryview] = []
     end = 0
@@ -68,14 +68,14 @@ def write(parts: Iterable[TensorData]) -> list[bytes | memoryview]:
 
 
 def max_bytes(specs: Mapping[str, TensorSpec]) -> int:
-    """How long a file with these tensors can be at most, header included."""
+    """Return the largest size of a file with these tensors, header included."""
     names = sum(len(name.encode()) * 6 + 32 * len(f.shape) for name, f in specs.items())
     header = min(MAX_HEADER_BYTES, 4096 + names + 256 * len(specs))
     return _LENGTH_BYTES + header + sum(spec.num_bytes for spec in specs.values())
 
 
 def read(file: memoryview, specs: Mapping[str, TensorSpec]) -> dict[str, memoryview]:
-    """The data of exactly these tensors; ValueError if the file holds others."""
+    """Return the data of the tensors; ValueError if the file holds any others."""
     entries, data = _entries(file)
     if entries.keys() != specs.keys():
         raise ValueError(_which(entries.keys() ^ specs.keys()))
@@ -90,7 +90,7 @@ def read(file: memoryview, specs: Mapping[str, TensorSpec]) -> dict[str, memoryv
             )
         begin, end = end, end + spec.num_bytes
         if entry.data_offsets != (begin, end):
-            raise ValueError(f"{name!r} does not lie at {begin}..{end}")
+            raise ValueError(f"{name!r} is not at {begin}..{end}")
         found[name] = data[begin:end]
     if end != len(data):
         raise ValueError(f"{len(data)} bytes of data, not {end}")
@@ -99,20 +99,22 @@ def read(file: memoryview, specs: Mapping[str, TensorSpec]) -> dict[str, memoryv
 
 def _entries(file: memoryview) -> tuple[dict[str, _Entry], memoryview]:
     if len(file) < _LENGTH_BYTES:
-        raise ValueError("shorter than the length of a header")
+        raise ValueError("not safetensors: shorter than 8 bytes")
     length = int.from_bytes(file[:_LENGTH_BYTES], "little")
     if not 2 <= length <= min(MAX_HEADER_BYTES, len(file) - _LENGTH_BYTES):
-        raise ValueError("no safetensors: the length of its header makes no sense")
+        raise ValueError("not safetensors: the length of its header is impossible")
     text = file[_LENGTH_BYTES : _LENGTH_BYTES + length]
     try:
         raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         raw.pop("__metadata__", None)
         entries = {k: msgspec.json.decode(v, type=_Entry) for k, v in raw.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise ValueError(f"a header that is none: {exc}"[:200]) from None
+        raise ValueError(
+            f"not safetensors: its header is not valid: {exc}"[:200]
+        ) from None
     return entries, file[_LENGTH_BYTES + length :]
 
 
 def _which(names: Iterable[str]) -> str:
     shown = ", ".join(repr(name[:40]) for name in sorted(names)[:3])
-    return f"not the tensors of this model: {shown} missing or too many"
+    return f"not the tensors of this model: {shown} missing or unexpected"

@@ -1,4 +1,4 @@
-"""zstd frames, and bodies that may or may not be one."""
+"""Compresses bodies with zstd where it pays, and decompresses them within limits."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ __all__ = ["MAGIC", "WINDOW_LOG", "compress", "join", "pack", "unpack"]
 
 MAGIC = b"\x28\xb5\x2f\xfd"
 WINDOW_LOG = 23
-"""Frames that want more memory than 8 MiB are refused; our own levels want less."""
+"""Frames that need a window above 8 MiB are refused; the level used here needs less."""
 _PIECE_BYTES = 1 << 20
 _LEVEL = 1
-"""Gradients are noise: higher levels cost five times as long and save nothing."""
+"""Gradients are noise: higher levels take five times as long and save nothing."""
 _SAMPLE_BYTES = 1 << 17
-_WORTH = 0.9
-"""Compress only what becomes this much smaller: float32 gradients do not (0.93), and
-would cost both sides more time than a fast line does."""
+_MAX_RATIO = 0.9
+"""A body is compressed only if it gets this much smaller. float32 gradients do not
+(0.93): compressing them would take both sides longer than a fast connection saves."""
 
 
 def pack(pieces: Sequence[bytes | memoryview]) -> memoryview:
-    """The pieces as one body, a zstd frame if a sample says that it is worth it."""
+    """Join the pieces to one body; compress it if a sample of it compresses well."""
     body = join(pieces)
     middle = len(body) // 2
     sample = body[middle : middle + _SAMPLE_BYTES]
-    if len(compress(sample, _LEVEL)) > _WORTH * len(sample):
+    if len(compress(sample, _LEVEL)) > _MAX_RATIO * len(sample):
         return body
     packed = _compress(body)
     return packed if len(packed) < len(body) else body
 
 
 def _compress(body: memoryview) -> memoryview:
-    """One frame, made of pieces: the library glues its output with the GIL held."""
+    """Compress in pieces, because the library joins its output with the GIL held."""
     compressor = ZstdCompressor(level=_LEVEL)
     pieces = [
         compressor.compress(body[i : i + _PIECE_BYTES])
@@ -60,8 +60,11 @@ def _compress(body: memoryview) -> memoryview:
 
 
 def join(pieces: Sequence[bytes | memoryview]) -> memoryview:
-    """All pieces in a row. numpy copies without the GIL, which ``bytes.join`` keeps:
-    for 100 MB that stopped every other thread for 60 to 100 ms."""
+    """Join the pieces.
+
+    numpy copies without the GIL. ``bytes.join`` holds it: for 100 MB that stopped every
+    other thread for 60 to 100 ms.
+    """
     whole = np.empty(sum(len(piece) for piece in pieces), np.uint8)
     begin = 0
     for piece in pieces:
@@ -71,7 +74,10 @@ def join(pieces: Sequence[bytes | memoryview]) -> memoryview:
 
 
 def unpack(body: bytes | bytearray | memoryview, max_bytes: int) -> memoryview:
-    """What a body holds, at most ``most_bytes``; ValueError for anything else."""
+    """Return the content of a body.
+
+    Raises ValueError if it is longer than ``max_bytes`` or not a valid frame.
+    """
     view = memoryview(body)
     if view[: len(MAGIC)] == MAGIC:
         return memoryview(_decompress(view, max_bytes))
@@ -81,7 +87,7 @@ def unpack(body: bytes | bytearray | memoryview, max_bytes: int) -> memoryview:
 
 
 def _decompress(frame: memoryview, max_bytes: int) -> bytearray:
-    """Piece by piece: a bomb is noticed one piece after the limit."""
+    """Decompress in pieces, so that at most one piece is beyond the limit."""
     options: dict[int, int] = {DecompressionParameter.window_log_max: WINDOW_LOG}
     decompressor = ZstdDecompressor(options=options)
     out = bytearray()
@@ -95,9 +101,9 @@ def _decompress(frame: memoryview, max_bytes: int) -> bytearray:
             if len(out) > max_bytes:
                 raise ValueError(f"a zstd frame of more than {max_bytes} bytes")
             if not piece and decompressor.needs_input:
-                raise ValueError("a zstd frame that breaks off")
+                raise ValueError("a zstd frame that is incomplete")
     except ZstdError as exc:
-        raise ValueError(f"a zstd frame that is none: {exc}"[:200]) from None
+        raise ValueError(f"not a valid zstd frame: {exc}"[:200]) from None
     if decompressor.unused_data:
-        raise ValueError("something behind the zstd frame")
+        raise ValueError("bytes follow the zstd frame")
     return out

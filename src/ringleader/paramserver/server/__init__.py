@@ -1,1 +1,1 @@
-"""The parameter server: it keeps the weights and applies the updates of workers."""
+"""The parameter server: keeps the weights, and applies the updates of workers."""

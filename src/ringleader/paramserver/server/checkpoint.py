@@ -1,4 +1,4 @@
-"""Weights, optimizer and state on the disk: a checkpoint is whole or not there."""
+"""Checkpoints of weights, optimizer and state; each is written atomically."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ringleader.paramserver.server.global_weights import GlobalWeights
 WEIGHTS = "weights.safetensors"
 FOLDER = "checkpoints"
 KEEP = 5
-"""Checkpoints that stay, so that an earlier one can be evaluated."""
+"""Checkpoints that are kept, so that an earlier one can be evaluated."""
 
 _OPTIMIZER = "optimizer.safetensors"
 _STATE = "state.json"
@@ -37,25 +37,25 @@ State = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A checkpoint on the disk."""
+class FoundCheckpoint:
+    """A checkpoint on disk."""
 
     version: int
     path: Path
 
 
-def newest(out: Path) -> Found | None:
-    """The checkpoint with the highest version; None if there is none."""
+def newest(out: Path) -> FoundCheckpoint | None:
+    """Find the checkpoint with the highest version; None if there is none."""
     return max(_all(out), key=lambda f: f.version, default=None)
 
 
 def journal_path(out: Path, version: int) -> Path:
-    """Where what came after the checkpoint of ``version`` is recorded."""
+    """Return the path of the journal that follows the checkpoint of ``version``."""
     return out / f"journal-{version:06d}.log"
 
 
 def write(out: Path, version: int, weights: GlobalWeights, state: State) -> None:
-    """Put a new checkpoint beside the old ones, in one step; then drop the oldest."""
+    """Write a checkpoint atomically, then remove what it makes obsolete."""
     folder = out / FOLDER
     new = folder / f"{_NEW}{secrets.token_hex(4)}"
     try:
@@ -68,16 +68,19 @@ def write(out: Path, version: int, weights: GlobalWeights, state: State) -> None
         text = msgspec.json.encode({**state, "optimizer": optimizer})
         _write(new / _STATE, [text])
         sync_directory(new)
-        _put(new, folder / f"{version:06d}")
+        _rename(new, folder / f"{version:06d}")
         publish(out, version)
-        _tidy(out, version)
+        _remove_obsolete(out, version)
     except OSError as exc:
-        shutil.rmtree(new, ignore_errors=True)  # the disk may be full of it
+        shutil.rmtree(new, ignore_errors=True)  # frees the disk if it is full
         raise ConfigError(f"{new}: cannot be written: {exc.strerror}") from exc
 
 
-def load(found: Found, weights: GlobalWeights) -> State:
-    """Bring ``weights`` to where the checkpoint left them; what else it knew."""
+def load(found: FoundCheckpoint, weights: GlobalWeights) -> State:
+    """Load a checkpoint into ``weights``; return the rest of its state.
+
+    Raises ConfigError if it cannot be read, or is of another task.
+    """
     try:
         body = (found.path / WEIGHTS).read_bytes()
         tensors = bodies.read_weights(weights.manifest, body)
@@ -86,17 +89,17 @@ def load(found: Found, weights: GlobalWeights) -> State:
         weights.manifest.load(weights.model, tensors)
         weights.optimizer.load_state_dict(optimizer)
     except (OSError, ProtocolError, ValueError, KeyError, msgspec.DecodeError) as exc:
-        text = f"{found.path}: cannot be resumed from: {exc}"
+        text = f"{found.path}: cannot resume from it: {exc}"
         raise ConfigError(f"{text}; is it of another task? choose another --out") from (
             exc
         )
     return state
 
 
-def _all(out: Path) -> list[Found]:
+def _all(out: Path) -> list[FoundCheckpoint]:
     folder = out / FOLDER
     names = os.listdir(folder) if folder.is_dir() else []
-    return [Found(int(n), folder / n) for n in names if _NAME.fullmatch(n)]
+    return [FoundCheckpoint(int(n), folder / n) for n in names if _NAME.fullmatch(n)]
 
 
 def _part(name: str, tensor: Tensor) -> TensorData:
@@ -113,8 +116,8 @@ def _write(path: Path, pieces: list[bytes] | list[bytes | memoryview]) -> None:
         os.fsync(file.fileno())
 
 
-def _put(new: Path, path: Path) -> None:
-    """A checkpoint of the same version is of the same weights: the first one stays."""
+def _rename(new: Path, path: Path) -> None:
+    """Rename ``new`` to ``path``, unless that exists: then it has the same weights."""
     if path.is_dir():
         shutil.rmtree(new)
         return
@@ -123,19 +126,19 @@ def _put(new: Path, path: Path) -> None:
 
 
 def publish(out: Path, version: int) -> None:
-    """Give the weights of a checkpoint the name that does not change, too."""
+    """Make weights.safetensors the weights of the checkpoint of ``version``."""
     source, path = out / FOLDER / f"{version:06d}" / WEIGHTS, out / WEIGHTS
     new = path.with_name(f"{_NEW}{path.name}")
     new.unlink(missing_ok=True)
     try:
         os.link(source, new)
-    except OSError:  # not on every file system
+    except OSError:  # the file system has no hard links
         shutil.copyfile(source, new)
     os.replace(new, path)
 
 
-def _tidy(out: Path, version: int) -> None:
-    """Whatever a newer checkpoint has made useless, and what crashes left."""
+def _remove_obsolete(out: Path, version: int) -> None:
+    """Remove old checkpoints and journals, and what crashes left behind."""
     for found in sorted(_all(out), key=lambda f: f.version)[:-KEEP]:
         shutil.rmtree(found.path, ignore_errors=True)
     for left in (out / FOLDER).glob(f"{_NEW}*"):
@@ -147,7 +150,7 @@ def _tidy(out: Path, version: int) -> None:
 
 
 def _flatten(state: Mapping[str, Any]) -> tuple[list[TensorData], State]:
-    """An optimizer's tensors, and JSON for the rest with their dtypes and shapes."""
+    """Split the state of an optimizer into tensors, and JSON for the rest."""
     parts: list[TensorData] = []
     plain: dict[str, dict[str, Any]] = {}
     for index, values in state["state"].items():

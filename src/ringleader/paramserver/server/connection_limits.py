@@ -1,10 +1,10 @@
-"""Connections: how many there may be, how long a head may take, who must go first.
+"""Accepts connections, and limits their number and the time that each may waste.
 
-uvicorn has no timer until the first answer is sent, and its limit on concurrency turns
-honest requests away. So connections are accepted here, and handed to uvicorn's own
-protocol with timers around it. When all places are taken, a connection goes on which no
-worker has shown its token, or else one that asks for nothing; among them, the one whose
-last answer is longest ago: slow ones lose, honest ones take milliseconds.
+uvicorn has no timer until the first response is sent, and its limit on concurrency
+refuses honest requests. So connections are accepted here, and handed to uvicorn's own
+protocol with timers added. When there are too many, one is dropped on which no worker
+has shown its token, or else an idle one; among those, the one whose last response is
+longest ago. That hits slow clients, because honest requests take milliseconds.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 HEAD_S = 10.0
-"""From the first byte of a head, or from connecting, to its end."""
+"""Time for a request head, from its first byte or from connecting."""
 HANDSHAKE_S = 5.0
 STALL_S = 15.0
-"""How long the other side may read nothing while we have something to send."""
+"""How long a client may read nothing while there is something to send."""
 MAX_CONNECTIONS = 256
 MAX_PER_ADDRESS = 32
-"""Families behind one router; tunnels come from this machine and are not counted."""
+"""Enough for a household behind one router. Connections of this machine, such as those
+of tunnels, are not limited."""
 _REST_S = 0.05
 
 
 class ConnectionAcceptor:
-    """Accepts connections on one listening socket, until it is closed."""
+    """Accepts the connections of one listening socket, until it is closed."""
 
     def __init__(
         self,
@@ -47,13 +48,13 @@ class ConnectionAcceptor:
         self._handshaking: dict[asyncio.Task[None], str] = {}
 
     async def accept(self) -> None:
-        """Take connections in until cancelled."""
+        """Accept connections until cancelled."""
         loop = asyncio.get_running_loop()
         self._listener.setblocking(False)
         while True:
             try:
                 sock, address = await loop.sock_accept(self._listener)
-            except OSError:  # out of descriptors, or it went away before we came
+            except OSError:  # no descriptors are left, or the client is gone
                 await asyncio.sleep(_REST_S)
                 continue
             host = str(address[0])
@@ -61,10 +62,10 @@ class ConnectionAcceptor:
                 self._start_connection(sock, host)
             else:
                 sock.close()
-            await asyncio.sleep(0)  # accepting does not yield while more are waiting
+            await asyncio.sleep(0)  # sock_accept does not yield while more are waiting
 
     async def close(self) -> None:
-        """End what is still between accept and protocol."""
+        """Cancel handshakes and drop all connections."""
         tasks = list(self._handshaking)
         for task in tasks:
             task.cancel()
@@ -73,11 +74,11 @@ class ConnectionAcceptor:
             protocol.drop()
 
     def add(self, protocol: LimitedProtocol) -> None:
-        """A connection is up."""
+        """Add an established connection."""
         self._open[protocol] = None
 
     def remove(self, protocol: LimitedProtocol) -> None:
-        """A connection is over."""
+        """Remove a connection that has ended."""
         self._open.pop(protocol, None)
 
     def _start_connection(self, sock: socket.socket, host: str) -> None:
@@ -87,7 +88,7 @@ class ConnectionAcceptor:
 
     async def _connect(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        with suppress(OSError):  # over by now
+        with suppress(OSError):  # it may have ended already
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop = asyncio.get_running_loop()
         more: dict[str, Any] = {}
@@ -99,25 +100,25 @@ class ConnectionAcceptor:
             sock.close()
 
     def _make_room(self, host: str) -> bool:
-        """Whether one more may come in, perhaps in place of another."""
+        """Return whether to accept a connection; drop another one for it if needed."""
         hosts = [p.host for p in self._open] + list(self._handshaking.values())
         mine = hosts.count(host)
-        if mine >= MAX_PER_ADDRESS and not _is_here(host):
+        if mine >= MAX_PER_ADDRESS and not _is_loopback(host):
             return self._evict(host)
         return len(hosts) < MAX_CONNECTIONS or self._evict(None)
 
     def _evict(self, host: str | None) -> bool:
-        """Drop who has kept a place for longest; a worker only when it is idle."""
-        loose = [
+        """Drop the connection with the oldest response; a worker's only when idle."""
+        droppable = [
             p
             for p in self._open
             if host in (None, p.host) and (p.is_idle or not p.is_worker)
         ]
-        if loose:
-            min(loose, key=lambda p: (p.is_worker, p.idle_since_s)).drop()
+        if droppable:
+            min(droppable, key=lambda p: (p.is_worker, p.idle_since_s)).drop()
             return True
-        for task, whose in self._handshaking.items():
-            if host in (None, whose):
+        for task, address in self._handshaking.items():
+            if host in (None, address):
                 del self._handshaking[task]
                 task.cancel()
                 return True
@@ -125,7 +126,7 @@ class ConnectionAcceptor:
 
 
 class LimitedProtocol(H11Protocol):
-    """uvicorn's protocol with a timer for heads and one for readers that stall."""
+    """uvicorn's protocol with a timer for request heads and one for stalled readers."""
 
     acceptor: ConnectionAcceptor
     host = ""
@@ -134,7 +135,7 @@ class LimitedProtocol(H11Protocol):
     _stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The clock for the first head begins to run."""
+        """Start the timer for the first request head."""
         super().connection_made(transport)
         self.host = self.client[0] if self.client else ""
         self.idle_since_s = time.monotonic()
@@ -142,7 +143,7 @@ class LimitedProtocol(H11Protocol):
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """No timer outlives its connection."""
+        """Stop all timers."""
         super().connection_lost(exc)
         self.acceptor.remove(self)
         self._stop_head_timer()
@@ -150,7 +151,7 @@ class LimitedProtocol(H11Protocol):
         self._stop_stall_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a head do not reset its timer; a whole head stops it."""
+        """Start the timer with the first byte of a head; stop it at the head's end."""
         if self._head is None and self.is_idle:
             self._start_head_timer()
         super().data_received(data)
@@ -158,36 +159,36 @@ class LimitedProtocol(H11Protocol):
             self._stop_head_timer()
 
     def on_response_complete(self) -> None:
-        """Idle again; the next head has its own time, from its first byte."""
+        """Note the time; the timer of the next head starts with its first byte."""
         self.idle_since_s = time.monotonic()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """The other side does not read as fast as we send."""
+        """Start the timer for a client that does not read."""
         super().pause_writing()
         if self._stall is None:
             self._stall = self.loop.call_later(STALL_S, self.drop)
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Stop that timer: the client reads again."""
         super().resume_writing()
         self._stop_stall_timer()
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being answered."""
+        """True if no request is being handled."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is None or cycle.response_complete
 
     @property
     def is_worker(self) -> bool:
-        """Whether the last request here came with the token of a worker."""
+        """True if the last request carried the token of a worker."""
         scope: Mapping[str, Any] | None = self.scope
         return scope is not None and "worker" in scope["state"]
 
     def drop(self) -> None:
-        """End the connection at once, whatever is still to be sent."""
-        self.acceptor.remove(self)  # the loop tells us of the end only later
+        """Abort the connection, without sending what is still queued."""
+        self.acceptor.remove(self)  # connection_lost comes only later
         self.transport.abort()
 
     def _start_head_timer(self) -> None:
@@ -205,7 +206,7 @@ class LimitedProtocol(H11Protocol):
             self._stall = None
 
 
-def _is_here(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

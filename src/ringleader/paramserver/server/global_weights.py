@@ -1,7 +1,6 @@
-"""The weights that are trained, and how updates change them.
+"""The weights of the run on the server: sums updates and makes optimizer steps.
 
-One thread at a time; everything here takes as long as the model is large, so it is
-never called from the event loop.
+One thread at a time, and never the event loop: the work is proportional to the model.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from ringleader.paramserver.protocol.bodies import Update
 from ringleader.paramserver.protocol.manifest import Manifest, Vector
 
 _PIECE = 1 << 16
-"""Values worked on together, so that they stay in the second-level cache."""
+"""Values per call of numpy, few enough to stay in the second-level cache."""
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterOptimizer:
-    """How averaged differences of local steps change the weights."""
+    """Settings of the optimizer that applies averaged differences of local steps."""
 
     rate: float = 1.0
     momentum: float = 0.0
@@ -35,13 +34,14 @@ class OuterOptimizer:
 
     def __post_init__(self) -> None:
         if not (0 < self.rate <= 10 and 0 <= self.momentum < 1):
-            text = f"rate {self.rate:g} and momentum {self.momentum:g}"
-            raise ConfigError(f"outer optimizer: {text} make no sense")
+            text = f"not {self.rate:g} and {self.momentum:g}"
+            limits = "rate must be above 0 up to 10 and momentum from 0 to below 1"
+            raise ConfigError(f"outer optimizer: {limits}, {text}")
         if self.nesterov and not self.momentum:
             raise ConfigError("outer optimizer: nesterov needs a momentum, as in 0.9")
 
     def make(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer; with the defaults it is plain averaging."""
+        """Build the optimizer; with the defaults it is plain averaging."""
         return torch.optim.SGD(
             [p for p in model.parameters() if p.requires_grad],
             lr=self.rate,
@@ -51,7 +51,7 @@ class OuterOptimizer:
 
 
 class GlobalWeights:
-    """A model, its optimizer, and the sum of what has come for the next version."""
+    """The model, its optimizer, and the sum of updates for the next version."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, *, is_difference: bool
@@ -67,13 +67,13 @@ class GlobalWeights:
         self._named = dict(model.named_parameters())
 
     def add(self, update: Update, samples: int) -> None:
-        """One more contribution. In float64, so that the order does not matter."""
+        """Add an update to the sum, in float64 so that the order does not matter."""
         _add(self._sum, update.parameters, samples)
         _add(self._buffers, update.buffers, samples)
         self._samples += samples
 
     def apply(self, factor: float) -> None:
-        """One optimizer step with the average, its learning rates times ``factor``."""
+        """Make an optimizer step with the mean update and rates times ``factor``."""
         mean = _scaled(self._sum, self._sign / self._samples)
         for name, part in self.manifest.split(mean).items():
             self._named[name].grad = torch.from_numpy(part)
@@ -81,14 +81,15 @@ class GlobalWeights:
             group["lr"] = rate * factor
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        # A late update moves buffers less, too; in a round the factor is the rate's.
+        # Below 1 the factor is the weight of a late update, which moves buffers less as
+        # well. Above 1 it scales the learning rate of a round, not the buffers.
         self._move_buffers(min(factor, 1.0))
         self._sum.fill(0.0)
         self._buffers.fill(0.0)
         self._samples = 0
 
     def pack(self, codec: str = "none") -> memoryview:
-        """The body that workers download."""
+        """Encode the weights as the body that workers download."""
         tensors = self.manifest.tensors(self.model)
         return bodies.pack_weights(self.manifest, tensors, codec)
 
@@ -105,11 +106,14 @@ class GlobalWeights:
 
 
 def warm_up() -> None:
-    """Make one step of nothing: at the first one torch imports for seconds, which the
-    first round should not wait for."""
-    nothing = nn.Parameter(torch.zeros(1))
-    nothing.grad = torch.zeros(1)
-    torch.optim.SGD([nothing], lr=0.1).step()
+    """Make an optimizer step on a dummy parameter.
+
+    The first step makes torch import modules for seconds, which the first round should
+    not wait for.
+    """
+    dummy = nn.Parameter(torch.zeros(1))
+    dummy.grad = torch.zeros(1)
+    torch.optim.SGD([dummy], lr=0.1).step()
 
 
 def _add(total: NDArray[np.float64], vector: Vector, samples: int) -> None:

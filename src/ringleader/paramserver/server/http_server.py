@@ -1,4 +1,4 @@
-"""Serve a training run until it is over: listen, answer, look at the clock, stop."""
+"""Serves a training run over HTTP until it is over."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from ringleader.paramserver.server.request_limits import MAX_HEAD_BYTES, Request
 from ringleader.paramserver.server.training import TICK_S, Training
 
 LINGER_S = 30.0
-"""How long a finished server stays for workers that have not heard yet."""
+"""How long a finished server waits for workers that do not know it yet."""
 KEEP_ALIVE_S = 75
-"""Between two requests of a worker: longer than most steps take."""
+"""Time between two requests on a connection: longer than most steps take."""
 _GRACEFUL_S = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenAddress:
-    """Where to listen."""
+    """The address that the server listens on."""
 
     host: str = "0.0.0.0"
     port: int = 8000
 
     def listen(self) -> socket.socket:
-        """An open socket; ConfigError if somebody else has the port."""
+        """Open the listening socket; ConfigError if the port is in use."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
             return socket.create_server(
@@ -48,16 +48,16 @@ class ListenAddress:
             raise ConfigError(f"{text}; choose another --port or --host") from exc
 
     def check(self, *, is_open: bool) -> None:
-        """Refuse to let everybody in who can reach this machine."""
+        """Raise ConfigError if an open server would accept workers from elsewhere."""
         if is_open and not self.is_private:
             raise ConfigError(
-                f"without a code or PIN everybody could join, so --open listens on "
+                "--open accepts every worker that can connect, so it listens on "
                 f"127.0.0.1 only, not on {self.host}"
             )
 
     @property
     def is_private(self) -> bool:
-        """Whether only programs on this machine can connect."""
+        """True if only programs on this machine can connect."""
         if self.host == "localhost":
             return True
         try:
@@ -67,7 +67,7 @@ class ListenAddress:
 
 
 class HttpServer:
-    """One server. ``run`` it in the main thread, or ``serve`` it in a loop."""
+    """Serves one application: ``run`` in the main thread, or ``serve`` in a loop."""
 
     def __init__(
         self, app: App, listener: socket.socket, context: ssl.SSLContext | None
@@ -83,7 +83,7 @@ class HttpServer:
             lifespan="off",
             interface="asgi3",
             log_config=None,
-            log_level="error",  # strangers' rubbish is no news, and would fill a disk
+            log_level="error",  # logs of malformed requests would fill a disk
             access_log=False,
             proxy_headers=False,
             server_header=False,
@@ -91,18 +91,18 @@ class HttpServer:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=_GRACEFUL_S,
         )
-        self._config.load()
         self._server = _Server(self._config, self._training.stop)
         self.on_version: Callable[[], None] = lambda: None
-        """Called in the loop after each look at the clock; for a progress bar."""
+        """Called in the loop after each tick, to show progress."""
         self.linger_s = LINGER_S
 
     def run(self) -> None:
-        """Serve until training is over, or Ctrl-C; RingleaderError if it cannot."""
+        """Serve until training is over or Ctrl-C; raise the error that ended it."""
         asyncio.run(self.serve())
 
     async def serve(self) -> None:
-        """The same in a running loop."""
+        """Like ``run``, in a running event loop."""
+        self._config.load()
         acceptor = ConnectionAcceptor(self._listener, self._protocol, self._context)
         self._acceptor = acceptor
         accepting = asyncio.create_task(acceptor.accept())
@@ -122,7 +122,7 @@ class HttpServer:
             raise self._training.failure
 
     def stop(self) -> None:
-        """End ``serve`` soon. Any thread may call this."""
+        """Make ``serve`` return soon. Any thread may call this."""
         self._server.should_exit = True
 
     def _protocol(self) -> LimitedProtocol:
@@ -132,7 +132,7 @@ class HttpServer:
 
     async def _tick(self) -> None:
         training = self._training
-        over_s: float | None = None
+        finished_s: float | None = None
         while training.failure is None:
             await asyncio.sleep(TICK_S)
             try:
@@ -143,22 +143,23 @@ class HttpServer:
             self.on_version()
             if training.scheduler.is_finished:
                 now_s = time.monotonic()
-                over_s = now_s if over_s is None else over_s
-                # Who has heard that it is over leaves; an answer may have been lost.
+                finished_s = now_s if finished_s is None else finished_s
+                # A worker that knows that training is over leaves, but the response
+                # that says so may have been lost.
                 is_alone = not training.scheduler.present(now_s)
-                if is_alone or now_s - over_s > self.linger_s:
+                if is_alone or now_s - finished_s > self.linger_s:
                     break
         self.stop()
 
 
 class _Server(uvicorn.Server):
-    """Sends long polls home before it waits for connections to close."""
+    """Ends long polls before it waits for connections to close."""
 
-    def __init__(self, config: uvicorn.Config, before: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, end_polls: Callable[[], None]) -> None:
         super().__init__(config)
-        self._before = before
+        self._end_polls = end_polls
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """What uvicorn does, with nobody left who waits for work."""
-        self._before()
+        """End the long polls, then shut down as uvicorn does."""
+        self._end_polls()
         await super().shutdown(sockets)

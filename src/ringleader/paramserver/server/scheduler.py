@@ -1,17 +1,19 @@
-"""Who computes what, what counts, and when a version ends: pure, time is an argument.
+"""Decides which worker computes what, which updates count, and when a version ends.
 
-Theory of operation. Bulk mode: version v is a round of ``shards`` shards. Each is given
-to a worker that asks; the first update for it counts, later ones are told so. A shard
-whose worker is gone, or takes far longer than others did, is given to an idle worker as
-well. The round is ripe when every shard is counted, or a quorum after the time-out;
-closing it makes version v + 1, and whatever still comes for v is stale.
+It is a pure state machine: time is an argument, and nothing here waits or does I/O.
 
-Bounded and async mode: every counted update makes a version. In bounded mode work is
-held back while handing it out could make an update under way older than allowed. A
-worker's batches only grow, so whatever a proxy delivers late is known by its number.
+Bulk mode: version v is a round of ``shards`` shards. Each shard is leased to a worker
+that asks for work. The first update for it counts; later ones are told that it was
+counted. A shard whose worker is gone, or takes far longer than others did, is also
+leased to an idle worker. The round can close when every shard is counted, or, after the
+time-out, a quorum. Closing it makes version v + 1; later updates for v are stale.
 
-Invariants: a shard of a version counts at most once; a worker's repetition of its last
-counted update is recognised whenever it comes; versions only grow, by one.
+Bounded and async mode: every counted update makes a version. In bounded mode no work is
+given out while it could make an update under way older than allowed. The batch numbers
+of a worker only grow, so a late delivery of a proxy is recognised by its number.
+
+Invariants: a shard of a version counts at most once; a repetition of a worker's last
+counted update is always recognised; versions grow by one.
 """
 
 from __future__ import annotations
@@ -26,33 +28,33 @@ from ringleader.paramserver.server.update_verdict import Verdict
 from ringleader.paramserver.server.worker_record import ShardLease, WorkerRecord
 
 PRESENT_S = 60.0
-"""Who asked within this time is there: long polls come every 25 s."""
+"""A worker is present for this long after a request: long polls come every 25 s."""
 RECENT_S = 10.0
-"""Who asked within this time is about to ask again, so a shard is kept for it."""
+"""A free shard is kept for a worker that sent a request within this time."""
 MIN_PATIENCE_S = 2.0
-"""A shard is given to a second worker no sooner: below, the jitter of lines decides."""
+"""A shard is not leased to a second worker earlier: network jitter takes as long."""
 PATIENCE = 3.0
-"""... and not before this many times as long as shards usually take."""
+"""Nor before this many times the median duration of shards."""
 MAX_STRIKES = 3
-"""Refused updates in a row that put a worker in quarantine."""
-_HISTORY = 2000
+"""Invalid updates in a row that put a worker in quarantine."""
+_MAX_LOSSES = 2000
 
 
 @dataclass(slots=True)
 class Scheduler:
-    """The whole state. One thread at a time; nothing here waits or touches anything."""
+    """The state of the run. One thread at a time."""
 
     plan: Plan
     version: int = 0
     shards: int = 0
     position: int = 0
-    """Shards given out in all versions before this one (bulk), or so far (others)."""
+    """Shards of all earlier versions (bulk), or given out so far (other modes)."""
     workers: dict[str, WorkerRecord] = field(default_factory=dict)
     losses: list[tuple[int, float]] = field(default_factory=list)
     leases: dict[str, ShardLease] = field(default_factory=dict)
-    """What each worker is computing, as far as we know."""
+    """The shard that each worker computes, as far as the server knows."""
     counted: dict[int, str] = field(default_factory=dict)
-    """Shards of this version that have come, and from whom."""
+    """Shards of this version that were counted, and the workers they came from."""
     num_joined: int = 0
     _began_s: float | None = None
     _sum: list[float] = field(default_factory=lambda: [0.0, 0.0])
@@ -63,38 +65,38 @@ class Scheduler:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last version is reached."""
+        """True if the last version is reached."""
         return self.version >= self.plan.rounds
 
     def join(self, name: str, device: str, now_s: float) -> str:
-        """A new worker; the caller has checked that there is room."""
+        """Add a new worker and return its id; the caller has checked ``has_room``."""
         self.num_joined += 1
         identity = f"w{self.num_joined}"
         self.add_worker(identity, name, device, now_s)
         return identity
 
     def add_worker(self, identity: str, name: str, device: str, now_s: float) -> None:
-        """A worker by its id: also how a restarted server remembers one."""
+        """Add a worker with an id, which a restarted server knows from its files."""
         taken = {w.slot for w in self.workers.values() if not w.has_left}
         slot = next(i for i in range(len(taken) + 1) if i not in taken)
         self.num_joined = max(self.num_joined, int(identity[1:]))
         self.workers[identity] = WorkerRecord(name, device, slot, now_s)
 
     def has_room(self, now_s: float) -> bool:
-        """Whether another worker may join."""
+        """Return whether another worker may join."""
         return len(self.present(now_s)) < MAX_WORKERS
 
     def leave(self, identity: str) -> None:
-        """Its shards go to others."""
+        """Remove a worker; its shard is leased to others."""
         self.workers[identity].has_left = True
         self.leases.pop(identity, None)
 
     def mark_seen(self, identity: str, now_s: float) -> None:
-        """It asked for something."""
+        """Note that a worker sent a request."""
         self.workers[identity].seen_s = now_s
 
     def present(self, now_s: float, within_s: float = PRESENT_S) -> list[str]:
-        """Workers that were heard of lately and may take part."""
+        """Return the workers with a recent request that may take part."""
         return [
             identity
             for identity, w in self.workers.items()
@@ -102,26 +104,27 @@ class Scheduler:
         ]
 
     def assign(self, identity: str, now_s: float) -> ShardLease | None:
-        """Something to do for this worker, or nothing yet."""
+        """Lease a shard to a worker; None if there is nothing to do yet."""
         if self.workers[identity].is_excluded:  # it left while it waited for work
             return None
         if self.is_finished or not self._has_begun(now_s):
             return None
-        found = (
-            self._assign_in_round if self.plan.is_bulk else self._assign_outside_rounds
-        )(identity, now_s)
+        if self.plan.is_bulk:
+            found = self._assign_in_round(identity, now_s)
+        else:
+            found = self._assign_outside_rounds(identity, now_s)
         if found is not None:
             self.leases[identity] = found
             self._began_s = now_s if self._began_s is None else self._began_s
         return found
 
     def use_newest_weights(self, identity: str) -> None:
-        """It is about to compute on the newest weights, whatever it was assigned."""
+        """Note that a worker fetched the newest weights, and will compute on them."""
         if identity in self.leases and not self.plan.is_bulk:
             self.leases[identity] = replace(self.leases[identity], version=self.version)
 
     def verdict(self, identity: str, key: UpdateKey) -> Verdict:
-        """What would become of this update now."""
+        """Return whether an update with this key would count now, or why not."""
         worker = self.workers[identity]
         if worker.last == key:
             return Verdict.DUPLICATE
@@ -142,7 +145,7 @@ class Scheduler:
     def accept(
         self, identity: str, key: UpdateKey, *, samples: int, loss: float
     ) -> None:
-        """This update counts; ``judge`` said TAKE."""
+        """Count an update whose verdict is ACCEPT."""
         worker = self.workers[identity]
         worker.last, worker.strikes = key, 0
         worker.updates += 1
@@ -154,7 +157,7 @@ class Scheduler:
         self._sum[1] += samples
 
     def record_duration(self, identity: str, samples: int, now_s: float) -> None:
-        """How long its assignment took, once the update is in."""
+        """End the lease of a worker whose update arrived, and note how long it took."""
         lease = self.leases.pop(identity, None)
         if lease is not None:
             took_s = max(now_s - lease.issued_s, 1e-6)
@@ -165,7 +168,7 @@ class Scheduler:
             worker.samples_per_s = 0.7 * old + 0.3 * speed
 
     def reject(self, identity: str) -> bool:
-        """It sent rubbish; whether that was once too often."""
+        """Note an invalid update; return whether the worker is in quarantine now."""
         worker = self.workers[identity]
         worker.strikes += 1
         self.leases.pop(identity, None)
@@ -173,7 +176,7 @@ class Scheduler:
         return worker.is_quarantined
 
     def can_close(self, now_s: float) -> bool:
-        """Whether this version can end."""
+        """Return whether this version can be closed."""
         if self.is_finished or not self.counted:
             return False
         if not self.plan.is_bulk or len(self.counted) >= self.shards:
@@ -182,29 +185,29 @@ class Scheduler:
         return is_late and len(self.counted) >= self.plan.quorum_of(self.shards)
 
     def deadline_s(self) -> float:
-        """When the round is late; long ago if nobody began it in this life."""
+        """Return when the round times out; never if no shard of it was leased yet."""
         if self._began_s is None:
             return float("inf")
         return self._began_s + self.plan.round_timeout_s
 
     def next_shards(self, now_s: float) -> int:
-        """How many shards the version after this one has."""
+        """Return how many shards the next version has."""
         if not (self.plan.elastic and self.plan.is_bulk):
             return self.plan.workers
         return max(1, len(self.present(now_s)))
 
     def step_factor(self) -> float:
-        """What the step that ends this version is multiplied with."""
+        """Return the factor for learning rates in the step that ends this version."""
         if self.plan.is_bulk:
             return self.plan.rate_factor(self.version, self.shards)
         counted = [self.workers[identity].last for identity in self.counted.values()]
         return min(age_weight(self.version - key.version) for key in counted if key)
 
     def close_version(self, shards: int) -> None:
-        """End this version; the next one has ``shards`` shards."""
+        """Close this version; the next one has ``shards`` shards."""
         total, samples = self._sum
         self.losses.append((self.version, total / samples))
-        if len(self.losses) > _HISTORY:  # half as many points tell as much
+        if len(self.losses) > _MAX_LOSSES:  # keep every second one
             self.losses = self.losses[:-1:2] + self.losses[-1:]
         if self.plan.is_bulk:
             self.position += self.shards
@@ -216,7 +219,7 @@ class Scheduler:
         self._began_s = None
 
     def patience_s(self) -> float:
-        """How long a shard is one worker's alone."""
+        """Return how long a shard is leased to one worker alone."""
         usual = statistics.median(self._times_s) if self._times_s else 0.0
         return max(MIN_PATIENCE_S, PATIENCE * usual)
 
@@ -241,7 +244,7 @@ class Scheduler:
         return ShardLease(self.version, shard, self.shards, batch, now_s)
 
     def _free_shard(self, identity: str, now_s: float) -> int | None:
-        """A shard nobody has; not the last ones while others wait for their first."""
+        """Find a shard without a lease; keep the last ones for workers without any."""
         taken = {a.shard for a in self.leases.values()} | self.counted.keys()
         free = [shard for shard in range(self.shards) if shard not in taken]
         busy = self.leases.keys() | set(self.counted.values())
@@ -253,7 +256,7 @@ class Scheduler:
         return free[0] if free else None
 
     def _late_shard(self, now_s: float) -> int | None:
-        """The shard that was given to its last worker longest ago, if too long."""
+        """Find the shard with the oldest latest lease, if that is too old."""
         newest: dict[int, float] = {}
         for a in self.leases.values():
             if a.shard not in self.counted:
@@ -274,10 +277,10 @@ class Scheduler:
         return ShardLease(self.version, slot, shards, batch, now_s)
 
     def _is_fresh(self, last: UpdateKey | None, key: UpdateKey) -> bool:
-        """Whether an update outside rounds is young enough, and none of before.
+        """Return whether an update outside rounds is young enough and new.
 
-        What was given out in an earlier life of the server may be beyond ``position``,
-        but not by more than there can be workers.
+        Leases that were given out before a restart may lie beyond ``position``, but not
+        by more than there can be workers.
         """
         age = self.version - key.version
         if self.plan.mode == "bounded" and age > self.plan.staleness:
@@ -287,9 +290,9 @@ class Scheduler:
         return not is_old and beyond < MAX_WORKERS
 
     def _would_exceed_staleness(self, now_s: float) -> bool:
-        """Whether one more update could come before one under way is too old.
+        """Return whether one more update could make one under way too old.
 
-        Whoever has computed for longer than a round may take is not waited for.
+        A worker that has computed for longer than the round time-out is ignored.
         """
         limit_s = self.plan.round_timeout_s
         under_way = [a for a in self.leases.values() if now_s - a.issued_s < limit_s]

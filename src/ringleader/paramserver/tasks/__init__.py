@@ -1,1 +1,1 @@
-"""The tasks that come with Ringleader."""
+"""Tasks: what is trained, built in or loaded from a file."""

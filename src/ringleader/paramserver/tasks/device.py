@@ -1,4 +1,4 @@
-"""The device that a model is trained or tested on."""
+"""Chooses the device for a model, and moves batches there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringleader.paramserver.tasks.samples import Batch
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """The device called so; "auto": CUDA, else Apple's GPU, else the CPU."""
+    """Return the device of this name; "auto": CUDA, else Apple's GPU, else the CPU."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -22,12 +22,14 @@ def pick_device(name: str = "auto") -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as exc:
         reason = str(exc).splitlines()[0]
-        raise ConfigError(f"--device {name}: cannot be used here: {reason}") from exc
+        raise ConfigError(
+            f"--device {name}: cannot be used on this machine: {reason}"
+        ) from exc
     return device
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch with its tensors on ``device``."""
+    """Move the tensors of a batch to ``device``."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):

@@ -1,4 +1,4 @@
-"""Handwritten digits: 1797 real images of 8 by 8 pixels that come with the package.
+"""The built-in task ``digits``: 1797 images of handwritten digits, 8 by 8 pixels.
 
 They are the test half of "Optical Recognition of Handwritten Digits" by E. Alpaydin and
 C. Kaynak (UCI Machine Learning Repository, CC BY 4.0).
@@ -21,11 +21,11 @@ _NUM_TEST = 360
 _DARKEST = 16
 _MEAN, _SPREAD = 0.3, 0.5
 _BATCH_SIZE = 128
-"""Two workers see each digit ten times in 60 rounds, which is enough for 97 %."""
+"""Two workers train on each digit ten times in 60 rounds, enough for 97 %."""
 
 
 def task() -> Task:
-    """The task ``digits``."""
+    """Build the task."""
     return Task(
         name="digits",
         code=Path(__file__).read_text(encoding="utf-8"),
@@ -40,7 +40,7 @@ def task() -> Task:
 
 
 def model() -> nn.Module:
-    """One convolution and one linear layer: 5450 parameters."""
+    """Build one convolution and one linear layer: 5450 parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
         nn.ReLU(),
@@ -51,7 +51,7 @@ def model() -> nn.Module:
 
 
 def dataset(split: Split) -> tuple[Tensor, Tensor]:
-    """Images and what they show; the same split everywhere."""
+    """Load images and labels; the split is the same on every machine."""
     with np.load(_FILE, allow_pickle=False) as found:
         images = torch.from_numpy(found["images"]).float().unsqueeze(1) / _DARKEST
         labels = torch.from_numpy(found["labels"]).long()
@@ -61,11 +61,11 @@ def dataset(split: Split) -> tuple[Tensor, Tensor]:
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean cross entropy."""
+    """Return the mean cross entropy."""
     images, labels = batch
     return functional.cross_entropy(model(images), labels)
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """For one worker; the server scales the rate with their number."""
+    """Build SGD with a rate for one worker; the server scales it with their number."""
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)

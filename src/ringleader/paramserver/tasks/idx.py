@@ -1,4 +1,4 @@
-"""IDX files, the format of MNIST: a header of big-endian numbers, then bytes."""
+"""Reads IDX files, the format of MNIST: a header of big-endian numbers, then bytes."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _UNSIGNED_BYTE = 8
 _MAX_BYTES = 4 << 30
 
 
-def is_here(directory: Path) -> bool:
-    """Whether ``directory`` holds IDX images to train with."""
+def has_idx_files(directory: Path) -> bool:
+    """Return whether ``directory`` holds IDX images to train with."""
     return _find(directory, "train", "images") is not None
 
 
 def images(directory: Path, split: str) -> Bytes:
-    """All images of ``split``: (samples, height, width)."""
+    """Read all images of ``split``: (samples, height, width)."""
     return _read(directory, split, "images")
 
 
 def labels(directory: Path, split: str) -> Bytes:
-    """What they show."""
+    """Read the labels of all images of ``split``."""
     return _read(directory, split, "labels")
 
 
 def _find(directory: Path, split: str, kind: Kind) -> Path | None:
-    """Both spellings are about: train-images-idx3-ubyte and train-images.idx3-ubyte."""
+    """Find a file by either common name: train-images-idx3-ubyte, or with a dot."""
     for mark in "-.":
         name = f"{_NAMES[split]}-{kind}{mark}idx{_DIMENSIONS[kind]}-ubyte"
         for path in (directory / name, directory / f"{name}.gz"):
@@ -71,9 +71,11 @@ def _parse(file: BinaryIO, path: Path, dimensions: int) -> Bytes:
     shape = struct.unpack(f">{found}I", file.read(4 * found))
     count = math.prod(shape)
     if count > _MAX_BYTES:
-        raise ConfigError(f"task images: {path} claims {count} bytes; {_MAX_BYTES} go")
+        raise ConfigError(
+            f"task images: {path} claims {count} bytes, more than {_MAX_BYTES}"
+        )
     data = file.read(count + 1)
     if len(data) != count:
-        text = f"{len(data)} bytes or more follow the header that promises {count}"
+        text = f"{len(data)} bytes or more follow a header that announces {count}"
         raise ConfigError(f"task images: {path}: {text}")
     return np.frombuffer(data, np.uint8).reshape(shape)

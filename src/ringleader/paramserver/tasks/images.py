@@ -1,8 +1,8 @@
-"""Images of a directory: IDX files as MNIST's, or one folder of pictures per class.
+"""The built-in task ``images``: IDX files like MNIST's, or a folder per class.
 
 DIR/train-images-idx3-ubyte[.gz], train-labels-idx1-ubyte[.gz], t10k-...  (MNIST's)
 DIR/train/CLASS/*.png, DIR/test/CLASS/*.png
-DIR/CLASS/*.png                           every fifth picture is then for the test
+DIR/CLASS/*.png                           every fifth image is for the test
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ringleader.paramserver.tasks.task import Split, Task, default_predict
 Pixels = NDArray[np.uint8]
 
 _SIDE = 28
-"""Pictures from folders become grey squares of this side, as MNIST's are."""
+"""Images from folders become grey squares with sides of this length, like MNIST's."""
 _ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"}
 _TEST_EVERY = 5
 _SMALLEST_SIDE = 8
 
 
 def task(directory: Path) -> Task:
-    """The task ``images`` on what is in ``directory``."""
+    """Build the task for the images in ``directory``."""
     if not directory.is_dir():
         raise ConfigError(f"task images: {directory} is not a directory")
     read, classes = _reader(directory)
@@ -41,7 +41,7 @@ def task(directory: Path) -> Task:
     images, _ = cached("train")
     height, width = images.shape[-2:]
     if min(height, width) < _SMALLEST_SIDE:
-        size = f"{height} by {width}; {_SMALLEST_SIDE} is the least"
+        size = f"{height} by {width} pixels; {_SMALLEST_SIDE} is the least"
         raise ConfigError(f"task images: images of {size}")
     return Task(
         name="images",
@@ -53,12 +53,12 @@ def task(directory: Path) -> Task:
         predict=default_predict,
         classes=classes,
         batch_size=64,
-        facts={"classes": f"{len(classes)}, {_digest(classes)}"},
+        extra_parts={"classes": f"{len(classes)}, {_digest(classes)}"},
     )
 
 
 def model(height: int, width: int, num_classes: int) -> nn.Module:
-    """Two convolutions and two linear layers."""
+    """Build two convolutions and two linear layers."""
     flat = 32 * (height // 4) * (width // 4)
     return nn.Sequential(
         nn.Conv2d(1, 16, 5, padding=2),
@@ -75,13 +75,13 @@ def model(height: int, width: int, num_classes: int) -> nn.Module:
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean cross entropy."""
+    """Return the mean cross entropy."""
     images, labels = batch
     return functional.cross_entropy(model(images), labels)
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """For one worker; the server scales the rate with their number."""
+    """Build SGD with a rate for one worker; the server scales it with their number."""
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
 
 
@@ -89,15 +89,15 @@ Reader = Callable[[Split], tuple[Tensor, Tensor]]
 
 
 def _reader(directory: Path) -> tuple[Reader, tuple[str, ...]]:
-    """How to read a split, and the names of the classes."""
-    if idx.is_here(directory):
+    """Return a function that reads a split, and the names of the classes."""
+    if idx.has_idx_files(directory):
         count = int(idx.labels(directory, "train").max()) + 1
         names = tuple(str(number) for number in range(count))
         return lambda split: _from_idx(directory, split, count), names
     has_splits = (directory / "train").is_dir()
     names = _folders(directory / "train" if has_splits else directory)
     if len(names) < 2:
-        text = "neither IDX files nor a folder of pictures per class"
+        text = "neither IDX files nor a folder of images per class"
         raise ConfigError(f"task images: {directory} holds {text}")
     return lambda split: _from_folders(directory, split, names), names
 
@@ -110,7 +110,7 @@ def _from_idx(directory: Path, split: Split, classes: int) -> tuple[Tensor, Tens
     if len(labels) and int(labels.max()) >= classes:
         text = f"label {labels.max()} in {split}, none above {classes - 1} in train"
         raise ConfigError(f"task images: {directory} has {text}")
-    return _normal(images), torch.from_numpy(labels.astype(np.int64))
+    return _normalized(images), torch.from_numpy(labels.astype(np.int64))
 
 
 def _from_folders(
@@ -121,31 +121,31 @@ def _from_folders(
     images: list[Pixels] = []
     labels: list[int] = []
     for label, name in enumerate(names):
-        for number, path in enumerate(_pictures(root / name)):
+        for number, path in enumerate(_image_files(root / name)):
             is_test = number % _TEST_EVERY == _TEST_EVERY - 1
             if has_splits or is_test == (split == "test"):
-                images.append(_picture(path))
+                images.append(_read_image(path))
                 labels.append(label)
     if not images:
-        raise ConfigError(f"task images: no picture for {split} in {root}")
-    return _normal(np.stack(images)), torch.tensor(labels)
+        raise ConfigError(f"task images: no image for {split} in {root}")
+    return _normalized(np.stack(images)), torch.tensor(labels)
 
 
 def _folders(root: Path) -> tuple[str, ...]:
-    return tuple(sorted(p.name for p in root.iterdir() if _pictures(p)))
+    return tuple(sorted(p.name for p in root.iterdir() if _image_files(p)))
 
 
-def _pictures(folder: Path) -> list[Path]:
+def _image_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(p for p in folder.iterdir() if p.suffix.lower() in _ENDINGS)
 
 
-def _picture(path: Path) -> Pixels:
+def _read_image(path: Path) -> Pixels:
     try:
         from PIL import Image
     except ImportError as exc:
-        text = "pictures need Pillow: pip install 'ringleader[internet]'"
+        text = "image files need Pillow: pip install 'ringleader[internet]'"
         raise ConfigError(f"task images: {text}") from exc
     try:
         with Image.open(path) as image:
@@ -155,8 +155,8 @@ def _picture(path: Path) -> Pixels:
     return np.asarray(grey, dtype=np.uint8)
 
 
-def _normal(images: Pixels) -> Tensor:
-    """As (samples, 1, height, width), with MNIST's mean and spread taken out."""
+def _normalized(images: Pixels) -> Tensor:
+    """Normalize with MNIST's statistics to (samples, 1, height, width)."""
     scaled = torch.tensor(images).unsqueeze(1).float() / 255
     return (scaled - 0.1307) / 0.3081
 

@@ -1,4 +1,4 @@
-"""Loads a task: one that comes with Ringleader, or a Python file."""
+"""Loads a task: a built-in one, or a Python file."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ BUILT_IN = ("digits", "chars", "images")
 
 
 def load_task(spec: str) -> Task:
-    """The task of this name: ``digits``, ``chars:FILE``, ``images:DIR``, or a file."""
+    """Load a task: ``digits``, ``chars:FILE``, ``images:DIR``, or a Python file."""
     name, _, argument = spec.partition(":")
     if name in BUILT_IN and not Path(spec).is_file():
         return _built_in(name, argument)
     if spec.endswith(".py"):
         return load_task_file(Path(spec))
     known = "digits, chars:TEXTFILE, images:DIRECTORY"
-    raise ConfigError(f"there is no task {spec!r}; there are {known}, or a .py file")
+    raise ConfigError(f"unknown task {spec!r}; use {known}, or a .py file")
 
 
 def load_task_file(path: Path) -> Task:
-    """The task in the Python file ``path``."""
+    """Load the task in the Python file ``path``."""
     try:
         code = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"task {path}: cannot be read: {exc}") from exc
+        raise ConfigError(f"task {path}: cannot read it: {exc}") from exc
     module = _run(path)
     missing = [n for n in ("model", "dataset", "loss") if not hasattr(module, n)]
     if missing:
         text = ", ".join(f"{name}()" for name in missing)
-        raise ConfigError(f"task {path}: it does not define {text}")
+        raise ConfigError(f"task {path}: it must define {text}")
     return Task(
         name=path.stem,
         code=code,
@@ -58,7 +58,7 @@ def load_task_file(path: Path) -> Task:
 def _built_in(name: str, argument: str) -> Task:
     if name == "digits":
         if argument:
-            raise ConfigError(f"task digits brings its own data; drop {argument!r}")
+            raise ConfigError(f"task digits has its own data; omit {argument!r}")
         return digits.task()
     if not argument:
         what = "TEXTFILE" if name == "chars" else "DIRECTORY"
@@ -74,8 +74,8 @@ def _run(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as exc:  # any of the user's code can fail in any way
-        text = f"task {path}: it fails when it is imported: {type(exc).__name__}: {exc}"
+    except Exception as exc:  # the user's code can raise anything
+        text = f"task {path}: importing it failed: {type(exc).__name__}: {exc}"
         raise ConfigError(text) from exc
     return module
 
@@ -88,5 +88,5 @@ def _classes(path: Path, names: object) -> tuple[str, ...]:
 
 def _batch_size(path: Path, size: object) -> int:
     if not isinstance(size, int) or size < 1:
-        raise ConfigError(f"task {path}: batch_size is {size!r}; 1 or more go")
+        raise ConfigError(f"task {path}: batch_size must be 1 or more, not {size!r}")
     return size

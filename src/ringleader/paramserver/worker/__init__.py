@@ -1,1 +1,1 @@
-"""The worker: it computes updates for a parameter server."""
+"""The worker: computes updates for a parameter server."""
