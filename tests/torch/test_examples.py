@@ -98,7 +98,14 @@ def test_the_first_example_learns_to_read_digits_under_torchrun() -> None:
     check_that_it_learned(torchrun(2, FIRST))
 
 
-@pytest.mark.parametrize("script", sorted(SCRIPTS))
+@pytest.mark.parametrize(
+    "script",
+    [
+        "fsdp2.py",
+        pytest.param("dtensor.py", marks=pytest.mark.slow),
+        pytest.param("pipeline.py", marks=pytest.mark.slow),
+    ],
+)
 def test_an_example_learns_to_read_digits(stage: Stage, script: str) -> None:
     check_that_it_learned(warm(stage, 2, script))
 
@@ -110,6 +117,7 @@ def check_that_it_learned(output: str) -> None:
     assert epochs[-1][1] < epochs[0][1] / 2
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_two_processes_goes_on_with_three(
     stage: Stage, tmp_path: Path
 ) -> None:

@@ -17,9 +17,15 @@ EXIT_S = 10.0
 """For the interpreter to end, with all that torch has loaded, on a busy machine."""
 
 
-@pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(
-    "what", ["train_ddp", "train_fsdp2", "train_pipeline", "reduce_ahead"]
+    ("what", "victim"),
+    [
+        ("train_ddp", 0),
+        ("train_fsdp2", 1),
+        ("train_pipeline", 0),
+        ("train_pipeline", 1),
+        ("reduce_ahead", 0),
+    ],
 )
 def test_survivors_name_the_killed_rank_and_end(
     stage: Stage, what: str, victim: int

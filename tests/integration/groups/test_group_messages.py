@@ -275,6 +275,7 @@ def test_small_messages_beyond_what_may_lie_around_still_arrive(transport: str) 
     run_world(2, body, transport)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(100)
 def test_thousands_of_messages_cost_no_memory_that_stays() -> None:
     """More than a sender may have on offer at once, in several rounds."""

@@ -71,6 +71,7 @@ class Guesser(threading.Thread):
                     answers.read(length)
 
 
+@pytest.mark.slow
 def test_ten_thousand_guesses_stop_at_the_budget_and_nobody_else_notices(
     tmp_path: Path,
 ) -> None:

@@ -152,6 +152,7 @@ def test_two_workers_reach_96_percent_and_the_weights_of_a_run_alone(
     assert exported.keys() == load_task("digits").model().state_dict().keys()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_and_an_interrupted_one_cost_time_and_nothing_else(
     tmp_path: Path, running: Run
 ) -> None:

@@ -114,7 +114,7 @@ JSON = "Content-Type: application/json"
         (head(200, JSON, "Content-Length: 999999999999999"), bytes(65536), "Protocol"),
         (
             head(200, JSON, "Transfer-Encoding: chunked"),
-            b"1\r\nx\r\n" * 999,
+            (b"10\r\n" + b"x" * 16 + b"\r\n") * 999,
             "Protocol",
         ),
         (head(200, HTML, "Content-Length: 999999999"), bytes(65536), "NotNow"),

@@ -91,6 +91,7 @@ def test_both_directions_are_measured_apart() -> None:
     assert 1.5e6 < max(into for _, _, into, _ in probes) < 3.5e6
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_make_faults()[0], reason=can_make_faults()[1])
 def test_the_measured_order_beats_the_worst_one(tmp_path: Path) -> None:
     """One slow pair among four hosts; at least 1.5 times faster, usually nine."""
