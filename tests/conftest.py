@@ -235,10 +235,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Deal the files with slow tests to the workers of xdist, who begin with them.
+    """Deal the folders with slow tests to the workers of xdist, who begin with them.
 
     A worker takes an equal share of all tests, in order, and steals from the end of
-    another's when it is through. So slow files stay whole, and what they prepare is
+    another's when it is through. So folders stay whole, and what they prepare is
     prepared once; and at the end, when one worker waits for the last, tests are short.
     """
     num_workers = getattr(config, "workerinput", {}).get("workercount", 1)
@@ -247,14 +247,18 @@ def pytest_collection_modifyitems(
 
 
 def deal(items: list[pytest.Item], num_workers: int) -> list[pytest.Item]:
-    """The same tests, the slow ones at the beginning of each worker's share."""
+    """The same tests, the slow ones at the beginning of each worker's share.
+
+    A folder stays with one worker: its tests use the same warm processes.
+    """
     slow: dict[Path, list[pytest.Item]] = {}
     fast: list[pytest.Item] = []
     for item in items:
-        (slow.setdefault(item.path, []) if _is_slow(item) else fast).append(item)
+        mine = slow.setdefault(item.path.parent, []) if _is_slow(item) else fast
+        mine.append(item)
     hands: list[list[pytest.Item]] = [[] for _ in range(num_workers)]
-    for number, tests in enumerate(slow.values()):
-        hands[number % num_workers] += tests
+    for tests in sorted(slow.values(), key=_num_files, reverse=True):
+        min(hands, key=_num_files).extend(tests)
     dealt: list[pytest.Item] = []
     for number, hand in enumerate(hands):
         left = len(items) - len(dealt)
@@ -262,6 +266,11 @@ def deal(items: list[pytest.Item], num_workers: int) -> list[pytest.Item]:
         dealt += hand + fast[: max(0, room)]
         del fast[: max(0, room)]
     return dealt + fast
+
+
+def _num_files(items: list[pytest.Item]) -> int:
+    """A better guess of the time that tests take than their number is."""
+    return len({item.path for item in items})
 
 
 def _is_slow(item: pytest.Item) -> bool:
