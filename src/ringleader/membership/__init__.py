@@ -1,1 +1,3 @@
-"""Who is in the group: health, election and views, as one pure state machine."""
+"""Failure detection, leader election and agreement on views, as a pure state
+machine.
+"""

@@ -1,4 +1,4 @@
-"""How patient the members are with each other, and profiles for common networks."""
+"""MembershipConfig holds the times of failure detection, with profiles for networks."""
 
 from __future__ import annotations
 
@@ -8,41 +8,43 @@ from typing import Self
 from ringleader.errors import ConfigError
 
 ROUND_TRIP_WEIGHT = 0.2
-"""Weight of the newest round trip in the average: about the last ten count."""
+"""Weight of the newest round trip in the average, about the last ten count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipConfig:
-    """Times of heartbeats, suspicion and views. The default is a wired LAN."""
+    """Times of heartbeats, suspicion and views. The defaults fit a wired LAN."""
 
     heartbeat_s: float = 0.5
-    """Between two heartbeats to a peer. Shorter finds failures sooner, costs airtime;
-    a change of mind is told at once and does not wait for it."""
+    """Time between two heartbeats to a peer. Shorter finds failures sooner and costs
+    airtime. A changed report is sent at once and does not wait for it."""
 
     suspect_after_s: float = 1.5
-    """Silence after which a peer is suspected and told so. It keeps its place."""
+    """Silence after which a peer is suspected and told so. It stays a member."""
 
     dead_after_s: float = 3.5
-    """Silence after which the others go on without a peer. More than a process that is
-    stopped for two seconds needs, less than the five a cut cable may take."""
+    """Silence after which the others go on without a peer. Longer than a process
+    that is stopped for two seconds needs, shorter than the five a cut cable may
+    take."""
 
     lost_after_s: float = 1.5
-    """The same after its link broke: it is alive and dials again, or it is gone."""
+    """The same after its link broke: a live peer dials again soon, a dead one never."""
 
     debounce_s: float = 0.3
-    """How long the set of members must be unchanged before a view is proposed: machines
-    switched on together make one view, not one each."""
+    """How long the set of members must be unchanged before a view is proposed, so
+    that machines switched on together form one view, not one each."""
 
     patience_s: float = 1.5
-    """How long a leader waits for members of its view that are still there but out of
+    """How long a leader waits for members of its view that are present but out of
     step: they have yet to notice a death, or to open a link."""
 
     retry_s: float = 0.3
-    """Until something unanswered is sent again; doubles up to eight times that."""
+    """Time until an unanswered message is sent again; doubles up to eight times
+    that."""
 
     payload_wait_s: float = 0.0
-    """How long a frozen node waits for a fresh ``Payload`` before it answers with the
-    one it has. Zero: it answers at once."""
+    """How long a frozen node waits for a fresh payload (``SetPayload``) before it
+    answers with the one it has. Zero: it answers at once."""
 
     forget_after_s: float = 60.0
     """How long a dead peer is still shown."""
@@ -70,17 +72,17 @@ class MembershipConfig:
 
     @property
     def gap_s(self) -> float:
-        """The least time between two heartbeats when changes follow fast."""
+        """The shortest time between two heartbeats while reports change fast."""
         return self.heartbeat_s / 10
 
     @classmethod
     def for_lan(cls) -> Self:
-        """Cables and a switch: the default."""
+        """Return the default: cables and a switch."""
         return cls()
 
     @classmethod
     def for_loopback(cls) -> Self:
-        """One host: nothing is lost, only processes end."""
+        """Return times for one host: nothing is lost, only processes end."""
         return cls(
             heartbeat_s=0.2,
             suspect_after_s=1.0,
@@ -93,7 +95,7 @@ class MembershipConfig:
 
     @classmethod
     def for_wifi(cls) -> Self:
-        """Wi-Fi can fall silent for seconds; be slower to bury a node."""
+        """Return times for Wi-Fi, which can be silent for seconds."""
         return cls(
             heartbeat_s=1.0,
             suspect_after_s=4.0,
@@ -106,7 +108,7 @@ class MembershipConfig:
 
     @classmethod
     def for_wan(cls) -> Self:
-        """Links across the internet: long round trips, pauses of many seconds."""
+        """Return times for the internet: long round trips, pauses of many seconds."""
         return cls(
             heartbeat_s=2.0,
             suspect_after_s=8.0,
@@ -119,12 +121,14 @@ class MembershipConfig:
 
     @classmethod
     def low_latency(cls) -> Self:
-        """The seed's preset: a beat each 0.5 s, 2 s late is suspect, 5 late is dead."""
+        """Return times that find failures soon: a heartbeat every 0.5 s, suspect
+        after 2 s, dead after 4 s."""
         return cls(heartbeat_s=0.5, suspect_after_s=2.0, dead_after_s=4.0)
 
     @classmethod
     def high_latency(cls) -> Self:
-        """The seed's preset: a beat each 10 s, 30 s late is suspect, 3 late is dead."""
+        """Return times for slow links: a heartbeat every 10 s, suspect after 30 s,
+        dead after 50 s."""
         return cls(
             heartbeat_s=10.0,
             suspect_after_s=30.0,

@@ -1,14 +1,14 @@
-"""Who should lead whom: pure functions over what the peers report.
+"""Leader election: pure functions from the peers' reports to the leader of a node.
 
-Two nodes are mutual when each hears the other. A node prefers the most senior of itself
-and of the mutual peers that prefer themselves and invite it. A node that prefers itself
-invites its mutual peers, the most senior first, each only if it is mutual with all that
-were invited before it; peers that follow a more senior node are left out.
+Two nodes are mutual when each hears the other. A node prefers the most senior among
+itself and the mutual peers that prefer themselves and invite it. A node that prefers
+itself invites its mutual peers, the most senior first, each only if it is mutual with
+all that were invited before it. Peers that follow a more senior node are left out.
 
-At rest the answer depends on nothing but who hears whom. The most senior node of all
-prefers itself, so it invites its first clique, and all of these prefer it. Without them
-the same holds for the most senior node that remains, and so on (``expected_views``
-computes it). Where everybody hears everybody there is one leader: the most senior node.
+At rest the result depends only on who hears whom. The most senior node of all prefers
+itself, so it invites its first clique, and all of these prefer it. Among the others the
+same holds for the most senior node that remains, and so on (``expected_views`` computes
+it). If every node hears every other, there is one leader: the most senior node.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ringleader.membership.peer import Peer
 
 
 class InviteChoice(NamedTuple):
-    """Whom a node that prefers itself would lead."""
+    """The nodes that a node which prefers itself would lead."""
 
     invites: tuple[Member, ...]
-    """By seniority, itself not included."""
+    """By seniority, without the node itself."""
 
     is_conflict: bool
-    """Members of the current view no longer all hear each other, or a newcomer does not
-    hear them all; ``invites`` is what disturbs the view least."""
+    """True if members of the current view no longer all hear each other, or a
+    newcomer does not hear them all; ``invites`` then disturbs the view least."""
 
 
 def preferred_leader(me: Member, peers: Iterable[Peer]) -> Member:
-    """The node that ``me`` wants as its leader."""
+    """Return the node that ``me`` wants as its leader."""
     best = me
     for peer in peers:
         if peer.invites_me and peer.member < best and peer.is_mutual:
@@ -48,11 +48,11 @@ def choose_invitees(
     *,
     is_patient: bool,
 ) -> InviteChoice:
-    """Whom ``me`` invites, given that it prefers itself.
+    """Return whom ``me`` invites, given that it prefers itself.
 
     While ``is_patient``, healthy members of the current view are not set against each
     other, and newcomers wait until they hear all of them: links open and break one by
-    one, and the next moment often mends it.
+    one, and the next moment often resolves the conflict.
     """
     candidates = sorted(
         (p for p in peers if _is_candidate(me, p)),
@@ -76,7 +76,7 @@ def _is_candidate(me: Member, peer: Peer) -> bool:
 
 
 def _clique(candidates: Iterable[Peer], start: Sequence[Peer] = ()) -> list[Peer]:
-    """Greedy: each candidate in turn that is mutual with all before it."""
+    """Return, greedily, each candidate that is mutual with all chosen before it."""
     chosen = list(start)
     names = {p.member for p in chosen}
     for peer in candidates:
@@ -95,7 +95,7 @@ def _members(peers: Iterable[Peer]) -> tuple[Member, ...]:
 def expected_views(
     nodes: Iterable[Member], mutual: Set[frozenset[Member]]
 ) -> list[tuple[Member, ...]]:
-    """The views at rest when exactly the pairs in ``mutual`` hear each other."""
+    """Return the views at rest if exactly the pairs in ``mutual`` hear each other."""
     left = sorted(nodes)
     views = []
     while left:

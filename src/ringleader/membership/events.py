@@ -1,4 +1,4 @@
-"""What can happen to a node, and what it then wants done."""
+"""Events that a membership state machine takes in, and actions that it returns."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ringleader.membership.messages import Message
 
 
 class Health(StrEnum):
-    """What a node thinks of a peer."""
+    """Health of a peer, as this node sees it."""
 
     UNKNOWN = "unknown"
-    """Its link is open and nothing came over it yet."""
+    """Its link is open and nothing has arrived over it yet."""
     HEALTHY = "healthy"
     SUSPECT = "suspect"
-    """Silent for longer than usual, or its link broke. It keeps its place."""
+    """Silent for longer than usual, or its link broke. It stays a member."""
     DEAD = "dead"
 
 
@@ -36,24 +36,24 @@ class LinkDown(msgspec.Struct, frozen=True, gc=False):
 
     peer: Member
     gone: bool
-    """Its process is known to have ended: its host refused a new link."""
+    """True if its process is known to have ended: its host refused a new link."""
 
 
 class MessageReceived(msgspec.Struct, frozen=True, gc=False):
-    """``peer`` said something over its link."""
+    """``message`` arrived over the link to ``peer``."""
 
     peer: Member
     message: Message
 
 
 class SetPayload(msgspec.Struct, frozen=True, gc=False):
-    """What this node hangs on the next view."""
+    """The payload that this node contributes to the next view."""
 
     data: bytes
 
 
 class RefreshView(msgspec.Struct, frozen=True, gc=False):
-    """Make a new view of the same members, with the payloads they have now."""
+    """A request for a new view of the same members, with their current payloads."""
 
 
 class LeaveCluster(msgspec.Struct, frozen=True, gc=False):
@@ -68,7 +68,7 @@ Event = (
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
-    """Say ``message`` to ``to``; drop it if the link is gone or too slow."""
+    """Send ``message`` to ``to``; drop it if the link is gone or too slow."""
 
     to: Member
     message: Message
@@ -88,7 +88,7 @@ class InstallView(msgspec.Struct, frozen=True, gc=False):
 
 
 class HealthChanged(msgspec.Struct, frozen=True, gc=False):
-    """The health of ``peer`` is another one, and why."""
+    """The health of ``peer`` has changed to ``health``; ``why`` tells the reason."""
 
     peer: Member
     health: Health
@@ -96,23 +96,26 @@ class HealthChanged(msgspec.Struct, frozen=True, gc=False):
 
 
 class PeerForgotten(msgspec.Struct, frozen=True, gc=False):
-    """This life of a peer is over and no longer shown; close its link if any."""
+    """The record of this life of a peer is deleted; close its link if any."""
 
     peer: Member
 
 
 class KeyCloned(msgspec.Struct, frozen=True, gc=False):
-    """Two live processes use one key. A node that reads of itself as refused ends."""
+    """Two live processes use one key. The node that finds itself refused ends."""
 
     kept: Member
     refused: Member
 
 
 class Split(msgspec.Struct, frozen=True, gc=False):
-    """Two groups with a leader each have found each other; one view will remain."""
+    """Another leader with members of its own came into sight.
+
+    Two parts of the cluster were separated and have met again; one view will remain.
+    """
 
     leader: Member
-    """The other leader. The more senior one stays."""
+    """The other leader. The more senior of the two stays."""
     id: ViewId
 
 

@@ -1,4 +1,4 @@
-"""Questions about the peers' health, answered for people and for programs."""
+"""HealthReport answers questions about the health of all peers."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from ringleader.membership.peer import Peer
 
 @dataclass(frozen=True, slots=True)
 class PeerHealth:
-    """The record of one peer at one moment."""
+    """The health of one peer at one moment."""
 
     member: Member
     health: Health
     last_heard_s: float | None
-    """On this node's clock; None: never."""
+    """On this node's clock; None if never."""
     latency_last_s: float | None
     latency_avg_s: float | None
-    """Round trips: an average in which the newest counts for a fifth."""
+    """Average round trip, in which the newest one counts for a fifth."""
     num_heard: int
     num_missed: int
     num_missed_in_row: int
 
     @property
     def uptime_ratio(self) -> float:
-        """The share of heartbeats that came; 1.0 before there were any."""
+        """The share of heartbeats that arrived; 1.0 before any was due."""
         total = self.num_heard + self.num_missed
         return self.num_heard / total if total else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class HealthSummary:
-    """How many peers there are of each kind."""
+    """The number of peers in each state of health."""
 
     total: int
     healthy: int
@@ -44,34 +44,34 @@ class HealthSummary:
 
 
 class HealthReport:
-    """A picture of all peers, taken when it was asked for."""
+    """The health of all peers at the moment it is made."""
 
     def __init__(self, peers: Iterable[Peer]) -> None:
         shown = sorted((p for p in peers if p.is_admitted), key=lambda p: p.member)
         self.peers = tuple(_record(p) for p in shown)
 
     def healthy(self) -> tuple[Member, ...]:
-        """Peers that speak."""
+        """Return the peers that are heard from."""
         return self._having(Health.HEALTHY)
 
     def suspect(self) -> tuple[Member, ...]:
-        """Peers that are silent and keep their place."""
+        """Return the peers that are silent but still members."""
         return self._having(Health.SUSPECT)
 
     def dead(self) -> tuple[Member, ...]:
-        """Peers the others go on without, until they are forgotten."""
+        """Return the peers that the others go on without, until they are forgotten."""
         return self._having(Health.DEAD)
 
     def operational(self) -> tuple[Member, ...]:
-        """All peers that are not dead."""
+        """Return all peers that are not dead."""
         return tuple(p.member for p in self.peers if p.health is not Health.DEAD)
 
     def of(self, member: Member) -> PeerHealth | None:
-        """The record of one life of a peer; None: no such peer."""
+        """Return the health of one life of a peer, or None."""
         return next((p for p in self.peers if p.member == member), None)
 
     def summary(self) -> HealthSummary:
-        """How many there are of each kind."""
+        """Return the number of peers in each state of health."""
         kinds = [p.health for p in self.peers]
         return HealthSummary(
             total=len(kinds),
@@ -82,11 +82,11 @@ class HealthReport:
         )
 
     def is_cluster_healthy(self) -> bool:
-        """Whether no peer is dead."""
+        """Return whether no peer is dead."""
         return not self.dead()
 
     def health_percentage(self) -> float:
-        """The share of peers that are healthy; 100 when there are none."""
+        """Return the percentage of peers that are healthy; 100 without peers."""
         return 100 * len(self.healthy()) / len(self.peers) if self.peers else 100.0
 
     def _having(self, health: Health) -> tuple[Member, ...]:

@@ -1,4 +1,4 @@
-"""What a node says of itself: its report, in heartbeats to all its peers."""
+"""HeartbeatSender sends the report of this node to all peers, in heartbeats."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ringleader.membership.view_change import ViewChange
 
 
 class HeartbeatSender:
-    """Speaks at every heartbeat, and at once when there is something new.
+    """Sends at every heartbeat interval, and at once when the report changes.
 
-    Owned by a ``MembershipMachine``; appends to ``out``.
+    Owned by a state machine; appends to ``out``.
     """
 
     def __init__(
@@ -34,47 +34,47 @@ class HeartbeatSender:
         self._config = config
         self._peer_table = peer_table
         self._out = out
-        self._spoke_at_s = -inf
+        self._sent_at_s = -inf
         self._number = 0
         self._refutation = 0
 
     def tick(self, now_s: float) -> None:
-        """Speak if it is time."""
+        """Send heartbeats if they are due."""
         if now_s >= self.beat_at_s:
             self._peer_table.count_misses(now_s)
-            self._speak(now_s)
+            self._send_to_all(now_s)
 
     def publish(
         self, proposer: Proposer, view_change: ViewChange, now_s: float
     ) -> None:
-        """Tell all peers if there is something new to tell."""
+        """Send the report to all peers if it has changed."""
         report = self._describe(proposer, view_change)
         if report == self.report:
             return
         self.report = report
-        at_s = self._spoke_at_s + self._config.gap_s
+        at_s = self._sent_at_s + self._config.gap_s
         if now_s >= at_s:
-            self._speak(now_s)
-        else:  # not more often than every gap_s, however fast things change
+            self._send_to_all(now_s)
+        else:  # at most every gap_s, however fast reports change
             self.beat_at_s = min(self.beat_at_s, at_s)
 
     def refute(self, peer: Peer, report: Report, now_s: float) -> None:
-        """Answer at once, and once, if ``peer`` suspects us."""
+        """Answer ``peer`` at once, and once, if it suspects us."""
         for suspect, refutation in report.suspects:
             if suspect == self._me and refutation >= self._refutation:
                 self._refutation = refutation + 1
                 self.beat(peer, now_s)
 
     def leave(self) -> None:
-        """Say goodbye to everybody."""
+        """Send a goodbye to all peers."""
         for peer in self._peer_table.linked():
             self._out.append(Send(peer.member, Goodbye()))
 
     def beat(self, peer: Peer, now_s: float) -> None:
-        """One heartbeat to one peer."""
+        """Send one heartbeat to one peer."""
         self._number += 1
         held_us = int((now_s - peer.echo_at_s) * 1e6) if peer.echo_us else 0
-        # One more than the time: a stamp is never zero, which means none.
+        # Plus one: a stamp of zero would mean none.
         stamp_us = int(now_s * 1e6) + 1
         beat = Heartbeat(
             self._number,
@@ -86,9 +86,9 @@ class HeartbeatSender:
         )
         self._out.append(Send(peer.member, beat))
 
-    def _speak(self, now_s: float) -> None:
+    def _send_to_all(self, now_s: float) -> None:
         self.beat_at_s = now_s + self._config.heartbeat_s
-        self._spoke_at_s = now_s
+        self._sent_at_s = now_s
         for peer in self._peer_table.linked():
             self.beat(peer, now_s)
 

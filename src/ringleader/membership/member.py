@@ -1,4 +1,4 @@
-"""What a member, a view and the name of a view are."""
+"""Member, View and ViewId: the values that membership agrees on."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ MAX_MEMBERS: Final = 64
 """Members of one view. A home has ten; all-to-all heartbeats of 64 are 5 Mbit/s."""
 
 MAX_PAYLOAD_BYTES: Final = 64 * 1024
-"""What a member may hang on a view: a profile or a step number, never weights."""
+"""Payload of a member in a view: a profile or a step number, never weights."""
 
 MAX_COUNTER: Final = 1 << 53
-"""Out of reach: a view a millisecond for 285,000 years."""
+"""Out of reach: one view per millisecond for 285,000 years."""
 
 
 class Member(NamedTuple):
-    """One life of a node. The smaller one is the more senior one."""
+    """One life of a node, from process start to end. The smaller one is more senior."""
 
     started_ms: Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
-    """The node's own clock when its process started; fixed for life, may be absurd."""
+    """The node's own clock when its process started. It never changes and may be
+    wrong."""
 
     node: Annotated[NodeId, Meta(pattern=r"^[a-z2-7]{52}\Z")]
     incarnation: Annotated[Incarnation, Meta(pattern=r"^[0-9a-f]{16}\Z")]
@@ -34,7 +35,7 @@ class Member(NamedTuple):
 
 
 class ViewId(NamedTuple):
-    """The name of a view, its epoch: unique, and later views compare greater."""
+    """The id of a view, its epoch: unique, and later views compare greater."""
 
     counter: Annotated[int, Meta(ge=0, le=MAX_COUNTER)]
     leader: Annotated[NodeId, Meta(pattern=r"^[a-z2-7]{52}\Z")]
@@ -45,7 +46,7 @@ class ViewId(NamedTuple):
 
 
 NO_VIEW: Final = ViewId(0, NodeId("a" * 52), Incarnation("0" * 16))
-"""Below every real view: what a node has before its first."""
+"""Smaller than every real view id: what a node has before its first view."""
 
 Payload = Annotated[bytes, Meta(max_length=MAX_PAYLOAD_BYTES)]
 Members = Annotated[tuple[Member, ...], Meta(max_length=MAX_MEMBERS)]
@@ -54,7 +55,7 @@ Members = Annotated[tuple[Member, ...], Meta(max_length=MAX_MEMBERS)]
 class View(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False
 ):
-    """The members of one epoch in ring order, and what each hung on it."""
+    """The members of one epoch in ring order, and the payload of each."""
 
     id: ViewId
     members: Members
@@ -62,20 +63,21 @@ class View(
 
     @property
     def leader(self) -> Member:
-        """The member that made this view."""
+        """The member that proposed this view."""
         return next(m for m in self.members if m.node == self.id.leader)
 
     def payload_of(self, member: Member) -> bytes:
-        """What ``member`` hung on this view."""
+        """Return the payload of ``member`` in this view."""
         return self.payloads[self.members.index(member)]
 
 
 Order = Callable[[Sequence[Member], Mapping[Member, bytes]], Sequence[Member]]
-"""Decides the ring: (members by seniority, their payloads) -> the same members."""
+"""Returns the ring order: (members by seniority, their payloads) -> the same
+members."""
 
 
 def by_seniority(
     members: Sequence[Member], payloads: Mapping[Member, bytes]
 ) -> Sequence[Member]:
-    """The ring order when nothing better is known: the most senior first."""
+    """Return the default ring order: the most senior member first."""
     return sorted(members)

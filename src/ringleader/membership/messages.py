@@ -1,15 +1,14 @@
-"""What members say to each other, and its bytes: bounded, typed, nothing unknown.
+"""Messages between members, and their bytes: typed, bounded, without unknown fields.
 
-Heartbeat    all to all     I am here, this is what I see, and back with your stamp
-Propose      leader ->      freeze: stop what you do, this is to be the next view
-Status       -> leader      I am frozen, and this is my payload
-Commit       leader ->      install: the view, with everybody's payload
-Ack          -> leader      it is installed here
-Refuse       -> leader      no: I have promised a later view
-Goodbye      all to all     I leave on purpose
+Heartbeat    all to all     sender is alive; its report; echo of the receiver's stamp
+Propose      leader ->      freeze: stop working, this is to be the next view Status
+-> leader      frozen; here is my payload Commit       leader ->      install: the view,
+with the payloads of all members Ack          -> leader      installed Refuse       ->
+leader      a later view is already promised Goodbye      all to all     the sender
+leaves on purpose
 
-Every message may be lost, doubled, late or out of order; ``machine.py`` says why that
-does no harm.
+Every message may be lost, duplicated, late or reordered; ``state_machine.py`` explains
+why that does no harm.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from ringleader.membership.member import (
 )
 
 MAX_MESSAGE_BYTES: Final = MAX_MEMBERS * (MAX_PAYLOAD_BYTES + 256) + 1024
-"""A commit of 64 members with full payloads: 4.2 MB. Nothing longer is decoded."""
+"""A commit of 64 members with full payloads: 4.2 MB. Longer data is not decoded."""
 
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Stamp = Annotated[int, Meta(ge=0, le=1 << 62)]
@@ -40,7 +39,7 @@ Stamp = Annotated[int, Meta(ge=0, le=1 << 62)]
 class Report(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False
 ):
-    """What a node sees and wants; the same in its heartbeats to all."""
+    """What a node sees and wants; the same in its heartbeats to all peers."""
 
     view: ViewId
     """The view it has installed."""
@@ -49,19 +48,19 @@ class Report(
     """The latest view it is frozen for, or ``view``."""
 
     num_members: Annotated[int, Meta(ge=0, le=MAX_MEMBERS)]
-    """How many its view has."""
+    """Number of members of its view."""
 
     prefers: Member
-    """The node it wants as leader; itself, unless a more senior one invites it."""
+    """The node it wants as leader: itself, unless a more senior one invites it."""
 
     hears: Members
     """Its peers that are alive as it sees them."""
 
     invites: Members
-    """Whom it would lead; only where it prefers itself."""
+    """The nodes it would lead; only if it prefers itself."""
 
     suspects: Annotated[tuple[tuple[Member, Count], ...], Meta(max_length=MAX_MEMBERS)]
-    """Peers that are silent, each with the last refutation heard from it."""
+    """Silent peers, each with the last refutation heard from it."""
 
     clones: Annotated[tuple[tuple[Member, Member], ...], Meta(max_length=MAX_MEMBERS)]
     """Proven copies of a key: (the life that is kept, the life that is refused)."""
@@ -73,37 +72,37 @@ class Report(
 class _Message(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False
 ):
-    """What all messages have in common: how they are encoded."""
+    """Base of all messages: how they are encoded."""
 
 
 class Heartbeat(_Message, frozen=True, tag="beat", gc=False):
-    """I am here. Times are stamps of the sender's clock, of use to it alone."""
+    """Sign of life. Times are stamps of the sender's own clock."""
 
     number: Count
-    """Grows with every heartbeat of the sender: an older one is out of date."""
+    """Grows with every heartbeat of the sender; a smaller one is out of date."""
 
     sent_us: Stamp
     echo_us: Stamp
-    """Your stamp, from the last heartbeat I had from you; zero: none yet."""
+    """The receiver's stamp from its last heartbeat to the sender; zero if none."""
 
     held_us: Stamp
-    """How long I had it before I sent this one."""
+    """Time between the arrival of that stamp and this message."""
 
     refutation: Count
-    """Raised when a suspicion of me reaches me."""
+    """Raised when the sender learns that somebody suspects it."""
 
     report: Report
 
 
 class Propose(_Message, frozen=True, tag="propose", gc=False):
-    """Freeze for this view, then send your status."""
+    """Freeze for this view, then send a status."""
 
     id: ViewId
     members: Members
 
 
 class Status(_Message, frozen=True, tag="status", gc=False):
-    """I am frozen for this view."""
+    """The sender is frozen for this view."""
 
     id: ViewId
     payload: Payload
@@ -118,20 +117,20 @@ class Commit(_Message, frozen=True, tag="commit", gc=False):
 
 
 class Ack(_Message, frozen=True, tag="ack", gc=False):
-    """I have installed this view."""
+    """The sender has installed this view."""
 
     id: ViewId
 
 
 class Refuse(_Message, frozen=True, tag="refuse", gc=False):
-    """I have promised a later view than this one."""
+    """The sender has promised a later view than this one."""
 
     id: ViewId
     promised: ViewId
 
 
 class Goodbye(_Message, frozen=True, tag="bye", gc=False):
-    """I leave on purpose; do not wait for me."""
+    """The sender leaves on purpose; do not wait for it."""
 
 
 Message = Heartbeat | Propose | Status | Commit | Ack | Refuse | Goodbye
@@ -141,27 +140,31 @@ _DECODER: Final = msgspec.msgpack.Decoder(Message)
 
 
 def encode(message: Message) -> bytes:
-    """The bytes of a message."""
+    """Return the bytes of a message."""
     return _ENCODER.encode(message)
 
 
 def decode(data: bytes | bytearray | memoryview, sender: Member) -> Message:
-    """The message in ``data``, which came over the link to ``sender``.
+    """Return the message in ``data``, which came over the link to ``sender``.
 
-    Anything malformed, oversized, contradictory or in another node's name is a
-    ProtocolError.
+    Raises ProtocolError if it is malformed, oversized, contradictory or in the name of
+    another node.
     """
     if len(data) > MAX_MESSAGE_BYTES:
-        text = f"a membership message of {len(data)} bytes; {MAX_MESSAGE_BYTES} is most"
+        text = (
+            f"sent {len(data)} bytes as membership message; limit {MAX_MESSAGE_BYTES}"
+        )
         raise ProtocolError(str(sender), text)
     try:
         message: Message = _DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        text = f"a membership message that makes no sense: {exc}"
+        text = f"sent a malformed membership message: {exc}"
         raise ProtocolError(str(sender), text) from exc
     fault = _fault(message, sender)
     if fault:
-        text = f"a {type(message).__name__} message that contradicts itself: {fault}"
+        text = (
+            f"sent a {type(message).__name__} message that contradicts itself: {fault}"
+        )
         raise ProtocolError(str(sender), text)
     return message
 
@@ -187,11 +190,11 @@ def _fault_of_view(
         return f"view {name} is led by another node"
     if sender not in members:
         return "its leader is not a member"
-    return "a node is listed twice" if _has_double(members) else None
+    return "a node is listed twice" if _has_duplicate(members) else None
 
 
 def _fault_of_report(report: Report, sender: Member) -> str | None:
-    if _has_double(report.hears) or _has_double(report.invites):
+    if _has_duplicate(report.hears) or _has_duplicate(report.invites):
         return "a node is listed twice"
     if report.promised < report.view:
         return f"view {report.view} is installed, and only {report.promised} promised"
@@ -200,5 +203,5 @@ def _fault_of_report(report: Report, sender: Member) -> str | None:
     return None
 
 
-def _has_double(members: tuple[Member, ...]) -> bool:
+def _has_duplicate(members: tuple[Member, ...]) -> bool:
     return len({m.node for m in members}) < len(members)

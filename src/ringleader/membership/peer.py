@@ -1,4 +1,4 @@
-"""What a node remembers of one life of a peer."""
+"""Peer is the record that a node keeps of one life of a peer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NOBODY: frozenset[Member] = frozenset()
 
 
 class Peer:
-    """One life of a peer: its link, its silence, its last report, its record."""
+    """One life of a peer: its link, its silence, its last report, its statistics."""
 
     __slots__ = (
         "contested_s",
@@ -44,10 +44,12 @@ class Peer:
         self.member = member
         self.health = Health.UNKNOWN
         self.is_linked = False
-        self.last_heard_s = now_s  # or when its link opened, before it says anything
+        self.last_heard_s = now_s  # or when its link opened, before any message
         self.lost_at_s = inf  # when its link broke
         self.died_at_s = inf
-        self.contested_s: float | None = None  # since when it claims another life's key
+        self.contested_s: float | None = (
+            None  # since when it claims the key of another life
+        )
         self.refused_for: Member | None = None  # the life that keeps the key
         self.number = -1
         self.refutation = 0
@@ -66,29 +68,29 @@ class Peer:
 
     @property
     def is_admitted(self) -> bool:
-        """Whether it is the life of its node that counts."""
+        """True if this life of its node counts: it is neither contested nor refused."""
         return self.contested_s is None and self.refused_for is None
 
     @property
     def is_present(self) -> bool:
-        """Whether it may be a member, as far as this node can tell."""
+        """True if it may be a member, as far as this node can tell."""
         live = self.health is Health.HEALTHY or self.health is Health.SUSPECT
         return live and self.contested_s is None and self.refused_for is None
 
     @property
     def is_mutual(self) -> bool:
-        """Whether each of the two hears the other."""
+        """True if each of the two hears the other."""
         return self.hears_me and self.is_present
 
     def dead_at_s(self, config: MembershipConfig) -> float:
-        """When it is dead unless it is heard before."""
+        """Return when it counts as dead unless it is heard before."""
         return min(
             self.last_heard_s + config.dead_after_s,
             self.lost_at_s + config.lost_after_s,
         )
 
     def due_at_s(self, config: MembershipConfig) -> float:
-        """When its health changes unless it is heard before."""
+        """Return when its health changes unless it is heard before."""
         if self.health is Health.HEALTHY:
             return self.last_heard_s + config.suspect_after_s
         if self.health is Health.DEAD:
@@ -96,9 +98,10 @@ class Peer:
         return self.dead_at_s(config)
 
     def take(self, beat: Heartbeat, now_s: float, *, longest_s: float) -> None:
-        """Note a fresh heartbeat, all but its report.
+        """Record a fresh heartbeat, except for its report.
 
-        A round trip longer than ``longest_s`` is no measurement: one of us slept.
+        A round trip longer than ``longest_s`` is not measured: one of the two was
+        suspended.
         """
         self.number = beat.number
         self.last_heard_s = now_s
@@ -113,19 +116,19 @@ class Peer:
                 self._measure(round_trip_s)
 
     def adopt(self, report: Report, me: Member) -> None:
-        """Believe what it says of itself from now on."""
+        """Store the report that it sent."""
         self.report = report
         self.hears = frozenset(report.hears)
         self.hears_me = me in self.hears
         self.invites_me = report.prefers == self.member and me in report.invites
 
     def miss(self) -> None:
-        """Count a heartbeat that did not come."""
+        """Count a heartbeat that did not arrive."""
         self.num_missed += 1
         self.num_missed_in_row += 1
 
     def shift(self, gap_s: float) -> None:
-        """Forgive ``gap_s`` of silence: it was this node that slept."""
+        """Ignore ``gap_s`` of silence, during which this node was suspended."""
         self.last_heard_s += gap_s
         self.lost_at_s += gap_s
         if self.contested_s is not None:

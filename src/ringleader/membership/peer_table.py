@@ -1,19 +1,19 @@
-"""Which peers are alive, and which life of a node is the one that counts.
+"""PeerTable decides which peers are alive, and which life of a node counts.
 
 unknown --heard--> healthy --silent, or link lost--> suspect --silent--> dead
                       ^----------------heard------------'                  |
                       '------heard, if its link is still open--------------'
 
-A peer whose process is known to have ended is dead at once. A dead one is shown for a
+A peer whose process is known to have ended is dead at once. A dead peer is shown for a
 while and then forgotten.
 
-Two lives with one key. A restarted node comes with a new incarnation; its old life is
-over, and usually its link broke. When the old one seems healthy nevertheless, the new
-one waits for a moment, and the old one is asked for a sign of life. A heartbeat that
-echoes a stamp of ours from after the new one's link opened proves that both live: the
-key was copied. Then the life that started first is kept and the other one refused, on
-every node alike. No delay can make a restart look like a copy, because the dead do not
-answer new stamps.
+Two lives with one key. A restarted node comes back with a new incarnation; its old life
+is over, and usually its link broke. If the old life still seems healthy, the new one
+waits for a moment, and the old one is asked for a sign of life. A heartbeat that echoes
+a stamp of ours from after the new link opened proves that both live: the key was
+copied. Then the life that started first is kept and the other one is refused, on every
+node alike. No delay can make a restart look like a copy, because a dead process does
+not answer new stamps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ringleader.membership.messages import Heartbeat
 from ringleader.membership.peer import Peer
 
 MAX_PEERS = 4 * MAX_MEMBERS
-"""Lives remembered, the dead included. Beyond it nobody new is looked at."""
+"""Lives remembered, the dead included. Beyond it new ones are ignored."""
 
 
 class PeerTable:
@@ -44,22 +44,22 @@ class PeerTable:
         self.me = me
         self.peers: dict[Member, Peer] = {}
         self.is_changed = False
-        """Somebody came, went or said something new: decide again."""
+        """A peer came, went or reported something new: decide again."""
         self.due_at_s = inf
         self._config = config
         self._out = out
         self._contests: list[Peer] = []
 
     def present(self) -> Iterator[Peer]:
-        """Peers that may be members, in no order."""
+        """Iterate over the peers that may be members, in no order."""
         return (p for p in self.peers.values() if p.is_present)
 
     def linked(self) -> Iterator[Peer]:
-        """Peers that can be spoken to."""
+        """Iterate over the peers that have an open link."""
         return (p for p in self.peers.values() if p.is_linked)
 
     def clones(self) -> tuple[tuple[Member, Member], ...]:
-        """(kept, refused) for every key that was copied."""
+        """Return (kept, refused) for every key that was copied."""
         pairs = [
             (p.refused_for, p.member)
             for p in self.peers.values()
@@ -68,7 +68,7 @@ class PeerTable:
         return tuple(sorted(pairs))[:MAX_MEMBERS]
 
     def up(self, member: Member, now_s: float) -> Peer | None:
-        """A link opened. Returns another life of it that must show that it lives."""
+        """Record an open link; return another life that must show that it is alive."""
         peer = self.peers.get(member)
         is_new = peer is None
         if peer is None:
@@ -84,7 +84,7 @@ class PeerTable:
         return self._claim(peer, now_s) if is_new else None
 
     def down(self, member: Member, now_s: float, *, gone: str | None) -> None:
-        """Its link broke; ``gone`` says how we know that its process ended, if so."""
+        """Record a broken link; ``gone`` tells how we know that the process ended."""
         peer = self.peers.get(member)
         if peer is None:
             return
@@ -96,13 +96,13 @@ class PeerTable:
         elif peer.health is Health.DEAD:
             return
         elif gone is not None or self._is_contested(member):
-            self._bury(peer, now_s, gone or "its node started anew")
+            self._bury(peer, now_s, gone or "its node restarted")
         elif peer.health is Health.HEALTHY:
             self._change(peer, Health.SUSPECT, "its link broke")
         self.due_at_s = min(self.due_at_s, peer.due_at_s(self._config))
 
     def beat(self, peer: Peer, beat: Heartbeat, now_s: float) -> bool:
-        """A heartbeat came. Whether it brought a new report."""
+        """Record a heartbeat; return whether it brought a new report."""
         if beat.number <= peer.number:
             return False
         peer.take(beat, now_s, longest_s=self._config.suspect_after_s)
@@ -117,10 +117,10 @@ class PeerTable:
         return True
 
     def tick(self, now_s: float) -> None:
-        """Judge all peers by their silence."""
+        """Update the health of all peers by the length of their silence."""
         config = self._config
         for peer in self._contests[:]:
-            if peer.contested_s is not None:  # an earlier round may have settled it
+            if peer.contested_s is not None:  # an earlier iteration may have settled it
                 self._expire(peer, peer.contested_s, now_s)
         for peer in list(self.peers.values()):
             if now_s >= peer.due_at_s(config):
@@ -134,20 +134,20 @@ class PeerTable:
                 self.due_at_s = min(self.due_at_s, over_s)
 
     def count_misses(self, now_s: float) -> None:
-        """Once per heartbeat: who should have been heard by now and was not?"""
+        """Count, once per heartbeat interval, the peers that are overdue."""
         late_s = now_s - 1.5 * self._config.heartbeat_s
         for peer in self.peers.values():
             if peer.last_heard_s < late_s and peer.health is not Health.DEAD:
                 peer.miss()
 
     def shift(self, gap_s: float) -> None:
-        """This node slept for ``gap_s``: nobody is to blame for that silence."""
+        """Ignore ``gap_s`` of silence, during which this node was suspended."""
         for peer in self.peers.values():
             peer.shift(gap_s)
         self.due_at_s += gap_s
 
     def forget(self, peer: Peer) -> None:
-        """End the record of this life."""
+        """Delete the record of this life."""
         if self.peers.pop(peer.member, None) is None:
             return
         self._out.append(PeerForgotten(peer.member))
@@ -182,7 +182,7 @@ class PeerTable:
             self.forget(peer)
 
     def _heirs(self, life: Member) -> list[Peer]:
-        """Other lives of the same node whose link is open, the most senior first."""
+        """Return other linked lives of the same node, the most senior first."""
         lives = (p for p in self.peers.values() if p.member.node == life.node)
         others = (p for p in lives if p.member != life and p.is_linked)
         return sorted(others, key=lambda p: p.member)
@@ -191,7 +191,7 @@ class PeerTable:
         return any(p.member.node == holder.node for p in self._contests)
 
     def _claim(self, peer: Peer, now_s: float) -> Peer | None:
-        """Settle who holds the key; returns the holder if it must be asked."""
+        """Settle which life holds the key; return the holder if it must be asked."""
         node = peer.member.node
         if node == self.me.node:
             peer.refused_for = self.me
@@ -211,14 +211,14 @@ class PeerTable:
         return None
 
     def _holder(self, claimant: Peer) -> Peer | None:
-        """The other life of a node that counts, if there is one."""
+        """Return the other life of the node that counts, or None."""
         node = claimant.member.node
         same = (p for p in self.peers.values() if p.member.node == node)
         return next((p for p in same if p is not claimant and p.is_admitted), None)
 
     def _supersede(self, holder: Peer, now_s: float) -> None:
         if holder.health is not Health.DEAD:
-            self._change(holder, Health.DEAD, "its node started anew")
+            self._change(holder, Health.DEAD, "its node restarted")
             holder.died_at_s = now_s
         self.forget(holder)
 
@@ -249,7 +249,7 @@ class PeerTable:
         peer.contested_s = None
 
     def _promote(self, former: Member) -> None:
-        """The holder of a key is gone: the most senior of its other lives has it."""
+        """Give the key of a life that is gone to the most senior of the others."""
         heirs = self._heirs(former)
         if not heirs or former.node == self.me.node:
             return
@@ -259,6 +259,6 @@ class PeerTable:
             if peer.refused_for is not None:
                 peer.refused_for = heirs[0].member
             elif peer.contested_s is not None:
-                # It claimed the key from another holder; what this one says proves
-                # nothing against it. If it lives it dials again, and claims anew.
+                # It claimed the key from the former holder, so heartbeats of the new
+                # one prove nothing against it. If it lives, it dials again.
                 self.forget(peer)

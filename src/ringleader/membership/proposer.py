@@ -1,4 +1,6 @@
-"""What a node wants: whom to follow, or which view to lead, and when to propose it."""
+"""Proposer decides whom this node follows, which view it would lead, and when to
+propose.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from ringleader.membership.view_change import ViewChange
 
 
 class Proposer:
-    """The wishes of one node. Owned by its ``MembershipMachine``."""
+    """Decisions of one node about leadership. Owned by its state machine."""
 
     def __init__(
         self,
@@ -27,7 +29,7 @@ class Proposer:
         self.invites: tuple[Member, ...] = ()
         self.propose_at_s = inf
         self.review_at_s = inf
-        """When patience with a conflict ends."""
+        """When the patience with a conflict ends."""
         self._me = me
         self._config = config
         self._peer_table = peer_table
@@ -39,7 +41,7 @@ class Proposer:
         self._met: dict[Member, ViewId] = {}
 
     def decide(self, now_s: float, out: list[Action]) -> None:
-        """Choose a leader; if it is this node, what to lead."""
+        """Choose the preferred leader; if it is this node, choose the view to lead."""
         self.prefers = preferred_leader(self._me, self._peer_table.peers.values())
         if self.prefers == self._me:
             self._lead(now_s)
@@ -49,13 +51,13 @@ class Proposer:
             self._notice_split(out)
 
     def propose(self, now_s: float) -> None:
-        """Start the view that was waited for."""
+        """Propose the view that was scheduled."""
         self.propose_at_s = inf
         self._view_change.propose(self._target, now_s)
         self._schedule(now_s)
 
     def shift(self, gap_s: float) -> None:
-        """This node slept: what should settle starts to settle now."""
+        """Restart all settling times: this node was suspended for ``gap_s``."""
         self._target_since_s += gap_s
         self._wanted_since_s += gap_s
         self._conflict_since_s += gap_s
@@ -83,13 +85,12 @@ class Proposer:
             self._target_since_s = now_s
         proposal = self._view_change.proposal
         if proposal is not None and not set(proposal.members) <= set(wanted):
-            self._view_change.proposal = (
-                None  # somebody in it is lost: it cannot finish
-            )
+            self._view_change.proposal = None  # a member is lost: it cannot finish
         self._schedule(now_s)
 
     def _invite(self, now_s: float) -> None:
-        """Whom to lead. A conflict gets some patience before seniority decides it."""
+        """Choose whom to lead. A conflict is given some time before seniority
+        decides."""
         is_patient = now_s < self._conflict_since_s + self._config.patience_s
         peers = self._peer_table.peers.values()
         incumbents = self._view_change.members
@@ -107,7 +108,7 @@ class Proposer:
         if not self._is_wanted():
             self._wanted_since_s = self.propose_at_s = inf
         elif self._view_change.proposal is not None:
-            self.propose_at_s = inf  # one after the other
+            self.propose_at_s = inf  # one proposal at a time
         else:
             config = self._config
             self._wanted_since_s = min(self._wanted_since_s, now_s)
@@ -117,14 +118,14 @@ class Proposer:
             self.propose_at_s = min(since_s + wait_s, latest_s)
 
     def _is_wanted(self) -> bool:
-        """Whether the view in force is not the one we proposer at."""
+        """Return whether the view in force differs from the target."""
         view_change = self._view_change
         if not view_change.is_leader or view_change.is_frozen:
             return True
         return view_change.members != self._target or self._is_stale()
 
     def _is_stale(self) -> bool:
-        """Whether a member is ahead of our view, or wants its payload renewed."""
+        """Return whether a member has promised a later view, or asks for a refresh."""
         view_change = self._view_change
         done = view_change.refreshes_done
         if view_change.refreshes > done.get(self._me, 0):
@@ -140,7 +141,7 @@ class Proposer:
         return False
 
     def _is_hopeful(self) -> bool:
-        """Whether somebody may join us in a moment, so that patience saves a view."""
+        """Return whether another node may join soon, so that waiting saves a view."""
         peers, target = self._peer_table.peers, self._target
         heard: set[Member] = set().union(
             *(peers[m].hears for m in target if m != self._me)
@@ -148,23 +149,24 @@ class Proposer:
         for member in heard.union(self._view_change.members).difference(target):
             peer = peers.get(member)
             if peer is None or not peer.is_present:
-                if member in heard:  # by one of us: its link to us may open soon, or
-                    return True  # it is dead and they are about to notice
+                if member in heard:  # a target member hears it: its link to us may
+                    return True  # open soon, or it is dead and they will notice soon
             elif self._may_follow(peer):
                 return True
         return False
 
     def _may_follow(self, peer: Peer) -> bool:
-        """Whether a peer that is here but not with us may still come.
+        """Return whether a present peer that does not follow us may still do so.
 
-        Not if it could be and is not invited: then it lost to a more senior one.
+        It will not if it could be invited and is not: then it lost to a more senior
+        node.
         """
         if not peer.is_mutual or peer.member in self.invites:
             return True
         return peer.report is not None and peer.report.prefers < self._me
 
     def _notice_split(self, out: list[Action]) -> None:
-        """Say so when another leader with members of its own comes into sight."""
+        """Report another leader with members of its own when it comes into sight."""
         met = {}
         for peer in self._peer_table.present():
             report = peer.report

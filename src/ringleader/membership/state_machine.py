@@ -1,15 +1,16 @@
-"""One node's share of the membership: events in, actions out.
+"""MembershipMachine is the membership state of one node: events in, actions out.
 
-Theory of operation. Every node tells all its peers, in every heartbeat, whom it hears,
+Theory of operation. In every heartbeat, each node tells all its peers whom it hears,
 whom it prefers as leader and, if that is itself, whom it invites (``election.py``). A
-node that prefers itself aims at the view of itself and of all invited peers that prefer
-it. When that has settled, and differs from the view in force, it proposes it
-(``view_change.py``). Each node decides for itself who is alive (``peer_table.py``).
+node that prefers itself aims at the view of itself and all invited peers that prefer
+it. When that target has settled and differs from the view in force, the node proposes
+it (``proposer.py``, ``view_change.py``). Each node decides for itself who is alive
+(``peer_table.py``).
 
-Why lost, late, doubled or disordered messages do no harm: a report is a whole, repeated
-with each heartbeat, and only the newest counts; a proposal, status, commit,
-acknowledgement or refusal carries the name of its view, is repeated until answered, and
-one for another name than the current one changes nothing but the counter.
+Lost, late, duplicated or reordered messages do no harm. A report is complete in itself,
+repeated with each heartbeat, and only the newest counts. A proposal, status, commit,
+acknowledgement or refusal carries the id of its view and is repeated until answered;
+one for another id than the current one changes nothing but the counter.
 
 Invariants, which ``ringleader.simulation.membership`` checks after every event:
 
@@ -19,8 +20,8 @@ Invariants, which ``ringleader.simulation.membership`` checks after every event:
 * once faults stop, all nodes that hear each other install one view, led by the most
   senior of them, and nobody stays frozen.
 
-The state is mutable, for speed; nothing else about it is: no clock, no randomness, no
-I/O, no thread. One caller at a time.
+The state is mutable, for speed. There is no clock, no randomness, no I/O and no thread;
+one caller at a time.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class MembershipMachine:
         self.config = config = config or MembershipConfig()
         self.has_left = False
         self.wake_at_s = -inf
-        """When the next ``Tick`` is due; being early is harmless."""
+        """When the next ``Tick`` is due; an early one is harmless."""
         self._stepped_at_s = -inf
         self._out: list[Action] = []
         self._peer_table = PeerTable(me, config, self._out)
@@ -109,17 +110,17 @@ class MembershipMachine:
 
     @property
     def view(self) -> View | None:
-        """The view in force here, if there is one yet."""
+        """The view in force here; None before the first."""
         return self._view_change.view
 
     @property
     def is_leader(self) -> bool:
-        """Whether the view in force here is led by this node."""
+        """True if this node leads the view in force."""
         return self._view_change.is_leader
 
     @property
     def is_frozen(self) -> bool:
-        """Whether a later view than the one in force was promised."""
+        """True if a later view than the one in force was promised."""
         return self._view_change.is_frozen
 
     @property
@@ -129,11 +130,11 @@ class MembershipMachine:
 
     @property
     def health(self) -> HealthReport:
-        """What this node thinks of its peers, to ask."""
+        """The health of all peers, as this node sees it now."""
         return HealthReport(self._peer_table.peers.values())
 
     def step(self, event: Event, now_s: float) -> list[Action]:
-        """Take in one event at ``now_s`` of a clock that never goes back."""
+        """Process one event at ``now_s`` of a monotonic clock; return the actions."""
         if self.has_left:
             return []
         self._wake(now_s)
@@ -148,8 +149,8 @@ class MembershipMachine:
         if self.wake_at_s == -inf:
             self._heartbeats.beat_at_s = now_s
             self._decide(now_s)
-        # Due for longer than that, and no event since: nobody ran this process for a
-        # while, and one that was stopped must not blame the others for the silence.
+        # Overdue for longer than a heartbeat without any event: this process was
+        # suspended, and must not blame the others for the silence.
         late_s = now_s - max(self.wake_at_s, self._stepped_at_s)
         if late_s > self.config.heartbeat_s:
             self._peer_table.shift(late_s)
@@ -157,14 +158,14 @@ class MembershipMachine:
         self._stepped_at_s = now_s
 
     def _decide(self, now_s: float) -> None:
-        """Think again: somebody came, went, or said something new."""
+        """Decide again: a peer came, went, or reported something new."""
         self._peer_table.is_changed = self._view_change.is_changed = False
         self._proposer.decide(now_s, self._out)
         self._heartbeats.publish(self._proposer, self._view_change, now_s)
         self._plan()
 
     def _plan(self) -> None:
-        """When the next tick is due."""
+        """Compute when the next tick is due."""
         self.wake_at_s = min(
             self._heartbeats.beat_at_s,
             self._peer_table.due_at_s,
@@ -205,7 +206,7 @@ class MembershipMachine:
 
     def _on_payload(self, event: SetPayload, now_s: float) -> None:
         if len(event.data) > MAX_PAYLOAD_BYTES:
-            text = f"a payload of {len(event.data)} bytes; {MAX_PAYLOAD_BYTES} is most"
+            text = f"payload of {len(event.data)} bytes, limit {MAX_PAYLOAD_BYTES}"
             raise ConfigError(f"membership: {text}")
         self._view_change.renew(event.data, now_s)
         self._plan()

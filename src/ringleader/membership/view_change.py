@@ -1,15 +1,15 @@
-"""How a view comes into force: freeze, status, install.
+"""ViewChange brings a new view into force in two phases: freeze, then install.
 
-The leader proposes a view under a new name, greater than every one it has heard of. A
-member that prefers this leader promises it, freezes, and answers with its payload. When
-all have answered, the leader commits: it fixes the ring order, installs the view and
-sends it to all until each has acknowledged it.
+The leader proposes a view under a new id, greater than every id it has heard of. A
+member that prefers this leader promises the id, freezes, and answers with its payload.
+When all have answered, the leader commits: it fixes the ring order, installs the view
+and sends it to all members until each has acknowledged it.
 
-A node promises ever greater names, and installs only the view it promised last. A name
-is used once (the leader counts up, and its incarnation is part of the name), so a name
-stands for one content everywhere. A promise that comes to nothing, because the leader
-died or gave up, is no trap: whoever leads next sees it in a report or a refusal, counts
-beyond it and proposes anew. So every freeze ends with an install.
+A node promises ever greater ids, and installs only the view it promised last. An id is
+used once (the leader counts up, and its incarnation is part of the id), so an id stands
+for the same content everywhere. A promise that leads to nothing, because the leader
+died or gave up, does not block: the next leader sees it in a report or a refusal,
+counts beyond it and proposes again. So every freeze ends with an install.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ringleader.membership.member import NO_VIEW, Member, Order, View, ViewId
 from ringleader.membership.messages import Ack, Commit, Message, Propose, Refuse, Status
 
 _MAX_BACKOFF = 8
-"""How much longer than the first the longest wait for an answer may be."""
+"""The longest wait for an answer, as a multiple of the first."""
 
 
 class Proposal:
-    """A view on its way: who has answered so far."""
+    """A proposed view and the statuses received so far."""
 
     __slots__ = ("id", "members", "statuses")
 
@@ -39,7 +39,8 @@ class Proposal:
 
 
 class ViewChange:
-    """Both sides of the two phases, owned by a state machine; appends to ``out``."""
+    """The member's and the leader's side; owned by a state machine, appends to
+    ``out``."""
 
     def __init__(
         self, me: Member, config: MembershipConfig, order: Order, out: list[Action]
@@ -47,21 +48,21 @@ class ViewChange:
         self.me = me
         self.view: View | None = None
         self.members: tuple[Member, ...] = ()
-        """Of the view, by seniority."""
+        """Members of the view, by seniority."""
         self.view_id = NO_VIEW
         self.promised = NO_VIEW
         self.counter = 0
-        """The highest ever heard of."""
+        """The highest counter ever heard of."""
         self.proposal: Proposal | None = None
         self.unacked: set[Member] = set()
         self.payload = b""
         self.refreshes = 0
         self.refreshes_done: dict[Member, int] = {}
         self.is_changed = False
-        """Something that others should know, or that asks for a decision."""
+        """Something changed that others should know, or that requires a decision."""
         self.retry_at_s = inf
         self.answer_at_s = inf
-        """When a status that waits for a fresh payload goes out with the old one."""
+        """When a status that waits for a fresh payload is sent with the old one."""
         self._retry_s = config.retry_s
         self._asker: Member | None = None
         self._status: Status | None = None
@@ -71,16 +72,16 @@ class ViewChange:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether a view was promised that is not in force yet."""
+        """True if a view was promised that is not in force yet."""
         return self.promised != self.view_id
 
     @property
     def is_leader(self) -> bool:
-        """Whether the view in force is this node's own."""
+        """True if the view in force is led by this node."""
         return self.view_id[1:] == (self.me.node, self.me.incarnation)
 
     def note(self, name: ViewId) -> None:
-        """Remember the highest counter there is."""
+        """Remember the highest counter."""
         self.counter = max(self.counter, name.counter)
 
     # -- as a member -------------------------------------------------------------------
@@ -88,7 +89,7 @@ class ViewChange:
     def promise(
         self, sender: Member, message: Propose, prefers: Member, now_s: float
     ) -> None:
-        """A leader asks us to freeze."""
+        """Handle a leader's proposal: freeze, answer again, or refuse."""
         name = message.id
         self.note(name)
         if name == self.promised:
@@ -99,7 +100,7 @@ class ViewChange:
             self._freeze(name, sender, now_s)
 
     def install(self, sender: Member, view: View) -> None:
-        """A leader asks us to install."""
+        """Handle a leader's commit: install the view and acknowledge, or refuse."""
         self.note(view.id)
         is_new = view.id == self.promised and self.is_frozen
         if is_new and self.me in view.members:
@@ -110,7 +111,7 @@ class ViewChange:
             self._send(sender, Refuse(view.id, self.promised))
 
     def renew(self, payload: bytes, now_s: float) -> None:
-        """The node has a new payload; a freeze may be waiting for it."""
+        """Store a new payload of this node; a freeze may be waiting for it."""
         self.payload = payload
         if self.answer_at_s < inf:
             self._answer(now_s)
@@ -136,7 +137,7 @@ class ViewChange:
         if not self.is_frozen:
             self._send(sender, Ack(name))
         elif self._status is not None and self._status.id == name:
-            self._send(sender, self._status)  # the same: what was said holds
+            self._send(sender, self._status)  # unchanged: the first answer holds
 
     def _enter(self, view: View) -> None:
         self.view = view
@@ -149,7 +150,7 @@ class ViewChange:
     # -- as the leader -----------------------------------------------------------------
 
     def propose(self, members: tuple[Member, ...], now_s: float) -> None:
-        """Start a view of ``members``, this node among them."""
+        """Propose a view of ``members``, which include this node."""
         self.counter += 1
         name = ViewId(self.counter, self.me.node, self.me.incarnation)
         self.proposal = Proposal(name, members)
@@ -162,7 +163,7 @@ class ViewChange:
         self._freeze(name, self.me, now_s)
 
     def collect(self, sender: Member, status: Status, now_s: float) -> None:
-        """A member is frozen; the last one completes the view."""
+        """Handle the status of a frozen member; the last one completes the view."""
         proposal = self.proposal
         if proposal is None or status.id != proposal.id:
             return
@@ -172,25 +173,25 @@ class ViewChange:
             self._commit(proposal, now_s)
 
     def acknowledge(self, sender: Member, name: ViewId) -> None:
-        """A member says that it has installed a view."""
+        """Handle a member's acknowledgement that it installed a view."""
         if name == self.view_id:
             self.unacked.discard(sender)
 
     def refused(self, message: Refuse) -> None:
-        """A member has promised a later view: count beyond it and start again."""
+        """Handle a refusal: count beyond the promised view and start again."""
         self.note(message.promised)
         if self.proposal is not None and message.id == self.proposal.id:
             self.proposal = None
             self.is_changed = True
 
     def follow(self) -> None:
-        """Somebody else leads: drop what we were about to do."""
+        """Drop our own proposal: another node leads."""
         self.proposal = None
         self.unacked = set()
         self.retry_at_s = inf
 
     def tick(self, now_s: float, is_linked: Callable[[Member], bool]) -> None:
-        """Say again what was not answered."""
+        """Send again what was not answered."""
         if now_s >= self.answer_at_s:
             self._answer(now_s)
         if now_s < self.retry_at_s:
@@ -220,7 +221,7 @@ class ViewChange:
         payloads = {m: proposal.statuses[m].payload for m in proposal.members}
         ring = tuple(self._order(proposal.members, payloads))
         if sorted(ring) != list(proposal.members):
-            text = f"order() must return its {len(payloads)} members in another order"
+            text = f"order() must return a permutation of its {len(payloads)} members"
             raise ConfigError(f"membership: {text}, got {[str(m) for m in ring]}")
         view = View(proposal.id, ring, tuple(payloads[m] for m in ring))
         self.proposal = None

@@ -97,7 +97,7 @@ def test_the_largest_commit_fits_and_nothing_larger_is_decoded() -> None:
     data = encode(full)
     assert len(data) <= MAX_MESSAGE_BYTES
     assert decode(data, members[0]) == full
-    with pytest.raises(ProtocolError, match="is most"):
+    with pytest.raises(ProtocolError, match="limit"):
         decode(bytes(MAX_MESSAGE_BYTES + 1), ADA)
 
 

@@ -274,7 +274,7 @@ def test_a_refresh_makes_a_new_view_of_the_same_members() -> None:
 
 
 def test_a_payload_has_a_limit() -> None:
-    with pytest.raises(ConfigError, match="is most"):
+    with pytest.raises(ConfigError, match="limit"):
         Desk(ADA).step(SetPayload(bytes(MAX_PAYLOAD_BYTES + 1)))
 
 
@@ -298,7 +298,7 @@ def test_the_ring_order_is_the_callers() -> None:
 def test_an_order_that_loses_a_member_is_refused() -> None:
     machine = MembershipMachine(ADA, order=lambda members, payloads: [])
     machine.step(Tick(), 0.0)
-    with pytest.raises(ConfigError, match="another order"):
+    with pytest.raises(ConfigError, match="permutation"):
         machine.step(Tick(), 0.4)
 
 
