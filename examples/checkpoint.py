@@ -1,7 +1,7 @@
-"""Save a sharded model, then go on with another number of processes.
+"""Checkpoint: save a sharded model and resume with another number of processes.
 
-torch.distributed.checkpoint writes the shards of all processes into one folder and cuts
-them anew when it loads. Run this twice, and see the loss continue where it was:
+torch.distributed.checkpoint writes the shards of all processes into one folder and
+reshards them on load. Run this twice; the loss continues where it was:
 
     torchrun --standalone --nproc-per-node 2 examples/checkpoint.py /tmp/digits
     torchrun --standalone --nproc-per-node 3 examples/checkpoint.py /tmp/digits
@@ -24,15 +24,15 @@ from torch.nn.functional import cross_entropy
 from torch.optim import AdamW, Optimizer
 
 EPOCHS = 4  # in each run
-BATCH = 60  # of all processes together, so that their number makes no difference
+BATCH = 60  # of all processes together, so that results do not depend on their number
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="where the checkpoints are")
+    parser.add_argument("folder", type=Path, help="folder of the checkpoints")
     parser.add_argument("--backend", default="ringleader", help="or gloo, to compare")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # the processes share the cores of this machine
+    torch.set_num_threads(1)  # all processes share the cores of this machine
     torch.manual_seed(0)
 
     dist.init_process_group(arguments.backend)
@@ -41,19 +41,21 @@ def main() -> None:
     fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     optimizer = AdamW(model.parameters(), lr=2e-3)
 
-    # A checkpoint is complete when its metadata is written, which comes last.
+    # A checkpoint is complete when its metadata is written, which happens last.
     saved = sorted(path.parent for path in arguments.folder.glob("*/.metadata"))
     done = load(saved[-1], model, optimizer) if saved else 0
     loss, _ = measure(model, *train)
-    say(f"{f'resumed from {saved[-1]}' if saved else 'new model'}: loss {loss:.4f}")
+    print_once(
+        f"{f'resumed from {saved[-1]}' if saved else 'new model'}: loss {loss:.4f}"
+    )
 
     for epoch in range(done + 1, done + EPOCHS + 1):
         train_epoch(epoch, model, optimizer, *train)
         loss, _ = measure(model, *train)
-        say(f"epoch {epoch}: loss {loss:.4f}")
+        print_once(f"epoch {epoch}: loss {loss:.4f}")
 
     save(arguments.folder / f"{done + EPOCHS:04}", model, optimizer, done + EPOCHS)
-    say(f"accuracy {measure(model, *test)[1]:.1%}")
+    print_once(f"accuracy {measure(model, *test)[1]:.1%}")
     dist.destroy_process_group()
 
 
@@ -61,12 +63,12 @@ def save(folder: Path, model: nn.Module, optimizer: Optimizer, epoch: int) -> No
     weights, moments = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": moments, "epoch": epoch}
     dcp.save(state, checkpoint_id=folder)
-    say(f"saved {folder}")
+    print_once(f"saved {folder}")
 
 
 def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> int:
-    """Fill model and optimizer in place; returns how many epochs they have seen."""
-    weights, moments = get_state_dict(model, optimizer)  # says which shards are ours
+    """Load model and optimizer in place; return their number of trained epochs."""
+    weights, moments = get_state_dict(model, optimizer)  # the shards of this process
     state = {"model": weights, "optimizer": moments, "epoch": 0}
     dcp.load(state, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
@@ -76,7 +78,7 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> int:
 def train_epoch(
     epoch: int, model: nn.Module, optimizer: Optimizer, images: Tensor, labels: Tensor
 ) -> None:
-    shuffle = torch.Generator().manual_seed(epoch)  # alike in all processes
+    shuffle = torch.Generator().manual_seed(epoch)  # the same in all processes
     order = torch.randperm(len(labels), generator=shuffle)
     rank, size = dist.get_rank(), dist.get_world_size()
     for batch in order.split(BATCH):
@@ -89,7 +91,7 @@ def train_epoch(
 
 @torch.no_grad()
 def measure(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Loss and accuracy; each process looks at its share, then they add up."""
+    """Return loss and accuracy; each process evaluates a share of the data."""
     mine = slice(dist.get_rank(), None, dist.get_world_size())
     guesses, truth = model(images[mine]), labels[mine]
     loss = cross_entropy(guesses, truth, reduction="sum")
@@ -98,7 +100,7 @@ def measure(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, fl
     return both[0].item() / len(labels), both[1].item() / len(labels)
 
 
-def say(text: str) -> None:
+def print_once(text: str) -> None:
     if dist.get_rank() == 0:
         print(text, flush=True)
 

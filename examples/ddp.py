@@ -1,4 +1,4 @@
-"""Data parallel: every process holds the whole model and trains on its own digits.
+"""Data parallel: every process has the whole model and trains on its share of data.
 
 DistributedDataParallel averages the gradients over all processes in every step.
 
@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="ringleader", help="or gloo, to compare")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # the processes share the cores of this machine
+    torch.set_num_threads(1)  # all processes share the cores of this machine
     torch.manual_seed(0)
 
     dist.init_process_group(arguments.backend)
@@ -37,19 +37,19 @@ def main() -> None:
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
 
     for epoch in range(1, EPOCHS + 1):
-        sampler.set_epoch(epoch)  # another order in every epoch
+        sampler.set_epoch(epoch)  # a new order in every epoch
         total = torch.zeros(())
         for images, labels in loader:
             loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()
-            loss.backward()  # the gradients are averaged while this runs
+            loss.backward()  # averages gradients while it runs
             optimizer.step()
             total += loss.detach()
         dist.all_reduce(total)
         mean = total.item() / len(loader) / dist.get_world_size()
-        say(f"epoch {epoch}: loss {mean:.4f}")
+        print_once(f"epoch {epoch}: loss {mean:.4f}")
 
-    say(f"accuracy {accuracy(model, *test):.1%}")
+    print_once(f"accuracy {accuracy(model, *test):.1%}")
     dist.destroy_process_group()
 
 
@@ -66,14 +66,14 @@ def make_model() -> nn.Module:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Each process looks at its share of the test digits; then they add up."""
+    """Return the accuracy; each process evaluates a share of the test digits."""
     mine = slice(dist.get_rank(), None, dist.get_world_size())
     right = (model(images[mine]).argmax(dim=1) == labels[mine]).sum()
     dist.all_reduce(right)
     return right.item() / len(labels)
 
 
-def say(text: str) -> None:
+def print_once(text: str) -> None:
     if dist.get_rank() == 0:
         print(text, flush=True)
 

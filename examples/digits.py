@@ -1,4 +1,4 @@
-"""The 1797 handwritten digits that scikit-learn ships, ready for every example."""
+"""Loads the 1797 handwritten digits of scikit-learn for the examples."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ NUM_TEST = 360
 
 
 def load() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """(images, labels) to train with and (images, labels) to test with.
+    """Return (images, labels) for training and (images, labels) for testing.
 
-    An image is 64 numbers from 0 to 1. Every process loads and splits alike.
+    An image is 64 numbers from 0 to 1. The split is the same in every process.
     """
     raw = load_digits()
     images = torch.tensor(raw.data, dtype=torch.float32) / 16

@@ -1,7 +1,7 @@
-"""Tensor parallel: every process holds a part of each layer and sees all digits.
+"""Tensor parallel: every process has a part of each layer and sees all digits.
 
-parallelize_module() turns parameters into DTensors. Columns of the first layer and rows
-of the second are spread over the processes, so one all_reduce per forward is enough.
+parallelize_module() turns parameters into DTensors. The columns of the first layer and
+the rows of the second are sharded, so that one all_reduce per forward is enough.
 
     torchrun --standalone --nproc-per-node 2 examples/dtensor.py
 """
@@ -28,7 +28,7 @@ HIDDEN = 192
 
 
 class Classifier(nn.Module):
-    """One hidden layer; its units are what the processes share out."""
+    """One hidden layer, whose units are sharded over the processes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="ringleader", help="or gloo, to compare")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # the processes share the cores of this machine
+    torch.set_num_threads(1)  # all processes share the cores of this machine
     torch.manual_seed(0)
 
     dist.init_process_group(arguments.backend)
@@ -53,11 +53,11 @@ def main() -> None:
     model = parallelize_module(Classifier(), mesh, plan)
     for name, parameter in model.named_parameters():
         here = tuple(parameter.to_local().shape)
-        say(f"{name}: {here} of {tuple(parameter.shape)} live on rank 0")
+        print_once(f"{name}: {here} of {tuple(parameter.shape)} are on rank 0")
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
     for epoch in range(1, EPOCHS + 1):
-        shuffle = torch.Generator().manual_seed(epoch)  # alike in all processes
+        shuffle = torch.Generator().manual_seed(epoch)  # the same in all processes
         batches = torch.randperm(len(labels), generator=shuffle).split(BATCH)
         total = 0.0
         for batch in batches:
@@ -66,19 +66,19 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             total += loss.item()
-        say(f"epoch {epoch}: loss {total / len(batches):.4f}")
+        print_once(f"epoch {epoch}: loss {total / len(batches):.4f}")
 
-    say(f"accuracy {accuracy(model, *test):.1%}")
+    print_once(f"accuracy {accuracy(model, *test):.1%}")
     dist.destroy_process_group()
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """All processes compute it together, so all know it without asking."""
+    """Return the accuracy; all processes compute it together."""
     return (model(images).argmax(dim=1) == labels).float().mean().item()
 
 
-def say(text: str) -> None:
+def print_once(text: str) -> None:
     if dist.get_rank() == 0:
         print(text, flush=True)
 

@@ -1,7 +1,7 @@
-"""Fully sharded: every process holds a part of each parameter and of its optimizer.
+"""Fully sharded: every process has a shard of each parameter and optimizer state.
 
 fully_shard() gathers a block's parameters just before they are needed, frees them
-afterwards, and leaves each process with its own shard of the averaged gradient.
+afterwards, and leaves each process with its shard of the averaged gradient.
 
     torchrun --standalone --nproc-per-node 2 examples/fsdp2.py
 """
@@ -25,7 +25,7 @@ WIDTH = 128
 
 
 class Block(nn.Module):
-    """Two linear layers beside a shortcut."""
+    """Two linear layers with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="ringleader", help="or gloo, to compare")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # the processes share the cores of this machine
+    torch.set_num_threads(1)  # all processes share the cores of this machine
     torch.manual_seed(0)
 
     dist.init_process_group(arguments.backend)
@@ -53,7 +53,7 @@ def main() -> None:
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
 
     for epoch in range(1, EPOCHS + 1):
-        sampler.set_epoch(epoch)  # another order in every epoch
+        sampler.set_epoch(epoch)  # a new order in every epoch
         total = torch.zeros(())
         for images, labels in loader:
             loss = cross_entropy(model(images), labels)
@@ -63,9 +63,9 @@ def main() -> None:
             total += loss.detach()
         dist.all_reduce(total)
         mean = total.item() / len(loader) / dist.get_world_size()
-        say(f"epoch {epoch}: loss {mean:.4f}")
+        print_once(f"epoch {epoch}: loss {mean:.4f}")
 
-    say(f"accuracy {accuracy(model, *test):.1%}")
+    print_once(f"accuracy {accuracy(model, *test):.1%}")
     dist.destroy_process_group()
 
 
@@ -74,27 +74,27 @@ def head() -> nn.Module:
 
 
 def shard(model: nn.Sequential) -> nn.Module:
-    """Shard each block on its own, so that only one is whole at a time."""
+    """Shard each block separately, so that only one is gathered at a time."""
     whole = sum(p.numel() for p in model.parameters())
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for block in model:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     here = sum(p.to_local().numel() for p in model.parameters())
-    say(f"{here} of {whole} parameters live on rank 0")
+    print_once(f"{here} of {whole} parameters are on rank 0")
     return model
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Each process looks at its share of the test digits; then they add up."""
+    """Return the accuracy; each process evaluates a share of the test digits."""
     mine = slice(dist.get_rank(), None, dist.get_world_size())
     right = (model(images[mine]).argmax(dim=1) == labels[mine]).sum()
     dist.all_reduce(right)
     return right.item() / len(labels)
 
 
-def say(text: str) -> None:
+def print_once(text: str) -> None:
     if dist.get_rank() == 0:
         print(text, flush=True)
 

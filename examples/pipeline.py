@@ -1,7 +1,7 @@
-"""Pipeline parallel: the layers are spread over the processes, 1F1B keeps them busy.
+"""Pipeline parallel: the layers are spread over the processes, with 1F1B schedule.
 
-Each batch is cut into microbatches. A stage sends its activations to the next one and
-its gradients to the previous one, and in between works on another microbatch: one
+Each batch is cut into microbatches. A stage sends its activations to the next stage and
+its gradients to the previous one, and meanwhile works on another microbatch: one
 forward, one backward (1F1B).
 
     torchrun --standalone --nproc-per-node 2 examples/pipeline.py
@@ -20,8 +20,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.functional import cross_entropy
 
 EPOCHS = 6
-BATCH = 60  # divides the 360 test digits: a pipeline wants batches of one size
-MICROBATCHES = 6  # at least as many as stages; more leave less idle time at the ends
+BATCH = 60  # divides the 360 test digits: a pipeline needs equal batches
+MICROBATCHES = 6  # at least one per stage; more reduce idle time
 WIDTH = 128
 
 
@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="ringleader", help="or gloo, to compare")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # the processes share the cores of this machine
+    torch.set_num_threads(1)  # all processes share the cores of this machine
     torch.manual_seed(0)
 
     dist.init_process_group(arguments.backend)
@@ -44,20 +44,20 @@ def main() -> None:
         total, steps = torch.zeros(()), 0
         for images, labels in batches(*train, seed=epoch):
             optimizer.zero_grad()
-            inputs = [images] if rank == 0 else []  # the others are fed by a stage
-            losses: list[Tensor] = []  # of the microbatches; only in the last stage
+            inputs = [images] if rank == 0 else []  # other stages receive activations
+            losses: list[Tensor] = []  # per microbatch; filled by the last stage only
             schedule.step(*inputs, target=labels, losses=losses)
             optimizer.step()
             total += sum(losses) / MICROBATCHES
             steps += 1
-        say(f"epoch {epoch}: loss {from_last_stage(total) / steps:.4f}")
+        print_once(f"epoch {epoch}: loss {from_last_stage(total) / steps:.4f}")
 
-    say(f"accuracy {accuracy(schedule, *test):.1%}")
+    print_once(f"accuracy {accuracy(schedule, *test):.1%}")
     dist.destroy_process_group()
 
 
 def make_stage(rank: int, stages: int) -> nn.Module:
-    """The layers of this process: every stage has one hidden layer at least."""
+    """Return the layers of this process; every stage has one hidden layer."""
     first = [nn.Linear(64, WIDTH), nn.ReLU()] if rank == 0 else []
     hidden = [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
     last = [nn.Linear(WIDTH, 10)] if rank == stages - 1 else []
@@ -67,7 +67,7 @@ def make_stage(rank: int, stages: int) -> nn.Module:
 def batches(
     images: Tensor, labels: Tensor, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Shuffled alike in all processes; what is left over waits for another epoch."""
+    """Yield batches, shuffled the same in all processes; drop an incomplete one."""
     shuffle = torch.Generator().manual_seed(seed)
     for batch in torch.randperm(len(labels), generator=shuffle).split(BATCH):
         if len(batch) == BATCH:
@@ -75,7 +75,7 @@ def batches(
 
 
 def accuracy(schedule: Schedule1F1B, images: Tensor, labels: Tensor) -> float:
-    """The test digits go through the pipeline, too; the last stage counts."""
+    """Return the accuracy; the last stage counts correct predictions."""
     right = torch.zeros(())
     for some, truth in batches(images, labels, seed=0):
         inputs = [some] if dist.get_rank() == 0 else []
@@ -86,12 +86,12 @@ def accuracy(schedule: Schedule1F1B, images: Tensor, labels: Tensor) -> float:
 
 
 def from_last_stage(number: Tensor) -> float:
-    """What the last stage knows, told to everybody."""
+    """Broadcast a number from the last stage."""
     dist.broadcast(number, src=dist.get_world_size() - 1)
     return number.item()
 
 
-def say(text: str) -> None:
+def print_once(text: str) -> None:
     if dist.get_rank() == 0:
         print(text, flush=True)
 

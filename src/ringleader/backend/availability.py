@@ -14,7 +14,7 @@ from ringleader.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class BackendInfo:
-    """Whether a backend of torch.distributed can run on this machine."""
+    """The availability of one torch.distributed backend on this machine."""
 
     name: str
     available: bool

@@ -114,9 +114,7 @@ class CudaDevice:
             memory.data_ptr(), memory.nbytes, REGISTER_PORTABLE
         )
         if int(code) != 0:
-            with suppress(
-                RuntimeError
-            ):  # consume the error; else torch's next call raises
+            with suppress(RuntimeError):  # else torch's next call would raise it
                 torch.empty(1, device=f"cuda:{self._device}").zero_()
             text = "cuda: shared memory cannot be pinned (%s); copies will be slower"
             _log.warning(text, runtime.cudaGetErrorString(code))

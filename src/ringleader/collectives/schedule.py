@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 
 class Kind(IntEnum):
-    """How a move handles its chunk."""
+    """Send a chunk, or receive it and add it or copy it."""
 
     SEND = 0
     REDUCE = 1

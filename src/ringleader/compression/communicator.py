@@ -24,7 +24,7 @@ from ringleader.errors import ConfigError
 from ringleader.groups.group import Group
 
 AnyGroup = Group | dist.ProcessGroup | None
-"""What users pass; None is torch's default group."""
+"""The group argument of public functions; None is torch's default group."""
 
 
 HALF_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}

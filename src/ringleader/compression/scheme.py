@@ -19,7 +19,7 @@ from ringleader.errors import ConfigError
 
 
 class Method(Enum):
-    """How a scheme makes gradients smaller."""
+    """The methods that schemes are built on."""
 
     NONE = "none"
     CODEC = "codec"

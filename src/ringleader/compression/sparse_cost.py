@@ -25,7 +25,7 @@ VALUE_BYTES = 4
 
 
 class SparseAlgorithm(Enum):
-    """How sparse vectors are added up."""
+    """The algorithms that add up sparse vectors."""
 
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"

@@ -23,7 +23,7 @@ SAMPLE = 65536
 at a ratio of 1 %, and to 12 % at 0.1 %. A larger sample would cost more than the scan.
 The selection from shorter vectors is exact."""
 SLACK = 1.25
-"""How many times ``count`` values a sampled threshold may select; five sigma at 1 %.
+"""A sampled threshold may select this many times ``count`` values; five sigma at 1 %.
 If it selects more, the sample was misleading: periodic values, or many equal ones."""
 PIECE = 65536
 """Values scanned together: their magnitudes and marks stay in the second-level

@@ -1,1 +1,1 @@
-"""What a model needs to be trained by several ranks as if by one."""
+"""Modules and functions for data-parallel training: batch norm, initial state."""

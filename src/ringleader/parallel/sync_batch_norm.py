@@ -1,6 +1,6 @@
-"""Batch normalisation over the batch of all ranks, on any device and any backend.
+"""SyncBatchNorm: batch normalization over all ranks, on any device and backend.
 
-A layer of C channels costs one all_gather of 3C + 1 numbers forward and one all_reduce
+A layer of C channels takes one all_gather of 3C + 1 numbers forward and one all_reduce
 of 2C numbers backward.
 """
 
@@ -27,19 +27,19 @@ from ringleader.parallel.moments import (
 
 
 class SyncBatchNorm(_BatchNorm):
-    """BatchNorm1d, 2d and 3d in one, with the statistics of the batch of all ranks.
+    """BatchNorm1d, 2d and 3d in one, with the statistics of all ranks' batches.
 
     Takes [N, C], [N, C, L], [N, C, H, W] or [N, C, D, H, W]. State dicts are those of
-    torch.nn.BatchNorm*d. Batches may differ in size between ranks; a rank whose batch
-    is empty still has to call forward and backward, because the others wait for it. The
+    torch.nn.BatchNorm*d. Batches may differ in size between ranks; a rank with an empty
+    batch must still call forward and backward, because the other ranks wait for it. The
     gradients of weight and bias are this rank's own: DistributedDataParallel averages
     them. Sums are in float32, or in float64 for float64 inputs.
 
     In evaluation, with a process group of one rank, or before torch.distributed is
-    initialised, it is plain batch normalisation and communicates nothing. All ranks
-    together need two values per channel, or a ConfigError is raised on every rank.
+    initialized, it is plain batch normalization without communication. If all ranks
+    together have only one value per channel, every rank raises ConfigError.
 
-    ``process_group`` None is the default group at the time of the call.
+    ``process_group=None`` means the default group at the time of the call.
     """
 
     def __init__(  # noqa: PLR0913 - the signature of torch.nn.SyncBatchNorm
@@ -59,7 +59,7 @@ class SyncBatchNorm(_BatchNorm):
         self.process_group = process_group
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name for it
-        """``input`` normalised; called by every rank of the group in training."""
+        """Normalize ``input``. In training every rank of the group must call it."""
         group = _group_of_several(self.process_group) if self.training else None
         if group is None:
             return super().forward(input)
@@ -74,7 +74,7 @@ class SyncBatchNorm(_BatchNorm):
                 self._track(whole)
             inverse_std = (whole.variance() + self.eps).rsqrt()
         batch = _Batch(whole, inverse_std, group)
-        result: Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
+        result: Tensor = _Normalize.apply(  # type: ignore[no-untyped-call]
             input, self.weight, self.bias, batch
         )
         return result
@@ -83,17 +83,17 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(
         cls, module: nn.Module, process_group: dist.ProcessGroup | None = None
     ) -> nn.Module:
-        """``module`` with every batch norm inside it replaced by one of ours.
+        """Replace every batch norm in ``module`` by a SyncBatchNorm; return ``module``.
 
-        Parameters and buffers stay the same objects, so optimizers made earlier still
-        hold them. A module used in several places stays one module. Subclasses with a
-        forward of their own are left as they are: we cannot know what it does.
+        Parameters and buffers stay the same objects, so existing optimizers still
+        update them. A module used in several places stays one module. Subclasses with
+        their own forward are not replaced, because what it computes is unknown.
         """
         if _is_batch_norm(module):
             return cls._from(module, process_group)
         converted: dict[nn.Module, nn.Module] = {}
         for parent in list(module.modules()):
-            # Not named_children(): it leaves out the second use of a module.
+            # named_children() would skip the second use of a module.
             for name, child in list(parent._modules.items()):
                 if child is not None and _is_batch_norm(child):
                     if child not in converted:
@@ -106,7 +106,7 @@ class SyncBatchNorm(_BatchNorm):
         cls, old: _BatchNorm, process_group: dist.ProcessGroup | None
     ) -> nn.Module:
         if isinstance(old, LazyModuleMixin):
-            text = "run one batch through the model, then convert it"
+            text = "run one batch through the model before converting it"
             raise ConfigError(f"{type(old).__name__} has no channels yet: {text}")
         new = cls(
             old.num_features,
@@ -129,7 +129,7 @@ class SyncBatchNorm(_BatchNorm):
             raise ConfigError(f"batch norm: need {want}, got {list(input.shape)}")
 
     def _track(self, whole: Moments) -> None:
-        """Let the running statistics follow the batch."""
+        """Update the running statistics."""
         if not self.track_running_stats or self.running_mean is None:
             return
         assert self.running_var is not None
@@ -138,21 +138,21 @@ class SyncBatchNorm(_BatchNorm):
         factor = self.momentum
         if factor is None:  # the average of all batches so far
             factor = 1.0 / float(self.num_batches_tracked)
-        _follow(self.running_mean, whole.mean(), factor)
-        _follow(self.running_var, whole.variance(correction=1), factor)
+        _update_running(self.running_mean, whole.mean(), factor)
+        _update_running(self.running_var, whole.variance(correction=1), factor)
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What all ranks know of their common batch, and who they are."""
+    """The statistics of the batch of all ranks, and their group."""
 
     moments: Moments
     inverse_std: Tensor
     group: dist.ProcessGroup
 
 
-class _Normalise(torch.autograd.Function):
-    """The affine map of the batch, and its gradient through the statistics."""
+class _Normalize(torch.autograd.Function):
+    """Normalizes a batch; the gradient includes that of the statistics."""
 
     @staticmethod
     def forward(
@@ -199,26 +199,26 @@ class _Normalise(torch.autograd.Function):
 
 
 def _scale(batch: _Batch, weight: Tensor | None) -> Tensor:
-    """What deviations are multiplied by, per channel."""
+    """Return the factor of the deviations, per channel."""
     return batch.inverse_std if weight is None else batch.inverse_std * weight
 
 
-def _follow(running: Tensor, new: Tensor, factor: float) -> None:
-    """Move ``running`` towards ``new``, in the precision of ``new``."""
+def _update_running(running: Tensor, new: Tensor, factor: float) -> None:
+    """Update a running statistic, in the precision of ``new``."""
     running.copy_(torch.lerp(running.to(new.dtype), new, factor))
 
 
 def _is_batch_norm(module: nn.Module) -> TypeGuard[_BatchNorm]:
-    """Whether it does what ours can do in its place."""
+    """Return whether a SyncBatchNorm can replace ``module``."""
     known = (_BatchNorm.forward, nn.SyncBatchNorm.forward, SyncBatchNorm.forward)
     return isinstance(module, _BatchNorm) and type(module).forward in known
 
 
-# -- between the ranks -------------------------------------------------------------
+# -- communication ------------------------------------------------------------------
 
 
 def _group_of_several(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """The group to exchange with; None where this rank is alone."""
+    """Return the group to communicate with, or None if this rank is alone."""
     if not dist.is_available() or not dist.is_initialized():
         return None
     size = dist.get_world_size(group)
@@ -228,25 +228,25 @@ def _group_of_several(group: dist.ProcessGroup | None) -> dist.ProcessGroup | No
 
 
 def _gather(row: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The rows of all ranks [size, len(row)]."""
-    ours = row.to(meeting_place(row.device.type, dist.get_backend_config(group)))
+    """Return the rows of all ranks: [size, len(row)]."""
+    ours = row.to(exchange_device(row.device.type, dist.get_backend_config(group)))
     rows = ours.new_empty(dist.get_world_size(group), row.numel())
     dist.all_gather(list(rows.unbind()), ours, group=group)
     return rows.to(row.device)
 
 
 def _sum_ranks(sums: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over all ranks, as a new tensor."""
-    place = meeting_place(sums.device.type, dist.get_backend_config(group))
-    total = sums.to(place, copy=True)
+    """Return the sum over all ranks as a new tensor."""
+    device = exchange_device(sums.device.type, dist.get_backend_config(group))
+    total = sums.to(device, copy=True)
     dist.all_reduce(total, group=group)
     return total.to(sums.device)
 
 
-def meeting_place(device: str, backends: str) -> str:
-    """Where tensors of ``device`` are exchanged: on the CPU if not where they are.
+def exchange_device(device: str, backends: str) -> str:
+    """Return the device on which tensors of ``device`` are sent: itself or the CPU.
 
-    ``backends`` is torch's configuration of a group, like "cpu:gloo,cuda:nccl".
+    ``backends`` is torch's configuration of a group, such as "cpu:gloo,cuda:nccl".
     """
     devices = [entry.split(":")[0] for entry in backends.split(",")]
     return "cpu" if device not in devices and "cpu" in devices else device

@@ -1,8 +1,7 @@
-"""One model on all ranks before the first step: the same layout, the same values.
+"""Gives all ranks of a Group the same model before the first step.
 
-DDP does this for torch's process groups. Here it is for a plain ``Group``, where two
-machines with another version of the script would else add gradients of different
-parameters to each other.
+DDP does this for torch's process groups. With a plain ``Group``, machines that have
+different versions of a script would otherwise add up gradients of other parameters.
 """
 
 from __future__ import annotations
@@ -14,27 +13,30 @@ from ringleader.errors import CallMismatch, ConfigError
 from ringleader.groups.group import Group
 
 MAX_LAYOUT_BYTES = 16 << 20
-"""Some 200,000 parameters and buffers with long names."""
+"""Enough for 200,000 parameters and buffers with long names."""
 
 
 def sync_module_states(model: nn.Module, group: Group) -> None:
-    """Check that all ranks hold the same layout, then give all the values of rank 0.
+    """Check that all ranks have the same model layout, then broadcast rank 0's values.
 
-    A rank whose layout differs raises CallMismatch that names the first difference;
-    the others raise one that names that rank.
+    A layout is the names, shapes and dtypes of parameters and buffers. A rank whose
+    layout differs from rank 0's raises CallMismatch with the first difference; the
+    other ranks raise CallMismatch with that rank.
     """
     state = dict(model.state_dict(keep_vars=True))
     tensors = {name: value for name, value in state.items() if _is_shared(value)}
     mine = layout(tensors)
-    theirs = _layout_of_first(mine, group)
+    theirs = _layout_of_rank_0(mine, group)
     wrong = torch.zeros(group.size, dtype=torch.int64, device="cpu")
     wrong[group.rank] = int(mine != theirs)
     group.all_reduce(wrong)
     if mine != theirs:
-        raise CallMismatch(0, f"holds another model: {difference(mine, theirs)}")
+        raise CallMismatch(0, f"has another model: {difference(mine, theirs)}")
     others = [rank for rank in range(group.size) if wrong[rank]]
     if others:
-        raise CallMismatch(others[0], "holds another model than we do; it says how")
+        raise CallMismatch(
+            others[0], "has another model than this rank; its error says the difference"
+        )
     with torch.no_grad():
         for tensor in tensors.values():
             group.broadcast(tensor.detach(), 0)
@@ -45,23 +47,26 @@ def _is_shared(value: object) -> bool:
 
 
 def layout(tensors: dict[str, Tensor]) -> list[str]:
-    """One line per parameter or buffer, in order."""
+    """Return one line per parameter or buffer, in order."""
     return [
         f"{name}: {list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
         for name, tensor in tensors.items()
     ]
 
 
-def _layout_of_first(mine: list[str], group: Group) -> list[str]:
-    """Rank 0's layout, on every rank."""
+def _layout_of_rank_0(mine: list[str], group: Group) -> list[str]:
+    """Broadcast rank 0's layout."""
     text = "\n".join(mine).encode()
     if len(text) > MAX_LAYOUT_BYTES:
-        raise ConfigError(f"a model whose layout takes {len(text)} bytes; too many")
+        raise ConfigError(
+            f"the model has a layout of {len(text)} bytes; the limit is "
+            f"{MAX_LAYOUT_BYTES}"
+        )
     size = torch.tensor([len(text)], device="cpu")
     group.broadcast(size, 0)
     num_bytes = int(size)
     if not 0 <= num_bytes <= MAX_LAYOUT_BYTES:
-        raise CallMismatch(0, f"says its layout takes {num_bytes} bytes")
+        raise CallMismatch(0, f"announced a model layout of {num_bytes} bytes")
     body = torch.zeros(num_bytes, dtype=torch.uint8, device="cpu")
     if group.rank == 0 and text:
         body = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -72,7 +77,7 @@ def _layout_of_first(mine: list[str], group: Group) -> list[str]:
 
 
 def difference(mine: list[str], theirs: list[str]) -> str:
-    """The first line that is not the same."""
+    """Describe the first line that differs."""
     for ours, other in zip(mine, theirs, strict=False):
         if ours != other:
             return f"'{ours}' here is '{other}' there"

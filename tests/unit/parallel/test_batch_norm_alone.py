@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ringleader.errors import ConfigError
-from ringleader.parallel.sync_batch_norm import SyncBatchNorm, meeting_place
+from ringleader.parallel.sync_batch_norm import SyncBatchNorm, exchange_device
 
 INPUTS = [
     (nn.BatchNorm1d, (6, 3)),
@@ -148,4 +148,4 @@ def test_it_can_be_copied() -> None:
 def test_tensors_meet_where_the_backend_can_reach_them(
     device: str, backends: str, place: str
 ) -> None:
-    assert meeting_place(device, backends) == place
+    assert exchange_device(device, backends) == place
