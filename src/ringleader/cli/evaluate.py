@@ -1,4 +1,4 @@
-"""``ringleader evaluate``: how good the trained weights are."""
+"""``ringleader evaluate``: test trained weights."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rich.table import Table
 from ringleader.cli.terminal import exit_on_error, is_interactive, prompt
 from ringleader.errors import ConfigError
 
-if TYPE_CHECKING:  # torch takes a second to import; --help shall not
+if TYPE_CHECKING:  # torch takes a second to import, which --help must not wait for
     from matplotlib.axes import Axes
 
     from ringleader.paramserver.evaluation import Evaluation, Example
     from ringleader.paramserver.tasks.task import Task
 
 _MAX_CLASSES = 20
-"""Of a confusion matrix that is printed: what fits a screen."""
+"""Classes of the largest confusion matrix that is printed: it must fit a screen."""
 _TEXT_CHARACTERS = 40
 _COLUMNS = 8
 
@@ -36,33 +36,40 @@ def evaluate(  # noqa: PLR0913 - one argument per flag
     ] = None,
     version: Annotated[
         int | None,
-        typer.Option(min=0, help="A checkpoint of that version, not the newest."),
+        typer.Option(min=0, help="Use the checkpoint of this version, not the newest."),
     ] = None,
     export: Annotated[
         Path | None,
-        typer.Option(help="For torch.load; default: trained_model.pth beside them."),
+        typer.Option(
+            help="File for torch.load; default: trained_model.pth beside the weights."
+        ),
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="Default: evaluation.png beside the weights.")
+        Path | None,
+        typer.Option(
+            help="File for plots; default: evaluation.png beside the weights."
+        ),
     ] = None,
     samples: Annotated[
-        int, typer.Option(min=0, max=64, help="Predictions to show.")
+        int, typer.Option(min=0, max=64, help="Predictions to print.")
     ] = 8,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps.")] = "auto",
     as_json: Annotated[
-        bool, typer.Option("--json", help="JSON on standard output.")
+        bool, typer.Option("--json", help="Print the result as JSON.")
     ] = False,
 ) -> None:
-    """Test trained weights: accuracy, confusion, samples; also for torch.load."""
+    """Test trained weights, and export them for torch.load."""
     with exit_on_error("evaluate"):
-        task = task or _ask("Task", "which task? e.g. digits")
-        place = weights or Path(_ask("Weights", "which weights? pass --weights DIR"))
+        task = task or _ask("Task", "TASK is missing: for example digits")
+        path = weights or Path(
+            _ask("Weights", "--weights is missing: give the server's --out directory")
+        )
         from ringleader.paramserver import evaluation as evaluation
         from ringleader.paramserver.tasks.device import pick_device
         from ringleader.paramserver.tasks.loading import load_task
 
         loaded = load_task(task)
-        file = evaluation.find_weights(place, version)
+        file = evaluation.find_weights(path, version)
         model = evaluation.load_model(loaded, file)
         found = evaluation.evaluate(
             loaded, model, pick_device(device), num_examples=max(samples, _COLUMNS)
@@ -114,9 +121,9 @@ def _show(task: Task, found: Evaluation, samples: int) -> None:
 
 def _show_confusion(task: Task, rows: list[list[int]]) -> None:
     if len(rows) > _MAX_CLASSES:
-        typer.echo(f"confusion of {len(rows)} classes: --json has it")
+        typer.echo(f"confusion of {len(rows)} classes: use --json to print it")
         return
-    typer.echo("confusion (rows: what it is; columns: what the model says)")
+    typer.echo("confusion (rows: true class; columns: predicted class)")
     table = Table(box=None)
     names = [_name(task, number) for number in range(len(rows))]
     table.add_column("")
@@ -132,7 +139,7 @@ def _show_confusion(task: Task, rows: list[list[int]]) -> None:
 
 
 def _words(task: Task, example: Example) -> str:
-    """What is true and what was predicted, in a line."""
+    """Describe the true and the predicted class in a line."""
     if example.true.ndim:
         true, predicted = (
             "".join(_name(task, int(i)) for i in each.flatten()[:_TEXT_CHARACTERS])
@@ -150,13 +157,13 @@ def _name(task: Task, number: int) -> str:
 
 
 def _draw(task: Task, found: Evaluation, path: Path) -> bool:
-    """A picture of samples and of the confusion; whether there is one."""
+    """Plot samples and the confusion matrix; return whether there was one."""
     if found.confusion is None or found.accuracy is None:
         return False
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        text = "no picture: matplotlib is missing; pip install 'ringleader[internet]'"
+        text = "no plot: matplotlib is missing; pip install 'ringleader[internet]'"
         typer.echo(text, err=True)
         return False
     figure = Figure(figsize=(8, 8), layout="constrained")
@@ -184,8 +191,8 @@ def _draw_example(axes: Axes, task: Task, example: Example) -> None:
 
 def _draw_confusion(axes: Axes, task: Task, rows: list[list[int]]) -> None:
     axes.imshow(rows, cmap="Blues")
-    axes.set_xlabel("what the model says")
-    axes.set_ylabel("what it is")
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
     if len(rows) > _MAX_CLASSES:
         return
     names = [_name(task, number) for number in range(len(rows))]

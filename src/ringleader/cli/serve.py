@@ -1,4 +1,4 @@
-"""``ringleader serve``: keep the weights, and let friends train them."""
+"""``ringleader serve``: run a parameter server for workers on the internet."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ringleader.paramserver.server.run import Run, ServerOptions
 
 LINK = "join-link"
-"""The file with the join link, for workers that are told to read it."""
+"""The file with the join link, for ``ringleader work --server-file``."""
 
 _Flag = typer.Option
 
@@ -35,50 +35,69 @@ def serve(  # noqa: PLR0913 # one argument per flag
     task: Annotated[
         str, typer.Argument(help="digits, chars:FILE, images:DIR or a .py file.")
     ] = "",
-    workers: Annotated[int, _Flag(help="Shards of a round.", min=0)] = 0,
-    rounds: Annotated[int, _Flag(help="Versions to reach.", min=0)] = 0,
-    pin: Annotated[str, _Flag(help="Let workers join by this PIN, too.")] = "",
+    workers: Annotated[int, _Flag(help="Workers that share a round.", min=0)] = 0,
+    rounds: Annotated[int, _Flag(help="Rounds to train.", min=0)] = 0,
+    pin: Annotated[str, _Flag(help="Also accept workers that know this PIN.")] = "",
     host: Annotated[str, _Flag(help="Address to listen on.")] = "",
-    port: Annotated[int, _Flag(help="Port to listen on; 0: any.")] = 8000,
-    url: Annotated[str, _Flag(help="What the tunnel calls this server.")] = "",
+    port: Annotated[int, _Flag(help="Port to listen on; 0: any free port.")] = 8000,
+    url: Annotated[
+        str, _Flag(help="Address of this server for workers, such as a tunnel's.")
+    ] = "",
     http: Annotated[
-        bool, _Flag("--http", help="Plain HTTP, for behind a tunnel or proxy.")
+        bool, _Flag("--http", help="Use plain HTTP, behind a tunnel or proxy.")
     ] = False,
     is_open: Annotated[
-        bool, _Flag("--open", help="No code, no PIN; 127.0.0.1 only.")
+        bool, _Flag("--open", help="Accept every worker, on 127.0.0.1 only.")
     ] = False,
     out: Annotated[
-        Path | None, _Flag(help="Directory of checkpoints; resumes if it has any.")
+        Path | None, _Flag(help="Directory for checkpoints; a run in it is resumed.")
     ] = None,
-    mode: Annotated[str, _Flag(help="bulk, bounded or async.")] = "bulk",
-    steps: Annotated[int, _Flag(help="Local steps between two exchanges.")] = 1,
-    staleness: Annotated[int, _Flag(help="bounded: versions behind.")] = 8,
-    quorum: Annotated[int, _Flag(help="Shards that suffice when late.")] = 0,
-    round_timeout: Annotated[float, _Flag(help="Seconds until late.")] = 120.0,
+    mode: Annotated[
+        str, _Flag(help="Rounds (bulk), or single updates: bounded or async.")
+    ] = "bulk",
+    steps: Annotated[int, _Flag(help="Steps of a worker between two updates.")] = 1,
+    staleness: Annotated[
+        int, _Flag(help="In bounded mode, how many versions an update may be behind.")
+    ] = 8,
+    quorum: Annotated[
+        int, _Flag(help="Updates that suffice after the timeout; 0: more than half.")
+    ] = 0,
+    round_timeout: Annotated[
+        float, _Flag(help="Seconds that a round waits for all workers.")
+    ] = 120.0,
     elastic: Annotated[
-        bool, _Flag("--elastic", help="As many shards as workers are here.")
+        bool, _Flag("--elastic", help="Share each round among all workers present.")
     ] = False,
     scale_rate: Annotated[
-        bool, _Flag(help="Learning rate times shards, with a warm-up.")
+        bool, _Flag(help="Multiply the learning rate by the workers of a round.")
     ] = True,
-    warmup: Annotated[int, _Flag(help="Rounds of the warm-up.")] = 5,
+    warmup: Annotated[
+        int, _Flag(help="Rounds until the rate reaches its full value.")
+    ] = 5,
     outer: Annotated[
-        str, _Flag(help="With local steps: average, sgd or nesterov.")
+        str, _Flag(help="How to apply local steps: average, sgd or nesterov.")
     ] = "average",
-    batch_size: Annotated[int, _Flag(help="Samples per step; 0: the task's.")] = 0,
-    seed: Annotated[int, _Flag(help="Order of the samples.")] = 0,
+    batch_size: Annotated[
+        int, _Flag(help="Samples per step of a worker; 0: the task's choice.")
+    ] = 0,
+    seed: Annotated[int, _Flag(help="Seed for the order of samples.")] = 0,
     codec: Annotated[
-        str, _Flag(help="Of updates: none, bf16, fp16, int8, onebit or topk:0.01.")
+        str,
+        _Flag(help="Codec of updates: none, bf16, fp16, int8, onebit or topk:0.01."),
     ] = "none",
-    weights_codec: Annotated[str, _Flag(help="none, bf16 or fp16.")] = "none",
-    checkpoint_every: Annotated[int, _Flag(help="Rounds between two.")] = 10,
+    weights_codec: Annotated[
+        str, _Flag(help="Codec of weights: none, bf16 or fp16.")
+    ] = "none",
+    checkpoint_every: Annotated[
+        int, _Flag(help="Rounds between two checkpoints.")
+    ] = 10,
 ) -> None:
     """Serve a training run to workers on the internet."""
     with exit_on_error("serve"):
-        task = task or _asked("Task (digits, chars:FILE, a .py file): ", "TASK")
-        workers = workers or _number("How many workers? ", "--workers")
-        rounds = rounds or _number("How many rounds? ", "--rounds")
-        _need_extra()
+        task = task or _ask("Task (digits, chars:FILE, a .py file): ", "TASK")
+        workers = workers or _ask_number("How many workers? ", "--workers")
+        rounds = rounds or _ask_number("How many rounds? ", "--rounds")
+        _require_extra()
         from ringleader.paramserver.server.http_server import ListenAddress
         from ringleader.paramserver.server.plan import Plan
         from ringleader.paramserver.server.run import ServerOptions
@@ -110,49 +129,49 @@ def serve(  # noqa: PLR0913 # one argument per flag
         address = ListenAddress(host=host or here, port=port)
         address.check(is_open=is_open)
         with exit_on_sigterm():
-            _serve(task, plan, options, _Place(address, url.rstrip("/"), http))
+            _serve(task, plan, options, _Endpoint(address, url.rstrip("/"), http))
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where the server listens, and what workers call it."""
+class _Endpoint:
+    """The address that the server listens on, and the one that workers use."""
 
     address: ListenAddress
     url: str
-    is_plain: bool
+    is_http: bool
 
-    def shown(self, port: int) -> str:
-        """The address that workers use."""
+    def url_for_workers(self, port: int) -> str:
+        """Return the address that workers use."""
         if self.url:
             return self.url
         host = self.address.host
         host = _own_address() if host in ("0.0.0.0", "::") else host
         host = f"[{host}]" if ":" in host else host
-        return f"{'http' if self.is_plain else 'https'}://{host}:{port}"
+        return f"{'http' if self.is_http else 'https'}://{host}:{port}"
 
 
-def _serve(name: str, plan: Plan, options: ServerOptions, place: _Place) -> None:
+def _serve(name: str, plan: Plan, options: ServerOptions, endpoint: _Endpoint) -> None:
     import torch
 
     from ringleader.paramserver.server.http_server import HttpServer
     from ringleader.paramserver.server.run import open_run
     from ringleader.paramserver.tasks.loading import load_task
 
-    torch.set_num_threads(1)  # workers on this machine need the others more
+    torch.set_num_threads(1)  # leaves the other cores to workers on this machine
     run = open_run(load_task(name), plan, options)
     try:
-        listener = place.address.listen()
-        context = None if place.is_plain else run.key.context()
-        where = place.shown(listener.getsockname()[1])
-        _announce(run, where, is_pinned=not place.is_plain)
+        listener = endpoint.address.listen()
+        context = None if endpoint.is_http else run.key.context()
+        where = endpoint.url_for_workers(listener.getsockname()[1])
+        _announce(run, where, is_pinned=not endpoint.is_http)
         serving = HttpServer(run.app, listener, context)
         serving.on_version = _Progress(run).show
-        _until_done(run, serving)
+        _serve_until_done(run, serving)
     finally:
         run.close()
 
 
-def _until_done(run: Run, serving: HttpServer) -> None:
+def _serve_until_done(run: Run, serving: HttpServer) -> None:
     training = run.app.training
     with suppress(KeyboardInterrupt):
         serving.run()
@@ -169,12 +188,12 @@ def _until_done(run: Run, serving: HttpServer) -> None:
     if done:
         typer.echo(f"Weights: {out / 'weights.safetensors'}")
         return
-    typer.echo("Run the same command again to go on from here.")
+    typer.echo("Run the same command again to resume.")
     raise typer.Exit(130)
 
 
 class _Progress:
-    """A line when something has changed, at most every two seconds."""
+    """Prints a line when something has changed, at most every two seconds."""
 
     def __init__(self, run: Run) -> None:
         self._training = run.app.training
@@ -182,7 +201,7 @@ class _Progress:
         self._next_s = 0.0
 
     def show(self) -> None:
-        """Called several times a second."""
+        """Print a line if one is due; called several times a second."""
         now_s = time.monotonic()
         scheduler = self._training.scheduler
         state = (scheduler.version, len(scheduler.present(now_s)))
@@ -192,44 +211,48 @@ class _Progress:
         loss = f", loss {scheduler.losses[-1][1]:.4f}" if scheduler.losses else ""
         typer.echo(
             f"version {state[0]} of {scheduler.plan.rounds}{loss}, "
-            f"{state[1]} worker{'' if state[1] == 1 else 's'} here"
+            f"{state[1]} worker{'' if state[1] == 1 else 's'} present"
         )
 
 
 def _announce(run: Run, where: str, *, is_pinned: bool) -> None:
-    """Where to join. The code in the link is a secret: it goes to the screen and to a
-    file that only we can read."""
+    """Print the join link, and write it to a file that only this user can read.
+
+    The link contains a secret code, so it must not go anywhere else.
+    """
     from ringleader.paramserver.protocol import join_link
 
     admission, scheduler = run.app.training.admission, run.app.training.scheduler
     text = Secret(where)
     if is_pinned or not admission.is_open:
-        print_ = run.key.fingerprint if is_pinned else None
-        text = join_link.build(where, run.key.secret.reveal(), print_)
+        fingerprint = run.key.fingerprint if is_pinned else None
+        text = join_link.build(where, run.key.secret.reveal(), fingerprint)
     try:
         join_link.parse(text.reveal())
     except ConfigError as exc:
         raise ConfigError(f"--url {where}: {exc}") from None
     write_private(run.app.training.store.out / LINK, Secret(text.reveal().encode()))
     if scheduler.version:
-        again = f", {run.replayed} updates since the checkpoint" * bool(run.replayed)
-        typer.echo(f"Resumed at version {scheduler.version}{again}.")
+        replayed = (
+            f", {run.replayed} updates after the checkpoint" if run.replayed else ""
+        )
+        typer.echo(f"Resumed at version {scheduler.version}{replayed}.")
     if scheduler.is_finished:
-        typer.echo("This run is finished. Raise --rounds, or choose another --out.")
+        typer.echo("This run is finished. Increase --rounds, or choose another --out.")
     typer.echo(f"Status page: {where}/")
     typer.echo(f"Workers join with:\n\n    ringleader work '{text.reveal()}'\n")
     if admission.pin is not None:
-        typer.echo(f"or: ringleader work {where} --pin (the PIN you chose)")
+        typer.echo(f"or with: ringleader work {where} --pin PIN")
 
 
 def _own_address() -> str:
-    """The address others in this network see; no packet is sent to find out."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    """Return this machine's address in its network; no packet is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
         try:
-            probe.connect(("192.0.2.1", 9))
+            udp.connect(("192.0.2.1", 9))
         except OSError:
             return "127.0.0.1"
-        return str(probe.getsockname()[0])
+        return str(udp.getsockname()[0])
 
 
 def _outer(name: str) -> OuterOptimizer:
@@ -245,23 +268,23 @@ def _outer(name: str) -> OuterOptimizer:
     return kinds[name]
 
 
-def _asked(question: str, flag: str) -> str:
-    """What was not given, from whoever sits there; never from a pipe."""
+def _ask(question: str, flag: str) -> str:
+    """Ask the user for a missing argument; ConfigError if nobody can be asked."""
     missing = f"{flag} is missing"
     if not is_interactive():
         raise ConfigError(missing)
     return prompt(question, missing).reveal().strip()
 
 
-def _number(question: str, flag: str) -> int:
-    text = _asked(question, flag)
+def _ask_number(question: str, flag: str) -> int:
+    text = _ask(question, flag)
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise ConfigError(f"{flag}: {text!r} is not a number above 0")
+        raise ConfigError(f"{flag}: {text!r} must be a whole number above 0")
     return int(text)
 
 
-def _need_extra() -> None:
+def _require_extra() -> None:
     for name in ("starlette", "uvicorn", "safetensors"):
         if find_spec(name) is None:
-            text = "serve needs more: pip install 'ringleader[internet]'"
+            text = "serve needs: pip install 'ringleader[internet]'"
             raise ConfigError(f"{text} ({name} is missing)")

@@ -1,4 +1,4 @@
-"""``ringleader work``: train for a server somewhere on the internet."""
+"""``ringleader work``: compute updates for a parameter server."""
 
 from __future__ import annotations
 
@@ -26,52 +26,56 @@ if TYPE_CHECKING:  # torch takes a second to import; --help shall not
     from ringleader.paramserver.protocol.messages import JoinAnswer
     from ringleader.paramserver.worker.join import WorkerSettings
     from ringleader.paramserver.worker.observer import Observer
-    from ringleader.paramserver.worker.observer import Progress as Stand
+    from ringleader.paramserver.worker.observer import Progress as WorkProgress
     from ringleader.paramserver.worker.server_address import ServerAddress
     from ringleader.paramserver.worker.worker import Worker
 
 _LINE_EVERY_S = 10.0
-"""Between two lines of a log. A screen shows every step."""
+"""Interval of log lines. A terminal shows every step."""
 
 
 def work(  # noqa: PLR0913 - one argument per flag
     link: Annotated[
-        str | None, typer.Argument(help="What 'ringleader serve' shows.")
+        str | None, typer.Argument(help="The link that 'ringleader serve' prints.")
     ] = None,
     pin: Annotated[
-        str | None, typer.Option(help="If you have an address and a PIN, not a link.")
+        str | None, typer.Option(help="PIN to join with, if LINK is only an address.")
     ] = None,
     server: Annotated[
         list[str] | None,
-        typer.Option(help="Another link to the same server; tried in turn."),
+        typer.Option(help="Further links to the same server, tried in turn."),
     ] = None,
     server_file: Annotated[
         Path | None,
-        typer.Option(help="A file with the link, read again when it is out of reach."),
+        typer.Option(
+            help="File with the link; read again if the server is unreachable."
+        ),
     ] = None,
     task: Annotated[
         str, typer.Option(help="chars:TEXTFILE, images:DIRECTORY or a .py file.")
     ] = "",
-    name: Annotated[str, typer.Option(help="For the server's status page.")] = "",
+    name: Annotated[str, typer.Option(help="Name on the server's status page.")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     threads: Annotated[
-        int, typer.Option(min=0, help="Of the CPU; 0: as many as torch takes.")
+        int, typer.Option(min=0, help="CPU threads; 0: torch's default.")
     ] = 0,
     codec: Annotated[
-        str, typer.Option(help="Of updates: none bf16 fp16 int8 onebit topk:0.01.")
+        str,
+        typer.Option(help="Codec of updates: none bf16 fp16 int8 onebit topk:0.01."),
     ] = "",
     weights_codec: Annotated[
-        str, typer.Option(help="Of weights: none bf16 fp16.")
+        str, typer.Option(help="Codec of weights: none bf16 fp16.")
     ] = "",
     as_json: Annotated[
-        bool, typer.Option("--json", help="The summary as JSON on standard output.")
+        bool, typer.Option("--json", help="Print the summary as JSON.")
     ] = False,
 ) -> None:
-    """Compute for a training server, until it is done or Ctrl-C."""
+    """Compute updates for a server until training is over, or Ctrl-C."""
     with exit_on_error("work"):
         links = [*([link] if link else []), *(server or [])]
         if not links and server_file is None:
-            links = [_asked("Link: ", "which server? give its link").reveal()]
+            missing = "LINK is missing: give the link that 'ringleader serve' prints"
+            links = [_ask("Link: ", missing).reveal()]
         from ringleader.paramserver.worker.server_address import ServerAddress
 
         address = ServerAddress.from_links(links, server_file)
@@ -98,8 +102,8 @@ def _worker(
 
     if address.is_plaintext:
         observer.noted(
-            "this address is plain http: whoever sits on the way can read and change "
-            "everything; use the https link, unless it leads into a tunnel of yours"
+            "this address is plain http: everybody on the way can read and change all "
+            "traffic; use the https link, unless it leads into a tunnel of yours"
         )
     return Worker.open(wanted, address, observer)
 
@@ -107,10 +111,10 @@ def _worker(
 def _until_done(
     wanted: WorkerSettings, address: ServerAddress, *, as_json: bool
 ) -> None:
-    """Work, and say what came of it, however it ended."""
+    """Run a worker, and print its summary however it ended."""
     worker, is_done = None, False
     try:
-        with _screen() as observer:
+        with _observe() as observer:
             worker = _worker(wanted, address, observer)
             try:
                 worker.run()
@@ -119,37 +123,38 @@ def _until_done(
                 worker.close()
     except KeyboardInterrupt:
         if worker is None or not worker.progress().rounds:
-            typer.echo("Left before the server let this worker in.", err=True)
+            typer.echo("Stopped before the server admitted this worker.", err=True)
         raise
-    finally:  # the bar is gone now
+    finally:  # the progress bar is closed
         if worker is not None:
             _summarize(worker, is_done=is_done, as_json=as_json)
 
 
 def _summarize(worker: Worker, *, is_done: bool, as_json: bool) -> None:
-    stand = worker.progress()
+    progress = worker.progress()
     if as_json:
         facts = {
             "is_finished": is_done,
-            "version": stand.version,
-            "updates": stand.counted,
-            "dropped": stand.dropped,
-            "samples": stand.samples,
-            "loss": stand.loss if stand.counted else None,
-            "sent_bytes": stand.sent_bytes,
-            "received_bytes": stand.received_bytes,
-            "seconds": stand.seconds,
+            "version": progress.version,
+            "updates": progress.counted,
+            "dropped": progress.dropped,
+            "samples": progress.samples,
+            "loss": progress.loss if progress.counted else None,
+            "sent_bytes": progress.sent_bytes,
+            "received_bytes": progress.received_bytes,
+            "seconds": progress.seconds,
         }
         typer.echo(json.dumps(facts, indent=1))
         return
-    if not stand.rounds:
-        return  # it never got in, and we said why
-    loss = f", loss {stand.loss:.4f}" if stand.counted else ""
-    up, down = format_bytes(stand.sent_bytes), format_bytes(stand.received_bytes)
+    if not progress.rounds:
+        return  # it never joined, and the reason was printed
+    loss = f", loss {progress.loss:.4f}" if progress.counted else ""
+    up, down = format_bytes(progress.sent_bytes), format_bytes(progress.received_bytes)
     typer.echo(
-        f"{'Finished' if is_done else 'Left'} at version {stand.version} of "
-        f"{stand.rounds}{loss}: {stand.counted} updates, {stand.samples} samples, "
-        f"{up} sent, {down} received, {format_seconds(stand.seconds)}."
+        f"{'Finished' if is_done else 'Left'} at version {progress.version} of "
+        f"{progress.rounds}{loss}: {progress.counted} updates, "
+        f"{progress.samples} samples, {up} sent, {down} received, "
+        f"{format_seconds(progress.seconds)}."
     )
 
 
@@ -160,99 +165,98 @@ def _set_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def _asked(question: str, otherwise: str) -> Secret[str]:
+def _ask(question: str, otherwise: str) -> Secret[str]:
     if not is_interactive():
         raise ConfigError(otherwise)
     return prompt(question, otherwise)
 
 
 def _ask_pin() -> Secret[str]:
-    return Secret(_asked("PIN: ", "no PIN was typed").reveal().strip())
+    return Secret(_ask("PIN: ", "no PIN was typed").reveal().strip())
 
 
 class _Lines:
-    """A log for whoever looks later: a line now and then."""
+    """Prints the events of a worker as log lines."""
 
     def __init__(self) -> None:
         self._next_s = 0.0
         self._is_waiting = False
 
-    def joined(self, terms: JoinAnswer, device: str) -> None:
-        """Say with whom and on what."""
+    def joined(self, run: JoinAnswer, device: str) -> None:
+        """Print the run and the device."""
         self.noted(
-            f"joined as {terms.worker}: task {terms.task}, version {terms.version} of "
-            f"{terms.rounds}, {terms.mode} mode, on {device}"
+            f"joined as {run.worker}: task {run.task}, version {run.version} of "
+            f"{run.rounds}, {run.mode} mode, on {device}"
         )
 
-    def stepped(self, progress: Stand) -> None:
-        """A line if the last one is old."""
+    def stepped(self, progress: WorkProgress) -> None:
+        """Print a line if the last one is old enough."""
         now_s = time.monotonic()
         if now_s >= self._next_s:
             self._next_s = now_s + _LINE_EVERY_S
-            self.noted(
-                f"version {progress.version} of {progress.rounds}, {_say(progress)}"
-            )
+            step = f"version {progress.version} of {progress.rounds}"
+            self.noted(f"{step}, {_describe(progress)}")
 
     def waiting(self, reason: str, pause_s: float) -> None:
-        """The first failure of a row, and a long one's."""
+        """Print the first of several failures in a row."""
         if not self._is_waiting:
-            self.noted(f"{reason}; trying again until it works")
+            self.noted(f"{reason}; trying again until it answers")
         self._is_waiting = True
 
     def reconnected(self) -> None:
-        """The end of a row of failures."""
+        """Print that the failures are over."""
         self._is_waiting = False
         self.noted("the server answers again")
 
     def noted(self, text: str) -> None:
-        """On standard error, at once."""
+        """Print a line to standard error."""
         typer.echo(text, err=True)
 
 
 class _Bar(_Lines):
-    """A progress bar, with lines above it for what is worth one."""
+    """Shows a progress bar, and prints notices above it."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__()
         self._progress = progress
-        self._bar = progress.add_task("joining", total=None, say="")
+        self._bar = progress.add_task("joining", total=None, note="")
 
-    def joined(self, terms: JoinAnswer, device: str) -> None:
-        """Show how far it is. Until now the screen belonged to questions."""
-        super().joined(terms, device)
+    def joined(self, run: JoinAnswer, device: str) -> None:
+        """Start the bar. Before, the terminal was needed for questions."""
+        super().joined(run, device)
         self._progress.start()
-        self._show(terms.version, terms.rounds, "waiting for work")
+        self._show(run.version, run.rounds, "waiting for work")
 
-    def stepped(self, progress: Stand) -> None:
-        """Every step."""
-        self._show(progress.version, progress.rounds, _say(progress))
+    def stepped(self, progress: WorkProgress) -> None:
+        """Update the bar."""
+        self._show(progress.version, progress.rounds, _describe(progress))
 
     def waiting(self, reason: str, pause_s: float) -> None:
-        """Each pause, in the bar."""
+        """Show the pause in the bar."""
         super().waiting(reason, pause_s)
-        self._progress.update(self._bar, say=f"next try in {pause_s:.0f} s")
+        self._progress.update(self._bar, note=f"next try in {pause_s:.0f} s")
 
     def noted(self, text: str) -> None:
-        """Above the bar."""
+        """Print a line above the bar."""
         self._progress.console.print(text, markup=False, highlight=False)
 
-    def _show(self, version: int, rounds: int, say: str) -> None:
+    def _show(self, version: int, rounds: int, note: str) -> None:
         text = f"version {version}/{rounds}"
         self._progress.update(
-            self._bar, completed=version, total=rounds, description=text, say=say
+            self._bar, completed=version, total=rounds, description=text, note=note
         )
 
 
 @contextmanager
-def _screen() -> Iterator[Observer]:
-    """Where progress goes: a bar on a terminal, else lines."""
+def _observe() -> Iterator[Observer]:
+    """Show progress as a bar on a terminal, else as log lines."""
     if not sys.stderr.isatty():
         yield _Lines()
         return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
-        TextColumn("{task.fields[say]}"),
+        TextColumn("{task.fields[note]}"),
     )
     progress = Progress(*columns, console=Console(stderr=True))
     try:
@@ -261,8 +265,8 @@ def _screen() -> Iterator[Observer]:
         progress.stop()
 
 
-def _say(stand: Stand) -> str:
-    loss = f"loss {stand.loss:.4f}, " if stand.counted else ""
-    left = "" if stand.left_s is None else f", {stand.left_s:.0f} s left"
-    up, down = format_bytes(stand.sent_bytes), format_bytes(stand.received_bytes)
+def _describe(progress: WorkProgress) -> str:
+    loss = f"loss {progress.loss:.4f}, " if progress.counted else ""
+    left = "" if progress.left_s is None else f", {progress.left_s:.0f} s left"
+    up, down = format_bytes(progress.sent_bytes), format_bytes(progress.received_bytes)
     return f"{loss}{up} up, {down} down{left}"

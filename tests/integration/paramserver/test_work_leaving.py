@@ -182,7 +182,7 @@ def test_an_interrupted_worker_leaves_and_says_so(
     assert code == 130, said
     assert "Traceback" not in said
     if phase in ("status", "join"):
-        assert "Left before the server let this worker in." in said
+        assert "Stopped before the server admitted this worker." in said
         assert workers == []
     else:
         assert "Left at version 0 of 9" in said
