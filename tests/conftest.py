@@ -21,7 +21,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from ringleader.testing.processes import Nursery
+    from ringleader.testing.processes import ForkServer
     from tests.kit.warm_python import WarmPython
 
 PATIENCE_S = 10.0
@@ -198,11 +198,11 @@ def leave_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def fork_server() -> Iterator[ForkServer]:
     """Where ranks are forked; one for all tests, since it has to import torch."""
-    from ringleader.testing.processes import Nursery
+    from ringleader.testing.processes import ForkServer
 
-    with Nursery() as warm:
+    with ForkServer() as warm:
         yield warm
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.stage import Stage
+from tests.kit.scenario_worlds import ScenarioServer
 
 HERE = Path(__file__).parent
 BACKEND = "ringleader.backend.process_group"
@@ -15,11 +15,13 @@ BACKEND = "ringleader.backend.process_group"
 
 
 @pytest.fixture(scope="session")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def scenario_server(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[ScenarioServer]:
     """Knows all scenarios, and the backend."""
     modules = [
         BACKEND,
         *sorted(f"tests.torch.{path.stem}" for path in HERE.glob("scenario_*.py")),
     ]
-    with Stage(tmp_path_factory.mktemp("stage"), modules) as made:
+    with ScenarioServer(tmp_path_factory.mktemp("scenario_server"), modules) as made:
         yield made

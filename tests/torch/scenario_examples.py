@@ -11,7 +11,7 @@ import torch._dynamo  # noqa: F401 - torch does it when the first optimizer is m
 
 
 def run_script(rank: int, size: int, path: str, *arguments: str) -> None:
-    """The environment is that of torchrun; see "script" in stage.py."""
+    """Run a script in the environment that torchrun sets."""
     sys.argv = [path, *arguments]
     sys.path.insert(0, str(Path(path).parent))
     runpy.run_path(path, run_name="__main__")

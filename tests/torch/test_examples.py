@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.kit.stage import Order, Stage, one_shot
+from tests.kit.scenario_worlds import ScenarioCall, ScenarioServer, one_shot
 
 HERE = Path(__file__).parent
 
@@ -69,17 +69,21 @@ def _kill(launcher: psutil.Process) -> None:
             process.kill()
 
 
-def warm(stage: Stage, size: int, script: str, *arguments: object) -> str:
+def warm(
+    scenario_server: ScenarioServer, size: int, script: str, *arguments: object
+) -> str:
     """The same without launcher and imports."""
     args = (str(EXAMPLES / script), *map(str, arguments))
-    order = Order(module="tests.torch.scenario_examples", name="run_script", args=args)
-    with one_shot(stage, size, order, TIMEOUT_S, "script") as ranks:
+    call = ScenarioCall(
+        module="tests.torch.scenario_examples", name="run_script", args=args
+    )
+    with one_shot(scenario_server, size, call, TIMEOUT_S, "script") as ranks:
         for rank in ranks:
             report = rank.report(WITHIN_S)
             assert report.kind == "done", report.trace
         for rank in ranks:
             assert rank.has_ended(TIMEOUT_S), f"hangs at exit:\n{rank.written()}"
-            assert stage.reap(rank) == 0, rank.written()
+            assert scenario_server.reap(rank) == 0, rank.written()
         return "".join(rank.written() for rank in ranks)
 
 
@@ -106,8 +110,10 @@ def test_the_first_example_learns_to_read_digits_under_torchrun() -> None:
         pytest.param("pipeline.py", marks=pytest.mark.slow),
     ],
 )
-def test_an_example_learns_to_read_digits(stage: Stage, script: str) -> None:
-    check_that_it_learned(warm(stage, 2, script))
+def test_an_example_learns_to_read_digits(
+    scenario_server: ScenarioServer, script: str
+) -> None:
+    check_that_it_learned(warm(scenario_server, 2, script))
 
 
 def check_that_it_learned(output: str) -> None:
@@ -119,9 +125,9 @@ def check_that_it_learned(output: str) -> None:
 
 @pytest.mark.slow
 def test_a_checkpoint_of_two_processes_goes_on_with_three(
-    stage: Stage, tmp_path: Path
+    scenario_server: ScenarioServer, tmp_path: Path
 ) -> None:
-    before, after = (warm(stage, size, RESUMING, tmp_path) for size in (2, 3))
+    before, after = (warm(scenario_server, size, RESUMING, tmp_path) for size in (2, 3))
 
     first = losses(before)
     told = number(r"^resumed from .*: loss ([\d.]+)$", after)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.stage import Order, Stage, World, backend
+from tests.kit.scenario_worlds import ScenarioCall, ScenarioServer, World, backend
 
 HERE = Path(__file__).parent
 
@@ -63,9 +63,11 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def worlds(stage: Stage) -> Iterator[dict[int, World]]:
+def worlds(scenario_server: ScenarioServer) -> Iterator[dict[int, World]]:
     """One world of each size, formed."""
-    made = {size: World(stage, size, scheme) for size, scheme in SCHEMES.items()}
+    made = {
+        size: World(scenario_server, size, scheme) for size, scheme in SCHEMES.items()
+    }
     for world in made.values():
         world.open()
     yield made
@@ -77,7 +79,7 @@ def worlds(stage: Stage) -> Iterator[dict[int, World]]:
 def test_feature(worlds: dict[int, World], name: str, size: int) -> None:
     if backend() == "gloo" and name in GLOO_CANNOT:
         pytest.skip(GLOO_CANNOT[name])
-    trouble = worlds[size].play(Order(module=SCENARIOS[name], name=name))
+    trouble = worlds[size].play(ScenarioCall(module=SCENARIOS[name], name=name))
     if trouble:
         pytest.fail(trouble, pytrace=False)
 
@@ -92,8 +94,10 @@ def test_a_checkpoint_moves_from_3_to_2_to_4_ranks(
         (4, "load_trained", (at_2, None)),
     ]
     for size, name, args in steps:
-        order = Order(module="tests.torch.scenario_checkpoint", name=name, args=args)
-        trouble = worlds[size].play(order)
+        call = ScenarioCall(
+            module="tests.torch.scenario_checkpoint", name=name, args=args
+        )
+        trouble = worlds[size].play(call)
         if trouble:
             pytest.fail(f"{name} with {size} ranks\n{trouble}", pytrace=False)
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.stage import BACKEND, Order, Stage, backend, one_shot
+from tests.kit.scenario_worlds import (
+    BACKEND,
+    ScenarioCall,
+    ScenarioServer,
+    backend,
+    one_shot,
+)
 
 pytestmark = pytest.mark.skipif(
     backend() != BACKEND, reason="other backends do not say who was lost"
@@ -28,10 +34,12 @@ EXIT_S = 10.0
     ],
 )
 def test_survivors_name_the_killed_rank_and_end(
-    stage: Stage, what: str, victim: int
+    scenario_server: ScenarioServer, what: str, victim: int
 ) -> None:
-    order = Order(module="tests.torch.scenario_faults", name=what, wants_ready=True)
-    with one_shot(stage, 3, order, TIMEOUT_S) as ranks:
+    call = ScenarioCall(
+        module="tests.torch.scenario_faults", name=what, wants_ready=True
+    )
+    with one_shot(scenario_server, 3, call, TIMEOUT_S) as ranks:
         for rank in ranks:
             report = rank.report(START_S)
             assert report.kind == "ready", report.trace
@@ -44,19 +52,19 @@ def test_survivors_name_the_killed_rank_and_end(
             assert report.at_s - killed_at_s < TIMEOUT_S + 1, report.trace
         for rank in survivors:
             assert rank.has_ended(EXIT_S), f"hangs at exit:\n{rank.written()}"
-            assert stage.reap(rank) == 1, rank.written()
+            assert scenario_server.reap(rank) == 1, rank.written()
 
 
 def test_an_exception_on_one_rank_reaches_who_waits_for_its_message(
-    stage: Stage,
+    scenario_server: ScenarioServer,
 ) -> None:
     """A defect that a review found: the others heard nothing, and it did not end."""
-    order = Order(
+    call = ScenarioCall(
         module="tests.torch.scenario_faults",
         name="raise_in_the_middle",
         wants_ready=True,
     )
-    with one_shot(stage, 2, order, 4 * TIMEOUT_S) as ranks:
+    with one_shot(scenario_server, 2, call, 4 * TIMEOUT_S) as ranks:
         for rank in ranks:
             report = rank.report(START_S)
             assert report.kind == "ready", report.trace
@@ -68,4 +76,4 @@ def test_an_exception_on_one_rank_reaches_who_waits_for_its_message(
             assert words in report.text, report.trace
         for rank in ranks:
             assert rank.has_ended(EXIT_S), f"hangs at exit:\n{rank.written()}"
-            assert stage.reap(rank) == 1, rank.written()
+            assert scenario_server.reap(rank) == 1, rank.written()

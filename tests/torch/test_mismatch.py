@@ -8,7 +8,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.stage import BACKEND, Order, Stage, backend, one_shot
+from tests.kit.scenario_worlds import (
+    BACKEND,
+    ScenarioCall,
+    ScenarioServer,
+    backend,
+    one_shot,
+)
 
 pytestmark = pytest.mark.skipif(
     backend() != BACKEND, reason="other backends do not compare calls"
@@ -45,10 +51,10 @@ CASES = {
     + [("mismatch_by_wait", "size", 3), ("mismatch_by_ddp", "size", 3)],
 )
 def test_every_rank_learns_of_both_calls(
-    stage: Stage, name: str, what: str, size: int
+    scenario_server: ScenarioServer, name: str, what: str, size: int
 ) -> None:
-    order = Order(module="tests.torch.scenario_faults", name=name, args=(what,))
-    with one_shot(stage, size, order, TIMEOUT_S) as ranks:
+    call = ScenarioCall(module="tests.torch.scenario_faults", name=name, args=(what,))
+    with one_shot(scenario_server, size, call, TIMEOUT_S) as ranks:
         for rank in ranks:
             report = rank.report(WITHIN_S)
             assert report.kind == "failed", "different calls, and yet a result"
@@ -56,4 +62,4 @@ def test_every_rank_learns_of_both_calls(
                 assert words in report.text, report.trace
         for rank in ranks:
             assert rank.has_ended(EXIT_S), f"hangs at exit:\n{rank.written()}"
-            assert stage.reap(rank) == 1, rank.written()
+            assert scenario_server.reap(rank) == 1, rank.written()

@@ -1,10 +1,10 @@
-"""Ranks in real processes, to be killed and stopped by tests.
+"""Ranks in real processes, which tests kill and stop.
 
-A nursery is one process that has imported torch and never starts a thread; ranks are
-forked from it, which takes milliseconds where a fresh interpreter takes seconds. It is
-also their parent: a rank that ended stays a zombie until the nursery reaps it, so the
-process ids that tests kill are never anybody else's. When the test process dies, the
-nursery reads the end of its socket, kills all ranks and ends too.
+The fork server is a process that has imported torch and never starts a thread. Forking
+a rank from it takes milliseconds where a fresh interpreter takes seconds. It is also
+the parent of the ranks: a rank that ended stays a zombie until the fork server reaps
+it, so a process id that a test kills never belongs to another process. When the test
+process dies, the fork server reads the end of its socket, kills all ranks and ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import ModuleType
@@ -45,8 +45,8 @@ REAP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Birth:
-    """What a new rank has to know."""
+class _RankSpec:
+    """Everything a new rank needs to form its group and run its body."""
 
     path: str
     """The file that defines the body; test modules have no importable name."""
@@ -56,6 +56,7 @@ class _Birth:
     rank: int
     transport: str
     timeout_s: float
+    env: dict[str, str]
 
 
 class Rank:
@@ -81,26 +82,26 @@ class Rank:
                 )
 
     def kill(self) -> float:
-        """SIGKILL: a pulled plug, no goodbye. Returns when that was."""
+        """Send SIGKILL, as a power failure; return the time."""
         return self._signal(signal.SIGKILL)
 
     def stop(self) -> float:
-        """SIGSTOP: alive, but silent from now on."""
+        """Send SIGSTOP: the rank lives, but is silent; return the time."""
         return self._signal(signal.SIGSTOP)
 
     def cont(self) -> float:
-        """SIGCONT: goes on where it was stopped."""
+        """Send SIGCONT: the rank goes on where it was stopped; return the time."""
         return self._signal(signal.SIGCONT)
 
     def result(self, within_s: float) -> Any:  # noqa: ANN401 - whatever the body returns
-        """What the body returned; raises what it raised."""
+        """Return the result of the body, or raise its exception."""
         failed, value = self._end(within_s)
         if failed:
             raise value
         return value
 
     def error(self, within_s: float) -> BaseException:
-        """What the body raised; an AssertionError if it returned instead."""
+        """Return the exception of the body; AssertionError if it returned a result."""
         failed, value = self._end(within_s)
         if not failed:
             raise AssertionError(
@@ -110,7 +111,7 @@ class Rank:
         return value
 
     def close(self) -> None:
-        """Stop listening to it."""
+        """Close the pipe to the rank."""
         self._pipe.close()
 
     def _signal(self, number: signal.Signals) -> float:
@@ -124,7 +125,7 @@ class Rank:
         return self._outcome
 
     def _listen(self, deadline: Deadline, what: str) -> None:
-        """Take in one message of the rank."""
+        """Receive one message of the rank."""
         if not self._pipe.poll(deadline.left_s()):
             self._signal(signal.SIGUSR1)  # it prints where it is
             raise DeadlineExceeded(self.rank, f"{what} within {deadline.after_s} s")
@@ -140,8 +141,8 @@ class Rank:
             self._outcome = (kind == "error", value)
 
 
-class Nursery:
-    """The warm process that ranks are forked from; use it for many worlds."""
+class ForkServer:
+    """Client of the process that ranks are forked from; usable for many worlds."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -173,19 +174,19 @@ class Nursery:
                 self._process.kill()
                 self._process.wait(REAP_S)
 
-    def fork(self, birth: _Birth) -> Rank:
+    def fork(self, spec: _RankSpec) -> Rank:
         """Start one rank."""
         assert self._socket is not None
         assert self._pipe is not None
         ours, theirs = socket.socketpair()
         with ours, theirs:
             socket.send_fds(self._socket, [b"F"], [theirs.fileno()])
-            self._pipe.send(birth)
+            self._pipe.send(spec)
             pid = self._answer(WARM_UP_S)  # the first of a file imports it
-            return Rank(birth.rank, pid, Connection(os.dup(ours.fileno())))
+            return Rank(spec.rank, pid, Connection(os.dup(ours.fileno())))
 
     def reap(self, ranks: Sequence[Rank]) -> None:
-        """Kill what still lives and wait for its end."""
+        """Kill the ranks that still run and wait for their end."""
         assert self._socket is not None
         assert self._pipe is not None
         self._socket.send(b"R")
@@ -197,11 +198,11 @@ class Nursery:
     def _answer(self, within_s: float) -> int:
         assert self._pipe is not None
         if not self._pipe.poll(within_s):
-            raise InternalError(f"the nursery has not answered within {within_s} s")
+            raise InternalError(f"the fork server has not answered within {within_s} s")
         try:
             return int(self._pipe.recv())
         except EOFError:
-            raise InternalError("the nursery has died") from None
+            raise InternalError("the fork server has died") from None
 
 
 @contextlib.contextmanager
@@ -211,21 +212,23 @@ def spawn_ranks(
     *args: object,
     transport: str = "tcp",
     timeout_s: float = 10.0,
-    nursery: Nursery | None = None,
+    fork_server: ForkServer | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[list[Rank]]:
-    """``size`` processes that form a group and run ``body(group, ready, *args)``.
+    """Start ``size`` processes that form a group and run ``body(group, ready, *args)``.
 
-    ``transport``: "tcp" or "shm". ``timeout_s`` is the group's. Every process has ended
-    and been reaped when the block ends, however it ends. Without a ``nursery`` one is
-    started for this world alone, which takes the time to import torch.
+    ``transport``: "tcp" or "shm". ``timeout_s`` is the group's. ``env`` is added to the
+    environment of each process. Every process has ended and been reaped when the block
+    ends, however it ends. Without a ``fork_server`` one is started for this world only,
+    which takes the time to import torch.
     """
     with contextlib.ExitStack() as stack:
-        home = nursery or stack.enter_context(Nursery())
+        home = fork_server or stack.enter_context(ForkServer())
         peers = tuple(f"127.0.0.1:{port}" for port in free_ports(size))
         ranks: list[Rank] = []
         stack.callback(lambda: home.reap(ranks))
         for rank in range(size):
-            birth = _Birth(
+            spec = _RankSpec(
                 path=body.__code__.co_filename,
                 name=body.__name__,
                 args=args,
@@ -233,16 +236,17 @@ def spawn_ranks(
                 rank=rank,
                 transport=transport,
                 timeout_s=timeout_s,
+                env=dict(env or {}),
             )
-            ranks.append(home.fork(birth))
+            ranks.append(home.fork(spec))
         yield ranks
 
 
-# -- inside the nursery ------------------------------------------------------------
+# -- inside the fork server ----------------------------------------------------------
 
 
 def serve(fd: int) -> None:
-    """The life of a nursery: fork and reap as told over the socket ``fd``."""
+    """Run the fork server: fork and reap as told over the socket ``fd``."""
     torch.set_num_threads(1)  # a thread would not survive the fork, its locks would
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the test process decides
     sock = socket.socket(fileno=fd)
@@ -269,20 +273,20 @@ def serve(fd: int) -> None:
 
 
 def _fork(
-    birth: _Birth,
+    spec: _RankSpec,
     fd: int,
     modules: dict[str, ModuleType],
     ours: Sequence[socket.socket | Connection],
 ) -> int:
-    """The process id of a new rank, which reports to ``fd``."""
-    if birth.path not in modules:
-        modules[birth.path] = _load(birth.path)
-    body = getattr(modules[birth.path], birth.name)
+    """Fork a rank that reports to ``fd``; return its process id."""
+    if spec.path not in modules:
+        modules[spec.path] = _load(spec.path)
+    body = getattr(modules[spec.path], spec.name)
     pid = os.fork()
     if pid == 0:
         for each in ours:
             each.close()
-        _live(birth, body, Connection(fd))
+        _live(spec, body, Connection(fd))
     os.close(fd)
     return pid
 
@@ -304,13 +308,14 @@ def _reap(pids: Collection[int]) -> None:
         os.waitpid(pid, 0)
 
 
-def _live(birth: _Birth, body: Body, pipe: Connection) -> NoReturn:
-    """The life of a rank; it never returns into the nursery's loop."""
+def _live(spec: _RankSpec, body: Body, pipe: Connection) -> NoReturn:
+    """Run a rank; never returns into the loop of the fork server."""
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.environ.update(spec.env)
         faulthandler.register(signal.SIGUSR1)
-        pipe.send(_outcome(birth, body, pipe))
+        pipe.send(_outcome(spec, body, pipe))
         code = 0
     except BaseException:  # noqa: BLE001 - nothing may get out of the fork
         traceback.print_exc()
@@ -320,19 +325,21 @@ def _live(birth: _Birth, body: Body, pipe: Connection) -> NoReturn:
         os._exit(code)
 
 
-def _outcome(birth: _Birth, body: Body, pipe: Connection) -> tuple[str, float, object]:
-    """What became of the body, when, and the value or the error."""
+def _outcome(
+    spec: _RankSpec, body: Body, pipe: Connection
+) -> tuple[str, float, object]:
+    """Run the body; return "result" or "error", the time, the value or exception."""
     group: Group | None = None
     try:
         group = form_group(
-            birth.peers,
-            birth.rank,
-            transport="tcp" if birth.transport == "tcp" else "auto",
-            config=CollectiveConfig(timeout_s=birth.timeout_s),
+            spec.peers,
+            spec.rank,
+            transport="tcp" if spec.transport == "tcp" else "auto",
+            config=CollectiveConfig(timeout_s=spec.timeout_s),
             timeout_s=FORM_S,
         )
         value = body(
-            group, lambda: pipe.send(("ready", time.monotonic(), None)), *birth.args
+            group, lambda: pipe.send(("ready", time.monotonic(), None)), *spec.args
         )
         return "result", time.monotonic(), value
     except Exception as exc:  # noqa: BLE001 - handed to the test
@@ -343,7 +350,7 @@ def _outcome(birth: _Birth, body: Body, pipe: Connection) -> tuple[str, float, o
 
 
 def _portable(exc: Exception) -> Exception:
-    """Itself if it survives pickling, else its text."""
+    """Return the exception if it survives pickling, else an error with its text."""
     try:
         pickle.loads(pickle.dumps(exc))
     except Exception:  # noqa: BLE001 - any class may refuse in its own way

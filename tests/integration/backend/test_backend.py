@@ -27,7 +27,7 @@ from ringleader.errors import (
     RingleaderError,
 )
 from ringleader.groups.group import Group
-from ringleader.testing.processes import Nursery, Ready, spawn_ranks
+from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from ringleader.transport.free_ports import free_ports
 
 pytestmark = pytest.mark.timeout(100)
@@ -43,11 +43,11 @@ SOON_S = 10.0
 
 
 @pytest.fixture
-def play(nursery: Nursery) -> Callable[..., list[Any]]:
+def play(fork_server: ForkServer) -> Callable[..., list[Any]]:
     """Run a body on every rank of a world; the results in rank order."""
 
     def run(size: int, body: Callable[..., object], *args: object) -> list[Any]:
-        with spawn_ranks(size, body, *args, nursery=nursery) as ranks:
+        with spawn_ranks(size, body, *args, fork_server=fork_server) as ranks:
             return [rank.result(WITHIN_S) for rank in ranks]
 
     return run

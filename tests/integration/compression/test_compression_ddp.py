@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ringleader import compression
 from ringleader.compression.communicator import TorchCommunicator
 from ringleader.groups.group import Group
-from ringleader.testing.processes import Nursery, Ready, spawn_ranks
+from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -264,20 +264,16 @@ def die_in_the_middle(
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as home:
-        yield home
-
-
-@pytest.fixture(scope="module")
 def found(
-    nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
+    fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[Any]]:
     """Of each backend, of each rank."""
     results = {}
     for backend in ("ringleader", "gloo"):
         store = str(tmp_path_factory.mktemp("hooks") / backend)
-        with spawn_ranks(SIZE, use_hooks, backend, store, nursery=nursery) as ranks:
+        with spawn_ranks(
+            SIZE, use_hooks, backend, store, fork_server=fork_server
+        ) as ranks:
             results[backend] = [rank.result(WITHIN_S) for rank in ranks]
     return results
 
@@ -373,10 +369,12 @@ def test_a_sharded_model_has_the_gradients_of_all(
 
 @pytest.mark.parametrize("name", ["int8", "topk:0.1", "powersgd:1"])
 def test_a_killed_rank_leaves_no_trace_of_the_step(
-    name: str, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
+    name: str, fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     store = str(tmp_path_factory.mktemp("killed") / "store")
-    with spawn_ranks(SIZE, die_in_the_middle, name, store, nursery=nursery) as ranks:
+    with spawn_ranks(
+        SIZE, die_in_the_middle, name, store, fork_server=fork_server
+    ) as ranks:
         is_same, text = ranks[0].result(WITHIN_S)
     assert is_same
     assert "rank 1" in text

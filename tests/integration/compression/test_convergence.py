@@ -7,7 +7,7 @@ the same check. Three seeds and longer runs are in benchmarks/compression.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 import pytest
@@ -16,7 +16,7 @@ from _pytest.mark import ParameterSet
 
 from ringleader.compression import compressor
 from ringleader.groups.group import Group
-from ringleader.testing.processes import Nursery, Ready, spawn_ranks
+from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from tests.kit.compression_bugs import BUGS
 from tests.kit.training_tasks import Task, characters, digits, final_loss, learn
 
@@ -84,18 +84,17 @@ Runs = Callable[[str, str], list[Run]]
 
 
 @pytest.fixture(scope="module")
-def runs() -> Iterator[Runs]:
-    """Trains a task when it is asked for first."""
-    with Nursery() as nursery:
+def runs(fork_server: ForkServer) -> Runs:
+    """Trains a task with a scheme when it is asked for first."""
 
-        @cache
-        def run(task: str, scheme: str) -> list[Run]:
-            with spawn_ranks(
-                SIZE, train, task, scheme, transport="shm", nursery=nursery
-            ) as ranks:
-                return [rank.result(WITHIN_S) for rank in ranks]
+    @cache
+    def run(task: str, scheme: str) -> list[Run]:
+        with spawn_ranks(
+            SIZE, train, task, scheme, transport="shm", fork_server=fork_server
+        ) as ranks:
+            return [rank.result(WITHIN_S) for rank in ranks]
 
-        yield run
+    return run
 
 
 def mean_losses(ranks: Sequence[Run]) -> list[float]:

@@ -13,7 +13,7 @@ import torch
 
 import ringleader
 from ringleader.groups.group import Group
-from ringleader.testing.processes import Nursery, Ready, spawn_ranks
+from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from ringleader.transport.free_ports import free_ports
 
 pytestmark = pytest.mark.timeout(100)
@@ -67,14 +67,14 @@ Run = Callable[..., list[str]]
 
 
 @pytest.fixture
-def run_all(nursery: Nursery) -> Run:
+def run_all(fork_server: ForkServer) -> Run:
     """Run a process per environment; what each says."""
 
     def run(
         *envs: dict[str, object], timeout_s: float = 20.0, late: int = -1
     ) -> list[str]:
         with spawn_ranks(
-            len(envs), join, list(envs), timeout_s, late, nursery=nursery
+            len(envs), join, list(envs), timeout_s, late, fork_server=fork_server
         ) as ranks:
             return [rank.result(WITHIN_S) for rank in ranks]
 

@@ -20,7 +20,7 @@ import torch
 
 from ringleader.errors import DeadlineExceeded, PeerLost
 from ringleader.groups.group import Group
-from ringleader.testing.processes import Nursery, Rank, Ready, spawn_ranks
+from ringleader.testing.processes import ForkServer, Rank, Ready, spawn_ranks
 
 SIZE = 4
 KILL_TIMEOUT_S = 8.0
@@ -218,7 +218,7 @@ def check_that_it_stays_broken(group: Group, first: Exception) -> None:
 
 
 def world(
-    case: Case, transport: str, timeout_s: float, nursery: Nursery
+    case: Case, transport: str, timeout_s: float, fork_server: ForkServer
 ) -> contextlib.AbstractContextManager[list[Rank]]:
     return spawn_ranks(
         SIZE,
@@ -228,7 +228,7 @@ def world(
         case.algorithm,
         transport=transport,
         timeout_s=timeout_s,
-        nursery=nursery,
+        fork_server=fork_server,
     )
 
 
@@ -243,11 +243,11 @@ def run_a_moment(ranks: list[Rank], dice: random.Random) -> None:
 @pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_killed_rank_is_named_by_every_survivor_within_two_seconds(
-    transport: str, victim: int, nursery: Nursery
+    transport: str, victim: int, fork_server: ForkServer
 ) -> None:
     dice = random.Random(f"kill {transport} {victim}")
     for case in CASES[transport]:
-        with world(case, transport, KILL_TIMEOUT_S, nursery) as ranks:
+        with world(case, transport, KILL_TIMEOUT_S, fork_server) as ranks:
             run_a_moment(ranks, dice)
             killed_s = ranks[victim].kill()
             for rank in ranks[:victim] + ranks[victim + 1 :]:
@@ -272,14 +272,14 @@ def stops(transport: str) -> Iterator[tuple[Case, int]]:
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_stopped_rank_is_named_by_every_survivor_in_time(
-    transport: str, nursery: Nursery
+    transport: str, fork_server: ForkServer
 ) -> None:
     """The stops overlap: a world that waits for its deadline needs no processor."""
     dice = random.Random(f"stop {transport}")
     with contextlib.ExitStack() as stack:
         stopped: list[tuple[Case, int, list[Rank], float]] = []
         for case, victim in stops(transport):
-            made = world(case, transport, STOP_TIMEOUT_S, nursery)
+            made = world(case, transport, STOP_TIMEOUT_S, fork_server)
             ranks = stack.enter_context(made)
             run_a_moment(ranks, dice)
             stopped.append((case, victim, ranks, ranks[victim].stop()))
@@ -350,7 +350,9 @@ def fail_and_check(
 
 
 @pytest.mark.timeout(100)
-def test_what_survivors_call_complete_holds_its_final_value(nursery: Nursery) -> None:
+def test_what_survivors_call_complete_holds_its_final_value(
+    fork_server: ForkServer,
+) -> None:
     dice = random.Random("complete")
     silent = list(UNFINISHED)
     # A mean over links is divided in one go at the end: nothing is final before.
@@ -369,7 +371,7 @@ def test_what_survivors_call_complete_holds_its_final_value(nursery: Nursery) ->
                     op,
                     transport=transport,
                     timeout_s=0.5,
-                    nursery=nursery,
+                    fork_server=fork_server,
                 )
                 ranks = stack.enter_context(made)
                 run_a_moment(ranks, dice)
@@ -386,9 +388,9 @@ def test_what_survivors_call_complete_holds_its_final_value(nursery: Nursery) ->
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_rank_that_wakes_up_too_late_learns_what_happened(
-    transport: str, nursery: Nursery
+    transport: str, fork_server: ForkServer
 ) -> None:
-    with world(Case("all_reduce"), transport, STOP_TIMEOUT_S, nursery) as ranks:
+    with world(Case("all_reduce"), transport, STOP_TIMEOUT_S, fork_server) as ranks:
         run_a_moment(ranks, random.Random(1))
         ranks[1].stop()
         for rank in (ranks[0], ranks[2], ranks[3]):
@@ -401,9 +403,9 @@ def test_a_rank_that_wakes_up_too_late_learns_what_happened(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_a_short_stop_is_not_an_error(transport: str, nursery: Nursery) -> None:
+def test_a_short_stop_is_not_an_error(transport: str, fork_server: ForkServer) -> None:
     with spawn_ranks(
-        3, count_steps, 300, transport=transport, timeout_s=20, nursery=nursery
+        3, count_steps, 300, transport=transport, timeout_s=20, fork_server=fork_server
     ) as ranks:
         run_a_moment(ranks, random.Random(2))
         for rank in ranks:
@@ -429,9 +431,9 @@ def count_steps(group: Group, ready: Ready, steps: int) -> float:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_two_ranks_killed_at_once_are_still_an_error_in_time(
-    transport: str, nursery: Nursery
+    transport: str, fork_server: ForkServer
 ) -> None:
-    with world(Case("all_reduce"), transport, KILL_TIMEOUT_S, nursery) as ranks:
+    with world(Case("all_reduce"), transport, KILL_TIMEOUT_S, fork_server) as ranks:
         run_a_moment(ranks, random.Random(3))
         killed_s = ranks[1].kill()
         ranks[2].kill()
@@ -445,10 +447,10 @@ def test_two_ranks_killed_at_once_are_still_an_error_in_time(
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_rank_that_ends_without_close_is_lost_to_the_others(
-    transport: str, nursery: Nursery
+    transport: str, fork_server: ForkServer
 ) -> None:
     with spawn_ranks(
-        3, leave_in_the_middle, transport=transport, nursery=nursery
+        3, leave_in_the_middle, transport=transport, fork_server=fork_server
     ) as ranks:
         for rank in ranks[1:]:
             error = rank.error(within_s=10)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work
-from ringleader.testing.processes import Nursery, Ready, spawn_ranks
+from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from ringleader.testing.threaded_world import run_threads, run_world
 
 TRANSPORTS = ["memory", "tcp", "shm"]
@@ -266,11 +266,10 @@ def count_wrong_elements(group: Group, ready: Ready, count: int, steps: int) -> 
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize(("transport", "steps"), [("tcp", 8), ("shm", 35)])
 def test_every_element_is_right_when_ranks_outnumber_cores_by_far(
-    transport: str, steps: int
+    transport: str, steps: int, fork_server: ForkServer
 ) -> None:
     """Ranks lose the core in every possible place while others reuse the memory."""
     with contextlib.ExitStack() as stack:
-        nursery = stack.enter_context(Nursery())
         ranks = []
         for size in (2, 2, 2, 2, 3, 4):
             made = spawn_ranks(
@@ -280,7 +279,7 @@ def test_every_element_is_right_when_ranks_outnumber_cores_by_far(
                 steps,
                 transport=transport,
                 timeout_s=60,
-                nursery=nursery,
+                fork_server=fork_server,
             )
             ranks += stack.enter_context(made)
         assert [rank.result(within_s=80) for rank in ranks] == [0] * len(ranks)

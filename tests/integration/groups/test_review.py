@@ -25,7 +25,7 @@ from ringleader.errors import (
     RingleaderError,
 )
 from ringleader.groups.group import Group
-from ringleader.testing.processes import Nursery, Ready, spawn_ranks
+from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from ringleader.testing.threaded_world import run_threads, run_world, world
 from ringleader.transport import tcp
 from ringleader.transport.socket_link import SocketLink
@@ -180,10 +180,10 @@ def fork_and_die(group: Group, ready: Ready, store: str) -> None:
 
 @pytest.mark.timeout(100)
 def test_a_forked_child_does_not_hold_the_connections_open(
-    nursery: Nursery, tmp_path: Path
+    fork_server: ForkServer, tmp_path: Path
 ) -> None:
     store = str(tmp_path / "store")
-    with spawn_ranks(2, fork_and_die, store, nursery=nursery) as ranks:
+    with spawn_ranks(2, fork_and_die, store, fork_server=fork_server) as ranks:
         ranks[0].wait_ready(WITHIN_S)
         [child] = psutil.Process(ranks[0].pid).children()
         killed_s = ranks[0].kill()
@@ -210,10 +210,10 @@ def come_too_late(group: Group, _: Ready, store: str) -> list[str]:
 
 @pytest.mark.timeout(100)
 def test_a_late_rank_does_not_pass_for_the_next_monitored_barrier(
-    nursery: Nursery, tmp_path: Path
+    fork_server: ForkServer, tmp_path: Path
 ) -> None:
     store = str(tmp_path / "store")
-    with spawn_ranks(2, come_too_late, store, nursery=nursery) as ranks:
+    with spawn_ranks(2, come_too_late, store, fork_server=fork_server) as ranks:
         said = [rank.result(WITHIN_S) for rank in ranks]
     assert len(said[0]) == 2
     for text in said[0]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ringleader.groups.group import Group
-from ringleader.testing.processes import Nursery, Ready, spawn_ranks
+from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 
 TENSOR_BYTES = 1 << 30
 LIMIT_BYTES = 16 << 20
@@ -52,7 +52,7 @@ def reduce_one_large_tensor(
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_gigabyte_is_reduced_with_16_megabytes_of_scratch(
-    transport: str, nursery: Nursery
+    transport: str, fork_server: ForkServer
 ) -> None:
     """The very first call of the group: everything it will ever need is in it."""
     with spawn_ranks(
@@ -62,7 +62,7 @@ def test_a_gigabyte_is_reduced_with_16_megabytes_of_scratch(
         None,
         transport=transport,
         timeout_s=60,
-        nursery=nursery,
+        fork_server=fork_server,
     ) as ranks:
         for rank in ranks:
             grew = rank.result(within_s=90)
@@ -84,7 +84,7 @@ def test_a_gigabyte_is_reduced_with_16_megabytes_of_scratch(
     ],
 )
 def test_no_algorithm_needs_more_than_16_megabytes(
-    transport: str, algorithm: str, nursery: Nursery
+    transport: str, algorithm: str, fork_server: ForkServer
 ) -> None:
     with spawn_ranks(
         3,  # with four, a quarter of the tensor in scratch would go unnoticed
@@ -93,7 +93,7 @@ def test_no_algorithm_needs_more_than_16_megabytes(
         algorithm,
         transport=transport,
         timeout_s=60,
-        nursery=nursery,
+        fork_server=fork_server,
     ) as ranks:
         for rank in ranks:
             for name, grew in rank.result(within_s=90).items():
@@ -133,10 +133,10 @@ def every_operation_grows_little(
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_repeated_calls_cost_no_memory_that_stays(
-    transport: str, nursery: Nursery
+    transport: str, fork_server: ForkServer
 ) -> None:
     with spawn_ranks(
-        2, repeat_calls, transport=transport, timeout_s=60, nursery=nursery
+        2, repeat_calls, transport=transport, timeout_s=60, fork_server=fork_server
     ) as ranks:
         for rank in ranks:
             grew = rank.result(within_s=90)
@@ -175,10 +175,10 @@ def repeat_calls(group: Group, ready: Ready) -> int:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_group_keeps_no_tensor_after_the_call(
-    transport: str, nursery: Nursery
+    transport: str, fork_server: ForkServer
 ) -> None:
     with spawn_ranks(
-        2, drop_a_tensor, transport=transport, timeout_s=60, nursery=nursery
+        2, drop_a_tensor, transport=transport, timeout_s=60, fork_server=fork_server
     ) as ranks:
         for rank in ranks:
             freed = rank.result(within_s=60)

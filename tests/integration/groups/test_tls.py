@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from ringleader.identity.cluster_secret import ClusterSecret, Secret
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
 from ringleader.ids import NodeId
-from ringleader.testing.processes import Nursery, Ready, spawn_ranks
+from ringleader.testing.processes import ForkServer, Rank, Ready, spawn_ranks
 from ringleader.testing.threaded_world import run_threads
 from ringleader.transport import memory_link
 from ringleader.transport.free_ports import free_ports
@@ -64,13 +65,15 @@ def member(rank: int) -> Credentials:
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+def spawn(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Spawn:
+    """``spawn_ranks`` for ranks that have the credentials of one node."""
     path = tmp_path_factory.mktemp("node") / "credentials"
     issue().to_file(path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RINGLEADER_CREDENTIALS", str(path))
-        with Nursery() as made:
-            yield made
+    env = {"RINGLEADER_CREDENTIALS": str(path)}
+    return partial(spawn_ranks, fork_server=fork_server, env=env)
+
+
+Spawn = Callable[..., AbstractContextManager[list[Rank]]]
 
 
 def compute(group: Group, _: Ready) -> tuple[dict[int, str], list[float]]:
@@ -96,8 +99,8 @@ def compute(group: Group, _: Ready) -> tuple[dict[int, str], list[float]]:
     return group.links(), found
 
 
-def test_values_are_right_over_encrypted_links(nursery: Nursery) -> None:
-    with spawn_ranks(3, compute, nursery=nursery) as ranks:
+def test_values_are_right_over_encrypted_links(spawn: Spawn) -> None:
+    with spawn(3, compute) as ranks:
         results = [rank.result(within_s=30) for rank in ranks]
     for rank, (links, found) in enumerate(results):
         assert set(links.values()) == {"tls"}
@@ -113,9 +116,9 @@ def describe(group: Group, _: Ready) -> tuple[dict[int, str], bool]:
 
 
 def test_ranks_of_one_host_share_memory_and_encrypt_their_mail(
-    nursery: Nursery,
+    spawn: Spawn,
 ) -> None:
-    with spawn_ranks(2, describe, transport="shm", nursery=nursery) as ranks:
+    with spawn(2, describe, transport="shm") as ranks:
         for rank, process in enumerate(ranks):
             assert process.result(within_s=20) == ({1 - rank: "shm"}, True)
 
@@ -128,8 +131,8 @@ def reduce_for_ever(group: Group, ready: Ready) -> None:
         group.all_reduce(tensor)
 
 
-def test_a_killed_rank_is_named_by_every_survivor(nursery: Nursery) -> None:
-    with spawn_ranks(3, reduce_for_ever, nursery=nursery) as ranks:
+def test_a_killed_rank_is_named_by_every_survivor(spawn: Spawn) -> None:
+    with spawn(3, reduce_for_ever) as ranks:
         for rank in ranks:
             rank.wait_ready(within_s=20)
         killed_s = ranks[1].kill()
@@ -140,10 +143,8 @@ def test_a_killed_rank_is_named_by_every_survivor(nursery: Nursery) -> None:
             assert rank.ended_at_s - killed_s < LOST_WITHIN_S
 
 
-def test_a_stopped_rank_is_named_at_the_deadline(nursery: Nursery) -> None:
-    with spawn_ranks(
-        3, reduce_for_ever, timeout_s=STOP_TIMEOUT_S, nursery=nursery
-    ) as ranks:
+def test_a_stopped_rank_is_named_at_the_deadline(spawn: Spawn) -> None:
+    with spawn(3, reduce_for_ever, timeout_s=STOP_TIMEOUT_S) as ranks:
         for rank in ranks:
             rank.wait_ready(within_s=20)
         stopped_s = ranks[1].stop()
@@ -158,8 +159,8 @@ def differ(group: Group, _: Ready) -> None:
     group.all_reduce(torch.ones(1000 + group.rank // 2))
 
 
-def test_ranks_that_call_different_things_print_both_calls(nursery: Nursery) -> None:
-    with spawn_ranks(3, differ, nursery=nursery) as ranks:
+def test_ranks_that_call_different_things_print_both_calls(spawn: Spawn) -> None:
+    with spawn(3, differ) as ranks:
         for rank in ranks:
             error = rank.error(within_s=10)
             assert isinstance(error, CallMismatch)
@@ -191,8 +192,8 @@ def many_threads(group: Group, _: Ready) -> float:
     return float(total)
 
 
-def test_threads_share_encrypted_links(nursery: Nursery) -> None:
-    with spawn_ranks(2, many_threads, nursery=nursery) as ranks:
+def test_threads_share_encrypted_links(spawn: Spawn) -> None:
+    with spawn(2, many_threads) as ranks:
         for rank in ranks:
             assert rank.result(within_s=40) == 2.0 * sum(range(40))
 

@@ -21,9 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ringleader.errors import ConfigError
 from ringleader.groups.group import Group
 from ringleader.parallel.sync_batch_norm import SyncBatchNorm
-from ringleader.testing.processes import Body, Nursery, Ready, spawn_ranks
+from ringleader.testing.processes import Body, ForkServer, Ready, spawn_ranks
 
-if __name__.startswith("bodies_"):  # in the nursery: else DDP does it in every rank
+if __name__.startswith("bodies_"):  # in the fork server: else DDP does it in every rank
     import torch._dynamo
 
 
@@ -106,11 +106,11 @@ def process_group(group: Group, store: str) -> Iterator[None]:
 
 
 def run(
-    nursery: Nursery, folder: Path, size: int, body: Body, *args: object
+    fork_server: ForkServer, folder: Path, size: int, body: Body, *args: object
 ) -> list[Any]:
     """What ``body`` returned on each rank."""
     store = str(folder / "store")
-    with spawn_ranks(size, body, store, *args, nursery=nursery) as ranks:
+    with spawn_ranks(size, body, store, *args, fork_server=fork_server) as ranks:
         return [rank.result(WITHIN_S) for rank in ranks]
 
 
@@ -219,11 +219,11 @@ def compare(group: Group, _ready: Ready, store: str) -> dict[str, list[Found]]:
 
 @pytest.fixture(scope="module")
 def compared(
-    nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
+    fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, list[dict[str, list[Found]]]]:
     """What each rank of each size found; one world per case would take long."""
     return {
-        size: run(nursery, tmp_path_factory.mktemp(f"world{size}"), size, compare)
+        size: run(fork_server, tmp_path_factory.mktemp(f"world{size}"), size, compare)
         for size in {len(case.rows) for case in CASES}
     }
 
@@ -258,11 +258,11 @@ def record(group: Group, _ready: Ready, store: str) -> list[Calls]:
 
 
 def test_one_exchange_forward_one_backward_and_none_in_evaluation(
-    nursery: Nursery, tmp_path: Path
+    fork_server: ForkServer, tmp_path: Path
 ) -> None:
     gather, reduce = ("all_gather", 3 * CHANNELS + 1), ("all_reduce", 2 * CHANNELS)
     want = [[gather, reduce], [gather], []]
-    assert run(nursery, tmp_path, 2, record) == [want, want]
+    assert run(fork_server, tmp_path, 2, record) == [want, want]
 
 
 def lonely(group: Group, _ready: Ready, store: str) -> list[str]:
@@ -279,9 +279,9 @@ def lonely(group: Group, _ready: Ready, store: str) -> list[str]:
 
 
 def test_one_value_in_all_is_refused_everywhere_and_none_changes_nothing(
-    nursery: Nursery, tmp_path: Path
+    fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    for text, buffers in run(nursery, tmp_path, 3, lonely):
+    for text, buffers in run(fork_server, tmp_path, 3, lonely):
         assert "expected more than 1 value per channel" in text
         assert buffers == str([[0.0] * CHANNELS, [1.0] * CHANNELS, 0])
 
@@ -302,8 +302,10 @@ def in_part(group: Group, _ready: Ready, store: str) -> list[float] | str:
     return layer.running_mean.tolist()
 
 
-def test_a_layer_keeps_to_its_process_group(nursery: Nursery, tmp_path: Path) -> None:
-    *first_two, third = run(nursery, tmp_path, 3, in_part)
+def test_a_layer_keeps_to_its_process_group(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    *first_two, third = run(fork_server, tmp_path, 3, in_part)
     assert first_two == [[11.0], [11.0]]
     assert "not in the layer's process group" in third
 
@@ -366,9 +368,9 @@ def train_together(group: Group, _ready: Ready, store: str) -> tuple[float, str]
 
 
 def test_a_conv_net_under_ddp_learns_what_one_process_learns(
-    nursery: Nursery, tmp_path: Path
+    fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    found = run(nursery, tmp_path, len(SHARES), train_together)
+    found = run(fork_server, tmp_path, len(SHARES), train_together)
 
     assert max(far for far, _ in found) < 1e-12
     assert len({digest for _, digest in found}) == 1, "ranks differ in some bit"

@@ -1,12 +1,12 @@
-"""Worlds of real processes for torch.distributed, forked from one that is warm.
+"""Worlds of real processes for torch.distributed, forked from a warm interpreter.
 
-Importing FSDP, pipelining and Dynamo takes seconds; the stage process does it once and
-never starts a thread, so a rank is there in milliseconds. A rank waits for orders, runs
-one scenario after the other in the same process group and reports each. When one fails
-its world is replaced, because errors of a collective are final for a group.
+Importing FSDP, pipelining and Dynamo takes seconds; the scenario server does it once
+and never starts a thread, so that a rank starts in milliseconds. A rank waits for
+calls, runs one scenario after the other in the same process group and reports each.
+When one fails its world is replaced: errors of a collective are final for a group.
 
-This file is both sides: tests import it, and the stage runs it as a script. A rank ends
-like any Python program, through the end of the script: what hangs there is seen.
+This file holds both sides: tests import it, and the scenario server runs ``main``. A
+rank ends like any Python program, through the end of the script: a hang there is seen.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def backend() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Birth:
+class RankSpec:
     """What a new rank has to know."""
 
     rank: int
@@ -65,7 +65,7 @@ class Birth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ScenarioCall:
     """A scenario to run: ``module.name(rank, size, *args)``."""
 
     module: str
@@ -79,7 +79,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How an order went."""
+    """Outcome of a call."""
 
     kind: str
     """ready, done or failed."""
@@ -95,10 +95,10 @@ class Report:
 class Rank:
     """One rank, seen from the test."""
 
-    def __init__(self, birth: Birth, pid: int, pipe: Connection) -> None:
-        self.rank = birth.rank
+    def __init__(self, spec: RankSpec, pid: int, pipe: Connection) -> None:
+        self.rank = spec.rank
         self.pid = pid
-        self.log = Path(birth.log)
+        self.log = Path(spec.log)
         self.pipe = pipe
 
     def report(self, within_s: float) -> Report:
@@ -138,7 +138,7 @@ class Rank:
         return Report(kind="failed", at_s=time.monotonic(), text=text, trace=text)
 
 
-class Stage:
+class ScenarioServer:
     """The warm process; it forks ranks and reaps them."""
 
     def __init__(self, folder: Path, modules: Sequence[str]) -> None:
@@ -152,7 +152,7 @@ class Stage:
     def __enter__(self) -> Self:
         ours, theirs = socket.socketpair()
         code = f"from {__name__} import main; main()"  # -m: pickled as __main__
-        with theirs, open(self.folder / "stage.log", "wb") as log:
+        with theirs, open(self.folder / "scenario_server.log", "wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code, str(theirs.fileno()), *self._modules],
                 pass_fds=[theirs.fileno()],
@@ -177,15 +177,15 @@ class Stage:
             self._process.kill()
             self._process.wait(LEAVE_S)
 
-    def fork(self, birth: Birth) -> Rank:
+    def fork(self, spec: RankSpec) -> Rank:
         """Start one rank."""
         assert self._pipe is not None
         assert self._socket is not None
         ours, theirs = socket.socketpair()
         with ours, theirs:
             socket.send_fds(self._socket, [b"F"], [theirs.fileno()])
-            self._pipe.send(birth)
-            return Rank(birth, self._answer(LEAVE_S), Connection(os.dup(ours.fileno())))
+            self._pipe.send(spec)
+            return Rank(spec, self._answer(LEAVE_S), Connection(os.dup(ours.fileno())))
 
     def reap(self, rank: Rank) -> int:
         """The exit code of a rank that has ended or is ending."""
@@ -196,12 +196,12 @@ class Stage:
         rank.pipe.close()
         return self._answer(LEAVE_S)
 
-    def births(
+    def specs(
         self, size: int, scheme: str, timeout_s: float = GROUP_TIMEOUT_S
-    ) -> list[Birth]:
+    ) -> list[RankSpec]:
         """The ranks of a world that meets at a new address."""
         from ringleader.transport.free_ports import (
-            free_ports,  # the stage finds us itself
+            free_ports,  # the server finds us itself
         )
 
         number = next(self._numbers)
@@ -213,7 +213,7 @@ class Stage:
             "script": f"script://127.0.0.1:{port}",
         }[scheme]
         return [
-            Birth(
+            RankSpec(
                 rank=rank,
                 size=size,
                 init_method=address,
@@ -228,32 +228,32 @@ class Stage:
         with contextlib.suppress(EOFError):
             if self._pipe.poll(within_s):
                 return int(self._pipe.recv())
-        text = (self.folder / "stage.log").read_text(errors="replace")
-        raise AssertionError(f"the stage does not answer; its output:\n{text}")
+        text = (self.folder / "scenario_server.log").read_text(errors="replace")
+        raise AssertionError(f"no answer of the scenario server; its output:\n{text}")
 
 
 class World:
     """Ranks in one process group, which run scenario after scenario."""
 
-    def __init__(self, stage: Stage, size: int, scheme: str) -> None:
+    def __init__(self, scenario_server: ScenarioServer, size: int, scheme: str) -> None:
         self.size = size
-        self._stage = stage
+        self._server = scenario_server
         self._scheme = scheme
         self._ranks: list[Rank] = []
         self._trouble = ""
 
     def open(self) -> None:
         """Fork the ranks and let them form a group."""
-        births = self._stage.births(self.size, self._scheme)
-        self._ranks = [self._stage.fork(birth) for birth in births]
+        specs = self._server.specs(self.size, self._scheme)
+        self._ranks = [self._server.fork(spec) for spec in specs]
         self._trouble = self._collect()
 
-    def play(self, order: Order) -> str:
+    def play(self, call: ScenarioCall) -> str:
         """Run it on every rank; what went wrong, or nothing."""
         if self._trouble:
             return f"no world of {self.size} could be formed:\n{self._trouble}"
         for rank in self._ranks:
-            rank.pipe.send(order)
+            rank.pipe.send(call)
         trouble = self._collect()
         if trouble:
             self.end()
@@ -269,7 +269,7 @@ class World:
         for rank in ranks:
             if not rank.has_ended(LEAVE_S):
                 rank.kill()
-        return [self._stage.reap(rank) for rank in ranks]
+        return [self._server.reap(rank) for rank in ranks]
 
     def end(self) -> None:
         """Kill what lives."""
@@ -277,7 +277,7 @@ class World:
         for rank in ranks:
             rank.kill()
         for rank in ranks:
-            self._stage.reap(rank)
+            self._server.reap(rank)
 
     def _collect(self) -> str:
         """The failures among one report of every rank; one failure ends the waiting."""
@@ -298,48 +298,52 @@ class World:
 
 @contextlib.contextmanager
 def one_shot(
-    stage: Stage, size: int, order: Order, timeout_s: float, scheme: str = "tcp"
+    scenario_server: ScenarioServer,
+    size: int,
+    call: ScenarioCall,
+    timeout_s: float,
+    scheme: str = "tcp",
 ) -> Iterator[list[Rank]]:
-    """A world for one order that ends it; every process is reaped afterwards."""
-    births = stage.births(size, scheme, timeout_s)
-    ranks = [stage.fork(birth) for birth in births]
+    """A world for one call that ends it; every process is reaped afterwards."""
+    specs = scenario_server.specs(size, scheme, timeout_s)
+    ranks = [scenario_server.fork(spec) for spec in specs]
     try:
         for rank in ranks:
             formed = rank.report(GROUP_TIMEOUT_S + GRACE_S)
             assert formed.kind == "done", formed.trace
         for rank in ranks:
-            rank.pipe.send(replace(order, is_last=True))
+            rank.pipe.send(replace(call, is_last=True))
         yield ranks
     finally:
         for rank in ranks:
             if not rank.pipe.closed:
                 rank.kill()
-                stage.reap(rank)
+                scenario_server.reap(rank)
 
 
-# -- in the stage process ----------------------------------------------------------
+# -- in the scenario server ----------------------------------------------------------
 
 
-def serve(fd: int) -> tuple[Birth, Connection] | None:
-    """Fork and reap as told; returns in every new rank, and at the end in the stage."""
+def serve(fd: int) -> tuple[RankSpec, Connection] | None:
+    """Fork and reap as told; returns in each new rank, and at the end in the server."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the test process decides
     sock = socket.socket(fileno=fd)
     pipe = Connection(os.dup(fd))
     children: set[int] = set()
     pipe.send(0)
     while True:
-        order, fds, _, _ = socket.recv_fds(sock, 1, 1)
-        if order == b"F":
-            birth = pipe.recv()
+        request, fds, _, _ = socket.recv_fds(sock, 1, 1)
+        if request == b"F":
+            spec = pipe.recv()
             pid = os.fork()
             if pid == 0:
                 sock.close()
                 pipe.close()
-                return birth, Connection(fds[0])
+                return spec, Connection(fds[0])
             os.close(fds[0])
             children.add(pid)
             pipe.send(pid)
-        elif order == b"R":
+        elif request == b"R":
             pid = pipe.recv()
             children.discard(pid)
             pipe.send(_reap(pid))
@@ -359,27 +363,27 @@ def _reap(pid: int) -> int:
 # -- in a rank ---------------------------------------------------------------------
 
 
-def live(birth: Birth, pipe: Connection) -> None:
+def live(spec: RankSpec, pipe: Connection) -> None:
     """The life of a rank: form the group, then do what is ordered until told to go."""
-    log = os.open(birth.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    log = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
-    report = attempt(partial(form, birth))
+    report = attempt(partial(form, spec))
     pipe.send(report[0])
     while report[0].kind == "done":
         try:
-            order = pipe.recv()
+            call = pipe.recv()
         except EOFError:
             return
-        if order is None:
+        if call is None:
             importlib.import_module("torch.distributed").destroy_process_group()
             return
-        report = attempt(partial(perform, birth, order, pipe))
+        report = attempt(partial(perform, spec, call, pipe))
         pipe.send(report[0])
-        if order.is_last:
+        if call.is_last:
             break
     if report[1] is not None:
         raise report[1]
@@ -403,38 +407,38 @@ def _now(kind: str, text: str = "", trace: str = "") -> Report:
     return Report(kind=kind, at_s=time.monotonic(), text=text, trace=trace)
 
 
-def form(birth: Birth) -> None:
+def form(spec: RankSpec) -> None:
     """Join the default group; a script that torchrun would start does so itself."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    method = birth.init_method
-    place: dict[str, Any] = {"rank": birth.rank, "world_size": birth.size}
+    method = spec.init_method
+    place: dict[str, Any] = {"rank": spec.rank, "world_size": spec.size}
     scheme, _, address = method.partition("://")
     if scheme in ("env", "script"):
         host, port = address.split(":")
         os.environ.update(MASTER_ADDR=host, MASTER_PORT=port)
-        os.environ.update(RANK=str(birth.rank), WORLD_SIZE=str(birth.size))
+        os.environ.update(RANK=str(spec.rank), WORLD_SIZE=str(spec.size))
         method, place = "env://", {}
     if scheme == "script":
         return
     dist.init_process_group(
         backend(),
         init_method=method,
-        timeout=timedelta(seconds=birth.timeout_s),
+        timeout=timedelta(seconds=spec.timeout_s),
         **place,
     )
 
 
-def perform(birth: Birth, order: Order, pipe: Connection) -> None:
+def perform(spec: RankSpec, call: ScenarioCall, pipe: Connection) -> None:
     """Run one scenario and destroy the groups it made."""
-    scenario = getattr(importlib.import_module(order.module), order.name)
-    args = list(order.args)
-    if order.wants_ready:
+    scenario = getattr(importlib.import_module(call.module), call.name)
+    args = list(call.args)
+    if call.wants_ready:
         args.append(lambda: pipe.send(_now("ready")))
-    scenario(birth.rank, birth.size, *args)
-    if not order.is_last:
+    scenario(spec.rank, spec.size, *args)
+    if not call.is_last:
         sweep()
 
 
