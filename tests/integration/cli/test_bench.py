@@ -1,4 +1,4 @@
-"""``ringleader bench`` with real processes: numbers come, failures end it in time."""
+"""``ringleader bench`` with real processes: results, and failures that end in time."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_flags_that_make_no_sense_are_explained(flags: list[str], said: str) -> 
 
 @contextmanager
 def endless(*flags: str) -> Iterator[subprocess.Popen[str]]:
-    """A run that measures until it is stopped, met in the middle of measuring."""
+    """Start a run that measures until it is stopped; return once it measures."""
     with subprocess.Popen(
         [*BENCH, *ENDLESS, *flags],
         stdout=subprocess.DEVNULL,
@@ -122,7 +122,7 @@ def endless(*flags: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def hear_ctrl_c() -> None:
-    """A shell that runs the tests in the background lets its children ignore it."""
+    """Restore SIGINT, which children of a background shell ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,4 +1,4 @@
-"""Worker processes of a command: every failure is an error in time, nothing stays."""
+"""WorkerPool: every failure is an error in time, and no process remains."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ serve(sys.argv[1], {"rank": rank}, handle)
 
 
 def start(pool: WorkerPool, source: str = WORKER) -> list[int]:
-    """Start all ranks; their process ids."""
+    """Start all ranks and return their process ids."""
     for rank in range(pool.size):
         pool.start([sys.executable, "-c", source, pool.address, str(rank)])
     hellos = pool.wait_connected(30)
@@ -141,7 +141,7 @@ def test_a_worker_that_never_says_hello_is_not_waited_for() -> None:
 
 
 def test_workers_leave_when_their_parent_is_killed(tmp_path: Path) -> None:
-    """No parent is left to end them: the closed line must be enough."""
+    """No parent is left to end them: the closed socket must be enough."""
     script = f"""
 import os, signal, sys
 sys.path[:0] = {sys.path!r}
@@ -171,7 +171,7 @@ with WorkerPool("test", 2) as pool:
 
 
 def is_running(pid: int) -> bool:
-    """An orphan that ended may stay a zombie where nobody reaps it."""
+    """Whether a process runs; an ended orphan may remain as a zombie."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

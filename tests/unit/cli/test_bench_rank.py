@@ -1,4 +1,4 @@
-"""A rank of the benchmark: a wrong answer is an error, however fast it came."""
+"""BenchRank: wrong results are errors, batches are timed after a barrier."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringleader.errors import ConfigError, RingleaderError
 
 
 class Alone:
-    """An engine of one rank: every collective leaves its input as the result."""
+    """A library for one rank: every collective copies its input to the result."""
 
     def __init__(self, error: float = 0.0) -> None:
         self.error = error

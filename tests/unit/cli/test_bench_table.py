@@ -165,7 +165,7 @@ def test_what_was_not_measured_is_a_dash() -> None:
 def test_every_rank_finds_what_the_definition_of_the_operation_says(
     operation: str, size: int
 ) -> None:
-    """The expected values, against the operations written out in numpy."""
+    """Compare the expected values with the operations written in numpy."""
     cell = BenchCell(operation, 1200)
     held = [allocate(cell, size) for _ in range(size)]
     for rank, buffers in enumerate(held):

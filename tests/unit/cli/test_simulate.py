@@ -1,4 +1,4 @@
-"""``ringleader simulate`` answers with a table, with JSON, or with one sentence."""
+"""``ringleader simulate`` prints a table, JSON or an error message."""
 
 from __future__ import annotations
 

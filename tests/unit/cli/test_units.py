@@ -1,4 +1,4 @@
-"""Sizes, times and rates are read as people write them, and refused in one sentence."""
+"""Sizes, times and rates are parsed and formatted; invalid ones are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulator: clean where the machine is right, loud where a rule is wrong."""
+"""The membership simulator accepts the machine and detects defective ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_rule_of_the_seed_is_caught() -> None:
 
 
 def without_faults(make: MachineFactory, size: int, seed: int) -> str | None:
-    """What is wrong with nodes that are switched on together, and nothing else."""
+    """Start all nodes together without faults; return what is wrong, or None."""
     cluster = SimulatedCluster(size, seed=seed, make=make)
     for index, node in enumerate(cluster.nodes):
         cluster.after(0.01 * index, cluster.start, node)
@@ -69,8 +69,8 @@ def test_the_rule_of_the_seed_splits_a_cluster_without_any_fault(size: int) -> N
     assert any(seeds)
 
 
-def test_two_nodes_defer_to_each_other_by_the_rule_of_the_seed() -> None:
-    """PM-5: each campaigns before it hears of the other's growing seniority."""
+def test_two_nodes_defer_to_each_other_when_uptime_decides() -> None:
+    """Each node campaigns before it hears of the other's growing uptime."""
     cluster = SimulatedCluster(2, seed=1, make=UptimeElection)
     for node in cluster.nodes:
         cluster.start(node)
@@ -82,7 +82,7 @@ def test_two_nodes_defer_to_each_other_by_the_rule_of_the_seed() -> None:
 
 
 def forgetful(me: Member) -> MembershipMachine:
-    """Promises anything, also what is older than its last promise."""
+    """Promises every view, also one older than its last promise."""
     machine = MembershipMachine(me)
     agreement: ViewChange = machine._view_change
     promise = agreement.promise
@@ -96,7 +96,7 @@ def forgetful(me: Member) -> MembershipMachine:
 
 
 def hasty(me: Member) -> MembershipMachine:
-    """Installs what it never promised."""
+    """Installs a view that it never promised."""
     machine = MembershipMachine(me)
     agreement: ViewChange = machine._view_change
 
@@ -109,21 +109,21 @@ def hasty(me: Member) -> MembershipMachine:
 
 
 def mumbling(me: Member) -> MembershipMachine:
-    """Says everything once."""
+    """Sends every message only once."""
     machine = MembershipMachine(me)
     machine._is_linked = lambda member: False  # type: ignore[method-assign]
     return machine
 
 
 def uncounting(me: Member) -> MembershipMachine:
-    """Knows no other counter than its own."""
+    """Ignores the counters of other nodes."""
     machine = MembershipMachine(me)
     machine._view_change.note = lambda name: None  # type: ignore[method-assign]
     return machine
 
 
 def content(me: Member) -> MembershipMachine:
-    """Does not care whether its members are stuck in a promise to somebody else."""
+    """Ignores that its members are frozen for a view of another leader."""
     machine = MembershipMachine(me)
     aim: Proposer = machine._proposer
     aim._is_stale = lambda: False  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""The simulator agrees with arithmetic where there is any, else with itself."""
+"""The collective simulator agrees with formulas, and its methods with each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LATENCY_S = 0.5e-3
 RATE = 125e6
 BYTES = 25_000_000
 WHOLE_S = BYTES / RATE
-"""The time of the whole tensor on one wire."""
+"""Time of the whole tensor on one link."""
 
 
 def switch(
@@ -47,7 +47,7 @@ def programs_of(operation: str, name: str, size: int) -> list[Program]:
 def unsegmented(
     operation: str, name: str, network: NetworkModel, chunk_bytes: int
 ) -> float:
-    """Time when a chunk is stored before it is forwarded: textbook formulas hold."""
+    """Time if a chunk is stored before it is forwarded: textbook formulas apply."""
     programs = programs_of(operation, name, network.size)
     return simulate(programs, chunk_bytes, network, segment_bytes=chunk_bytes).time_s
 

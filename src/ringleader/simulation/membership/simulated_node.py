@@ -13,8 +13,8 @@ NAMES = ("ada", "bob", "cyd", "dan", "eve", "fay", "gus", "hal", "ivy", "jan")
 """Names of the nodes in traces: letters of base32, as node ids have them."""
 
 
-class MembershipMachine(Protocol):
-    """Interface of what is simulated: ``Machine``, or a rule to compare it with."""
+class SimulatedMachine(Protocol):
+    """Interface of what is simulated: ``MembershipMachine`` or a variant of it."""
 
     me: Member
     wake_at_s: float
@@ -31,7 +31,7 @@ class MembershipMachine(Protocol):
         """Process one event and return the actions to perform."""
 
 
-MachineFactory = Callable[[Member], MembershipMachine]
+MachineFactory = Callable[[Member], SimulatedMachine]
 
 
 def node_id(index: int) -> NodeId:
@@ -72,7 +72,7 @@ class SimulatedNode:
         self.payload = b""
         self.clock_start_s = 0.0
         self.clock_rate = 1.0
-        self.machine: MembershipMachine | None = None
+        self.machine: SimulatedMachine | None = None
         self.links: set[Member] = set()
         """Incarnations of peers to which this end believes to have a link."""
         self.is_paused = False
@@ -84,7 +84,7 @@ class SimulatedNode:
         self.renewed_for: ViewId | None = None
         """The proposed view for which it last set a new payload."""
 
-    def begin(self, machine: MembershipMachine) -> None:
+    def begin(self, machine: SimulatedMachine) -> None:
         """Start a new incarnation."""
         self.num_starts += 1
         self.machine = machine

@@ -1,4 +1,4 @@
-"""Network namespaces are separate hosts, and a dial there never meets itself."""
+"""Network namespaces count as separate hosts, and a dial never reaches itself."""
 
 from __future__ import annotations
 

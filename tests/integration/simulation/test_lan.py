@@ -1,4 +1,4 @@
-"""The LAN of namespaces is a LAN: it carries bytes, at its rate, and leaves nothing."""
+"""A virtual LAN carries bytes at its rate and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _carry(
     *,
     address: str | None = None,
 ) -> tuple[int, float]:
-    """Bytes that arrived on ``to`` and the seconds they took."""
+    """Return the bytes that arrived on ``to`` and the seconds they took."""
     address = address or to.address
     receiver = _python(to, RECEIVER, address, len(senders), DEADLINE_S, PORT)
     assert receiver.stdout is not None

@@ -1,4 +1,4 @@
-"""What can go wrong with a LAN goes wrong when a test asks for it, and ends again."""
+"""Every fault of a virtual LAN takes effect and ends again."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ IS_POSSIBLE, REASON = can_make_faults()
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no faults here: {REASON}")
 
 WAIT_S = 5.0
-"""For what must come; it takes milliseconds."""
+"""Limit for messages that must arrive, which takes milliseconds."""
 
 VAIN_S = 0.2
-"""For what must not come."""
+"""How long to wait for messages that must not arrive."""
 
 GROUP = "224.0.0.251"
 
@@ -94,7 +94,7 @@ for line in sys.stdin:
 
 
 class Agent:
-    """A process on a host that talks to the others when told to."""
+    """A process on a host that exchanges messages with others on request."""
 
     def __init__(self, host: VirtualHost) -> None:
         self.host = host
@@ -127,7 +127,7 @@ def agents(net: VirtualLan) -> Iterator[list[Agent]]:
 
 
 def reaches(a: Agent, b: Agent, text: str, *, address: str = "") -> bool:
-    """Whether a datagram gets from one to the other."""
+    """Return whether a datagram gets from one host to the other."""
     a.do("send", address or b.host.address, text)
     return bool(b.do("hears", text, VAIN_S))
 
@@ -214,7 +214,7 @@ print(json.dumps({i.name: [i.kind, i.is_up, i.mtu] for i in list_interfaces()}))
 
 
 def look(host: VirtualHost) -> dict[str, list[Any]]:
-    """The interfaces of a host, as Ringleader sees them."""
+    """Return the interfaces of a host as Ringleader sees them."""
     process = host.popen(
         [sys.executable, "-c", LOOK], stdout=subprocess.PIPE, text=True
     )
@@ -256,7 +256,7 @@ def test_a_port_that_drops_large_packets_lets_small_ones_through() -> None:
 
 
 def timed(a: Agent, b: Agent, num_bytes: int) -> float:
-    """Bytes per second that get there and back, at best: any of us may be held up."""
+    """Measure bytes per second there and back; the best try, as any may be delayed."""
     script = f"""
 import socket, time
 best = 30.0
