@@ -1,5 +1,5 @@
-"""Who a node is, and what proves that it belongs to the cluster.
+"""Node keys, the cluster secret, and the certificates that prove membership.
 
-A node is an Ed25519 key, a cluster is a secret. Keys and secret live in a private
-directory; from them come the certificates with which every link is opened.
+A node is an Ed25519 key and a cluster is a secret. Both are stored in a private
+directory; the certificates that open every link are derived from them.
 """

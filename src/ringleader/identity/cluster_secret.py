@@ -1,4 +1,6 @@
-"""The secret that is a cluster, what is derived from it, and the file it lives in."""
+"""ClusterSecret: the secret all members share, the keys derived from it, and its
+file.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,17 @@ FILE = "cluster"
 ROOT_BYTES = 32
 NAMESPACE_BYTES = 16
 MAX_NAME_BYTES = 48
-"""Of names of clusters and nodes: long enough for people, and a pairing frame holds
-two of them."""
+"""Length of names of clusters and nodes: long enough for people, and a pairing frame
+holds two of them."""
 MAX_ADMINS = 4
 
 _COST = 1 << 16
-"""Of scrypt: 0.2 s and 64 MiB, once per join. Twice of it does not fit a small board
-beside a training program, half of it helps whoever guesses."""
+"""Cost of scrypt: 0.2 s and 64 MiB, once per join. Twice as much does not fit a
+small board beside a training program; half as much helps a guesser."""
 _BLOCK = 8
 _MEMORY_BYTES = 128 * _BLOCK * _COST + (4 << 20)
 _SALT = b"ringleader/v1/cluster"
-"""The same for all: a machine that joins knows nothing but the phrase."""
+"""The same for all clusters: a machine that joins knows only the phrase."""
 
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _FILE_LIMIT_BYTES = 4096
@@ -41,19 +43,20 @@ _MEND = "run 'ringleader leave', then join again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSecret:
-    """What all members of a cluster share, and nobody else has."""
+    """The secret that all members of a cluster share, and nobody else has."""
 
     root: Secret[bytes]
     name: str = ""
-    """What people call it; empty where one joined by phrase, which does not tell."""
+    """The cluster's name for people; empty after joining by phrase, which does not
+    contain it."""
     epoch: int = 1
     """Counts the secrets that this cluster has had."""
     admins: tuple[NodeId, ...] = ()
-    """Nodes that may replace the secret; empty where nobody said."""
+    """Nodes that may replace the secret; empty if unknown."""
 
     @classmethod
     def from_phrase(cls, phrase: JoinPhrase, *, name: str = "") -> Self:
-        """The cluster of a join phrase. Takes 0.2 s, on purpose."""
+        """Return the cluster of a join phrase. Takes 0.2 s, to slow down guessing."""
         root = hashlib.scrypt(
             phrase.text.reveal().encode(),
             salt=_SALT,
@@ -66,17 +69,19 @@ class ClusterSecret:
         return cls(root=Secret(root), name=clean_name(name))
 
     def administered_by(self, node: NodeId) -> Self:
-        """The same cluster with one administrator."""
+        """Return the same cluster with one administrator."""
         return replace(self, admins=(node,))
 
     @property
     def namespace(self) -> bytes:
-        """What tells clusters apart in a hello: 16 bytes that reveal nothing else."""
+        """The 16 bytes that identify the cluster in a hello; they reveal nothing
+        else."""
         return self._derive("namespace", NAMESPACE_BYTES).reveal()
 
     @property
     def tag(self) -> str:
-        """The namespace for people, as in ``k7f3-9qa2``; the same on every member."""
+        """The namespace as short text, as in ``k7f3-9qa2``; the same on every
+        member."""
         text = base64.b32encode(self.namespace[:5]).decode().lower()
         return f"{text[:4]}-{text[4:]}"
 
@@ -86,16 +91,16 @@ class ClusterSecret:
         return f'"{self.name}" ({self.tag})' if self.name else self.tag
 
     def mdns_key(self) -> Secret[bytes]:
-        """What discovery authenticates its records with, 32 bytes."""
+        """Return the 32 byte key that authenticates mDNS records."""
         return self._derive("mdns", 32)
 
     def sni_key(self) -> Secret[bytes]:
-        """What opens a server's mouth, 32 bytes."""
+        """Return the 32 byte key that authenticates server names (``sni_auth``)."""
         return self._derive("knock", 32)
 
     def authority_scalar(self) -> int:
-        """The private key of the certificate authority, a P-256 scalar."""
-        wide = self._derive("ca/p256", 48)  # 128 bits more than the order: no bias
+        """Return the private key of the certificate authority, a P-256 scalar."""
+        wide = self._derive("ca/p256", 48)  # 128 bits more than the order: unbiased
         return int.from_bytes(wide.reveal(), "big") % (_P256_ORDER - 1) + 1
 
     def _derive(self, purpose: str, length: int) -> Secret[bytes]:
@@ -104,7 +109,7 @@ class ClusterSecret:
 
 
 def clean_name(name: str) -> str:
-    """A name without what could move a cursor or hide a line, cut to fit a frame."""
+    """Return a name without control characters, cut to fit a frame."""
     shown = " ".join("".join(c if c.isprintable() else " " for c in name).split())
     return shown.encode()[:MAX_NAME_BYTES].decode(errors="ignore").strip()
 
@@ -121,7 +126,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def load(home: Home) -> ClusterSecret | None:
-    """The cluster this user is in; None if in none."""
+    """Return the cluster this user is in, or None."""
     content = home.read(FILE, _FILE_LIMIT_BYTES)
     if content is None:
         return None
@@ -141,7 +146,7 @@ def load(home: Home) -> ClusterSecret | None:
 
 
 def store(change: HomeWriter, cluster: ClusterSecret) -> None:
-    """Remember the cluster of this user."""
+    """Store the cluster of this user."""
     content = _File(
         version=1,
         name=cluster.name,

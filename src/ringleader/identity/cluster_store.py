@@ -1,4 +1,4 @@
-"""Entering a cluster on this machine, and forgetting it again."""
+"""The cluster of this user: storing it after joining, and forgetting it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ringleader.identity.storage.home import Home, HomeWriter
 
 
 def check_not_joined(home: Home) -> None:
-    """ConfigError if this user is in a cluster already."""
+    """Raise ConfigError if this user is in a cluster already."""
     existing = cluster_secret.load(home)
     if existing is not None:
-        raise ConfigError(_taken(existing))
+        raise ConfigError(_already_joined(existing))
 
 
 def store_cluster(
@@ -26,16 +26,17 @@ def store_cluster(
     met: KnownNode | None = None,
     replace: bool = False,
 ) -> bool:
-    """Store a cluster and who let us in; False if we were in it already.
+    """Store a cluster and the node that let us in; return False if it was stored
+    before.
 
-    Being in another one is a ConfigError, unless it may be replaced.
+    Being in another cluster is a ConfigError, unless ``replace``.
     """
     with home.writing() as change:
         existing = cluster_secret.load(home)
         is_same = existing is not None and existing.root == cluster.root
         if existing is not None and not is_same:
             if not replace:
-                raise ConfigError(_taken(existing))
+                raise ConfigError(_already_joined(existing))
             change.remove(known_nodes.FILE)
         if existing is None or not is_same or cluster.name:
             cluster_secret.store(change, cluster)
@@ -45,13 +46,14 @@ def store_cluster(
 
 
 def forget_cluster(home: Home) -> ClusterSecret | None:
-    """Delete secret, keys and known nodes; the cluster we were in, or None.
+    """Delete secret, keys and known nodes; return the cluster we were in, or None.
 
-    ConfigError while a node of this user runs: it would go on with what we delete.
+    Raises ConfigError while a node of this user runs: it would continue to use what is
+    deleted.
     """
     with home.writing() as change, ExitStack() as stack:
         left = None
-        with suppress(ConfigError):  # damaged: leaving is how it is mended
+        with suppress(ConfigError):  # damaged: leaving is the way to repair it
             left = cluster_secret.load(home)
         for name in key_files(home):
             held = home.try_lock(name)
@@ -59,16 +61,16 @@ def forget_cluster(home: Home) -> ClusterSecret | None:
                 text = f"{home.path / name} is in use: a node runs on this machine"
                 raise ConfigError(f"{text}; stop it first")
             stack.callback(held.close)
-        _forget(change, [cluster_secret.FILE, known_nodes.FILE, *key_files(home)])
+        _remove_all(change, [cluster_secret.FILE, known_nodes.FILE, *key_files(home)])
     return left
 
 
-def _forget(change: HomeWriter, names: list[str]) -> None:
+def _remove_all(change: HomeWriter, names: list[str]) -> None:
     for name in names:
         change.remove(name)
 
 
-def _taken(existing: ClusterSecret) -> str:
+def _already_joined(existing: ClusterSecret) -> str:
     return (
         f"this machine is in cluster {existing.title} already; "
         "run 'ringleader leave' first, or pass --force to replace it"

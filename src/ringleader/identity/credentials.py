@@ -1,7 +1,7 @@
-"""What one process needs to speak as a node: certificate, TLS key and knock.
+"""Credentials of one process of a node: certificate, TLS key and SNI key.
 
-The secret of the cluster is not in it. An agent keeps that for itself and hands its
-workers a file with these credentials, by its path.
+They do not contain the cluster secret. The agent keeps that to itself and gives its
+workers the path of a file with these credentials.
 """
 
 from __future__ import annotations
@@ -47,15 +47,16 @@ class _File(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Credentials:
-    """One process's part in a cluster. Any thread may use it; it is never closed."""
+    """Credentials of one process. Any thread may use them; there is nothing to
+    close."""
 
     node: NodeId
     namespace: bytes
-    """What tells clusters apart in a hello, 16 bytes."""
+    """The 16 bytes that identify the cluster in a hello."""
     server: ssl.SSLContext
-    """For links that we accept."""
+    """The context for links that we accept."""
     client: ssl.SSLContext
-    """For links that we dial; ``new_server_name`` is their server_hostname."""
+    """The context for links that we dial, with ``server_name()`` as host name."""
     _verifier: CertificateVerifier
     _leaf: LeafCertificate
     _knock_key: Secret[bytes]
@@ -63,7 +64,7 @@ class Credentials:
 
     @classmethod
     def issue(cls, cluster: ClusterSecret, key: NodeKey) -> Self:
-        """New credentials of a node in a cluster."""
+        """Return new credentials of a node in a cluster."""
         authority = Authority.of(cluster)
         return cls._assemble(
             authority.verifier,
@@ -74,7 +75,7 @@ class Credentials:
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """The credentials that another process of this node wrote down."""
+        """Return the credentials that another process of this node stored."""
         content = read_private(path, _FILE_LIMIT_BYTES)
         if content is None:
             raise ConfigError(f"{path}: no credentials there; did the agent end?")
@@ -109,7 +110,7 @@ class Credentials:
         )
 
     def to_file(self, path: Path) -> None:
-        """Write them down for other processes of this node, readable by nobody else."""
+        """Store them for other processes of this node, readable by this user only."""
         content = _File(
             version=1,
             authority=self._verifier.authority.public_bytes(Encoding.DER),
@@ -121,15 +122,15 @@ class Credentials:
         write_private(path, Secret(msgspec.msgpack.encode(content)))
 
     def server_name(self, label: str = "") -> str:
-        """The server name to dial with, new for every call.
+        """Return the server name (SNI) to dial with, new for every call.
 
-        ``label`` is the one that the server is announced by; empty when it is dialled
-        by its address.
+        ``label`` is the one by which the server is announced; empty if it is dialed by
+        its address.
         """
         return new_server_name(self._knock_key, label)
 
     def set_labels(self, *labels: str) -> None:
-        """The labels by which this process is announced; knocks may name them."""
+        """Set the labels by which this process is announced; clients may name them."""
         self._sni_verifier.set_labels(*labels)
 
     def verify(
@@ -140,19 +141,19 @@ class Credentials:
         siblings: bool = False,
         peer: int | str = "the peer",
     ) -> NodeId:
-        """The node behind a finished handshake; PeerUntrusted says why it is none.
+        """Return the node behind a finished handshake; PeerUntrusted says why none.
 
         Our own node is refused as a clone, unless it is expected or ``siblings``, other
-        processes of this node, may call.
+        processes of this node, may connect.
         """
-        is_welcome = siblings or expect == self.node
-        own = None if is_welcome else self.node
+        is_allowed = siblings or expect == self.node
+        own = None if is_allowed else self.node
         return self._verifier.verify(der, expect=expect, own=own, peer=peer)
 
     def check_alpn(
         self, sslobj: ssl.SSLObject | ssl.SSLSocket, peer: int | str = "the peer"
     ) -> None:
-        """ProtocolError unless the other side speaks our protocol inside TLS."""
+        """Raise ProtocolError unless the other side speaks our protocol in TLS."""
         tls_context.check_alpn(sslobj, peer)
 
     def __repr__(self) -> str:

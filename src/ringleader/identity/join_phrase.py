@@ -1,7 +1,7 @@
-"""Join phrases: eight words that carry 80 bits, and one that catches typing errors.
+"""Join phrases: eight words that carry 80 bits, and one that detects typing errors.
 
-Phrases are made here and never chosen by people: everything that a stranger can see of
-a cluster is a way to test a guess at home, and only the 80 bits make that hopeless.
+Phrases are generated and never chosen by people: everything that a stranger sees of a
+cluster can be used to test guesses offline, and only the 80 bits make that infeasible.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from ringleader.identity.phrase_words import WORDS
 from ringleader.identity.secret_value import Secret
 
 NUM_RANDOM = 8
-"""Words that are drawn, 10 bits each: 77 bits are enough, and fewer words are not."""
+"""Random words, 10 bits each. 77 bits are enough, and seven words give only 70."""
 
 NUM_WORDS = NUM_RANDOM + 1
 MAX_CHARACTERS = 512
-"""Longer than any phrase with generous spacing; what is longer is not looked at."""
+"""Longer than any phrase with generous spacing; longer input is not parsed."""
 
 _INDEX = {word: index for index, word in enumerate(WORDS)}
 _GAP = re.compile(r"[\s\-\u2010-\u2015\u2212]+")
-"""Spaces and whatever phones and word processors make of a hyphen."""
+"""Spaces, and whatever phones and word processors make of a hyphen."""
 _SHOWN_CHARACTERS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class JoinPhrase:
-    """A phrase that was checked: known words, and they belong together."""
+    """A phrase whose words and checksum are valid."""
 
     text: Secret[str]
-    """The words, lower case, single spaces."""
+    """The words, lower case, separated by single spaces."""
 
     def show(self) -> str:
-        """The words joined by hyphens, for the one screen that may show them."""
+        """Return the words joined by hyphens, for the one screen that may show them."""
         return self.text.reveal().replace(" ", "-")
 
 
 def new(entropy: Callable[[int], bytes] = secrets.token_bytes) -> JoinPhrase:
-    """A phrase nobody has ever seen."""
+    """Return a new random phrase."""
     number = int.from_bytes(entropy(NUM_RANDOM * 10 // 8), "big")
     words = [WORDS[number >> 10 * i & 1023] for i in range(NUM_RANDOM)]
     return JoinPhrase(Secret(" ".join([*words, _checksum(words)])))
 
 
 def parse(typed: Secret[str]) -> JoinPhrase:
-    """What somebody typed; ConfigError says which word is wrong, and nothing else.
+    """Parse what somebody typed; ConfigError says which word is wrong, and no more.
 
-    The plain text is in no variable of a frame that an error passes through.
+    No variable of a frame that an error passes through holds the plain text.
     """
     trouble = _trouble(typed.reveal())
     if trouble:
@@ -72,7 +72,7 @@ def _checksum(words: list[str]) -> str:
 
 
 def _trouble(text: str) -> str:
-    """What is wrong with a phrase, or nothing."""
+    """Return what is wrong with a phrase; empty if nothing."""
     if len(text) > MAX_CHARACTERS:
         return f"at most {MAX_CHARACTERS} characters, this has {len(text)}"
     words = _normalise(text).split()
@@ -83,8 +83,8 @@ def _trouble(text: str) -> str:
         return f"it has {NUM_WORDS} words, {len(words)} were given"
     if words[-1] != _checksum(words[:-1]):
         return (
-            "all words are known, but they do not belong together: one is another "
-            "than it was, or two changed places; compare it with the first screen"
+            "all words are known, but the checksum is wrong: a word was replaced, or "
+            "two changed places; compare it with the first screen"
         )
     return ""
 

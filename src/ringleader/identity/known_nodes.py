@@ -1,4 +1,4 @@
-"""The nodes that this user has met while pairing, and what their users call them."""
+"""The nodes this user has met while pairing, with the names their users gave them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringleader.ids import NodeId, short
 
 FILE = "known_nodes"
 MAX_NODES = 1024
-"""More than one person pairs in a life; the file stays small."""
+"""More than anybody pairs; keeps the file small."""
 _FILE_LIMIT_BYTES = 1 << 18
 
 _Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_BYTES)]
@@ -24,7 +24,7 @@ _Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_BYTES)]
 
 @dataclass(frozen=True, slots=True)
 class KnownNode:
-    """A node and what its user calls the machine."""
+    """A node and the name that its user gave the machine."""
 
     node: NodeId
     name: str
@@ -39,7 +39,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load(home: Home) -> dict[NodeId, str]:
-    """Node -> name, in the order in which they were met."""
+    """Return node -> name, in the order in which they were met."""
     content = home.read(FILE, _FILE_LIMIT_BYTES)
     if content is None:
         return {}
@@ -57,7 +57,7 @@ def load(home: Home) -> dict[NodeId, str]:
 
 
 def remember(home: Home, change: HomeWriter, member: KnownNode) -> None:
-    """Note a node; the one met longest ago makes room."""
+    """Store a node; beyond ``MAX_NODES`` the one met longest ago is dropped."""
     nodes = {**load(home)}
     nodes.pop(member.node, None)
     nodes[member.node] = clean_name(member.name)

@@ -1,8 +1,8 @@
-"""The Ed25519 key that is a node, and which node of a user takes which key file.
+"""NodeKey is the Ed25519 key that identifies a node; claim chooses its key file.
 
-Several nodes of one user run on one host: the first takes ``node_key`` and holds its
-lock while it lives, the next takes ``node_key-2``. A node that starts again gets its
-old key back, so the others recognise it.
+Several nodes of one user can run on one host: the first takes ``node_key`` and holds
+its lock while it lives, the next takes ``node_key-2``. A restarted node gets its old
+key back, so the others recognise it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ringleader.identity.storage.home import FileLock, Home
 from ringleader.ids import NodeId, short
 
 MAX_NODES = 64
-"""Nodes of one user on one host; more than that is a loop that starts nodes."""
+"""Nodes of one user on one host; more would be a loop that starts nodes."""
 
 PUBLIC_BYTES = 32
 _ID_CHARACTERS = 52
@@ -34,26 +34,26 @@ _TITLE = "ringleader node key 1"
 _PRIME = 2**255 - 19
 _Y8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
 _SMALL = {0, 1, _PRIME - 1, _Y8, _PRIME - _Y8}
-"""The y of all points of order 1, 2, 4 and 8."""
+"""The y coordinates of all points of order 1, 2, 4 and 8."""
 
 
 def is_weak(public: bytes) -> bool:
-    """Whether a signature by this key proves nothing.
+    """Return whether a signature by this key proves nothing.
 
-    For eight points of the curve anybody can make signatures, and OpenSSL takes them; a
-    y beyond the prime is a second name of some point.
+    For eight points of the curve anybody can make signatures, and OpenSSL accepts them;
+    a y beyond the prime is a second name of another point.
     """
     y = int.from_bytes(public, "little") & ((1 << 255) - 1)
     return y >= _PRIME or y in _SMALL
 
 
 def node_id(public: bytes) -> NodeId:
-    """The id of the node with this public key."""
+    """Return the id of the node with this public key."""
     return NodeId(_base32(public))
 
 
 def public_key(node: str) -> bytes | None:
-    """The public key of a node id; None if the text is not an id."""
+    """Return the public key of a node id; None if the text is not an id."""
     raw = _from_base32(node, PUBLIC_BYTES)
     if raw is None or _base32(raw) != node or is_weak(raw):
         return None
@@ -61,7 +61,7 @@ def public_key(node: str) -> bytes | None:
 
 
 class NodeKey:
-    """A private key. It signs and shows its id; nothing shows the key itself."""
+    """A private key that signs. Nothing prints the key itself."""
 
     __slots__ = ("_private", "node_id", "public")
 
@@ -72,12 +72,12 @@ class NodeKey:
 
     @classmethod
     def ephemeral(cls) -> Self:
-        """A new key that no file knows."""
+        """Return a new key that is stored nowhere."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def from_text(cls, text: Secret[bytes]) -> Self | None:
-        """The key in a key file; None when the file is not whole or not one of ours."""
+        """Return the key in a key file; None if the file is damaged or not ours."""
         lines = text.reveal().decode("ascii", "replace").split("\n")
         if len(lines) != 4 or lines[0] != _TITLE or lines[3]:
             return None
@@ -88,12 +88,12 @@ class NodeKey:
         return key if lines[1] == f"node {key.node_id}" else None
 
     def to_text(self) -> Secret[bytes]:
-        """What a key file holds; the id in it tells a damaged key from a whole one."""
+        """Return the content of a key file. The id in it reveals a damaged key."""
         seed = _base32(self._private.private_bytes_raw())
         return Secret(f"{_TITLE}\nnode {self.node_id}\nkey {seed}\n".encode())
 
     def sign(self, message: bytes) -> bytes:
-        """The Ed25519 signature, 64 bytes."""
+        """Return the Ed25519 signature, 64 bytes."""
         return self._private.sign(message)
 
     def __repr__(self) -> str:
@@ -105,7 +105,7 @@ class NodeKey:
 
 @dataclass(slots=True)
 class ClaimedKey:
-    """A key that no other node of this host has while we hold it."""
+    """A key that no other node of this host uses while it is held."""
 
     key: NodeKey
     number: int
@@ -113,7 +113,7 @@ class ClaimedKey:
     _held: FileLock
 
     def close(self) -> None:
-        """Let the next node have it."""
+        """Release the key for the next node."""
         self._held.close()
 
     def __enter__(self) -> Self:
@@ -129,7 +129,8 @@ class ClaimedKey:
 
 
 def claim(home: Home) -> ClaimedKey:
-    """The first key of this user that no running node has; made if need be."""
+    """Return the first key of this user that no running node holds; make it if
+    needed."""
     with home.writing() as change:
         for number in range(1, MAX_NODES + 1):
             name = _file_name(number)
@@ -146,9 +147,9 @@ def claim(home: Home) -> ClaimedKey:
 
 
 def first_key(home: Home) -> NodeKey:
-    """The key of this user's first node here, claimed or not; made if need be.
+    """Return the key of this user's first node here; make it if needed.
 
-    For commands that speak in its name while the node itself may run.
+    For commands that act in its name while the node itself may run.
     """
     with home.writing() as change:
         if home.read(_FIRST, _FILE_BYTES) is None:
@@ -157,7 +158,7 @@ def first_key(home: Home) -> NodeKey:
 
 
 def key_files(home: Home) -> list[str]:
-    """The names of all key files."""
+    """Return the names of all key files."""
     return [name for name in home.names() if _NAME.fullmatch(name)]
 
 

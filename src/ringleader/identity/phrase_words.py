@@ -1,9 +1,9 @@
 """The 1024 words of join phrases.
 
-Plain words of four to eight letters. No two share their first four letters, and no
-single slip of the finger (a letter wrong, missing, doubled or swapped) turns one into
-another, so a typing error nearly always gives a word that is not here and can be named.
-The order is part of the checksum and never changes.
+They are plain words of four to eight letters. No two share their first four letters,
+and no single typing error (a letter wrong, missing, doubled or swapped) turns one into
+another, so a typing error nearly always gives an unknown word that can be named. The
+order is part of the checksum and never changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A value that nobody prints by accident."""
+"""Secret wraps a value so that it is never printed by accident."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _T = TypeVar("_T", bound=bytes | str)
 
 
 class Secret(Generic[_T]):
-    """Bytes or text that show themselves only when asked by name.
+    """Bytes or text that are shown only by an explicit ``reveal``.
 
-    Tracebacks print the locals of every frame with some tools, logs format whatever
-    they are given, and pickles travel: a secret is ``<secret>`` in all of them.
+    Some tools print the locals of every frame in a traceback, logs format whatever they
+    are given, and pickles travel: a secret is ``<secret>`` in all of them.
     """
 
     __slots__ = ("_value",)
@@ -23,7 +23,7 @@ class Secret(Generic[_T]):
         self._value = value
 
     def reveal(self) -> _T:
-        """The value itself. Use it within an expression, not in a variable."""
+        """Return the value. Use it within an expression, not in a variable."""
         return self._value
 
     def __repr__(self) -> str:
@@ -40,7 +40,7 @@ class Secret(Generic[_T]):
         return hmac.compare_digest(_as_bytes(self._value), _as_bytes(other._value))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Also what ``copy`` and ``deepcopy`` use."""
+        """Refuse pickling; ``copy`` and ``deepcopy`` use this method too."""
         raise InternalError("a secret is neither pickled nor copied")
 
 

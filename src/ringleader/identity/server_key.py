@@ -1,7 +1,8 @@
-"""The server's own key, its self-made certificate, and the secret of its join link.
+"""ServerKey is the key of a parameter server, with the secret of its join link.
 
-Workers know the key by its fingerprint, so the certificate says nothing of interest and
-is made anew at every start. The key stays in a file: links outlive restarts.
+Workers know the key by its fingerprint, so the self-signed certificate carries no
+information and is made anew at every start. The key is stored in a file, so that join
+links survive restarts.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ServerKey:
-    """What makes a server itself."""
+    """The private key of a server and the secret of its join link."""
 
     key: ec.EllipticCurvePrivateKey
     secret: Secret[bytes]
@@ -60,11 +61,11 @@ class ServerKey:
 
     @property
     def fingerprint(self) -> bytes:
-        """What links say of the key."""
+        """The fingerprint of the key, as join links contain it."""
         return _fingerprint(self.key.public_key())
 
     def context(self) -> ssl.SSLContext:
-        """For the server's side of TLS 1.3."""
+        """Return the server's TLS 1.3 context."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         password = Secret(secrets.token_hex(32))
@@ -74,7 +75,7 @@ class ServerKey:
             BestAvailableEncryption(password.reveal().encode()),
         )
         certificate = _certificate(self.key).public_bytes(Encoding.PEM)
-        # The ssl module reads keys from files only; this one is sealed.
+        # The ssl module reads keys from files only; this one is encrypted.
         with tempfile.TemporaryDirectory(prefix="ringleader-") as directory:
             path = Path(directory, "server.pem")
             path.write_bytes(sealed + certificate)
@@ -83,7 +84,7 @@ class ServerKey:
 
 
 def load_or_make(out: Path) -> ServerKey:
-    """The key in the directory ``out``; a new one if there is none."""
+    """Return the key in the directory ``out``; make one if there is none."""
     path = out / FILE
     content = read_private(path, _LIMIT_BYTES)
     if content is None:
@@ -92,16 +93,16 @@ def load_or_make(out: Path) -> ServerKey:
         found = msgspec.json.decode(content.reveal(), type=_File)
         key = load_der_private_key(found.key, None)
     except (msgspec.DecodeError, ValueError) as exc:
-        raise ConfigError(f"{path}: damaged ({exc}); remove it to make a new") from None
+        raise ConfigError(f"{path}: damaged ({exc}); delete it to make one") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or (
         len(found.secret) != SECRET_BYTES
     ):
-        raise ConfigError(f"{path}: damaged; remove it to make a new one")
+        raise ConfigError(f"{path}: damaged; delete it to make a new one")
     return ServerKey(key, Secret(found.secret))
 
 
 def fingerprint_of(der: bytes) -> bytes:
-    """The fingerprint of the key in a certificate; ValueError if it is none."""
+    """Return the fingerprint of the key in a certificate; ValueError if it is none."""
     try:
         key = x509.load_der_x509_certificate(der).public_key()
     except (x509.InvalidVersion, UnsupportedAlgorithm) as exc:

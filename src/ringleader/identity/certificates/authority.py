@@ -1,7 +1,8 @@
-"""The certificate authority of a cluster, the same on every member to the last byte.
+"""Authority issues the certificates of a cluster's nodes.
 
-Nothing here expires: certificates are valid from 1970 to 9999, so that a wrong clock
-never breaks a link. Who must be locked out is locked out by a new secret.
+It is derived from the cluster secret and is the same on every member, to the last byte.
+Nothing expires: certificates are valid from 1970 to 9999, so that a wrong clock never
+breaks a link. To lock a node out, replace the cluster secret.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _USAGES = (
 
 
 def certificate_host_name(node: NodeId) -> str:
-    """The name in a node's certificate, for stacks that insist on one."""
+    """Return the host name in a node's certificate, for TLS stacks that require one."""
     return f"{node}.node.internal"
 
 
@@ -66,7 +67,7 @@ class LeafCertificate:
 
 
 class Authority:
-    """Issues certificates. Whoever has one is as good as the secret itself."""
+    """Issues certificates. Holding one is equivalent to knowing the cluster secret."""
 
     __slots__ = ("_key", "certificate", "verifier")
 
@@ -78,7 +79,7 @@ class Authority:
 
     @classmethod
     def of(cls, cluster: ClusterSecret) -> Self:
-        """The authority of a cluster."""
+        """Return the authority of a cluster."""
         key = ec.derive_private_key(cluster.authority_scalar(), ec.SECP256R1())
         certificate = (
             _blank(key.public_key(), key.public_key())
@@ -91,7 +92,7 @@ class Authority:
         return cls(key, certificate.public_bytes(Encoding.DER))
 
     def issue(self, node: NodeKey) -> LeafCertificate:
-        """A certificate for one process of a node, with a new TLS key."""
+        """Issue a certificate, with a new TLS key, for one process of a node."""
         key = ec.generate_private_key(ec.SECP256R1())
         public = key.public_key()
         bound = bind(node, self.verifier.authority_hash, key_hash(public))
@@ -117,7 +118,8 @@ class Authority:
         expect: NodeId | None = None,
         own: NodeId | None = None,
     ) -> NodeId:
-        """The node that showed this certificate; PeerUntrusted says why it is none."""
+        """Return the node that owns a certificate; PeerUntrusted says why there is
+        none."""
         return self.verifier.verify(der, expect=expect, own=own)
 
     def __repr__(self) -> str:
@@ -130,7 +132,10 @@ class Authority:
 def _blank(
     subject: ec.EllipticCurvePublicKey, issuer: ec.EllipticCurvePublicKey
 ) -> x509.CertificateBuilder:
-    """What both kinds of certificates have; strict verifiers want both identifiers."""
+    """Return a builder with what both kinds of certificates have in common.
+
+    Strict verifiers require both key identifiers.
+    """
     from_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer)
     return (
         x509.CertificateBuilder()

@@ -1,10 +1,10 @@
-"""How a certificate says which node it belongs to, and how that is checked.
+"""Binding of a certificate to the node it belongs to, and the check of that binding.
 
 Every member can issue certificates, because every member has the secret. So the chain
-says "a member" and no more. Which member is said by an extension of 96 bytes: a node's
-public key, and its signature over the hashes of the authority's key and of the TLS key.
-Nobody can make one for a node whose key they lack, nor move one to another TLS key or
-to another cluster.
+proves only that the peer is a member. Which member is told by an extension of 96 bytes:
+a node's public key, and its signature over the hashes of the authority's key and of the
+TLS key. Nobody can make one for a node whose key they lack, nor move one to another TLS
+key or to another cluster.
 """
 
 from __future__ import annotations
@@ -24,36 +24,37 @@ from ringleader.identity.node_key import PUBLIC_BYTES, NodeKey, is_weak, node_id
 from ringleader.ids import NodeId, short
 
 EXTENSION = x509.ObjectIdentifier("2.25.244995280022586063836874103038361390218")
-"""Of the arc that needs no registration: a random UUID."""
+"""A random UUID in the arc of object identifiers that needs no registration."""
 
 EXTENSION_BYTES = PUBLIC_BYTES + 64
 MAX_CERTIFICATE_BYTES = 4096
-"""Ours have about 640; what is larger is not parsed."""
+"""Ours have about 640; larger ones are not parsed."""
 
 _PURPOSE = b"ringleader/v1/tls-bind\0"
 
 
 def key_hash(key: PublicKeyTypes) -> bytes:
-    """SHA-256 of a public key as certificates carry it."""
+    """Return SHA-256 of a public key as certificates carry it."""
     spki = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return sha256(spki).digest()
 
 
 def bind(key: NodeKey, authority_hash: bytes, leaf_hash: bytes) -> bytes:
-    """The extension that ties a TLS key to a node."""
+    """Return the extension that ties a TLS key to a node."""
     return key.public + key.sign(_PURPOSE + authority_hash + leaf_hash)
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateVerifier:
-    """The public half of a cluster: enough to judge its members."""
+    """The public half of a cluster's authority: enough to verify its members."""
 
     authority: x509.Certificate
     authority_hash: bytes
 
     @classmethod
     def for_authority(cls, der: bytes) -> Self:
-        """Trust in what this authority has signed; ValueError if it is not one."""
+        """Return a verifier for what this authority signed; ValueError if it is
+        none."""
         certificate = x509.load_der_x509_certificate(der)
         return cls(certificate, key_hash(certificate.public_key()))
 
@@ -65,7 +66,8 @@ class CertificateVerifier:
         own: NodeId | None = None,
         peer: int | str = "the peer",
     ) -> NodeId:
-        """The node that showed this certificate; PeerUntrusted says why it is none.
+        """Return the node that owns a certificate; PeerUntrusted says why there is
+        none.
 
         ``expect`` is the only node that may answer, ``own`` the one that must not.
         """
@@ -84,18 +86,18 @@ class CertificateVerifier:
         if not der:
             raise PeerUntrusted(peer, "showed no certificate")
         if len(der) > MAX_CERTIFICATE_BYTES:
-            raise PeerUntrusted(peer, f"certificate of {len(der)} bytes: not one of us")
+            raise PeerUntrusted(peer, f"certificate of {len(der)} bytes, too long")
         try:
             certificate = x509.load_der_x509_certificate(der)
             certificate.verify_directly_issued_by(self.authority)
         except Exception as exc:
-            # The parser has many errors of many families; all mean the same here.
+            # The parser raises errors of many families; here they all mean the same.
             text = "its certificate is not from this cluster (other secret?)"
             raise PeerUntrusted(peer, text) from exc
         return certificate
 
     def _proven(self, certificate: x509.Certificate, peer: int | str) -> NodeId:
-        """The node whose key signed this very TLS key for this very cluster."""
+        """Return the node whose key signed this TLS key for this cluster."""
         try:
             found = certificate.extensions.get_extension_for_oid(EXTENSION).value
             leaf_hash = key_hash(certificate.public_key())
@@ -109,7 +111,9 @@ class CertificateVerifier:
             )
         public, signature = raw[:PUBLIC_BYTES], raw[PUBLIC_BYTES:]
         if is_weak(public):
-            raise PeerUntrusted(peer, "claims a node key that proves nothing")
+            raise PeerUntrusted(
+                peer, "uses a weak node key, for which anybody can sign"
+            )
         try:
             Ed25519PublicKey.from_public_bytes(public).verify(
                 signature, _PURPOSE + self.authority_hash + leaf_hash

@@ -1,9 +1,10 @@
-"""The knock: how a caller shows that it knows the secret before the server says a word.
+"""Authentication by server name (SNI), before a server sends its certificate.
 
-It travels as the server name of the TLS hello: a nonce and a MAC over it. Whoever lacks
-the secret gets an alert of seven bytes instead of a certificate, so a stranger costs
-little and learns nothing to recognise a cluster by. It hides, it does not authenticate:
-mutual TLS follows in every case.
+The client puts a nonce and a MAC over it into the server name of the TLS hello. A
+client that lacks the cluster secret gets an alert of seven bytes instead of a
+certificate, so a stranger costs little and learns nothing by which to recognise a
+cluster. This hides the server; it does not authenticate the client: mutual TLS follows
+in every case.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from ringleader.identity.secret_value import Secret
 
 SUFFIX = ".k.internal"
 MAX_NONCES = 4096
-"""Nonces a server keeps, 64 KiB: an older knock can be replayed, which shows the
-certificate to whoever recorded it and opens nothing."""
+"""Nonces that a server remembers, 64 KiB. An older name can be replayed; that shows
+the certificate to the one who recorded it and opens nothing."""
 
 _NONCE_BYTES = 16
 _MAC_BYTES = 16
@@ -28,14 +29,15 @@ _CHARACTERS = 52
 
 
 def new_server_name(key: Secret[bytes], label: str) -> str:
-    """A new server name for a server that is announced by this label."""
+    """Return a new server name for a server that is announced by this label."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     raw = nonce + _mac(key, nonce, label)
     return base64.b32encode(raw).decode().rstrip("=").lower() + SUFFIX
 
 
 class SniVerifier:
-    """Judges knocks. Any thread may ask; it remembers for one process."""
+    """Verifies server names. Any thread may call it; it remembers nonces per
+    process."""
 
     def __init__(self, key: Secret[bytes]) -> None:
         self._key = key
@@ -44,11 +46,11 @@ class SniVerifier:
         self._lock = threading.Lock()
 
     def set_labels(self, *labels: str) -> None:
-        """The labels by which we are announced, beside the empty one."""
+        """Set the labels by which we are announced, beside the empty one."""
         self._labels = ("", *labels)
 
     def admits(self, name: str | None) -> bool:
-        """Whether a server name is a knock that we hear for the first time."""
+        """Return whether a server name is valid and was not used before."""
         raw = _decode(name or "")
         if raw is None:
             return False
@@ -56,7 +58,7 @@ class SniVerifier:
         macs = [_mac(self._key, nonce, label) for label in self._labels]
         if not any(hmac.compare_digest(mac, each) for each in macs):
             return False
-        with self._lock:  # after the MAC: strangers must not push out what we know
+        with self._lock:  # after the MAC: strangers must not evict our nonces
             if nonce in self._seen:
                 return False
             self._seen[nonce] = None

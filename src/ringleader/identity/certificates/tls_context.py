@@ -1,4 +1,4 @@
-"""TLS 1.3 as links use it: both sides show certificates, nothing is ever resumed."""
+"""TLS 1.3 contexts of links: both sides show certificates, sessions never resume."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ ALPN = "ringleader/1"
 def server_context(
     verifier: CertificateVerifier, leaf: LeafCertificate, sni_verifier: SniVerifier
 ) -> ssl.SSLContext:
-    """For the side that accepts. Strangers get alert 112 and no certificate."""
+    """Return the context for accepting. Strangers get alert 112, not a certificate."""
 
-    def judge(_tls: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> int | None:
+    def check_name(
+        _tls: ssl.SSLObject, name: str | None, _: ssl.SSLContext
+    ) -> int | None:
         return (
             None
             if sni_verifier.admits(name)
@@ -37,35 +39,38 @@ def server_context(
         )
 
     context = _context(ssl.PROTOCOL_TLS_SERVER, verifier, leaf)
-    context.num_tickets = 0  # no resumption: every link runs every check
-    context.sni_callback = judge
+    context.num_tickets = 0  # no resumption, so that every link runs every check
+    context.sni_callback = check_name
     return context
 
 
 def client_context(
     verifier: CertificateVerifier, leaf: LeafCertificate
 ) -> ssl.SSLContext:
-    """For the side that dials."""
+    """Return the context for dialing."""
     return _context(ssl.PROTOCOL_TLS_CLIENT, verifier, leaf)
 
 
 def check_alpn(
     tls: ssl.SSLObject | ssl.SSLSocket, peer: int | str = "the peer"
 ) -> None:
-    """Python does not fail a handshake without a common protocol; this does."""
+    """Raise ProtocolError if no common protocol was negotiated.
+
+    Python does not fail the handshake in that case.
+    """
     spoken = tls.selected_alpn_protocol()
     if spoken != ALPN:
-        text = f"speaks {spoken or 'no protocol we know'} and we speak {ALPN}"
+        text = f"speaks {spoken or 'no protocol we know'}, and we speak {ALPN}"
         raise ProtocolError(peer, f"{text}; another version of Ringleader?")
 
 
 def _context(
     side: int, verifier: CertificateVerifier, leaf: LeafCertificate
 ) -> ssl.SSLContext:
-    """A bare context: the default one would honour SSLKEYLOGFILE and system CAs."""
+    """Return a bare context: the default one uses SSLKEYLOGFILE and system CAs."""
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # homes have no names; the node id is checked
+    context.check_hostname = False  # there is no DNS at home; the node id is checked
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     context.load_verify_locations(cadata=verifier.authority.public_bytes(Encoding.DER))
@@ -75,10 +80,11 @@ def _context(
 
 
 def _load_leaf(context: ssl.SSLContext, leaf: LeafCertificate) -> None:
-    """The ssl module reads keys from files only, so the key goes through one.
+    """Load the certificate and its key into the context.
 
-    It is encrypted with a password that exists nowhere else, and the directory is
-    private: when the process dies in between, nothing readable stays.
+    The ssl module reads keys from files only, so the key passes through one. It is
+    encrypted with a password that exists nowhere else, and the directory is private: if
+    the process dies in between, nothing readable remains.
     """
     password = Secret(secrets.token_hex(32))
     key = load_der_private_key(leaf.key.reveal(), None)

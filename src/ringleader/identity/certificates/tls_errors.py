@@ -1,4 +1,4 @@
-"""What OpenSSL says when a handshake fails, in words that help."""
+"""Translation of OpenSSL's handshake errors into errors that say what to do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REASONS = (
         "refused the connection: it is in another cluster (other secret?)",
     ),
     (
-        ("CALLBACK_FAILED",),  # our own judge of knocks said no
+        ("CALLBACK_FAILED",),  # our own check of the server name said no
         "does not know our secret: a stranger, or in another cluster (other secret?)",
     ),
     (
@@ -35,21 +35,21 @@ _REASONS = (
         "does not accept our certificate: it is in another cluster (other secret?)",
     ),
 )
-"""(parts of OpenSSL's names, what they mean here), the first that fits counts."""
+"""(parts of OpenSSL's names, what they mean here); the first match counts."""
 
 
 def name_of(exc: ssl.SSLError) -> str:
-    """OpenSSL's name for what went wrong."""
+    """Return OpenSSL's name of an error."""
     return (exc.reason or str(exc)).upper().replace(" ", "_")
 
 
 def is_plain(exc: ssl.SSLError) -> bool:
-    """Whether the other side does not speak TLS at all."""
+    """Return whether the other side does not speak TLS at all."""
     return any(word in name_of(exc) for word in _PLAIN)
 
 
 def explain(peer: int | str, exc: ssl.SSLError) -> PeerError:
-    """Why a handshake failed, or the first read after it, in our words."""
+    """Return our error for a failed handshake, or a failed first read after it."""
     if isinstance(exc, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return PeerLost(peer, "hung up during the handshake")
     name = name_of(exc)

@@ -1,8 +1,8 @@
-"""How long and how often a PIN may be tried: the budget of an invitation, pure.
+"""AttemptWindow limits how long and how often a PIN may be tried. It does no I/O.
 
 Each run tests one PIN, so three runs with a new PIN after each failure let a guesser in
-three times in a million. A run counts from the moment before anything leaves that
-depends on the PIN, also if it is broken off; runs follow one another.
+three times in a million. A run counts from the moment before anything is sent that
+depends on the PIN, even if it is broken off. Only one run is active at a time.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ class InvitationOutcome(Enum):
 
 @dataclass(slots=True)
 class AttemptWindow:
-    """The state of an invitation. Whether a run is under way is its owner's business:
-    the last permitted run has no attempts left behind it and goes on all the same."""
+    """The budget of an invitation.
+
+    Its owner knows whether a run is active: the last permitted run has no attempts left
+    behind it and continues nevertheless.
+    """
 
     until_s: float
     pin: Secret[str]
@@ -44,15 +47,15 @@ class AttemptWindow:
     def open_at(
         cls, now_s: float, new_pin: NewPin, *, length_s: float = WINDOW_S
     ) -> Self:
-        """A new window with its first PIN."""
+        """Return a new window with its first PIN."""
         return cls(now_s + length_s, new_pin(), ATTEMPTS, new_pin)
 
     def is_open(self, now_s: float) -> bool:
-        """Whether another run may begin."""
+        """Return whether another run may begin."""
         return self.outcome(now_s) is None
 
     def outcome(self, now_s: float) -> InvitationOutcome | None:
-        """How it ended; None while another run may begin."""
+        """Return how it ended; None while another run may begin."""
         if self._has_joined:
             return InvitationOutcome.JOINED
         if self.attempts_left <= 0:
@@ -60,17 +63,17 @@ class AttemptWindow:
         return InvitationOutcome.EXPIRED if now_s >= self.until_s else None
 
     def begin(self, now_s: float) -> Secret[str] | None:
-        """Spend an attempt and get the PIN of this run; None if there is none left."""
+        """Spend an attempt and return the PIN of this run; None if none is left."""
         if not self.is_open(now_s):
             return None
         self.attempts_left -= 1
         return self.pin
 
     def fail(self) -> None:
-        """The run gave nothing: its PIN has been tested and is replaced."""
+        """Replace the PIN after a failed run, which has tested it."""
         self.pin = self._new_pin()
 
     def succeed(self) -> None:
-        """Somebody is in: the PIN is worth nothing any more."""
+        """Close the window after a machine has joined."""
         self._has_joined = True
         self.fail()

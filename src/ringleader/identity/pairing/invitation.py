@@ -1,8 +1,8 @@
-"""The machine that invites: one PIN, one window, and whoever comes to it.
+"""Invitation is the inviting machine's side of pairing: one PIN, one window of time.
 
-Anybody on the network may connect, so visitors are bounded in number and time, runs
-follow one another, and who sends a wrong byte is hung up on without a word. One thread
-serves them all; the arithmetic of a run takes it some 20 ms.
+Anybody on the network may connect, so attempts are bounded in number and time, runs
+follow one another, and a peer that sends a wrong byte is disconnected without an
+answer. One thread serves all; the arithmetic of a run takes about 20 ms.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from ringleader.identity.pairing.protocol import PairingHost
 from ringleader.identity.secret_value import Secret
 
 MIN_ANSWER_S = 0.25
-"""An element is answered no sooner: the arithmetic takes 5 to 30 ms, a little of that
-depends on the PIN, and nobody can tell through this."""
+"""An element is answered no sooner: the arithmetic takes 5 to 30 ms, a little of
+that depends on the PIN, and this delay hides it."""
 
 MAX_WAITING = 8
-"""Visitors that have not begun a run. When another comes, the busiest address loses its
-oldest, so that one flooder does not keep everybody else out."""
+"""Connections that have not begun a run. When another arrives, the busiest address
+loses its oldest, so that one flooder does not keep everybody else out."""
 
 _NO_DESCRIPTORS_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class PinShown:
-    """There is a PIN to show; ``trouble`` says what became of the one before."""
+    """There is a PIN to show; ``trouble`` tells why the one before failed."""
 
     pin: Secret[str]
     attempts_left: int
@@ -50,7 +50,7 @@ class PinShown:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A machine has been sent the secret; ``has_thanked`` if it says that it has it."""
+    """A machine was sent the secret; ``has_thanked`` if it confirmed."""
 
     member: KnownNode
     has_thanked: bool
@@ -60,17 +60,19 @@ InvitationEvent = PinShown | Joined
 
 
 class _Stage(Enum):
-    """What a attempt has to do next."""
+    """What a joining machine has to send next."""
 
     HELLO = auto()
     ELEMENT = auto()
-    WAIT = auto()  # for its turn, or for our answer: it must not speak
+    WAIT = auto()  # it waits for its turn or our answer, and must send nothing
     PROOF = auto()
     THANKS = auto()
 
 
 @dataclass(slots=True, eq=False)
 class _JoinAttempt:
+    """One connection of a machine that wants to join."""
+
     sock: socket.socket
     address: str
     run: PairingHost
@@ -81,7 +83,7 @@ class _JoinAttempt:
     element: bytes = b""
     """M3, until its turn comes."""
     answer: bytes = b""
-    """M4, until it may leave at ``answer_at_s``."""
+    """M4, until it may be sent at ``answer_at_s``."""
     answer_at_s: float = 0.0
     member: KnownNode | None = None
 
@@ -89,30 +91,30 @@ class _JoinAttempt:
         return now_s >= min(self.until_s, self.step_until_s)
 
     def due_s(self) -> float:
-        """When something must happen even if it stays silent."""
+        """Return when something must happen even if it stays silent."""
         late_s = min(self.until_s, self.step_until_s)
         return min(late_s, self.answer_at_s) if self.answer else late_s
 
 
 @dataclass(slots=True)
 class Invitation:
-    """One open window. ``serve`` is called once; everything runs in its thread."""
+    """One open window. Call ``serve`` once; everything runs in its thread."""
 
     server: socket.socket
-    """Listening and not blocking; its owner closes it."""
+    """Listening and non-blocking; its owner closes it."""
     window: AttemptWindow
     new_run: Callable[[str], PairingHost]
-    """address -> the host's side of a run with whoever comes from there."""
+    """address -> the host's side of a run with the machine at that address."""
     record: Callable[[KnownNode], None]
-    """Called before the secret leaves."""
+    """Called before the secret is sent."""
     tell: Callable[[InvitationEvent], None]
     _selector: selectors.BaseSelector = field(init=False)
     _attempts: list[_JoinAttempt] = field(default_factory=list)
     _current: _JoinAttempt | None = None
-    """The only one in a run."""
+    """The only attempt in a run."""
 
     def serve(self) -> InvitationOutcome:
-        """Let one machine join; returns when one has, or when none can any more."""
+        """Let one machine join; return when one has, or when none can any more."""
         self.tell(PinShown(self.window.pin, self.window.attempts_left))
         self._selector = selectors.DefaultSelector()
         try:
@@ -128,7 +130,7 @@ class Invitation:
             self._selector.close()
 
     def _turn(self) -> None:
-        """Wait for something to happen, or to fall due, and see to it."""
+        """Wait for the next event or deadline, and handle it."""
         due_s = [attempt.due_s() for attempt in self._attempts]
         if self._current is None:
             due_s.append(self.window.until_s)
@@ -136,16 +138,16 @@ class Invitation:
             if key.data is None:
                 self._accept()
             elif key.data in self._attempts:
-                self._with_patience(key.data, self._hear)
+                self._guard(key.data, self._receive)
         for attempt in list(self._attempts):
-            self._with_patience(attempt, self._remind)
+            self._guard(attempt, self._handle_due)
         if self._current is None:
             self._begin_next()
 
-    def _with_patience(
+    def _guard(
         self, attempt: _JoinAttempt, act: Callable[[_JoinAttempt], None]
     ) -> None:
-        """Do something with a attempt; whoever misbehaves is shown out."""
+        """Call ``act``; disconnect an attempt that violates the protocol."""
         try:
             act(attempt)
         except PeerUntrusted as exc:
@@ -156,7 +158,7 @@ class Invitation:
     def _accept(self) -> None:
         try:
             sock, address = self.server.accept()
-        except BlockingIOError:  # it has gone again
+        except BlockingIOError:  # the peer is gone already
             return
         except OSError:
             time.sleep(_NO_DESCRIPTORS_S)
@@ -178,10 +180,12 @@ class Invitation:
             oldest = next(v for v in waiting if v.address == busiest)
             self._drop(oldest, "")
 
-    def _hear(self, attempt: _JoinAttempt) -> None:
+    def _receive(self, attempt: _JoinAttempt) -> None:
         block = attempt.sock.recv(WHOLE_BYTES + 1 - len(attempt.inbox))
         if not block or attempt.stage is _Stage.WAIT:
-            raise ProtocolError(attempt.address, "hung up or spoke out of turn")
+            raise ProtocolError(
+                attempt.address, "hung up or sent a message out of turn"
+            )
         attempt.inbox += block
         frame = unpack(attempt.inbox, attempt.address)
         if frame is not None:
@@ -202,10 +206,10 @@ class Invitation:
                 self.window.succeed()
                 self._send(attempt, attempt.run.welcome(), _Stage.THANKS)
             case _:
-                self._part(attempt, has_thanked=attempt.run.hear_thanks(frame))
+                self._finish(attempt, has_thanked=attempt.run.hear_thanks(frame))
 
     def _begin_next(self) -> None:
-        """Start the run of whoever has waited longest."""
+        """Start the run of the attempt that has waited longest."""
         ready = [v for v in self._attempts if v.element]
         pin = self.window.begin(time.monotonic()) if ready else None
         if pin is None:
@@ -219,9 +223,9 @@ class Invitation:
             attempt.answer = attempt.run.answer_element(attempt.element, pin)
             attempt.element = b""
 
-        self._with_patience(attempt, compute)
+        self._guard(attempt, compute)
 
-    def _remind(self, attempt: _JoinAttempt) -> None:
+    def _handle_due(self, attempt: _JoinAttempt) -> None:
         """Do what has fallen due."""
         now_s = time.monotonic()
         if attempt.is_late(now_s):
@@ -231,23 +235,23 @@ class Invitation:
             self._send(attempt, answer, _Stage.PROOF)
 
     def _send(self, attempt: _JoinAttempt, frame: bytes, then: _Stage) -> None:
-        """A reply of at most 514 bytes; the buffer of an honest socket is empty."""
+        """Send a reply of at most 514 bytes; the buffer of an honest peer is empty."""
         whole = pack(frame)
         if attempt.sock.send(whole) != len(whole):
-            raise ProtocolError(attempt.address, "does not read")
+            raise ProtocolError(attempt.address, "does not read our messages")
         attempt.stage = then
 
-    def _part(self, attempt: _JoinAttempt, *, has_thanked: bool) -> None:
-        """Say goodbye to the machine that has joined."""
+    def _finish(self, attempt: _JoinAttempt, *, has_thanked: bool) -> None:
+        """End the run of a machine that has joined."""
         self._forget(attempt)
         self._current = None
         assert attempt.member is not None
         self.tell(Joined(attempt.member, has_thanked))
 
     def _drop(self, attempt: _JoinAttempt, trouble: str) -> None:
-        """Hang up. A run that ends so has tested its PIN."""
+        """Disconnect. A run that ends this way has tested its PIN."""
         if attempt.member is not None:
-            self._part(attempt, has_thanked=False)
+            self._finish(attempt, has_thanked=False)
             return
         self._forget(attempt)
         if attempt is not self._current:

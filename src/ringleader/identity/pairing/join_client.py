@@ -1,7 +1,7 @@
-"""Pairing over TCP: how frames travel, and the side of the machine that joins.
+"""The joining machine's side of pairing over TCP, and the framing of messages.
 
-A stranger may answer, so frames, each step and the whole are bounded. ``invitation`` is
-the other side.
+A stranger may answer, so messages, each step and the whole run are bounded.
+``invitation`` is the other side.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ringleader.errors import (
     ProtocolError,
 )
 from ringleader.identity.node_key import NodeKey
+from ringleader.identity.pairing.messages import MAX_FRAME_BYTES
 from ringleader.identity.pairing.protocol import (
     PIN_REFUSED,
     PairingJoiner,
     PairingResult,
 )
-from ringleader.identity.pairing.session_keys import MAX_FRAME_BYTES
 from ringleader.identity.secret_value import Secret
 
 STEP_S = 10.0
 TOTAL_S = 30.0
-"""A run takes half a second; slow boards and a lost packet or two fit many times."""
+"""A run takes half a second; this leaves room for slow boards and lost packets."""
 
 PIN_DIGITS = 6
 _LENGTH_BYTES = 2
@@ -38,20 +38,20 @@ _CLOSED = "hung up; it serves others, or its pairing is over: run 'ringleader in
 
 
 def new_pin() -> Secret[str]:
-    """Six digits, all equally likely."""
+    """Return six random digits."""
     return Secret(f"{secrets.randbelow(10**PIN_DIGITS):0{PIN_DIGITS}}")
 
 
 def pack(frame: bytes) -> bytes:
-    """A frame as it travels: its length, then itself."""
+    """Return a message as it travels: its length, then itself."""
     assert 0 < len(frame) <= MAX_FRAME_BYTES
     return len(frame).to_bytes(_LENGTH_BYTES, "big") + frame
 
 
 def unpack(inbox: bytearray, peer: str) -> bytes | None:
-    """The frame in what has arrived; None while it is not whole.
+    """Return the message in ``inbox``; None while it is incomplete.
 
-    The sides speak in turns, so nothing may follow a frame.
+    The sides take turns, so nothing may follow a message.
     """
     if len(inbox) < _LENGTH_BYTES:
         return None
@@ -70,9 +70,9 @@ def unpack(inbox: bytearray, peer: str) -> bytes | None:
 def join_at(
     address: tuple[str, int], key: NodeKey, name: str, pin: Secret[str]
 ) -> PairingResult:
-    """Ask the inviting machine for the secret; it ends within half a minute.
+    """Ask the inviting machine for the cluster secret; ends within half a minute.
 
-    PeerUntrusted means that the PIN was wrong, or that somebody else answered.
+    Raises PeerUntrusted if the PIN was wrong, or another machine answered.
     """
     peer = f"{address[0]}:{address[1]}"
     total = Deadline.after(TOTAL_S)
@@ -100,7 +100,7 @@ class _Connection:
     _inbox: bytearray = field(default_factory=bytearray)
 
     def ask(self, frame: bytes, *, is_proof: bool = False) -> bytes:
-        """Send a frame and read the answer. Whoever hangs up on a proof says no."""
+        """Send a message and return the answer. Hanging up on a proof means refusal."""
         step = Deadline.after(min(STEP_S, self.total.left_s()))
         try:
             self._send(frame, step)
@@ -108,7 +108,7 @@ class _Connection:
         except TimeoutError as exc:
             text = f"did not answer in {step.after_s:.0f} s"
             raise DeadlineExceeded(self.peer, text) from exc
-        except OSError:  # a reset is how some say goodbye
+        except OSError:  # some systems reset the connection when they close
             answer = None
         if answer is None and is_proof:
             raise PeerUntrusted(self.peer, PIN_REFUSED)
@@ -117,7 +117,7 @@ class _Connection:
         return answer
 
     def send(self, frame: bytes) -> None:
-        """Say the last word; nothing depends on its being heard."""
+        """Send the last message; nothing depends on its arrival."""
         try:
             self._send(frame, Deadline.after(min(STEP_S, self.total.left_s())))
         except OSError:
@@ -128,7 +128,7 @@ class _Connection:
         self.sock.sendall(pack(frame))
 
     def _receive(self, step: Deadline) -> bytes | None:
-        """The next frame; None at the end of the stream."""
+        """Return the next message; None at the end of the stream."""
         while (frame := unpack(self._inbox, self.peer)) is None:
             if step.is_over():
                 raise TimeoutError

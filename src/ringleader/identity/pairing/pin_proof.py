@@ -1,13 +1,13 @@
-"""How a PIN vouches for a server's key: SPAKE2 bound to that key; both sides, pure.
+"""Proof of a server's key by a PIN: SPAKE2 bound to that key, both sides, without I/O.
 
 A worker (J) knows an address and the PIN, a server (H) the PIN and its own key:
 
     J->H  SPAKE2 element        H->J  SPAKE2 element, sealed content
 
-Both hash the fingerprint of the key into the exchange: H that of its own, J that of the
-one which the other end of its TLS line has proved to hold. So what is sealed opens only
-if both know the same PIN and nobody sits in between; whoever does learns neither the
-PIN nor the content.
+Both sides hash the fingerprint of the key into the exchange: H that of its own key, J
+that of the key which the other end of its TLS connection has proven to hold. So the
+content can be opened only if both know the same PIN and nobody sits in between; a
+machine in between learns neither the PIN nor the content.
 
 Each run tests one PIN, whatever is sent: the host spends an attempt before it calls
 ``answer_pin_request``.
@@ -26,14 +26,14 @@ from ringleader.identity.pairing.spake2_exchange import Spake2Exchange
 from ringleader.identity.secret_value import Secret
 
 TAG_BYTES: Final = 16
-"""By which what is sealed is longer than its content."""
+"""Bytes that sealing adds to a message."""
 _LABEL = b"ringleader/v1/vouch/"
 _NONCE = bytes(12)
-"""A key is used once: both sides put fresh chance into it."""
+"""Constant, because each key is used once: both sides contribute fresh randomness."""
 
 
 class PinRequest:
-    """The worker's side of one run. ``element`` may be sent again and again."""
+    """The worker's side of one run. ``element`` may be sent repeatedly."""
 
     def __init__(self, pin: Secret[str], fingerprint: bytes) -> None:
         self.fingerprint = fingerprint
@@ -41,7 +41,8 @@ class PinRequest:
         self.element = self._exchange.element
 
     def open(self, element: bytes, sealed: bytes) -> Secret[bytes] | None:
-        """The content; None for another PIN, another key or garbage. Call it once."""
+        """Return the content; None for another PIN, another key or garbage. Call it
+        once."""
         key = self._exchange.key(element)
         if key is None:
             return None
@@ -54,7 +55,7 @@ class PinRequest:
 def answer_pin_request(
     pin: Secret[str], fingerprint: bytes, element: bytes, content: Secret[bytes]
 ) -> tuple[bytes, bytes] | None:
-    """The host's element and the sealed content; None if theirs is garbage."""
+    """Return the host's element and the sealed content; None if theirs is garbage."""
     exchange = Spake2Exchange("H", pin, _LABEL + fingerprint)
     key = exchange.key(element)
     if key is None:

@@ -1,7 +1,7 @@
 """SPAKE2: two machines that know one PIN agree on a key; a guesser has one try.
 
-The group arithmetic is pure Python, so its time depends a little on the PIN; those who
-use this bound the number of runs and answer no sooner than a fixed time.
+The group arithmetic is pure Python, so its time depends a little on the PIN. Callers
+must bound the number of runs and answer no sooner than after a fixed time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ringleader.identity.secret_value import Secret
 
 ELEMENT_BYTES: Final = 33
 Side = Literal["J", "H"]
-"""Who joins, and who hosts."""
+"""J joins, H hosts."""
 
 _PRIME = 2**255 - 19
 _SIDE_BYTE: dict[Side, bytes] = {"J": b"A", "H": b"B"}
@@ -23,10 +23,10 @@ _PASSWORD = "ringleader/v1/pair/pin\0"
 
 
 def is_element(raw: bytes, side: Side) -> bool:
-    """Whether bytes from ``side`` may be a point; the library is too generous.
+    """Return whether bytes from ``side`` may be a point; the library is too generous.
 
-    It accepts three encodings of the neutral element. They break nothing, but nobody
-    honest sends them.
+    It accepts three encodings of the neutral element. They break nothing, but no honest
+    peer sends them.
     """
     if len(raw) != ELEMENT_BYTES or raw[:1] != _SIDE_BYTE[side]:
         return False
@@ -35,7 +35,7 @@ def is_element(raw: bytes, side: Side) -> bool:
 
 
 class Spake2Exchange:
-    """One side of one run; ``opening`` is what both sides have said before."""
+    """One side of one run; ``opening`` hashes what both sides have sent before."""
 
     def __init__(self, side: Side, pin: Secret[str], opening: bytes) -> None:
         kind = spake2.SPAKE2_A if side == "J" else spake2.SPAKE2_B
@@ -46,7 +46,7 @@ class Spake2Exchange:
         self.element: bytes = self._run.start()
 
     def key(self, other: bytes) -> Secret[bytes] | None:
-        """The key, which the other side has too if its PIN is ours; None for garbage.
+        """Return the key, equal on both sides if the PINs are; None for garbage.
 
         A wrong PIN is not noticed here: it only gives another key.
         """
@@ -56,5 +56,5 @@ class Spake2Exchange:
             return None
         try:
             return Secret(bytes(self._run.finish(other)))
-        except Exception:  # noqa: BLE001 (the library raises whatever comes; all mean no)
+        except Exception:  # noqa: BLE001 (the library raises many kinds; all mean no)
             return None

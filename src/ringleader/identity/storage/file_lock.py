@@ -1,4 +1,4 @@
-"""Locks on files, which the system releases when their process ends, however it ends.
+"""File locks, which the system releases when their process ends, however it ends.
 
 They belong to the open file and not to the process, so that two nodes in one process
 exclude each other as two processes do.
@@ -11,17 +11,17 @@ import os
 import sys
 
 _FAR_AWAY = 1 << 30
-"""Windows locks bytes and then nobody else can read them: we lock one that no file of
-ours has."""
+"""Windows locks bytes, and nobody else can read locked bytes; so a byte is locked
+that no file of ours has."""
 
 
 _HELD = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}
 
 
 def try_lock(descriptor: int) -> bool:
-    """Take the lock of an open file; False while somebody else has it.
+    """Lock an open file; return False while somebody else holds the lock.
 
-    OSError where files cannot be locked at all, as on some network file systems.
+    Raises OSError where files cannot be locked, as on some network file systems.
     """
     try:
         _lock(descriptor)
@@ -40,7 +40,7 @@ if sys.platform == "win32":
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
 
     def unlock(descriptor: int) -> None:
-        """Give the lock back; a child that inherited the file does not keep it."""
+        """Release the lock; a child that inherited the file does not keep it."""
         os.lseek(descriptor, _FAR_AWAY, os.SEEK_SET)
         msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
 
@@ -51,5 +51,5 @@ else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def unlock(descriptor: int) -> None:
-        """Give the lock back; a child that inherited the file does not keep it."""
+        """Release the lock; a child that inherited the file does not keep it."""
         fcntl.flock(descriptor, fcntl.LOCK_UN)

@@ -1,4 +1,4 @@
-"""The private directory in which a user's keys and secrets live, ``~/.ringleader``."""
+"""Home is the private directory of a user's keys and secrets, ``~/.ringleader``."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ringleader.identity.storage.private_file import (
 )
 
 LOCK = "lock"
-"""The file whose lock is held while something here is changed. It is never removed:
-two processes could then hold the locks of two files of that name."""
+"""The file whose lock is held during changes. It is never removed: otherwise two
+processes could hold the locks of two files of that name."""
 
 _LOCK_WAIT_S = 10.0
-"""Changes take milliseconds; who waits longer waits for a process that is stuck."""
+"""Changes take milliseconds; a longer wait means that a process is stuck."""
 
 _POLL_S = 0.02
 
@@ -38,7 +38,7 @@ class FileLock:
     descriptor: int
 
     def close(self) -> None:
-        """Let the next one have it."""
+        """Release the lock."""
         if self.descriptor >= 0:
             unlock(self.descriptor)
             os.close(self.descriptor)
@@ -52,22 +52,22 @@ class Home:
     path: Path
 
     def read(self, name: str, limit_bytes: int) -> Secret[bytes] | None:
-        """The content of a file here; None if there is none."""
+        """Return the content of a file here; None if there is none."""
         self._check()
         return read_private(self.path / name, limit_bytes)
 
     def names(self) -> list[str]:
-        """The files that are here."""
+        """Return the names of the files here."""
         self._check()
         return sorted(os.listdir(self.path)) if self.path.is_dir() else []
 
     def try_lock(self, name: str) -> FileLock | None:
-        """Lock a file that is here; None while another process has it."""
+        """Lock a file here; None while another process holds it."""
         return _try_lock(self.path / name, os.O_RDWR)
 
     @contextmanager
     def writing(self) -> Iterator[HomeWriter]:
-        """Change files while nobody else does; the directory is made if need be."""
+        """Change files while no other process does; makes the directory if needed."""
         self._make()
         held = self._wait_for_lock()
         try:
@@ -95,14 +95,14 @@ class Home:
         deadline = Deadline.after(_LOCK_WAIT_S)
         while (held := _try_lock(path, os.O_RDWR | os.O_CREAT)) is None:
             if deadline.is_over():
-                text = f"{path}: another process has held it for {_LOCK_WAIT_S:g} s"
+                text = f"{path}: locked by another process for {_LOCK_WAIT_S:g} s"
                 raise ConfigError(f"{text}; is a ringleader command stuck?")
             time.sleep(_POLL_S)
         return held
 
 
 def _try_lock(path: Path, flags: int) -> FileLock | None:
-    """Open and lock a file; None while somebody else has it."""
+    """Open and lock a file; None while another process holds it."""
     descriptor = -1
     try:
         descriptor = os.open(path, flags, 0o600)
@@ -118,12 +118,12 @@ def _try_lock(path: Path, flags: int) -> FileLock | None:
 
 @dataclass(frozen=True, slots=True)
 class HomeWriter:
-    """What may be done to a home while its lock is held."""
+    """Changes files of a home while its lock is held."""
 
     path: Path
 
     def write(self, name: str, content: Secret[bytes]) -> None:
-        """Make or replace a file, in one step."""
+        """Make or replace a file atomically."""
         write_private(self.path / name, content)
 
     def remove(self, name: str) -> None:
@@ -136,6 +136,7 @@ class HomeWriter:
         sync_directory(self.path)
 
     def sweep(self) -> None:
-        """Delete what crashed processes left half written; it may hold a secret."""
+        """Delete files that crashed processes left half written; they may hold
+        secrets."""
         for left in self.path.glob(f"{TEMPORARY}*"):
             left.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Files that only their owner may read, whole or not there at all.
+"""Files that only their owner may read, written atomically.
 
-Windows has no modes; a user's profile is closed to other users there by inheritance,
-so nothing is checked.
+Windows has no modes; a user's profile is closed to other users by inheritance there, so
+nothing is checked.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ringleader.errors import ConfigError
 from ringleader.identity.secret_value import Secret
 
 TEMPORARY = ".new-"
-"""How a file begins that is still being written; a crash leaves it, nobody reads it."""
+"""Prefix of a file that is still being written; a crash leaves it, nobody reads it."""
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def write_private(path: Path, content: Secret[bytes]) -> None:
-    """Replace a file in one step: after a crash it is the old one or the new one."""
+    """Replace a file atomically: after a crash it is the old one or the new one."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{secrets.token_hex(4)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
@@ -40,9 +40,10 @@ def write_private(path: Path, content: Secret[bytes]) -> None:
 
 
 def read_private(path: Path, limit_bytes: int) -> Secret[bytes] | None:
-    """A file of ours; None if there is none, ConfigError if others could have read it.
+    """Return the content of a private file; None if there is none.
 
-    What is checked is the open file, so nobody can exchange it in between.
+    Raises ConfigError if other users could have read it. The open file is checked, so
+    nobody can exchange it in between.
     """
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0)
     try:
@@ -62,7 +63,7 @@ def read_private(path: Path, limit_bytes: int) -> Secret[bytes] | None:
 
 
 def check_private(path: Path, found: os.stat_result) -> None:
-    """Refuse what belongs to another user, or what others may read or write."""
+    """Raise ConfigError if another user owns the file, or may read or write it."""
     if sys.platform == "win32":
         return
     if found.st_uid != os.geteuid():
@@ -71,7 +72,7 @@ def check_private(path: Path, found: os.stat_result) -> None:
     mode = stat.S_IMODE(found.st_mode)
     if mode & _OTHERS:
         wanted = "700" if stat.S_ISDIR(found.st_mode) else "600"
-        text = f"{path}: other users can get at it (mode {mode:o})"
+        text = f"{path}: other users can access it (mode {mode:o})"
         raise ConfigError(f"{text}; run: chmod {wanted} {path}")
 
 

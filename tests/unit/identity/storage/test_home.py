@@ -216,7 +216,7 @@ def test_a_process_that_is_stuck_is_not_waited_for_for_ever(
     monkeypatch.setattr(home_module, "_LOCK_WAIT_S", 0.1)
     with (
         home.writing(),
-        pytest.raises(ConfigError, match=r"another process has held it for 0\.1 s"),
+        pytest.raises(ConfigError, match=r"locked by another process for 0\.1 s"),
         home.writing(),
     ):
         pass
