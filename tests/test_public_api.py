@@ -32,10 +32,9 @@ PUBLIC = (
 COMPRESSION = "Compressor Hook compressor fsdp hook"
 
 GROUP = (
-    "abort all_gather all_reduce all_reduce_carried all_to_all auto_codec barrier "
-    "broadcast choice close config expect_accelerators gather hang_up links network "
-    "on_close progress rank recv reduce reduce_scatter relay scatter send sendrecv "
-    "size subgroup timeout_s together view_id"
+    "abort all_gather all_reduce all_to_all barrier broadcast choice close config "
+    "gather links progress rank recv reduce reduce_scatter scatter send sendrecv size "
+    "subgroup timeout_s view_id"
 )
 
 FLAGS = {

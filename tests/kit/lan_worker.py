@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import ringleader
+from ringleader.groups.group import handle_of
 
 SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
 """What this host has sent, its own network namespace's counter."""
@@ -42,7 +43,11 @@ def describe(group: ringleader.Group, _task: dict[str, Any]) -> dict[str, Any]:
     """What the group knows of its links."""
     links = {str(p): kind for p, kind in group.links().items()}
     choice = group.choice("all_reduce", 4 << 20)
-    return {"links": links, "hosts": group.network.hosts, "choice": choice[0]}
+    return {
+        "links": links,
+        "hosts": handle_of(group).network.hosts,
+        "choice": choice[0],
+    }
 
 
 def wait_for_fault(group: ringleader.Group, task: dict[str, Any]) -> dict[str, Any]:

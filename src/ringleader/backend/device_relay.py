@@ -35,7 +35,7 @@ class RelayBuffers:
         self.close = weakref.finalize(self, _call_all, unpin)
         """Unpin the shared memory. No copy may be under way or follow."""
         self.close.atexit = False
-        self.places = [[_tensor(place) for place in row] for row in relay.places]
+        self.slots = [[_tensor(slot) for slot in row] for row in relay.slots]
         self.num_rows = len(relay.memory)
         """Pieces in progress at the same time: one per rank."""
         self.part_bytes = relay.part_bytes
@@ -65,7 +65,7 @@ class DeviceRelay:
         self._buffers = buffers
         self._bytes = flat.view(torch.uint8)
         self._dtype = arrays.storage_dtype(flat.dtype)
-        self.places = buffers.places
+        self.slots = buffers.slots
 
     def piece(self, number: int, runs: list[slice], end: int) -> Piece:
         """Return this rank's parts of a piece: device memory, and host memory for the
@@ -84,7 +84,7 @@ class DeviceRelay:
         for target, source in copies:
             target.copy_(source, non_blocking=True)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Block until the current stream has done all copies."""
         self._device.record_event().synchronize()
 

@@ -55,7 +55,7 @@ from ringleader.backend.torch_options import (
 from ringleader.backend.work import BackendWork, once
 from ringleader.engine import reductions
 from ringleader.errors import ConfigError, RingleaderError
-from ringleader.groups.group import Group
+from ringleader.groups.group import Group, handle_of
 from ringleader.groups.work import Work
 
 _CPU = torch.device("cpu")
@@ -103,7 +103,7 @@ class RingleaderGroup(ProcessGroup):
         """
         is_staged = _any_accelerator(group)
         if is_staged:
-            group.expect_accelerators()
+            handle_of(group).expect_accelerators()
         dispatcher_kernels.install(cls)
         return cls(group, store, ranks, is_staged=is_staged)
 
@@ -179,7 +179,7 @@ class RingleaderGroup(ProcessGroup):
     def _all_reduce_sparse(self, tensor: Tensor, op: Reduction) -> Body:
         def body(_ins: Tensors, _outs: Tensors, **how: Any) -> Work:
             reduce = partial(coo_all_reduce.all_reduce, self.group, tensor, op)
-            return self.group.together(reduce, **how)
+            return handle_of(self.group).together(reduce, **how)
 
         return body
 
@@ -194,7 +194,7 @@ class RingleaderGroup(ProcessGroup):
         """Reduce by a relay if possible; a device takes part in it without staging."""
         relay, both = None, [tensor]
         if self.is_staged and op.factor is None:
-            relay = self.group.relay(tensor.nbytes)
+            relay = handle_of(self.group).relay(tensor.nbytes)
         if relay is None or tensor.is_cpu:
             width = 1 if relay is None else 0
             body = _all_reduce(self.group, op)

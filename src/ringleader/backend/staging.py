@@ -22,8 +22,8 @@ from torch import Tensor
 from ringleader.backend.device import Device, Event
 from ringleader.backend.device_relay import DeviceRelay, RelayBuffers
 from ringleader.engine.relay import Relay
-from ringleader.groups.call import check_writable
-from ringleader.groups.group import Group
+from ringleader.groups.group import Group, handle_of
+from ringleader.groups.tensors import check_writable
 from ringleader.groups.work import Work
 
 SLOT_BYTES = 8 << 20
@@ -98,7 +98,7 @@ class HostStaging:
             with device.guard():
                 device.wait_event(done[0])
 
-        return group.together(job, **how), arrive
+        return handle_of(group).together(job, **how), arrive
 
     def close(self) -> None:
         """Release shared and host memory. Call it when the group has ended."""
@@ -119,14 +119,15 @@ class HostStaging:
             if self._last is not None:
                 device.wait_event(self._last)
             flat = self._flat(tensor).resolve_conj().resolve_neg()
-            carrier = DeviceRelay(device, self._relay_buffers, flat)
+            copier = DeviceRelay(device, self._relay_buffers, flat)
             finish = []
             if flat.data_ptr() != tensor.data_ptr():
                 finish = [lambda: tensor.detach().copy_(flat.view(tensor.shape))]
+            reduce = handle_of(group).all_reduce_device
             try:
-                group.all_reduce_carried(carrier, flat.dtype, len(flat), op, finish)
+                reduce(copier, flat.dtype, len(flat), op, finish)
             finally:
-                carrier.settle()  # no copy is in progress when we return
+                copier.synchronize()  # no copy is in progress when we return
             self._last = device.record_event()
         return self._last
 
@@ -263,7 +264,7 @@ def run_on_host(
             if result.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(result.view(tensor.shape))
 
-    return group.together(job, **how)
+    return handle_of(group).together(job, **how)
 
 
 def is_one_chunk(num_bytes: int) -> bool:

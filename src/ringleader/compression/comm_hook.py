@@ -33,7 +33,7 @@ from ringleader.compression.communicator import (
 from ringleader.compression.compressor import Compressor
 from ringleader.compression.compressor_state import ParameterSlice
 from ringleader.errors import ConfigError
-from ringleader.groups.group import Group
+from ringleader.groups.group import Group, handle_of
 
 Body = Callable[[], None]
 
@@ -132,7 +132,7 @@ class Hook:
         if not flat.is_cpu:
             body, arrive = self._on_device(flat, average)
         work = BackendWork(
-            [ours.together(body, async_op=True)],
+            [handle_of(ours).together(body, async_op=True)],
             [flat],
             self._completion_pool,
             add_context=ErrorContext(

@@ -29,7 +29,7 @@ from ringleader.compression.compressor_state import (
 from ringleader.compression.reducers import make_reducer
 from ringleader.compression.scheme import Method, parse
 from ringleader.errors import CallMismatch, ConfigError
-from ringleader.groups.group import Group
+from ringleader.groups.group import Group, handle_of
 
 _META_KEYS = ("scheme", "seed", "step")
 
@@ -131,7 +131,7 @@ class Compressor:
     ) -> None:
         ours = ringleader_group(group)
         if ours is not None:
-            ours.together(lambda: self.reduce(group, flat, parameters))
+            handle_of(ours).together(lambda: self.reduce(group, flat, parameters))
         else:
             self.reduce(group, flat, parameters)
 
@@ -175,7 +175,7 @@ class Compressor:
         return (
             self.scheme.codec == "auto"
             and ours is not None
-            and ours.auto_codec("all_reduce", 4 * count) is None
+            and handle_of(ours).auto_codec("all_reduce", 4 * count) is None
             and not self._state.has(RESIDUAL)
         )
 

@@ -1,32 +1,30 @@
-"""Shared memory as ranks of one host use it: slots, signals, and who may fill when.
+"""The shared memory of the ranks of one host: slots, signals and waiting.
 
 Theory of operation. Every rank owns a segment (transport/shm_segment.py) with three
-areas, and tells others with signals that order memory. Three patterns use them:
+areas and notifies others by signals, which also order memory accesses. There are three
+patterns of use:
 
-exchange    every rank fills its slot and posts; when all have posted, everybody reads
-            everybody. Filling may run one round ahead of reading. Four slots take turns
-            for ever: who fills round s+4 has read round s+2, for which every peer had
-            posted, and a peer fills s+2 only after it has read all of s.
-relay       all_reduce of large tensors; see relay.py.
-one-way     a rank fills a slot for some readers; each returns a CREDIT when it has read
-            it, and the slot is filled again only when all have. Credits are collected
-            lazily, across operations.
+exchange    Every rank fills its slot and posts; when all have posted, every rank reads
+            all slots. Filling may run one round ahead of reading. Four slots are used
+            in turn, for ever: a rank that fills round s+4 has read round s+2, for which
+            every peer had posted, and a peer fills s+2 only after it has read all of s.
+relay       All_reduce and reduce_scatter of large tensors; see relay.py.
+one-way     A rank fills a slot for some readers. Each reader returns a CREDIT when it
+            has read the slot, which is filled again only when all credits are back.
+            Credits are collected lazily, across operations.
 
 Every filled slot carries the 64-byte header of the operation, and every reader compares
-it: a mismatch between calls is seen before a single number is used.
-All results are made in one place, or in rank order, so ranks agree to the bit.
+it with its own, so a mismatch between calls is detected before any value is used.
+Results are computed in one place, or in rank order, so they are bit-identical.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ringleader.engine.relay import Relay
+from ringleader.engine.arrays import Bytes
+from ringleader.engine.engine import HeaderMismatch
 from ringleader.engine.waiter import Waiter
 from ringleader.errors import ProtocolError
 from ringleader.transport.link import POLLIN, relax
@@ -34,27 +32,21 @@ from ringleader.transport.shm_link import ShmPeer
 from ringleader.transport.shm_segment import PAGE, Geometry, Segment, Signal
 from ringleader.wire.header import HEADER_BYTES
 
-Array = NDArray[Any]
-Bytes = NDArray[np.uint8]
 Take = Callable[..., bool]
-Finish = Callable[[Array], object]
+"""(blocking, timeout in seconds) -> whether the signal was there; it is consumed."""
 
 SPINS = 80
-"""Looks at a signal before sleeping, yielding the core at every eighth: about 20 us
-when nobody else wants the core."""
+"""Polls of a signal before sleeping; every eighth yields the core. About 20 us when no
+other process wants the core."""
 NUM_NAPS, NAP_S = 3, 0.001
-"""Then short sleeps on the signal itself, which its post ends sooner than the doorbell
-would; then the doorbell, which also tells of a dead peer. With four ranks on two cores
-an all_reduce of 64 KiB takes half of what it took with 400 looks and no naps, 64 MiB
-8 to 19 % less (2026-11-15)."""
-
-
-ONE_SHOT_BYTES = 64 << 10
-"""Up to here one-shot beats a relay with two, three and four ranks; decision 5."""
+"""Then short sleeps on the signal itself: a post ends them sooner than the doorbell
+would. Only then the doorbell, which also reports a dead peer. With four ranks on two
+cores this halves an all_reduce of 64 KiB compared to 400 polls without naps, and takes
+8 to 19 % off one of 64 MiB (2026-11-15)."""
 
 
 class Slot:
-    """One slot of one rank: a header and its content."""
+    """One slot of one rank: the header of an operation and the content."""
 
     __slots__ = ("content", "header")
 
@@ -72,7 +64,6 @@ class Arena:
         shm_peers: dict[int, ShmPeer],
         segment: Segment,
         waiter: Waiter,
-        on_mismatch: Callable[[int, bytes], None],
     ) -> None:
         geometry = next(iter(shm_peers.values())).geometry
         self.rank = rank
@@ -81,36 +72,28 @@ class Arena:
         self._shm_peers = shm_peers
         self._waiter = waiter
         self.check = waiter.check
-        self.mismatch = on_mismatch
-        segments = [
+        self.segments = [
             segment if r == rank else shm_peers[r].theirs for r in range(self.size)
         ]
-        self.exchanges = [_exchanges(s, geometry) for s in segments]
-        self.oneways = [_oneways(s, geometry) for s in segments]
+        self.exchanges = [_exchanges(s, geometry) for s in self.segments]
+        self.oneways = [_oneways(s, geometry) for s in self.segments]
         self.geometry = geometry
         self.post = [[n.post[s] for n in self._in_order()] for s in Signal]
         self.take = [{p: shm_peers[p].take[s] for p in self.peers} for s in Signal]
         self._turn = 0
         self._published = 0
         self._unread: list[set[int]] = [set() for _ in range(geometry.num_oneways)]
-        self._owed: dict[int, deque[int]] = {p: deque() for p in self.peers}
-        self.relay = Relay(self, segments)
-        self.one_shot_bytes = min(ONE_SHOT_BYTES, geometry.exchange_bytes)
-        """Tensors up to this are reduced in one exchange: they fit its slot."""
+        self._uncredited: dict[int, deque[int]] = {p: deque() for p in self.peers}
         self.complete = 0
-        """Elements of the result that are final, for who asks after a failure."""
+        """Elements of the result that are final; read after a failure."""
 
     def _in_order(self) -> list[ShmPeer]:
         return [self._shm_peers[p] for p in self.peers]
 
-    def expect_accelerators(self) -> None:
-        """Relay in the parts that suit them; all ranks must."""
-        self.relay.part_bytes = self.geometry.device_part_bytes
-
     # -- waiting -------------------------------------------------------------------
 
     def wait(self, take: Take, peer: int) -> None:
-        """Return when ``peer`` has given the signal behind ``take``."""
+        """Return when ``peer`` has given the signal that ``take`` consumes."""
         for i in range(SPINS):
             if take(False):
                 return
@@ -128,7 +111,7 @@ class Arena:
         doorbell = [(shm_peer.doorbell.fileno(), POLLIN)]
         while True:
             shm_peer.arm()
-            relax()  # makes the flag visible before we look for the last time
+            relax()  # makes the flag visible before the last poll
             try:
                 if take(False):
                     return
@@ -140,9 +123,9 @@ class Arena:
                 return
 
     def expect(self, peer: int, slot: Slot, header: bytes) -> None:
-        """Raise unless ``peer`` makes the call we make."""
+        """Raise HeaderMismatch unless ``peer`` filled ``slot`` in the same call."""
         if slot.header != header:
-            self.mismatch(peer, bytes(slot.header))
+            raise HeaderMismatch(peer, bytes(slot.header), header)
 
     # -- exchange ------------------------------------------------------------------
 
@@ -153,7 +136,7 @@ class Arena:
         fill: Callable[[int, Bytes], None],
         use: Callable[[int, list[Bytes]], None],
     ) -> None:
-        """``count`` exchanges: fill my slot for round c, use everybody's of round c.
+        """Run ``count`` exchanges: ``fill`` our slot, then ``use`` all ranks' slots.
 
         Filling runs one round ahead of using, so that ranks need not keep step.
         """
@@ -175,7 +158,7 @@ class Arena:
                 use(c - 1, [slots[k].content for slots in self.exchanges])
 
     def next_turn(self) -> int:
-        """The exchange slot to use now; they take turns for ever."""
+        """Return the index of the next exchange slot; slots are used in turn."""
         turn = self._turn % self.geometry.num_exchanges
         self._turn += 1
         return turn
@@ -185,25 +168,25 @@ class Arena:
     def publish(
         self, header: bytes, readers: Sequence[int], fill: Callable[[Bytes], None]
     ) -> None:
-        """Fill the next one-way slot, once all who had to read it have."""
+        """Fill the next one-way slot, once all its former readers have read it."""
         self.check()
         k = self._published % self.geometry.num_oneways
         self._published += 1
         while self._unread[k]:
             peer = next(iter(self._unread[k]))
             self.wait(self.take[Signal.CREDIT][peer], peer)
-            self._unread[self._owed[peer].popleft()].discard(peer)
+            self._unread[self._uncredited[peer].popleft()].discard(peer)
         slot = self.oneways[self.rank][k]
         fill(slot.content)
         slot.header[:] = header
         for reader in readers:
             self._unread[k].add(reader)
-            self._owed[reader].append(k)
+            self._uncredited[reader].append(k)
             self._shm_peers[reader].announce(k)
             self._shm_peers[reader].post[Signal.ONEWAY]()
 
     def consume(self, header: bytes, peer: int, use: Callable[[Bytes], None]) -> None:
-        """Use what ``peer`` published for me, and give it credit."""
+        """Use the slot that ``peer`` published for this rank, and return a credit."""
         self.check()
         self.wait(self.take[Signal.ONEWAY][peer], peer)
         k = self._shm_peers[peer].announced()

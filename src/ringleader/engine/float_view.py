@@ -1,4 +1,4 @@
-"""Runs of a tensor as float32, whatever it is made of: what codecs read and write."""
+"""Parts of a tensor as float32, whatever its dtype: what codecs read and write."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ringleader.engine.arrays import Array
+from ringleader.engine.arrays import Array, Bytes
 from ringleader.engine.reductions import GRAIN
 from ringleader.errors import ConfigError
 
@@ -16,16 +16,15 @@ _KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def check(dtype: torch.dtype, codec: str) -> None:
-    """ConfigError for tensors that no codec takes."""
+    """Raise ConfigError if codecs cannot encode tensors of ``dtype``."""
     if dtype not in _KINDS:
         kinds = ", ".join(str(k).removeprefix("torch.") for k in _KINDS)
         raise ConfigError(f"codec {codec!r} takes {kinds}; this tensor is {dtype}")
 
 
-class Run:
-    """A chunk of a tensor. Halves are 16-bit integers to numpy; torch converts them.
-
-    With a ``residual``, ``read`` returns the sum of both.
+class FloatView:
+    """A float32 view of an array. Halves are 16-bit integers to numpy, so torch
+    converts them. With a ``residual``, ``read`` returns the sum of both.
     """
 
     __slots__ = ("_array", "_half", "_is_plain", "_residual")
@@ -40,7 +39,7 @@ class Run:
         self._half = dtype if is_half else None
 
     def read(self, at: slice, scratch: Floats) -> Floats:
-        """Its values; where they are not there as float32 already, in ``scratch``."""
+        """The values at ``at``; in ``scratch`` unless they are float32 in memory."""
         floats = self.room(at, scratch)
         if self._half is not None:
             self._convert(at, scratch, to_half=False)
@@ -51,21 +50,21 @@ class Run:
         return floats
 
     def room(self, at: slice, scratch: Floats) -> Floats:
-        """Where to put values that ``write`` is then told of."""
+        """Where to compute values that ``write`` then stores: in place if possible."""
         if self._is_plain:
             floats: Floats = self._array[at]
             return floats
         return scratch
 
     def write(self, at: slice, values: Floats) -> None:
-        """``values`` are there, if they are not in ``room`` already."""
+        """Store ``values``, which are those of ``room``."""
         if self._half is not None:
             self._convert(at, values, to_half=True)
         elif not self._is_plain:
             np.copyto(self._array[at], values)
 
-    def bytes(self, at: slice) -> NDArray[np.uint8]:
-        """Its memory."""
+    def bytes(self, at: slice) -> Bytes:
+        """The memory of the elements at ``at``."""
         return self._array[at].view(np.uint8)
 
     def _convert(self, at: slice, floats: Floats, *, to_half: bool) -> None:

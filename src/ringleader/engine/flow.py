@@ -1,13 +1,13 @@
-"""A program made ready to run: its moves as flows of bytes that wait for one another.
+"""A program ready to run over links: its moves as flows of bytes with dependencies.
 
-A flow is one move with a progress mark, ``done``. Program order on a chunk becomes:
-a flow may advance to byte x once every earlier flow it follows on that chunk has passed
-x. That is all the engine needs to forward bytes as they arrive (cut-through) and still
-compute what the program says.
+A flow is one move with a progress mark, ``done``. Program order on a chunk becomes a
+limit: a flow may advance to byte x once every earlier flow on that chunk that it
+follows has passed x. That is enough to forward bytes as they arrive (cut-through) and
+still compute what the program says.
 
-A chunk has a source (what the rank brings, never written) and a home (where the result
-goes). A chunk that only passes through has neither: it lives in a small window that
-wraps around, and whoever writes it stays less than a window ahead of who reads it.
+A chunk has an input (this rank's values, never written) and an output (the memory of
+the result). A chunk that only passes through has neither: it lives in a small window
+that wraps around, and its writer stays less than a window ahead of its readers.
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ringleader.collectives.schedule import Kind, Program
-from ringleader.engine.arrays import bytes_of
+from ringleader.engine.arrays import Array, Bytes, bytes_of
 from ringleader.errors import InternalError
-
-Array = NDArray[Any]
 
 
 class Flow:
-    """One move, its memory and how far it is. All counts are bytes."""
+    """One move, its memory and its progress. All counts are bytes."""
 
     __slots__ = (
         "after",
@@ -34,13 +31,13 @@ class Flow:
         "chunk",
         "done",
         "epoch",
-        "home",
         "is_last",
         "kind",
         "num_bytes",
         "own",
         "peer",
         "readers",
+        "target",
         "wrap",
     )
 
@@ -49,18 +46,22 @@ class Flow:
         self.peer = peer
         self.chunk = chunk
         self.epoch = 0
-        """Counts how often the chunk was replaced so far: windows are per epoch."""
+        """How often the chunk was replaced before this move; windows are per epoch."""
         self.is_last = False
-        """Whether nothing writes the chunk after it."""
+        """Whether no later move writes the chunk."""
         self.after: list[Flow] = []
+        """Flows that must be ahead of this one."""
         self.readers: list[Flow] = []
+        """Flows that send what this one writes."""
         self.done = 0
         self.num_bytes = 0
         self.wrap = 0
-        """Length of the window the chunk passes through; 0 when it has a home."""
+        """Length of the window that the chunk passes through; 0 if it has an output."""
         self.bytes = memoryview(b"")
         self.own: Array | None = None
-        self.home: Array | None = None
+        """The values that a reduction adds to."""
+        self.target: Array | None = None
+        """Where the move writes."""
 
     def limit(self) -> int:
         """How far this flow may advance now."""
@@ -87,68 +88,69 @@ class Plan:
             lanes = self.sends if flow.kind is Kind.SEND else self.recvs
             lanes.setdefault(flow.peer, []).append(flow)
             self.by_chunk.setdefault(flow.chunk, []).append(flow)
-        for flows in self.by_chunk.values():
+        self._last_writes: dict[int, Flow] = {}
+        for chunk, flows in self.by_chunk.items():
             _link_up(flows)
             writes = [flow for flow in flows if flow.kind is not Kind.SEND]
             if writes:
                 writes[-1].is_last = True
+                self._last_writes[chunk] = writes[-1]
+        self.written = frozenset(self._last_writes)
+        """The chunks that this rank receives."""
         self.num_chunks = 1 + max(self.by_chunk, default=0)
 
     def bind(
         self,
-        sources: Sequence[Array | None],
-        homes: Sequence[Array | None],
+        inputs: Sequence[Array | None],
+        outputs: Sequence[Array | None],
         lengths: Sequence[int],
         windows: Windows,
+        dtype: np.dtype[Any],
     ) -> None:
         """Give every flow its memory for one call.
 
-        Per chunk: what the rank brings, where the result goes, and how many elements it
-        has. A chunk that is received without a home gets a window per epoch.
+        The sequences are indexed by chunk; lengths are elements. A chunk that is
+        received and has no output gets a window per epoch.
         """
         transient = {
             (flow.chunk, flow.epoch): None
             for flow in self.flows
             if flow.kind is not Kind.SEND
-            and homes[flow.chunk] is None
+            and outputs[flow.chunk] is None
             and lengths[flow.chunk]
         }
-        given = dict(zip(transient, windows.give(len(transient)), strict=True))
+        given = windows.allocate(len(transient), dtype)
+        of_chunk = dict(zip(transient, given, strict=True))
         for chunk, flows in self.by_chunk.items():
-            held = sources[chunk]
+            held = inputs[chunk]
             for flow in flows:
                 flow.done = flow.num_bytes = 0
                 if not lengths[chunk]:
                     continue
-                window = given.get((chunk, flow.epoch))
+                window = of_chunk.get((chunk, flow.epoch))
                 if flow.kind is not Kind.SEND:
                     flow.own = held
-                    held = flow.home = homes[chunk] if window is None else window
+                    held = flow.target = outputs[chunk] if window is None else window
                 if held is None:
-                    raise InternalError(f"chunk {chunk} is moved but nobody holds it")
+                    raise InternalError(f"chunk {chunk} is sent but has no memory")
                 flow.num_bytes = lengths[chunk] * held.itemsize
                 flow.wrap = held.nbytes if held is window else 0
                 flow.bytes = bytes_of(held)
 
-    def is_written(self, chunk: int) -> bool:
-        """Whether any move of this rank writes ``chunk``."""
-        flows = self.by_chunk.get(chunk, [])
-        return any(f.kind is not Kind.SEND for f in flows)
-
     def complete_bytes(self, chunk: int) -> int:
-        """How much of ``chunk`` holds its final value on this rank."""
-        writes = [f for f in self.by_chunk.get(chunk, []) if f.kind is not Kind.SEND]
-        return writes[-1].done if writes else -1
+        """How many bytes of ``chunk`` hold their final value on this rank."""
+        last = self._last_writes.get(chunk)
+        return 0 if last is None else last.done
 
     def release(self) -> None:
-        """Forget the memory of the call, so that tensors can be freed."""
+        """Drop the memory of the call, so that its tensors can be freed."""
         for flow in self.flows:
             flow.bytes = memoryview(b"")
-            flow.own = flow.home = None
+            flow.own = flow.target = None
 
 
 def _link_up(flows: list[Flow]) -> None:
-    """Program order on one chunk: sends follow the last write, writes follow all."""
+    """Set the order on one chunk: sends follow the last write, writes all flows."""
     last_write: list[Flow] = []
     sends: list[Flow] = []
     epoch = 0
@@ -173,26 +175,25 @@ class Windows:
     """The bounded memory for chunks that pass through; one per engine, reused."""
 
     LIMIT_BYTES = 4 << 20
-    """All windows of one call together, so that scratch stays small whatever comes."""
+    """All windows of one call together, so that scratch memory is bounded."""
 
     def __init__(self) -> None:
-        self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self.dtype: np.dtype[Any] = np.dtype(np.uint8)
+        self._memory: Bytes = np.empty(0, np.uint8)
 
-    def room(self, num_chunks: int) -> int:
-        """Bytes that every window has, however many of the chunks need one or two."""
+    def window_bytes(self, num_chunks: int) -> int:
+        """Smallest size of a window, if every chunk needs up to two of them."""
         return self._size(2 * num_chunks)
 
     def _size(self, count: int) -> int:
-        # Multiples of 64: every dtype fits a whole number of times.
+        # A multiple of 64: every dtype fits a whole number of times.
         return max(64, min(self.LIMIT_BYTES // count, 1 << 20) // 64 * 64)
 
-    def give(self, count: int) -> list[Array]:
-        """``count`` equal windows, as arrays of ``dtype``."""
+    def allocate(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
+        """``count`` windows of equal size, as arrays of ``dtype``."""
         if not count:
             return []
         if not self._memory.size:
             self._memory = np.empty(self.LIMIT_BYTES, np.uint8)
         size = self._size(count)
         starts = range(0, count * size, size)
-        return [self._memory[i : i + size].view(self.dtype) for i in starts]
+        return [self._memory[i : i + size].view(dtype) for i in starts]

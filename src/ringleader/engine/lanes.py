@@ -1,28 +1,27 @@
-"""Lanes: what goes to one peer, and what comes from it, in one operation.
+"""Lanes: the bytes to one peer, or from one peer, in one operation.
 
-Each begins with the header of the operation. One thread moves all lanes at once, and
-sleeps when none can.
+Each lane begins with the header of the operation. One thread moves all lanes at once
+and sleeps when none can move.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from ringleader.engine.engine import HeaderMismatch
 from ringleader.engine.waiter import Waiter
 from ringleader.transport.link import Link, relax
 from ringleader.wire.header import HEADER_BYTES
 
 SPINS = 20
-"""Rounds of looking and yielding before sleeping: about 50 us. Where that was in vain,
-half as many the next time: on a slow wire, cores have better things to do."""
-
-OnMismatch = Callable[[int, bytes], None]
-"""Called with the peer and its header when that is not the one we expect; raises."""
+"""Rounds of polling and yielding before sleeping: about 50 us. After rounds that were
+in vain, half as many the next time: on a slow wire the cores have better things to do.
+"""
 
 
 class OutgoingHeader:
-    """The header on its way to a peer."""
+    """The header that is being sent to a peer. True while bytes are left."""
 
     __slots__ = ("_left", "_link")
 
@@ -34,43 +33,45 @@ class OutgoingHeader:
         return bool(self._left)
 
     def push(self) -> bool:
-        """Send what can be sent; True when something moved."""
+        """Send what can be sent; return whether anything moved."""
         sent = self._link.try_send(self._left)
         self._left = self._left[sent:]
         return sent > 0
 
 
 class IncomingHeader:
-    """The header on its way from a peer, to be compared with the expected one."""
+    """The header that is being received from a peer. True while bytes are missing."""
 
-    __slots__ = ("_expected", "_filled", "_header", "_link", "_on_mismatch")
+    __slots__ = ("_expected", "_filled", "_header", "_link")
 
-    def __init__(self, link: Link, expected: bytes, on_mismatch: OnMismatch) -> None:
+    def __init__(self, link: Link, expected: bytes) -> None:
         self._link = link
         self._expected = expected
         self._header = bytearray(HEADER_BYTES)
         self._filled = 0
-        self._on_mismatch = on_mismatch
 
     def __bool__(self) -> bool:
         return self._filled < HEADER_BYTES
 
     def pull(self) -> bool:
-        """Receive what is there; True when something moved."""
+        """Receive what is there; return whether anything moved.
+
+        Raises HeaderMismatch if the complete header is not the expected one.
+        """
         received = self._link.try_recv_into(memoryview(self._header)[self._filled :])
         self._filled += received
         if self._filled == HEADER_BYTES and self._header != self._expected:
-            self._on_mismatch(self._link.peer, bytes(self._header))
+            raise HeaderMismatch(self._link.peer, bytes(self._header), self._expected)
         return received > 0
 
 
-class Out(Protocol):
+class OutLane(Protocol):
     """Everything this rank sends to one peer in one operation, in order."""
 
     link: Link
 
     def is_finished(self) -> bool:
-        """Whether all has been sent."""
+        """Whether everything has been sent."""
         ...
 
     def has_work(self) -> bool:
@@ -78,32 +79,35 @@ class Out(Protocol):
         ...
 
     def push(self) -> bool:
-        """Send what can be sent; True when something moved."""
+        """Send what can be sent; return whether anything moved."""
         ...
 
 
-class In(Protocol):
+class InLane(Protocol):
     """Everything this rank receives from one peer in one operation, in order."""
 
     link: Link
 
     def is_finished(self) -> bool:
-        """Whether all has arrived."""
+        """Whether everything has arrived."""
         ...
 
     def has_room(self) -> bool:
-        """Whether what the peer sends next could be taken now."""
+        """Whether the peer's next bytes could be stored now."""
         ...
 
     def pull(self) -> bool:
-        """Receive what is there and fits; True when something moved."""
+        """Receive what is there and fits; return whether anything moved."""
         ...
 
 
 def move_all(
-    outs: Sequence[Out], ins: Sequence[In], links: Mapping[int, Link], waiter: Waiter
+    outs: Sequence[OutLane],
+    ins: Sequence[InLane],
+    links: Mapping[int, Link],
+    waiter: Waiter,
 ) -> None:
-    """Until every lane is finished."""
+    """Move bytes until every lane is finished."""
     spins, patience, has_slept = 0, SPINS, False
     while outs or ins:
         waiter.check()
@@ -129,9 +133,12 @@ def move_all(
 
 
 def _sleep(
-    outs: Sequence[Out], ins: Sequence[In], links: Mapping[int, Link], waiter: Waiter
+    outs: Sequence[OutLane],
+    ins: Sequence[InLane],
+    links: Mapping[int, Link],
+    waiter: Waiter,
 ) -> None:
-    """Until a link that blocks us has news."""
+    """Sleep until a link that a lane waits for may be ready."""
     sending = {o.link.peer for o in outs if o.has_work()}
     receiving = {i.link.peer for i in ins if i.has_room()}
     armed = [links[p] for p in sending | receiving]

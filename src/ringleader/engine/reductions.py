@@ -7,7 +7,7 @@ torch in blocks small enough to stay on one thread (its grain size is 32768 elem
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from functools import lru_cache
 from typing import Any
@@ -20,6 +20,8 @@ from ringleader.errors import ConfigError
 
 Combine = Callable[[Array, Array, Array], object]
 """(a, b, out): out = a combined with b, elementwise; out may be a or b."""
+Divide = Callable[[Array], object]
+"""Turns a sum into the result, in place."""
 
 GRAIN = 32768
 
@@ -111,14 +113,28 @@ def divide(array: Array, dtype: torch.dtype, by: int) -> None:
         np.divide(array, by, array)
 
 
-def and_divide(combine: Combine, dtype: torch.dtype, by: int) -> Combine:
-    """``combine``, and turn the sum into a mean."""
+def divider(dtype: torch.dtype, by: int) -> Divide:
+    """The function that divides arrays of ``dtype`` by ``by``, in place."""
+    return lambda array: divide(array, dtype, by)
+
+
+def combine_and_divide(combine: Combine, divide: Divide | None) -> Combine:
+    """``combine``, followed by ``divide`` on its result."""
+    if divide is None:
+        return combine
 
     def run(a: Array, b: Array, out: Array) -> None:
         combine(a, b, out)
-        divide(out, dtype, by)
+        divide(out)
 
     return run
+
+
+def add_in_order(blocks: Sequence[Array], result: Array, combine: Combine) -> None:
+    """Combine ``blocks`` in rank order into ``result``: equal bits on all ranks."""
+    combine(blocks[0], blocks[1], result)
+    for block in blocks[2:]:
+        combine(result, block, result)
 
 
 def quiet_context() -> Context:

@@ -1,7 +1,7 @@
-"""The turns of a relay as views, all cut beforehand; relay.py says what they are for.
+"""The turns of a relay as views that are cut in advance; relay.py defines the turns.
 
-Training reduces the same memory step after step, so the views that a walk over it needs
-are kept. Cutting them anew cost a tenth of 4 MiB (2026-11-15).
+Training reduces the same memory step after step, so the views of a call are kept.
+Cutting them anew cost a tenth of an all_reduce of 4 MiB (2026-11-15).
 """
 
 from __future__ import annotations
@@ -11,79 +11,78 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from numpy.typing import NDArray
+from ringleader.engine.arrays import Array
 
-Array = NDArray[Any]
 Copy = tuple[Any, Any]
-"""(to, from), both bytes: memoryviews, or what a carrier understands. Not arrays: numpy
-lets go of the GIL for every copy, and to get it back takes longer than the copy if
-another thread is busy in Python."""
+"""(to, from), both bytes: memoryviews, or objects that a DeviceCopier accepts. Not
+arrays: numpy releases the GIL for every copy, and if another thread is busy in Python,
+getting it back takes longer than the copy."""
 Key = tuple[object, ...]
 
 MAX_VIEWS = 16384
-"""Of all walks that are kept: some 4 MiB of them, enough for 300 MiB of tensors."""
+"""Views kept in all plans together: about 4 MiB, enough for 300 MiB of tensors."""
 
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """What is mine of one piece, by step: of part r, r-1, r-2 and so on."""
+    """This rank's views of one piece, by step: of part r, r-1, r-2 and so on."""
 
     source: Any
-    """What I copy in, in step 0: bytes, like all that is copied."""
+    """Bytes to copy in, in step 0."""
     values: list[Array]
-    """What I add, from step 1 on."""
+    """Values to add, from step 1 on."""
     end: int
-    """Elements of the result that are final when it is done."""
+    """Elements of the result that are final when the piece is done."""
     targets: list[Any] = field(default_factory=list)
-    """Where the sums go, from step 0 on; none if only my own is wanted."""
+    """Where the sums are copied to, from step 0 on; empty in reduce_scatter."""
     total: Array | None = None
-    """Where that is made; None: in its place."""
+    """Where this rank's sum is computed; None computes it in the slot."""
     fetches: list[Copy] = field(default_factory=list)
-    """What brings my values to where I add them, in step 0."""
+    """Copies that bring ``values`` into host memory, in step 0."""
 
 
 class Turn:
-    """What happens in one turn, every view cut to its length."""
+    """The copies and additions of one turn, every view cut to its length."""
 
     __slots__ = ("adds", "copies_in", "copies_out", "end", "is_last", "sums", "takes")
 
     def __init__(self) -> None:
         self.copies_in: list[Copy] = []
-        """My values into their place, and what else is fetched then."""
+        """This rank's values into their slot, and the fetches of the piece."""
         self.adds: list[tuple[Array, Array]] = []
-        """(my values, place)."""
+        """(this rank's values, slot)."""
         self.sums: list[tuple[Array, Array, Array]] = []
-        """(my values, place, where the sum is made): I am the last to add."""
+        """(this rank's values, slot, result): additions that complete a sum."""
         self.takes: list[Copy] = []
-        """The same sums out of their place."""
+        """The completed sums, out of their slots."""
         self.copies_out: list[Copy] = []
-        """The sums of others out of theirs."""
+        """The sums that other ranks completed, out of their slots."""
         self.end = 0
-        """Elements of the result that are final after it."""
+        """Elements of the result that are final after the turn."""
         self.is_last = False
 
 
-def lay(
+def lay_out(
     pieces: Iterator[Piece],
-    places: list[list[Any]],
+    slots: list[list[Any]],
     arrays: list[list[Array]],
     first: int,
     more: int,
 ) -> Iterator[Turn]:
-    """Every piece begins in a turn of its own and takes ``more`` turns after it.
+    """Yield the turns. Every piece begins in its own turn and takes ``more`` after it.
 
-    ``places`` and ``arrays``: [place][step], the same memory as one copies it and as
-    one adds to it, in bytes; the place of the first piece is ``first``.
+    ``slots`` and ``arrays`` are indexed by [slot][step] and show the same memory, as
+    bytes to copy and as arrays to add to; the first piece uses slot ``first``.
     """
     ahead = deque(Turn() for _ in range(more + 1))
     for number, piece in enumerate(pieces, first):
-        k = number % len(places)
-        here = places[k]
+        k = number % len(slots)
+        here = slots[k]
         ahead[0].copies_in.append((here[0][: len(piece.source)], piece.source))
         ahead[0].copies_in += piece.fetches
-        _lay_adds(ahead, here, arrays[k], piece)
-        for place, target in zip(here[:-1], piece.targets, strict=False):
-            ahead[more].copies_out.append((target, place[: len(target)]))
+        _lay_out_adds(ahead, here, arrays[k], piece)
+        for slot, target in zip(here[:-1], piece.targets, strict=False):
+            ahead[more].copies_out.append((target, slot[: len(target)]))
         ahead[more].end = piece.end
         yield ahead.popleft()
         ahead.append(Turn())
@@ -92,24 +91,24 @@ def lay(
     yield from ahead
 
 
-def _lay_adds(
+def _lay_out_adds(
     ahead: deque[Turn], here: list[Any], arrays: list[Array], piece: Piece
 ) -> None:
     for step, values in enumerate(piece.values, 1):
-        place = arrays[step][: values.nbytes].view(values.dtype)
+        slot = arrays[step][: values.nbytes].view(values.dtype)
         if step < len(piece.values):
-            ahead[step].adds.append((values, place))
+            ahead[step].adds.append((values, slot))
             continue
-        total = place if piece.total is None else piece.total
-        ahead[step].sums.append((values, place, total))
+        total = slot if piece.total is None else piece.total
+        ahead[step].sums.append((values, slot, total))
         for target in piece.targets[step:]:
             ahead[step].takes.append((target, here[step][: len(target)]))
 
 
 class RelayPlans:
-    """Those of earlier calls, by where the tensors lie and what they are.
+    """The turns of earlier calls, by the addresses and types of their tensors.
 
-    Views do not keep the memory alive: they are only used while a tensor is there.
+    Views do not keep memory alive: they are used only while a tensor is there.
     """
 
     def __init__(self) -> None:
@@ -119,15 +118,15 @@ class RelayPlans:
     def find(
         self, key: Key, num_views: int, make: Callable[[], Iterator[Turn]]
     ) -> Iterable[Turn]:
-        """The one of ``key``, or a new one; a long one is laid as it is walked."""
-        walk = self.kept.get(key)
-        if walk is not None:
-            return walk
+        """Return the plan of ``key``, or a new one; a long one is made turn by turn."""
+        plan = self.kept.get(key)
+        if plan is not None:
+            return plan
         if num_views > MAX_VIEWS:
             return make()
         if self._num_views + num_views > MAX_VIEWS:
             self.kept.clear()
             self._num_views = 0
         self._num_views += num_views
-        walk = self.kept[key] = list(make())
-        return walk
+        plan = self.kept[key] = list(make())
+        return plan

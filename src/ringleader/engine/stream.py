@@ -1,4 +1,8 @@
-"""Run a plan over links: one thread, all lanes at once, bytes forwarded on arrival."""
+"""The engine for everything that is not small, coded or in shared memory.
+
+It runs the program of an algorithm over links: one thread moves all lanes at once, and
+bytes are forwarded and added as they arrive.
+"""
 
 from __future__ import annotations
 
@@ -6,77 +10,83 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ringleader.collectives.schedule import Kind
-from ringleader.engine.arrays import bytes_of
-from ringleader.engine.flow import Flow, Plan
-from ringleader.engine.lanes import IncomingHeader, OnMismatch, OutgoingHeader, move_all
-from ringleader.engine.reductions import Combine
+from ringleader.collectives.schedule import Kind, split
+from ringleader.engine.arrays import Array, Bytes, bytes_of, storage_dtype
+from ringleader.engine.call import Call, PeerHeaders, PlanKey
+from ringleader.engine.engine import NextHeader, Prepared, Runs
+from ringleader.engine.flow import Flow, Plan, Windows
+from ringleader.engine.lanes import IncomingHeader, OutgoingHeader, move_all
+from ringleader.engine.programs import Programs
+from ringleader.engine.reductions import Combine, combine_and_divide
 from ringleader.engine.waiter import Waiter
 from ringleader.transport.link import Link
 
-CALL_BYTES = 1 << 20
-"""At most this much per system call: enough to be cheap, little enough that the other
+SYSCALL_BYTES = 1 << 20
+"""Limit of one system call: large enough to be cheap, small enough that the other
 direction is never starved."""
 INBOX_BYTES = 512 << 10
-"""What arrives for a reduction lands here first, and is added while still in cache."""
+"""Values to be added arrive in an inbox of this size and are added while in cache."""
 ALL_INBOXES_BYTES = 8 << 20
+PASSING = frozenset({"reduce", "reduce_scatter", "gather", "scatter"})
+"""Operations in which chunks pass through ranks that do not keep them. A chunk that
+passes through must fit into its window as a whole: on a ring all ranks send before they
+forward, and a rank that cannot store more would wait for others that wait for it."""
 
 
-class OutLane:
-    """Everything this rank sends to one peer in one operation, in order."""
+class FlowOut:
+    """The flows to one peer."""
 
-    __slots__ = ("_at", "_flows", "_header", "link")
+    __slots__ = ("_flows", "_header", "_next", "link")
 
     def __init__(self, link: Link, flows: list[Flow], header: bytes) -> None:
         self.link = link
         self._flows = [f for f in flows if f.num_bytes]
         self._header = OutgoingHeader(link, header)
-        self._at = 0
+        self._next = 0
 
     def is_finished(self) -> bool:
-        return not self._header and self._at == len(self._flows)
+        return not self._header and self._next == len(self._flows)
 
     def has_work(self) -> bool:
         """Whether there is something to send now."""
         if self._header:
             return True
-        flow = self._flows[self._at]
+        flow = self._flows[self._next]
         return flow.limit() > flow.done
 
     def push(self) -> bool:
-        """Send what can be sent; True when something moved."""
+        """Send what can be sent; return whether anything moved."""
         if self._header:
             moved = self._header.push()
-            if self._header or self._at == len(self._flows):
+            if self._header or self._next == len(self._flows):
                 return moved
-        flow = self._flows[self._at]
+        flow = self._flows[self._next]
         start, limit = flow.done, flow.limit()
         if start == limit:
             return False
         lo = start % flow.wrap if flow.wrap else start
-        hi = min(lo + min(limit - start, CALL_BYTES), flow.wrap or limit)
+        hi = min(lo + min(limit - start, SYSCALL_BYTES), flow.wrap or limit)
         sent = self.link.try_send(flow.bytes[lo:hi])
         flow.done = start + sent
         if flow.done == flow.num_bytes:
-            self._at += 1
+            self._next += 1
         return sent > 0
 
 
-class InLane:
-    """Everything this rank receives from one peer in one operation, in order."""
+class FlowIn:
+    """The flows from one peer."""
 
     __slots__ = (
-        "_at",
         "_combine",
+        "_combine_last",
         "_filled",
         "_flows",
         "_header",
         "_inbox",
         "_inbox_bytes",
         "_item",
-        "_last",
+        "_next",
         "link",
     )
 
@@ -84,54 +94,54 @@ class InLane:
         self,
         link: Link,
         flows: list[Flow],
-        header: IncomingHeader,
-        inbox: NDArray[Any],
+        header: bytes,
+        inbox: Array,
         combine: Combine | None,
-        last: Combine | None,
+        combine_last: Combine | None,
     ) -> None:
         self.link = link
         self._flows = [f for f in flows if f.num_bytes]
-        self._at = 0
-        self._header = header
+        self._next = 0
+        self._header = IncomingHeader(link, header)
         self._filled = 0
         self._inbox = inbox
         self._inbox_bytes = bytes_of(inbox)
         self._item = inbox.itemsize
         self._combine = combine
-        self._last = last
+        self._combine_last = combine_last
 
     def is_finished(self) -> bool:
-        return not self._header and self._at == len(self._flows)
+        return not self._header and self._next == len(self._flows)
 
     def has_room(self) -> bool:
-        """Whether what the peer sends next could be taken now."""
+        """Whether the peer's next bytes could be stored now."""
         if self._header:
             return True
-        flow = self._flows[self._at]
+        flow = self._flows[self._next]
         item = self._item if flow.kind is Kind.REDUCE else 1
         return flow.limit() >= flow.done + item
 
     def pull(self) -> bool:
-        """Receive what is there and fits; True when something moved."""
+        """Receive what is there and fits; return whether anything moved."""
         if self._header:
             return self._header.pull()
-        flow = self._flows[self._at]
+        flow = self._flows[self._next]
         start, limit = flow.done, flow.limit()
         if start == limit:
             return False
         lo = start % flow.wrap if flow.wrap else start
-        hi = min(lo + min(limit - start, CALL_BYTES), flow.wrap or limit)
+        hi = min(lo + min(limit - start, SYSCALL_BYTES), flow.wrap or limit)
         if flow.kind is Kind.COPY:
             received = self.link.try_recv_into(flow.bytes[lo:hi])
             flow.done = start + received
         else:
             received = self._pull_and_combine(flow, lo, hi)
         if flow.done == flow.num_bytes:
-            self._at += 1
+            self._next += 1
         return received > 0
 
     def _pull_and_combine(self, flow: Flow, lo: int, hi: int) -> int:
-        """Into the inbox, then add every whole element to what is held."""
+        """Receive into the inbox, then add every complete element to what is held."""
         end = min(hi - lo, len(self._inbox_bytes)) // self._item * self._item
         if end <= self._filled:
             return 0
@@ -139,17 +149,17 @@ class InLane:
         filled = self._filled + received
         count = filled // self._item
         if count:
-            combine = self._last if flow.is_last else self._combine
+            combine = self._combine_last if flow.is_last else self._combine
             assert combine is not None
             assert flow.own is not None
-            assert flow.home is not None
+            assert flow.target is not None
             at, to = flow.done // self._item, lo // self._item
-            # A source is addressed from the chunk's start, a window by its wrap.
-            mine = to if flow.own is flow.home else at
+            # An input is addressed from the chunk's start, a window by its wrap.
+            mine = to if flow.own is flow.target else at
             combine(
                 flow.own[mine : mine + count],
                 self._inbox[:count],
-                flow.home[to : to + count],
+                flow.target[to : to + count],
             )
             flow.done += count * self._item
             rest = filled - count * self._item
@@ -161,45 +171,80 @@ class InLane:
 
 
 class StreamEngine:
-    """Runs plans over the links of one group. One thread at a time."""
+    """Runs programs over the links of one group. One thread at a time."""
 
-    def __init__(self, links: Mapping[int, Link], waiter: Waiter) -> None:
+    def __init__(
+        self, rank: int, links: Mapping[int, Link], waiter: Waiter, programs: Programs
+    ) -> None:
+        self._rank = rank
+        self._size = len(links) + 1
         self._links = links
         self._waiter = waiter
-        self._inbox: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._programs = programs
+        self._plans: dict[PlanKey, Plan] = {}
+        self._windows = Windows()
+        self._inbox: Bytes = np.empty(0, np.uint8)
+        self._bound: Plan | None = None
+        """The plan whose flows say what of the last result is final."""
 
-    def run(
-        self,
-        plan: Plan,
-        *,
-        headers: Mapping[int, tuple[bytes, bytes]],
-        dtype: np.dtype[Any],
-        combine: Combine | None,
-        last: Combine | None,
-        on_mismatch: OnMismatch,
+    def run(self, call: Call, header: bytes) -> None:
+        """Move every byte, in as many steps as the windows require."""
+        plan = self._plan(call.plan_key)
+        headers = call.headers(header, self._rank, self._size)
+        inputs, outputs, lengths = call.chunks(plan.num_chunks)
+        dtype = storage_dtype(call.dtype)
+        longest = step = max(lengths, default=0)
+        if call.operation in PASSING and call.algorithm != "direct":
+            step = self._windows.window_bytes(len(lengths)) // dtype.itemsize
+        self._bound = plan if longest <= step else None
+        for start in range(0, max(longest, 1), max(step, 1)):
+            run = slice(start, start + step)
+            plan.bind(
+                [None if s is None else s[run] for s in inputs],
+                [None if o is None else o[run] for o in outputs],
+                [max(0, min(step, n - start)) for n in lengths],
+                self._windows,
+                dtype,
+            )
+            self._move(call, plan, headers, dtype)
+        call.copy_own(plan.written)
+        plan.release()
+        if call.operation != "all_reduce":
+            self._divide(call)
+
+    def _plan(self, key: PlanKey) -> Plan:
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = Plan(self._programs.make(key))
+        return plan
+
+    def _move(
+        self, call: Call, plan: Plan, headers: PeerHeaders, dtype: np.dtype[Any]
     ) -> None:
-        """Move every byte of a bound plan; ``headers``: peer -> (ours, expected).
-
-        ``last`` combines where nothing is written afterwards: with it a total can
-        become a mean while it is in the cache, and before others get it.
-        """
+        """Move every byte of a bound plan."""
+        combine = combine_last = None
+        if call.reduce_op != "none":
+            combine = combine_last = call.combine()
+            if call.operation == "all_reduce":
+                # A total becomes a mean while it is in cache, before others get it.
+                combine_last = combine_and_divide(combine, call.divide(self._size))
         links = self._links
-        outs = [OutLane(links[p], f, headers[p][0]) for p, f in plan.sends.items()]
+        outs = [FlowOut(links[p], f, headers[p][0]) for p, f in plan.sends.items()]
         inboxes = self._inboxes(len(plan.recvs), dtype)
         ins = [
-            InLane(
-                links[p],
-                flows,
-                IncomingHeader(links[p], headers[p][1], on_mismatch),
-                inbox,
-                combine,
-                last,
-            )
+            FlowIn(links[p], flows, headers[p][1], inbox, combine, combine_last)
             for (p, flows), inbox in zip(plan.recvs.items(), inboxes, strict=True)
         ]
         move_all(outs, ins, links, self._waiter)
 
-    def _inboxes(self, count: int, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
+    def _divide(self, call: Call) -> None:
+        divide = call.divide(self._size)
+        if divide is not None:
+            for out in call.outputs:
+                if out is not None:
+                    divide(out)
+
+    def _inboxes(self, count: int, dtype: np.dtype[Any]) -> list[Array]:
         if not count:
             return []
         size = min(INBOX_BYTES, ALL_INBOXES_BYTES // count) // 64 * 64
@@ -207,3 +252,20 @@ class StreamEngine:
             self._inbox = np.empty(count * size, np.uint8)
         starts = range(0, count * size, size)
         return [self._inbox[i : i + size].view(dtype) for i in starts]
+
+    def prepare(self, _call: Call, _next_header: NextHeader) -> Prepared | None:
+        """Calls here are long enough that preparing them gains nothing."""
+        return None
+
+    def progress(self, call: Call) -> Runs:
+        """The runs of a whole call whose last flow has passed them."""
+        plan, out = self._bound, call.outputs[0] if call.outputs else None
+        is_divided_later = call.reduce_op == "mean" and call.operation != "all_reduce"
+        if plan is None or not call.whole or out is None or is_divided_later:
+            return ()
+        runs = []
+        for chunk, (start, _) in enumerate(split(len(out), plan.num_chunks)):
+            done = plan.complete_bytes(chunk) // out.itemsize
+            if done > 0:
+                runs.append((start, start + done))
+        return tuple(runs)

@@ -51,10 +51,10 @@ class ControlPoller(Protocol):
 class Waiter:
     """One per group; used by the thread that holds the engine."""
 
-    def __init__(self, ear: ControlPoller) -> None:
-        self.default_s = 60.0
-        """The limit of operations that are not given one."""
-        self._poller = ear
+    def __init__(self, poller: ControlPoller, default_s: float) -> None:
+        self.default_s = default_s
+        """The time limit of operations that are not given one."""
+        self._poller = poller
         self._call = b""
         self._deadline = Deadline.after(0)
         self._stalled_at_s = 0.0

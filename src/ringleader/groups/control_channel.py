@@ -14,13 +14,13 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 
 from ringleader import errors
 from ringleader.deadline import Deadline
-from ringleader.errors import CallMismatch, GroupAborted, PeerLost, RingleaderError
+from ringleader.errors import GroupAborted, PeerLost, RingleaderError
 from ringleader.groups.control_stream import ControlStream
 from ringleader.groups.messages import Messages, Outgoing, PendingRecv
+from ringleader.groups.mismatch import call_mismatch, is_same_call
 from ringleader.groups.work import Work
 from ringleader.transport.link import POLLIN, POLLOUT, wait_ready
 from ringleader.transport.memory_link import socket_pair
@@ -32,7 +32,7 @@ GRACE_S = 0.05
 before its end may still be on the way."""
 HISTORY = 64
 """Our last calls, for peers that ask about them late."""
-RECOUNTED = 16
+HISTORY_SENT = 16
 """Of those, how many are told to a peer whose history is not ours."""
 WAITS_S = 0.5
 """A peer that said so this lately waits for somebody itself; it says so every 0.2 s."""
@@ -47,7 +47,12 @@ EXPIRE_S = 0.01
 class ControlChannel:
     """All mail streams of one rank in one group."""
 
-    def __init__(self, rank: int, socks: dict[int, socket.socket]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        socks: dict[int, socket.socket],
+        wake: tuple[socket.socket, socket.socket],
+    ) -> None:
         self.rank = rank
         self._streams = {p: ControlStream(p, s) for p, s in socks.items()}
         self._messages = Messages(rank, self._streams)
@@ -60,9 +65,14 @@ class ControlChannel:
         """Waiting for frames that were dropped at the end."""
         self.current = b""
         """The header of our call under way, or of the last one."""
-        self._wake_recv, self._wake_send = socket_pair()
+        self._wake_recv, self._wake_send = wake
         self.aborted: GroupAborted | None = None
         """Set from any thread; the engine raises it at its next look."""
+
+    @classmethod
+    def open(cls, rank: int, socks: dict[int, socket.socket]) -> ControlChannel:
+        """The channel over ``socks``, with a pair of sockets to wake its thread."""
+        return cls(rank, socks, socket_pair())
 
     # -- from any thread -----------------------------------------------------------
 
@@ -91,9 +101,9 @@ class ControlChannel:
                 frame = Frame(kind=Kind.WAITING, rank=suspect, length=64)
                 stream.queue(frame, self.current)
 
-    def recount(self, peer: int) -> None:
+    def send_history(self, peer: int) -> None:
         """Tell ``peer`` our last calls; it finds the first that was not its own."""
-        for sequence, header in sorted(self._calls)[-RECOUNTED:]:
+        for sequence, header in sorted(self._calls)[-HISTORY_SENT:]:
             if sequence:
                 frame = Frame(kind=Kind.WAITING, rank=peer, length=64)
                 self._streams[peer].queue(frame, header)
@@ -239,27 +249,8 @@ class ControlChannel:
         if sequence != call.sequence or not mine:
             return
         ours = op_header.decode(mine, self.rank)
-        if not same_call(ours, call):
-            raise mismatch(peer, call, self.rank, ours)
-
-
-def same_call(ours: op_header.Header, theirs: op_header.Header) -> bool:
-    """Whether two headers announce one operation; parts of all_to_all may differ."""
-    if ours.operation == "all_to_all":
-        theirs = replace(theirs, count=ours.count)
-    return ours == theirs
-
-
-def mismatch(
-    peer: int, theirs: op_header.Header, rank: int, ours: op_header.Header
-) -> CallMismatch:
-    """The error that prints both calls."""
-    rule = "every rank of a group must make the same calls in the same order"
-    if replace(theirs, history=ours.history) == ours:
-        text = f"its calls before {theirs} were not those of rank {rank}; {rule}"
-    else:
-        text = f"called {theirs} while rank {rank} called {ours}; {rule}"
-    return CallMismatch(peer, text)
+        if not is_same_call(ours, call):
+            raise call_mismatch(peer, call, self.rank, ours)
 
 
 def _rebuild(frame: Frame, payload: bytes, reporter: int) -> RingleaderError:

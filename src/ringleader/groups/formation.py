@@ -23,7 +23,8 @@ from torch._C._distributed_c10d import Store, TCPStore
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, PeerUnreachable
-from ringleader.groups.group import Group, view_hash
+from ringleader.groups.group import Group, handle_of, open_group
+from ringleader.groups.handle import view_hash
 from ringleader.groups.measure_links import measure, share
 from ringleader.groups.store_rendezvous import (
     check_alike,
@@ -61,7 +62,7 @@ def _forget_open_groups() -> None:
     """A forked child must not hold the connections of its parent open."""
     for each in list(_open_groups):
         with contextlib.suppress(Exception):
-            each.hang_up()
+            handle_of(each).hang_up()
     _open_groups.clear()
 
 
@@ -264,10 +265,10 @@ def _form(
     formed: Group | None = None
     try:
         mesh = connector(range(len(endpoints)), view_id, deadline)
-        formed = Group(
+        formed = open_group(
             rank, mesh, view_id=view_id, connect=connector, config=options.config
         )
-        formed.on_close = connector.close
+        handle_of(formed).on_close = connector.close
         learn_network(formed, mesh, deadline)
     except BaseException:
         if formed is not None:
@@ -284,6 +285,6 @@ def learn_network(formed: Group, mesh: Mesh, deadline: Deadline) -> None:
         return
     if len(mesh.shm_peers) == formed.size - 1:
         row = np.full(formed.size, 1e-6), np.full(formed.size, 5e9)
-        formed.network = share(formed, *row, deadline)
+        handle_of(formed).network = share(formed, *row, deadline)
     else:
-        formed.network = measure(formed, mesh.bulk, deadline)
+        handle_of(formed).network = measure(formed, mesh.bulk, deadline)

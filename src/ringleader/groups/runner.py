@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringleader.deadline import Deadline
-from ringleader.engine.prepared import Prepared
+from ringleader.engine.engine import HeaderMismatch, Prepared
 from ringleader.engine.waiter import NAP_S, Waiter
 from ringleader.errors import (
     ConfigError,
@@ -28,7 +28,7 @@ from ringleader.errors import (
     PeerLost,
     RingleaderError,
 )
-from ringleader.groups import gil_interval
+from ringleader.groups import gil_interval, mismatch
 from ringleader.groups.control_channel import ControlChannel
 from ringleader.groups.messages import Outgoing, PendingRecv
 from ringleader.groups.work import DONE, Work, same_again
@@ -56,9 +56,9 @@ class Job:
 class Runner:
     """The order of one group's operations, and its end."""
 
-    def __init__(self, control: ControlChannel, name: str) -> None:
+    def __init__(self, control: ControlChannel, name: str, timeout_s: float) -> None:
         self.control = control
-        self.waiter = Waiter(control)
+        self.waiter = Waiter(control, timeout_s)
         self.lock = threading.Lock()
         self.failure: RingleaderError | None = None
         self._name = name
@@ -181,7 +181,9 @@ class Runner:
             hang_up()
 
     def broken(self, exc: BaseException) -> BaseException:
-        """End the group because of ``exc``; what to raise instead of it."""
+        """End the group because of ``exc``; return what to raise instead of it."""
+        if isinstance(exc, HeaderMismatch):
+            exc = mismatch.explain(exc, self.control)
         if self.failure is None:
             if isinstance(exc, RingleaderError):
                 self.failure = self._attribute(exc)

@@ -32,7 +32,7 @@ class Work:
         self._error: BaseException | None = None
         self.source: int | None = None
         """The sender of a received message."""
-        self.finishers: list[Callable[[], object]] = []
+        self.copy_back: list[Callable[[], object]] = []
         """Copies back into tensors that were not contiguous."""
         self._followers: list[Callable[[], None]] = []
 
@@ -67,8 +67,8 @@ class Work:
     def finish(self, error: BaseException | None = None) -> None:
         """The operation has ended; called once, by whoever ran it."""
         if error is None:
-            for copy_back in self.finishers:
-                copy_back()
+            for copy in self.copy_back:
+                copy()
         self._error = error
         self._finished.set()
         self._call_followers()

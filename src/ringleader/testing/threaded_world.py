@@ -14,7 +14,7 @@ from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, DeadlineExceeded
 from ringleader.groups.formation import group as form_group
-from ringleader.groups.group import Group
+from ringleader.groups.group import Group, open_group
 from ringleader.transport import memory_link
 from ringleader.transport.free_ports import free_ports
 from ringleader.transport.link import Link
@@ -88,7 +88,9 @@ def world(
         connector = SubgroupConnector()
         meshes = memory_meshes(size)
         groups = [
-            Group(r, m, view_id="world", connect=connector.connect_of(r), config=config)
+            open_group(
+                r, m, view_id="world", connect=connector.connect_of(r), config=config
+            )
             for r, m in enumerate(meshes)
         ]
         try:

@@ -17,7 +17,7 @@ from ringleader.errors import (
     PeerLost,
     RingleaderError,
 )
-from ringleader.groups.group import Group
+from ringleader.groups.group import Group, handle_of
 from ringleader.testing.threaded_world import run_threads, run_world, world
 from ringleader.transport.socket_link import SocketLink
 
@@ -153,7 +153,7 @@ def test_auto_keeps_nothing_where_it_does_not_compress() -> None:
     def live(group: Group) -> list[tuple[Tensor, Tensor]]:
         ours, seen = compressor("auto"), []
         for step, speed in enumerate((1e10, 1e6, 1e10)):
-            group.network = lan(speed)
+            handle_of(group).network = lan(speed)
             before = ours.state_dict().get("residual.matrix", torch.zeros(3000))
             given = {"matrix": gradients(group.rank, step)["matrix"]}
             total = given["matrix"].double().view(-1) + before

@@ -7,15 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringleader.codec import registry
 from ringleader.codec.codec import BLOCK, Data, Values
 from ringleader.codec.int8 import Int8
 from ringleader.codec.registry import make_codec
 from ringleader.collectives.algorithm import program
 from ringleader.collectives.algorithm_selection import CODED_ALGORITHMS, choose_codec
 from ringleader.collectives.cost_model import LinkCost, Network
-from ringleader.engine import coded_frames
-from ringleader.engine.coded_frames import Parts
+from ringleader.engine import coded, coded_frames
+from ringleader.engine.coded_frames import CodedPlan
 from ringleader.errors import CallMismatch, ConfigError, RingleaderError
 from ringleader.groups.group import Group
 from ringleader.testing.threaded_world import run_threads, run_world, world
@@ -192,7 +191,7 @@ def test_every_rank_encodes_every_element_once(size: int) -> None:
     """What makes ``lost`` the whole truth, for every algorithm and size."""
     for name in CODED_ALGORITHMS["all_reduce"]:
         for rank in range(size):
-            parts = Parts(program("all_reduce", name, rank, size))
+            parts = CodedPlan(program("all_reduce", name, rank, size))
             for chunk, history in parts.versions.items():
                 encoded = sum(v.is_encoded for v in history)
                 assert encoded == 1, f"{name}: rank {rank} of {size}, chunk {chunk}"
@@ -259,7 +258,7 @@ def test_what_a_liar_sends_is_refused_by_name(
 ) -> None:
     """A scale that is not a number breaks the group; it is not added up."""
     monkeypatch.setattr(
-        registry, "make_codec", lambda _, rank=0: Liar() if rank == 1 else Int8()
+        coded, "make_codec", lambda _, rank=0: Liar() if rank == 1 else Int8()
     )
     with world(3, "memory") as groups:
 

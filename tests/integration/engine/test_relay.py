@@ -13,12 +13,19 @@ import torch
 from torch import Tensor
 
 from ringleader.engine import relay_plan
-from ringleader.groups.group import Group
+from ringleader.engine.shared_memory import SharedMemoryEngine
+from ringleader.groups.group import Group, handle_of
 from ringleader.testing.threaded_world import run_world
 from ringleader.transport import shm_segment
 
 BASE = 20_000
 """Elements of float64 beyond what is reduced in one exchange."""
+
+
+def shared_engine(group: Group) -> SharedMemoryEngine:
+    engine = handle_of(group).executor.shared
+    assert engine is not None
+    return engine
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +91,7 @@ def test_the_doorbell_is_signal_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shm_segment, "_init_semaphores", lambda *_: False)
 
     def check(group: Group) -> None:
-        shm_peers = group._executor.arena._shm_peers  # type: ignore[union-attr]
+        shm_peers = shared_engine(group).arena._shm_peers
         assert not any(n.has_semaphores for n in shm_peers.values())
         random_calls(group, 40)
 
@@ -119,7 +126,7 @@ def test_only_so_many_views_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_plan, "MAX_VIEWS", 1000)
 
     def train(group: Group) -> None:
-        walks = group._executor.arena.relay._walks.kept  # type: ignore[union-attr]
+        walks = shared_engine(group).relay._plans.kept
         for step in range(20):
             count = BASE * (1 + step % 3 * 3)  # the longest is laid as it is walked
             tensor = numbers(group.rank, step, count)

@@ -355,10 +355,8 @@ def test_what_survivors_call_complete_holds_its_final_value(
 ) -> None:
     dice = random.Random("complete")
     silent = list(UNFINISHED)
-    # A mean over links is divided in one go at the end: nothing is final before.
-    always = [("tcp", "ring", "mean")]
     for _ in range(15):  # until the stop came in the middle of each: half of them do
-        if silent == always:
+        if not silent:
             break
         with contextlib.ExitStack() as stack:
             worlds = []
@@ -382,7 +380,7 @@ def test_what_survivors_call_complete_holds_its_final_value(
                 assert all(complete <= count for complete, count in results)
                 if any(complete for complete, _ in results):
                     silent.remove(case)
-    assert silent == always
+    assert not silent
 
 
 @pytest.mark.timeout(60)

@@ -115,7 +115,7 @@ def test_more_addresses_than_prepared_calls_remember(
     shift: int, size: int, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, num = 4, 20
-    monkeypatch.setattr(prepared, "MAX_PLACES", 8)
+    monkeypatch.setattr(prepared, "MAX_ADDRESSES", 8)
 
     def body(group: Group) -> None:
         for dtype, op in itertools.product((torch.float32, torch.bfloat16), OPS):
@@ -135,13 +135,10 @@ def test_more_addresses_than_prepared_calls_remember(
 
 def test_what_is_remembered_of_addresses_is_bounded() -> None:
     memory = np.zeros(1000, np.float32)
-    shape = prepared.Shape(
-        count=1, dtype=memory.dtype, combine=np.add, stamp=bytes, finish=None
-    )
-    places = prepared.Places(shape)
+    arrays = prepared.ArraysByAddress(1, memory.dtype)
     for i in range(len(memory)):
-        places[memory.ctypes.data + 4 * i][:] = i
-        assert 0 < len(places) <= prepared.MAX_PLACES
+        arrays[memory.ctypes.data + 4 * i][:] = i
+        assert 0 < len(arrays) <= prepared.MAX_ADDRESSES
     assert memory.tolist() == list(range(len(memory)))
 
 

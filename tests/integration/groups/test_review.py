@@ -24,7 +24,7 @@ from ringleader.errors import (
     PeerLost,
     RingleaderError,
 )
-from ringleader.groups.group import Group
+from ringleader.groups.group import Group, handle_of
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from ringleader.testing.threaded_world import run_threads, run_world, world
 from ringleader.transport import tcp
@@ -130,7 +130,7 @@ def test_a_signal_handler_may_close_the_group_in_the_middle_of_an_operation() ->
 def test_closing_does_not_wait_for_an_operation_that_will_not_end() -> None:
     with world(2, "tcp") as (ours, theirs):
         work = ours.all_reduce(torch.ones(5), async_op=True)
-        link = theirs._mesh.bulk[0]
+        link = handle_of(theirs).mesh.bulk[0]
         assert isinstance(link, SocketLink)
         tcp.wait_readable(link.sock, 0, Deadline.after(20))  # our part of it
         started_s = time.monotonic()

@@ -31,7 +31,7 @@ from ringleader.errors import (
 from ringleader.groups import formation, store_rendezvous
 from ringleader.groups.control_channel import ControlChannel
 from ringleader.groups.control_stream import ControlStream
-from ringleader.groups.group import Group
+from ringleader.groups.group import Group, handle_of
 from ringleader.identity.cluster_secret import ClusterSecret, Secret
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
@@ -111,7 +111,7 @@ def test_values_are_right_over_encrypted_links(spawn: Spawn) -> None:
 def describe(group: Group, _: Ready) -> tuple[dict[int, str], bool]:
     tensor = torch.ones(1000)
     group.all_reduce(tensor)
-    mail = group._mesh.control.values()
+    mail = handle_of(group).mesh.control.values()
     return group.links(), all(isinstance(sock, SecureSocket) for sock in mail)
 
 
@@ -294,7 +294,7 @@ def test_nodes_meet_in_a_store_and_know_each_other() -> None:
     for rank, group in enumerate(groups):
         place = store_rendezvous.read(store.get(f"ringleader/view/{rank}"), rank)
         assert place.node == member(rank).node
-        for peer, sock in group._mesh.control.items():
+        for peer, sock in handle_of(group).mesh.control.items():
             assert isinstance(sock, SecureSocket)
             assert sock.node == member(peer).node
     close(groups)
@@ -370,7 +370,7 @@ def test_sub_groups_expect_the_same_nodes() -> None:
         assert part is not None
         assert part.rank == rank
         assert part.links() == {1 - rank: "tls"}
-        (sock,) = part._mesh.control.values()
+        (sock,) = handle_of(part).mesh.control.values()
         assert isinstance(sock, SecureSocket)
         assert sock.node == member(2 - (1 - rank)).node
         part.close()
@@ -395,7 +395,7 @@ def secure_pair() -> tuple[SecureSocket, SecureSocket]:
 def test_the_notice_of_the_end_does_not_cut_a_frame_that_is_half_way() -> None:
     """A peer that reads nothing: frames wait, one of them is already encrypted."""
     left, right = secure_pair()
-    control = ControlChannel(0, {1: left})
+    control = ControlChannel.open(0, {1: left})
     stream = control._streams[1]
     number = 0
     while not stream.out:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ringleader.collectives.algorithm import algorithms
-from ringleader.groups.group import Group
+from ringleader.groups.group import Group, handle_of
 from ringleader.testing.threaded_world import run_world
 
 SIZES = (1, 2, 3, 5, 8)
@@ -360,7 +360,7 @@ def test_hosts_of_unequal_size_weigh_what_they_should() -> None:
     network = replace(Network.unknown(size), hosts=(0, 0, 0, 1))
 
     def body(group: Group) -> list[torch.Tensor]:
-        group.network = network
+        handle_of(group).network = network
         results = []
         for op in ("sum", "mean", "max"):
             for count in (1, 1003):

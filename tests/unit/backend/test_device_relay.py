@@ -20,8 +20,7 @@ from torch import Tensor
 from ringleader.backend.staging import HostStaging
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, GroupAborted
-from ringleader.groups.call import some
-from ringleader.groups.group import Group
+from ringleader.groups.group import Group, handle_of
 from ringleader.testing.threaded_world import run_world
 from ringleader.transport import shm_segment
 from tests.kit.fake_accelerator import PACES, Accelerator
@@ -49,7 +48,7 @@ class Rank:
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Callable[[], None]:
         """Begin one; what is returned waits for it as torch's users do."""
-        relay = self.group.relay(tensor.nbytes)
+        relay = handle_of(self.group).relay(tensor.nbytes)
         assert relay is not None
         work, arrive = self.stage.all_reduce(
             self.group, relay, tensor, op, async_op=True
@@ -72,7 +71,7 @@ def carried(size: int, body: Callable[[Rank], T], pace: str = "late") -> list[T]
     """Run it on every rank; at the end no memory was touched without right."""
 
     def live(group: Group) -> T:
-        group.expect_accelerators()
+        handle_of(group).expect_accelerators()
         rank = Rank(group, pace)
         result = body(rank)
         rank.stage.close()
@@ -140,9 +139,11 @@ def test_parts_become_larger_when_accelerators_are_expected(
             tensor.copy_(numbers(group.rank, turn))
             group.all_reduce(tensor)
             seen.append(tensor.clone())
-            sizes.append(some(group.relay(tensor.nbytes)).part_bytes)
+            relay = handle_of(group).relay(tensor.nbytes)
+            assert relay is not None
+            sizes.append(relay.part_bytes)
             if turn == 1:
-                group.expect_accelerators()
+                handle_of(group).expect_accelerators()
         assert sizes == [shm_segment.PAGE] * 2 + [3 * shm_segment.PAGE] * 2
         tensor = rank.computed(numbers(group.rank, 4))
         rank.all_reduce(tensor)()
@@ -290,12 +291,12 @@ def test_what_is_too_small_for_a_relay_is_refused() -> None:
     """Others would make an exchange of it."""
 
     def body(rank: Rank) -> None:
-        relay = rank.group.relay(1 << 20)
-        assert rank.group.relay(64) is None
+        relay = handle_of(rank.group).relay(1 << 20)
+        assert handle_of(rank.group).relay(64) is None
         assert relay is not None
         rank.stage.all_reduce(rank.group, relay, torch.ones(16), "sum")
 
-    with pytest.raises(ConfigError, match="64 bytes are not relayed"):
+    with pytest.raises(ConfigError, match="64 bytes are not reduced by a relay"):
         carried(2, body)
 
 

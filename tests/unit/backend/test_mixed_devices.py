@@ -15,6 +15,7 @@ from ringleader.backend import process_group, staging
 from ringleader.backend.create import create_process_group as form
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.errors import ConfigError
+from ringleader.groups.group import handle_of
 from ringleader.testing.threaded_world import run_threads
 from ringleader.transport.shm_segment import Geometry
 
@@ -110,7 +111,7 @@ def test_a_relay_is_not_cut() -> None:
         tensor = values(group.group.rank, count)
         all_reduce(group, tensor)
         assert torch.equal(tensor, values(0, count) + values(1, count))
-        relay = group.group.relay(tensor.nbytes)
+        relay = handle_of(group.group).relay(tensor.nbytes)
         assert relay is not None
         assert relay.part_bytes == Geometry(2).device_part_bytes
         return group.group.progress().call

@@ -20,7 +20,7 @@ from ringleader.compression.sparse_all_reduce import MILLION, SparseAllReduce
 from ringleader.compression.sparse_cost import SparseAlgorithm
 from ringleader.compression.sparse_format import BLOCK, SparseVector, pack
 from ringleader.errors import ProtocolError, RingleaderError
-from ringleader.groups.group import Group
+from ringleader.groups.group import Group, handle_of
 from ringleader.testing.threaded_world import run_world
 
 SOON_S = 20.0
@@ -162,7 +162,7 @@ def refusal_of(lie: Callable[[Communicator], object], total: int) -> str:
             return ""
         mine = entries(0, total, 0.1)
         with pytest.raises(ProtocolError) as caught:
-            group.together(
+            handle_of(group).together(
                 lambda: SparseAllReduce().run(mine, torch.empty(total), comm)
             )
         return str(caught.value)

@@ -17,8 +17,9 @@ from typing import cast
 import numpy as np
 import pytest
 
+from ringleader.engine.arena import Arena
 from ringleader.engine.arrays import Array
-from ringleader.engine.relay import Host, Relay
+from ringleader.engine.relay import Relay
 from ringleader.engine.relay_plan import Turn
 from ringleader.transport import shm_segment
 from ringleader.transport.shm_segment import Geometry, Segment, Signal
@@ -43,7 +44,7 @@ class Use:
 class Recorded(Relay):
     """A relay that keeps its turns instead of doing them."""
 
-    def __init__(self, arena: Host, segments: list[Segment]) -> None:
+    def __init__(self, arena: Arena, segments: list[Segment]) -> None:
         super().__init__(arena, segments)
         self.calls: list[tuple[list[Turn], bool]] = []
 
@@ -102,7 +103,7 @@ def relays(size: int) -> list[Recorded]:
             geometry=geometry,
             take=[nothing for _ in Signal],
         )
-        made.append(Recorded(cast(Host, arena), segments))
+        made.append(Recorded(cast(Arena, arena), segments))
     return made
 
 

@@ -15,7 +15,7 @@ import torch
 
 from ringleader.errors import PeerLost
 from ringleader.groups import gil_interval
-from ringleader.groups.group import Group
+from ringleader.groups.group import Group, handle_of
 from ringleader.testing.threaded_world import run_threads, run_world, world
 
 USUAL_S, SHORT_S = 0.005, 0.0001
@@ -153,7 +153,7 @@ def test_it_is_short_during_an_operation_and_usual_after_it() -> None:
             seen.append(interval_s())
             group.barrier()
 
-        group.together(body)
+        handle_of(group).together(body)
         return seen[0]
 
     assert run_world(2, live) == [SHORT_S] * 2

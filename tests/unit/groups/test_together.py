@@ -18,7 +18,7 @@ from ringleader.errors import (
     InternalError,
     RingleaderError,
 )
-from ringleader.groups.group import Group
+from ringleader.groups.group import Group, handle_of
 from ringleader.groups.work import DONE
 from ringleader.testing.threaded_world import run_threads, run_world, world
 
@@ -43,10 +43,10 @@ def test_calls_within_are_done_when_they_return() -> None:
             assert group.all_reduce(tensor, async_op=True) is DONE
             tensor.mul_(10)
             group.all_gather(parts, tensor + group.rank)
-            assert group.together(lambda: group.broadcast(tensor, 2)) is DONE
+            assert handle_of(group).together(lambda: group.broadcast(tensor, 2)) is DONE
             group.barrier()
 
-        group.together(body)
+        handle_of(group).together(body)
         return [*tensor.tolist(), *parts.tolist()]
 
     assert run_world(3, live) == [[60.0, 60.0, 61.0, 62.0]] * 3
@@ -56,7 +56,7 @@ def test_a_prepared_small_call_is_part_of_it_too() -> None:
     def live(group: Group) -> list[float]:
         tensor = torch.ones(2)
         group.all_reduce(tensor)  # from now on prepared
-        group.together(lambda: [group.all_reduce(tensor) for _ in range(3)])
+        handle_of(group).together(lambda: [group.all_reduce(tensor) for _ in range(3)])
         return tensor.tolist()
 
     assert run_world(2, live) == [[16.0, 16.0]] * 2
@@ -81,7 +81,7 @@ def test_nothing_comes_between_two_calls_of_one(size: int) -> None:
                 order.append(which)
 
         works = [
-            group.together(lambda which=which: body(which), async_op=True)  # type: ignore[misc]
+            handle_of(group).together(lambda which=which: body(which), async_op=True)  # type: ignore[misc]
             for which in range(2)
         ]
         for work in works:
@@ -113,7 +113,7 @@ def test_a_call_of_another_thread_waits_for_the_end() -> None:
             assert thread.is_alive()
             group.all_reduce(mine)
 
-        group.together(body)
+        handle_of(group).together(body)
         thread.join(SOON_S)
         return [float(mine), float(theirs)]
 
@@ -124,7 +124,9 @@ def test_it_runs_after_what_was_submitted_before_and_before_what_comes_after() -
     def live(group: Group) -> float:
         tensor = torch.tensor([1.0])
         works = [group.all_reduce(tensor, async_op=True)]  # 2
-        works.append(group.together(lambda: tensor.add_(1), async_op=True))  # 3
+        works.append(
+            handle_of(group).together(lambda: tensor.add_(1), async_op=True)
+        )  # 3
         works.append(group.all_reduce(tensor, async_op=True))  # 6
         for work in reversed(works):
             work.wait()
@@ -143,7 +145,7 @@ def test_async_it_runs_while_the_caller_goes_on() -> None:
             where.append(threading.current_thread().name)
             group.all_reduce(tensor)
 
-        work = group.together(body, async_op=True)
+        work = handle_of(group).together(body, async_op=True)
         was_done = work.done()
         may_begin.set()
         while not work.done():
@@ -177,7 +179,7 @@ def test_all_calls_share_one_deadline(async_op: bool) -> None:
                 num_calls += 1
 
         with pytest.raises(RingleaderError) as caught:
-            group.together(body, timeout_s=LIMIT_S, async_op=async_op).wait()
+            handle_of(group).together(body, timeout_s=LIMIT_S, async_op=async_op).wait()
         assert num_calls > 1
         return caught.value, time.monotonic() - start_s
 
@@ -196,7 +198,7 @@ def test_a_call_after_the_deadline_fails_even_if_it_need_not_wait() -> None:
             group.all_reduce(torch.ones(2))
 
         with pytest.raises(DeadlineExceeded, match=r"rank \d: was busy with"):
-            group.together(body, timeout_s=SHORT_S)
+            handle_of(group).together(body, timeout_s=SHORT_S)
 
     run_world(2, live)
     run_world(1, live)
@@ -207,7 +209,7 @@ def test_without_a_limit_it_has_the_groups() -> None:
         group.timeout_s = SHORT_S
         start_s = time.monotonic()
         with pytest.raises(DeadlineExceeded, match="rank 1"):
-            group.together(group.barrier)
+            handle_of(group).together(group.barrier)
         assert time.monotonic() - start_s < SOON_S
 
 
@@ -224,7 +226,7 @@ def test_an_exception_in_a_body_breaks_the_group_for_all(async_op: bool) -> None
             group.all_reduce(torch.ones(2))
 
         with pytest.raises((Mishap, RingleaderError)) as first:
-            group.together(body, async_op=async_op).wait()
+            handle_of(group).together(body, async_op=async_op).wait()
         with pytest.raises(RingleaderError) as later:
             group.barrier()
         return first.value, later.value
@@ -245,7 +247,7 @@ def test_a_wrong_argument_within_is_an_exception_like_any_other() -> None:
             group.barrier()
 
         with pytest.raises(RingleaderError) as caught:
-            group.together(body)
+            handle_of(group).together(body)
         return caught.value
 
     here, there = run_world(2, live)
@@ -266,7 +268,7 @@ def test_an_error_of_a_call_within_cannot_be_swallowed() -> None:
                 seen.append(exc)
 
         with contextlib.suppress(RingleaderError):
-            group.together(body)
+            handle_of(group).together(body)
         with pytest.raises(RingleaderError) as later:
             group.all_reduce(torch.ones(2))
         return seen[0], later.value
@@ -287,7 +289,7 @@ def test_an_abort_ends_it_between_two_calls() -> None:
                     group.all_reduce(torch.ones(2))
 
             with pytest.raises(RingleaderError) as caught:
-                group.together(body, timeout_s=SOON_S)
+                handle_of(group).together(body, timeout_s=SOON_S)
             return caught.value
 
         calls: list[Callable[[], BaseException]] = [
@@ -305,7 +307,7 @@ def test_a_message_within_is_refused() -> None:
             with pytest.raises(ConfigError, match="cannot be part"):
                 group.send(torch.ones(2), 1 - group.rank)
 
-        group.together(within)
+        handle_of(group).together(within)
         group.barrier()
 
     run_world(2, body)

@@ -10,7 +10,7 @@ from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError
 from ringleader.groups import formation
-from ringleader.groups.group import Group
+from ringleader.groups.group import Group, handle_of
 from ringleader.node.launch.job_fingerprint import job_fingerprint
 from ringleader.node.launch.own_agent import (
     join_round_here,
@@ -71,13 +71,13 @@ def join(  # noqa: PLR0913 - all are options, and are given by name
     except BaseException:
         leave_job_here(job)
         raise
-    closing = group.on_close
+    closing = handle_of(group).on_close
 
     def on_close() -> None:
         closing()
         leave_job_here(job)
 
-    group.on_close = on_close
+    handle_of(group).on_close = on_close
     return group
 
 

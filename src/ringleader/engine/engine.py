@@ -1,0 +1,44 @@
+"""The interface of the engines, and what they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ringleader.engine.call import Call
+
+Runs = tuple[tuple[int, int], ...]
+"""(start, stop) of runs of elements in the result."""
+NextHeader = Callable[[], bytes]
+"""Begins the next operation of the group and returns its header."""
+Prepared = Callable[[int], None]
+"""All-reduces the tensor at an address, in place."""
+
+
+class Engine(Protocol):
+    """Runs the calls of one group, one at a time. Engines divide their own means."""
+
+    def run(self, call: Call, header: bytes) -> None:
+        """Do ``call``. An exception leaves the engine unusable."""
+        ...
+
+    def prepare(self, call: Call, next_header: NextHeader) -> Prepared | None:
+        """A function that does calls like ``call`` with everything looked up already.
+
+        None if the general path costs little more. ``next_header`` numbers each run.
+        """
+        ...
+
+    def progress(self, call: Call) -> Runs:
+        """The runs of the result of ``call``, the last one, that are final."""
+        ...
+
+
+class HeaderMismatch(Exception):
+    """``peer`` opened an operation with another header than the expected one."""
+
+    def __init__(self, peer: int, theirs: bytes, expected: bytes) -> None:
+        super().__init__(peer, theirs, expected)
+        self.peer = peer
+        self.theirs = theirs
+        self.expected = expected

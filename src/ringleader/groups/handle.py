@@ -1,0 +1,176 @@
+"""The internal side of a group: what other packages of Ringleader need of it.
+
+``Group`` is the interface for users. The torch backend, gradient compression, the
+formation of groups and tests also use its ``GroupHandle``, by ``handle_of(group)``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ringleader.collectives.config import CollectiveConfig
+from ringleader.collectives.cost_model import Network
+from ringleader.deadline import Deadline
+from ringleader.engine.call import Call, DeviceCopier
+from ringleader.engine.engine import Prepared
+from ringleader.engine.relay import Relay
+from ringleader.errors import ConfigError
+from ringleader.groups import calls
+from ringleader.groups.control_channel import ControlChannel
+from ringleader.groups.executor import Executor
+from ringleader.groups.runner import Runner
+from ringleader.groups.work import Work
+from ringleader.transport.mesh import Mesh
+
+PreparedKey = tuple[torch.dtype, int, str]
+"""(dtype, number of elements, reduction)."""
+MAX_PREPARED = 256
+"""Prepared operations kept; a model has far fewer sizes of tensors."""
+
+
+def view_hash(view_id: str) -> int:
+    """The 64 bits that stand for a view on the wire."""
+    return int.from_bytes(
+        hashlib.blake2b(view_id.encode(), digest_size=8).digest(), "little"
+    )
+
+
+@dataclass(slots=True, eq=False)
+class GroupHandle:
+    """The connections, the queue and the executor of one group."""
+
+    rank: int
+    mesh: Mesh
+    control: ControlChannel
+    runner: Runner
+    executor: Executor
+    prepared: dict[PreparedKey, Prepared] = field(default_factory=dict)
+    """All_reduces that were made before."""
+    on_close: Callable[[], None] = lambda: None
+    """Called after the connections are closed; closes the listener, for example."""
+
+    @classmethod
+    def open(
+        cls, rank: int, mesh: Mesh, view_id: str, config: CollectiveConfig
+    ) -> GroupHandle:
+        """Set up a group over the connections of ``mesh``, which it then owns."""
+        control = ControlChannel.open(rank, mesh.control)
+        runner = Runner(control, f"rank{rank}", config.timeout_s)
+        executor = Executor(
+            rank, view_hash(view_id), mesh, control, runner.waiter, config
+        )
+        return cls(rank, mesh, control, runner, executor)
+
+    @property
+    def network(self) -> Network:
+        """The measured network; equal on all ranks."""
+        return self.executor.network
+
+    @network.setter
+    def network(self, network: Network) -> None:
+        self.executor.network = network
+        self.prepared.clear()
+
+    def auto_codec(self, operation: str, num_bytes: int) -> str | None:
+        """The codec that "auto" stands for in such a call; equal on all ranks."""
+        return self.executor.codec(operation, num_bytes)
+
+    def submit(
+        self,
+        call: Call,
+        algorithm: str | None = None,
+        timeout_s: float | None = None,
+        *,
+        async_op: bool = False,
+    ) -> Work:
+        """Run ``call`` after all calls before it."""
+        self.executor.choose(call, algorithm)
+        executor = self.executor
+        limit_s = self.runner.waiter.default_s if timeout_s is None else timeout_s
+
+        def body(deadline: Deadline) -> None:
+            executor.run(call, deadline)
+
+        return self.runner.call(body, limit_s, async_op=async_op)
+
+    def prepare(self, key: PreparedKey, call: Call) -> None:
+        """Keep the prepared form of ``call``, if it has one, for calls like it."""
+        prepared = self.executor.prepare(call)
+        if prepared is not None:
+            if len(self.prepared) >= MAX_PREPARED:
+                self.prepared.clear()
+            self.prepared[key] = prepared
+
+    def together(
+        self,
+        body: Callable[[], object],
+        *,
+        timeout_s: float | None = None,
+        async_op: bool = False,
+    ) -> Work:
+        """Run the collectives that ``body`` calls on this group as one operation.
+
+        No other operation runs between them, and they share one deadline. ``body`` may
+        run in another thread. An exception in it breaks the group, because the other
+        ranks wait for this one.
+        """
+        limit_s = self.runner.waiter.default_s if timeout_s is None else timeout_s
+
+        def run(_: Deadline) -> None:
+            body()
+
+        return self.runner.call(run, limit_s, async_op=async_op, nests=True)
+
+    # -- accelerators --------------------------------------------------------------
+
+    def relay(self, num_bytes: int) -> Relay | None:
+        """The relay that an all_reduce of ``num_bytes`` uses; None if it uses none.
+
+        The answer is the same on all ranks.
+        """
+        shared = self.executor.shared
+        if shared is None or not shared.is_relayed(num_bytes):
+            return None
+        call = calls.example("all_reduce", num_bytes)
+        self.executor.choose(call)
+        return shared.relay if call.algorithm == "shm" else None
+
+    def all_reduce_device(
+        self,
+        copier: DeviceCopier,
+        dtype: torch.dtype,
+        count: int,
+        op: str = "sum",
+        copy_back: Sequence[Callable[[], object]] = (),
+    ) -> Work:
+        """Combine a tensor on an accelerator, in place, if ``relay`` returns a relay.
+
+        On other ranks the same call may be an ``all_reduce``. The functions in
+        ``copy_back`` are called at the end; no value is final before.
+        """
+        call = calls.all_reduce_device(copier, dtype, count, op, list(copy_back))
+        if self.relay(call.num_bytes) is None:
+            text = f"{call.num_bytes} bytes are not reduced by a relay here"
+            raise ConfigError(f"all_reduce: {text}")
+        return self.submit(call, "shm")
+
+    def expect_accelerators(self) -> None:
+        """Relay in larger parts from now on; all ranks call it at the same time."""
+        if self.executor.shared is not None:
+            self.executor.shared.relay.use_device_parts()
+
+    # -- the end -------------------------------------------------------------------
+
+    def hang_up(self) -> None:
+        """Close all connections without telling the peers, as a forked child must."""
+        self.control.close()
+        self.mesh.close()
+
+    def end(self) -> None:
+        """Close all connections and call ``on_close``."""
+        self.hang_up()
+        self.on_close()
