@@ -1,4 +1,4 @@
-"""Agents on a LAN of namespaces: finding, electing, losing, and keeping others out."""
+"""Agents on a virtual LAN: discovery, election, loss, splits, and foreign nodes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from ringleader.simulation.lan import VirtualLan, can_make_lan, lan
+from ringleader.simulation.lan import (
+    VirtualLan,
+    can_make_faults,
+    can_make_lan,
+    lan,
+)
 from ringleader.testing.node_process import Event, NodeProcess, make_home, member_names
 from tests.kit import agent_worker
 
@@ -26,7 +31,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def net() -> Iterator[VirtualLan]:
-    with lan(hosts=3) as made:
+    with lan(hosts=4) as made:
         yield made
 
 
@@ -51,31 +56,39 @@ def start(
 
 
 @pytest.fixture(scope="module")
-def three(
+def four(
     net: VirtualLan, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[NodeProcess]]:
     """Agents on all hosts, in one view; tests leave them as they were."""
-    root, folder = os.urandom(32), tmp_path_factory.mktemp("three")
+    root, folder = os.urandom(32), tmp_path_factory.mktemp("four")
     with ExitStack() as stack:
-        homes = [make_home(folder / str(i), root) for i in range(3)]
-        nodes = [start(stack, net, i, homes[i], f"n{i}") for i in range(3)]
+        homes = [make_home(folder / str(i), root) for i in range(4)]
+        nodes = [start(stack, net, i, homes[i], f"n{i}") for i in range(4)]
         yield nodes
 
 
-def are_together(seen: Event) -> bool:
-    return member_names(seen) == {"n0", "n1", "n2"}
+def has_members(*names: str) -> Callable[[Event], bool]:
+    return lambda seen: member_names(seen) == set(names)
+
+
+ALL = ("n0", "n1", "n2", "n3")
 
 
 def kill(node: NodeProcess) -> None:
-    """The agent and its parent at once, as when a machine is switched off."""
+    """Kill the agent and its parent at once, as when a machine is switched off."""
     os.kill(int(node.events[0]["agent"]), signal.SIGKILL)
     node.process.kill()
 
 
-def measured(seen: Event) -> bool:
-    links = sum(len(row["links"]) for row in seen["nodes"])
-    is_well = all(row["health"] == "healthy" for row in seen["nodes"])
-    return len(seen["ring"]) == 3 and links >= 6 and is_well
+def is_measured(size: int) -> Callable[[Event], bool]:
+    """Wait for a healthy view of ``size`` nodes in which all links are measured."""
+
+    def check(seen: Event) -> bool:
+        links = sum(len(row["links"]) for row in seen["nodes"])
+        is_healthy = all(row["health"] == "healthy" for row in seen["nodes"])
+        return len(seen["ring"]) == size and links >= size * (size - 1) and is_healthy
+
+    return check
 
 
 def test_three_machines_find_each_other_and_survive_the_loss_of_their_leader(
@@ -84,7 +97,7 @@ def test_three_machines_find_each_other_and_survive_the_loss_of_their_leader(
     root = os.urandom(32)
     homes = [make_home(tmp_path / str(i), root) for i in range(3)]
     nodes = [start(stack, net, i, homes[i], f"n{i}") for i in range(3)]
-    seen = [node.query_until(measured) for node in nodes]
+    seen = [node.query_until(is_measured(3)) for node in nodes]
 
     assert len({(s["epoch"], s["leader"], tuple(s["ring"])) for s in seen[:1]}) == 1
     leader = next(row for row in seen[0]["nodes"] if row["is_leader"])
@@ -93,26 +106,24 @@ def test_three_machines_find_each_other_and_survive_the_loss_of_their_leader(
 
     killed_s = time.monotonic()
     kill(nodes[0])
-    survivors = [
-        n.query_until(lambda s: member_names(s) == {"n1", "n2"}) for n in nodes[1:]
-    ]
+    survivors = [n.query_until(has_members("n1", "n2")) for n in nodes[1:]]
     assert time.monotonic() - killed_s < 10
     assert {s["epoch"] for s in survivors} == {survivors[0]["epoch"]}
     assert survivors[0]["epoch"] > seen[0]["epoch"]
 
     back = start(stack, net, 0, homes[0], "n0")
-    again = back.query_until(are_together)
+    again = back.query_until(has_members("n0", "n1", "n2"))
     leader = next(row for row in again["nodes"] if row["is_leader"])
-    assert leader["name"] == "n1", "who comes back is the youngest"
+    assert leader["name"] == "n1", "a node that comes back is the youngest"
 
 
 def test_a_stopped_machine_is_waited_for_a_while_and_rejoins_after_longer(
-    three: list[NodeProcess],
+    four: list[NodeProcess],
 ) -> None:
-    for node in three:
-        node.query_until(measured)  # what is measured makes new views
-    before = three[0].query()
-    agent = int(three[2].events[0]["agent"])
+    for node in four:
+        node.query_until(is_measured(4))  # measurements make new views
+    before = four[0].query()
+    agent = int(four[2].events[0]["agent"])
 
     stopped_s = time.monotonic()
     os.kill(agent, signal.SIGSTOP)
@@ -120,31 +131,52 @@ def test_a_stopped_machine_is_waited_for_a_while_and_rejoins_after_longer(
     os.kill(agent, signal.SIGCONT)
     was_out_s = time.monotonic() - stopped_s
     time.sleep(1.0)
-    if was_out_s < 2.3:  # else we were held up ourselves, longer than anybody may be
-        assert three[0].query()["epoch"] == before["epoch"], "two seconds evict nobody"
+    if was_out_s < 2.3:  # else this process itself was held up for too long
+        assert four[0].query()["epoch"] == before["epoch"], "two seconds evict nobody"
 
     os.kill(agent, signal.SIGSTOP)
-    three[0].query_until(lambda s: member_names(s) == {"n0", "n1"})
+    seen = four[0].query_until(has_members("n0", "n1", "n3"))
     os.kill(agent, signal.SIGCONT)
-    for node in three:
-        node.query_until(are_together)
+    assert seen["health"] == {
+        "total": 3,
+        "healthy": 2,
+        "suspect": 0,
+        "dead": 1,
+        "unknown": 0,
+        "percentage": pytest.approx(66.7, abs=0.1),
+        "is_healthy": False,
+    }
+    lost = [event["text"] for event in seen["events"] if event["kind"] == "lost"]
+    assert lost[-1].startswith("lost n2 ("), "status tells which machine was lost"
+    for node in four:
+        again = node.query_until(
+            lambda s: has_members(*ALL)(s) and s["health"]["healthy"] == 3
+        )
+        assert again["health"]["percentage"] == 100
 
 
-def test_a_split_network_makes_two_views_and_a_mended_one_makes_one(
-    net: VirtualLan, three: list[NodeProcess]
+@pytest.mark.skipif(not can_make_faults()[0], reason=can_make_faults()[1])
+def test_a_split_cluster_becomes_one_again_and_status_shows_the_split(
+    net: VirtualLan, four: list[NodeProcess]
 ) -> None:
-    for node in three:
-        node.query_until(are_together)
-    net.cut(0)
+    for node in four:
+        node.query_until(has_members(*ALL))
+    net.partition([[0, 1], [2, 3]])
     try:
-        three[0].query_until(lambda s: member_names(s) == {"n0"})
-        for node in three[1:]:
-            node.query_until(lambda s: member_names(s) == {"n1", "n2"})
+        for node in four[:2]:
+            node.query_until(has_members("n0", "n1"))
+        for node in four[2:]:
+            node.query_until(has_members("n2", "n3"))
     finally:
-        net.mend(0)
-    views = [node.query_until(are_together, 30) for node in three]
+        net.heal()
+    views = [node.query_until(has_members(*ALL), 30) for node in four]
     leaders = {r["name"] for s in views for r in s["nodes"] if r["is_leader"]}
     assert leaders == {"n0"}, "the view of the most senior node remains"
+    for seen in views:
+        splits = [e["text"] for e in seen["events"] if e["kind"] == "split"]
+        assert len(splits) == 1, "both leaders noticed one and the same split"
+        assert "n0 (" in splits[0]
+        assert "n2 (" in splits[0], "the leaders of both parts are named"
 
 
 def test_two_clusters_on_one_lan_never_share_a_member(
@@ -155,7 +187,7 @@ def test_two_clusters_on_one_lan_never_share_a_member(
     address = (
         f"{net.hosts[0].address}:{one.query()['nodes'][0]['address'].split(':')[-1]}"
     )
-    # The stranger even knows where to knock.
+    # The stranger even knows the address of one.
     other = start(stack, net, 1, make_home(tmp_path / "b", theirs), "b1", address)
     two = start(stack, net, 2, make_home(tmp_path / "c", ours), "a2")
     two.query_until(lambda s: member_names(s) == {"a0", "a2"})
