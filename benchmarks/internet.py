@@ -1,14 +1,15 @@
-"""Weights down, gradient up: Ringleader's internet protocol against its seed's scheme.
+"""Measures a round of the internet protocol: weights down, a gradient up.
 
     .venv/bin/python benchmarks/internet.py --out benchmarks/results/internet.json
 
-Both servers run in a process of their own on core 0, the worker here on the others,
-over loopback HTTP. The seed's scheme is what computeShare does: all weights as JSON
-lists down, gzip of torch.save up. A round is one download and one upload, until the
-server has the gradient and says so; ours has then also checked, recorded and applied
-it. ``longest_callback_ms`` is how long the server's event loop was at most busy with
-one thing; ``longest_pause_ms`` how late a timer was there, and ``witness_pause_ms`` how
-late one was in a process on the same core that does nothing: what the machine did.
+It is compared with a simple baseline: all weights as JSON lists down, gzip of
+torch.save up. Both servers run in a process of their own on core 0, the worker in this
+process on the other cores, over loopback HTTP. A round is one download and one upload,
+until the server acknowledges the gradient; Ringleader's has then also checked, recorded
+and applied it. ``longest_callback_ms`` is the longest time that the server's event loop
+was busy with one callback, ``longest_pause_ms`` how late a timer of the loop was at
+most. ``witness_pause_ms`` is the same for an idle process on that core: it shows the
+noise of the machine.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ ROWS = 1000
 
 
 def model_of(count: int) -> nn.Module:
-    """A linear layer of about ``count`` parameters."""
+    """Build a linear layer with about ``count`` parameters."""
     torch.manual_seed(0)
     return nn.Linear(count // ROWS, ROWS, bias=False)
 
 
 def task_of(count: int) -> Task:
-    """A task that is never computed: only its model travels."""
+    """Build a task that is never computed; only its model is sent."""
     return Task(
         name="bench",
         code="",
@@ -70,7 +71,7 @@ def task_of(count: int) -> Task:
 
 
 class Pauses:
-    """How late the loop was, and how long one callback took, since the last look."""
+    """Measures the latest timer and the longest callback since the last query."""
 
     def __init__(self, pipe: Connection, stop: Callable[[], None]) -> None:
         self._pipe = pipe
@@ -78,7 +79,7 @@ class Pauses:
         self.late_s = self.busy_s = 0.0
 
     async def measure(self) -> None:
-        """Measure, and answer the other process, for as long as the loop runs."""
+        """Measure and answer queries of the other process, until cancelled."""
         asyncio.get_running_loop().add_reader(self._pipe.fileno(), self._answer)
         plain = asyncio.events.Handle._run
 
@@ -101,15 +102,15 @@ class Pauses:
         self.late_s = self.busy_s = 0.0
 
 
-def settle_on_one_core() -> None:
+def pin_to_first_core() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {0})
     torch.set_num_threads(1)
 
 
-def serve_ours(count: int, pipe: Connection) -> None:
-    """The server process, ours."""
-    settle_on_one_core()
+def serve_ringleader(count: int, pipe: Connection) -> None:
+    """Run Ringleader's server in this process."""
+    pin_to_first_core()
     with tempfile.TemporaryDirectory() as folder:
         plan = Plan(rounds=10**6, workers=1)
         options = ServerOptions(out=Path(folder), checkpoint_every=10**6)
@@ -118,18 +119,18 @@ def serve_ours(count: int, pipe: Connection) -> None:
         serving = HttpServer(run.app, listener, None)
 
         async def go() -> None:
-            watching = asyncio.create_task(Pauses(pipe, serving.stop).measure())
+            measuring = asyncio.create_task(Pauses(pipe, serving.stop).measure())
             secret = join_link.encode(run.key.secret.reveal())
             pipe.send((listener.getsockname()[1], secret))
             await serving.serve()
-            watching.cancel()
+            measuring.cancel()
 
         asyncio.run(go())
         run.close()
 
 
-def seed_app(count: int) -> Starlette:
-    """The seed's server: everything happens in the event loop."""
+def baseline_app(count: int) -> Starlette:
+    """Build the baseline server, which does everything in the event loop."""
     model = model_of(count)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
 
@@ -153,27 +154,27 @@ def seed_app(count: int) -> Starlette:
     )
 
 
-def serve_seed(count: int, pipe: Connection) -> None:
-    """The server process, the seed's scheme."""
-    settle_on_one_core()
-    server = uvicorn.Server(uvicorn.Config(seed_app(count), log_level="warning"))
+def serve_baseline(count: int, pipe: Connection) -> None:
+    """Run the baseline server in this process."""
+    pin_to_first_core()
+    server = uvicorn.Server(uvicorn.Config(baseline_app(count), log_level="warning"))
     listener = ListenAddress(host="127.0.0.1", port=0).listen()
 
     def stop() -> None:
         server.should_exit = True
 
     async def go() -> None:
-        watching = asyncio.create_task(Pauses(pipe, stop).measure())
+        measuring = asyncio.create_task(Pauses(pipe, stop).measure())
         pipe.send((listener.getsockname()[1], ""))
         await server.serve(sockets=[listener])
-        watching.cancel()
+        measuring.cancel()
 
     asyncio.run(go())
 
 
 def witness(count: int, pipe: Connection) -> None:
-    """Only sleeps, on the server's core: how late is a process that does nothing?"""
-    settle_on_one_core()
+    """Sleep on the server's core, and measure how late an idle process wakes up."""
+    pin_to_first_core()
     late_s = 0.0
     while True:
         then_s = time.perf_counter()
@@ -191,7 +192,7 @@ Target = Callable[[int, Connection], None]
 
 @contextmanager
 def process(target: Target, count: int) -> Iterator[Connection]:
-    """A process and the pipe to it; it ends when it is told to."""
+    """Start a process, yield the pipe to it, and stop it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     started = context.Process(target=target, args=(count, theirs))
@@ -205,42 +206,42 @@ def process(target: Target, count: int) -> Iterator[Connection]:
 
 @dataclass(frozen=True)
 class Served:
-    """A server process, the witness beside it, and where to go."""
+    """A server process, its witness, and the server's address and join code."""
 
     pipe: Connection
     beside: Connection
     url: str
     code: str
 
-    def look(self) -> Look:
-        """The longest callback and pauses since the last look; CPU seconds so far."""
-        self.pipe.send("look")
-        self.beside.send("look")
-        return Look(*self.pipe.recv(), self.beside.recv())
+    def measured(self) -> Measured:
+        """Return the longest callback and pauses since the last query."""
+        self.pipe.send("measure")
+        self.beside.send("measure")
+        return Measured(*self.pipe.recv(), self.beside.recv())
 
 
 @contextmanager
 def server(target: Target, count: int) -> Iterator[Served]:
-    """A server on core 0, and its witness."""
+    """Start a server on core 0, and its witness."""
     with process(target, count) as pipe, process(witness, 0) as beside:
         port, code = pipe.recv()
         yield Served(pipe, beside, f"http://127.0.0.1:{port}", code)
 
 
 @dataclass(frozen=True)
-class Look:
-    """What the server's process says about itself."""
+class Measured:
+    """Measurements of a server process."""
 
     busy_s: float
     late_s: float
     cpu_s: float
     machine_s: float
-    """How late the witness was."""
+    """Longest pause of the witness."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """One download and one upload."""
+    """The times and sizes of one download and one upload."""
 
     down_s: float
     up_s: float
@@ -250,7 +251,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Sender:
-    """A worker that computes nothing."""
+    """A worker that only sends and receives."""
 
     client: httpx2.Client
     token: str
@@ -260,7 +261,7 @@ class Sender:
     weights_codec: str
 
     def round(self) -> Round:
-        """As a worker does it."""
+        """Make one round of the protocol."""
         headers = {"Authorization": f"Bearer {self.token}"}
         work = self.client.get("/v1/work", headers=headers).json()
         began_s = time.perf_counter()
@@ -278,8 +279,8 @@ class Sender:
         return Round(middle_s - began_s, end_s - middle_s, len(got), len(body))
 
 
-def round_seed(client: httpx2.Client, gradient: dict[str, Tensor]) -> Round:
-    """As computeShare's worker does it."""
+def round_baseline(client: httpx2.Client, gradient: dict[str, Tensor]) -> Round:
+    """Make one round of the baseline."""
     began_s = time.perf_counter()
     got = client.get("/model").content
     {name: torch.tensor(v) for name, v in json.loads(got)["weights"].items()}
@@ -296,41 +297,41 @@ def round_seed(client: httpx2.Client, gradient: dict[str, Tensor]) -> Round:
 Row = dict[str, Any]
 
 
-def measure_ours(count: int, codec: str, weights_codec: str, rounds: int) -> Row:
-    """The best of some rounds, and the longest pause in all of them."""
+def measure_ringleader(count: int, codec: str, weights_codec: str, rounds: int) -> Row:
+    """Measure the best of some rounds, and the longest pause in all of them."""
     known = Manifest.of(model_of(count))
     values = np.random.default_rng(0).standard_normal(known.num_parameters) * 1e-3
     update = bodies.Update(values.astype(np.float32), np.zeros(0, np.float32))
     task = task_of(count).fingerprint()
-    with server(serve_ours, count) as served:
+    with server(serve_ringleader, count) as served:
         url, body = served.url, {"code": served.code, "task": task}
         with httpx2.Client(base_url=url, trust_env=False, timeout=120) as client:
             joined = client.post("/v1/join", json=body)
             token = joined.raise_for_status().json()["token"]
             sender = Sender(client, token, known, update, codec, weights_codec)
             sender.round()
-            before = served.look()
+            before = served.measured()
             found = [sender.round() for _ in range(rounds)]
-            after = served.look()
-    name = f"ours, up {codec}, down {weights_codec}"
+            after = served.measured()
+    name = f"ringleader, up {codec}, down {weights_codec}"
     return row(name, found, after, (after.cpu_s - before.cpu_s) / rounds)
 
 
-def measure_seed(count: int) -> Row:
-    """One round; it takes long enough to be measured once."""
+def measure_baseline(count: int) -> Row:
+    """Measure one round; it takes long enough that one suffices."""
     gradient = {"weight": torch.randn(ROWS, count // ROWS) * 1e-3}
     with (
-        server(serve_seed, count) as served,
+        server(serve_baseline, count) as served,
         httpx2.Client(base_url=served.url, trust_env=False, timeout=600) as client,
     ):
-        before = served.look()
-        found = [round_seed(client, gradient)]
-        after = served.look()
-    return row("seed", found, after, after.cpu_s - before.cpu_s)
+        before = served.measured()
+        found = [round_baseline(client, gradient)]
+        after = served.measured()
+    return row("baseline", found, after, after.cpu_s - before.cpu_s)
 
 
-def row(name: str, found: list[Round], seen: Look, cpu_s: float) -> Row:
-    """One line of the result."""
+def row(name: str, found: list[Round], seen: Measured, cpu_s: float) -> Row:
+    """Build a row of the result."""
     best = min(found, key=lambda r: r.down_s + r.up_s)
     moved = best.bytes_down + best.bytes_up
     seconds = best.down_s + best.up_s
@@ -353,22 +354,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parameters", type=int, default=25_000_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--no-seed", action="store_true")
+    parser.add_argument("--no-baseline", action="store_true")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
     for codec, weights in (("none", "none"), ("int8", "none"), ("int8", "bf16")):
-        rows.append(measure_ours(asked.parameters, codec, weights, asked.rounds))
+        rows.append(measure_ringleader(asked.parameters, codec, weights, asked.rounds))
         print(json.dumps(rows[-1]), flush=True)
-    if not asked.no_seed:
-        rows.append(measure_seed(asked.parameters))
+    if not asked.no_baseline:
+        rows.append(measure_baseline(asked.parameters))
         print(json.dumps(rows[-1]), flush=True)
-        seed = rows[-1]
+        baseline = rows[-1]
         for ours in rows[:-1]:
-            faster = (seed["down_s"] + seed["up_s"]) / (ours["down_s"] + ours["up_s"])
+            faster = (baseline["down_s"] + baseline["up_s"]) / (
+                ours["down_s"] + ours["up_s"]
+            )
             all_ours = ours["bytes_down"] + ours["bytes_up"]
-            fewer = (seed["bytes_down"] + seed["bytes_up"]) / all_ours
+            fewer = (baseline["bytes_down"] + baseline["bytes_up"]) / all_ours
             print(f"{ours['scheme']}: {faster:.1f}x faster, {fewer:.1f}x fewer bytes")
     if asked.out:
         facts = {"parameters": asked.parameters, "load": os.getloadavg()}

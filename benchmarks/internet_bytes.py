@@ -1,17 +1,16 @@
-"""What a round costs in bytes, on the digits task, and how good the result is.
+"""Measures the bytes of a round and the accuracy of the result, on the digits task.
 
     .venv/bin/python benchmarks/internet_bytes.py --out benchmarks/results/FILE.json
 
 Every scheme trains with two workers on the same 2 x ROUNDS batches: a server process
-and two worker processes that talk HTTP over loopback. The seed's scheme is what
-computeShare does: in each round each worker gets all weights as JSON lists and sends
-gzip of torch.save of its gradients; its pauses are left out. Ours are ``ringleader
-serve`` and ``ringleader work`` as users run them.
+and two worker processes that talk HTTP over loopback. In the baseline, each worker gets
+all weights as JSON lists and sends gzip of torch.save of its gradients in each round.
+The other schemes are ``ringleader serve`` and ``ringleader work`` as users run them.
 
-``bytes_per_round`` is what one worker sends and receives for one round's worth of
-samples, bodies only. With 50 local steps one download and one upload serve 50 rounds'
-worth of samples, so they are divided by 50. Of ours all bodies count (joining, asking
-for work, waiting); of the seed's only weights and gradients, not its polling.
+``bytes_per_round`` is what one worker sends and receives for the samples of one round,
+bodies only. With 50 local steps one download and one upload serve the samples of 50
+rounds, so they are divided by 50. For Ringleader all bodies count (joining, asking for
+work, waiting); for the baseline only weights and gradients, not its polling.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ DIGITS = load_task("digits")
 Row = dict[str, Any]
 
 
-class SeedServer:
-    """computeShare's server: a buffer of gradients, a step when it is full."""
+class BaselineServer:
+    """The baseline: collects gradients, and makes a step when it has all of a round."""
 
     def __init__(self, rounds: int, path: Path) -> None:
         self._model = DIGITS.model()
@@ -103,18 +102,18 @@ class SeedServer:
         return JSONResponse({"status": "ok"})
 
 
-def serve_seed(rounds: int, path: Path, pipe: Connection) -> None:
-    """The server's process; leaves the trained model in ``path``, and goes on."""
+def serve_baseline(rounds: int, path: Path, pipe: Connection) -> None:
+    """Run the baseline server; it writes the trained model to ``path``."""
     torch.set_num_threads(1)
-    app = SeedServer(rounds, path).app()
+    app = BaselineServer(rounds, path).app()
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     listener = ListenAddress(host="127.0.0.1", port=0).listen()
     pipe.send(listener.getsockname()[1])
     server.run(sockets=[listener])
 
 
-def work_seed(rounds: int, rank: int, port: int, pipe: Connection) -> None:
-    """A worker's process; says how many bytes went down and up."""
+def work_baseline(rounds: int, rank: int, port: int, pipe: Connection) -> None:
+    """Run a baseline worker; send the bytes it received and sent to ``pipe``."""
     torch.set_num_threads(1)
     model, samples = DIGITS.model(), DIGITS.samples("train")
     down = up = 0
@@ -139,18 +138,18 @@ def work_seed(rounds: int, rank: int, port: int, pipe: Connection) -> None:
     pipe.send((down, up))
 
 
-def measure_seed(rounds: int) -> Row:
+def measure_baseline(rounds: int) -> Row:
     context = multiprocessing.get_context("spawn")
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trained_model.pth")
         ours, theirs = context.Pipe()
-        server = context.Process(target=serve_seed, args=(rounds, path, theirs))
+        server = context.Process(target=serve_baseline, args=(rounds, path, theirs))
         server.start()
         port = ours.recv()
         pipes = [context.Pipe() for _ in range(WORKERS)]
         workers = [
-            context.Process(target=work_seed, args=(rounds, rank, port, pipe[1]))
+            context.Process(target=work_baseline, args=(rounds, rank, port, pipe[1]))
             for rank, pipe in enumerate(pipes)
         ]
         for worker in workers:
@@ -163,12 +162,12 @@ def measure_seed(rounds: int) -> Row:
         model = DIGITS.model()
         model.load_state_dict(torch.load(path, weights_only=True))
     down, up = (sum(each) for each in zip(*moved, strict=True))
-    return row("seed", Moved(down, up, rounds), model, time.monotonic() - began_s)
+    return row("baseline", Moved(down, up, rounds), model, time.monotonic() - began_s)
 
 
 @dataclass(frozen=True)
-class Ours:
-    """One way to run our own commands."""
+class Scheme:
+    """Flags for ``ringleader serve``."""
 
     name: str
     steps: int
@@ -178,7 +177,7 @@ class Ours:
 
 @contextmanager
 def command(*words: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """A ringleader command; it is dead when the block ends."""
+    """Run a ringleader command; kill it when the block ends."""
     process = subprocess.Popen(
         [Path(sys.executable).with_name("ringleader"), *words],
         stdin=subprocess.DEVNULL,
@@ -194,7 +193,7 @@ def command(*words: str | Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def measure_ours(ours: Ours, rounds: int) -> Row:
+def measure_ringleader(ours: Scheme, rounds: int) -> Row:
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         numbers = {"--workers": WORKERS, "--rounds": rounds // ours.steps, "--port": 0}
@@ -243,11 +242,11 @@ def row(name: str, moved: Moved, model: nn.Module, seconds: float) -> Row:
 
 
 SCHEMES = (
-    Ours("none", 1, "none", "none"),
-    Ours("int8", 1, "int8", "none"),
-    Ours("int8, weights bf16", 1, "int8", "bf16"),
-    Ours(f"{STEPS} local steps", STEPS, "none", "none"),
-    Ours(f"{STEPS} local steps, int8, weights bf16", STEPS, "int8", "bf16"),
+    Scheme("none", 1, "none", "none"),
+    Scheme("int8", 1, "int8", "none"),
+    Scheme("int8, weights bf16", 1, "int8", "bf16"),
+    Scheme(f"{STEPS} local steps", STEPS, "none", "none"),
+    Scheme(f"{STEPS} local steps, int8, weights bf16", STEPS, "int8", "bf16"),
 )
 
 
@@ -257,22 +256,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [measure_seed(asked.rounds)]
-    rows += [measure_ours(ours, asked.rounds) for ours in SCHEMES]
+    rows = [measure_baseline(asked.rounds)]
+    rows += [measure_ringleader(ours, asked.rounds) for ours in SCHEMES]
     for each in rows:
         fewer = rows[0]["bytes_per_round"] / each["bytes_per_round"]
         each["times_fewer"] = round(fewer, 2)
         points = each["accuracy_percent"] - rows[0]["accuracy_percent"]
-        each["points_from_seed"] = round(points, 2)
+        each["points_from_baseline"] = round(points, 2)
         print(json.dumps(each), flush=True)
     by_name = {each["scheme"]: each for each in rows}
     for name, bar in (("int8", BAR_INT8), (f"{STEPS} local steps", BAR_LOCAL)):
         found = by_name[name]
-        is_equal = abs(found["points_from_seed"]) <= BAR_POINTS
+        is_equal = abs(found["points_from_baseline"]) <= BAR_POINTS
         verdict = "holds" if found["times_fewer"] >= bar and is_equal else "FAILS"
         print(
             f"{name}: {found['times_fewer']}x fewer bytes (bar {bar:g}x), "
-            f"{found['points_from_seed']:+} points: {verdict}"
+            f"{found['points_from_baseline']:+} points: {verdict}"
         )
     if asked.out:
         facts = {"task": "digits", "workers": WORKERS, "rounds": asked.rounds}
