@@ -173,7 +173,7 @@ WorkAnswer = Assignment | Finished
 
 
 class UpdateAnswer(_Answer, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of an update that was not refused."""
+    """The answer to an update that was not refused."""
 
     counted: bool
     version: _Count

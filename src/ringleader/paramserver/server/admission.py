@@ -25,7 +25,7 @@ _TOKEN_BYTES = 32
 
 
 class AdmissionResult(Enum):
-    """Whether a worker may join."""
+    """The decision on a request to join."""
 
     ADMITTED = "welcome"
     UNKNOWN = "unknown"

@@ -24,7 +24,7 @@ HEAD_S = 10.0
 """Time for a request head, from its first byte or from connecting."""
 HANDSHAKE_S = 5.0
 STALL_S = 15.0
-"""How long a client may read nothing while there is something to send."""
+"""Longest time that a client may read nothing while there is something to send."""
 MAX_CONNECTIONS = 256
 MAX_PER_ADDRESS = 32
 """Enough for a household behind one router. Connections of this machine, such as those

@@ -23,7 +23,7 @@ from ringleader.paramserver.server.request_limits import MAX_HEAD_BYTES, Request
 from ringleader.paramserver.server.training import TICK_S, Training
 
 LINGER_S = 30.0
-"""How long a finished server waits for workers that do not know it yet."""
+"""Time that a finished server waits for workers that do not know it yet."""
 KEEP_ALIVE_S = 75
 """Time between two requests on a connection: longer than most steps take."""
 _GRACEFUL_S = 3

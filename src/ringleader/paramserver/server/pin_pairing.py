@@ -34,7 +34,7 @@ from ringleader.paramserver.server.responses import (
 )
 
 PENDING_S = 60.0
-"""How long a worker may take to join after pairing: a few tries on a bad line."""
+"""Time to join after pairing: enough for a few tries on a bad connection."""
 
 
 @dataclass(slots=True, eq=False)

@@ -3,8 +3,8 @@
 It is a pure state machine: time is an argument, and nothing here waits or does I/O.
 
 Bulk mode: version v is a round of ``shards`` shards. Each shard is leased to a worker
-that asks for work. The first update for it counts; later ones are told that it was
-counted. A shard whose worker is gone, or takes far longer than others did, is also
+that asks for work. The first update for it counts; later ones are answered that it
+was counted. A shard whose worker is gone, or takes far longer than others did, is also
 leased to an idle worker. The round can close when every shard is counted, or, after the
 time-out, a quorum. Closing it makes version v + 1; later updates for v are stale.
 

@@ -21,7 +21,7 @@ from ringleader.paramserver.protocol.manifest import Manifest
 MAX_NORM = 1e6
 """Largest norm of an update. A larger gradient means that its model has diverged."""
 MAX_NORM_RATIO = 1000.0
-"""How many times the median of recent norms the norm of an update may be."""
+"""Largest ratio of the norm of an update to the median of recent norms."""
 _MIN_NORMS = 8
 """Norms that must be known before others are compared with their median."""
 _PIECE = 1 << 16

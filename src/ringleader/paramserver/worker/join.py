@@ -30,7 +30,7 @@ _MAX_DIFFERENCES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """Settings of a worker, chosen by whoever starts it."""
+    """Settings of a worker, chosen when it is started."""
 
     name: str
     """Name on the server's status page."""

@@ -43,7 +43,7 @@ from ringleader.paramserver.worker.trainer import StepResult, Trainer
 from ringleader.paramserver.worker.transfers import Download, DownloadedWeights, Upload
 
 _WAIT_S = 25
-"""Of a long poll: below the 30 s after which many proxies cut a connection."""
+"""Duration of a long poll, below the 30 s after which many proxies disconnect."""
 _LEAVE_S = 3.0
 _THREADS_S = 5.0
 """Time for threads to end: longer would look as if Ctrl-C did nothing."""
