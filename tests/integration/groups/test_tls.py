@@ -236,6 +236,7 @@ def test_plain_links_can_be_had_in_spite_of_credentials(
     close(groups)
 
 
+@pytest.mark.slow
 def test_plain_groups_need_nothing_but_torch_and_numpy() -> None:
     code = """
 import sys

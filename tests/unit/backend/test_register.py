@@ -6,9 +6,8 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -52,7 +51,6 @@ print("ringleader" in dist.Backend.backend_list)
 ringleader.require_backend("ringleader")
 """,
 }
-"""Run at the same time, because each of them imports torch."""
 
 
 @dataclass(frozen=True)
@@ -64,28 +62,14 @@ class Ended:
     err: str
 
 
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ended]]:
-    folder = tmp_path_factory.mktemp("broken")
-    (folder / "sitecustomize.py").write_text(BROKEN)
-    env = {
-        "broken": {"PYTHONPATH": str(folder)},
-        "not autoloaded": {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-    }
-    with ExitStack() as stack:
-        processes = {
-            name: stack.enter_context(run(script, env.get(name, {})))
-            for name, script in SCRIPTS.items()
-        }
-        for process in processes.values():
-            stack.callback(process.kill)
-        outputs = {
-            name: p.communicate(timeout=WITHIN_S) for name, p in processes.items()
-        }
-        yield {
-            name: Ended(processes[name].returncode, out, err)
-            for name, (out, err) in outputs.items()
-        }
+def end_of(name: str, **env: str) -> Ended:
+    """Run a script to its end."""
+    with run(SCRIPTS[name], env) as process:
+        try:
+            out, err = process.communicate(timeout=WITHIN_S)
+        finally:
+            process.kill()
+    return Ended(process.returncode, out, err)
 
 
 def run(script: str, env: dict[str, str]) -> subprocess.Popen[str]:
@@ -101,21 +85,23 @@ def run(script: str, env: dict[str, str]) -> subprocess.Popen[str]:
     )
 
 
-def test_a_script_needs_no_import_of_ours(ended: dict[str, Ended]) -> None:
-    assert ended["unimported"] == Ended(0, "[5.0, 5.0, 5.0] ringleader\n", "")
+def test_a_script_needs_no_import_of_ours() -> None:
+    assert end_of("unimported") == Ended(0, "[5.0, 5.0, 5.0] ringleader\n", "")
 
 
-def test_a_broken_backend_does_not_break_torch(ended: dict[str, Ended]) -> None:
-    script = ended["broken"]
+@pytest.mark.slow
+def test_a_broken_backend_does_not_break_torch(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BROKEN)
+    script = end_of("broken", PYTHONPATH=str(tmp_path))
     assert (script.code, script.out) == (0, "False\n")
     assert "the ringleader backend is not available" in script.err
     assert "LookupError: the backend is broken" in script.err
 
 
-def test_without_autoload_importing_us_after_torch_is_enough(
-    ended: dict[str, Ended],
-) -> None:
-    assert ended["not autoloaded"] == Ended(0, "False\nTrue\n", "")
+@pytest.mark.slow
+def test_without_autoload_importing_us_after_torch_is_enough() -> None:
+    script = end_of("not autoloaded", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert script == Ended(0, "False\nTrue\n", "")
 
 
 def test_the_entry_point_needs_nothing_that_could_be_missing() -> None:
