@@ -50,7 +50,7 @@ class RelayBuffers:
         host = device.host_buffer(num_ranks * (num_ranks - 1) * relay.part_bytes)
         return cls(relay, host, unpin)
 
-    def slot(self, number: int, step: int, num_bytes: int) -> slice:
+    def host_slice(self, number: int, step: int, num_bytes: int) -> slice:
         """Return the part of ``host`` for one step of piece ``number``."""
         row = number % self.num_rows * (self.num_rows - 1)
         start = (row + step - 1) * self.part_bytes
@@ -58,7 +58,7 @@ class RelayBuffers:
 
 
 class DeviceRelay:
-    """Copies one device tensor to the places of a relay and back."""
+    """Copies one device tensor to the slots of a relay and back."""
 
     def __init__(self, device: Device, buffers: RelayBuffers, flat: Tensor) -> None:
         self._device = device
@@ -74,9 +74,9 @@ class DeviceRelay:
         buffers, parts = self._buffers, [self._bytes[run] for run in runs]
         values, fetches = [], []
         for step, part in enumerate(parts[1:], 1):
-            slot = buffers.slot(number, step, len(part))
-            fetches.append((buffers.host[slot], part))
-            values.append(buffers.array[slot].view(self._dtype))
+            at = buffers.host_slice(number, step, len(part))
+            fetches.append((buffers.host[at], part))
+            values.append(buffers.array[at].view(self._dtype))
         return Piece(parts[0], values, end, parts, fetches=fetches)
 
     def copy(self, copies: list[Copy]) -> None:

@@ -1,4 +1,4 @@
-"""The backend in real processes: how ranks meet, what errors say, how groups end."""
+"""The backend in real processes: rendezvous, error texts, shutdown."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ pytestmark = pytest.mark.timeout(100)
 
 BACKEND = "ringleader"
 WITHIN_S = 40.0
-"""A world takes less than a second, on a busy machine ten."""
+"""A world takes less than a second, and ten on a busy machine."""
 LIMIT_S = 30.0
-"""Of the groups, where nobody is expected to wait for it."""
+"""The timeout of groups in which no test waits for it."""
 SHORT_S = 0.4
 SOON_S = 10.0
-"""Much less than LIMIT_S, and much more than anything here takes."""
+"""Much shorter than LIMIT_S, and much longer than any operation here."""
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def joined(
 
 
 def tcp_store(group: Group) -> TCPStore:
-    """One for all ranks, kept by rank 0 at a port that nobody else can have taken."""
+    """Create a store for all ranks, on rank 0, at a port that is free."""
     host, port = "127.0.0.1", torch.zeros(1, dtype=torch.int64)
     kept = TCPStore(host, 0, None, group.rank == 0) if group.rank == 0 else None
     if kept is not None:
@@ -93,7 +93,7 @@ def summed(group: dist.ProcessGroup | None = None) -> float:
 
 
 def failure(call: Callable[[], object]) -> tuple[str, str, float]:
-    """(class, text, seconds) of what it raises."""
+    """Return (class, text, seconds) of the error it raises."""
     start_s = time.monotonic()
     with pytest.raises(Exception) as caught:  # noqa: PT011 - the test looks at it
         call()
@@ -133,7 +133,7 @@ def test_ranks_meet_wherever_torch_lets_them(
 
 
 def work_on_another_device(group: Group, _ready: Ready, path: str) -> list[float]:
-    """What torch makes without being told where is made on "meta" here."""
+    """Tensors without an explicit device are created on "meta" here."""
     torch.set_default_device("meta")
     total = torch.full((2,), group.rank + 1.0, device="cpu")
     large = torch.full((100_000,), group.rank + 1.0, device="cpu")
@@ -284,7 +284,7 @@ def test_options_that_make_no_sense_are_named_and_can_be_corrected(
 
 
 def lose_one_of_a_part(group: Group, _ready: Ready, store: str) -> dict[str, Any]:
-    """Global rank 2 is rank 1 of the part, and does not come."""
+    """Global rank 2 is rank 1 of the subgroup, and does not arrive."""
     errors: dict[str, Any] = {}
     with joined(group, store):
         parts: list[Any] = [dist.new_group([1, 2]) for _ in range(4)]
@@ -409,7 +409,7 @@ def test_an_abort_from_another_thread_ends_a_wait_on_every_rank(
 
 
 def monitor(group: Group, _ready: Ready, store: str) -> dict[str, Any]:
-    """Rank 1 comes the first time, and not again."""
+    """Rank 1 takes part in the first barrier only."""
     found: dict[str, Any] = {}
     limit = timedelta(seconds=SHORT_S)
     with joined(group, store):
@@ -452,7 +452,7 @@ def test_a_monitored_barrier_is_ours_on_our_groups_and_torchs_on_others(
 
 
 def count(group: Group, _ready: Ready, store: str) -> list[int]:
-    """Sequence numbers after a mixture of calls, some of them only of one rank."""
+    """Return sequence numbers after various calls, some on one rank only."""
     with joined(group, store) as world:
         numbers = [world._get_sequence_number_for_group()]
         summed()
@@ -485,7 +485,7 @@ def test_all_ranks_count_their_calls_alike(
 
 
 def leave(group: Group, _ready: Ready, store: str) -> list[list[str]]:
-    """What a life leaves; the first two load what is loaded lazily."""
+    """Return the leaks of a group; the first two lives load lazy modules."""
     stores: list[Store] = [FileStore(store, group.size), tcp_store(group)]
     before = belongings()
     lives = []
@@ -499,7 +499,7 @@ def leave(group: Group, _ready: Ready, store: str) -> list[list[str]]:
 
 
 def busy_life(group: Group, store: Store) -> None:
-    """A group with parts, threads and futures; its threads end when it is destroyed."""
+    """Use a group with subgroups, threads and futures, then destroy it."""
     before = belongings()
     with joined(group, store) as world:
         parts: list[Any] = [world, dist.new_group(), dist.new_group([0, 1])]
@@ -520,7 +520,7 @@ def busy_life(group: Group, store: Store) -> None:
 
 
 def belongings() -> Counter[str]:
-    """Threads of Python and of the system, descriptors, shared memory."""
+    """Count Python threads, system threads, file descriptors and shared memory."""
     names = [f"thread {thread.name}" for thread in threading.enumerate()]
     names += [f"task {number}" for number in os.listdir("/proc/self/task")]
     for number in os.listdir("/proc/self/fd"):

@@ -1,4 +1,4 @@
-"""Compressed means over real links: values, residuals, bits, checkpoints.
+"""Compressed averages over real links: values, residuals, bits, checkpoints.
 
 The same checks are made of schemes that the systems before us had, and catch them.
 """
@@ -29,7 +29,7 @@ SCHEMES = [
     "randomk:0.05",
     "powersgd:2",
 ]
-"""Every lossy scheme, and topk where dense is cheaper."""
+"""Every lossy scheme, and topk with a ratio at which dense is cheaper."""
 
 SHAPES = {"matrix": (90, 70), "bias": (13,), "scalar": (), "conv": (16, 3, 5, 5)}
 LONG = {**SHAPES, "vector": (100_003,)}
@@ -39,14 +39,14 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class Averager(Protocol):
-    """What is checked: ours, and what others did."""
+    """The interface under test: our compressor, and defective ones."""
 
     def average(self, group: Group, tensors: Tensors) -> None:
-        """The mean over all ranks, more or less, in place."""
+        """Average over all ranks approximately, in place."""
         ...
 
     def state_dict(self) -> Tensors:
-        """With "residual.NAME" of what this rank has not applied yet."""
+        """Return the state, with "residual.NAME" for each tensor."""
         ...
 
 
@@ -54,7 +54,7 @@ Make = Callable[[], Averager]
 
 
 def gradients(shapes: Shapes, rank: int, step: int) -> Tensors:
-    """Of other sizes on each rank, and in each tensor."""
+    """Values of different magnitudes per rank and tensor."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
     return {
         name: torch.randn(shape, generator=generator) * (rank + 1) * 10.0 ** (i - 2)
@@ -75,7 +75,7 @@ class Step(NamedTuple):
     after: Tensors
 
     def residual(self, name: str, *, after: bool) -> Tensor:
-        """What this rank owed, in float64."""
+        """Return the residual of this rank, in float64."""
         found = (self.after if after else self.before).get(f"residual.{name}")
         wanted = self.inputs[name].double()
         return (
@@ -88,7 +88,7 @@ class Step(NamedTuple):
 def train(
     make: Make, size: int, *, steps: int = 3, shapes: Shapes = SHAPES
 ) -> list[list[Step]]:
-    """What happens on each rank."""
+    """Run the steps on each rank."""
 
     def live(group: Group) -> list[Step]:
         averager, seen = make(), []
@@ -111,7 +111,7 @@ def of(name: str, **how: float) -> Make:
 
 
 def check_nothing_is_lost(make: Make, size: int = 3, shapes: Shapes = SHAPES) -> None:
-    """Applied now, or owed by somebody: in every step, of every value."""
+    """Every value is applied or in some rank's residual, in every step."""
     for ranks in zip(*train(make, size, shapes=shapes), strict=True):
         # Of all tensors: they may share a scale.
         largest = max(float(t.abs().max()) for r in ranks for t in r.inputs.values())
@@ -141,7 +141,7 @@ def check_a_constant_arrives(make: Make, steps: int = 120) -> None:
 
 
 def check_values_do_not_shrink(make: Make) -> None:
-    """What arrives is as large as what was sent, within a thousandth."""
+    """The result is as large as the input, within a thousandth."""
     shapes: Shapes = {"weight": (30_000,)}
     ranks = train(make, 2, steps=1, shapes=shapes)
     wanted = exact_mean([r[0].inputs["weight"] for r in ranks])
@@ -169,7 +169,7 @@ def test_values_do_not_shrink(name: str) -> None:
 
 
 ERRORS = {"none": 1e-6, "fp16": 1e-3, "bf16": 8e-3, "int8": 3e-2, "topk:0.9": 1e-6}
-"""Of one step, relative to the length of the gradient: thrice what is expected."""
+"""Error of one step, relative to the norm of the gradient: three times the expected."""
 
 
 @pytest.mark.parametrize(("name", "limit"), ERRORS.items())
@@ -214,7 +214,7 @@ def test_a_rank_owes_only_what_is_its_own(name: str) -> None:
 
 
 def test_powersgd_comes_as_close_as_its_rank_allows() -> None:
-    """The basis of one step begins the next: the same matrix is known ever better."""
+    """The basis of one step starts the next, so the approximation improves."""
     generator = torch.Generator().manual_seed(0)
     left, _, right = torch.linalg.svd(torch.randn(80, 50, generator=generator))
     sizes = 0.8 ** torch.arange(50)
@@ -235,7 +235,7 @@ def test_powersgd_comes_as_close_as_its_rank_allows() -> None:
 
 
 def test_only_the_share_travels_and_the_rest_stays() -> None:
-    """Of what topk leaves in a vector, one in twenty is not zero."""
+    """One in twenty values of the vector is not zero."""
     rank = train(of("topk-exact:0.05", feedback=False), 1 + 1, steps=1)[0][0]
     chosen = rank.outputs["matrix"].count_nonzero()
     assert 315 <= chosen <= 2 * 315
@@ -247,7 +247,7 @@ def test_only_the_share_travels_and_the_rest_stays() -> None:
 )
 @pytest.mark.parametrize("name", ["int8", "topk:0.1", "randomk:0.1", "powersgd:2"])
 def test_every_floating_type_is_averaged(name: str, dtype: torch.dtype) -> None:
-    """float32 inside; what comes back is rounded to the type once."""
+    """Values are float32 inside; the result is rounded to the dtype once."""
 
     def live(group: Group) -> tuple[Tensor, Tensor]:
         ours, wide = compressor(name), compressor(name)
@@ -296,14 +296,14 @@ def test_alone_nothing_is_lost() -> None:
 
 
 class Seed:
-    """A scheme as the systems before us had it: lossy, then an exact mean."""
+    """A defective scheme: a lossy encoding, then an exact mean."""
 
     def __init__(self, keep: bool = True) -> None:
         self._residual: Tensors = {}
         self._keep = keep
 
     def lose(self, total: Tensor) -> tuple[Tensor, Tensor]:
-        """(what is sent, what is kept for later)."""
+        """Return (the values to send, the residual)."""
         raise NotImplementedError
 
     def average(self, group: Group, tensors: Tensors) -> None:

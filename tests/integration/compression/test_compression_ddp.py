@@ -30,17 +30,17 @@ pytestmark = pytest.mark.timeout(100)
 SIZE = 2
 STEPS = 3
 WITHIN_S = 60.0
-"""A world takes three seconds, on a busy machine fifteen."""
+"""A world takes three seconds, and fifteen on a busy machine."""
 
 ANYWHERE = ["bf16", "fp16", "topk:0.1", "randomk:0.1", "powersgd:1", "none"]
-"""What other backends can do, too."""
+"""Schemes that other backends support, too."""
 OURS = [*ANYWHERE, "int8", "int8-stochastic", "onebit", "auto"]
 
 HALF_DTYPES = {"bf16": (torch.bfloat16, 2**-8), "fp16": (torch.float16, 2**-11)}
-"""The type in which they travel, and the relative error of one rounding."""
+"""scheme -> (dtype on the wire, relative error of one rounding)."""
 
 LARGE = 60_000.0
-"""A gradient that float16 can hold once, but not its sum over two ranks."""
+"""A gradient that fits in float16, while its sum over two ranks does not."""
 
 Values = NDArray[np.float64]
 
@@ -65,7 +65,7 @@ def process_group(group: Group, backend: str, store: str) -> Iterator[None]:
 
 
 def network(*, is_turned: bool = False) -> nn.Sequential:
-    """A few layers; ``is_turned``: the second is stored with its rows as columns."""
+    """Return a few layers; ``is_turned`` stores the second weight transposed."""
     torch.manual_seed(2)
     model = nn.Sequential(
         nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 25), nn.Tanh(), nn.Linear(25, 4)
@@ -77,7 +77,7 @@ def network(*, is_turned: bool = False) -> nn.Sequential:
 
 
 def wrap(hook: compression.Hook, **how: Any) -> DistributedDataParallel:  # noqa: ANN401
-    """Several buckets, which DDP makes anew after the first step."""
+    """Wrap with several buckets, which DDP rebuilds after the first step."""
     whole = network(is_turned=True)
     model = DistributedDataParallel(whole, bucket_cap_mb=0.002, **how)
     model.register_comm_hook(None, hook)
@@ -85,7 +85,7 @@ def wrap(hook: compression.Hook, **how: Any) -> DistributedDataParallel:  # noqa
 
 
 def backward(model: nn.Module, rank: int, step: int) -> None:
-    """The gradients of a batch of this rank and step."""
+    """Return the gradients of a batch of this rank and step."""
     generator = torch.Generator().manual_seed(10 * step + rank)
     model(torch.randn(6, 20, generator=generator)).square().mean().backward()
 
@@ -95,7 +95,7 @@ def gradients(model: nn.Module) -> list[Values]:
 
 
 def residuals(hook: compression.Hook, model: nn.Module) -> list[Values]:
-    """In the order of parameters; those of a hook in the order it saw them."""
+    """Return the residuals in parameter order."""
     state = hook.compressor.state_dict()
     found = []
     for parameter in model.parameters():
@@ -113,7 +113,7 @@ def residuals(hook: compression.Hook, model: nn.Module) -> list[Values]:
 
 
 def observe(name: str, rank: int) -> list[dict[str, list[Values]]]:
-    """What goes in and comes out of each step."""
+    """Return the inputs and outputs of each step."""
     hook = compression.hook(name)
     model = wrap(hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -135,7 +135,7 @@ def observe(name: str, rank: int) -> list[dict[str, list[Values]]]:
 
 
 def average_large(name: str) -> float:
-    """What DDP makes of a gradient of LARGE on all ranks."""
+    """Return what DDP computes for a gradient of LARGE on all ranks."""
     model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
     model.register_comm_hook(dist.group.WORLD, compression.hook(name))
     model(torch.full((1, 1), LARGE)).sum().backward()
@@ -143,7 +143,7 @@ def average_large(name: str) -> float:
 
 
 def resume(name: str, rank: int) -> bool:
-    """Whether a run that is continued elsewhere ends with the same bits.
+    """Return whether a run that is resumed in another process ends with the same bits.
 
     Without DDP's new buckets, which a fresh one makes after its own first step.
     """
@@ -171,7 +171,7 @@ def resume(name: str, rank: int) -> bool:
 
 @contextmanager
 def recorded() -> Iterator[list[Tensor]]:
-    """Notes what torch's all_reduce is given; for processes that soon end."""
+    """Record the arguments of torch's all_reduce, without restoring it."""
     reduced: list[Tensor] = []
     all_reduce: Callable[..., Any] = dist.all_reduce
 
@@ -185,7 +185,7 @@ def recorded() -> Iterator[list[Tensor]]:
 
 
 def use_hooks(group: Group, _ready: Ready, backend: str, store: str) -> dict[str, Any]:
-    """Everything that one world of this backend is asked for."""
+    """Run all scenarios of this backend in one world."""
     with process_group(group, backend, store):
         names = OURS if backend == "ringleader" else ANYWHERE
         found: dict[str, Any] = {
@@ -209,7 +209,7 @@ def use_hooks(group: Group, _ready: Ready, backend: str, store: str) -> dict[str
 
 
 def swap(rank: int) -> list[list[int]]:
-    """What each rank had for this one: its rank as often as the two ranks add up to."""
+    """Exchange parts whose lengths differ by pair of ranks."""
     assert dist.group.WORLD is not None
     comm = TorchCommunicator(dist.group.WORLD, torch.device("cpu"))
     parts = [np.full(rank + to + 1, rank, np.uint8) for to in range(SIZE)]
@@ -218,7 +218,7 @@ def swap(rank: int) -> list[list[int]]:
 
 
 def shard(name: str, rank: int) -> tuple[list[Values], list[Values]]:
-    """(gradients of a sharded model, those of this rank alone)."""
+    """Return (gradients of a sharded model, gradients of this rank alone)."""
     alone = network()
     backward(alone, rank, 0)
     model = network()
@@ -267,7 +267,7 @@ def die_in_the_middle(
 def found(
     fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[Any]]:
-    """Of each backend, of each rank."""
+    """The results of every backend and rank."""
     results = {}
     for backend in ("ringleader", "gloo"):
         store = str(tmp_path_factory.mktemp("hooks") / backend)
@@ -295,7 +295,7 @@ def test_all_ranks_get_the_same_bits(
 def test_what_is_not_applied_is_owed(
     backend: str, name: str, found: dict[str, list[Any]]
 ) -> None:
-    """Through DDP's changes of buckets: per parameter, in every step."""
+    """It holds per parameter in every step, also when DDP rebuilds its buckets."""
     # A sum in 16 bits by another backend loses what nobody owes.
     limit = (
         3 * HALF_DTYPES[name][1] if backend == "gloo" and name in HALF_DTYPES else 1e-5

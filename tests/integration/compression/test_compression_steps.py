@@ -1,4 +1,4 @@
-"""Steps of a compressor: to be repeated, resumed, reset, and counted in bytes."""
+"""Steps of a compressor: repeat, resume, reset, and their bytes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def same(a: Tensors, b: Tensors) -> bool:
     [*((name, None) for name in SCHEMES), ("topk:0.05", 0.9), ("randomk:0.05", 0.9)],
 )
 def test_a_resumed_run_continues_bit_by_bit(name: str, momentum: float | None) -> None:
-    """Other seeds than the saved one do not matter: the state has it."""
+    """The seed of the state replaces that of the constructor."""
 
     def live(group: Group) -> bool:
         first = compressor(name, momentum=momentum, seed=5)
@@ -77,7 +77,7 @@ def test_a_resumed_run_continues_bit_by_bit(name: str, momentum: float | None) -
 
 
 def test_a_run_that_forgets_does_not_continue_so() -> None:
-    """The check above can fail: without the residuals it does."""
+    """The check above fails without the residuals."""
 
     def live(group: Group) -> bool:
         first, second = compressor("topk:0.05"), compressor("topk:0.05")
@@ -144,7 +144,7 @@ def test_reset_is_as_new() -> None:
 
 
 def test_auto_keeps_nothing_where_it_does_not_compress() -> None:
-    """Fast, then slow, then fast again: what it owes by then is paid."""
+    """A fast, a slow, then a fast network: the residual of the slow phase is sent."""
 
     def lan(bandwidth: float) -> Network:
         row = (LinkCost(latency_s=1e-4, bandwidth=bandwidth),) * 2
@@ -211,7 +211,7 @@ def test_a_step_that_loses_a_peer_leaves_no_trace(name: str) -> None:
 
 
 def test_a_group_where_another_was_in_memory_is_another_group() -> None:
-    """Else a rank that had one there before would not ask whether all agree."""
+    """Otherwise a rank that used the old group would skip the agreement check."""
     ours = [compressor("int8") for _ in range(2)]
     kept = []
     for step in range(40):
@@ -293,7 +293,7 @@ def other_step(rank: int) -> tuple[Compressor, Tensors]:
 
 
 def other_shape(rank: int) -> tuple[Compressor, Tensors]:
-    """As many values, but other matrices."""
+    """The number of values is the same, the matrices differ."""
     return compressor("powersgd:1"), {"a": torch.ones((20, 30) if rank else (30, 20))}
 
 
@@ -316,7 +316,7 @@ def other_basis(rank: int) -> tuple[Compressor, Tensors]:
 def test_ranks_that_mean_something_else_are_told(
     differ: Callable[[int], tuple[Compressor, Tensors]],
 ) -> None:
-    """Their sums would be nonsense, and nobody would notice."""
+    """Their sums would be meaningless without an error."""
 
     def live(group: Group) -> None:
         ours, tensors = differ(group.rank)
@@ -327,7 +327,7 @@ def test_ranks_that_mean_something_else_are_told(
 
 
 def test_states_of_different_steps_are_noticed() -> None:
-    """Also in a group that had agreed before."""
+    """It is also detected in a group whose ranks agreed before."""
 
     def live(group: Group) -> None:
         ours = compressor("randomk:0.1")
@@ -343,7 +343,7 @@ def test_states_of_different_steps_are_noticed() -> None:
 
 
 def test_a_newcomer_is_noticed_in_a_new_group() -> None:
-    """After a regroup one rank has no history: the same state must be given to it."""
+    """After a regroup a new rank has no state and must load one."""
     survivor = compressor("powersgd:1")
 
     def first(group: Group) -> None:
@@ -364,7 +364,7 @@ def test_a_newcomer_is_noticed_in_a_new_group() -> None:
 
 
 def test_what_is_sent_late_comes_with_its_momentum() -> None:
-    """Of a constant gradient the velocity tends to ten times it, as in plain SGD."""
+    """The velocity of a constant gradient tends to ten times it, as in plain SGD."""
     momentum, steps = 0.9, 150
 
     def live(group: Group) -> Tensor:
@@ -406,7 +406,7 @@ def test_velocity_and_residual_are_masked_where_they_were_sent() -> None:
 def test_what_is_not_finite_is_seen_by_all_and_then_forgotten(
     name: str, bad: float
 ) -> None:
-    """As GradScaler needs it: the step is bad on every rank, the next one is not."""
+    """As GradScaler needs: every rank sees the bad step, and the next is good."""
 
     def live(group: Group) -> tuple[Tensors, bool]:
         ours = compressor(name)
@@ -447,7 +447,7 @@ def test_a_gradient_that_is_nothing_but_nan_is_forgotten_too(name: str) -> None:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes that all ranks put on links, one number for each call."""
+    """Return the bytes that all ranks send, per call."""
     counts: list[int] = []
     try_send = SocketLink.try_send
 
@@ -471,7 +471,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ],
 )
 def test_fewer_bytes_travel(name: str, least: float, sent: list[int]) -> None:
-    """Four ranks, a million values: counted where they leave."""
+    """Four ranks, a million values, counted at the links."""
 
     def bytes_of(scheme: str) -> int:
         sent.clear()
@@ -489,7 +489,7 @@ def test_fewer_bytes_travel(name: str, least: float, sent: list[int]) -> None:
 
 
 def test_powersgd_sends_forty_times_less_of_a_transformer(sent: list[int]) -> None:
-    """Gradients of a real model: matrices, biases, norms and an embedding."""
+    """Return gradients of a real model: matrices, biases, norms and an embedding."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Embedding(96, 256), nn.TransformerEncoderLayer(256, 4, 1024, 0.0)

@@ -1,4 +1,4 @@
-"""Compressed gradients train as well as whole ones, and the check would notice if not.
+"""Compressed gradients train as well as uncompressed ones; defective schemes fail.
 
 Two real tasks are trained by two processes with every scheme, from the same seed. What
 the systems that we replace did to gradients is trained in the same way, and must fail
@@ -24,10 +24,10 @@ pytestmark = pytest.mark.timeout(115)
 
 SIZE = 2
 WITHIN_S = 100.0
-"""Half a minute alone; the machine may be busy with other tests."""
+"""It takes half a minute on an idle machine; the machine may be busy."""
 
 CODEC_BAR, SPARSE_BAR = 0.005, 0.02
-"""How far from the uncompressed loss a run may end, as a part of it."""
+"""scheme -> largest relative difference from the uncompressed final loss."""
 
 GOOD = {
     "bf16": CODEC_BAR,
@@ -46,9 +46,9 @@ RUNS = {
     "digits": ("none", *GOOD, *BAD),
     "characters": ("none", "int8", "powersgd:4", "topk:0.01", "truncating int8"),
 }
-"""What is trained here; the text takes longer, so it is trained with fewer schemes."""
+"""The tasks and schemes; the text task takes longer and has fewer schemes."""
 QUICK = {("digits", name) for name in ("int8", "topk:0.01", "truncating int8")}
-"""Trained by ``make test``: a codec, a sparse scheme, a bug to be noticed."""
+"""Schemes in ``make test``: a codec, a sparse scheme, and a defective one."""
 
 LEARNED = {"digits": 0.1, "characters": 0.6}
 """How much of the first loss may be left, so that the comparison means something. Of
@@ -65,7 +65,7 @@ def make_task(name: str) -> Task:
 
 
 def train(group: Group, _ready: Ready, task_name: str, scheme: str) -> Run:
-    """Train once, on this rank."""
+    """Train once on this rank."""
     task = make_task(task_name)
     average = (
         BUGS[scheme](group)
@@ -85,7 +85,7 @@ Runs = Callable[[str, str], list[Run]]
 
 @pytest.fixture(scope="module")
 def runs(fork_server: ForkServer) -> Runs:
-    """Trains a task with a scheme when it is asked for first."""
+    """Returns a function that trains a task with a scheme once and keeps the result."""
 
     @cache
     def run(task: str, scheme: str) -> list[Run]:
@@ -98,13 +98,13 @@ def runs(fork_server: ForkServer) -> Runs:
 
 
 def mean_losses(ranks: Sequence[Run]) -> list[float]:
-    """Of all ranks, after every step."""
+    """Return the mean loss of all ranks after every step."""
     steps = zip(*(losses for losses, _ in ranks), strict=True)
     return [sum(each) / len(each) for each in steps]
 
 
 def is_near(runs: Runs, task: str, scheme: str, bar: float) -> bool:
-    """The check: does ``scheme`` end where the uncompressed run does?
+    """Return whether ``scheme`` ends at the loss of the uncompressed run.
 
     A loss that is much lower is also wrong: something else was trained.
     """

@@ -1,4 +1,4 @@
-"""SyncBatchNorm in real processes, beside float64 batch norm of the whole batch."""
+"""SyncBatchNorm in real processes, compared with float64 batch norm in one process."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ pytestmark = pytest.mark.timeout(100)
 
 BACKEND = "ringleader"
 WITHIN_S = 40.0
-"""A world takes two seconds, on a busy machine ten."""
+"""A world takes two seconds, and ten on a busy machine."""
 
 CHANNELS = 3
 STEPS = 3
 
 Found = dict[str, float]
-"""What was compared -> its distance from the reference."""
+"""compared quantity -> its distance from the reference."""
 
 Calls = list[tuple[str, int]]
 """Collectives, and how many numbers this rank sent in each."""
@@ -48,10 +48,10 @@ class Case:
     """One layer and the batches that go through it."""
 
     rows: tuple[int, ...]
-    """The length of each rank's batch."""
+    """The batch size of each rank."""
 
     inner: tuple[int, ...] = ()
-    """What follows the channels in the shape of a batch."""
+    """The dimensions after the channels in the shape of a batch."""
 
     dtype: torch.dtype = torch.float64
     mean: float = 3.0
@@ -108,7 +108,7 @@ def process_group(group: Group, store: str) -> Iterator[None]:
 def run(
     fork_server: ForkServer, folder: Path, size: int, body: Body, *args: object
 ) -> list[Any]:
-    """What ``body`` returned on each rank."""
+    """Run ``body`` on every rank; return the results in rank order."""
     store = str(folder / "store")
     with spawn_ranks(size, body, store, *args, fork_server=fork_server) as ranks:
         return [rank.result(WITHIN_S) for rank in ranks]
@@ -116,7 +116,7 @@ def run(
 
 @contextmanager
 def recorded() -> Iterator[Calls]:
-    """Notes the collectives that are called; for processes that soon end."""
+    """Record the collectives that are called, without restoring them."""
     calls: Calls = []
 
     def noting(name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,7 +134,7 @@ def recorded() -> Iterator[Calls]:
 
 
 def distance(got: Tensor, want: Tensor) -> float:
-    """The largest difference, in units of the largest value from 1 on."""
+    """Return the largest difference, relative to values above 1."""
     assert got.shape == want.shape
     if want.numel() == 0:
         return 0.0
@@ -142,7 +142,7 @@ def distance(got: Tensor, want: Tensor) -> float:
 
 
 def slices(rows: tuple[int, ...]) -> list[slice]:
-    """Where the batch of each rank lies in the whole batch."""
+    """Return the slice of each rank's batch in the whole batch."""
     ends = list(accumulate(rows))
     return [slice(end - n, end) for end, n in zip(ends, rows, strict=True)]
 
@@ -155,7 +155,7 @@ def cases_of(size: int) -> list[Case]:
 
 
 def layers(case: Case) -> tuple[nn.Module, nn.Module]:
-    """Ours, in the dtype that parameters have in practice, and the reference."""
+    """Return our layer, in the usual dtype of parameters, and the reference."""
     kinds = [nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d]
     wide = torch.float64 if case.dtype is torch.float64 else torch.float32
     settings = (CHANNELS, case.eps, case.momentum, case.affine, case.track)
@@ -171,7 +171,7 @@ def layers(case: Case) -> tuple[nn.Module, nn.Module]:
 def step(
     case: Case, mine: slice, ours: nn.Module, plain: nn.Module, source: torch.Generator
 ) -> Found:
-    """Forward and backward of one batch, here and in the reference."""
+    """Run forward and backward of one batch, here and in the reference."""
     shape = (sum(case.rows), CHANNELS, *case.inner)
     noise, push = torch.randn(2, *shape, generator=source, dtype=torch.float64)
     whole = (case.mean + case.std * noise).to(case.dtype)
@@ -195,7 +195,7 @@ def step(
 
 
 def compare(group: Group, _ready: Ready, store: str) -> dict[str, list[Found]]:
-    """Distances from the reference: at every step, and of what it leaves behind."""
+    """Return distances from the reference at every step, and of the final state."""
     found = {}
     with process_group(group, store):
         for case in cases_of(group.size):
@@ -221,7 +221,7 @@ def compare(group: Group, _ready: Ready, store: str) -> dict[str, list[Found]]:
 def compared(
     fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, list[dict[str, list[Found]]]]:
-    """What each rank of each size found; one world per case would take long."""
+    """The results of each rank for each size, from one world per size."""
     return {
         size: run(fork_server, tmp_path_factory.mktemp(f"world{size}"), size, compare)
         for size in {len(case.rows) for case in CASES}
@@ -242,7 +242,7 @@ def test_ranks_together_do_what_one_does_with_the_whole_batch(
 
 
 def record(group: Group, _ready: Ready, store: str) -> list[Calls]:
-    """The collectives of a training step, of one on raw data, and of evaluation."""
+    """Return the collectives of training, of training on raw data, of evaluation."""
     layer = SyncBatchNorm(CHANNELS)
     steps = []
     with process_group(group, store):
@@ -287,7 +287,7 @@ def test_one_value_in_all_is_refused_everywhere_and_none_changes_nothing(
 
 
 def in_part(group: Group, _ready: Ready, store: str) -> list[float] | str:
-    """The running mean of a layer whose group is the first two of three ranks."""
+    """Return the running mean of a layer whose group is two of three ranks."""
     with process_group(group, store):
         first_two = dist.new_group([0, 1])
         layer = SyncBatchNorm(1, momentum=1.0, process_group=first_two)
@@ -349,7 +349,7 @@ def train(model: nn.Module, mine: slice, size: int) -> None:
 
 
 def train_together(group: Group, _ready: Ready, store: str) -> tuple[float, str]:
-    """The distance from training alone, and a digest of what was learned."""
+    """Return the distance from training alone, and a digest of the parameters."""
     alone = conv_net()
     train(alone, slice(0, 8), 1)
     together = SyncBatchNorm.convert_sync_batchnorm(conv_net())

@@ -1,4 +1,4 @@
-"""Which backends torch can use here, and the reason where it cannot."""
+"""The availability of torch's backends, and the reasons."""
 
 from __future__ import annotations
 

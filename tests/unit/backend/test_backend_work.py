@@ -1,4 +1,4 @@
-"""Our operations as torch's Work and Future: waiting, errors, and what follows them."""
+"""Our operations as torch's Work and Future: waiting, errors, callbacks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ringleader.groups.work import DONE, Work
 from ringleader.testing.threaded_world import run_world, world
 
 SOON_S = 20.0
-"""What must happen at once may take this long on a busy machine."""
+"""Limit for things that happen immediately, on a busy machine."""
 LOST = PeerLost(1, "closed the connection")
 
 
 @pytest.fixture
 def completions() -> Iterator[CompletionPool]:
-    """Its threads end with the test."""
+    """Close the pool after the test."""
     made = CompletionPool()
     yield made
     made.close()
@@ -56,7 +56,7 @@ def handle(
 
 
 def end(future: Future[Any]) -> Future[Any]:
-    """The future when it has been completed; its own wait has no limit."""
+    """Wait for the future with a limit, which its own wait does not have."""
     done = threading.Event()
     future.add_done_callback(lambda _: done.set())
     assert done.wait(SOON_S), "the future is never completed"
@@ -253,7 +253,7 @@ def test_cpp_is_never_given_a_future_of_nothing(completions: CompletionPool) -> 
 def test_followers_that_wait_do_not_stop_the_engine(
     completions: CompletionPool,
 ) -> None:
-    """Many at once: each waits for what the engine only does when all are waiting."""
+    """Each callback waits for something the engine does when all are waiting."""
     count = 100
     parts, last = [Work() for _ in range(count)], Work()
     begun = threading.Semaphore(0)
@@ -282,7 +282,7 @@ def test_followers_that_wait_do_not_stop_the_engine(
 def test_a_follower_may_issue_operations_of_its_own(
     completions: CompletionPool,
 ) -> None:
-    """As DDP's hooks do: it runs in no thread that the operation needs."""
+    """As DDP's hooks do: it does not run in the thread that the operation needs."""
 
     def live(group: Group) -> list[float]:
         tensor, second = torch.ones(1000), torch.full((3,), 5.0)

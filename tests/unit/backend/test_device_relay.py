@@ -1,4 +1,4 @@
-"""Relays that an accelerator takes part in, on a simulated one: see accelerator.py.
+"""Relays with a simulated accelerator (tests/kit/fake_accelerator.py).
 
 Its copies happen only when somebody waits for them, so a place that is read, told of or
 filled again too soon holds what was there before. Parts are one page here: tensors of
@@ -28,7 +28,7 @@ from tests.kit.fake_accelerator import PACES, Accelerator
 T = TypeVar("T")
 
 COUNT = 20_003
-"""Elements of float32 beyond one exchange, in pieces of which the last is short."""
+"""Float32 elements: too many for an exchange, and the last piece is short."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Rank:
-    """A rank whose tensors lie on a simulated accelerator."""
+    """A rank with tensors on a simulated accelerator."""
 
     def __init__(self, group: Group, pace: str) -> None:
         self.group = group
@@ -47,7 +47,7 @@ class Rank:
         self.stage = HostStaging(self.device)
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Callable[[], None]:
-        """Begin one; what is returned waits for it as torch's users do."""
+        """Start an all_reduce; return a function that waits as torch's users do."""
         relay = handle_of(self.group).relay(tensor.nbytes)
         assert relay is not None
         work, arrive = self.stage.all_reduce(
@@ -61,14 +61,14 @@ class Rank:
         return wait
 
     def computed(self, values: Tensor, home: Tensor | None = None) -> Tensor:
-        """A tensor (or ``home``) that a kernel of the user is still to fill."""
+        """Return a tensor (or ``home``) that a pending kernel of the user will fill."""
         tensor = torch.zeros_like(values) if home is None else home
         self.device.compute(lambda: tensor.copy_(values))
         return tensor
 
 
 def carried(size: int, body: Callable[[Rank], T], pace: str = "late") -> list[T]:
-    """Run it on every rank; at the end no memory was touched without right."""
+    """Run ``body`` on every rank; check that no memory was used without permission."""
 
     def live(group: Group) -> T:
         handle_of(group).expect_accelerators()
@@ -82,7 +82,7 @@ def carried(size: int, body: Callable[[Rank], T], pace: str = "late") -> list[T]
 
 
 def numbers(rank: int, turn: int = 0, count: int = COUNT) -> Tensor:
-    """Whole numbers that differ by place, rank and turn; sums of them are exact."""
+    """Return integers that differ by index, rank and turn; their sums are exact."""
     return ((torch.arange(count) * 7 + turn * 31 + rank * 1009) % 4093).float()
 
 
@@ -109,7 +109,7 @@ def test_the_device_carries_every_part(size: int, count: int, pace: str) -> None
 def test_calls_in_a_row_use_the_places_one_after_the_other(
     size: int, pace: str
 ) -> None:
-    """None is waited for before all have been asked."""
+    """All are started before any is waited for."""
     num_turns = 6
 
     def body(rank: Rank) -> list[Tensor]:
@@ -129,7 +129,7 @@ def test_calls_in_a_row_use_the_places_one_after_the_other(
 def test_parts_become_larger_when_accelerators_are_expected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also those of tensors that have been reduced before, in memory or not."""
+    """Also for tensors that were reduced before, on the device or the host."""
     monkeypatch.setattr(shm_segment, "DEVICE_RELAY_BYTES", 6 * 3 * shm_segment.PAGE)
 
     def live(group: Group) -> list[Tensor]:
@@ -156,7 +156,7 @@ def test_parts_become_larger_when_accelerators_are_expected(
 
 @pytest.mark.parametrize("pace", PACES)
 def test_a_call_begins_where_the_one_before_has_ended(pace: str) -> None:
-    """Each reads what the last one wrote, and only the last is waited for."""
+    """Each reads the result of the previous one, and only the last is waited for."""
 
     def body(rank: Rank) -> Tensor:
         tensor = rank.computed(numbers(rank.group.rank))
@@ -231,7 +231,7 @@ def test_other_reductions(op: str) -> None:
 
 @pytest.mark.parametrize("pace", PACES)
 def test_a_relay_comes_after_what_was_staged_before_it(pace: str) -> None:
-    """A broadcast of the same tensor, which nobody has waited for."""
+    """A broadcast of the same tensor that was not waited for."""
 
     def body(rank: Rank) -> Tensor:
         tensor = rank.computed(numbers(rank.group.rank))
@@ -288,7 +288,7 @@ def test_a_mistake_of_the_caller_does_not_end_the_group() -> None:
 
 
 def test_what_is_too_small_for_a_relay_is_refused() -> None:
-    """Others would make an exchange of it."""
+    """Other ranks would use an exchange for it."""
 
     def body(rank: Rank) -> None:
         relay = handle_of(rank.group).relay(1 << 20)
@@ -301,7 +301,7 @@ def test_what_is_too_small_for_a_relay_is_refused() -> None:
 
 
 def test_nothing_is_final_that_has_not_been_copied_back() -> None:
-    """A tensor with gaps is reduced in a copy; one without is reduced where it is."""
+    """A tensor that is not contiguous is reduced in a copy, others in place."""
     has_begun = threading.Event()
 
     def body(rank: Rank) -> None:
@@ -347,7 +347,7 @@ def test_a_tensor_with_gaps_gets_its_result_and_its_gaps_stay(pace: str) -> None
 
 
 def test_nothing_is_copied_any_more_after_a_failure() -> None:
-    """The memory of the group may be gone by then."""
+    """The memory of the group may be unmapped by then."""
     has_begun = threading.Event()
 
     def body(rank: Rank) -> int:

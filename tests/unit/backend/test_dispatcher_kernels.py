@@ -1,4 +1,4 @@
-"""The kernels that stand in for methods torch's trampoline does not know."""
+"""The kernels for methods that torch's trampoline does not forward."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringleader.testing.threaded_world import run_threads
 def test_groups_formed_at_once_install_them_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Torch warns of a kernel that replaces another, and the first would be lost."""
+    """torch warns about a kernel that replaces another one."""
     made: list[str] = []
 
     class Slow:

@@ -1,4 +1,4 @@
-"""Groups in which some rank has an accelerator: CPU tensors are cut as its are."""
+"""Groups in which some rank has an accelerator: CPU tensors use the same chunks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def two_ranks() -> Iterator[list[RingleaderGroup]]:
-    """Both in this process."""
+    """Form a group of two ranks in this process."""
     store = HashStore()
 
     def join(rank: int) -> RingleaderGroup:
@@ -104,7 +104,7 @@ def test_large_tensors_really_are_cut() -> None:
 
 
 def test_a_relay_is_not_cut() -> None:
-    """An accelerator takes part in it as it is: in larger parts, though."""
+    """An accelerator takes part without staging, with larger parts."""
     count = 50_000
 
     def live(group: RingleaderGroup) -> str:

@@ -1,4 +1,4 @@
-"""Torch knows the backend without our help, and never suffers from it."""
+"""Registration with torch: automatic, and errors never break torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringleader.backend import register
 from ringleader.node.launch import torch_entry_points as node_register
 
 WITHIN_S = 60.0
-"""Importing torch takes two seconds, on a busy machine ten."""
+"""Importing torch takes two seconds, and ten on a busy machine."""
 
 BROKEN = """
 import ringleader.backend.register as ours
@@ -55,7 +55,7 @@ ringleader.require_backend("ringleader")
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a script."""
+    """The outcome of a script."""
 
     code: int
     out: str
@@ -105,7 +105,7 @@ def test_without_autoload_importing_us_after_torch_is_enough() -> None:
 
 
 def test_the_entry_point_needs_nothing_that_could_be_missing() -> None:
-    """What fails before ``autoload`` is called, torch cannot survive."""
+    """An error before ``autoload`` is called would break torch."""
     script = (
         "import sys; before = set(sys.modules); import ringleader.backend.register\n"
         "names = {name.split('.')[0] for name in set(sys.modules) - before}\n"
@@ -159,7 +159,7 @@ def test_it_is_registered_for_every_device_we_stage() -> None:
 
 
 def test_the_entry_points_are_those_of_the_installed_package() -> None:
-    """Torch finds us by this metadata, not by our code."""
+    """torch finds the backend by this metadata."""
     from importlib.metadata import entry_points
 
     (found,) = entry_points(group="torch.backends", name="ringleader")

@@ -1,4 +1,4 @@
-"""Staging through host memory, on a simulated accelerator: see accelerator.py."""
+"""Staging through host memory, on the simulated device of kit/fake_accelerator.py."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.kit.fake_accelerator import PACES, Accelerator
 T = TypeVar("T")
 
 SLOT_BYTES = 2048
-"""Small, so that a thousand numbers already are several chunks."""
+"""Small, so that a thousand numbers are several chunks."""
 STALE = -77.0
-"""What is where nothing has been computed yet."""
+"""The value of memory before it is computed."""
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Rank:
-    """A rank with a simulated accelerator, and a stage on it."""
+    """A rank with a simulated accelerator and its staging."""
 
     def __init__(self, group: Group, pace: str = "late") -> None:
         self.group = group
@@ -47,7 +47,7 @@ class Rank:
         body: staging.Body,
         width: int = 1,
     ) -> Callable[[], None]:
-        """Begin an operation; what is returned waits for it as torch's users do."""
+        """Start an operation; return a function that waits as torch's users do."""
         work, arrive = self.stage.run(self.group, ins, outs, body, width, async_op=True)
 
         def wait() -> None:
@@ -77,14 +77,14 @@ class Rank:
         )
 
     def computed(self, values: Tensor, home: Tensor | None = None) -> Tensor:
-        """A tensor (or ``home``) that a kernel of the user is still to fill."""
+        """Return a tensor (or ``home``) that a pending kernel of the user will fill."""
         tensor = torch.zeros_like(values) if home is None else home
         self.device.compute(lambda: tensor.copy_(values))
         return tensor
 
 
 def staged(size: int, body: Callable[[Rank], T], pace: str = "late") -> list[T]:
-    """Run it on every rank; at the end no memory was touched without right."""
+    """Run ``body`` on every rank; check that no memory was used without permission."""
 
     def live(group: Group) -> T:
         rank = Rank(group, pace)
@@ -96,7 +96,7 @@ def staged(size: int, body: Callable[[Rank], T], pace: str = "late") -> list[T]:
 
 
 def numbers(count: int, rank: int, turn: int = 0) -> Tensor:
-    """Whole numbers that differ by place, rank and turn; sums of them are exact."""
+    """Return integers that differ by index, rank and turn; their sums are exact."""
     return torch.arange(count, dtype=torch.float32) * 3 + rank * 1000 + turn * 7
 
 
@@ -220,7 +220,7 @@ def test_tensors_of_unequal_length_travel_in_one_piece() -> None:
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0)])
 def test_tensors_of_no_size_still_meet_the_others(shape: tuple[int, ...]) -> None:
-    """The operation takes place, or the ranks' calls would no longer match."""
+    """The operation is run, because the ranks' calls must match."""
     calls: list[int] = []
 
     def body(rank: Rank) -> Tensor:
@@ -258,7 +258,7 @@ def test_every_width_of_element_has_its_place(dtype: torch.dtype, pace: str) -> 
 
 
 def every_other(values: Tensor) -> Tensor:
-    """Room for ``values`` with gaps between its elements."""
+    """Return a tensor like ``values`` with gaps between its elements."""
     return torch.full((*values.shape, 2), STALE)[..., 0]
 
 
@@ -303,7 +303,7 @@ def test_a_tensor_with_gaps_is_kept_until_the_copies_are_through() -> None:
 
 @pytest.mark.parametrize("pace", PACES)
 def test_operations_in_a_row_do_not_disturb_each_other(pace: str) -> None:
-    """None is waited for before all have been asked; they share the same slots."""
+    """All are started before any is waited for; they share the same slots."""
     count, num_turns = 4 * 512 + 3, 5
 
     def body(rank: Rank) -> list[Tensor]:
@@ -321,7 +321,7 @@ def test_operations_in_a_row_do_not_disturb_each_other(pace: str) -> None:
 
 @pytest.mark.parametrize("pace", PACES)
 def test_an_operation_begins_where_the_one_before_has_ended(pace: str) -> None:
-    """Each reads what the last one wrote, and only the last is waited for."""
+    """Each reads the result of the previous one, and only the last is waited for."""
     count, num_turns = 2 * 512 + 1, 4
 
     def body(rank: Rank) -> Tensor:
@@ -337,7 +337,7 @@ def test_an_operation_begins_where_the_one_before_has_ended(pace: str) -> None:
 
 @pytest.mark.parametrize("pace", PACES)
 def test_what_only_receives_spares_the_slots_of_the_one_before(pace: str) -> None:
-    """The host itself fills a slot here: no copy out makes it wait for the slot."""
+    """The host itself fills a slot, without a copy from the device to wait for."""
     count, num_turns = 2 * 512, 4
 
     def body(rank: Rank) -> list[Tensor]:
@@ -386,7 +386,7 @@ def test_a_slot_that_grows_is_kept_until_it_has_been_copied_in() -> None:
 
 
 def test_the_root_of_a_gather_cuts_as_the_others_do() -> None:
-    """It has three tensors where the others have one, and all must call alike."""
+    """It has three tensors and the others have one; all must make the same calls."""
     count = 512
 
     def body(rank: Rank) -> list[Tensor]:
@@ -407,7 +407,7 @@ def test_the_root_of_a_gather_cuts_as_the_others_do() -> None:
 
 
 def test_all_to_all_with_equal_parts_here_and_unequal_ones_there() -> None:
-    """Rank 1 keeps little for itself; between the two all parts are equal."""
+    """Rank 1 keeps little for itself; the parts between the two are equal."""
     parts = {(0, 0): 512, (0, 1): 512, (1, 0): 512, (1, 1): 3}
 
     def body(rank: Rank) -> list[Tensor]:
@@ -463,7 +463,7 @@ def test_a_tensor_with_gaps_on_the_host_is_cut_and_filled() -> None:
 
 
 class Mishap(Exception):
-    """Something goes wrong between two chunks."""
+    """An error between two chunks."""
 
 
 def test_an_exception_between_two_chunks_breaks_the_group_for_all() -> None:
@@ -532,7 +532,7 @@ def test_a_synchronous_operation_has_ended_when_the_call_returns() -> None:
 
 @pytest.mark.parametrize("has_gaps", [False, True])
 def test_gradients_are_not_traced_through_a_copy(has_gaps: bool) -> None:
-    """In-place changes of a leaf are forbidden to everybody but us."""
+    """torch forbids in-place changes of a leaf outside no_grad."""
 
     def body(rank: Rank) -> Tensor:
         values = numbers(600, rank.group.rank)
@@ -549,7 +549,7 @@ def test_gradients_are_not_traced_through_a_copy(has_gaps: bool) -> None:
 
 
 class StandInEvent:
-    """torch.mps.Event as far as we use it."""
+    """The part of torch.mps.Event that we use."""
 
     log: list[str]
 
@@ -581,7 +581,7 @@ def test_apples_queue_is_marked_by_an_event_that_was_recorded(
 
 
 def test_a_whole_operation_with_the_parts_of_apples_device(mps_log: list[str]) -> None:
-    """Its tensors here are the host's: what is tested is that the protocol fits."""
+    """Its tensors are host tensors: the test checks the protocol only."""
 
     num_chunks = 0
 
@@ -619,7 +619,7 @@ def test_a_device_nobody_can_stage_is_named_with_the_way_out(name: str) -> None:
 
 
 def test_two_stages_in_two_threads_stay_apart() -> None:
-    """Two groups over the same two ranks, each with its own stage and threads."""
+    """Two groups of the same two ranks, each with its own staging and threads."""
     with world(2) as first, world(2) as second:
 
         def drive(group: Group, turn: int) -> Tensor:

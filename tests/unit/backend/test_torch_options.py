@@ -1,4 +1,4 @@
-"""Torch's option objects and overloads, in our words; and reductions by value."""
+"""Conversion of torch's option objects and overloads, and reductions by value."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_another_number_of_tensors_is_refused_with_the_call(count: int) -> None:
 # -- reductions --------------------------------------------------------------------
 
 INPUTS = [[3, 5, 12], [6, 5, 1], [7, 2, 8]]
-"""Of rank 0, 1 and 2."""
+"""The values of rank 0, 1 and 2."""
 RESULTS = {
     ReduceOp.SUM: [16, 12, 21],
     ReduceOp.AVG: [16 / 3, 4, 7],
@@ -168,7 +168,7 @@ RESULTS = {
 
 
 def reduced(op: Any, make: Callable[[int], Tensor]) -> list[Tensor]:  # noqa: ANN401
-    """What every rank holds after an all_reduce with torch's ``op``."""
+    """Return the result of an all_reduce with torch's ``op`` on every rank."""
     found = reduction(op)
 
     def live(group: Group) -> Tensor:
@@ -212,7 +212,7 @@ def test_a_leaf_that_requires_gradients_can_be_scaled() -> None:
 
 @pytest.mark.parametrize("operation", ["reduce", "reduce_scatter"])
 def test_scaling_leaves_what_is_only_read_as_it_was(operation: str) -> None:
-    """NCCL scales on the way: torch's users may go on with their gradients."""
+    """NCCL does not change the input, so torch's users may rely on it."""
     op = dist._make_nccl_premul_sum(0.5)  # type: ignore[attr-defined]
 
     def live(group: Group) -> list[float]:

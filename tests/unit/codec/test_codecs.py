@@ -1,4 +1,4 @@
-"""Codecs: how close they come, how many bytes they take, and what they refuse."""
+"""Codecs: accuracy, size, and the refusal of invalid data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def numbers(count: int, seed: int = 0) -> Values:
 
 
 def coded(codec: Codec, values: Values) -> Data:
-    """The data, from memory that was full of rubbish."""
+    """Encode into memory that is not zero before."""
     data = np.full(codec.num_bytes(len(values)), 0xA5, np.uint8)
     with np.errstate(all="ignore"):  # as the engine does
         codec.encode(values, data)

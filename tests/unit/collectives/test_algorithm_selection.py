@@ -1,4 +1,4 @@
-"""The choice of the algorithm: wishes first, then the predicted time."""
+"""Algorithm selection: explicit requests first, then the predicted time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 
 def gigabit(size: int, latency_s: float = 100e-6) -> Network:
-    """Hosts around a gigabit switch."""
+    """Return a network of hosts on a gigabit switch."""
     link = LinkCost(latency_s, 119e6)
     return replace(Network.unknown(size), links=((link,) * size,) * size)
 

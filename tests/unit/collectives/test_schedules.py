@@ -1,4 +1,4 @@
-"""Every schedule is proven for every size, and the proof catches every wrong one."""
+"""Every schedule is verified for every size, and the checker finds wrong ones."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_an_unknown_algorithm_is_refused_and_the_known_ones_are_named() -> None:
 
 
 def compositions(total: int) -> Iterator[list[int]]:
-    """All ways to write ``total`` as an ordered sum: all splits of ranks into hosts."""
+    """Return all ordered sums of ``total``: all splits of ranks into hosts."""
     if total == 0:
         yield []
     for first in range(1, total + 1):
@@ -117,7 +117,7 @@ def compositions(total: int) -> Iterator[list[int]]:
 
 
 def hosts_of(sizes: list[int]) -> list[list[int]]:
-    """Ranks dealt to hosts in turn, so that a host's ranks are not neighbours."""
+    """Distribute ranks round-robin, so that a host's ranks are not adjacent."""
     hosts: list[list[int]] = [[] for _ in sizes]
     rank = 0
     while any(len(h) < s for h, s in zip(hosts, sizes, strict=True)):
@@ -157,7 +157,7 @@ def test_unequal_hosts_count_every_rank_once(across: str) -> None:
 
 
 def mutants(programs: list[Program]) -> Iterator[list[Program]]:
-    """One move dropped, or one receive of the wrong kind; every such program."""
+    """Yield programs with one move dropped, or one receive of the wrong kind."""
     flip = {Kind.REDUCE: Kind.COPY, Kind.COPY: Kind.REDUCE}
     for rank, moves in enumerate(programs):
         for index, move in enumerate(moves):
@@ -182,11 +182,11 @@ def test_ranks_that_wait_for_each_other_are_caught() -> None:
 
 
 Sum = Union[int, frozenset["Sum"]]  # noqa: UP007 (a string is no operand of |)
-"""Whose data, in which order of additions; a + b and b + a have the same bits."""
+"""An expression: ranks in order of addition; a + b and b + a are the same bits."""
 
 
 def sums_of(programs: list[Program]) -> list[dict[int, Sum]]:
-    """Per rank and chunk, the expression that an all_reduce computes."""
+    """Return the expression that an all_reduce computes, per rank and chunk."""
     chunks = {move.chunk for moves in programs for move in moves}
     held: list[dict[int, Sum]] = [
         dict.fromkeys(chunks, r) for r in range(len(programs))

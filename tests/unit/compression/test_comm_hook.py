@@ -1,4 +1,4 @@
-"""Communication hooks, as far as they need no process group."""
+"""Communication hooks without a process group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ringleader.errors import ConfigError
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_hook_has_what_ddp_asks_for(name: str) -> None:
-    """It compares annotations with types, so they may not be strings."""
+    """DDP compares annotations with types, so they must not be strings."""
     hook = compression.hook(name)
     signature = inspect.signature(hook)
     assert signature.parameters["bucket"].annotation is GradBucket

@@ -1,4 +1,4 @@
-"""What is kept between steps, and what a step that fails leaves: nothing."""
+"""The state between steps; a failed step changes nothing."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_step_sees_what_it_staged() -> None:
 
 
 def test_what_is_kept_is_never_written_to() -> None:
-    """A room is one of two, and the other than the kept one."""
+    """Two vectors alternate; a step never writes to the kept one."""
     state = CompressorState()
     step(state, 1.0)
     places = set()
@@ -90,7 +90,7 @@ def test_what_is_kept_is_never_written_to() -> None:
 
 
 def test_what_a_step_staged_is_not_written_to_by_it_again() -> None:
-    """The same parameters twice in one step: the second adds to what the first left."""
+    """The same parameters twice in one step: the second uses the first residual."""
     state = CompressorState()
     step(state, 1.0)
     state.begin()
@@ -105,7 +105,7 @@ def test_what_a_step_staged_is_not_written_to_by_it_again() -> None:
 
 
 def test_other_buckets_of_the_same_parameters_keep_their_values() -> None:
-    """DDP makes new buckets after the first step."""
+    """DDP rebuilds its buckets after the first step."""
     state = CompressorState()
     step(state, 1.0)
     state.begin()

@@ -1,4 +1,4 @@
-"""The arithmetic of PowerSGD, beside float64."""
+"""The arithmetic of PowerSGD, compared with float64."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_sums_by_halves_are_sums(length: int) -> None:
 
 
 def test_the_order_of_a_sum_is_known() -> None:
-    """(a + c + e) + (b + d): halves that are folded onto each other."""
+    """The order of additions is (a + c + e) + (b + d)."""
     a, b, c, d, e = 1.0, 2.0**-53, -1.0, 3.0, 2.0**-53
     values = np.array([[a, b, c, d, e]])
     # [a + d, b + e, c], then [a + d + c, b + e], then their sum
@@ -77,7 +77,7 @@ def test_products_are_those_of_float64(shape: tuple[int, int], rank: int) -> Non
 def test_a_product_has_the_same_bits_however_it_is_made(
     rank: int, scale: float
 ) -> None:
-    """By a library, which may fuse and reorder; by single steps; in float64."""
+    """A library may fuse and reorder; compared with single steps and with float64."""
     chance = np.random.default_rng(rank)
     sizes = np.exp2(chance.integers(-29, 1, (300, rank)))
     left = low_rank.round_to_12_bits(noise(300, rank) * sizes, tiny=low_rank.TINY_LEFT)

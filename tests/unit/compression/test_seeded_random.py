@@ -1,4 +1,4 @@
-"""Random numbers that all machines draw alike."""
+"""Random numbers that are the same on all machines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ringleader.compression import seeded_random
 
 
 def test_the_numbers_are_these_for_all_time() -> None:
-    """Two machines with other versions of numpy must draw the same."""
+    """Machines with different versions of numpy must draw the same numbers."""
     start = seeded_random.derive_seed(7, 3, "layer.weight")
     assert start == 0xA5B50E458961DEB4
     assert seeded_random.random_uint64(start, 3).tolist() == [

@@ -1,4 +1,4 @@
-"""Sums of sparse vectors, over real links inside one process."""
+"""Sparse all_reduce over real links inside one process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAYS = [SparseAlgorithm.ALL_GATHER, SparseAlgorithm.REDUCE_SCATTER]
 
 
 def entries(rank: int, total: int, share: float, *, seed: int = 0) -> SparseVector:
-    """Some places, other values of other sizes on each rank."""
+    """Return random entries with different values and magnitudes per rank."""
     random = np.random.default_rng((rank, seed))
     places = np.flatnonzero(random.random(total) < share)
     values = random.standard_normal(len(places)) * 10.0 ** random.integers(-5, 5)
@@ -44,7 +44,7 @@ def exact(parts: list[SparseVector], total: int) -> Tensor:
 
 @pytest.fixture
 def force(monkeypatch: pytest.MonkeyPatch) -> Callable[[SparseAlgorithm], None]:
-    """Makes one way the only one."""
+    """Force one algorithm."""
 
     def use(way: SparseAlgorithm) -> None:
         def always(*_: object, **__: object) -> tuple[SparseAlgorithm, str]:
@@ -90,7 +90,7 @@ def test_sums_are_exact_and_the_same_everywhere(
 
 
 def test_both_ways_give_the_same_bits(force: Callable[[SparseAlgorithm], None]) -> None:
-    """Rank order, whoever adds: else a choice of way would change the training."""
+    """Sums are in rank order, so that the algorithm does not change the training."""
     parts = [entries(rank, 3 * BLOCK, 0.3) for rank in range(4)]
 
     def live(group: Group) -> Tensor:
@@ -109,7 +109,7 @@ def test_both_ways_give_the_same_bits(force: Callable[[SparseAlgorithm], None]) 
 def test_ranks_that_choose_alike_use_owners_the_second_time(
     alike: bool, second: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """How alike they choose_sparse_algorithm is seen by the first exchange."""
+    """The first call measures the overlap of the selections."""
     total = 8 * BLOCK
     ways: list[SparseAlgorithm] = []
 
@@ -132,7 +132,7 @@ def test_ranks_that_choose_alike_use_owners_the_second_time(
 
 
 def test_ranks_that_remember_different_things_choose_alike() -> None:
-    """After a failure one may have finished an exchange and another not."""
+    """After a failure one rank may have finished a call and another not."""
     total = 8 * BLOCK
     alike = entries(0, total, 0.05)
 
@@ -151,7 +151,7 @@ def test_ranks_that_remember_different_things_choose_alike() -> None:
 
 
 def refusal_of(lie: Callable[[Communicator], object], total: int) -> str:
-    """What rank 0 says when rank 1 does ``lie`` instead of adding up."""
+    """Return the error of rank 0 when rank 1 runs ``lie``."""
 
     def live(group: Group) -> str:
         comm = GroupCommunicator(group)

@@ -1,4 +1,4 @@
-"""Which sparse exchange is cheapest."""
+"""The choice of the sparse algorithm by its bytes."""
 
 from __future__ import annotations
 

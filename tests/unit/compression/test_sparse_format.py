@@ -1,4 +1,4 @@
-"""Sparse values as bytes, and what is refused instead of believed."""
+"""Packing of sparse vectors, and the refusal of invalid data."""
 
 from __future__ import annotations
 

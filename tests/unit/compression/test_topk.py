@@ -1,4 +1,4 @@
-"""The topk_indices values: exactly, and by a sampled threshold."""
+"""Top-k selection, exact and by a sampled threshold."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_exactly_the_largest(
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_of_equal_values_as_many_as_asked_for(exact: bool) -> None:
-    """A constant gradient: no threshold can separate one per cent of it."""
+    """A constant gradient: no threshold selects one per cent of it."""
     chosen = topk_indices(torch.ones(LONG), COUNT, exact=exact)
     assert len(chosen) == COUNT == len(set(chosen.tolist()))
     few = torch.zeros(100)
@@ -90,7 +90,7 @@ def test_a_sample_finds_about_as_many(
 
 @pytest.mark.parametrize("choose", [topk_indices, _on_device])
 def test_a_sample_that_was_misled_does_no_harm(choose: Callable[..., Tensor]) -> None:
-    """Values as periodic as the sample: it sees the small or the large ones only."""
+    """Values with the period of the sample, which sees only one kind of them."""
     stride = LONG // SAMPLE
     values = noise(LONG)
     values[::stride] *= 1000

@@ -20,14 +20,14 @@ INPUTS = [
 
 
 class Gate(nn.BatchNorm2d):
-    """A batch norm that does more than one."""
+    """A batch norm with its own forward."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         return super().forward(input).relu()
 
 
 def model() -> nn.Module:
-    """Batch norms of all kinds at several depths, in training and not."""
+    """Batch norms of all kinds at several depths, in training and evaluation."""
     deep = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, momentum=None))
     frozen = nn.BatchNorm3d(4, eps=0.1).eval()
     plain = nn.SyncBatchNorm(5, affine=False, track_running_stats=False)
@@ -42,7 +42,7 @@ def model() -> nn.Module:
 
 
 def settings_of(layer: nn.Module) -> str:
-    """All of them, as torch prints them."""
+    """Return the texts of all layers."""
     return repr(layer).partition("(")[2]
 
 

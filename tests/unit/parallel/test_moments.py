@@ -1,4 +1,4 @@
-"""Moments of parts of a batch, merged: those of the whole, as exact as it gets."""
+"""Merged moments of parts of a batch equal those of the whole batch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 from ringleader.parallel.moments import Moments, measure, merge
 
 CUTS = [(40,), (20, 20), (1, 39), (10, 0, 1, 29), (0, 0, 40)]
-"""How 40 rows are cut into the batches of the ranks."""
+"""The batch sizes of the ranks, 40 rows in total."""
 
 
 def batch(dtype: torch.dtype, *, mean: float = 3.0, std: float = 2.0) -> Tensor:
-    """Rows of 5 channels; deterministic."""
+    """Return deterministic rows of 5 channels."""
     noise = torch.randn(40, 5, 7, generator=torch.Generator().manual_seed(7))
     return (mean + std * noise.double()).to(dtype)
 
@@ -64,7 +64,7 @@ def test_a_mean_far_above_the_deviations_costs_no_digits(cut: tuple[int, ...]) -
 
 
 def test_parts_with_different_means_add_to_the_variance() -> None:
-    """Two constant batches: all of the variance lies between them."""
+    """Two constant batches: all variance is between them."""
     values = torch.cat((torch.full((1, 2), 10.0), torch.full((3, 2), 14.0)))
 
     got = merged(values, (1, 3))
