@@ -17,8 +17,9 @@ pytestmark = pytest.mark.timeout(118)
 DRIVER = "tests.conformance.driver"
 
 PASSED_AT_LEAST = 124
-"""Of 285 at three ranks: the others need CUDA, more ranks, or are disabled upstream.
-Gloo passes 120 of these 124; it declines the list form of an uneven all_to_all."""
+"""Number of 285 tests at three ranks; the others need CUDA, more ranks, or are disabled
+upstream. Gloo passes 120 of these 124; it declines the list form of an uneven
+all_to_all."""
 
 LIMIT_S = 20.0
 """Bound on one test; the slowest waits five seconds for a timeout."""

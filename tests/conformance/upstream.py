@@ -142,7 +142,7 @@ class OnRanks(unittest.TestCase):
                 pipe.close()
 
     def _check_that_none_died(self) -> None:
-        """Of a signal or an uncaught exception; codes above 1 are upstream's words."""
+        """Fail on signals and uncaught exceptions; upstream reports codes above 1."""
         codes = {each.name: each.exitcode or 0 for each in self.processes}
         died = {name: code for name, code in codes.items() if code == 1 or code < 0}
         explained = _ERROR_CODE in codes.values()

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 TIMEOUT_S = 5.0
-"""Of the group; a death is seen when the kernel closes the sockets, far earlier."""
+"""Timeout of the group; a death is noticed far earlier, when its sockets close."""
 START_S = 20.0
 EXIT_S = 10.0
 """For the interpreter to end, with all that torch has loaded, on a busy machine."""

@@ -54,7 +54,7 @@ class Node:
         return self.ask("start", "updated", key=key, port=PORT, **order)
 
     def labels(self) -> set[str]:
-        """Whom it sees now."""
+        """Return the nodes that it currently sees."""
         return set(self.ask("list", "listed")["labels"])
 
     def event(self, name: str) -> dict[str, Any]:

@@ -270,7 +270,7 @@ TROUBLES = [
     ("descriptors", "few_descriptors", ("of 48 in use",), "ulimit"),
     ("shm", "little_shared_memory", ("8 MiB",), "--shm-size"),
 ]
-"""Who is examined, what must be found, what is said of it, and of the mend."""
+"""Case, code of the finding, words of its description, and of its fix."""
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def numbers(rank: int, step: int, count: int) -> Tensor:
-    """Whole numbers that differ by rank, step and place: sums are exact."""
+    """Return integers that differ by rank, step and position: sums are exact."""
     return ((torch.arange(count) * 7 + step * 31 + rank * 1009) % 4093).double()
 
 

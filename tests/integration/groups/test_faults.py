@@ -24,7 +24,7 @@ from ringleader.testing.processes import ForkServer, Rank, Ready, spawn_ranks
 
 SIZE = 4
 KILL_TIMEOUT_S = 8.0
-"""Of the group; a kill must be noticed long before."""
+"""Timeout of the group; a kill must be noticed long before."""
 LOST_WITHIN_S = 2.0
 STOP_TIMEOUT_S = 1.5
 SLACK_S = 1.0

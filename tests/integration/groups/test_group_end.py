@@ -109,7 +109,7 @@ def test_the_limit_of_a_call_goes_before_that_of_the_group(transport: str) -> No
 def test_a_barrier_after_one_that_timed_out_raises_and_frees_nobody(
     transport: str,
 ) -> None:
-    """ZF-10: the arrival of a rank that gave up must not be counted later."""
+    """The arrival of a rank that gave up must not be counted later."""
     with world(2, transport) as groups:
         first = failure(lambda: groups[0].barrier(timeout_s=SHORT_S))
         assert isinstance(first, DeadlineExceeded)

@@ -21,7 +21,7 @@ TRANSPORTS = ["memory", "tcp", "shm"]
 
 
 def numbers(rank: int, step: int, count: int) -> Tensor:
-    """Whole numbers that differ by rank, step and place: sums are exact."""
+    """Return integers that differ by rank, step and position: sums are exact."""
     return ((torch.arange(count) * 7 + step * 31 + rank * 1009) % 4093).double()
 
 
@@ -37,7 +37,7 @@ def total(size: int, step: int, count: int) -> Tensor:
 def test_a_thousand_steps_with_random_delays_are_all_right(
     size: int, transport: str
 ) -> None:
-    """ZF-1: a worker that is faster than the root gets its own step's numbers."""
+    """A rank that is ahead of the root gets the values of its own step."""
     steps, count = 1000, 40
     expected = [total(size, s, count) for s in range(steps)]
 
@@ -81,7 +81,7 @@ def one_step(group: Group, step: int, shared: random.Random) -> None:
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_steps_of_every_kind_with_random_delays_are_all_right(transport: str) -> None:
-    """ZF-1, ZF-2, FT-7: successive calls never see each other's values."""
+    """Successive calls never see each other's values."""
 
     def train(group: Group) -> None:
         dice, shared = random.Random(100 + group.rank), random.Random(7)
@@ -96,7 +96,7 @@ def test_steps_of_every_kind_with_random_delays_are_all_right(transport: str) ->
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_successive_broadcasts_bring_successive_values(transport: str) -> None:
-    """ZF-2: nothing of the first broadcast is left for the second."""
+    """Nothing of the first broadcast is left for the second."""
 
     def body(group: Group) -> list[float]:
         seen = []
@@ -115,7 +115,7 @@ def test_successive_broadcasts_bring_successive_values(transport: str) -> None:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("equal", [True, False])
 def test_concurrent_buckets_never_mix(transport: str, equal: bool) -> None:
-    """FT-3, FT-4: equal sizes must not swap, different sizes must not collide."""
+    """Calls of equal sizes must not be swapped, of different sizes not be mixed."""
     size = 3
     counts = [10_000] * 12 if equal else [1, 5000, 3, 100_000, 0, 77, 250_000, 2, 9999]
 
@@ -250,7 +250,7 @@ def test_a_wait_with_a_limit_leaves_the_operation_alone() -> None:
 
 
 def count_wrong_elements(group: Group, ready: Ready, count: int, steps: int) -> int:
-    """Of many large sums, each of other numbers."""
+    """Count wrong elements over many large sums of different numbers."""
     wrong = 0
     tensor = torch.empty(count)
     for step in range(steps):
@@ -288,7 +288,6 @@ def test_every_element_is_right_when_ranks_outnumber_cores_by_far(
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_64_megabytes_are_not_too_much(transport: str) -> None:
-    """ZF-12"""
     count = 16 << 20
 
     def body(group: Group) -> None:
@@ -307,8 +306,6 @@ def test_64_megabytes_are_not_too_much(transport: str) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (3, "tcp"), (5, "memory")])
 def test_every_rank_can_be_the_root(size: int, transport: str) -> None:
-    """FT-7"""
-
     def body(group: Group) -> None:
         rank = group.rank
         for root in range(size):

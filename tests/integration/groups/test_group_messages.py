@@ -31,7 +31,7 @@ def values(count: int, seed: int) -> torch.Tensor:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_messages_of_every_size_arrive_as_they_were_sent(transport: str) -> None:
-    """FT-15: also those without a single element."""
+    """Also tensors without elements."""
 
     def body(group: Group) -> None:
         for seed, count in enumerate(SIZES):
@@ -222,7 +222,7 @@ def test_a_recv_that_nobody_answers_fails_alone(transport: str) -> None:
 def test_a_message_that_does_not_fit_raises_on_both_ranks_naming_both(
     wrong: str, count: int, transport: str
 ) -> None:
-    """FT-15: count and dtype travel with the message and are compared."""
+    """Count and dtype are sent with the message and compared."""
     words = (f"{count} x float32", f"{count + 1} x" if wrong == "count" else "x int32")
 
     def body(group: Group) -> str:

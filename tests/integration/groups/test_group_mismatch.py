@@ -19,7 +19,7 @@ WORLDS = [(2, "tcp"), (2, "shm"), (3, "memory"), (4, "tcp"), (4, "shm")]
 """Two ranks have no third to learn from; with four, two of them agree."""
 WITHIN_S = 1.0
 LIMIT_S = 20.0
-"""Of every call; a mismatch must be found long before."""
+"""Timeout of every call; a mismatch must be found long before."""
 
 Step = Callable[[Group], object]
 
@@ -111,7 +111,7 @@ def check_all_raised(
 def test_different_calls_raise_on_all_ranks_within_a_second_naming_both(
     difference: str, size: int, transport: str
 ) -> None:
-    """PM-19, ZF-13, FT-15: differences travel with the bytes and are compared."""
+    """Count, dtype and reduction are sent with the data and compared."""
     most, one, words = PAIRS[difference]
     with world(size, transport) as groups:
         run_threads([lambda g=g: g.barrier() for g in groups])  # type: ignore[misc]
@@ -131,8 +131,6 @@ def test_different_calls_raise_on_all_ranks_within_a_second_naming_both(
 def test_two_calls_in_another_order_raise_on_all_ranks(
     size: int, transport: str
 ) -> None:
-    """ZF-4"""
-
     def forward(group: Group) -> None:
         all_reduce(100)(group)
         all_reduce(200)(group)
@@ -151,7 +149,7 @@ def test_two_calls_in_another_order_raise_on_all_ranks(
 def test_a_dict_of_tensors_in_another_order_is_never_a_wrong_number(
     transport: str,
 ) -> None:
-    """ZF-4: maps are iterated in another order on every rank."""
+    """A dict may be iterated in another order on every rank."""
     size = 3
     shapes = {f"layer{i}": 10 + 7 * i for i in range(12)}
 
@@ -223,7 +221,7 @@ def test_uneven_all_to_all_that_does_not_add_up_is_found(transport: str) -> None
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_rank_that_contributes_twice_is_never_counted_twice(transport: str) -> None:
-    """ZF-13: a second call of one rank is the next operation, not another worker."""
+    """A second call of one rank is the next operation, not that of another rank."""
     size = 3
 
     def step(group: Group) -> list[float]:

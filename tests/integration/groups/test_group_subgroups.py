@@ -27,7 +27,7 @@ def total(group: Group | None, value: float) -> float:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_disjoint_groups_work_side_by_side(transport: str) -> None:
-    """FT-7: also those without rank 0."""
+    """Also sub-groups without rank 0."""
 
     def body(group: Group) -> float:
         even, odd = group.subgroup([0, 2]), group.subgroup([1, 3])

@@ -247,7 +247,7 @@ def test_an_expanded_tensor_can_be_read_but_not_written(transport: str) -> None:
 @pytest.mark.parametrize("count", [5, 1000, LARGE + 1])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_tensors_may_begin_at_any_byte(transport: str, count: int) -> None:
-    """PM-20: nobody assumes alignment."""
+    """No code assumes that tensors are aligned."""
 
     def unaligned(dtype: torch.dtype, offset: int, fill: float) -> Tensor:
         item = torch.empty(0, dtype=dtype).element_size()

@@ -50,7 +50,7 @@ def start(
 
 
 Answers = list[list[dict[str, Any]]]
-"""Of every rank, of every task."""
+"""Replies by rank and task."""
 
 
 @pytest.fixture(scope="module")

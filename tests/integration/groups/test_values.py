@@ -103,7 +103,7 @@ def all_reduce_names(place: str) -> list[str | None]:
 def test_all_reduce_is_right_for_every_algorithm_and_length(
     size: int, place: str
 ) -> None:
-    """PM-1: ranks that agree on a wrong value would fail here."""
+    """Compare with a reference: ranks could agree on a wrong value."""
     names = all_reduce_names(place)
     sums = {n: reference(size, n, torch.float32, "sum") for n in counts(size)}
 
@@ -208,7 +208,7 @@ def test_real_numbers_are_rounded_alike_on_all_ranks() -> None:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("size", SIZES)
 def test_rooted_operations_are_right_from_every_root(size: int, place: str) -> None:
-    """FT-7: every rank can be root, whatever its number."""
+    """Every rank can be the root."""
 
     def names(operation: str) -> list[str | None]:
         return [None] if place == "shm" else [None, *algorithms(operation)]
@@ -351,7 +351,7 @@ def test_all_to_all_is_right_even_and_uneven(size: int, place: str) -> None:
 
 
 def test_hosts_of_unequal_size_weigh_what_they_should() -> None:
-    """ZF-3: the mean over 3 + 1 ranks is the mean of ranks, not of hosts."""
+    """The mean over 3 + 1 ranks on two hosts is over ranks, not over hosts."""
     from dataclasses import replace
 
     from ringleader.collectives.cost_model import Network

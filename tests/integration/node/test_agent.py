@@ -79,7 +79,7 @@ def test_alone_it_forms_a_round_of_one_and_tells_what_it_knows(
 
 
 def test_two_nodes_of_one_user_on_one_host_train_together(config: AgentConfig) -> None:
-    """PM-2: an auto-discovered ring of two on loopback."""
+    """Two nodes discover each other on loopback and form a ring."""
     with AgentProcess.start(config) as one, AgentProcess.start(config) as two:
         first = framing.pack(enter(2))
         two._sock.sendall(first)

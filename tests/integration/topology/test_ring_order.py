@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no LAN here: {REASON}"
 
 BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "ring_order.py"
 PAYLOAD = 1448 / 1514
-"""Of what the wire carries, what TCP delivers."""
+"""Payload share of the bytes that TCP puts on the wire."""
 
 PROBE = """
 import json, socket, sys, time

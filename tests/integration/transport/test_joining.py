@@ -1,4 +1,4 @@
-"""Who may join a mesh while it forms: duplicates, wrong clusters, the restarted."""
+"""Joining a mesh while it forms: duplicates, other clusters, restarted ranks."""
 
 from __future__ import annotations
 

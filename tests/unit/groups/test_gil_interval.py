@@ -85,7 +85,7 @@ def test_zero_leaves_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_threads_that_overlap_in_any_order_end_with_the_usual_one() -> None:
-    """Whoever comes last gives it back, whoever came first."""
+    """The last user restores the interval, whichever was the first."""
     num_threads, num_turns = 4, 200
     together = threading.Barrier(num_threads)
 

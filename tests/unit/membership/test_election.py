@@ -1,4 +1,4 @@
-"""Who leads whom at rest depends on who hears whom, and on nothing else."""
+"""The leaders after convergence depend only on which nodes reach each other."""
 
 from __future__ import annotations
 

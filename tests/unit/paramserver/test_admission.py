@@ -1,4 +1,4 @@
-"""Who gets in, how links look, how often one may ask, what uploads may take."""
+"""Admission of workers, join links, rate limits and limits of uploads."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Run:
     tamper: dict[int, Tamper] = field(default_factory=dict)
     frames: dict[int, bytes] = field(default_factory=dict)
     member: KnownNode | None = None
-    """Whom the host let in."""
+    """Nodes that the host admitted."""
     welcome: PairingResult | None = None
     """What the joiner got."""
     has_thanked: bool = False
@@ -129,7 +129,7 @@ def test_a_wrong_pin_is_noticed_by_the_host_first() -> None:
 
 
 def test_a_false_host_learns_nothing_and_gives_nothing() -> None:
-    """It does not check the proof, and sends what it likes."""
+    """A host that does not check the proof and sends arbitrary frames."""
     joiner, host = PairingJoiner(J, "x", PIN), PairingHost(H, "y", CLUSTER)
     m3 = joiner.answer_hello(host.answer_hello(joiner.hello()))
     m5 = joiner.answer_element(host.answer_element(m3, WRONG))
