@@ -198,7 +198,7 @@ def test_every_word_of_the_wire_is_documented() -> None:
     for word in words:
         row = f"| {word.value} | `{word.name}` |"
         assert row in text, f"docs/wire-format.md lacks {row}"
-    for code, blame in enumerate(control_frames.BLAMES):
+    for code, blame in enumerate(control_frames.ERROR_NAMES):
         assert f"| {code} | `{blame}` |" in text, f"docs/wire-format.md lacks {blame}"
     for kind, limit in control_frames.LIMITS.items():
         row = f"| {kind.value} | `{kind.name}` | {limit} |"

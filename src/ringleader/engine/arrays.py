@@ -13,7 +13,7 @@ from ringleader.errors import ConfigError
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
 
-# How each torch dtype is seen by numpy. Where numpy lacks the dtype the bits are kept.
+# The numpy dtype that holds each torch dtype; the same bits where numpy lacks it.
 _STORAGE: dict[torch.dtype, type[np.generic]] = {
     torch.bool: np.bool_,
     torch.uint8: np.uint8,
@@ -41,21 +41,21 @@ _TYPES = {dtype: np.dtype(kind).str for dtype, kind in _STORAGE.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name on the wire; ConfigError for dtypes that do not travel."""
+    """The name of ``dtype`` on the wire; ConfigError if it cannot be sent."""
     if dtype not in _STORAGE:
-        raise ConfigError(f"tensors of {dtype} cannot be sent")
+        raise ConfigError(f"tensors of {dtype} cannot be sent; convert them first")
     return str(dtype).removeprefix("torch.")
 
 
 class _Window:
-    """Memory in the words that numpy asks for."""
+    """Memory as an object that numpy can turn into an array."""
 
     __slots__ = ("__array_interface__", "tensor")
 
     def __init__(
         self, address: int, count: int, typestr: str, tensor: torch.Tensor | None
     ) -> None:
-        self.tensor = tensor  # lives as long as the array does
+        self.tensor = tensor  # keeps the memory alive as long as the array
         self.__array_interface__ = {
             "data": (address, False),
             "shape": (count,),
@@ -67,8 +67,8 @@ class _Window:
 def as_array(tensor: torch.Tensor) -> Array:
     """The memory of a contiguous CPU ``tensor`` as a flat array, without a copy.
 
-    Not by ``tensor.numpy()``, which forbids for good that the tensor is resized, as
-    FSDP does between steps.
+    ``tensor.numpy()`` is not used, because it forbids for good that the tensor is
+    resized, which FSDP does between steps.
     """
     address, count = tensor.data_ptr(), tensor.numel()
     if not address and count:
@@ -78,13 +78,13 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def address_of(array: Array) -> int:
-    """Where the elements of ``array`` begin."""
+    """The address of the first element of ``array``."""
     start: int = array.__array_interface__["data"][0]
     return start
 
 
 def array_at(address: int, count: int, dtype: np.dtype[Any]) -> Array:
-    """The elements at an address. Whoever uses them sees to it that they are there."""
+    """The elements at an address. The caller keeps their memory alive."""
     return np.asarray(_Window(address, count, dtype.str, None))
 
 

@@ -24,6 +24,7 @@ Divide = Callable[[Array], object]
 """Turns a sum into the result, in place."""
 
 GRAIN = 32768
+"""Elements up to which torch stays on one thread."""
 
 _UFUNCS: dict[str, np.ufunc] = {
     "sum": np.add,
@@ -56,7 +57,7 @@ _TORCH_OPS: dict[str, Callable[..., torch.Tensor]] = {
 
 @lru_cache(maxsize=256)
 def combine(dtype: torch.dtype, op: str) -> Combine:
-    """The reduction ``op`` on arrays of ``dtype``; ConfigError where it has none."""
+    """The reduction ``op`` on arrays of ``dtype``; ConfigError if there is none."""
     _check(dtype, op)
     if dtype is torch.bool:
         return _BOOL_UFUNCS[op]
@@ -72,7 +73,7 @@ def combine(dtype: torch.dtype, op: str) -> Combine:
 
 def _check(dtype: torch.dtype, op: str) -> None:
     if op not in _UFUNCS:
-        raise ConfigError(f"no reduction {op!r}; there are: {', '.join(_UFUNCS)}")
+        raise ConfigError(f"unknown reduction {op!r}; use one of {', '.join(_UFUNCS)}")
     name = dtype_name(dtype)
     is_bits = op in ("band", "bor", "bxor")
     floating = dtype.is_floating_point or dtype.is_complex
@@ -138,11 +139,12 @@ def add_in_order(blocks: Sequence[Array], result: Array, combine: Combine) -> No
 
 
 def quiet_context() -> Context:
-    """A context in which numpy says nothing of overflow and NaN: they are the user's.
+    """A context in which numpy does not warn of overflow and NaN: the values are the
+    user's.
 
-    Entering it costs a tenth of what ``np.errstate`` does. Buffers are small in it:
-    numpy copies the scales of rows that are shorter than its buffers, which makes
-    codecs multiply at a third of the speed.
+    Entering it costs a tenth of ``np.errstate``. Its numpy buffers are small: numpy
+    copies the scales of rows that are shorter than its buffers, which makes codecs
+    multiply at a third of the speed.
     """
     context = copy_context()
     context.run(np.seterr, all="ignore")

@@ -1,4 +1,4 @@
-"""How an operation waits: with a deadline, an open ear, and a guess for whom."""
+"""Waiting in an operation: with a deadline, while control frames are read."""
 
 from __future__ import annotations
 
@@ -14,42 +14,41 @@ from ringleader.wire import header
 NAP_S = 0.05
 """The longest sleep. A missed doorbell (transport/shm_link.py) costs at most this."""
 PROBE_AFTER_S = 0.2
-"""Waiting this long is unusual: ask the peer whether it makes the same call."""
+"""Waiting this long is unusual: ask the peers whether they make the same call."""
 
 
 class ControlPoller(Protocol):
-    """What the waiter listens to besides the links: the control of the group."""
+    """Interface the waiter needs from the control channel of the group."""
 
     rank: int
-    """Ours."""
     current: bytes
-    """The header of the call under way."""
+    """The header of the call that is running."""
     aborted: GroupAborted | None
-    """Set from any thread, to be raised at once."""
+    """Set from any thread; must be raised at once."""
 
     def wanted(self) -> list[tuple[int, int]]:
-        """Descriptors and events that mean news."""
+        """Descriptors and events to wait for."""
         ...
 
     def progress(self, stalled_s: float) -> None:
-        """Read and write what is there; raises when the group is broken.
+        """Read and write control frames; raise if the group is broken.
 
-        A peer that vanished without a word is only an error once we are stalled: what
-        it sent before may still be enough to finish.
+        A peer that vanished without a notice is an error only once this rank has been
+        stalled: what the peer sent before may still be enough to finish.
         """
         ...
 
     def ask(self, peers: list[int]) -> None:
-        """Tell ``peers`` that we wait for them, and everybody else as well."""
+        """Tell all peers that this rank waits for ``peers``, and in which call."""
         ...
 
     def suspect(self, peers: list[int]) -> int:
-        """Who holds us up: of ``peers``, or one of them waits for it."""
+        """The rank that delays us: one of ``peers``, or a rank that they wait for."""
         ...
 
 
 class Waiter:
-    """One per group; used by the thread that holds the engine."""
+    """Waits for one group; used by the thread that holds the engine."""
 
     def __init__(self, poller: ControlPoller, default_s: float) -> None:
         self.default_s = default_s
@@ -61,14 +60,14 @@ class Waiter:
         self._probe_at_s = 0.0
 
     def start(self, deadline: Deadline, call: bytes) -> None:
-        """The call with this header begins and has a deadline of its own.
+        """Begin the call with this header. Raises DeadlineExceeded if it is too late.
 
-        Small calls do not say so: their clock starts when they first have to sleep.
-        The deadline may be over if it is that of several calls.
+        Prepared calls do not use this: their clock starts when they first sleep. The
+        deadline may be over if several calls share it.
         """
         if deadline.is_over():
             text = (
-                f"was busy with other things for the {deadline.after_s:.1f} s that "
+                f"was busy with other work for the {deadline.after_s:.1f} s that "
                 f"{header.decode(call, self._poller.rank)} and the calls with it had"
             )
             raise DeadlineExceeded(self._poller.rank, text)
@@ -77,18 +76,22 @@ class Waiter:
         self._stalled_at_s = 0.0
 
     def check(self) -> None:
-        """Raise if the group is being aborted; for who never has to wait."""
+        """Raise if the group is being aborted; for loops that may never wait."""
         if self._poller.aborted is not None:
             raise self._poller.aborted
 
     def moved(self) -> None:
-        """Something arrived or left after we had slept."""
+        """Note that bytes moved after a sleep: the group is not stalled."""
         self._stalled_at_s = 0.0
 
     def idle(
         self, links: Sequence[tuple[int, int]], blocked_on: Callable[[], list[int]]
     ) -> None:
-        """Sleep until something may have changed; raise when it is too late."""
+        """Sleep until a link or a control stream may be ready.
+
+        Raises DeadlineExceeded at the deadline. ``blocked_on`` returns the peers that
+        this rank waits for.
+        """
         if self._call is not self._poller.current:
             self.start(Deadline.after(self.default_s), self._poller.current)
         now_s = time.monotonic()
@@ -105,7 +108,7 @@ class Waiter:
         wait_ready([*links, *self._poller.wanted()], min(NAP_S, left_s))
 
     def _expire(self, peers: list[int]) -> NoReturn:
-        """Raise the timeout, naming whom we waited for and in which call."""
+        """Raise DeadlineExceeded, naming the rank that delays us and the call."""
         blamed = self._poller.suspect(peers)
         others = ", ".join(str(p) for p in peers if p != blamed)
         if others:

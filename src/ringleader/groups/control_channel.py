@@ -1,10 +1,12 @@
-"""The mail of one group: notices that keep ranks honest, and tagged messages.
+"""The control channel of one group: notices between ranks, and tagged messages.
 
-Every peer has one mail stream. BROKEN tells everybody why the group ended and who is to
-blame; WAITING lets a rank that waits long ask its peer whether both make the same call;
-GOODBYE makes a clean end different from a crash. The rest is messages.
+There is one control stream per peer. BROKEN tells all ranks why the group ended and
+which rank caused it; WAITING lets a rank that waits long ask its peers whether they
+make the same call; GOODBYE distinguishes a clean end from a crash. The other frames
+carry messages.
 
-All methods but ``post`` and ``wake`` belong to the thread that holds the engine.
+Only the thread that holds the engine may call the methods, except ``post`` and
+``wake``, which any thread may call.
 """
 
 from __future__ import annotations
@@ -25,27 +27,27 @@ from ringleader.groups.work import Work
 from ringleader.transport.link import POLLIN, POLLOUT, wait_ready
 from ringleader.transport.memory_link import socket_pair
 from ringleader.wire import header as op_header
-from ringleader.wire.control_frames import BLAMES, TEXT_BYTES, Frame, Kind
+from ringleader.wire.control_frames import ERROR_NAMES, TEXT_BYTES, Frame, Kind
 
 GRACE_S = 0.05
 """A peer that vanished is blamed once nothing has moved for this long: what it sent
 before its end may still be on the way."""
 HISTORY = 64
-"""Our last calls, for peers that ask about them late."""
+"""Calls of this rank that are remembered, for peers that ask about them late."""
 HISTORY_SENT = 16
-"""Of those, how many are told to a peer whose history is not ours."""
+"""Of those, how many are sent to a peer whose history differs."""
 WAITS_S = 0.5
-"""A peer that said so this lately waits for somebody itself; it says so every 0.2 s."""
+"""A peer that sent WAITING this recently still waits; it repeats it every 0.2 s."""
 MAX_QUESTIONS = 64
-"""Frames to a peer that does not read, beyond which we stop asking it."""
+"""Unsent frames to a peer beyond which no more WAITING is queued for it."""
 FLUSH_S = 0.2
-"""How long the notice of the end may take to leave, where a peer reads slowly."""
+"""How long sending the notice of the end may take if a peer reads slowly."""
 EXPIRE_S = 0.01
-"""Time between two looks at the deadlines of messages; there may be thousands."""
+"""Time between two checks of the deadlines of messages; there may be thousands."""
 
 
 class ControlChannel:
-    """All mail streams of one rank in one group."""
+    """All control streams of one rank in one group."""
 
     def __init__(
         self,
@@ -59,15 +61,15 @@ class ControlChannel:
         self._posted: deque[Outgoing | PendingRecv] = deque()
         self._calls: list[tuple[int, bytes]] = [(0, b"")] * HISTORY
         self._waits: dict[int, tuple[int, float]] = {}
-        """peer -> (for whom it waits, when it said so)"""
+        """peer -> (rank it waits for, when it said so)."""
         self._expire_at_s = 0.0
         self._orphans: list[Work] = []
-        """Waiting for frames that were dropped at the end."""
+        """Work that waited for frames which were dropped at the end."""
         self.current = b""
-        """The header of our call under way, or of the last one."""
+        """The header of this rank's running or last call."""
         self._wake_recv, self._wake_send = wake
         self.aborted: GroupAborted | None = None
-        """Set from any thread; the engine raises it at its next look."""
+        """Set from any thread; the engine raises it at its next check."""
 
     @classmethod
     def open(cls, rank: int, socks: dict[int, socket.socket]) -> ControlChannel:
@@ -81,37 +83,37 @@ class ControlChannel:
         self._posted.append(item)
 
     def wake(self) -> None:
-        """Make a sleeping engine look around."""
+        """Wake a sleeping engine."""
         with contextlib.suppress(OSError):
             self._wake_send.send(b"!")
 
-    # -- what the waiter needs -----------------------------------------------------
+    # -- for the waiter ------------------------------------------------------------
 
     def begin(self, sequence: int, header: bytes) -> None:
-        """Remember our current call, to compare it with what peers wait for."""
+        """Remember the current call, to compare it with those that peers wait in."""
         self.current = header
         self._calls[sequence % HISTORY] = (sequence, header)
 
     def ask(self, peers: list[int]) -> None:
-        """Tell everybody for whom we wait, and in which call."""
+        """Tell all peers which rank this one waits for, and in which call."""
         suspect = self.suspect(peers)
         for stream in self._streams.values():
-            # Who does not read any more needs no pile of questions.
+            # A peer that does not read gets no more questions.
             if self.current and not stream.is_gone and len(stream.out) < MAX_QUESTIONS:
                 frame = Frame(kind=Kind.WAITING, rank=suspect, length=64)
                 stream.queue(frame, self.current)
 
     def send_history(self, peer: int) -> None:
-        """Tell ``peer`` our last calls; it finds the first that was not its own."""
+        """Send the last calls to ``peer``, which finds the first that differs."""
         for sequence, header in sorted(self._calls)[-HISTORY_SENT:]:
             if sequence:
                 frame = Frame(kind=Kind.WAITING, rank=peer, length=64)
                 self._streams[peer].queue(frame, header)
 
     def suspect(self, peers: list[int]) -> int:
-        """Who holds us up: a rank that waits for nobody, reached from ``peers``.
+        """The rank that delays this one: it waits for nobody, ``peers`` wait for it.
 
-        Of ranks in a ring all but one wait for a neighbour that waits in turn.
+        In a ring all ranks but one wait for a neighbour that waits itself.
         """
         fresh_s = time.monotonic() - WAITS_S
         seen: list[int] = []
@@ -128,14 +130,12 @@ class ControlChannel:
         return peers[0]
 
     def wanted(self) -> list[tuple[int, int]]:
-        """Descriptors and events that mean news."""
-        streams = [
-            stream.wanted() for stream in self._streams.values() if not stream.is_gone
-        ]
+        """Descriptors and events to wait for."""
+        streams = [s.wanted() for s in self._streams.values() if not s.is_gone]
         return [(self._wake_recv.fileno(), POLLIN), *streams]
 
     def progress(self, stalled_s: float = 0.0) -> None:
-        """Move all mail that can be moved; raises what breaks the group."""
+        """Move all frames that can be moved; raise if one of them breaks the group."""
         if self.aborted is not None:
             raise self.aborted
         with contextlib.suppress(BlockingIOError):
@@ -154,7 +154,7 @@ class ControlChannel:
             self._expire_at_s = time.monotonic() + EXPIRE_S
 
     def has_pending(self) -> bool:
-        """Whether any message or receive is under way."""
+        """Whether any message or receive is unfinished."""
         if self._posted or self._messages.is_pending():
             return True
         return any(stream.out for stream in self._streams.values())
@@ -162,9 +162,9 @@ class ControlChannel:
     # -- the end -------------------------------------------------------------------
 
     def say_broken(self, error: RingleaderError) -> None:
-        """Tell everybody who can still hear why the group ended."""
+        """Tell all reachable peers why the group ended."""
         name = type(error).__name__
-        code = BLAMES.index(name if name in BLAMES else "InternalError")
+        code = ERROR_NAMES.index(name if name in ERROR_NAMES else "InternalError")
         peer = getattr(error, "peer", self.rank)
         text = error.text.encode()[:TEXT_BYTES]
         rank = peer if isinstance(peer, int) and peer >= 0 else self.rank
@@ -175,13 +175,13 @@ class ControlChannel:
         self._flush()
 
     def _flush(self) -> None:
-        """Send what is left, for a moment; who does not read sees our end instead."""
+        """Send what is left, for a moment; slow peers see only the connection end."""
         until = Deadline.after(FLUSH_S)
         while True:
-            left = [b for b in self._streams.values() if b.out and not b.is_gone]
+            left = [s for s in self._streams.values() if s.out and not s.is_gone]
             if not left or until.is_over():
                 break
-            wait_ready([(b.sock.fileno(), POLLOUT) for b in left], until.left_s())
+            wait_ready([(s.sock.fileno(), POLLOUT) for s in left], until.left_s())
             for stream in left:
                 stream.write()
         for stream in left:
@@ -189,7 +189,7 @@ class ControlChannel:
                 stream.sock.shutdown(socket.SHUT_WR)
 
     def say_goodbye(self) -> None:
-        """Tell everybody that we leave on purpose."""
+        """Tell all peers that this rank leaves on purpose."""
         self._tell_all(Frame(kind=Kind.GOODBYE), b"")
 
     def _tell_all(self, frame: Frame, payload: bytes) -> None:
@@ -199,7 +199,7 @@ class ControlChannel:
                 stream.write()
 
     def fail(self, error: BaseException) -> None:
-        """Every message under way fails with ``error``."""
+        """Fail every unfinished message with ``error``."""
         waiting = [*self._orphans, *(item.work for item in self._posted)]
         waiting += self._messages.drain()
         for stream in self._streams.values():
@@ -212,21 +212,21 @@ class ControlChannel:
                 work.finish(error)
 
     def close(self) -> None:
-        """Hang up. Idempotent."""
+        """Close all streams. Idempotent."""
         for stream in self._streams.values():
             stream.sock.close()
             stream.is_gone = True
         self._wake_recv.close()
         self._wake_send.close()
 
-    def who_vanished(self) -> list[int]:
+    def vanished_peers(self) -> list[int]:
         """Peers whose stream ended without a goodbye."""
         streams = self._streams.values()
-        return [b.peer for b in streams if b.is_gone and not b.said_goodbye]
+        return [s.peer for s in streams if s.is_gone and not s.said_goodbye]
 
     def has_left(self, peer: int | str) -> bool:
         """Whether ``peer`` said goodbye: it closed the group, or its program ended."""
-        return any(b.said_goodbye for b in self._streams.values() if b.peer == peer)
+        return any(s.said_goodbye for s in self._streams.values() if s.peer == peer)
 
     # -- frames --------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class ControlChannel:
             self._messages.act(stream.peer, frame, payload)
 
     def compare(self, peer: int, theirs: bytes) -> None:
-        """``peer`` waits for us in a call: is it the one we made under that number?"""
+        """Raise CallMismatch if ``theirs`` differs from our call with that number."""
         call = op_header.decode(theirs, peer)
         sequence, mine = self._calls[call.sequence % HISTORY]
         if sequence != call.sequence or not mine:
@@ -254,8 +254,8 @@ class ControlChannel:
 
 
 def _rebuild(frame: Frame, payload: bytes, reporter: int) -> RingleaderError:
-    """The error behind a BROKEN notice, with a word on who told us."""
-    kind: Callable[..., RingleaderError] = getattr(errors, BLAMES[frame.code])
+    """The error in a BROKEN notice, naming the rank that reported it."""
+    kind: Callable[..., RingleaderError] = getattr(errors, ERROR_NAMES[frame.code])
     text = bytes(payload).decode(errors="replace")
     if frame.rank != reporter and "(reported by" not in text:
         text = f"{text} (reported by rank {reporter})"

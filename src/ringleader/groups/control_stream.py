@@ -1,4 +1,4 @@
-"""One peer's mail stream: frames queued and written, frames read and handed out."""
+"""The control stream to one peer: queues and writes frames, reads and returns them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ringleader.wire.control_frames import Frame
 _NOTHING = memoryview(b"")
 
 RoomFor = Callable[[int, Frame], memoryview | None]
-"""(peer, frame) -> where its payload goes; None: into a buffer of its own."""
+"""(peer, frame) -> memory for the payload; None stores it in a new buffer."""
 
 
 class ControlStream:
-    """The mail between us and one peer. One thread at a time; never blocks."""
+    """Frames to and from one peer. Used by one thread at a time; never blocks."""
 
     def __init__(self, peer: int, sock: socket.socket) -> None:
         self.peer = peer
         self.sock = sock
         self.out: deque[tuple[memoryview, Work | None, bool]] = deque()
-        """What to send, who waits for that, whether a frame begins there."""
+        """(bytes to send, work to finish then, whether a frame begins there)."""
         self.said_goodbye = False
         self.is_gone = False
         self._head = bytearray(control_frames.FRAME_BYTES)
@@ -36,13 +36,13 @@ class ControlStream:
         self._stored = bytearray()
 
     def wanted(self) -> tuple[int, int]:
-        """Descriptor and events that mean news."""
+        """Descriptor and events to wait for."""
         return self.sock.fileno(), POLLIN | (POLLOUT if self.out else 0)
 
     def queue(
         self, frame: Frame, payload: bytes | memoryview = b"", work: Work | None = None
     ) -> None:
-        """Put a frame in line; ``work`` is finished once its last byte has left."""
+        """Queue a frame; ``work`` is finished once its last byte has been sent."""
         first = None if len(payload) else work
         self.out.append((memoryview(control_frames.encode(frame)), first, True))
         if len(payload):
@@ -56,10 +56,10 @@ class ControlStream:
                 sent = self.sock.send(view)
             except BlockingIOError:
                 if isinstance(self.sock, SecureSocket) and self.sock.owes:
-                    self.out[0] = (view, work, False)  # part of it is on its way
+                    self.out[0] = (view, work, False)  # part of the frame has been sent
                 return
             except OSError:
-                self.is_gone = True  # reading tells how it ended, if it said anything
+                self.is_gone = True  # reading may still find a notice of the end
                 return
             if sent < len(view):
                 self.out[0] = (view[sent:], work, False)
@@ -69,7 +69,7 @@ class ControlStream:
                 work.finish()
 
     def drop_unsent(self) -> list[Work]:
-        """Forget every frame of which no byte has left; who waited for them."""
+        """Drop frames of which no byte was sent; return the work waiting for them."""
         started = list(takewhile(lambda entry: not entry[2], self.out))
         dropped = [work for _, work, _ in self.out if work]
         kept = [work for _, work, _ in started if work]
@@ -77,7 +77,7 @@ class ControlStream:
         return [work for work in dropped if work not in kept]
 
     def read(self, room_for: RoomFor) -> Iterator[tuple[Frame, bytes]]:
-        """Receive what is there; every frame once it is complete, with its payload."""
+        """Receive what is there; yield every complete frame with its payload."""
         while not self.is_gone:
             target = self._left
             if self._frame is None:
@@ -96,7 +96,7 @@ class ControlStream:
                 yield frame, bytes(self._stored)
 
     def _advance(self, received: int, room_for: RoomFor) -> Frame | None:
-        """Account for ``received`` bytes; the frame once it is complete."""
+        """Account for ``received`` bytes; return the frame if it is complete."""
         if self._frame is None:
             self._filled += received
             if self._filled < control_frames.FRAME_BYTES:
@@ -110,6 +110,6 @@ class ControlStream:
             self._left = self._left[received:]
         if self._left:
             return None
-        self._left = _NOTHING  # an empty view would still keep the tensor
+        self._left = _NOTHING  # an empty view would keep the tensor alive
         frame, self._frame = self._frame, None
         return frame

@@ -1,7 +1,6 @@
-"""Ways to form a group: from an address list, or from the environment of a launcher.
+"""Forms groups: from a list of addresses, or from the environment of a launcher.
 
-With credentials every connection between ranks is encrypted, and both sides have proven
-who they are; without, all of it is plain.
+With credentials all connections between ranks use mutual TLS; without, plain TCP.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
 @atexit.register
 def close_open_groups() -> None:
-    """A program that just ends has not crashed, so say goodbye; else say why."""
+    """Say goodbye at the end of the program, or abort if it ends by an exception."""
     reason = getattr(sys, "last_value", None)
     for each in list(_open_groups):
         with contextlib.suppress(Exception):
@@ -59,7 +58,7 @@ def close_open_groups() -> None:
 
 
 def _forget_open_groups() -> None:
-    """A forked child must not hold the connections of its parent open."""
+    """Close the connections of the parent in a forked child."""
     for each in list(_open_groups):
         with contextlib.suppress(Exception):
             handle_of(each).hang_up()
@@ -72,17 +71,18 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to form a group, apart from who is in it."""
+    """Settings for forming a group, apart from its members."""
 
     deadline: Deadline
     config: CollectiveConfig | None = None
     transport: str = "auto"
-    """"auto" shares memory between ranks of one host, "tcp" never does."""
+    """ "auto" uses shared memory between ranks of one host, "tcp" never does."""
     num_stripes: int = 1
     addresses: tuple[str, ...] = ()
-    """Ours, as the others reach us; none: the one that reaches the store."""
+    """Addresses by which other ranks reach this one; empty: that of the route to the
+    store."""
     credentials: TlsCredentials | None = None
-    """Proves who we are and judges the others, by TLS; None: everything is plain."""
+    """Certificates for mutual TLS; None for plain TCP."""
 
     def __post_init__(self) -> None:
         if self.transport not in TRANSPORTS:
@@ -91,7 +91,7 @@ class Options:
 
 
 class _Connector:
-    """Makes the meshes of a group and its sub-groups over one listener."""
+    """Connects the meshes of a group and its sub-groups over one listener."""
 
     def __init__(
         self,
@@ -137,11 +137,12 @@ def group(
     """Form a group and return when all ranks are connected.
 
     ``peers`` are the "host:port" of all ranks, in the same order everywhere, and
-    ``rank`` is our place in it. Without them the environment of torchrun, mpirun or
-    Slurm is used. ``transport`` "auto" shares memory between ranks of one host, "tcp"
-    never does. ``connections`` > 1 opens several TCP connections per peer, for long fat
-    networks. ``timeout_s`` bounds forming; operations take theirs from ``config``.
-    Where RINGLEADER_CREDENTIALS names a file, all connections are encrypted.
+    ``rank`` is the index of this process in it. Without them the environment of
+    torchrun, mpirun or Slurm is used. ``transport`` "auto" uses shared memory between
+    ranks of one host, "tcp" never does. ``connections`` > 1 opens several TCP
+    connections per peer, for networks with high bandwidth and latency. ``timeout_s``
+    bounds the forming; operations take their limit from ``config``. If the environment
+    variable RINGLEADER_CREDENTIALS names a file, all connections are encrypted.
     """
     wires = Wires.from_environment()
     options = Options(
@@ -154,10 +155,10 @@ def group(
     )
     if peers is None:
         if rank is not None:
-            raise ConfigError("rank without peers; give both or neither")
+            raise ConfigError("rank without peers: give both or neither")
         return from_environment(Launch.from_environment(), options)
     if rank is None:
-        raise ConfigError("peers without rank: say which of them we are")
+        raise ConfigError("peers without rank: give the index of this process, too")
     addresses = _check_peers(peers, rank)
     listener = Listener.open(*addresses[rank], options.credentials)
     view_id = "peers:" + ",".join(f"{host}:{port}" for host, port in addresses)
@@ -166,14 +167,14 @@ def group(
 
 
 def load_credentials(path: str) -> TlsCredentials | None:
-    """What the file of RINGLEADER_CREDENTIALS holds; None: no file, plain sockets.
+    """Load the credentials at ``path``; None if it is empty: plain TCP.
 
-    A file that is named and cannot be used is a ConfigError, never a plain connection.
+    Raises ConfigError if the file cannot be used; it never falls back to plain TCP.
     """
     if not path:
         return None
     try:
-        # Here, so that plain groups need neither this module nor cryptography.
+        # Imported here, so that plain groups do not need cryptography.
         from ringleader.identity.credentials import Credentials
     except ImportError as exc:
         text = f"RINGLEADER_CREDENTIALS is {path}, and {exc.name} is not installed"
@@ -195,7 +196,10 @@ def _check_peers(peers: Sequence[str], rank: int) -> list[tuple[str, int]]:
 
 
 def from_environment(launch: Launch, options: Options) -> Group:
-    """Meet at the store at MASTER_ADDR:MASTER_PORT, kept by rank 0 or the launcher."""
+    """Form the group of a launcher, over the store at MASTER_ADDR:MASTER_PORT.
+
+    The store is served by rank 0, or by the launcher itself.
+    """
     if launch.size == 1:
         listener = Listener.open("127.0.0.1", 0, shares_memory=False)
         alone = [Endpoint((("127.0.0.1", listener.port),))]
@@ -215,21 +219,21 @@ def from_environment(launch: Launch, options: Options) -> Group:
         )
     except (RuntimeError, ValueError) as exc:
         if keeps_store:
-            text = f"rank 0 cannot keep the store at {where}; is there another rank 0?"
+            text = f"rank 0 cannot serve the store at {where}; is there another rank 0?"
             raise ConfigError(f"{text} ({first_line(exc)})") from exc
         text = f"no store there: {first_line(exc)}"
         raise PeerUnreachable(where, text) from exc
-    view_id = f"env:{launch.size}:{launch.attempt}"  # not where: it may be a tunnel
+    view_id = f"env:{launch.size}:{launch.attempt}"  # no address: it may be a tunnel
     return over_store(store, launch.rank, launch.size, view_id, options)
 
 
 def over_store(
     store: Store, rank: int, size: int, view_id: str, options: Options
 ) -> Group:
-    """Publish our addresses in any torch store, read the others', connect."""
+    """Publish this rank's addresses in a torch store, read the others' and connect."""
     claim = f"ringleader/{view_id}/claim/{rank}"
     if store.add(claim, 1) > 1:
-        raise ConfigError(f"two processes say they are rank {rank}")
+        raise ConfigError(f"two processes have rank {rank}; every one needs its own")
     listener = Listener.open("", 0, options.credentials)
     keys = [f"ringleader/{view_id}/{peer}" for peer in range(size)]
     must_stay = False
@@ -240,13 +244,13 @@ def over_store(
         endpoints = [
             look_up(store, key, peer, options.deadline) for peer, key in enumerate(keys)
         ]
-        must_stay = True  # for who reads later, to see that we are not alike
+        must_stay = True  # late readers must see whether this rank encrypts
         check_alike(endpoints, encrypts=options.credentials is not None)
         must_stay = False
         return _form(rank, endpoints, listener, view_id, options)
     except BaseException:
         listener.close()
-        with contextlib.suppress(RuntimeError):  # so that it can be tried again
+        with contextlib.suppress(RuntimeError):  # so that forming can be repeated
             if not must_stay:
                 store.delete_key(keys[rank])
             store.add(claim, -1)
@@ -280,7 +284,7 @@ def _form(
 
 
 def learn_network(formed: Group, mesh: Mesh, deadline: Deadline) -> None:
-    """Measure links where there is a choice to make; all ranks end with one picture."""
+    """Measure the links, unless all ranks share memory; all ranks get equal results."""
     if formed.size == 1:
         return
     if len(mesh.shm_peers) == formed.size - 1:

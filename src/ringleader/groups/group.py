@@ -1,8 +1,8 @@
-"""A group: ranks that move tensors together, in one epoch of the membership.
+"""Group: the public interface for collectives and messages between ranks.
 
-A group is immutable. When a peer is lost, calls differ or time runs out, it is broken
-for good: every pending and later call raises the same typed error, and a new group is
-formed instead.
+A group is immutable. When a peer is lost, calls differ or a deadline passes, it is
+broken for good: every pending and later call raises the same typed error, and a new
+group has to be formed.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Group:
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
-        """Combine everybody's ``tensor``, in place, or into ``out`` and leave it.
+        """Combine all ranks' ``tensor``, in place or into ``out``.
 
         With a ``codec`` it travels in fewer bytes, and all ranks get the same bits.
         ``error_out`` (float32) then receives this rank's encoding error: summed over
@@ -167,7 +167,7 @@ class Group:
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
-        """Put rank ``src``'s values into everybody's ``tensor``."""
+        """Copy rank ``src``'s ``tensor`` into the ``tensor`` of all ranks."""
         self._check_rank(src, "src")
         call = calls.broadcast(tensor, root=src, is_root=self.rank == src)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
@@ -182,7 +182,7 @@ class Group:
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
-        """Everybody's ``tensor`` into ``outs``: one per rank, or one tensor for all."""
+        """Copy all ranks' ``tensor`` into ``outs``: a list, or one tensor for all."""
         call = calls.all_gather(outs, tensor, rank=self.rank, size=self.size)
         if codec == "auto":
             codec = self._handle.auto_codec(call.operation, call.num_bytes)
@@ -201,7 +201,7 @@ class Group:
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
-        """Combine the parts meant for this rank into ``out``."""
+        """Combine all ranks' part for this rank into ``out``."""
         call = calls.reduce_scatter(out, tensors, op, rank=self.rank, size=self.size)
         if codec == "auto":
             codec = self._handle.auto_codec(call.operation, call.num_bytes)
@@ -221,7 +221,7 @@ class Group:
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
-        """Everybody's ``tensor`` into ``outs`` of rank ``dst``; others pass None."""
+        """Copy all ranks' ``tensor`` to ``outs`` of rank ``dst``; others pass None."""
         self._check_rank(dst, "dst")
         call = calls.gather(outs, tensor, root=dst, rank=self.rank, size=self.size)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
@@ -236,7 +236,7 @@ class Group:
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
-        """Rank ``src``'s i-th tensor into ``out`` of rank i; others pass None."""
+        """Copy rank ``src``'s i-th tensor into ``out`` of rank i; others pass None."""
         self._check_rank(src, "src")
         call = calls.scatter(out, tensors, root=src, rank=self.rank, size=self.size)
         return self._submit(call, algorithm, timeout_s, async_op=async_op)
@@ -251,9 +251,10 @@ class Group:
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
-        """Send the i-th part of ``tensor`` to rank i, for every i at once.
+        """Copy the i-th part of ``tensor`` to rank i, for all ranks at once.
 
-        Parts are tensors of a list, equal cuts of one tensor, or ``splits`` rows of it.
+        Parts are the tensors of a list, equal parts of one tensor, or as many of its
+        rows as the splits say.
         """
         call = calls.all_to_all(
             out, tensor, out_splits, in_splits, rank=self.rank, size=self.size
@@ -287,7 +288,7 @@ class Group:
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
-        """Send ``tensor`` to rank ``dst``; ends when the tensor may be used again."""
+        """Send ``tensor`` to rank ``dst``; it is free when the work has ended."""
         self._check_peer(dst)
         _check_tag(tag)
         array = input_array(tensor, "send")
@@ -311,9 +312,9 @@ class Group:
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
-        """Receive into ``tensor`` from rank ``src``, or from who sends this tag first.
+        """Receive into ``tensor`` from rank ``src``; None accepts any rank.
 
-        ``work.source`` says who it was.
+        ``work.source`` is the sender.
         """
         if src is not None:
             self._check_peer(src)
@@ -354,15 +355,15 @@ class Group:
     def subgroup(
         self, ranks: Sequence[int], *, timeout_s: float | None = None
     ) -> Group | None:
-        """A group of some of us, with links of its own; None if we are not in it.
+        """Form a group of some ranks, with its own links; None for other ranks.
 
-        Every member must call it with the same ranks in the same order; the position in
+        Every member must call it with the same ranks in the same order. The position in
         ``ranks`` becomes the rank.
         """
         chosen = tuple(ranks)
         if len(set(chosen)) != len(chosen) or not chosen:
             raise ConfigError(
-                f"subgroup: ranks {list(ranks)} must be different, not none"
+                f"subgroup: ranks {list(ranks)} must be at least one, all different"
             )
         for rank in chosen:
             self._check_rank(rank, "rank")
@@ -387,7 +388,7 @@ class Group:
         self._runner.abort(GroupAborted(reason))
 
     def close(self) -> None:
-        """Leave the group: tell the others, end the thread, hang up. Idempotent."""
+        """Leave the group: say goodbye and close all connections. Idempotent."""
         if not self._closed:
             self._closed = True
             self._runner.close(CLOSE_S, self._handle.end)

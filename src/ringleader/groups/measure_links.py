@@ -1,9 +1,9 @@
-"""Measure the links of a new group, and give all ranks the same picture.
+"""Measures the links of a new group and gives all ranks the same result.
 
-Pairs meet in rounds, everybody at once, as they will in a collective; so ranks that
-share a network or its cores see the share they will get. A pair sends a few small
-messages for the latency, then bursts that double until one takes long enough to mean
-something. The rows are gathered on every rank, because all must choose alike.
+All ranks measure at once, in rounds of pairs, as in a collective, so that ranks which
+share a network or cores see the share they will get. A pair sends a few small messages
+for the latency, then bursts that double until one takes long enough to be reliable. The
+results are gathered on all ranks, because all must choose the same algorithm.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FIRST_BURST = 64 << 10
 LAST_BURST = 4 << 20
 STEP_BYTES = 256 << 10
 ENOUGH_S = 0.01
-"""A burst of this length is long against scheduling noise and short for a person."""
+"""A burst of this duration exceeds scheduling noise and is short for a user."""
 
 
 def measure(group: Group, links: dict[int, Link], deadline: Deadline) -> Network:
-    """The network of ``group``; every rank calls it, nothing else is under way."""
+    """Measure the network of ``group``; all ranks call it, before other operations."""
     size, rank = group.size, group.rank
     latencies, bandwidths = np.zeros(size), np.ones(size)
     for partner in _partners(rank, size):
@@ -44,7 +44,7 @@ def measure(group: Group, links: dict[int, Link], deadline: Deadline) -> Network
 def share(
     group: Group, latencies: np.ndarray, bandwidths: np.ndarray, deadline: Deadline
 ) -> Network:
-    """Put everybody's row together."""
+    """Gather all ranks' rows into one network."""
     size = group.size
     token = int.from_bytes(hashlib.blake2b(host_token(), digest_size=6).digest(), "big")
     shares = all(kind.startswith("shm") for kind in group.links().values())
@@ -71,10 +71,10 @@ def share(
 
 
 def _smooth(rows: list[torch.Tensor], size: int) -> None:
-    """Links about as fast as most count as equal.
+    """Set the bandwidth of links that are about as fast as most to the median.
 
     A short measurement is off by 10 %, and an algorithm that depends on one link must
-    not lose against one that spreads over many because that one had a bad moment.
+    not lose against one that uses many because of one bad measurement.
     """
     table = torch.stack([r[3 + size :] for r in rows])
     usual = float(table[~torch.eye(size, dtype=torch.bool, device="cpu")].median())
@@ -84,7 +84,7 @@ def _smooth(rows: list[torch.Tensor], size: int) -> None:
 
 
 def _partners(rank: int, size: int) -> list[int]:
-    """Whom ``rank`` meets in each round of a tournament where all meet all."""
+    """The partner of ``rank`` in each round of a round-robin tournament."""
     seats = size + size % 2
     partners = []
     for turn in range(seats - 1):
@@ -100,7 +100,7 @@ def _partners(rank: int, size: int) -> list[int]:
 
 
 def _measure_pair(link: Link, leads: bool, deadline: Deadline) -> tuple[float, float]:
-    """(latency, bandwidth) of what we send to the peer; both directions in turn."""
+    """(latency, bandwidth) from this rank to the peer; both ranks measure in turn."""
     if leads:
         result = _lead(link, deadline)
         _follow(link, deadline)
@@ -111,7 +111,7 @@ def _measure_pair(link: Link, leads: bool, deadline: Deadline) -> tuple[float, f
 
 
 def _lead(link: Link, deadline: Deadline) -> tuple[float, float]:
-    # Made and touched beforehand: the wire is measured, not the memory.
+    # Allocated and touched before, so that memory is not part of the measurement.
     memory = memoryview(bytearray(b"\1") * LAST_BURST)
     round_trips = []
     for _ in range(PINGS):
@@ -134,7 +134,7 @@ def _lead(link: Link, deadline: Deadline) -> tuple[float, float]:
 
 
 def _announce(burst: int) -> memoryview:
-    """The message that says how many bytes follow; 0 ends it."""
+    """The message that announces how many bytes follow; 0 ends the measurement."""
     return memoryview(burst.to_bytes(PING_BYTES, "little"))
 
 
@@ -178,7 +178,7 @@ def _recv(link: Link, view: memoryview, deadline: Deadline) -> None:
 
 def _pause(link: Link, deadline: Deadline, *, sending: bool) -> None:
     if deadline.is_over():
-        raise DeadlineExceeded(link.peer, "silent while the links were measured")
+        raise DeadlineExceeded(link.peer, "sent nothing while the links were measured")
     try:
         wanted = link.arm(sending=sending, receiving=not sending)
         if wanted is not None:

@@ -1,8 +1,9 @@
-"""Tagged messages: offered, matched with a receive, accepted, sent.
+"""Tagged messages: offered, matched with a receive, accepted and sent.
 
-A message travels as OFFER, with its payload when it is small; the receiver answers
-ACCEPT once somebody wants it, and the rest follows as DATA straight into the tensor of
-who asked. So nobody stores what nobody asked for, beyond a bounded amount per peer.
+A message is announced by an OFFER, which carries the payload if it is small. The
+receiver answers ACCEPT once there is a matching receive, and the rest follows as DATA,
+straight into the receiver's tensor. So a rank stores only a bounded amount per peer of
+what it has not asked for.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from ringleader.wire.control_frames import DATA_BYTES, EAGER_BYTES, Frame, Kind
 
 MAX_OFFERS = 4096
 MAX_EAGER_BYTES = 1 << 20
-"""Per sender: what may lie here unasked for."""
+"""Payload per sender that is stored before a receive asks for it."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Message:
-    """What both ends of a message know of it."""
+    """Properties that both ends of a message know."""
 
     tag: int
     view: memoryview
@@ -41,7 +42,7 @@ class _Message:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Outgoing(_Message):
-    """A message we send."""
+    """A message that this rank sends."""
 
     peer: int
     number: int = 0
@@ -49,7 +50,7 @@ class Outgoing(_Message):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PendingRecv(_Message):
-    """A message we want; ``source`` None takes it from anybody."""
+    """A receive that waits for a message; ``source`` None accepts any sender."""
 
     source: int | None
     received: int = 0
@@ -64,14 +65,14 @@ class _Offer:
 
 @dataclass(slots=True)
 class _Ledger:
-    """What is under way between us and one peer."""
+    """Unfinished messages between this rank and one peer."""
 
     offers: int = 0
-    """Of the peer, not yet accepted."""
+    """Offers of the peer that are not yet accepted."""
     stored_bytes: int = 0
-    """Of the peer, lying here."""
+    """Payload of the peer that is stored here."""
     eager_bytes: int = 0
-    """Of ours, lying there."""
+    """Payload of this rank that is stored at the peer."""
     next_number: int = 0
     backlog: deque[Outgoing] = field(default_factory=deque)
     sending: dict[int, Outgoing] = field(default_factory=dict)
@@ -90,13 +91,13 @@ class Messages:
         self._left: set[int] = set()
 
     def is_pending(self) -> bool:
-        """Whether any message or receive is under way."""
+        """Whether any message or receive is unfinished."""
         ledgers = self._ledgers.values()
         busy = any(x.sending or x.receiving or x.backlog for x in ledgers)
         return bool(self._recvs) or busy
 
     def take(self, item: Outgoing | PendingRecv) -> None:
-        """Begin to send a message, or to look for one that is wanted."""
+        """Begin to send a message, or match a receive with an offer."""
         if isinstance(item, Outgoing):
             if item.peer in self._left:
                 self._refuse(item, item.peer)
@@ -116,7 +117,7 @@ class Messages:
         self._recvs.append(item)
 
     def act(self, peer: int, frame: Frame, payload: bytes) -> None:
-        """A frame about messages has come."""
+        """Process a received frame that belongs to a message."""
         if frame.kind is Kind.OFFER:
             self._offered(peer, frame, payload)
         elif frame.kind is Kind.ACCEPT:
@@ -125,18 +126,18 @@ class Messages:
             self._received(peer, frame)
 
     def room_for(self, peer: int, frame: Frame) -> memoryview | None:
-        """Data goes straight into the tensor of who asked for it."""
+        """The memory of the receiving tensor for DATA; None for other frames."""
         if frame.kind is not Kind.DATA:
             return None
         recv = self._ledgers[peer].receiving.get(frame.message)
         if recv is None or frame.length > len(recv.view) - recv.received:
-            raise ProtocolError(peer, "sent message data that nobody accepted")
+            raise ProtocolError(peer, "sent data of a message that was not accepted")
         start = recv.received
         recv.received += frame.length
         return recv.view[start : start + frame.length]
 
     def drain(self) -> list[Work]:
-        """Forget everything; who waited for it."""
+        """Forget all messages; return the work that waited for them."""
         items: list[Outgoing | PendingRecv] = list(self._recvs)
         for ledger in self._ledgers.values():
             items += [*ledger.backlog, *ledger.sending.values()]
@@ -148,7 +149,7 @@ class Messages:
         return [item.work for item in items]
 
     def leave(self, peer: int) -> None:
-        """``peer`` said goodbye: nothing more comes from it, nothing is taken by it."""
+        """Fail all messages to and from ``peer``, which said goodbye."""
         self._left.add(peer)
         ledger = self._ledgers[peer]
         unsent = [*ledger.backlog, *ledger.sending.values()]
@@ -167,13 +168,15 @@ class Messages:
 
     def _refuse(self, item: Outgoing | PendingRecv, peer: int) -> None:
         if not item.work.done():
-            text = f"left the group; no message with tag {item.tag} can pass any more"
+            text = (
+                f"left the group; the message with tag {item.tag} cannot be delivered"
+            )
             item.work.finish(PeerLost(peer, text))
 
     # -- sending -------------------------------------------------------------------
 
     def _offer_next(self, peer: int) -> None:
-        """Offer what waits, as far as the peer's patience goes."""
+        """Offer queued messages, up to the limit of offers."""
         ledger, stream = self._ledgers[peer], self._streams[peer]
         while ledger.backlog and len(ledger.sending) < MAX_OFFERS:
             message = ledger.backlog.popleft()
@@ -183,7 +186,7 @@ class Messages:
             size = len(message.view)
             stored = ledger.eager_bytes + size
             is_eager = size <= EAGER_BYTES and stored <= MAX_EAGER_BYTES
-            # A copy, so that the caller may reuse the tensor at once.
+            # A copy, so that the caller can reuse the tensor at once.
             payload = bytes(message.view) if is_eager else b""
             frame = Frame(
                 kind=Kind.OFFER,
@@ -204,8 +207,8 @@ class Messages:
         ledger = self._ledgers[peer]
         message = ledger.sending.pop(frame.message, None)
         if message is None:
-            raise ProtocolError(peer, "accepted a message we never offered")
-        if message.work.done():  # it travelled with its offer
+            raise ProtocolError(peer, "accepted a message that was not offered")
+        if message.work.done():  # its payload was in the offer
             ledger.eager_bytes -= len(message.view)
         else:
             self._send_data(self._streams[peer], message)
@@ -229,7 +232,7 @@ class Messages:
         ledger.offers += 1
         ledger.stored_bytes += len(payload)
         if ledger.offers > MAX_OFFERS or ledger.stored_bytes > MAX_EAGER_BYTES:
-            raise ProtocolError(peer, "offers more messages than it may")
+            raise ProtocolError(peer, "exceeds the limit of offered messages")
         offer = _Offer(frame, peer, payload if frame.code else None)
         for recv in self._recvs:
             if _fits(recv, offer):
@@ -271,7 +274,7 @@ class Messages:
             recv.work.finish()
 
     def expire(self) -> None:
-        """A recv nobody answered just fails; anything half-way breaks the group."""
+        """Fail receives without an offer; raise if a message is late half-way."""
         for recv in [w for w in self._recvs if w.deadline.is_over()]:
             self._recvs.remove(recv)
             who = recv.source if recv.source is not None else "any rank"

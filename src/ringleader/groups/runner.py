@@ -1,12 +1,13 @@
-"""Who runs what when: operations in order, one thread at a time, and one end for all.
+"""Runs the operations of one group in order, one thread at a time, until its end.
 
-The engine of a group belongs to whoever holds ``lock``. A synchronous call on an idle
-group takes it and runs at once, in the caller: a thread switch costs more than a small
-collective. Asynchronous calls queue up for a background thread, which starts with the
-first of them; a caller that waits takes over the queue if the thread is not at it.
+The thread that holds ``lock`` owns the engine of the group. A synchronous call on an
+idle group takes the lock and runs at once, in the caller: a thread switch costs more
+than a small collective. Asynchronous calls are queued for a background thread, which
+starts with the first of them; a caller that waits runs the queue itself if the
+background thread does not.
 
-The first error breaks the group for good. It is told to all peers, every queued
-operation fails with it, and every later call raises it again.
+The first error breaks the group for good. All peers are told, every queued operation
+fails with it, and every later call raises it again.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from ringleader.transport.link import relax, wait_ready
 _log = logging.getLogger(__name__)
 
 ATTRIBUTE_S = 0.1
-"""How long a lost connection may wait for the notice that explains it."""
+"""How long to wait for the notice that explains a lost connection."""
 LINGER_S = 1.0
-"""How long an idle background thread stays before it ends."""
+"""How long an idle background thread waits before it ends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,11 +51,11 @@ class Job:
     deadline: Deadline
     work: Work
     nests: bool
-    """Whether the body consists of further calls."""
+    """Whether ``body`` calls further operations."""
 
 
 class Runner:
-    """The order of one group's operations, and its end."""
+    """The queue of one group's operations, and the error that ended the group."""
 
     def __init__(self, control: ControlChannel, name: str, timeout_s: float) -> None:
         self.control = control
@@ -69,7 +70,7 @@ class Runner:
         self._news = threading.Event()
         self._closing = False
         self._owner = 0
-        """The thread that runs an operation; calls it makes then are part of it."""
+        """The thread that runs an operation; its calls are part of that operation."""
         self._deadline = Deadline.after(0)
         self._nests = False
         self._hang_up: Callable[[], None] | None = None
@@ -84,7 +85,7 @@ class Runner:
         async_op: bool,
         nests: bool = False,
     ) -> Work:
-        """Run ``body`` after everything before it; at once, if that is our caller."""
+        """Run ``body`` after earlier operations, or as part of this thread's one."""
         if self._owner == threading.get_ident():
             return self._nested(body, nests=nests)
         if not async_op and not self._queue and self.lock.acquire(blocking=False):
@@ -103,22 +104,24 @@ class Runner:
         return job.work
 
     def _nested(self, body: Callable[[Deadline], None], *, nests: bool) -> Work:
-        """A call of an operation that consists of calls."""
+        """Run ``body`` as part of the operation that this thread runs."""
         if not self._nests:
-            text = "an operation of this thread is under way; is this a signal handler?"
+            text = "an operation of this thread is running; is this a signal handler?"
             raise ConfigError(text)
         self._nests = nests
         try:
             body(self._deadline)
-        except BaseException as exc:  # even if it is caught: the others wait
+        except BaseException as exc:  # even if the caller catches it: other ranks wait
             raise self.broken(exc) from exc
         finally:
             self._nests = True
         return DONE
 
     def run_prepared(self, prepared: Prepared, address: int) -> bool:
-        """Run a prepared operation now; False when others are before it."""
-        if self._queue or not self.lock.acquire(False):  # keywords take as long again
+        """Run a prepared operation now; return False if others come first."""
+        if self._queue or not self.lock.acquire(
+            False
+        ):  # a keyword argument doubles the cost
             return False
         try:
             self._owner = threading.get_ident()
@@ -134,7 +137,7 @@ class Runner:
         return True
 
     def deliver(self, item: Outgoing | PendingRecv, *, async_op: bool) -> Work:
-        """Send or receive one message, concurrently with everything else."""
+        """Send or receive one message, concurrently with all other operations."""
         if self._owner == threading.get_ident():
             raise ConfigError("a message cannot be part of an operation")
         self.check()
@@ -147,11 +150,11 @@ class Runner:
         return item.work
 
     def message_work(self) -> Work:
-        """The handle for a message; who waits for it may move control frames."""
+        """A handle for a message; a thread that waits for it moves control frames."""
         return Work(self._help)
 
     def check(self) -> None:
-        """Raise if the group has ended."""
+        """Raise the error that ended the group, if it has ended."""
         error = self.failure or self.control.aborted
         if error is not None:
             raise same_again(error)
@@ -159,12 +162,12 @@ class Runner:
     def _run(
         self, body: Callable[[Deadline], None], deadline: Deadline, *, nests: bool
     ) -> None:
-        """With the lock held: one operation, whose failure ends the group."""
+        """Run one operation, with the lock held; its failure ends the group."""
         try:
             self._owner, self._deadline = threading.get_ident(), deadline
             self._nests = nests
             gil_interval.begin()
-            self.check()  # the first to see an abort tells the others
+            self.check()  # the first thread to see an abort tells the peers
             body(deadline)
         except BaseException as exc:
             raise self.broken(exc) from exc
@@ -172,7 +175,7 @@ class Runner:
             self._leave()
 
     def _leave(self) -> None:
-        """The operation has ended; who closed the group in the middle of it waits."""
+        """End an operation, and the group if it was closed during the operation."""
         gil_interval.end()
         self._owner, self._nests = 0, False
         if self._hang_up is not None:
@@ -194,13 +197,13 @@ class Runner:
                 self.failure = InternalError(f"{type(exc).__name__}: {exc}")
             with contextlib.suppress(OSError, RingleaderError):
                 self.control.say_broken(self.failure)
-        self._fail_all(self.failure)  # again: something may have been posted since
+        self._fail_all(self.failure)  # again: a message may have been posted since
         if isinstance(exc, RingleaderError):
             return same_again(self.failure)
         return exc
 
     def _attribute(self, exc: RingleaderError) -> RingleaderError:
-        """A lost connection may have a better explanation in the control stream."""
+        """Find a better explanation for a lost connection in the control streams."""
         if self.control.aborted is not None:
             return self.control.aborted
         if not isinstance(exc, PeerLost):
@@ -209,11 +212,13 @@ class Runner:
         try:
             while not until.is_over():
                 self.control.progress()
-                vanished = self.control.who_vanished()
+                vanished = self.control.vanished_peers()
                 if exc.peer in vanished:
                     return exc
                 if self.control.has_left(exc.peer):
-                    return PeerLost(exc.peer, "left the group while we waited for it")
+                    return PeerLost(
+                        exc.peer, "left the group while this rank waited for it"
+                    )
                 wait_ready(self.control.wanted(), min(0.01, until.left_s()))
         except RingleaderError as better:
             return better
@@ -225,10 +230,10 @@ class Runner:
             job.work.finish(error)
         self.control.fail(error)
 
-    # -- who runs the queue --------------------------------------------------------
+    # -- the queue -----------------------------------------------------------------
 
     def _help(self, work: Work) -> None:
-        """Called by a thread that waits for ``work``: run queued jobs, move frames."""
+        """Run queued jobs and move frames, in a thread that waits for ``work``."""
         self._wanted += 1
         try:
             self.control.wake()
@@ -247,16 +252,16 @@ class Runner:
     def _run_job(self, job: Job) -> None:
         try:
             self._run(job.body, job.deadline, nests=job.nests)
-        except Exception as exc:  # noqa: BLE001 - it reaches the user through the work
+        except Exception as exc:  # noqa: BLE001 - the work raises it
             job.work.finish(exc)
-        except BaseException:  # Ctrl-C in the thread that helps: others may wait, too
+        except BaseException:  # Ctrl-C in a helping thread: others may wait
             job.work.finish(self.failure)
             raise
         else:
             job.work.finish()
 
     def _move_control_frames(self) -> None:
-        """Move control frames and wait a moment for more; see ``_help``."""
+        """Move control frames and wait a moment for more; ``wake`` ends the wait."""
         try:
             self.check()
             self.control.progress()
@@ -277,7 +282,7 @@ class Runner:
                 self._thread.start()
 
     def _serve(self) -> None:
-        """The background thread: runs what is queued, ends when it has been idle."""
+        """Run queued jobs in the background thread until it has been idle."""
         while self.failure is None and not self._closing:
             if self._serve_once() or self._news.wait(LINGER_S):
                 continue
@@ -287,10 +292,10 @@ class Runner:
                     return
 
     def _serve_once(self) -> bool:
-        """One turn of the background thread; False when there is nothing to do."""
+        """Run one job or move frames; return False if there is nothing to do."""
         self._news.clear()
         if self._wanted:
-            relax()  # a waiting caller does the work faster than we would
+            relax()  # a waiting caller runs the queue sooner than this thread
         with self.lock:
             if self.control.aborted is not None:
                 self.broken(self.control.aborted)
@@ -311,8 +316,9 @@ class Runner:
             return
         self.control.aborted = error
         self.control.wake()
-        # Who holds the engine is awake now and sees the flag; if nobody does, we end.
-        # It may also be too busy to look: then the thread tells the others afterwards.
+        # A thread that holds the engine is awake now and sees the flag. If there is
+        # none, end the group here. If it is too busy to check, the background thread
+        # tells the peers afterwards.
         if self.lock.acquire(timeout=0.005):
             try:
                 self.broken(error)
@@ -322,25 +328,25 @@ class Runner:
             self._ensure_thread()
 
     def close(self, timeout_s: float, hang_up: Callable[[], None]) -> None:
-        """Say goodbye, end the thread, hang up.
+        """Say goodbye, end the background thread and call ``hang_up``.
 
-        An operation under way is aborted: another thread's after ``timeout_s``, our
-        own, if this is a signal handler in the middle of it, when it goes on.
+        A running operation is aborted: that of another thread after ``timeout_s``; that
+        of this thread, if this is a signal handler during it, when it continues.
         """
         self._closing = True
         self._news.set()
         self.control.wake()
-        reason = GroupAborted("closed while an operation was under way")
+        reason = GroupAborted("closed while an operation was running")
         if self._owner == threading.get_ident():
             self.control.aborted = self.control.aborted or reason
             self._hang_up = hang_up
             return
-        # The thread may hold the lock, and take it again and again.
+        # The background thread may hold the lock and take it again and again.
         if not self.lock.acquire(timeout=timeout_s):
             self.control.aborted = self.control.aborted or reason
             self.control.wake()
             if not self.lock.acquire(timeout=timeout_s):
-                _log.warning("not closed: an operation does not come back to us")
+                _log.warning("group not closed: a running operation does not end")
                 return
         try:
             self._say_goodbye()

@@ -28,10 +28,10 @@ from ringleader.transport import tcp
 from ringleader.transport.dialer import MAX_ADDRESSES, Endpoint
 
 OUTSIDE = "192.0.2.1"
-"""An address nobody has (RFC 5737): what routes to it leads out of this machine."""
+"""An address that no host has (RFC 5737); its route leads out of this machine."""
 
 MAX_VALUE_BYTES = 4096
-"""Of one rank in the store: its addresses, most of them names, and its node id."""
+"""Limit of one rank's value: its addresses, which may be names, and its node id."""
 
 _NODE = re.compile(r"[a-z2-7]{52}")
 
@@ -39,19 +39,21 @@ _NODE = re.compile(r"[a-z2-7]{52}")
 def publish(
     store: Store, key: str, hosts: Sequence[str], port: int, node: NodeId | None
 ) -> None:
-    """Tell the others where we listen, and who they will find there."""
+    """Publish this rank's addresses and node id."""
     text = ",".join(f"[{host}]:{port}" for host in hosts)
     if node is not None:
         text = f"{text} {node}"
     try:
         read(text.encode(), 0)
     except (ProtocolError, ConfigError) as exc:
-        raise ConfigError(f"our addresses {list(hosts)}: {exc.text}") from exc
+        raise ConfigError(
+            f"the addresses of this rank, {list(hosts)}: {exc.text}"
+        ) from exc
     store.set(key, text)
 
 
 def look_up(store: Store, key: str, peer: int, deadline: Deadline) -> Endpoint:
-    """Where ``peer`` says it is, once it has said so."""
+    """The endpoint that ``peer`` publishes; waits for it."""
     try:
         store.wait([key], timedelta(seconds=max(0.001, deadline.left_s())))
         value = store.get(key)
@@ -81,7 +83,7 @@ def read(value: bytes, peer: int) -> Endpoint:
 
 
 def check_alike(endpoints: Sequence[Endpoint], *, encrypts: bool) -> None:
-    """Raise for the first rank that does not encrypt as we do; it would be in vain."""
+    """Raise for the first rank that encrypts while this one does not, or vice versa."""
     for peer, endpoint in enumerate(endpoints):
         if encrypts and endpoint.node is None:
             text = "does not encrypt and we do; is RINGLEADER_CREDENTIALS set there?"
@@ -92,10 +94,10 @@ def check_alike(endpoints: Sequence[Endpoint], *, encrypts: bool) -> None:
 
 
 def own_address(store: Store) -> str:
-    """The address of ours that reaches the store, and so the other ranks.
+    """The address of this host on the route to the store, and so to the other ranks.
 
-    A store that is a file has none, and a host may know itself as 127.0.1.1, which is
-    of no use to others: then it is the address that leads out of this machine.
+    A file store has no address, and a host may resolve its own name to 127.0.1.1, which
+    others cannot reach: then it is the address of the route out of this machine.
     """
     while isinstance(store, PrefixStore):
         store = store.underlying_store
@@ -109,17 +111,17 @@ def own_address(store: Store) -> str:
 
 
 def _route(host: str, port: int) -> str:
-    """Our address on the way to ``host``; empty if there is no way."""
+    """The local address of the route to ``host``; empty if there is none."""
     with contextlib.suppress(socket.gaierror):
         for family, kind, _, _, address in socket.getaddrinfo(
             host, port, type=socket.SOCK_DGRAM
         ):
             with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
-                probe.connect(address)  # sends nothing: it only asks for the route
+                probe.connect(address)  # sends nothing: it only looks up the route
                 return str(probe.getsockname()[0])
     return ""
 
 
 def first_line(exc: BaseException) -> str:
-    """What torch's errors begin with; the rest is a stack trace."""
+    """The first line of an error of torch; the rest is a stack trace."""
     return (str(exc).splitlines() or [type(exc).__name__])[0][:200]

@@ -1,4 +1,4 @@
-"""The handle of one operation."""
+"""Work: the handle of one operation."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _log = logging.getLogger(__name__)
 
 
 def same_again(error: BaseException) -> BaseException:
-    """An equal error to raise from another place: its own traceback, the same text."""
+    """An equal error with its own traceback, to be raised in another place."""
     if isinstance(error, RingleaderError):
         return type(error)(*error.args)
     return error
 
 
 class Work:
-    """An operation under way. ``wait`` may be called from any thread, repeatedly.
+    """A running operation. ``wait`` may be called from any thread, repeatedly.
 
-    ``help_out`` lets the waiting thread do the work itself when nobody else does, which
-    is faster than waking another.
+    ``help_out`` lets the waiting thread run the operation itself if no other thread
+    does, which is faster than waking another.
     """
 
     def __init__(self, help_out: Callable[[Work], None] | None = None) -> None:
@@ -33,28 +33,28 @@ class Work:
         self.source: int | None = None
         """The sender of a received message."""
         self.copy_back: list[Callable[[], object]] = []
-        """Copies back into tensors that were not contiguous."""
+        """Copies into tensors that are not contiguous, made at the end."""
         self._followers: list[Callable[[], None]] = []
 
     def done(self) -> bool:
-        """Whether it has ended, well or badly."""
+        """Whether the operation has ended, with or without an error."""
         return self._finished.is_set()
 
     def error(self) -> BaseException | None:
-        """Why it failed; None while under way and after success."""
+        """The error it failed with; None while it runs and after success."""
         return self._error
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return when it has succeeded, raise what it failed with.
+        """Return when the operation has succeeded; raise the error it failed with.
 
-        The operation has its own deadline, so this ends; ``timeout_s`` only bounds this
-        wait (TimeoutError) and leaves the operation alone.
+        The operation has its own deadline, so this ends. ``timeout_s`` bounds only this
+        wait, which then raises TimeoutError; the operation goes on.
         """
         deadline = Deadline.after(timeout_s) if timeout_s is not None else None
         while not self._finished.is_set():
             if deadline and deadline.is_over():
                 raise TimeoutError(
-                    f"the operation is still under way after {timeout_s:.3g} s"
+                    f"the operation is still running after {timeout_s:.3g} s"
                 )
             if self._help and deadline is None:
                 self._help(self)
@@ -65,7 +65,7 @@ class Work:
             raise same_again(self._error)
 
     def finish(self, error: BaseException | None = None) -> None:
-        """The operation has ended; called once, by whoever ran it."""
+        """Mark the operation as ended; called once, by the thread that ran it."""
         if error is None:
             for copy in self.copy_back:
                 copy()
@@ -74,9 +74,9 @@ class Work:
         self._call_followers()
 
     def when_done(self, follower: Callable[[], None]) -> None:
-        """Call ``follower`` once when it has ended, at once if it has already.
+        """Call ``follower`` once the operation has ended; at once if it has already.
 
-        It runs in the engine's thread: it must be quick and never wait.
+        It runs in the engine's thread, so it must be quick and must not wait.
         """
         self._followers.append(follower)
         if self._finished.is_set():
@@ -90,12 +90,12 @@ class Work:
                 return
             try:
                 follower()
-            except Exception:  # noqa: BLE001 - the others must hear of it, too
-                _log.exception("what waited for an operation failed")
+            except Exception:  # noqa: BLE001 - the other followers must run
+                _log.exception("a callback at the end of an operation failed")
 
 
 class DoneWork(Work):
-    """What a synchronous call returns: it has succeeded already."""
+    """The handle of a synchronous call, which has succeeded already."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -63,7 +63,7 @@ LIMITS = {
     Kind.DATA: DATA_BYTES,
 }
 
-BLAMES = (
+ERROR_NAMES = (
     "PeerLost",
     "DeadlineExceeded",
     "CallMismatch",
@@ -120,7 +120,7 @@ def decode(data: bytes | bytearray | memoryview, peer: int) -> Frame:
         raise ProtocolError(peer, f"mail: {length} bytes of payload, limit {limit}")
     if dtype >= len(names.DTYPES) or any(data[40:48]):
         raise ProtocolError(peer, "mail: unknown dtype or reserved bytes not zero")
-    if kind == Kind.BROKEN and code >= len(BLAMES):
+    if kind == Kind.BROKEN and code >= len(ERROR_NAMES):
         raise ProtocolError(peer, f"mail: blame code {code} is unknown")
     return Frame(
         kind=Kind(kind),

@@ -105,7 +105,7 @@ def test_of_two_processes_with_one_rank_the_second_is_refused(run_all: Run) -> N
     claims = [{**place, "RANK": rank, "WORLD_SIZE": 3} for rank in (0, 1, 1, 2)]
     outputs = run_all(*claims, late=3)
     refused = [text for text in outputs if text.startswith("ConfigError")]
-    assert refused == ["ConfigError two processes say they are rank 1"]
+    assert refused == ["ConfigError two processes have rank 1; every one needs its own"]
     formed = sorted(text for text in outputs if text not in refused)
     assert formed == [f"rank {r} of 3: [6.0, 6.0, 6.0]" for r in range(3)]
 

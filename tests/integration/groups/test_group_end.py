@@ -303,7 +303,7 @@ def test_who_waits_for_a_rank_that_left_is_told_so(transport: str) -> None:
         theirs.close()
         error = failure(ours.barrier)
     assert isinstance(error, PeerLost)
-    assert str(error) == "rank 1: left the group while we waited for it"
+    assert str(error) == "rank 1: left the group while this rank waited for it"
 
 
 @pytest.mark.timeout(60)

@@ -240,7 +240,7 @@ def test_a_wait_with_a_limit_leaves_the_operation_alone() -> None:
             assert has_timed_out.wait(20)
         work = group.all_reduce(tensor, async_op=True)
         if group.rank == 0:
-            with pytest.raises(TimeoutError, match="still under way"):
+            with pytest.raises(TimeoutError, match="still running"):
                 work.wait(timeout_s=0.05)
             has_timed_out.set()
         work.wait()

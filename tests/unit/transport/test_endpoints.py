@@ -82,7 +82,7 @@ def test_no_value_does_anything_but_that(value: bytes) -> None:
     "hosts", [["10.0.0.1"] * (MAX_ADDRESSES + 1), ["a b"], ["x" * MAX_VALUE_BYTES]]
 )
 def test_we_do_not_publish_what_others_refuse_to_read(hosts: list[str]) -> None:
-    with pytest.raises(ConfigError, match="our addresses"):
+    with pytest.raises(ConfigError, match="addresses of this rank"):
         publish(HashStore(), "0", hosts, 5, NODE)
 
 

@@ -54,7 +54,7 @@ FIELDS = [
 def frames(draw: st.DrawFn) -> Frame:
     """Any frame within its limits."""
     kind = draw(st.sampled_from(Kind))
-    last_code = len(control_frames.BLAMES) - 1 if kind is Kind.BROKEN else 255
+    last_code = len(control_frames.ERROR_NAMES) - 1 if kind is Kind.BROKEN else 255
     return Frame(
         kind=kind,
         length=draw(st.integers(0, control_frames.LIMITS[kind])),
@@ -139,7 +139,7 @@ def test_an_unknown_dtype_is_refused(code: int) -> None:
         control_frames.decode(altered(Kind.OFFER, 6, bytes([code])), PEER)
 
 
-@pytest.mark.parametrize("code", [len(control_frames.BLAMES), 255])
+@pytest.mark.parametrize("code", [len(control_frames.ERROR_NAMES), 255])
 def test_an_unknown_blame_is_refused(code: int) -> None:
     with pytest.raises(ProtocolError, match=f"blame code {code} is unknown"):
         control_frames.decode(altered(Kind.BROKEN, 7, bytes([code])), PEER)
@@ -178,5 +178,5 @@ def test_every_kind_has_a_limit_and_none_is_larger_than_a_mebibyte() -> None:
 
 
 def test_every_blame_is_an_error_of_ours() -> None:
-    for name in control_frames.BLAMES:
+    for name in control_frames.ERROR_NAMES:
         assert issubclass(getattr(errors, name), RingleaderError)

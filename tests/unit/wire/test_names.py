@@ -44,7 +44,7 @@ def test_kinds_and_blames_only_grow_at_their_end() -> None:
         ("ACCEPT", 5),
         ("DATA", 6),
     ]
-    assert control_frames.BLAMES[:6] == (
+    assert control_frames.ERROR_NAMES[:6] == (
         "PeerLost",
         "DeadlineExceeded",
         "CallMismatch",
