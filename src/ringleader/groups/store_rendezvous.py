@@ -1,8 +1,8 @@
-"""What ranks tell each other through a store: where they are, and who they are.
+"""Exchange of addresses and node ids through a torch store.
 
-One value per rank: its addresses as ``[host]:port``, with commas between them, and,
-where links are encrypted, a blank and its node id. Whoever can write to the store can
-send ranks to a wrong endpoint, but with encrypted links only a member can answer there.
+One value per rank: its addresses as ``[host]:port``, separated by commas, and, if links
+are encrypted, a blank and its node id. A process that can write to the store can direct
+ranks to a wrong endpoint, but with encrypted links only a member can answer there.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def look_up(store: Store, key: str, peer: int, deadline: Deadline) -> Endpoint:
 
 
 def read(value: bytes, peer: int) -> Endpoint:
-    """The endpoint in a value of the store; ProtocolError when there is none."""
+    """Parse a value of the store; raise ProtocolError if it is invalid."""
     if len(value) > MAX_VALUE_BYTES:
         text = f"published {len(value)} bytes as its address, limit {MAX_VALUE_BYTES}"
         raise ProtocolError(peer, text)

@@ -30,7 +30,7 @@ may also be busy with others, so the address is tried again after the rest."""
 MAX_ADDRESSES = 16
 """Addresses of one peer; more than any machine has that would be dialed."""
 
-Greet = Callable[[socket.socket, Deadline], wire.Answer]
+Greet = Callable[[socket.socket, Deadline], wire.HelloReply]
 """Says hello on a new connection and returns the answer."""
 
 
@@ -66,7 +66,7 @@ class Dialer:
         self._pauses = tcp.retry_pauses()
         self._refusal: PeerError | None = None
 
-    def open(self, greet: Greet) -> tuple[socket.socket, wire.Answer]:
+    def open(self, greet: Greet) -> tuple[socket.socket, wire.HelloReply]:
         """Return a connection to the expected peer, and its answer to the hello.
 
         If an address refuses us, or another node answers there, that address is not
@@ -110,7 +110,7 @@ class Dialer:
 
     def _handshake(
         self, sock: socket.socket, greet: Greet
-    ) -> tuple[socket.socket, wire.Answer]:
+    ) -> tuple[socket.socket, wire.HelloReply]:
         deadline = self._deadline
         if len(self._addresses) > 1:
             deadline = Deadline.after(min(SILENCE_S, deadline.left_s()))

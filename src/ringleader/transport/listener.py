@@ -232,10 +232,10 @@ class Listener:
 
     def _send_status(self, sock: socket.socket, status: wire.Status) -> None:
         """Tell a peer why it is refused; it may not be listening any more."""
-        answer = wire.Answer(
+        answer = wire.HelloReply(
             status=status, rank=0, incarnation=bytes(16), host=bytes(16)
         )
-        data = wire.encode_answer(answer)
+        data = wire.encode_reply(answer)
         with contextlib.suppress(OSError):
             if isinstance(sock, SecureSocket):
                 sock.refuse(data)

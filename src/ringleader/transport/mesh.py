@@ -107,13 +107,13 @@ class _Builder:
         )
         return wire.encode_hello(hello)
 
-    def answer(self, status: wire.Status) -> wire.Answer:
-        return wire.Answer(
+    def answer(self, status: wire.Status) -> wire.HelloReply:
+        return wire.HelloReply(
             status=status,
             rank=self.config.rank,
             incarnation=self.incarnation,
             host=self.host,
-            door=self.listener.unix_name,
+            unix_name=self.listener.unix_name,
         )
 
     def my_segment(self) -> shm_segment.Segment:
@@ -138,7 +138,7 @@ class _Builder:
 
     def _open(
         self, to: int, purpose: wire.Purpose, stripe: int = 0
-    ) -> tuple[socket.socket, wire.Answer]:
+    ) -> tuple[socket.socket, wire.HelloReply]:
         if to not in self.dialers:
             endpoint, credentials = self.config.endpoints[to], self.listener.credentials
             self.dialers[to] = Dialer(to, endpoint, credentials, self.deadline)
@@ -152,26 +152,26 @@ class _Builder:
 
     def _greet(
         self, sock: socket.socket, to: int, hello: bytes, deadline: Deadline
-    ) -> wire.Answer:
+    ) -> wire.HelloReply:
         tcp.send_all(sock, hello, to, deadline)
         data = tcp.recv_exact(sock, len(secure_socket.NOT_TLS), to, deadline)
         if data == secure_socket.NOT_TLS:
             text = "it speaks TLS and we do not; is RINGLEADER_CREDENTIALS set here?"
             raise PeerRefused(to, f"refused us: {text}")
-        data += tcp.recv_exact(sock, wire.ANSWER_BYTES - len(data), to, deadline)
-        answer = wire.decode_answer(data, to)
+        data += tcp.recv_exact(sock, wire.REPLY_BYTES - len(data), to, deadline)
+        answer = wire.decode_reply(data, to)
         if answer.status is not wire.Status.OK:
             raise PeerRefused(to, f"refused us: {wire.EXPLANATION[answer.status]}")
         if answer.rank != to:
             raise ProtocolError(to, f"hello: answers as rank {answer.rank}")
         return answer
 
-    def _dial_shm_peer(self, to: int, answer: wire.Answer) -> bool:
+    def _dial_shm_peer(self, to: int, answer: wire.HelloReply) -> bool:
         """Exchange segments; return False and add a note if that fails."""
         doorbell = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             doorbell.settimeout(max(0.05, self.deadline.left_s()))
-            doorbell.connect(fd_exchange.unix_socket_path(answer.door))
+            doorbell.connect(fd_exchange.unix_socket_path(answer.unix_name))
             doorbell.setblocking(False)
             if not fd_exchange.is_same_user(doorbell):
                 raise PeerRefused(
@@ -220,7 +220,7 @@ class _Builder:
     def _answer_hello(self, connection: GreetedConnection) -> None:
         hello, rank = connection.hello, connection.hello.from_rank
         status = self._judge(hello, connection.node)
-        answer = wire.encode_answer(self.answer(status))
+        answer = wire.encode_reply(self.answer(status))
         tcp.send_all(connection.sock, answer, rank, self.deadline)
         if status is not wire.Status.OK:
             who = f" (node {connection.node})" if connection.node else ""

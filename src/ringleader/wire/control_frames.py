@@ -1,6 +1,6 @@
-"""Frames of the mail stream: notices between ranks, and tagged messages.
+"""Frames of the control stream: notices between ranks, and tagged messages.
 
-Every pair of ranks has one mail stream beside its bulk link. A frame is a 48-byte
+Every pair of ranks has one control stream beside its bulk link. A frame is a 48-byte
 header and at most ``LIMITS[kind]`` bytes of payload:
 
 Offset  size  field
@@ -10,15 +10,16 @@ Offset  size  field
 6       1     dtype       of a message (names.DTYPES)
 7       1     code        BROKEN: which error (names below)
 8       4     length      payload bytes that follow
-12      4     rank        BROKEN: who is to blame; WAITING: for whom we wait
+12      4     rank        BROKEN: the cause; WAITING: the rank waited for
 16      8     tag         of a message, signed
 24      8     message     number of the message at its sender
 32      8     count       elements of a message
 40      8     zero
 
-BROKEN, WAITING and GOODBYE keep the group honest (see docs/data-path.md). A message
-travels as OFFER (with its payload when small), ACCEPT from the receiver once a matching
-recv is posted, and DATA frames: nobody has to store what nobody asked for.
+BROKEN, WAITING and GOODBYE are notices about the group; docs/data-path.md explains
+their use. A message is an OFFER (with its payload if that is small), an ACCEPT from the
+receiver once there is a matching recv, and DATA frames, so that no rank has to store
+what it did not ask for.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ VERSION = 1
 FRAME = struct.Struct("<4sBBBBIIqQQ8x")
 FRAME_BYTES = FRAME.size
 EAGER_BYTES = 32 << 10
-"""A message up to this size travels with its offer. Larger would let a peer fill our
-memory with what we never asked for; smaller would cost a round trip too often."""
+"""Payload up to this size is sent with the offer. A larger limit would let a peer fill
+memory with unrequested data; a smaller one would cost a round trip too often."""
 DATA_BYTES = 1 << 20
-"""Payload of one DATA frame: large enough to cost nothing, small enough that a notice
-never waits long behind it."""
+"""Payload of one DATA frame: large enough to be cheap, small enough that a notice never
+waits long behind it."""
 TEXT_BYTES = 2048
 
 
 class Kind(IntEnum):
-    """What a frame says."""
+    """The meaning of a frame."""
 
     BROKEN = 1
     WAITING = 2
@@ -89,7 +90,7 @@ class Frame:
 
 
 def encode(frame: Frame) -> bytes:
-    """The 48 bytes of ``frame``."""
+    """Encode ``frame`` in 48 bytes."""
     return FRAME.pack(
         MAGIC,
         VERSION,
@@ -105,23 +106,25 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, peer: int) -> Frame:
-    """The frame in ``data``, its length within bounds; ProtocolError otherwise."""
+    """Decode a frame; raise ProtocolError if it is invalid or its payload too long."""
     if len(data) != FRAME_BYTES:
-        raise ProtocolError(peer, f"mail: {len(data)} bytes instead of {FRAME_BYTES}")
+        raise ProtocolError(
+            peer, f"control: {len(data)} bytes instead of {FRAME_BYTES}"
+        )
     magic, version, kind, dtype, code, length, rank, tag, message, count = FRAME.unpack(
         data
     )
     if magic != MAGIC or version != VERSION:
-        raise ProtocolError(peer, f"mail: magic {magic!r} version {version}")
+        raise ProtocolError(peer, f"control: magic {magic!r} version {version}")
     if kind not in Kind.__members__.values():
-        raise ProtocolError(peer, f"mail: kind {kind} is unknown")
+        raise ProtocolError(peer, f"control: kind {kind} is unknown")
     if length > LIMITS[Kind(kind)]:
         limit = LIMITS[Kind(kind)]
-        raise ProtocolError(peer, f"mail: {length} bytes of payload, limit {limit}")
+        raise ProtocolError(peer, f"control: {length} bytes of payload, limit {limit}")
     if dtype >= len(names.DTYPES) or any(data[40:48]):
-        raise ProtocolError(peer, "mail: unknown dtype or reserved bytes not zero")
+        raise ProtocolError(peer, "control: unknown dtype or reserved bytes not zero")
     if kind == Kind.BROKEN and code >= len(ERROR_NAMES):
-        raise ProtocolError(peer, f"mail: blame code {code} is unknown")
+        raise ProtocolError(peer, f"control: error code {code} is unknown")
     return Frame(
         kind=Kind(kind),
         length=length,

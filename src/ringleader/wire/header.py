@@ -1,4 +1,4 @@
-"""The 64 bytes that open every operation on every link: who calls what, number which.
+"""The 64-byte header that opens every operation on every link: the call it belongs to.
 
 Offset  size  field
 0       4     magic "RLOP"
@@ -18,8 +18,8 @@ Offset  size  field
 48      16    zero
 
 All integers are little-endian. Two ranks in the same operation write the same bytes, so
-the check on the hot path is one comparison; only a difference is ever decoded. The
-history makes ranks that once went apart, without meeting, find out when they next meet.
+the check on the hot path is one comparison; a header is decoded only if it differs. The
+history reveals earlier calls that differed between ranks which exchanged nothing then.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NO_ROOT = 0xFFFF_FFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """One call, as its caller announces it to a peer."""
+    """The description of one call that its rank sends to its peers."""
 
     operation: str
     group: int
@@ -58,7 +58,7 @@ class Header:
     layout: int = 0
 
     def __str__(self) -> str:
-        """The call in the words of the program that made it."""
+        """The call with its arguments, for error messages."""
         details = (
             [f"{self.count} x {self.dtype}"] if self.operation != "barrier" else []
         )
@@ -76,7 +76,7 @@ class Header:
 
 
 def encode(header: Header) -> bytes:
-    """The 64 bytes of ``header``."""
+    """Encode ``header`` in 64 bytes."""
     return HEADER.pack(
         MAGIC,
         VERSION,
@@ -102,7 +102,7 @@ def _name(table: tuple[str, ...], code: int, what: str, peer: int | str) -> str:
 
 
 def decode(data: bytes | bytearray | memoryview, peer: int | str) -> Header:
-    """The header in ``data``; ProtocolError naming ``peer`` for anything else."""
+    """Decode a header; raise ProtocolError naming ``peer`` if it is invalid."""
     if len(data) != HEADER_BYTES:
         text = f"operation header: {len(data)} bytes instead of {HEADER_BYTES}"
         raise ProtocolError(peer, text)

@@ -1,14 +1,14 @@
-"""How a connection opens: one bounded hello, one bounded answer.
+"""The hello that opens a connection, and the reply to it. Both have a fixed length.
 
-Hello, 192 bytes              Answer, 128 bytes
+Hello, 192 bytes              Reply, 128 bytes
 0    8   magic "RINGLDR\\0"     0    8   magic "RINGLDR\\1"
 8    2   version (1)           8    2   version (1)
 10   1   purpose               10   1   status
 11   1   zero                  11   1   zero
-12   2   stripe                12   4   rank of the answerer
+12   2   stripe                12   4   rank of the replier
 14   2   number of stripes     16   16  its incarnation
 16   8   group                 32   16  its host
-24   4   from rank             48   32  its door (Unix socket for this host)
+24   4   from rank             48   32  its Unix socket, for ranks of this host
 28   4   to rank               80   44  zero
 32   4   group size            124  4   CRC-32 of the bytes before
 36   4   zero
@@ -18,9 +18,9 @@ Hello, 192 bytes              Answer, 128 bytes
 88   100 zero
 188  4   CRC-32 of the bytes before
 
-Group is the hash of the view id; incarnation is random per process; host tells ranks
-that share memory; namespace is the cluster's tag (zero: none). The CRC catches
-strangers that speak something else, not attackers: those are the TLS hook's business.
+Group is the hash of the view id; incarnation is random per process; host is equal on
+ranks that share memory; namespace is the cluster's tag (zero: none). The CRC detects
+other protocols, not attackers: TLS keeps those out.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from ringleader.errors import ProtocolError
 
 VERSION = 1
 HELLO_MAGIC = b"RINGLDR\0"
-ANSWER_MAGIC = b"RINGLDR\1"
+REPLY_MAGIC = b"RINGLDR\1"
 HELLO = struct.Struct("<8sHBxHHQIII4x16s16s16s100xI")
-ANSWER = struct.Struct("<8sHBxI16s16s32s44xI")
+REPLY = struct.Struct("<8sHBxI16s16s32s44xI")
 HELLO_BYTES = HELLO.size
-ANSWER_BYTES = ANSWER.size
+REPLY_BYTES = REPLY.size
 MAX_SIZE = 1 << 16
-"""Ranks in one group. Far above any home, far below what would exhaust us."""
+"""Ranks in one group: far more than a home has, far fewer than memory could hold."""
 MAX_STRIPES = 64
 
 
@@ -53,7 +53,7 @@ class Purpose(IntEnum):
 
 
 class Status(IntEnum):
-    """What the answerer says."""
+    """Whether the connection is accepted, or why not."""
 
     OK = 0
     BAD_VERSION = 1
@@ -66,17 +66,17 @@ class Status(IntEnum):
 EXPLANATION = {
     Status.BAD_VERSION: "it speaks another protocol version; upgrade the older side",
     Status.WRONG_NAMESPACE: "it belongs to another cluster",
-    Status.WRONG_RANK: "another rank answers there; is the peer list in the same order "
+    Status.WRONG_RANK: "another rank listens there; is the peer list in the same order "
     "on every machine?",
-    Status.WRONG_SIZE: "it counts another number of ranks, or of connections",
-    Status.DUPLICATE: "somebody with our rank is already connected; "
+    Status.WRONG_SIZE: "it expects another number of ranks, or of connections per peer",
+    Status.DUPLICATE: "a process with the same rank is already connected; "
     "every process needs a rank of its own",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What the connecting side says first."""
+    """The first message, sent by the side that connects."""
 
     purpose: Purpose
     group: int
@@ -91,18 +91,18 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What the accepting side says back."""
+class HelloReply:
+    """The answer of the side that accepts."""
 
     status: Status
     rank: int
     incarnation: bytes
     host: bytes
-    door: bytes = b""
+    unix_name: bytes = b""
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """The 192 bytes of ``hello``."""
+    """Encode ``hello`` in 192 bytes."""
     body = HELLO.pack(
         HELLO_MAGIC,
         VERSION,
@@ -121,16 +121,16 @@ def encode_hello(hello: Hello) -> bytes:
     return _seal(body)
 
 
-def encode_answer(answer: Answer) -> bytes:
-    """The 128 bytes of ``answer``."""
-    body = ANSWER.pack(
-        ANSWER_MAGIC,
+def encode_reply(reply: HelloReply) -> bytes:
+    """Encode ``reply`` in 128 bytes."""
+    body = REPLY.pack(
+        REPLY_MAGIC,
         VERSION,
-        answer.status,
-        answer.rank,
-        answer.incarnation,
-        answer.host,
-        answer.door,
+        reply.status,
+        reply.rank,
+        reply.incarnation,
+        reply.host,
+        reply.unix_name,
         0,
     )
     return _seal(body)
@@ -141,7 +141,7 @@ def _seal(body: bytes) -> bytes:
 
 
 def speaks_other_version(data: bytes | bytearray) -> bool:
-    """Whether ``data`` begins like a hello of a version that is not ours."""
+    """Whether ``data`` begins like a hello of another protocol version."""
     version = int.from_bytes(data[8:10], "little")
     return len(data) >= 10 and data[:8] == HELLO_MAGIC and version != VERSION
 
@@ -149,25 +149,23 @@ def speaks_other_version(data: bytes | bytearray) -> bool:
 def _open(
     data: bytes, layout: struct.Struct, magic: bytes, peer: int | str
 ) -> list[object]:
-    """Length, magic, version and CRC; then the fields after the version."""
+    """Check length, magic, version and CRC; return the fields after the version."""
     if len(data) != layout.size:
         raise ProtocolError(peer, f"hello: {len(data)} bytes instead of {layout.size}")
     if data[:8] != magic:
-        text = f"hello: it does not speak Ringleader (first bytes {data[:8]!r})"
+        text = f"hello: not a Ringleader peer (first bytes {data[:8]!r})"
         raise ProtocolError(peer, text)
     version = int.from_bytes(data[8:10], "little")
     if version != VERSION:
-        text = (
-            f"hello: protocol version {version}, we speak {VERSION}; upgrade one side"
-        )
+        text = f"hello: protocol version {version}, not {VERSION}; upgrade one side"
         raise ProtocolError(peer, text)
     if data != _seal(data):
-        raise ProtocolError(peer, "hello: checksum is wrong")
+        raise ProtocolError(peer, "hello: wrong checksum")
     return list(layout.unpack(data))[2:-1]
 
 
 def decode_hello(data: bytes, peer: int | str) -> Hello:
-    """The hello in ``data``; ProtocolError naming ``peer`` otherwise."""
+    """Decode a hello; raise ProtocolError naming ``peer`` if it is invalid."""
     fields = _open(data, HELLO, HELLO_MAGIC, peer)
     purpose, stripe, stripes, group, source, to, size, namespace, inc, host = fields
     assert isinstance(purpose, int)
@@ -183,10 +181,10 @@ def decode_hello(data: bytes, peer: int | str) -> Hello:
     if purpose not in Purpose.__members__.values():
         raise ProtocolError(peer, f"hello: purpose {purpose} is unknown")
     if not 2 <= size <= MAX_SIZE or source >= size or to >= size or source == to:
-        text = f"hello: ranks {source} -> {to} of {size} make no sense"
+        text = f"hello: invalid ranks {source} -> {to} of {size}"
         raise ProtocolError(peer, text)
     if not stripe < stripes <= MAX_STRIPES:
-        raise ProtocolError(peer, f"hello: stripe {stripe} of {stripes} makes no sense")
+        raise ProtocolError(peer, f"hello: invalid stripe {stripe} of {stripes}")
     hello = Hello(
         purpose=Purpose(purpose),
         group=group,
@@ -204,26 +202,26 @@ def decode_hello(data: bytes, peer: int | str) -> Hello:
     return hello
 
 
-def decode_answer(data: bytes, peer: int | str) -> Answer:
-    """The answer in ``data``; ProtocolError naming ``peer`` otherwise."""
-    fields = _open(data, ANSWER, ANSWER_MAGIC, peer)
-    status, rank, incarnation, host, door = fields
+def decode_reply(data: bytes, peer: int | str) -> HelloReply:
+    """Decode a reply; raise ProtocolError naming ``peer`` if it is invalid."""
+    fields = _open(data, REPLY, REPLY_MAGIC, peer)
+    status, rank, incarnation, host, name = fields
     assert isinstance(status, int)
     assert isinstance(rank, int)
     assert isinstance(incarnation, bytes)
     assert isinstance(host, bytes)
-    assert isinstance(door, bytes)
+    assert isinstance(name, bytes)
     if status not in Status.__members__.values():
         raise ProtocolError(peer, f"hello: status {status} is unknown")
-    if rank >= MAX_SIZE or not door.isascii() or b"\0" in door.rstrip(b"\0"):
-        raise ProtocolError(peer, f"hello: rank {rank}, door {door!r} make no sense")
-    answer = Answer(
+    if rank >= MAX_SIZE or not name.isascii() or b"\0" in name.rstrip(b"\0"):
+        raise ProtocolError(peer, f"hello: invalid rank {rank} or socket name {name!r}")
+    reply = HelloReply(
         status=Status(status),
         rank=rank,
         incarnation=incarnation,
         host=host,
-        door=door.rstrip(b"\0"),
+        unix_name=name.rstrip(b"\0"),
     )
-    if encode_answer(answer) != data:
+    if encode_reply(reply) != data:
         raise ProtocolError(peer, "hello: reserved bytes are not zero")
-    return answer
+    return reply

@@ -1,4 +1,4 @@
-"""The numbers that stand for names on the wire. Append only: a number never changes."""
+"""The numbers of names on the wire. The tables are append-only."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from ringleader.wire import hello as wire
 
 pytestmark = pytest.mark.timeout(30)
 
-ANSWER = wire.Answer(
+ANSWER = wire.HelloReply(
     status=wire.Status.OK, rank=0, incarnation=bytes(16), host=bytes(16)
 )
 
@@ -141,7 +141,7 @@ def test_somebody_else_at_an_address_is_left_for_the_next() -> None:
     """The same private address exists in many homes."""
     with server() as wrong, server() as right:
 
-        def greet(sock: socket.socket, _: Deadline) -> wire.Answer:
+        def greet(sock: socket.socket, _: Deadline) -> wire.HelloReply:
             if sock.getpeername() == wrong:
                 raise ProtocolError(0, "does not speak Ringleader")
             return ANSWER
@@ -153,7 +153,7 @@ def test_who_is_refused_everywhere_says_so() -> None:
     with server() as one, server() as other:
         calls = []
 
-        def greet(sock: socket.socket, _: Deadline) -> wire.Answer:
+        def greet(sock: socket.socket, _: Deadline) -> wire.HelloReply:
             calls.append(sock.getpeername())
             raise PeerRefused(0, "no")
 
@@ -165,7 +165,7 @@ def test_who_is_refused_everywhere_says_so() -> None:
 def test_a_refusal_says_more_than_the_silence_of_the_other_addresses() -> None:
     with server() as refusing:
 
-        def greet(_sock: socket.socket, _deadline: Deadline) -> wire.Answer:
+        def greet(_sock: socket.socket, _deadline: Deadline) -> wire.HelloReply:
             raise PeerRefused(0, "no")
 
         with pytest.raises(PeerRefused, match="no"):
@@ -178,7 +178,7 @@ def test_who_connects_and_says_nothing_gets_a_moment_and_then_the_others(
     monkeypatch.setattr(dialer, "SILENCE_S", 0.1)
     with server() as mute, server() as right:
 
-        def greet(sock: socket.socket, deadline: Deadline) -> wire.Answer:
+        def greet(sock: socket.socket, deadline: Deadline) -> wire.HelloReply:
             if sock.getpeername() == right:
                 return ANSWER
             tcp.recv_exact(sock, 1, 0, deadline)
@@ -191,7 +191,7 @@ def test_the_only_address_may_be_silent_until_the_deadline() -> None:
     """It is our peer, which is busy with others."""
     with server() as busy:
 
-        def greet(sock: socket.socket, deadline: Deadline) -> wire.Answer:
+        def greet(sock: socket.socket, deadline: Deadline) -> wire.HelloReply:
             tcp.recv_exact(sock, 1, 0, deadline)
             raise AssertionError("it is mute")
 
@@ -215,7 +215,7 @@ def test_who_hangs_up_is_asked_again() -> None:
     with server() as good:
         calls = []
 
-        def greet(_sock: socket.socket, _deadline: Deadline) -> wire.Answer:
+        def greet(_sock: socket.socket, _deadline: Deadline) -> wire.HelloReply:
             calls.append(1)
             if len(calls) < 3:
                 raise PeerLost(0, "closed the connection while greeting")

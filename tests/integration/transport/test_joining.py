@@ -101,8 +101,8 @@ def greet(door: Listener, words: bytes) -> socket.socket:
 
 
 def status_of(sock: socket.socket) -> wire.Status:
-    data = sock.recv(wire.ANSWER_BYTES, socket.MSG_WAITALL)
-    return wire.decode_answer(data, "the listener").status
+    data = sock.recv(wire.REPLY_BYTES, socket.MSG_WAITALL)
+    return wire.decode_reply(data, "the listener").status
 
 
 def test_a_second_process_with_our_rank_is_refused_and_the_group_forms() -> None:
@@ -218,13 +218,13 @@ def test_half_of_the_connections_leaves_nothing_open() -> None:
             accepted = []
             for _ in range(2):
                 visitor = door.take(lambda hello: True, Deadline.after(5.0), "rank 1")
-                ok = wire.Answer(
+                ok = wire.HelloReply(
                     status=wire.Status.OK,
                     rank=0,
                     incarnation=bytes(16),
                     host=bytes(16),
                 )
-                visitor.sock.sendall(wire.encode_answer(ok))
+                visitor.sock.sendall(wire.encode_reply(ok))
                 accepted.append(visitor.sock)
             door.close()
             for sock in accepted:

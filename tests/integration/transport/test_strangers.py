@@ -531,8 +531,8 @@ def test_another_version_is_told_so_and_the_group_forms() -> None:
     with open_listeners(2) as doors, knock(doors[0]) as guest:
         guest.sendall(newer[:192])
         assert_connected(form_all(doors))
-        data = guest.recv(wire.ANSWER_BYTES, socket.MSG_WAITALL)
-        answer = wire.decode_answer(data, 0)
+        data = guest.recv(wire.REPLY_BYTES, socket.MSG_WAITALL)
+        answer = wire.decode_reply(data, 0)
         assert answer.status is wire.Status.BAD_VERSION
         assert guest.recv(1) == b"", "who speaks another version is shown out"
         assert "another version" in doors[0].rejected[0]
@@ -573,10 +573,10 @@ def dial_impostor(port: int, doors: list[Listener], limit_s: float) -> Mesh:
     return meshes.connect(settings, doors[0], Deadline.after(limit_s))
 
 
-ok = wire.Answer(
-    status=wire.Status.OK, rank=0, incarnation=bytes(16), host=bytes(16), door=b""
+ok = wire.HelloReply(
+    status=wire.Status.OK, rank=0, incarnation=bytes(16), host=bytes(16), unix_name=b""
 )
-ok_bytes = wire.encode_answer(ok)
+ok_bytes = wire.encode_reply(ok)
 
 
 @pytest.mark.parametrize(
@@ -586,12 +586,12 @@ ok_bytes = wire.encode_answer(ok)
         (
             ok_bytes[:8] + b"\2\0" + ok_bytes[10:],
             ProtocolError,
-            "version 2, we speak 1",
+            "version 2, not 1",
         ),
         (ok_bytes[:-4] + bytes(4), ProtocolError, "checksum"),
         (
-            wire.encode_answer(
-                wire.Answer(
+            wire.encode_reply(
+                wire.HelloReply(
                     status=wire.Status.OK,
                     rank=7,
                     incarnation=bytes(16),
@@ -602,8 +602,8 @@ ok_bytes = wire.encode_answer(ok)
             "answers as rank 7",
         ),
         (
-            wire.encode_answer(
-                wire.Answer(
+            wire.encode_reply(
+                wire.HelloReply(
                     status=wire.Status.BAD_VERSION,
                     rank=0,
                     incarnation=bytes(16),

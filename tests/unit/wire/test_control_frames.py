@@ -141,7 +141,7 @@ def test_an_unknown_dtype_is_refused(code: int) -> None:
 
 @pytest.mark.parametrize("code", [len(control_frames.ERROR_NAMES), 255])
 def test_an_unknown_blame_is_refused(code: int) -> None:
-    with pytest.raises(ProtocolError, match=f"blame code {code} is unknown"):
+    with pytest.raises(ProtocolError, match=f"error code {code} is unknown"):
         control_frames.decode(altered(Kind.BROKEN, 7, bytes([code])), PEER)
 
 

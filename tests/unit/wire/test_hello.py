@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ringleader.errors import ProtocolError
 from ringleader.wire import hello as wire
-from ringleader.wire.hello import Answer, Hello, Purpose, Status
+from ringleader.wire.hello import Hello, Purpose, Status
+from ringleader.wire.hello import HelloReply as Reply
 
 GOLDEN = Path(__file__).parent / "golden"
 PEER = "192.168.1.7:4711"
@@ -30,15 +31,19 @@ HELLO = Hello(
     stripe=2,
     num_stripes=4,
 )
-ANSWER = Answer(
+ANSWER = Reply(
     status=Status.OK,
     rank=1,
     incarnation=bytes(range(16, 32)),
     host=bytes(range(32, 48)),
-    door=b"@rl-0123456789abcdef0123",
+    unix_name=b"@rl-0123456789abcdef0123",
 )
-REFUSAL = Answer(
-    status=Status.DUPLICATE, rank=0, incarnation=bytes(16), host=bytes(16), door=b""
+REFUSAL = Reply(
+    status=Status.DUPLICATE,
+    rank=0,
+    incarnation=bytes(16),
+    host=bytes(16),
+    unix_name=b"",
 )
 
 # The tables of the module docstring, once more: offset, bytes.
@@ -72,17 +77,19 @@ ANSWER_FIELDS = [
 ]
 
 
-def _encode(value: Hello | Answer) -> bytes:
+def _encode(value: Hello | Reply) -> bytes:
     if isinstance(value, Hello):
         return wire.encode_hello(value)
-    return wire.encode_answer(value)
+    return wire.encode_reply(value)
 
 
-def _decode(value: Hello | Answer) -> Callable[[bytes, int | str], Hello | Answer]:
-    return wire.decode_hello if isinstance(value, Hello) else wire.decode_answer
+def _decode(
+    value: Hello | Reply,
+) -> Callable[[bytes, int | str], Hello | Reply]:
+    return wire.decode_hello if isinstance(value, Hello) else wire.decode_reply
 
 
-def altered(value: Hello | Answer, at: int, new: bytes, *, seal: bool = True) -> bytes:
+def altered(value: Hello | Reply, at: int, new: bytes, *, seal: bool = True) -> bytes:
     """``value`` with some bytes changed, and a checksum that says it is in order."""
     data = bytearray(_encode(value))
     data[at : at + len(new)] = new
@@ -114,14 +121,14 @@ def hellos(draw: st.DrawFn) -> Hello:
 
 
 answers = st.builds(
-    Answer,
+    Reply,
     status=st.sampled_from(Status),
     rank=st.integers(0, wire.MAX_SIZE - 1),
     incarnation=st.binary(min_size=16, max_size=16),
     host=st.binary(min_size=16, max_size=16),
-    door=st.text(st.characters(min_codepoint=1, max_codepoint=127), max_size=32).map(
-        str.encode
-    ),
+    unix_name=st.text(
+        st.characters(min_codepoint=1, max_codepoint=127), max_size=32
+    ).map(str.encode),
 )
 
 
@@ -129,7 +136,7 @@ answers = st.builds(
     ("name", "value"),
     [("hello", HELLO), ("answer", ANSWER), ("answer-refusal", REFUSAL)],
 )
-def test_the_bytes_of_version_1_are_pinned(name: str, value: Hello | Answer) -> None:
+def test_the_bytes_of_version_1_are_pinned(name: str, value: Hello | Reply) -> None:
     pinned = bytes.fromhex((GOLDEN / f"v1-{name}.hex").read_text())
     assert _encode(value) == pinned
     assert _decode(value)(pinned, PEER) == value
@@ -140,7 +147,7 @@ def test_the_bytes_of_version_1_are_pinned(name: str, value: Hello | Answer) -> 
     [(HELLO, HELLO_FIELDS, 192), (ANSWER, ANSWER_FIELDS, 128)],
 )
 def test_every_field_lies_where_the_table_says(
-    value: Hello | Answer, fields: list[tuple[int, bytes]], length: int
+    value: Hello | Reply, fields: list[tuple[int, bytes]], length: int
 ) -> None:
     data = _encode(value)
     for offset, content in fields:
@@ -150,12 +157,12 @@ def test_every_field_lies_where_the_table_says(
 
 
 @given(hellos() | answers)
-def test_what_is_encoded_is_decoded(value: Hello | Answer) -> None:
+def test_what_is_encoded_is_decoded(value: Hello | Reply) -> None:
     assert _decode(value)(_encode(value), PEER) == value
 
 
 @pytest.mark.parametrize("value", [HELLO, ANSWER])
-def test_every_other_length_is_refused(value: Hello | Answer) -> None:
+def test_every_other_length_is_refused(value: Hello | Reply) -> None:
     whole = _encode(value)
     for length in [*range(len(whole)), len(whole) + 1, 2 * len(whole)]:
         data = (whole * 2)[:length]
@@ -165,7 +172,7 @@ def test_every_other_length_is_refused(value: Hello | Answer) -> None:
 
 
 @pytest.mark.parametrize("value", [HELLO, ANSWER])
-def test_a_flipped_bit_anywhere_is_refused(value: Hello | Answer) -> None:
+def test_a_flipped_bit_anywhere_is_refused(value: Hello | Reply) -> None:
     whole = _encode(value)
     for at in range(len(whole)):
         data = altered(value, at, bytes([whole[at] ^ 0x10]), seal=False)
@@ -176,27 +183,27 @@ def test_a_flipped_bit_anywhere_is_refused(value: Hello | Answer) -> None:
 
 def test_hello_and_answer_are_not_taken_for_each_other() -> None:
     longer = _encode(ANSWER) + bytes(64)
-    with pytest.raises(ProtocolError, match="does not speak Ringleader"):
+    with pytest.raises(ProtocolError, match="not a Ringleader peer"):
         wire.decode_hello(longer, PEER)
-    with pytest.raises(ProtocolError, match="does not speak Ringleader"):
-        wire.decode_answer(_encode(HELLO)[:128], PEER)
+    with pytest.raises(ProtocolError, match="not a Ringleader peer"):
+        wire.decode_reply(_encode(HELLO)[:128], PEER)
 
 
 @pytest.mark.parametrize("value", [HELLO, ANSWER])
 @pytest.mark.parametrize("version", [0, 2, 65535])
 def test_another_version_is_named_before_anything_else(
-    value: Hello | Answer, version: int
+    value: Hello | Reply, version: int
 ) -> None:
     new = struct.pack("<H", version)
     data = altered(value, 8, new, seal=False)
-    with pytest.raises(ProtocolError, match=f"version {version}, we speak 1"):
+    with pytest.raises(ProtocolError, match=f"version {version}, not 1"):
         _decode(value)(data, PEER)
 
 
 @pytest.mark.parametrize("value", [HELLO, ANSWER])
-def test_reserved_bytes_must_be_zero(value: Hello | Answer) -> None:
+def test_reserved_bytes_must_be_zero(value: Hello | Reply) -> None:
     for at in [11, *([*range(36, 40), *range(88, 188)])]:
-        if isinstance(value, Answer) and at != 11:
+        if isinstance(value, Reply) and at != 11:
             at = 80 + at % 44
         data = altered(value, at, b"\1")
         with pytest.raises(ProtocolError, match="reserved bytes"):
@@ -212,7 +219,7 @@ def test_an_unknown_purpose_is_refused(purpose: int) -> None:
 @pytest.mark.parametrize("status", [8, 255])
 def test_an_unknown_status_is_refused(status: int) -> None:
     with pytest.raises(ProtocolError, match=f"status {status} is unknown"):
-        wire.decode_answer(altered(ANSWER, 10, bytes([status])), PEER)
+        wire.decode_reply(altered(ANSWER, 10, bytes([status])), PEER)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +238,7 @@ def test_an_unknown_status_is_refused(status: int) -> None:
 def test_impossible_ranks_are_refused(source: int, to: int, size: int) -> None:
     data = altered(HELLO, 24, struct.pack("<III", source, to, size))
     with pytest.raises(
-        ProtocolError, match=f"{source} -> {to} of {size} make no sense"
+        ProtocolError, match=f"invalid ranks {source} -> {to} of {size}"
     ):
         wire.decode_hello(data, PEER)
 
@@ -245,14 +252,14 @@ def test_impossible_stripes_are_refused(stripe: int, stripes: int) -> None:
 
 @pytest.mark.parametrize("door", [b"\xff\xfe", b"a\0b", b"\0name", b"@x\0\0y"])
 def test_a_door_that_no_listener_would_have_is_refused(door: bytes) -> None:
-    with pytest.raises(ProtocolError, match="make no sense"):
-        wire.decode_answer(altered(ANSWER, 48, door.ljust(32, b"\0")), PEER)
+    with pytest.raises(ProtocolError, match="invalid rank"):
+        wire.decode_reply(altered(ANSWER, 48, door.ljust(32, b"\0")), PEER)
 
 
 @pytest.mark.parametrize("rank", [65536, 0xFFFFFFFF])
 def test_an_answer_of_an_impossible_rank_is_refused(rank: int) -> None:
-    with pytest.raises(ProtocolError, match="make no sense"):
-        wire.decode_answer(altered(ANSWER, 12, struct.pack("<I", rank)), PEER)
+    with pytest.raises(ProtocolError, match="invalid rank"):
+        wire.decode_reply(altered(ANSWER, 12, struct.pack("<I", rank)), PEER)
 
 
 @given(st.binary(max_size=260) | st.binary(min_size=192, max_size=192))
@@ -260,7 +267,7 @@ def test_random_bytes_end_in_a_typed_error(data: bytes) -> None:
     with pytest.raises(ProtocolError, match=PEER):
         wire.decode_hello(data, PEER)
     with pytest.raises(ProtocolError, match=PEER):
-        wire.decode_answer(data[:128], PEER)
+        wire.decode_reply(data[:128], PEER)
 
 
 @given(
@@ -269,7 +276,7 @@ def test_random_bytes_end_in_a_typed_error(data: bytes) -> None:
     st.binary(min_size=1, max_size=8),
 )
 def test_a_sealed_forgery_is_another_value_or_a_typed_error(
-    value: Hello | Answer, at: int, new: bytes
+    value: Hello | Reply, at: int, new: bytes
 ) -> None:
     data = altered(value, at, new[: len(_encode(value)) - 4 - at])
     try:
