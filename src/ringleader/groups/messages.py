@@ -110,7 +110,7 @@ class Messages:
                 self._offers.remove(offer)
                 self._match(item, offer)
                 return
-        if self._is_hopeless(item):
+        if self._cannot_match(item):
             last = max(self._left, default=self.rank)
             self._refuse(item, last if item.source is None else item.source)
             return
@@ -157,20 +157,18 @@ class Messages:
         ledger.sending.clear()
         for message in unsent:
             self._refuse(message, peer)
-        for recv in [w for w in self._recvs if self._is_hopeless(w)]:
+        for recv in [w for w in self._recvs if self._cannot_match(w)]:
             self._recvs.remove(recv)
             self._refuse(recv, peer)
 
-    def _is_hopeless(self, recv: PendingRecv) -> bool:
+    def _cannot_match(self, recv: PendingRecv) -> bool:
         if recv.source is None:
             return len(self._left) == len(self._streams)
         return recv.source in self._left
 
     def _refuse(self, item: Outgoing | PendingRecv, peer: int) -> None:
         if not item.work.done():
-            text = (
-                f"left the group; the message with tag {item.tag} cannot be delivered"
-            )
+            text = f"left the group; its message with tag {item.tag} is lost"
             item.work.finish(PeerLost(peer, text))
 
     # -- sending -------------------------------------------------------------------

@@ -216,9 +216,8 @@ class Runner:
                 if exc.peer in vanished:
                     return exc
                 if self.control.has_left(exc.peer):
-                    return PeerLost(
-                        exc.peer, "left the group while this rank waited for it"
-                    )
+                    text = "left the group while this rank waited for it"
+                    return PeerLost(exc.peer, text)
                 wait_ready(self.control.wanted(), min(0.01, until.left_s()))
         except RingleaderError as better:
             return better
