@@ -182,7 +182,7 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
             DATA,
             is_pure=True,
         ),
-        Package("codec", "float32 arrays to fewer bytes and back: int8, 1 bit, halves"),
+        Package("codec", "float32 arrays in fewer bytes: int8, 1 bit, fp16, bf16"),
         Package("settings", "the only reader of environment variables"),
     ),
     (Package("deadline", "one moment that bounds a whole operation"),),
