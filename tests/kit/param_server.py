@@ -1,6 +1,6 @@
-"""A server of a task so small that only the protocol takes time, and its friends.
+"""A parameter server with a tiny task, and clients that speak only its protocol.
 
-Run as a program, it is that server: ``serve_kit.py OUT PORT ROUNDS WORKERS MODE``.
+Run as a program, it is that server: ``param_server.py OUT PORT ROUNDS WORKERS MODE``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def model() -> nn.Module:
 
 
 def task() -> Task:
-    """SGD without momentum: the weights are the first ones minus a sum."""
+    """Build a task with plain SGD: the weights are the initial ones minus a sum."""
     return Task(
         name="tiny",
         code="",
@@ -58,19 +58,19 @@ def task() -> Task:
     )
 
 
-KNOWN = Manifest.of(model())
+MANIFEST = Manifest.of(model())
 FINGERPRINT = task().fingerprint()
 
 
 def gradient(version: int, shard: int) -> NDArray[np.float32]:
-    """What that shard of that version contributes; no two are alike."""
+    """Return the gradient of a shard of a version; no two are alike."""
     chance = np.random.default_rng([version, shard])
-    return chance.standard_normal(KNOWN.num_parameters).astype(np.float32)
+    return chance.standard_normal(MANIFEST.num_parameters).astype(np.float32)
 
 
 def expected(rounds: int, shards: int) -> NDArray[np.float64]:
-    """The weights after so many rounds, in float64."""
-    weights = KNOWN.values(model()).astype(np.float64)
+    """Compute the weights after ``rounds`` in float64."""
+    weights = MANIFEST.values(model()).astype(np.float64)
     for version in range(rounds):
         parts = [gradient(version, s).astype(np.float64) for s in range(shards)]
         weights -= RATE * np.mean(parts, axis=0)
@@ -78,15 +78,17 @@ def expected(rounds: int, shards: int) -> NDArray[np.float64]:
 
 
 def weights_in(folder: Path) -> NDArray[np.float32]:
-    """The final weights of a run."""
+    """Read the final weights of a run."""
     body = (folder / "weights.safetensors").read_bytes()
-    tensors = bodies.read_weights(KNOWN, body)
-    return np.concatenate([tensors[e.name].numpy().ravel() for e in KNOWN.parameters])
+    tensors = bodies.read_weights(MANIFEST, body)
+    return np.concatenate(
+        [tensors[e.name].numpy().ravel() for e in MANIFEST.parameters]
+    )
 
 
 @dataclass
-class Friend:
-    """A worker that is only its requests."""
+class WorkerClient:
+    """Sends the requests of a worker, and computes nothing."""
 
     url: str
     code: str
@@ -136,7 +138,7 @@ class Friend:
         return self.http.put(where, content=body, headers=self.headers | more)
 
     def step(self) -> dict[str, Any] | None:
-        """One assignment, done; None when training is over."""
+        """Complete one assignment; return None when training is over."""
         work = self.work()
         if work is None or work["kind"] == "finished":
             return None
@@ -145,8 +147,8 @@ class Friend:
 
 
 def update_body(version: int, shard: int, codec: str = "none") -> bytes:
-    rest = np.zeros(KNOWN.num_buffers, np.float32)
-    return bodies.pack_update(KNOWN, Update(gradient(version, shard), rest), codec)
+    rest = np.zeros(MANIFEST.num_buffers, np.float32)
+    return bodies.pack_update(MANIFEST, Update(gradient(version, shard), rest), codec)
 
 
 @dataclass
@@ -166,15 +168,15 @@ class Server:
         return self.run.app.training
 
     @contextmanager
-    def friends(self, count: int) -> Iterator[list[Friend]]:
-        made = [Friend(self.url, self.code) for _ in range(count)]
+    def clients(self, count: int) -> Iterator[list[WorkerClient]]:
+        made = [WorkerClient(self.url, self.code) for _ in range(count)]
         try:
-            for friend in made:
-                assert friend.join().status_code == 200
+            for client in made:
+                assert client.join().status_code == 200
             yield made
         finally:
-            for friend in made:
-                friend.close()
+            for client in made:
+                client.close()
 
 
 @contextmanager
@@ -212,7 +214,7 @@ def server(  # noqa: PLR0913 # each is named where it is given
 
 
 def main() -> None:
-    """Serve in a child, and again in another one each time that it is killed."""
+    """Serve in a child process, and in a new one each time it is killed."""
     torch.set_num_threads(1)
     warm_up()
     while True:
@@ -225,7 +227,7 @@ def main() -> None:
 
 
 def serve(out: str, port: str, rounds: str, workers: str, mode: str) -> None:
-    """Until training is over; first says who it is and where."""
+    """Print pid and port, then serve until training is over."""
     plan = Plan(
         rounds=int(rounds),
         workers=int(workers),
@@ -243,34 +245,34 @@ def serve(out: str, port: str, rounds: str, workers: str, mode: str) -> None:
 
 
 @dataclass
-class Life:
-    """One life of a server in a process of its own."""
+class ServerProcess:
+    """One process of a restarting server."""
 
     pid: int
     port: int
     replayed: int
 
 
-class Lives:
-    """A server that is started again whenever it dies."""
+class RestartingServer:
+    """A server in a process of its own that is started again whenever it dies."""
 
     def __init__(self, out: Path, *, rounds: int, workers: int, mode: str) -> None:
         port = free_ports(1)[0]
         words = [out, port, rounds, workers, mode]
         self._out = out
-        self._life: Life | None = None
+        self._process_now: ServerProcess | None = None
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.kit.param_server", *map(str, words)],
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def next(self) -> Life | None:
-        """The next life, once it serves; None when training is over."""
+    def next(self) -> ServerProcess | None:
+        """Wait for the next process to serve; None when training is over."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        self._life = Life(*map(int, line.split())) if line else None
-        return self._life
+        self._process_now = ServerProcess(*map(int, line.split())) if line else None
+        return self._process_now
 
     @property
     def code(self) -> str:
@@ -281,9 +283,9 @@ class Lives:
 
     def __exit__(self, *exc: object) -> None:
         self._process.kill()
-        if self._life is not None:
+        if self._process_now is not None:
             with suppress(ProcessLookupError):
-                os.kill(self._life.pid, signal.SIGKILL)
+                os.kill(self._process_now.pid, signal.SIGKILL)
         self._process.communicate()
 
 

@@ -1,4 +1,4 @@
-"""The server of training over the internet, as its workers see it."""
+"""The parameter server, as its workers see it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from ringleader.paramserver.server import scheduler
 from ringleader.paramserver.server.admission import PIN_ATTEMPTS
 from tests.kit.param_server import (
     FINGERPRINT,
-    KNOWN,
-    Friend,
+    MANIFEST,
     Server,
+    WorkerClient,
     expected,
     gradient,
     model,
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.timeout(60)
 def test_rounds_give_the_weights_that_float64_gives(tmp_path: Path) -> None:
     with (
         server(tmp_path, rounds=7, workers=2) as served,
-        served.friends(2) as (anna, ben),
+        served.clients(2) as (anna, ben),
     ):
         for _ in range(7):
             one, two = anna.work(), ben.work()
@@ -61,7 +61,7 @@ def test_rounds_give_the_weights_that_float64_gives(tmp_path: Path) -> None:
 def test_finished_servers_stop_by_themselves_and_tell_whoever_asks(
     tmp_path: Path,
 ) -> None:
-    with server(tmp_path, rounds=2) as served, served.friends(1) as (anna,):
+    with server(tmp_path, rounds=2) as served, served.clients(1) as (anna,):
         while anna.step() is not None:
             pass
         waiting = threading.Event()
@@ -76,7 +76,7 @@ def test_finished_servers_stop_by_themselves_and_tell_whoever_asks(
 def test_long_polls_are_answered_when_there_is_work(tmp_path: Path) -> None:
     with (
         server(tmp_path, workers=2) as served,
-        served.friends(2) as (anna, ben),
+        served.clients(2) as (anna, ben),
     ):
         first, second = anna.work(), ben.work()
         assert first is not None
@@ -97,14 +97,14 @@ def test_long_polls_are_answered_when_there_is_work(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", bodies.CODECS)
 def test_every_codec_is_taken(tmp_path: Path, codec: str) -> None:
-    with server(tmp_path, rounds=1) as served, served.friends(1) as (anna,):
+    with server(tmp_path, rounds=1) as served, served.clients(1) as (anna,):
         work = anna.work()
         assert work is not None
         name = "topk:0.3" if codec == "topk" else codec
         body = update_body(0, 0, name)
         assert anna.put(work, body, X_Codec=codec).json()["counted"] is True
     sent = gradient(0, 0)
-    moved = (KNOWN.values(model()) - weights_in(tmp_path)) / 0.25
+    moved = (MANIFEST.values(model()) - weights_in(tmp_path)) / 0.25
     rest = np.linalg.norm(moved - sent) / np.linalg.norm(sent)
     assert rest < {"onebit": 0.7, "topk": 0.7}.get(codec, 0.02)
 
@@ -112,7 +112,7 @@ def test_every_codec_is_taken(tmp_path: Path, codec: str) -> None:
 def test_unchanged_weights_are_not_sent_again_and_broken_ones_resumed(
     tmp_path: Path,
 ) -> None:
-    with server(tmp_path) as served, served.friends(1) as (anna,):
+    with server(tmp_path) as served, served.clients(1) as (anna,):
         whole = anna.http.get("/v1/weights/0", headers=anna.headers)
         etag = whole.headers["etag"]
         same = {**anna.headers, "If-None-Match": etag}
@@ -127,17 +127,19 @@ def test_unchanged_weights_are_not_sent_again_and_broken_ones_resumed(
         assert fresh.content == whole.content
         small = anna.http.get("/v1/weights/0?codec=bf16", headers=anna.headers)
         assert len(small.content) < 0.7 * len(whole.content)
-        bodies.read_weights(KNOWN, small.content, "bf16")
+        bodies.read_weights(MANIFEST, small.content, "bf16")
         assert anna.http.get("/v1/weights/1", headers=anna.headers).status_code == 409
 
 
-def _broken_upload(friend: Friend, work: dict[str, Any], body: bytes, n: int) -> None:
-    """Send the head and ``n`` bytes of a body; then the line is cut."""
-    host, port = friend.url.removeprefix("http://").split(":")
+def _broken_upload(
+    client: WorkerClient, work: dict[str, Any], body: bytes, n: int
+) -> None:
+    """Send the head and ``n`` bytes of a body, then close the connection."""
+    host, port = client.url.removeprefix("http://").split(":")
     lines = [
         f"PUT /v1/updates/{work['version']}/{work['shard']} HTTP/1.1",
         f"Host: {host}",
-        f"Authorization: Bearer {friend.token}",
+        f"Authorization: Bearer {client.token}",
         f"Content-Length: {len(body)}",
         "X-Samples: 8",
         "X-Loss: 0.5",
@@ -147,14 +149,14 @@ def _broken_upload(friend: Friend, work: dict[str, Any], body: bytes, n: int) ->
         line.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + body[:n])
 
 
-def _kept(friend: Friend, work: dict[str, Any]) -> httpx2.Response:
-    headers = friend.headers | {"X-First-Batch": str(work["first_batch"])}
+def _kept(client: WorkerClient, work: dict[str, Any]) -> httpx2.Response:
+    headers = client.headers | {"X-First-Batch": str(work["first_batch"])}
     where = f"/v1/updates/{work['version']}/{work['shard']}"
-    return friend.http.head(where, headers=headers)
+    return client.http.head(where, headers=headers)
 
 
 def test_a_broken_upload_goes_on_where_it_was(tmp_path: Path) -> None:
-    with server(tmp_path, rounds=1) as served, served.friends(1) as (anna,):
+    with server(tmp_path, rounds=1) as served, served.clients(1) as (anna,):
         work = anna.work()
         assert work is not None
         body = update_body(0, 0)
@@ -174,10 +176,10 @@ def test_a_broken_upload_goes_on_where_it_was(tmp_path: Path) -> None:
     np.testing.assert_allclose(weights_in(tmp_path), expected(1, 1), atol=1e-5)
 
 
-def _lose_the_answer(friend: Friend, work: dict[str, Any]) -> None:
-    """Send a whole update and go away before it is answered."""
+def _lose_the_answer(client: WorkerClient, work: dict[str, Any]) -> None:
+    """Send a whole update and disconnect before the response."""
     body = update_body(work["version"], work["shard"])
-    _broken_upload(friend, work, body, len(body))
+    _broken_upload(client, work, body, len(body))
 
 
 def test_when_every_answer_is_lost_once_each_update_counts_once(
@@ -186,24 +188,24 @@ def test_when_every_answer_is_lost_once_each_update_counts_once(
     rounds = 5
     with (
         server(tmp_path, rounds=rounds, workers=2) as served,
-        served.friends(2) as friends,
+        served.clients(2) as clients,
     ):
-        for friend in friends:  # the answer to joining was lost, too
-            old = friend.worker
-            assert friend.join().json()["worker"] == old
+        for client in clients:  # the answer to joining was lost, too
+            old = client.worker
+            assert client.join().json()["worker"] == old
         for _ in range(rounds):
-            work = [friend.work() for friend in friends]
-            assert [friend.work() for friend in friends] == work
-            for friend, given in zip(friends, work, strict=True):
+            work = [client.work() for client in clients]
+            assert [client.work() for client in clients] == work
+            for client, given in zip(clients, work, strict=True):
                 assert given is not None
-                _lose_the_answer(friend, given)
-                answer = friend.put(given)
+                _lose_the_answer(client, given)
+                answer = client.put(given)
                 while (
                     answer.status_code == 416
                 ):  # the lost one came late, and took over
-                    answer = friend.put(given)
+                    answer = client.put(given)
                 assert answer.status_code == 200
-                assert friend.put(given).json()["again"] is True
+                assert client.put(given).json()["again"] is True
         assert len(served.training.scheduler.workers) == 2
     np.testing.assert_allclose(weights_in(tmp_path), expected(rounds, 2), atol=1e-5)
 
@@ -211,7 +213,7 @@ def test_when_every_answer_is_lost_once_each_update_counts_once(
 def test_stale_reordered_and_foreign_updates_change_nothing(tmp_path: Path) -> None:
     with (
         server(tmp_path, rounds=3) as served,
-        served.friends(2) as (anna, ben),
+        served.clients(2) as (anna, ben),
     ):
         first = anna.work()
         assert first is not None
@@ -236,14 +238,14 @@ def test_stale_reordered_and_foreign_updates_change_nothing(tmp_path: Path) -> N
 def test_asynchronous_updates_count_less_the_older_they_are(tmp_path: Path) -> None:
     with (
         server(tmp_path, rounds=2, workers=2, mode="async") as served,
-        served.friends(2) as (anna, ben),
+        served.clients(2) as (anna, ben),
     ):
         one, two = anna.work(), ben.work()
         assert one is not None
         assert two is not None
         anna.put(one)
         assert ben.put(two).json() == {"counted": True, "version": 2}
-    start = KNOWN.values(model()).astype(np.float64)
+    start = MANIFEST.values(model()).astype(np.float64)
     want = start - 0.25 * gradient(0, one["shard"]) - 0.125 * gradient(0, two["shard"])
     np.testing.assert_allclose(weights_in(tmp_path), want, atol=1e-5)
 
@@ -253,7 +255,7 @@ def test_asynchronous_workers_get_the_newest_weights_and_say_so(
 ) -> None:
     with (
         server(tmp_path, rounds=2, workers=2, mode="async") as served,
-        served.friends(2) as (anna, ben),
+        served.clients(2) as (anna, ben),
     ):
         one, two = anna.work(), ben.work()
         assert one is not None
@@ -262,7 +264,7 @@ def test_asynchronous_workers_get_the_newest_weights_and_say_so(
         got = ben.http.get("/v1/weights/0", headers=ben.headers)
         assert got.headers["x-version"] == "1"
         ben.put(dict(two, version=1))
-    start = KNOWN.values(model()).astype(np.float64)
+    start = MANIFEST.values(model()).astype(np.float64)
     want = start - 0.25 * (gradient(0, one["shard"]) + gradient(1, two["shard"]))
     np.testing.assert_allclose(weights_in(tmp_path), want, atol=1e-5)
 
@@ -272,7 +274,7 @@ def test_a_slow_worker_is_not_waited_for_in_rounds_and_used_when_bounded(
 ) -> None:
     with (
         server(tmp_path / "a", rounds=50, workers=2, round_timeout_s=0.5) as served,
-        served.friends(2) as (fast, slow),
+        served.clients(2) as (fast, slow),
     ):
         late = slow.work()
         assert late is not None
@@ -288,7 +290,7 @@ def test_a_slow_worker_is_not_waited_for_in_rounds_and_used_when_bounded(
         server(tmp_path / "b", rounds=50, workers=2, mode="bounded", staleness=4) as (
             served
         ),
-        served.friends(2) as (fast, slow),
+        served.clients(2) as (fast, slow),
     ):
         late = slow.work()
         assert late is not None
@@ -302,7 +304,7 @@ def test_a_slow_worker_is_not_waited_for_in_rounds_and_used_when_bounded(
 def test_a_server_goes_on_after_a_stop_with_the_same_tokens(tmp_path: Path) -> None:
     with (
         server(tmp_path, rounds=8, workers=2) as served,
-        served.friends(2) as (anna, ben),
+        served.clients(2) as (anna, ben),
     ):
         for _ in range(5):
             anna.step()
@@ -313,17 +315,17 @@ def test_a_server_goes_on_after_a_stop_with_the_same_tokens(tmp_path: Path) -> N
         tokens = [(f.token, f.worker) for f in (anna, ben)]
     with server(tmp_path, rounds=8, workers=2) as served:
         assert served.run.replayed == 5  # since version 3: two rounds and a half
-        friends = [Friend(served.url, served.code) for _ in range(2)]
-        for friend, (token, worker) in zip(friends, tokens, strict=True):
-            friend.token, friend.worker = token, worker
-        assert friends[0].put(half).json()["again"] is True
+        clients = [WorkerClient(served.url, served.code) for _ in range(2)]
+        for client, (token, worker) in zip(clients, tokens, strict=True):
+            client.token, client.worker = token, worker
+        assert clients[0].put(half).json()["again"] is True
         for _ in range(3):
-            friends[1].step()
-            friends[0].step()
-        for friend in friends:
-            while friend.step() is not None:
+            clients[1].step()
+            clients[0].step()
+        for client in clients:
+            while client.step() is not None:
                 pass
-            friend.close()
+            client.close()
         losses = served.training.scheduler.losses
         assert [version for version, _ in losses] == list(range(8))
     np.testing.assert_allclose(weights_in(tmp_path), expected(8, 2), atol=1e-5)
@@ -348,7 +350,7 @@ def test_a_directory_is_held_even_if_its_key_is_replaced(tmp_path: Path) -> None
 def test_a_fast_worker_is_not_told_to_wait(tmp_path: Path) -> None:
     with (
         server(tmp_path, rounds=1000, every=1000) as served,
-        served.friends(1) as (anna,),
+        served.clients(1) as (anna,),
     ):
         for _ in range(400):
             assert anna.step() is not None
@@ -358,8 +360,8 @@ def test_a_full_server_lets_those_in_again_who_are_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "MAX_WORKERS", 2)
-    with server(tmp_path, workers=2) as served, served.friends(2) as (anna, _):
-        full = Friend(served.url, served.code)
+    with server(tmp_path, workers=2) as served, served.clients(2) as (anna, _):
+        full = WorkerClient(served.url, served.code)
         answer = full.join()
         assert (answer.status_code, answer.json()["error"]) == (503, "full")
         full.close()
@@ -369,7 +371,7 @@ def test_a_full_server_lets_those_in_again_who_are_in(
 
 def test_another_task_is_refused_by_the_parts_that_differ(tmp_path: Path) -> None:
     with server(tmp_path) as served:
-        anna = Friend(served.url, served.code)
+        anna = WorkerClient(served.url, served.code)
         answer = anna.join(task={**FINGERPRINT, "model": "other", "more": "x"})
         anna.close()
     assert answer.status_code == 412
@@ -380,8 +382,8 @@ def test_another_task_is_refused_by_the_parts_that_differ(tmp_path: Path) -> Non
 
 
 def test_pins_codes_and_tokens(tmp_path: Path) -> None:
-    with server(tmp_path, pin="4711") as served, served.friends(1) as (anna,):
-        ben = Friend(served.url, "")
+    with server(tmp_path, pin="4711") as served, served.clients(1) as (anna,):
+        ben = WorkerClient(served.url, "")
         assert ben.join(code=None).json()["error"] == "unknown"
         assert ben.join(code="AAAA").status_code == 401
         right = {"X-Auth-Pin": "4711"}
@@ -415,7 +417,7 @@ def test_tls_shows_the_key_of_the_link(tmp_path: Path) -> None:
         assert shown is not None
         found = server_key.fingerprint_of(shown)
         assert hmac.compare_digest(found, served.run.key.fingerprint)
-        anna = Friend(served.url, served.code, verify=context)
+        anna = WorkerClient(served.url, served.code, verify=context)
         anna.join()
         assert anna.step() is not None
         assert anna.step() is None
@@ -423,7 +425,7 @@ def test_tls_shows_the_key_of_the_link(tmp_path: Path) -> None:
 
 
 def _paths(served: Server) -> set[tuple[str, str]]:
-    """(address, method) of everything the server answers."""
+    """Return (path, method) of every route of the server."""
     found = set()
     for route in served.serving._app.starlette().routes:
         assert isinstance(route, Route)
@@ -433,10 +435,10 @@ def _paths(served: Server) -> set[tuple[str, str]]:
 
 def test_the_description_for_programs_knows_every_address(tmp_path: Path) -> None:
     with server(tmp_path) as served:
-        update_headers = httpx2.get(f"{served.url}/v1/openapi.json").json()
+        description = httpx2.get(f"{served.url}/v1/openapi.json").json()
         ours = _paths(served)
-    assert update_headers == DESCRIPTION | {"paths": update_headers["paths"]}
-    described = {(p, m) for p, item in update_headers["paths"].items() for m in item}
+    assert description == DESCRIPTION | {"paths": description["paths"]}
+    described = {(p, m) for p, item in description["paths"].items() for m in item}
     # starlette answers HEAD wherever it answers GET
     assert {pair for pair in ours if pair[1] != "head"} <= described
     assert described <= ours

@@ -1,4 +1,4 @@
-"""What strangers and broken workers do to a server; it goes on, and stays small."""
+"""A server goes on and stays small whatever strangers and broken workers send."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ringleader.paramserver.server.admission import PIN_ATTEMPTS
 from ringleader.paramserver.server.connection_limits import MAX_CONNECTIONS
 from ringleader.paramserver.server.scheduler import MAX_STRIKES
 from tests.kit.param_server import (
-    KNOWN,
-    Friend,
-    Lives,
+    MANIFEST,
+    RestartingServer,
     Server,
+    WorkerClient,
     expected,
     server,
     update_body,
@@ -42,9 +42,9 @@ def _torch_save() -> bytes:
     return file.getvalue()
 
 
-def _update(value: float, size: int = KNOWN.num_parameters) -> bytes:
+def _update(value: float, size: int = MANIFEST.num_parameters) -> bytes:
     vector = np.full(size, value, np.float32)
-    return bodies.pack_update(KNOWN, Update(vector, np.zeros(0, np.float32)))
+    return bodies.pack_update(MANIFEST, Update(vector, np.zeros(0, np.float32)))
 
 
 def _zstd_bomb() -> bytes:
@@ -56,7 +56,7 @@ INVALID: dict[str, Callable[[], bytes]] = {
     "torch.save": _torch_save,
     "gzip of torch.save": lambda: zlib.compress(_torch_save(), wbits=31),
     "zstd bomb": _zstd_bomb,
-    "wrong shape": lambda: _update(0.1, KNOWN.num_parameters - 1),
+    "wrong shape": lambda: _update(0.1, MANIFEST.num_parameters - 1),
     "NaN": lambda: _update(np.nan),
     "1e30": lambda: _update(1e30),
     "nothing": lambda: b"",
@@ -65,7 +65,7 @@ INVALID: dict[str, Callable[[], bytes]] = {
 
 @contextmanager
 def raw(served: Server, source: str = "127.0.0.1") -> Iterator[socket.socket]:
-    """A bare line to the server."""
+    """Open a plain TCP connection to the server."""
     host, port = served.url.removeprefix("http://").split(":")
     address = (host, int(port))
     with socket.create_connection(address, 20, source_address=(source, 0)) as line:
@@ -73,7 +73,7 @@ def raw(served: Server, source: str = "127.0.0.1") -> Iterator[socket.socket]:
 
 
 def answer_to(served: Server, request: bytes) -> bytes:
-    """All that comes back until the server hangs up."""
+    """Receive everything until the server disconnects."""
     found = b""
     with raw(served) as line:
         try:
@@ -95,7 +95,7 @@ def test_rubbish_is_refused_and_its_sender_quarantined(
 ) -> None:
     with (
         server(tmp_path, rounds=1) as served,
-        served.friends(2) as (bad, good),
+        served.clients(2) as (bad, good),
     ):
         body = INVALID[name]()
         for _ in range(MAX_STRIKES):
@@ -111,20 +111,20 @@ def test_rubbish_is_refused_and_its_sender_quarantined(
 
 
 def test_quarantine_outlives_a_restart(tmp_path: Path) -> None:
-    with server(tmp_path) as served, served.friends(1) as (bad,):
+    with server(tmp_path) as served, served.clients(1) as (bad,):
         for _ in range(MAX_STRIKES):
             work = bad.work()
             assert work is not None
             bad.put(work, b"rubbish")
         token = bad.token
     with server(tmp_path) as served:
-        again = Friend(served.url, served.code, token=token)
+        again = WorkerClient(served.url, served.code, token=token)
         assert again.http.get("/v1/work", headers=again.headers).status_code == 403
         again.close()
 
 
 def test_an_update_far_out_of_the_usual_is_refused(tmp_path: Path) -> None:
-    with server(tmp_path, rounds=50) as served, served.friends(1) as (anna,):
+    with server(tmp_path, rounds=50) as served, served.clients(1) as (anna,):
         for _ in range(8):
             anna.step()
         work = anna.work()
@@ -165,26 +165,26 @@ HEADS: list[tuple[bytes, tuple[int, ...]]] = [
 
 def test_heads_that_are_none_are_answered_and_forgotten(tmp_path: Path) -> None:
     rounds = len(HEADS)
-    with server(tmp_path, rounds=rounds) as served, served.friends(1) as (anna,):
+    with server(tmp_path, rounds=rounds) as served, served.clients(1) as (anna,):
         for request, codes in HEADS:
             assert status_of(answer_to(served, request)) in codes, request[:80]
             assert anna.step() is not None, request[:80]
 
 
-def _put(friend: Friend, *lines: str) -> bytes:
-    token = f"Authorization: Bearer {friend.token}"
+def _put(client: WorkerClient, *lines: str) -> bytes:
+    token = f"Authorization: Bearer {client.token}"
     update_headers = ("X-Samples: 8", "X-Loss: 1", "X-First-Batch: 0")
     return _head("/v1/updates/0/0", token, *update_headers, *lines, method="PUT")
 
 
 def test_bodies_without_end_or_measure_are_cut(tmp_path: Path) -> None:
-    with server(tmp_path, rounds=1) as served, served.friends(1) as (anna,):
+    with server(tmp_path, rounds=1) as served, served.clients(1) as (anna,):
         anna.work()
         chunk = b"1000\r\n" + bytes(4096) + b"\r\n"
         endless = _put(anna, "Transfer-Encoding: chunked") + 2000 * chunk
         assert status_of(answer_to(served, endless)) in (411, 0)
-        liar = _put(anna, "Transfer-Encoding: chunked", "Upload-Length: 9000")
-        assert status_of(answer_to(served, liar + 2000 * chunk)) in (413, 0)
+        fake = _put(anna, "Transfer-Encoding: chunked", "Upload-Length: 9000")
+        assert status_of(answer_to(served, fake + 2000 * chunk)) in (413, 0)
         huge = _put(anna, "Content-Length: 1000000000000")
         assert status_of(answer_to(served, huge + bytes(1000))) == 413
         join = _head("/v1/join", "Content-Length: 99999999", method="POST")
@@ -212,7 +212,7 @@ SENSELESS = [
 
 
 def test_headers_that_make_no_sense_are_malformed(tmp_path: Path) -> None:
-    with server(tmp_path) as served, served.friends(1) as (anna,):
+    with server(tmp_path) as served, served.clients(1) as (anna,):
         work = anna.work()
         assert work is not None
         for change in SENSELESS:
@@ -229,11 +229,11 @@ def test_names_are_only_shown_and_never_more_than_text(tmp_path: Path) -> None:
     name = "../../etc/passwd\x00\x1b[31m<script>alert(1)</script>" + "x" * 100
     before = set(tmp_path.parent.rglob("*"))
     with server(tmp_path) as served:
-        anna = Friend(served.url, served.code)
+        anna = WorkerClient(served.url, served.code)
         assert anna.join(name=name, device="<b>").status_code == 200
-        update_headers = anna.http.get("/v1/status").json()["workers"][0]
-        assert len(update_headers["name"].encode()) <= 48
-        assert update_headers["name"].isprintable()
+        worker = anna.http.get("/v1/status").json()["workers"][0]
+        assert len(worker["name"].encode()) <= 48
+        assert worker["name"].isprintable()
         page = anna.http.get("/")
         assert "script-src" in page.headers["content-security-policy"]
         text = page.text + anna.http.get("/v1/status").text
@@ -276,7 +276,7 @@ NOT_JOINING = [
 
 def test_requests_to_join_that_are_none_are_refused(tmp_path: Path) -> None:
     with server(tmp_path, pin="4711") as served:
-        anna = Friend(served.url, served.code)
+        anna = WorkerClient(served.url, served.code)
         for body in NOT_JOINING:
             answer = anna.http.post("/v1/join", content=body)
             assert answer.status_code in (400, 401), body[:80]
@@ -288,7 +288,7 @@ def test_requests_to_join_that_are_none_are_refused(tmp_path: Path) -> None:
 def test_rubbish_is_not_worth_a_line_in_a_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with server(tmp_path, rounds=1) as served, served.friends(1) as (anna,):
+    with server(tmp_path, rounds=1) as served, served.clients(1) as (anna,):
         answer_to(served, b"\x00" * 300 + b"\r\n\r\n")
         answer_to(served, _head("/", "Upgrade: websocket", "Connection: upgrade,close"))
         assert anna.step() is not None
@@ -299,7 +299,7 @@ def test_slow_heads_and_silent_lines_are_hung_up_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_limits, "HEAD_S", 0.4)
-    with server(tmp_path, rounds=1) as served, served.friends(1) as (anna,):
+    with server(tmp_path, rounds=1) as served, served.clients(1) as (anna,):
         for begin in (b"", b"GET / HTTP/1.1\r\n"):
             with raw(served) as line:
                 began_s = time.monotonic()
@@ -325,7 +325,7 @@ def test_a_body_that_comes_too_slowly_is_refused_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_dribbling: bool
 ) -> None:
     monkeypatch.setattr(request_limits, "GRACE_S", 0.3)
-    with server(tmp_path, rounds=1) as served, served.friends(1) as (anna,):
+    with server(tmp_path, rounds=1) as served, served.clients(1) as (anna,):
         work = anna.work()
         assert work is not None
         body = update_body(0, 0)
@@ -354,7 +354,7 @@ def test_a_reader_that_stalls_is_hung_up_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_limits, "STALL_S", 0.4)
-    with server(tmp_path, rounds=1) as served, served.friends(1) as (anna,):
+    with server(tmp_path, rounds=1) as served, served.clients(1) as (anna,):
         large = memoryview(bytes(64 << 20))  # more than any socket buffers
         monkeypatch.setitem(served.training._bodies, "none", (0, large))
         with raw(served) as line:
@@ -384,7 +384,7 @@ def test_hundreds_of_slow_lines_do_not_keep_honest_ones_out(
 ) -> None:
     with (
         server(tmp_path, rounds=30) as served,
-        served.friends(1) as (anna,),
+        served.clients(1) as (anna,),
         ExitStack() as lines,
     ):
         for i in range(500):
@@ -396,7 +396,7 @@ def test_hundreds_of_slow_lines_do_not_keep_honest_ones_out(
         began_s = time.monotonic()
         for _ in range(10):
             assert anna.step() is not None
-        new = Friend(served.url, served.code)
+        new = WorkerClient(served.url, served.code)
         assert new.join().status_code == 200
         new.close()
         assert time.monotonic() - began_s < 10
@@ -408,9 +408,9 @@ def test_guessing_pins_stops_at_the_budget_and_locks_out_nobody(
 ) -> None:
     with (
         server(tmp_path, rounds=50, pin="4711") as served,
-        served.friends(1) as (anna,),
+        served.clients(1) as (anna,),
     ):
-        thief = Friend(served.url, "")
+        thief = WorkerClient(served.url, "")
         codes = [
             thief.join(code=None, pin=f"{guess:04d}").status_code
             for guess in range(300)
@@ -430,20 +430,20 @@ def _memory_kb(pid: int) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_stays_flat_whatever_is_sent(tmp_path: Path) -> None:
     with (
-        Lives(tmp_path, rounds=10_000, workers=1, mode="bulk") as lives,
+        RestartingServer(tmp_path, rounds=10_000, workers=1, mode="bulk") as restarting,
         ExitStack() as s,
     ):
-        life = lives.next()
-        assert life is not None
-        url = f"http://127.0.0.1:{life.port}"
-        good = Friend(url, lives.code)
+        process = restarting.next()
+        assert process is not None
+        url = f"http://127.0.0.1:{process.port}"
+        good = WorkerClient(url, restarting.code)
         s.callback(good.close)
         good.join()
         for _ in range(10):
             good.step()
-        before_kb = _memory_kb(life.pid)
+        before_kb = _memory_kb(process.pid)
         for _ in range(8):  # each is quarantined after three
-            bad = Friend(url, lives.code)
+            bad = WorkerClient(url, restarting.code)
             bad.join()
             for body in (_zstd_bomb(), bytes(4000), _torch_save()):
                 work = bad.work()
@@ -451,10 +451,12 @@ def test_memory_stays_flat_whatever_is_sent(tmp_path: Path) -> None:
                 bad.put(work, body)
             bad.close()
         for _ in range(300):
-            line = s.enter_context(socket.create_connection(("127.0.0.1", life.port)))
+            line = s.enter_context(
+                socket.create_connection(("127.0.0.1", process.port))
+            )
             line.sendall(
                 b"PUT /v1/updates/0/0 HTTP/1.1\r\nContent-Length: 99999999\r\n"
             )
         for _ in range(20):
             good.step()
-        assert _memory_kb(life.pid) - before_kb < 40_000
+        assert _memory_kb(process.pid) - before_kb < 40_000

@@ -23,9 +23,9 @@ from ringleader.paramserver.server.run import ServerOptions, open_run
 from ringleader.paramserver.server.update_headers import UpdateHeaders, UpdateKey
 from ringleader.testing.full_disk import FullDisk
 from tests.kit.param_server import (
-    KNOWN,
-    Friend,
-    Lives,
+    MANIFEST,
+    RestartingServer,
+    WorkerClient,
     expected,
     server,
     task,
@@ -39,11 +39,13 @@ KILLS = 10
 
 
 class Stubborn(threading.Thread):
-    """A worker that repeats everything until it is answered."""
+    """A worker that repeats every request until it gets a response."""
 
-    def __init__(self, friend: Friend, acknowledged: list[tuple[int, int]]) -> None:
-        super().__init__(name=f"friend {friend.nonce[:4]}")
-        self.friend = friend
+    def __init__(
+        self, client: WorkerClient, acknowledged: list[tuple[int, int]]
+    ) -> None:
+        super().__init__(name=f"friend {client.nonce[:4]}")
+        self.client = client
         self.acknowledged = acknowledged
         self.expires_s = time.monotonic() + 90
         self.repeated = 0
@@ -51,20 +53,20 @@ class Stubborn(threading.Thread):
     def run(self) -> None:
         while time.monotonic() < self.expires_s:
             try:
-                if not self.friend.token:
-                    self.friend.join()
+                if not self.client.token:
+                    self.client.join()
                 if not self.step():
                     return
             except httpx2.TransportError:
                 time.sleep(0.02)
 
     def step(self) -> bool:
-        work = self.friend.work()
+        work = self.client.work()
         if work is None or work["kind"] == "finished":
             return work is None
         while time.monotonic() < self.expires_s:
             try:
-                answer = self.friend.put(work)
+                answer = self.client.put(work)
             except httpx2.TransportError:
                 time.sleep(0.02)
                 continue
@@ -88,29 +90,32 @@ def test_a_server_killed_ten_times_ends_with_the_same_weights(
     points = sorted(chance.sample(range(1, rounds * workers - 5), KILLS))
     acknowledged: list[tuple[int, int]] = []
     replayed = 0
-    with Lives(tmp_path, rounds=rounds, workers=workers, mode=mode) as lives:
-        life = lives.next()
-        assert life is not None
-        url = f"http://127.0.0.1:{life.port}"
-        friends = [
-            Stubborn(Friend(url, lives.code), acknowledged) for _ in range(workers)
+    with RestartingServer(
+        tmp_path, rounds=rounds, workers=workers, mode=mode
+    ) as restarting:
+        process = restarting.next()
+        assert process is not None
+        url = f"http://127.0.0.1:{process.port}"
+        clients = [
+            Stubborn(WorkerClient(url, restarting.code), acknowledged)
+            for _ in range(workers)
         ]
-        for friend in friends:
-            friend.start()
+        for client in clients:
+            client.start()
         for point in points:
             while len(acknowledged) < point:
                 time.sleep(0.0005)
-                assert any(friend.is_alive() for friend in friends)
+                assert any(client.is_alive() for client in clients)
             time.sleep(chance.random() * 0.01)
-            os.kill(life.pid, signal.SIGKILL)
-            life = lives.next()
-            assert life is not None, "it did not start again"
-            replayed += life.replayed
-        for friend in friends:
-            friend.join(90)
-            friend.friend.close()
-            assert not friend.is_alive()
-        assert lives.next() is None
+            os.kill(process.pid, signal.SIGKILL)
+            process = restarting.next()
+            assert process is not None, "it did not start again"
+            replayed += process.replayed
+        for client in clients:
+            client.join(90)
+            client.client.close()
+            assert not client.is_alive()
+        assert restarting.next() is None
     assert len(set(acknowledged)) == len(acknowledged) == rounds * workers
     assert replayed > 0
     np.testing.assert_allclose(
@@ -126,11 +131,11 @@ def test_a_life_that_ends_after_any_record_is_gone_on_with(
     when the server died before it could say so.
     """
     rounds = 5
-    with server(tmp_path / "whole", rounds=99, mode=mode, every=99) as life:
-        with life.friends(1) as (friend,):
+    with server(tmp_path / "whole", rounds=99, mode=mode, every=99) as process:
+        with process.clients(1) as (client,):
             for _ in range(rounds):
-                friend.step()
-        path = life.training.store.journal_path
+                client.step()
+        path = process.training.store.journal_path
         records = list(journal.read(path))
     for kept in range(len(records) + 1):
         out = tmp_path / str(kept)
@@ -141,28 +146,31 @@ def test_a_life_that_ends_after_any_record_is_gone_on_with(
             cut.append(record, body)
         cut.close()
         updates = sum(type(record) is AcceptedUpdate for record, _ in records[:kept])
-        with server(out, rounds=99, mode=mode, every=99) as life:
-            assert life.training.scheduler.version == updates
-            weights = KNOWN.values(life.training.store.weights.model)
+        with server(out, rounds=99, mode=mode, every=99) as process:
+            assert process.training.scheduler.version == updates
+            weights = MANIFEST.values(process.training.store.weights.model)
         np.testing.assert_allclose(weights, expected(updates, 1), atol=1e-5)
 
 
 def test_a_run_killed_before_its_last_checkpoint_has_its_final_weights(
     tmp_path: Path,
 ) -> None:
-    with server(tmp_path, rounds=99, every=99) as life, life.friends(1) as (friend,):
+    with (
+        server(tmp_path, rounds=99, every=99) as process,
+        process.clients(1) as (client,),
+    ):
         for _ in range(5):
-            friend.step()
-    with server(tmp_path, rounds=5, every=99) as life:
-        assert life.training.scheduler.is_finished
+            client.step()
+    with server(tmp_path, rounds=5, every=99) as process:
+        assert process.training.scheduler.is_finished
     np.testing.assert_allclose(weights_in(tmp_path), expected(5, 1), atol=1e-5)
 
 
 def test_a_life_that_ended_before_it_published_its_weights_is_made_up_for(
     tmp_path: Path,
 ) -> None:
-    with server(tmp_path, rounds=3) as life, life.friends(1) as (friend,):
-        while friend.step() is not None:
+    with server(tmp_path, rounds=3) as process, process.clients(1) as (client,):
+        while client.step() is not None:
             pass
     (tmp_path / "weights.safetensors").unlink()
     with server(tmp_path, rounds=3):
@@ -174,31 +182,31 @@ def test_the_journal_of_a_checkpoint_that_was_removed_is_not_gone_on_with(
     tmp_path: Path,
 ) -> None:
     def live() -> None:
-        with server(tmp_path, rounds=99) as life, life.friends(1) as (friend,):
-            assert life.training.scheduler.version == 0
+        with server(tmp_path, rounds=99) as process, process.clients(1) as (client,):
+            assert process.training.scheduler.version == 0
             for _ in range(4):
-                friend.step()
+                client.step()
 
     live()
     shutil.rmtree(tmp_path / "checkpoints" / "000003")
     live()
-    with server(tmp_path, rounds=99) as life:
-        assert life.training.scheduler.version == 4
-        weights = KNOWN.values(life.training.store.weights.model)
+    with server(tmp_path, rounds=99) as process:
+        assert process.training.scheduler.version == 4
+        weights = MANIFEST.values(process.training.store.weights.model)
     np.testing.assert_allclose(weights, expected(4, 1), atol=1e-5)
 
 
 def test_who_joins_without_a_nonce_is_somebody_new_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
-    with server(tmp_path) as life:
-        anna = Friend(life.url, life.code)
+    with server(tmp_path) as process:
+        anna = WorkerClient(process.url, process.code)
         assert anna.join(nonce="").status_code == 200
         anna.close()
-    with server(tmp_path) as life:
-        ben = Friend(life.url, life.code)
+    with server(tmp_path) as process:
+        ben = WorkerClient(process.url, process.code)
         assert ben.join(nonce="").status_code == 200
-        again = Friend(life.url, life.code, token=anna.token)
+        again = WorkerClient(process.url, process.code, token=anna.token)
         assert again.work() is not None, "the token is still good"
         assert ben.worker != anna.worker
         ben.close()

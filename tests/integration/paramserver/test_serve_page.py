@@ -1,4 +1,4 @@
-"""The status page in a real browser, as on a phone; where there is none, as text."""
+"""The status page in a real browser as narrow as a phone, or as text without one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.kit.param_server import Friend, server
+from tests.kit.param_server import WorkerClient, server
 
 pytestmark = pytest.mark.timeout(100)
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 PHONE = (500, 900)
-"""As narrow as headless Chromium makes a window."""
+"""The narrowest window of headless Chromium."""
 
 
 def browse(url: str, profile: Path, *flags: str) -> str:
-    """What the browser prints about a page, once its scripts have run."""
+    """Return what the browser prints about a page after its scripts have run."""
     assert BROWSER is not None
     found = subprocess.run(
         [
@@ -48,7 +48,7 @@ def browse(url: str, profile: Path, *flags: str) -> str:
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
 def test_a_browser_shows_rounds_workers_and_the_loss(tmp_path: Path) -> None:
     with server(tmp_path / "out", rounds=20, workers=2) as served:
-        anna, ben = (Friend(served.url, served.code) for _ in range(2))
+        anna, ben = (WorkerClient(served.url, served.code) for _ in range(2))
         anna.join(name="<i>Anna's</i> laptop", device="mps")
         ben.join(name="Ben", device="cuda")
         for _ in range(6):

@@ -29,13 +29,13 @@ from ringleader.paramserver.worker.join import WorkerSettings
 from ringleader.paramserver.worker.observer import Progress
 from ringleader.paramserver.worker.server_address import ServerAddress
 from ringleader.paramserver.worker.worker import Worker
-from tests.kit.param_server import FINGERPRINT, Friend, Server, server
+from tests.kit.param_server import FINGERPRINT, Server, WorkerClient, server
 
 pytestmark = pytest.mark.timeout(110)
 
 LINES = 4
 AT_ONCE = 50
-"""Requests that are sent before the first of them is answered."""
+"""Requests that are sent before the first response."""
 
 
 def _request(pin: str) -> bytes:
@@ -45,7 +45,7 @@ def _request(pin: str) -> bytes:
 
 
 class Guesser(threading.Thread):
-    """Tries PINs over one line; counts the answers."""
+    """Tries PINs over one connection, and counts the responses."""
 
     def __init__(self, served: Server, pins: Sequence[str]) -> None:
         super().__init__(name=f"guesses from {pins[0]}")
@@ -78,7 +78,7 @@ def test_ten_thousand_guesses_stop_at_the_budget_and_nobody_else_notices(
     pins = [f"{guess:04d}" for guess in range(10_000)]
     with (
         server(tmp_path, rounds=10_000, pin="9876") as served,
-        served.friends(1) as (anna,),
+        served.clients(1) as (anna,),
     ):
         guessers = [Guesser(served, pins[i::LINES]) for i in range(LINES)]
         for guesser in guessers:
@@ -87,12 +87,12 @@ def test_ten_thousand_guesses_stop_at_the_budget_and_nobody_else_notices(
         while any(guesser.is_alive() for guesser in guessers):
             assert anna.step() is not None
             steps += 1
-            ben = Friend(served.url, served.code)  # has the link, not the PIN
+            ben = WorkerClient(served.url, served.code)  # has the link, not the PIN
             assert ben.join().status_code == 200
             assert ben.http.post("/v1/leave", headers=ben.headers).status_code == 204
             ben.close()
         codes = sum((guesser.codes for guesser in guessers), Counter())
-        late = Friend(served.url, "")
+        late = WorkerClient(served.url, "")
         locked = late.join(code=None, pin="9876").status_code
         late.close()
     assert steps > 0
@@ -108,8 +108,8 @@ DIGITS = load_task("digits")
 PIN = "correct horse"
 
 
-class Log:
-    """What a worker told."""
+class RecordingObserver:
+    """Records the events of a worker."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -131,9 +131,13 @@ class Log:
 
 
 @contextmanager
-def worker(url: str, log: Log | None = None, **more: object) -> Iterator[Worker]:
+def worker(
+    url: str, log: RecordingObserver | None = None, **more: object
+) -> Iterator[Worker]:
     wanted = WorkerSettings(name="anna", device="cpu", **more)  # type: ignore[arg-type]
-    made = Worker.open(wanted, ServerAddress.from_links([url]), log or Log())
+    made = Worker.open(
+        wanted, ServerAddress.from_links([url]), log or RecordingObserver()
+    )
     try:
         yield made
     finally:
@@ -142,7 +146,7 @@ def worker(url: str, log: Log | None = None, **more: object) -> Iterator[Worker]
 
 @pytest.mark.parametrize("task", ["", "digits"], ids=["asks-first", "joins-first"])
 def test_a_pin_is_enough_to_join_over_tls_and_train(tmp_path: Path, task: str) -> None:
-    log = Log()
+    log = RecordingObserver()
     with server(tmp_path, rounds=3, pin=PIN, tls=True, what=DIGITS) as served:
         with worker(served.url, log, task=task, pin=Secret(PIN)) as anna:
             anna.run()
@@ -175,7 +179,7 @@ def test_a_wrong_pin_is_said_at_once_and_costs_one_attempt(tmp_path: Path) -> No
 
 
 def test_a_user_types_pins_until_one_opens(tmp_path: Path) -> None:
-    typed, log = iter(["0000", PIN]), Log()
+    typed, log = iter(["0000", PIN]), RecordingObserver()
     with server(tmp_path, rounds=1, pin=PIN, tls=True, what=DIGITS) as served:
         with worker(served.url, log, ask_pin=lambda: Secret(next(typed))) as anna:
             anna.run()
@@ -186,7 +190,7 @@ def test_a_user_types_pins_until_one_opens(tmp_path: Path) -> None:
 
 
 class Relay(ThreadingHTTPServer):
-    """Sits in between with a certificate of its own, and passes everything on."""
+    """A man in the middle with its own certificate that relays everything."""
 
     daemon_threads = True
 
@@ -307,7 +311,7 @@ def test_an_answer_that_was_lost_is_given_again_at_no_cost(tmp_path: Path) -> No
         content = question.open(element, sealed)
         assert content is not None
         receipt = join_link.encode(content.reveal()[16:])
-        ben = Friend(served.url, "", verify=False)
+        ben = WorkerClient(served.url, "", verify=False)
         assert ben.join(code=None, receipt=receipt).status_code == 401
         assert admission.pin_attempts_left == PIN_ATTEMPTS - 1
         ben.code = join_link.encode(content.reveal()[:16])
@@ -328,7 +332,7 @@ def test_guesses_by_pairing_end_at_the_budget(tmp_path: Path) -> None:
             for i in range(PIN_ATTEMPTS + 5)
         )
         assert codes == {200: PIN_ATTEMPTS, 429: 5}
-        ben = Friend(served.url, served.code, verify=False)
+        ben = WorkerClient(served.url, served.code, verify=False)
         assert ben.join().status_code == 200
         ben.close()
 

@@ -1,4 +1,4 @@
-"""Several lines that send one worker's update: one of them counts, none is mixed in."""
+"""Several connections that send the same update: it counts once, and is not mixed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from ringleader.paramserver.server.upload_buffers import UploadBuffer
 from tests.kit.param_server import (
-    Friend,
     Server,
+    WorkerClient,
     expected,
     server,
     update_body,
@@ -27,13 +27,13 @@ BODY = update_body(0, 0)
 
 
 @contextmanager
-def sending(friend: Friend, begin: int, end: int) -> Iterator[socket.socket]:
-    """A line on which a part of the update of version 0 has been sent."""
-    host, port = friend.url.removeprefix("http://").split(":")
+def sending(client: WorkerClient, begin: int, end: int) -> Iterator[socket.socket]:
+    """Open a connection and send a part of the update of version 0."""
+    host, port = client.url.removeprefix("http://").split(":")
     lines = [
         "PUT /v1/updates/0/0 HTTP/1.1",
         f"Host: {host}",
-        f"Authorization: Bearer {friend.token}",
+        f"Authorization: Bearer {client.token}",
         f"Content-Length: {len(BODY) - begin}",
         *([f"Upload-Offset: {begin}", f"Upload-Length: {len(BODY)}"] if begin else []),
         "X-Samples: 8",
@@ -64,17 +64,17 @@ def has(served: Server, filled: int) -> Callable[[], bool]:
     return is_there
 
 
-def kept(friend: Friend) -> int:
-    headers = friend.headers | {"X-First-Batch": "0"}
-    answer = friend.http.head("/v1/updates/0/0", headers=headers)
+def kept(client: WorkerClient) -> int:
+    headers = client.headers | {"X-First-Batch": "0"}
+    answer = client.http.head("/v1/updates/0/0", headers=headers)
     return int(answer.headers["upload-offset"])
 
 
 def test_what_a_broken_line_delivers_late_does_not_get_in_between(
     tmp_path: Path,
 ) -> None:
-    """A tunnel may hold on to a line that its worker gave up, and to bytes on it."""
-    with server(tmp_path, rounds=1) as served, served.friends(1) as (anna,):
+    """A tunnel may keep a connection that its worker gave up, and bytes on it."""
+    with server(tmp_path, rounds=1) as served, served.clients(1) as (anna,):
         anna.work()
         with sending(anna, 0, 1000) as old:
             wait_until(has(served, 1000))
@@ -89,7 +89,7 @@ def test_what_a_broken_line_delivers_late_does_not_get_in_between(
 
 
 def test_an_update_begun_anew_ends_the_one_before(tmp_path: Path) -> None:
-    with server(tmp_path, rounds=1) as served, served.friends(1) as (anna,):
+    with server(tmp_path, rounds=1) as served, served.clients(1) as (anna,):
         anna.work()
         uploads = served.run.app.updates.uploads
         with sending(anna, 0, 1000) as old:
@@ -109,7 +109,7 @@ def test_an_update_begun_anew_ends_the_one_before(tmp_path: Path) -> None:
 
 
 def test_who_leaves_while_its_update_comes_does_not_count(tmp_path: Path) -> None:
-    with server(tmp_path, rounds=1) as served, served.friends(2) as (anna, ben):
+    with server(tmp_path, rounds=1) as served, served.clients(2) as (anna, ben):
         anna.work()
         with sending(anna, 0, 1000) as line:
             wait_until(has(served, 1000))
@@ -125,7 +125,7 @@ def test_who_leaves_while_its_update_comes_does_not_count(tmp_path: Path) -> Non
 def test_an_update_that_can_no_longer_count_is_not_read_to_its_end(
     tmp_path: Path,
 ) -> None:
-    with server(tmp_path, rounds=2) as served, served.friends(2) as (anna, ben):
+    with server(tmp_path, rounds=2) as served, served.clients(2) as (anna, ben):
         work = anna.work()
         assert work is not None
         with sending(anna, 0, 1000) as line:

@@ -30,11 +30,11 @@ from tests.kit.warm_python import WarmProcess, WarmPython
 pytestmark = pytest.mark.timeout(110)
 
 Run = Callable[..., AbstractContextManager[WarmProcess]]
-"""A command and its flags -> the process, killed when the block ends."""
+"""Starts a command with flags; the process is killed when the block ends."""
 
 
 def command(name: str, *flags: str | Path) -> list[str]:
-    """The command, as arguments of Python."""
+    """Return a command as arguments of Python."""
     code = f"import typer; from ringleader.cli.{name} import {name}; typer.run({name})"
     return ["-c", code, *map(str, flags)]
 
@@ -55,7 +55,7 @@ def running(warm_python: WarmPython) -> Run:
 
 
 def file_of(server: WarmProcess, out: Path) -> Path:
-    """The file with the join link, once the server has written it."""
+    """Wait for the file with the join link, and return its path."""
     path, deadline_s = out / "join-link", time.monotonic() + 60
     while not (path.is_file() and path.stat().st_size):
         assert server.poll() is None, server.communicate()[0]
@@ -65,14 +65,14 @@ def file_of(server: WarmProcess, out: Path) -> Path:
 
 
 def output_of(process: WarmProcess, within_s: float = 90) -> str:
-    """What it said, and that it ended well."""
+    """Return the output of a process, and check that it succeeded."""
     said, _ = process.communicate(timeout=within_s)
     assert process.returncode == 0, said
     return said
 
 
 def alone(rounds: int, shards: int) -> dict[str, torch.Tensor]:
-    """The weights of one process that trains on the global batches."""
+    """Compute the weights of one process that trains on the same batches."""
     task = load_task("digits")
     model, samples, plan = (
         task.model(),
@@ -93,7 +93,7 @@ def alone(rounds: int, shards: int) -> dict[str, torch.Tensor]:
 
 
 def difference(out: Path, expected: dict[str, torch.Tensor]) -> float:
-    """How far the weights in ``out`` are from those of a run alone."""
+    """Return the distance of the weights in ``out`` from those of one process."""
     found = load_model(load_task("digits"), out / "weights.safetensors").state_dict()
     return max(float((found[n] - expected[n]).abs().max()) for n in expected)
 
@@ -110,7 +110,7 @@ def version_of(url: str) -> int:
 
 
 def meet(url: str, count: int) -> None:
-    """Wait until so many workers are there."""
+    """Wait until ``count`` workers are present."""
     deadline_s = time.monotonic() + 60
     while len(status_of(url)["workers"]) < count:
         assert time.monotonic() < deadline_s, "not all workers came"
@@ -118,7 +118,7 @@ def meet(url: str, count: int) -> None:
 
 
 def reach(url: str, version: int) -> None:
-    """Wait until the server is there."""
+    """Wait until the server responds."""
     deadline_s = time.monotonic() + 60
     while version_of(url) < version:
         assert time.monotonic() < deadline_s, f"stuck at version {version_of(url)}"
@@ -186,7 +186,7 @@ def test_a_killed_worker_and_an_interrupted_one_cost_time_and_nothing_else(
 
 
 def test_an_open_server_says_how_it_is_joined(tmp_path: Path, running: Run) -> None:
-    """Its certificate is self-made, so the link must say which key it has."""
+    """The certificate is self-signed, so the link must contain the fingerprint."""
     serve = ("digits", "--workers", "1", "--rounds", "2", "--port", "0", "--open")
     with ExitStack() as stack:
         server = stack.enter_context(running("serve", *serve, "--out", tmp_path))

@@ -1,4 +1,4 @@
-"""Workers behind bad lines: what is lost costs time, never correctness."""
+"""Workers with bad connections: losses cost time, never correctness."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ pytestmark = pytest.mark.timeout(60)
 DIGITS = load_task("digits")
 
 
-class Log:
-    """What a worker told."""
+class RecordingObserver:
+    """Records the events of a worker."""
 
     def __init__(self, on_step: Callable[[Progress], None] | None = None) -> None:
         self.joins = 0
@@ -65,7 +65,7 @@ class Log:
 
 
 class Server:
-    """A server of this process, in a thread of its own."""
+    """A server in a thread of this process."""
 
     def __init__(self, run: Run, serving: HttpServer, port: int) -> None:
         self.run = run
@@ -91,7 +91,7 @@ class Server:
 def serving(
     out: Path, plan: Plan, port: int = 0, *, tls: bool = False, **options: object
 ) -> Iterator[Server]:
-    """An open server on loopback, unless ``options`` say otherwise."""
+    """Serve openly on loopback, unless ``options`` say otherwise."""
     chosen = {"is_open": True, **options}
     run = open_run(DIGITS, plan, ServerOptions(out=out, **chosen))  # type: ignore[arg-type]
     listener = ListenAddress(host="127.0.0.1", port=port).listen()
@@ -105,11 +105,14 @@ def serving(
         server.stop()
 
 
-class Crew:
-    """Workers in threads; ``join`` them to hear what became of them."""
+class WorkerThreads:
+    """Workers in threads; ``join`` raises what they raised."""
 
     def __init__(
-        self, address: Callable[[], ServerAddress], logs: list[Log], **more: str
+        self,
+        address: Callable[[], ServerAddress],
+        logs: list[RecordingObserver],
+        **more: str,
     ) -> None:
         self.errors: list[RingleaderError] = []
         wanted = WorkerSettings(name="test", device="cpu", **more)  # type: ignore[arg-type]
@@ -129,7 +132,9 @@ class Crew:
             assert not thread.is_alive(), "a worker does not come to its end"
         assert self.errors == []
 
-    def _work(self, wanted: WorkerSettings, address: ServerAddress, log: Log) -> None:
+    def _work(
+        self, wanted: WorkerSettings, address: ServerAddress, log: RecordingObserver
+    ) -> None:
         worker = Worker.open(wanted, address, log)
         try:
             worker.run()
@@ -140,7 +145,7 @@ class Crew:
 
 
 def alone(plan: Plan) -> dict[str, torch.Tensor]:
-    """The weights of one process that trains on the global batches."""
+    """Compute the weights of one process that trains on the same batches."""
     model, samples = DIGITS.model(), DIGITS.samples("train")
     optimizer = DIGITS.optimizer(model)
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -168,7 +173,7 @@ def check_like_alone(out: Path, plan: Plan) -> None:
 
 
 class LosingProxy(ThreadingHTTPServer):
-    """Passes every request on, and loses the first answer to each."""
+    """A proxy that loses the first response to each request."""
 
     daemon_threads = True
 
@@ -180,7 +185,7 @@ class LosingProxy(ThreadingHTTPServer):
         self.lock = threading.Lock()
 
     def loses(self, what: str, kind: str) -> bool:
-        """Whether this answer, the first of its kind or an odd one, is lost."""
+        """Return whether to lose this response: the first, or an odd one."""
         with self.lock:
             self.seen[what] += 1
             is_lost = self.seen[what] % 2 == 1
@@ -188,7 +193,7 @@ class LosingProxy(ThreadingHTTPServer):
             return is_lost
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A worker that went away is nothing to print."""
+        """Print nothing about workers that disconnected."""
 
 
 class _Loser(BaseHTTPRequestHandler):
@@ -224,20 +229,20 @@ class _Loser(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_HEAD = _pass_on  # noqa: N815
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """The standard library's name; nothing is logged."""
+        """Log nothing."""
 
 
 def test_every_answer_may_be_lost_once_and_each_update_counts_once(
     tmp_path: Path,
 ) -> None:
     plan = Plan(rounds=6, workers=2)
-    logs = [Log(), Log()]
+    logs = [RecordingObserver(), RecordingObserver()]
     with serving(tmp_path, plan) as server:
         proxy = LosingProxy(server.port)
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         try:
             url = f"http://127.0.0.1:{proxy.server_address[1]}"
-            Crew(lambda: ServerAddress.from_links([url]), logs).join()
+            WorkerThreads(lambda: ServerAddress.from_links([url]), logs).join()
         finally:
             proxy.shutdown()
             proxy.server_close()
@@ -250,7 +255,7 @@ def test_every_answer_may_be_lost_once_and_each_update_counts_once(
 
 
 class CuttingProxy:
-    """Cuts every connection after some bytes of each direction; counts them."""
+    """A proxy that cuts every connection after some bytes, and counts them."""
 
     def __init__(self, port: int, limit_bytes: int) -> None:
         self._behind = port
@@ -309,7 +314,7 @@ def loss(model, batch):
 
 
 def test_transfers_go_on_where_the_line_broke(tmp_path: Path) -> None:
-    """2.4 MB each way over lines that break after 1 MB: only going on gets there."""
+    """2.4 MB each way over connections that break after 1 MB need resuming."""
     path = tmp_path / "wide.py"
     path.write_text(WIDE)
     task = load_task(str(path))
@@ -320,10 +325,12 @@ def test_transfers_go_on_where_the_line_broke(tmp_path: Path) -> None:
     listener = ListenAddress(host="127.0.0.1", port=0).listen()
     server = Server(run, HttpServer(run.app, listener, None), listener.getsockname()[1])
     proxy = CuttingProxy(server.port, 1_000_000)
-    log = Log()
+    log = RecordingObserver()
     try:
         url = f"http://127.0.0.1:{proxy.port}"
-        Crew(lambda: ServerAddress.from_links([url]), [log], task=str(path)).join()
+        WorkerThreads(
+            lambda: ServerAddress.from_links([url]), [log], task=str(path)
+        ).join()
     finally:
         proxy.close()
         server.stop()
@@ -339,7 +346,7 @@ def test_transfers_go_on_where_the_line_broke(tmp_path: Path) -> None:
 
 
 class Halt:
-    """Holds a worker at a version, so that something can happen meanwhile."""
+    """Stops a worker at a version until it is released."""
 
     def __init__(self, version: int) -> None:
         self._version = version
@@ -361,10 +368,10 @@ class Halt:
 def test_workers_wait_out_an_outage_and_a_restart(tmp_path: Path) -> None:
     plan = Plan(rounds=10, workers=2)
     halt = Halt(4)
-    logs = [Log(halt), Log()]
+    logs = [RecordingObserver(halt), RecordingObserver()]
     with serving(tmp_path, plan) as server:
         port = server.port
-        crew = Crew(
+        worker_threads = WorkerThreads(
             lambda: ServerAddress.from_links([f"http://127.0.0.1:{port}"]), logs
         )
         halt.reconnected()
@@ -372,7 +379,7 @@ def test_workers_wait_out_an_outage_and_a_restart(tmp_path: Path) -> None:
     time.sleep(1.0)  # the outage itself
     with serving(tmp_path, plan, port) as server:
         assert server.version >= 4
-        crew.join()
+        worker_threads.join()
 
     assert all(log.waits and "reached" in log.notes for log in logs)
     assert all(log.joins == 1 for log in logs), "their tokens are still good"
@@ -384,16 +391,18 @@ def test_workers_follow_a_server_that_moves_and_join_one_that_forgot_them(
 ) -> None:
     plan = Plan(rounds=6, workers=1)
     halt = Halt(3)
-    log = Log(halt)
+    log = RecordingObserver(halt)
     file = tmp_path / "server"
     with serving(tmp_path / "first", plan) as server:
         file.write_text(server.url)
-        crew = Crew(lambda: ServerAddress.from_links([], file), [log])
+        worker_threads = WorkerThreads(
+            lambda: ServerAddress.from_links([], file), [log]
+        )
         halt.reconnected()
     with serving(tmp_path / "second", plan) as server:
         halt.over()
         file.write_text(server.url)
-        crew.join()
+        worker_threads.join()
 
     assert log.joins == 2
     assert f"the server is now at {server.url}" in log.notes
@@ -404,9 +413,9 @@ def test_workers_follow_a_server_that_moves_and_join_one_that_forgot_them(
 
 
 def refused(address: ServerAddress, **more: object) -> RingleaderError:
-    """Why a worker is not let in; it must know at once, not try for ever."""
+    """Return why a worker is refused; it must stop at once, not retry."""
     wanted = WorkerSettings(name="test", device="cpu", **more)  # type: ignore[arg-type]
-    worker = Worker.open(wanted, address, Log())
+    worker = Worker.open(wanted, address, RecordingObserver())
     try:
         with pytest.raises(RingleaderError) as caught:
             worker.run()
@@ -441,7 +450,9 @@ def test_a_wrong_pin_or_task_or_key_is_said_at_once(tmp_path: Path) -> None:
         )
         assert server.run.app.training.scheduler.workers == {}
 
-        Crew(lambda: ServerAddress.from_links([good]), [Log()]).join()
+        WorkerThreads(
+            lambda: ServerAddress.from_links([good]), [RecordingObserver()]
+        ).join()
         assert server.version == 1
 
 
@@ -449,7 +460,7 @@ def test_a_user_is_asked_for_the_pin_until_it_is_right(tmp_path: Path) -> None:
     typed = iter(["0000", "4711"])
     plan = Plan(rounds=1, workers=1)
     with serving(tmp_path, plan, is_open=False, pin=Secret("4711")) as server:
-        log = Log()
+        log = RecordingObserver()
         wanted = WorkerSettings(
             name="test", device="cpu", ask_pin=lambda: Secret(next(typed))
         )
@@ -489,9 +500,9 @@ def test_a_user_is_asked_for_the_pin_until_it_is_right(tmp_path: Path) -> None:
 def test_other_modes_and_codecs_learn_as_well(
     tmp_path: Path, plan: Plan, codec: str
 ) -> None:
-    logs = [Log(), Log()]
+    logs = [RecordingObserver(), RecordingObserver()]
     with serving(tmp_path, plan, codec=codec) as server:
-        Crew(lambda: ServerAddress.from_links([server.url]), logs).join()
+        WorkerThreads(lambda: ServerAddress.from_links([server.url]), logs).join()
 
     model = load_model(DIGITS, tmp_path / "weights.safetensors")
     found = evaluate(DIGITS, model, torch.device("cpu"))

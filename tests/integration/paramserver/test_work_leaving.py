@@ -1,4 +1,4 @@
-"""Ctrl-C, whatever a worker is doing: it leaves, says so, and is soon gone."""
+"""Ctrl-C makes a worker leave the run and end soon, whatever it is doing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def loss(model, batch):
 
 
 class Holding(ThreadingHTTPServer):
-    """Passes requests on, but for those whose path has ``what`` in it."""
+    """A proxy that holds back requests whose path contains ``what``."""
 
     daemon_threads = True
 
@@ -75,7 +75,7 @@ class Holding(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A worker that went away is nothing to print."""
+        """Print nothing about workers that disconnected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -106,12 +106,12 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_HEAD = _pass_on  # noqa: N815
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """The standard library's name; nothing is logged."""
+        """Log nothing."""
 
 
 @contextmanager
 def held(run: Run, what: str) -> Iterator[Holding]:
-    """The run behind a proxy, each in a thread."""
+    """Serve a run behind a proxy, each in a thread."""
     listener = ListenAddress(host="127.0.0.1", port=0).listen()
     serving = HttpServer(run.app, listener, None)
     proxy = Holding(listener.getsockname()[1], what)
@@ -134,7 +134,7 @@ def held(run: Run, what: str) -> Iterator[Holding]:
 def interrupted(
     warm_python: WarmPython, words: list[str], is_ready: Callable[[], bool]
 ) -> tuple[int | None, str]:
-    """How a worker ends, and what it says, that gets Ctrl-C when it is ready."""
+    """Send Ctrl-C to a worker when it is ready; return its status and output."""
     code = "import typer; from ringleader.cli.work import work; typer.run(work)"
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = warm_python.popen("-c", code, *words, "--threads", "1", env=env)

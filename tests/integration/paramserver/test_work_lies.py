@@ -1,4 +1,4 @@
-"""Workers before servers, tunnels and proxies that say what they should not."""
+"""Workers facing servers, tunnels and proxies that break the protocol."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from ringleader.paramserver.worker.worker import Worker
 pytestmark = pytest.mark.timeout(60)
 
 
-class Silent:
-    """Watches, and tells nobody; ``on_step`` is called."""
+class SilentObserver:
+    """Ignores all events but steps, for which it calls ``on_step``."""
 
     def __init__(self, on_step: Callable[[], None] = lambda: None) -> None:
         self._on_step = on_step
@@ -54,8 +54,8 @@ class Silent:
         self._on_step()
 
 
-class Liar:
-    """Answers every request with the same bytes, and hangs up."""
+class FakeServer:
+    """Responds to every request with the same bytes, then disconnects."""
 
     def __init__(self, answer: bytes, then: bytes = b"") -> None:
         self._answer = answer
@@ -88,15 +88,17 @@ class Liar:
 
 
 @contextmanager
-def lying(answer: bytes, then: bytes = b"") -> Iterator[tuple[Liar, Session]]:
-    liar = Liar(answer, then)
-    session = Session.open(ServerAddress.from_links([liar.url]), Silent())
+def fake_server(
+    answer: bytes, then: bytes = b""
+) -> Iterator[tuple[FakeServer, Session]]:
+    fake = FakeServer(answer, then)
+    session = Session.open(ServerAddress.from_links([fake.url]), SilentObserver())
     session.token = Secret("a-token")
     try:
-        yield liar, session
+        yield fake, session
     finally:
         session.close()
-        liar.close()
+        fake.close()
 
 
 def head(status: int, *lines: str) -> bytes:
@@ -132,19 +134,19 @@ def test_answers_without_end_or_sense_are_cut(
 ) -> None:
     kinds: dict[str, type[PeerError]] = {"Protocol": ProtocolError}
     kinds |= {"NotNow": TryLater, "Lost": PeerLost}
-    with lying(answer, then) as (_, session), pytest.raises(kinds[kind]):
+    with fake_server(answer, then) as (_, session), pytest.raises(kinds[kind]):
         session.send_once(WORK)
     assert session.received_bytes < LIMIT_BYTES + (1 << 20)
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 def test_a_token_does_not_follow_to_another_host(code: int) -> None:
-    other = Liar(head(200, JSON, "Content-Length: 2") + b"{}")
+    other = FakeServer(head(200, JSON, "Content-Length: 2") + b"{}")
     moved = head(code, f"Location: {other.url}/v1/work", "Content-Length: 0")
-    with lying(moved) as (liar, session), pytest.raises(TryLater):
+    with fake_server(moved) as (fake, session), pytest.raises(TryLater):
         session.send_once(WORK)
     other.close()
-    assert b"a-token" in liar.heads[0]
+    assert b"a-token" in fake.heads[0]
     assert other.heads == []
 
 
@@ -162,7 +164,7 @@ def test_a_rest_that_is_none_is_fetched_anew(line: str) -> None:
     body = ResponseBody(100)
     body.data += b"abc"
     with (
-        lying(head(206, line, "Content-Length: 1") + b"x") as (_, session),
+        fake_server(head(206, line, "Content-Length: 1") + b"x") as (_, session),
         pytest.raises(PeerLost),
     ):
         session.send_once(Request("GET", "/v1/weights/0"), body)
@@ -171,20 +173,23 @@ def test_a_rest_that_is_none_is_fetched_anew(line: str) -> None:
 
 def test_a_tag_that_cannot_be_sent_back_is_none() -> None:
     body = ResponseBody(100)
-    with lying(head(200, 'ETag: "\u00e9"', "Content-Length: 1") + b"x") as (_, session):
+    with fake_server(head(200, 'ETag: "\u00e9"', "Content-Length: 1") + b"x") as (
+        _,
+        session,
+    ):
         session.send_once(Request("GET", "/v1/weights/0"), body)
     assert body.resume_headers() == {}
 
 
 @pytest.mark.parametrize("code", [400, 401, 403, 404, 409])
 def test_a_refusal_without_words_is_an_answer_to_head(code: int) -> None:
-    with lying(head(code, "Content-Length: 50")) as (_, session):
+    with fake_server(head(code, "Content-Length: 50")) as (_, session):
         answer = session.send_once(Request("HEAD", "/v1/updates/0/0"))
         assert answer.status == code
 
 
-class Moving:
-    """A server, and then another one at the same address."""
+class ReplacedServer:
+    """A server that another one replaces at the same address."""
 
     def __init__(self, out: Path) -> None:
         digits, plan = load_task("digits"), Plan(rounds=50, workers=1)
@@ -221,32 +226,34 @@ class Moving:
 def test_a_key_that_changes_between_two_requests_ends_the_worker(
     tmp_path: Path,
 ) -> None:
-    """Not a byte of a request, nor the token, reaches the other server."""
-    moving = Moving(tmp_path)
+    """No byte of a request reaches the other server."""
+    replaced = ReplacedServer(tmp_path)
 
     def move() -> None:
-        moving.stop()
-        moving.serve(1)
+        replaced.stop()
+        replaced.serve(1)
 
     wanted = WorkerSettings(name="test", device="cpu")
-    worker = Worker.open(wanted, ServerAddress.from_links([moving.link]), Silent(move))
+    worker = Worker.open(
+        wanted, ServerAddress.from_links([replaced.link]), SilentObserver(move)
+    )
     try:
         with pytest.raises(PeerUntrusted, match="its key is not the one in the link"):
             worker.run()
         assert worker.totals.counted == 1
-        assert moving.runs[1].app.training.scheduler.workers == {}
+        assert replaced.runs[1].app.training.scheduler.workers == {}
     finally:
         worker.close()
-        moving.close()
+        replaced.close()
 
 
 def test_a_refusal_in_words_of_ours_ends_the_worker() -> None:
     refusal = b'{"error": "locked", "message": "too many\x1b[2J wrong PINs"}'
     answer = head(403, JSON, f"Content-Length: {len(refusal)}") + refusal
-    with lying(answer) as (_, session), pytest.raises(TryLater):
+    with fake_server(answer) as (_, session), pytest.raises(TryLater):
         session.send_once(WORK)  # a control character: this is no JSON of ours
     refusal = refusal.replace(b"\x1b", b"\\u001b")
     answer = head(403, JSON, f"Content-Length: {len(refusal)}") + refusal
-    with lying(answer) as (_, session), pytest.raises(PeerRefused) as caught:
+    with fake_server(answer) as (_, session), pytest.raises(PeerRefused) as caught:
         session.send_once(WORK)
     assert str(caught.value) == "the server: too many [2J wrong PINs"

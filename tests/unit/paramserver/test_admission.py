@@ -1,4 +1,4 @@
-"""Admission of workers, join links, rate limits and limits of uploads."""
+"""Admission, join links, rate limits and upload buffers."""
 
 from __future__ import annotations
 
@@ -21,59 +21,59 @@ SECRET = bytes(range(16))
 KEY = UpdateKey(0, 0, 0)
 
 
-def admission(pin: str | None = "4711") -> Admission:
+def make_admission(pin: str | None = "4711") -> Admission:
     return Admission(Secret(SECRET), Secret(pin) if pin is not None else None)
 
 
 def test_ten_thousand_guesses_end_at_the_budget_and_hurt_nobody_else() -> None:
-    door = admission("9999")
-    token, _ = door.issue_token("w1")
-    answers = [door.admit(None, f"{guess:04d}") for guess in range(10_000)]
+    admission = make_admission("9999")
+    token, _ = admission.issue_token("w1")
+    answers = [admission.admit(None, f"{guess:04d}") for guess in range(10_000)]
     assert answers.count(AdmissionResult.ADMITTED) == 0
     assert answers.count(AdmissionResult.UNKNOWN) == PIN_ATTEMPTS
-    assert door.admit(None, "9999") is AdmissionResult.LOCKED
-    assert door.admit(join_link.encode(SECRET), None) is AdmissionResult.ADMITTED
-    assert door.worker_of(token) == "w1"
+    assert admission.admit(None, "9999") is AdmissionResult.LOCKED
+    assert admission.admit(join_link.encode(SECRET), None) is AdmissionResult.ADMITTED
+    assert admission.worker_of(token) == "w1"
 
 
 @pytest.mark.parametrize("pin", ["1", "4711", "correct horse", "пароль", "x" * 128])
 def test_pins_of_any_length_work_and_cost_nothing_when_right(pin: str) -> None:
-    door = admission(pin)
+    admission = make_admission(pin)
     for _ in range(3 * PIN_ATTEMPTS):
-        assert door.admit(None, pin) is AdmissionResult.ADMITTED
-    assert door.pin_attempts_left == PIN_ATTEMPTS
+        assert admission.admit(None, pin) is AdmissionResult.ADMITTED
+    assert admission.pin_attempts_left == PIN_ATTEMPTS
 
 
 @pytest.mark.parametrize(
     "wrong", ["", "AAAA", "ü", "AA=A", join_link.encode(bytes(16))]
 )
 def test_wrong_codes_are_refused_and_cost_no_budget(wrong: str) -> None:
-    door = admission()
-    assert door.admit(wrong, "4711") is AdmissionResult.UNKNOWN
-    assert door.pin_attempts_left == PIN_ATTEMPTS
+    admission = make_admission()
+    assert admission.admit(wrong, "4711") is AdmissionResult.UNKNOWN
+    assert admission.pin_attempts_left == PIN_ATTEMPTS
 
 
 def test_without_a_pin_no_pin_opens() -> None:
-    door = admission(None)
+    admission = make_admission(None)
     for pin in ("", "None", "4711"):
-        assert door.admit(None, pin) is AdmissionResult.UNKNOWN
-    assert door.admit(None, None) is AdmissionResult.UNKNOWN
+        assert admission.admit(None, pin) is AdmissionResult.UNKNOWN
+    assert admission.admit(None, None) is AdmissionResult.UNKNOWN
     with pytest.raises(ConfigError):
-        admission("")
+        make_admission("")
 
 
 def test_a_new_token_replaces_the_old_one() -> None:
-    door = admission()
-    old, _ = door.issue_token("w1")
-    new, digest = door.issue_token("w1")
-    assert door.worker_of(old) is None
-    assert door.worker_of(new) == "w1"
-    assert new not in str(door.tokens)
-    other = admission()
+    admission = make_admission()
+    old, _ = admission.issue_token("w1")
+    new, digest = admission.issue_token("w1")
+    assert admission.worker_of(old) is None
+    assert admission.worker_of(new) == "w1"
+    assert new not in str(admission.tokens)
+    other = make_admission()
     other.add_token(digest, "w1")
     assert other.worker_of(new) == "w1"
-    door.revoke_tokens("w1")
-    assert door.worker_of(new) is None
+    admission.revoke_tokens("w1")
+    assert admission.worker_of(new) is None
 
 
 def test_links_come_apart_as_they_were_put_together() -> None:

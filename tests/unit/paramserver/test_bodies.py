@@ -1,4 +1,4 @@
-"""Bodies: what is written is read back, and nothing else is ever accepted."""
+"""Bodies are read back as written, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ringleader.paramserver.server.global_weights import GlobalWeights, OuterOpt
 from ringleader.paramserver.server.update_checks import norm_of
 
 MODEL = nn.Sequential(nn.Linear(40, 30), nn.BatchNorm1d(30), nn.Linear(30, 10))
-KNOWN = Manifest.of(MODEL)
+MANIFEST = Manifest.of(MODEL)
 
 
 def update(seed: int = 0) -> Update:
     chance = np.random.default_rng(seed)
     return Update(
-        chance.standard_normal(KNOWN.num_parameters).astype(np.float32),
-        chance.standard_normal(KNOWN.num_buffers).astype(np.float32),
+        chance.standard_normal(MANIFEST.num_parameters).astype(np.float32),
+        chance.standard_normal(MANIFEST.num_buffers).astype(np.float32),
     )
 
 
@@ -41,8 +41,8 @@ def wire(header: object, data: bytes) -> bytes:
 
 
 def plain(**changes: object) -> bytes:
-    """A body of codec none, with something else in its header."""
-    total, rest = KNOWN.num_parameters, KNOWN.num_buffers
+    """Build a body of codec none with a changed header."""
+    total, rest = MANIFEST.num_parameters, MANIFEST.num_buffers
     header: dict[str, object] = {
         "parameters": {
             "dtype": "F32",
@@ -75,9 +75,9 @@ def test_updates_come_back_as_near_as_their_codec_promises(
     codec: str, lost: float
 ) -> None:
     sent = update()
-    body = bodies.pack_update(KNOWN, sent, codec)
-    assert len(body) <= bodies.max_update_bytes(KNOWN)
-    got = bodies.read_update(KNOWN, bytearray(body), bodies.wire_name(codec))
+    body = bodies.pack_update(MANIFEST, sent, codec)
+    assert len(body) <= bodies.max_update_bytes(MANIFEST)
+    got = bodies.read_update(MANIFEST, bytearray(body), bodies.wire_name(codec))
     missing = np.linalg.norm(got.parameters - sent.parameters)
     assert missing <= lost * np.linalg.norm(sent.parameters)
     assert np.array_equal(got.buffers, sent.buffers)
@@ -85,28 +85,30 @@ def test_updates_come_back_as_near_as_their_codec_promises(
 
 @pytest.mark.parametrize("codec", bodies.WEIGHTS_CODECS)
 def test_weights_come_back(codec: str) -> None:
-    tensors = KNOWN.tensors(MODEL)
-    got = bodies.read_weights(KNOWN, bodies.pack_weights(KNOWN, tensors, codec), codec)
+    tensors = MANIFEST.tensors(MODEL)
+    got = bodies.read_weights(
+        MANIFEST, bodies.pack_weights(MANIFEST, tensors, codec), codec
+    )
     for name, tensor in tensors.items():
         torch.testing.assert_close(got[name], tensor, rtol=0.01, atol=0)
-        exact = codec == "none" or name in {e.name for e in KNOWN.others}
+        exact = codec == "none" or name in {e.name for e in MANIFEST.others}
         assert not exact or torch.equal(got[name], tensor)
 
 
 def test_weights_are_ordinary_safetensors() -> None:
-    tensors = KNOWN.tensors(MODEL)
-    body = bodies.pack_weights(KNOWN, tensors)
+    tensors = MANIFEST.tensors(MODEL)
+    body = bodies.pack_weights(MANIFEST, tensors)
     read = safetensors.torch.load(bytes(zstd_body.unpack(body, 1 << 20)))
     assert all(torch.equal(read[name], tensors[name]) for name in tensors)
     theirs = safetensors.torch.save({n: t.clone() for n, t in tensors.items()})
-    ours = bodies.read_weights(KNOWN, theirs)
+    ours = bodies.read_weights(MANIFEST, theirs)
     assert all(torch.equal(ours[name], tensors[name]) for name in tensors)
 
 
 def test_what_shrinks_is_compressed_and_noise_is_not() -> None:
-    zeros = Update(np.zeros(KNOWN.num_parameters, np.float32), update().buffers)
-    assert bodies.pack_update(KNOWN, zeros)[:4] == zstd_body.MAGIC
-    body = bodies.pack_update(KNOWN, update())
+    zeros = Update(np.zeros(MANIFEST.num_parameters, np.float32), update().buffers)
+    assert bodies.pack_update(MANIFEST, zeros)[:4] == zstd_body.MAGIC
+    body = bodies.pack_update(MANIFEST, update())
     assert body[:4] != zstd_body.MAGIC
 
 
@@ -116,7 +118,7 @@ def _torch_save() -> bytes:
     return file.getvalue()
 
 
-TOTAL = KNOWN.num_parameters
+TOTAL = MANIFEST.num_parameters
 INVALID = {
     "nothing": b"",
     "a byte": b"\0",
@@ -144,8 +146,8 @@ INVALID = {
     "overlapping": plain(
         buffers={
             "dtype": "F32",
-            "shape": [KNOWN.num_buffers],
-            "data_offsets": [0, 4 * KNOWN.num_buffers],
+            "shape": [MANIFEST.num_buffers],
+            "data_offsets": [0, 4 * MANIFEST.num_buffers],
         }
     ),
     "huge shape": plain(
@@ -171,23 +173,23 @@ INVALID = {
 def test_rubbish_is_refused_in_every_codec(name: str) -> None:
     for codec in bodies.CODECS:
         with pytest.raises(ProtocolError):
-            bodies.read_update(KNOWN, bytearray(INVALID[name]), codec)
+            bodies.read_update(MANIFEST, bytearray(INVALID[name]), codec)
     with pytest.raises(ProtocolError):
-        bodies.read_weights(KNOWN, INVALID[name])
+        bodies.read_weights(MANIFEST, INVALID[name])
 
 
 @pytest.mark.parametrize("codec", bodies.CODECS)
 def test_cut_and_changed_bodies_never_raise_anything_else(codec: str) -> None:
     chance = np.random.default_rng(1)
     name = {"topk": "topk:0.1"}.get(codec, codec)
-    whole = bodies.pack_update(KNOWN, update(), name)
+    whole = bodies.pack_update(MANIFEST, update(), name)
     for _ in range(300):
         body = bytearray(whole)
         for place in chance.integers(0, min(len(body), 400), 3):
             body[place] = int(chance.integers(0, 256))
         body = body[: int(chance.integers(1, len(body) + 1))]
         try:
-            read = bodies.read_update(KNOWN, body, codec)
+            read = bodies.read_update(MANIFEST, body, codec)
         except ProtocolError:
             continue
         assert read.parameters.shape == (TOTAL,)
@@ -198,7 +200,7 @@ def test_a_bomb_is_stopped_at_the_limit() -> None:
     assert len(bomb) < 64 << 10
     tracemalloc.start()
     with pytest.raises(ProtocolError, match="more than"):
-        bodies.read_update(KNOWN, bytearray(bomb), "none")
+        bodies.read_update(MANIFEST, bytearray(bomb), "none")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 8 << 20
@@ -213,18 +215,18 @@ def test_a_frame_that_wants_a_large_window_is_refused() -> None:
 @pytest.mark.parametrize("places", [[3, 2], [2, 2], [0, TOTAL], [0, 65535]], ids=str)
 def test_sparse_places_must_ascend_inside_the_vector(places: list[int]) -> None:
     data = struct.pack("<I2f2H", 2, 1.0, 1.0, *places)
-    rest = 4 * KNOWN.num_buffers
+    rest = 4 * MANIFEST.num_buffers
     size = len(data)
     header = {
         "entries": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]},
         "buffers": {
             "dtype": "F32",
-            "shape": [KNOWN.num_buffers],
+            "shape": [MANIFEST.num_buffers],
             "data_offsets": [size, size + rest],
         },
     }
     with pytest.raises(ProtocolError):
-        bodies.read_update(KNOWN, wire(header, data + bytes(rest)), "topk")
+        bodies.read_update(MANIFEST, wire(header, data + bytes(rest)), "topk")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30, 2e6])
@@ -242,9 +244,9 @@ def test_values_that_would_ruin_a_model_are_refused(value: float) -> None:
 def test_codecs_that_do_not_exist_are_refused() -> None:
     for wrong in ("gzip", "topk:2", "topk:x", "int8:4"):
         with pytest.raises(ConfigError):
-            bodies.pack_update(KNOWN, update(), wrong)
+            bodies.pack_update(MANIFEST, update(), wrong)
     with pytest.raises(ProtocolError):
-        bodies.read_update(KNOWN, plain(), "pickle")
+        bodies.read_update(MANIFEST, plain(), "pickle")
 
 
 def test_models_that_cannot_travel_are_refused_by_name() -> None:

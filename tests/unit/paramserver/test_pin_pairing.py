@@ -1,4 +1,4 @@
-"""What a pairing costs, who gets it back, and how an address becomes a link."""
+"""Pairing by PIN: attempts that it spends and refunds, and the link it gives."""
 
 from __future__ import annotations
 

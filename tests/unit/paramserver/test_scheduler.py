@@ -1,4 +1,4 @@
-"""The state machine alone, with a clock that is a number."""
+"""The scheduler alone, with times passed as numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def key_of(lease: ShardLease | None) -> UpdateKey:
 
 
 def submit(scheduler: Scheduler, worker: str, key: UpdateKey, now_s: float) -> Verdict:
-    """As the server does it."""
+    """Submit an update as the server does."""
     verdict = scheduler.verdict(worker, key)
     if verdict is Verdict.ACCEPT:
         scheduler.accept(worker, key, samples=8, loss=1.0)
@@ -327,7 +327,7 @@ def test_a_restored_machine_goes_on_where_the_other_was() -> None:
 
 
 class Weather:
-    """Workers of all speeds, lost answers, repetitions, deaths and late comers."""
+    """Simulates workers of all speeds, lost responses, repetitions and deaths."""
 
     def __init__(self, mode: str, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -339,7 +339,7 @@ class Weather:
         self.now_s = 0.0
 
     def happen(self) -> None:
-        """One thing, to one worker."""
+        """Make one random event happen to one worker."""
         self.now_s += self.chance.random()
         scheduler = self.scheduler
         alive = [w for w, s in scheduler.workers.items() if not s.has_left]
@@ -361,7 +361,7 @@ class Weather:
             scheduler.close_version(scheduler.next_shards(self.now_s))
 
     def send(self, worker: str) -> None:
-        """An update; when its answer gets lost, it will come again."""
+        """Submit an update; if the response is lost, it is submitted again."""
         key = self.holding[worker]
         self.sent.append((worker, key))
         self.deliver(worker, key)

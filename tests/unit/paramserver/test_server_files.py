@@ -1,4 +1,4 @@
-"""Journals, checkpoints and keys: whole, or as if they had never been."""
+"""Journals, checkpoints and keys are complete, or ignored."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_journal_ends_before_whatever_a_crash_left(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_behind_a_record_that_failed(tmp_path: Path) -> None:
-    """Reading ends at a torn record: whatever came behind it would be lost."""
+    """Reading ends at a torn record, so a record after it would be lost."""
     path = tmp_path / "journal"
     log = Journal(path)
     log.begin()

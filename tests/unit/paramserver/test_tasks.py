@@ -1,4 +1,4 @@
-"""Tasks: loaded from files, built in, and told apart by name."""
+"""Tasks: loading, fingerprints, the built-in ones, and evaluation."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_folders_of_pictures_are_split_and_named(tmp_path: Path) -> None:
 
 
 class Lazy:
-    """A dataset that reads when asked."""
+    """A dataset that reads lazily."""
 
     def __init__(self, last: int = 9) -> None:
         self.last = last
@@ -269,7 +269,7 @@ def test_the_task_of_the_guide_is_one(tmp_path: Path) -> None:
 
 
 def test_evaluation_counts_every_sample_once(tmp_path: Path) -> None:
-    """Over uneven batches, against sums in float64."""
+    """The means over uneven batches equal sums in float64."""
     task = load_task("digits")
     model = task.model().eval()
     found = evaluate(task, model, torch.device("cpu"), num_examples=5)

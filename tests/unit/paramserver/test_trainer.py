@@ -1,4 +1,4 @@
-"""The local step: which samples, which gradient, whoever computes it."""
+"""The trainer: the samples of a batch, and its gradient on every worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIRST = Assignment(
 
 
 def small(**more: object) -> Task:
-    """A task of 50 samples whose loss is a mean of squares."""
+    """Build a task of 50 samples whose loss is a mean of squares."""
     generator = torch.Generator().manual_seed(5)
     inputs = torch.randn(50, 4, generator=generator)
     settings: dict[str, object] = {
@@ -67,7 +67,7 @@ PINNED = [654, 222, 541, 125, 66]
 
 
 def test_two_shards_together_are_one_batch_of_a_run_alone() -> None:
-    """Against a float64 reference, not only against each other."""
+    """They are also compared with a float64 reference."""
     task = small()
     shards = [replace(FIRST, shard=i, first_batch=6 + i, version=3) for i in (0, 1)]
     found = [run(task, assignment) for assignment in shards]
@@ -119,7 +119,7 @@ def dropping() -> Task:
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_who_computes_a_batch_and_after_what_does_not_matter(steps: int) -> None:
-    """With dropout and batch norm, whose dice and buffers would show."""
+    """Dropout and batch norm would show a difference in random numbers or buffers."""
     assignment = replace(FIRST, steps=steps, first_batch=4)
     task = dropping()
     trainer = Trainer(task, task.samples("train"), CPU, seed=3)

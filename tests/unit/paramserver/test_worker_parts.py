@@ -1,4 +1,4 @@
-"""The parts of a worker that need no network: pauses, bodies, terms, feedback."""
+"""The parts of a worker that need no network, and the messages it decodes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_body_that_changed_begins_anew() -> None:
 
 
 def response(message: object) -> Response:
-    """A response with any JSON, also with what JSON does not allow, such as NaN."""
+    """Build a response with JSON, or with what JSON does not allow, such as NaN."""
     return Response(200, httpx2.Headers(JSON), json.dumps(message).encode())
 
 
@@ -236,8 +236,8 @@ def test_tokens_and_codes_are_not_shown() -> None:
     assert "x" * 43 not in repr(response(RUN).decode(JoinAnswer))
 
 
-class _Done:
-    """An errand that has come back."""
+class FinishedCall:
+    """A background call that has ended."""
 
     def __init__(self, weights: DownloadedWeights) -> None:
         self._weights = weights
@@ -248,14 +248,14 @@ class _Done:
 
 @pytest.mark.parametrize(("mode", "version"), [("async", 9), ("bulk", 8)])
 def test_weights_that_came_ahead_are_not_fetched_again(mode: str, version: int) -> None:
-    """Outside rounds they may be newer than what was assigned meanwhile."""
+    """Outside rounds they may be newer than the assigned version."""
     settings = WorkerSettings(name="test", device="cpu")
     worker = Worker.open(
-        settings, ServerAddress.from_links(["http://127.0.0.1:9"]), Silent()
+        settings, ServerAddress.from_links(["http://127.0.0.1:9"]), SilentObserver()
     )
     worker._run = response({**RUN, "mode": mode}).decode(JoinAnswer)
     worker._held = DownloadedWeights(5, '"5-none"', {})
-    worker._ahead = _Done(DownloadedWeights(version, "", {}))  # type: ignore[assignment]
+    worker._ahead = FinishedCall(DownloadedWeights(version, "", {}))  # type: ignore[assignment]
     assignment = response({**WORK, "version": 8}).decode(Assignment)
 
     found = worker._weights_for(assignment)
@@ -267,8 +267,8 @@ def test_weights_that_came_ahead_are_not_fetched_again(mode: str, version: int) 
     worker.session.close()
 
 
-class Silent:
-    """Watches, and tells nobody."""
+class SilentObserver:
+    """Ignores all events."""
 
     def joined(self, terms: JoinAnswer, device: str) -> None: ...
     def stepped(self, progress: Progress) -> None: ...
@@ -287,7 +287,7 @@ def test_addresses_that_nobody_can_have_are_refused(link: str) -> None:
 
 @pytest.mark.parametrize("codec", ["int8", "onebit", "topk:0.05", "bf16"])
 def test_what_a_codec_leaves_out_arrives_later(codec: str) -> None:
-    """The sum of what the server saw follows the sum of what was meant."""
+    """The sum of decoded updates follows the sum of exact ones."""
     model = nn.Linear(50, 40)
     manifest = Manifest.of(model)
     feedback = ErrorFeedback(manifest, codec)
