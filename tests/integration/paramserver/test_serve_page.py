@@ -67,7 +67,7 @@ def test_a_browser_shows_rounds_workers_and_the_loss(tmp_path: Path) -> None:
     points = re.search(r'<polyline points="([^"]*)"', text)
     assert points is not None
     assert len(points[1].split()) == 6
-    assert "No answer" not in text
+    assert "does not answer" not in text
     width, height = struct.unpack(">II", picture.read_bytes()[16:24])
     assert (width, height) == PHONE
 

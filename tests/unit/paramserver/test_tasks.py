@@ -90,7 +90,7 @@ def test_a_fingerprint_fits_the_protocol() -> None:
     [
         ("def model(): pass", r"must define dataset\(\), loss\(\)"),
         ("import nothing_like_it", "importing it failed: ModuleNotFoundError"),
-        ("model = dataset = loss = 1\nbatch_size = 0", "batch_size is 0"),
+        ("model = dataset = loss = 1\nbatch_size = 0", "batch_size must be 1 or more, not 0"),
         ("model = dataset = loss = 1\nclasses = 'ab'", "classes must be a list"),
     ],
 )
@@ -156,7 +156,7 @@ def test_chars_look_back_only(tmp_path: Path) -> None:
 
 
 def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="5 characters; 651 are the least"):
+    with pytest.raises(ConfigError, match="5 characters; it needs at least 651"):
         load_task(f"chars:{write(tmp_path / 'note.txt', 'hello')}")
 
 
@@ -186,8 +186,8 @@ def test_idx_files_are_read_as_mnist_s(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
     [
-        (lambda data: data[:-1], "promises 3136"),
-        (lambda data: data + b"x", "promises 3136"),
+        (lambda data: data[:-1], "announces 3136"),
+        (lambda data: data + b"x", "announces 3136"),
         (lambda data: b"\0\0\x08\x01" + data[4:], "not an IDX file"),
         (lambda data: data[:3], "cannot be read"),
         (lambda data: data[:4] + b"\xff" * 12, r"claims \d+ bytes"),
