@@ -58,7 +58,7 @@ def test_rounds_give_the_weights_that_float64_gives(tmp_path: Path) -> None:
     np.testing.assert_allclose(weights_in(tmp_path), expected(7, 2), atol=1e-5)
 
 
-def test_finished_servers_stop_by_themselves_and_tell_whoever_asks(
+def test_finished_servers_stop_and_tell_their_workers(
     tmp_path: Path,
 ) -> None:
     with server(tmp_path, rounds=2) as served, served.clients(1) as (anna,):
@@ -96,7 +96,7 @@ def test_long_polls_are_answered_when_there_is_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", bodies.CODECS)
-def test_every_codec_is_taken(tmp_path: Path, codec: str) -> None:
+def test_every_codec_is_accepted(tmp_path: Path, codec: str) -> None:
     with server(tmp_path, rounds=1) as served, served.clients(1) as (anna,):
         work = anna.work()
         assert work is not None
@@ -155,7 +155,7 @@ def _kept(client: WorkerClient, work: dict[str, Any]) -> httpx2.Response:
     return client.http.head(where, headers=headers)
 
 
-def test_a_broken_upload_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_broken_upload_resumes(tmp_path: Path) -> None:
     with server(tmp_path, rounds=1) as served, served.clients(1) as (anna,):
         work = anna.work()
         assert work is not None
@@ -356,7 +356,7 @@ def test_a_fast_worker_is_not_told_to_wait(tmp_path: Path) -> None:
             assert anna.step() is not None
 
 
-def test_a_full_server_lets_those_in_again_who_are_in(
+def test_a_full_server_accepts_a_repeated_join(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "MAX_WORKERS", 2)
@@ -433,7 +433,7 @@ def _paths(served: Server) -> set[tuple[str, str]]:
     return found
 
 
-def test_the_description_for_programs_knows_every_address(tmp_path: Path) -> None:
+def test_the_openapi_page_knows_every_route(tmp_path: Path) -> None:
     with server(tmp_path) as served:
         description = httpx2.get(f"{served.url}/v1/openapi.json").json()
         ours = _paths(served)

@@ -90,7 +90,7 @@ def status_of(answer: bytes) -> int:
 
 
 @pytest.mark.parametrize("name", INVALID)
-def test_rubbish_is_refused_and_its_sender_quarantined(
+def test_invalid_updates_are_refused_and_their_sender_quarantined(
     tmp_path: Path, name: str
 ) -> None:
     with (
@@ -123,7 +123,7 @@ def test_quarantine_outlives_a_restart(tmp_path: Path) -> None:
         again.close()
 
 
-def test_an_update_far_out_of_the_usual_is_refused(tmp_path: Path) -> None:
+def test_an_update_with_an_unusual_norm_is_refused(tmp_path: Path) -> None:
     with server(tmp_path, rounds=50) as served, served.clients(1) as (anna,):
         for _ in range(8):
             anna.step()
@@ -163,7 +163,7 @@ HEADS: list[tuple[bytes, tuple[int, ...]]] = [
 ]
 
 
-def test_heads_that_are_none_are_answered_and_forgotten(tmp_path: Path) -> None:
+def test_invalid_heads_are_refused(tmp_path: Path) -> None:
     rounds = len(HEADS)
     with server(tmp_path, rounds=rounds) as served, served.clients(1) as (anna,):
         for request, codes in HEADS:
@@ -177,7 +177,7 @@ def _put(client: WorkerClient, *lines: str) -> bytes:
     return _head("/v1/updates/0/0", token, *update_headers, *lines, method="PUT")
 
 
-def test_bodies_without_end_or_measure_are_cut(tmp_path: Path) -> None:
+def test_endless_bodies_are_cut(tmp_path: Path) -> None:
     with server(tmp_path, rounds=1) as served, served.clients(1) as (anna,):
         anna.work()
         chunk = b"1000\r\n" + bytes(4096) + b"\r\n"
@@ -211,7 +211,7 @@ SENSELESS = [
 ]
 
 
-def test_headers_that_make_no_sense_are_malformed(tmp_path: Path) -> None:
+def test_invalid_headers_are_malformed(tmp_path: Path) -> None:
     with server(tmp_path) as served, served.clients(1) as (anna,):
         work = anna.work()
         assert work is not None
@@ -274,7 +274,7 @@ NOT_JOINING = [
 ]
 
 
-def test_requests_to_join_that_are_none_are_refused(tmp_path: Path) -> None:
+def test_invalid_requests_to_join_are_refused(tmp_path: Path) -> None:
     with server(tmp_path, pin="4711") as served:
         anna = WorkerClient(served.url, served.code)
         for body in NOT_JOINING:
@@ -285,7 +285,7 @@ def test_requests_to_join_that_are_none_are_refused(tmp_path: Path) -> None:
         anna.close()
 
 
-def test_rubbish_is_not_worth_a_line_in_a_log(
+def test_malformed_requests_are_not_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with server(tmp_path, rounds=1) as served, served.clients(1) as (anna,):
@@ -295,7 +295,7 @@ def test_rubbish_is_not_worth_a_line_in_a_log(
     assert [r for r in caplog.records if r.name.startswith("uvicorn")] == []
 
 
-def test_slow_heads_and_silent_lines_are_hung_up_on(
+def test_slow_heads_and_silent_connections_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_limits, "HEAD_S", 0.4)
@@ -321,7 +321,7 @@ def test_slow_heads_and_silent_lines_are_hung_up_on(
 
 
 @pytest.mark.parametrize("is_dribbling", [False, True])
-def test_a_body_that_comes_too_slowly_is_refused_and_kept(
+def test_a_slow_body_is_refused_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_dribbling: bool
 ) -> None:
     monkeypatch.setattr(request_limits, "GRACE_S", 0.3)
@@ -350,7 +350,7 @@ def test_a_body_that_comes_too_slowly_is_refused_and_kept(
         assert anna.put(work, body[at:], **more).json()["counted"] is True
 
 
-def test_a_reader_that_stalls_is_hung_up_on(
+def test_a_client_that_reads_nothing_is_disconnected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_limits, "STALL_S", 0.4)
@@ -379,7 +379,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("kind", SLOW)
-def test_hundreds_of_slow_lines_do_not_keep_honest_ones_out(
+def test_hundreds_of_slow_connections_do_not_block_workers(
     tmp_path: Path, kind: str
 ) -> None:
     with (

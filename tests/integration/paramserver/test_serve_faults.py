@@ -124,9 +124,7 @@ def test_a_server_killed_ten_times_ends_with_the_same_weights(
 
 
 @pytest.mark.parametrize("mode", ["bulk", "async"])
-def test_a_life_that_ends_after_any_record_is_gone_on_with(
-    tmp_path: Path, mode: str
-) -> None:
+def test_a_server_killed_after_any_record_resumes(tmp_path: Path, mode: str) -> None:
     """Every counted update of one worker makes a version: also one that was recorded
     when the server died before it could say so.
     """
@@ -166,7 +164,7 @@ def test_a_run_killed_before_its_last_checkpoint_has_its_final_weights(
     np.testing.assert_allclose(weights_in(tmp_path), expected(5, 1), atol=1e-5)
 
 
-def test_a_life_that_ended_before_it_published_its_weights_is_made_up_for(
+def test_weights_are_published_after_a_crash_before_publishing(
     tmp_path: Path,
 ) -> None:
     with server(tmp_path, rounds=3) as process, process.clients(1) as (client,):
@@ -178,7 +176,7 @@ def test_a_life_that_ended_before_it_published_its_weights_is_made_up_for(
     np.testing.assert_allclose(weights_in(tmp_path), expected(3, 1), atol=1e-5)
 
 
-def test_the_journal_of_a_checkpoint_that_was_removed_is_not_gone_on_with(
+def test_the_journal_of_a_removed_checkpoint_is_not_replayed(
     tmp_path: Path,
 ) -> None:
     def live() -> None:
@@ -196,7 +194,7 @@ def test_the_journal_of_a_checkpoint_that_was_removed_is_not_gone_on_with(
     np.testing.assert_allclose(weights, expected(4, 1), atol=1e-5)
 
 
-def test_who_joins_without_a_nonce_is_somebody_new_also_after_a_restart(
+def test_a_join_without_a_nonce_gives_a_new_worker_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
     with server(tmp_path) as process:
@@ -217,7 +215,7 @@ def _told(shard: int) -> UpdateHeaders:
     return UpdateHeaders(UpdateKey(0, shard, shard), 8, 0.5, "none")
 
 
-def test_nothing_is_acknowledged_behind_a_record_that_failed(tmp_path: Path) -> None:
+def test_nothing_is_acknowledged_after_a_failed_record(tmp_path: Path) -> None:
     plan = Plan(rounds=9, workers=2, scale_rate=False)
     run = open_run(task(), plan, ServerOptions(out=tmp_path))
     training = run.app.training
@@ -241,7 +239,7 @@ def test_nothing_is_acknowledged_behind_a_record_that_failed(tmp_path: Path) -> 
     run.close()
 
 
-def test_an_optimizer_that_fails_ends_the_server_and_keeps_nobody_waiting(
+def test_an_optimizer_that_fails_ends_the_server_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:

@@ -159,7 +159,7 @@ def test_a_pin_is_enough_to_join_over_tls_and_train(tmp_path: Path, task: str) -
     assert log.notes == []
 
 
-def test_a_wrong_pin_is_said_at_once_and_costs_one_attempt(tmp_path: Path) -> None:
+def test_a_wrong_pin_fails_at_once_and_costs_one_attempt(tmp_path: Path) -> None:
     with server(tmp_path, pin=PIN, tls=True, what=DIGITS) as served:
         admission = served.training.admission
         with (
@@ -271,7 +271,7 @@ def _element(raw: bytes) -> dict[str, object]:
     return {"element": join_link.encode(raw)}
 
 
-def test_garbage_is_no_request_to_pair(tmp_path: Path) -> None:
+def test_invalid_requests_to_pair_are_refused(tmp_path: Path) -> None:
     rubbish: list[object] = [
         {},
         [],
@@ -295,7 +295,7 @@ def test_garbage_is_no_request_to_pair(tmp_path: Path) -> None:
         assert admission.pin_attempts_left == PIN_ATTEMPTS - 1
 
 
-def test_an_answer_that_was_lost_is_given_again_at_no_cost(tmp_path: Path) -> None:
+def test_a_lost_response_is_repeated_at_no_cost(tmp_path: Path) -> None:
     with server(tmp_path, pin=PIN, tls=True) as served, stranger(served) as http:
         admission = served.training.admission
         question = PinRequest(Secret(PIN), served.run.key.fingerprint)

@@ -70,7 +70,7 @@ def kept(client: WorkerClient) -> int:
     return int(answer.headers["upload-offset"])
 
 
-def test_what_a_broken_line_delivers_late_does_not_get_in_between(
+def test_late_bytes_of_a_broken_connection_are_not_mixed_in(
     tmp_path: Path,
 ) -> None:
     """A tunnel may keep a connection that its worker gave up, and bytes on it."""
@@ -88,7 +88,7 @@ def test_what_a_broken_line_delivers_late_does_not_get_in_between(
     np.testing.assert_allclose(weights_in(tmp_path), expected(1, 1), atol=1e-5)
 
 
-def test_an_update_begun_anew_ends_the_one_before(tmp_path: Path) -> None:
+def test_a_restarted_upload_ends_the_one_before(tmp_path: Path) -> None:
     with server(tmp_path, rounds=1) as served, served.clients(1) as (anna,):
         anna.work()
         uploads = served.run.app.updates.uploads
@@ -108,7 +108,7 @@ def test_an_update_begun_anew_ends_the_one_before(tmp_path: Path) -> None:
     np.testing.assert_allclose(weights_in(tmp_path), expected(1, 1), atol=1e-5)
 
 
-def test_who_leaves_while_its_update_comes_does_not_count(tmp_path: Path) -> None:
+def test_an_update_of_a_worker_that_leaves_does_not_count(tmp_path: Path) -> None:
     with server(tmp_path, rounds=1) as served, served.clients(2) as (anna, ben):
         anna.work()
         with sending(anna, 0, 1000) as line:

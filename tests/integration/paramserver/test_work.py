@@ -125,7 +125,7 @@ def reach(url: str, version: int) -> None:
         time.sleep(0.02)
 
 
-def test_two_workers_reach_96_percent_and_the_weights_of_a_run_alone(
+def test_two_workers_reach_96_percent_and_the_weights_of_a_single_run(
     tmp_path: Path, running: Run
 ) -> None:
     begin_s = time.monotonic()
@@ -196,7 +196,7 @@ def test_an_open_server_says_how_it_is_joined(tmp_path: Path, running: Run) -> N
         assert link in output_of(server)
 
 
-def test_a_pin_is_enough_where_the_certificate_is_self_made(
+def test_a_pin_is_enough_with_a_self_signed_certificate(
     tmp_path: Path, running: Run
 ) -> None:
     serve = ("digits", "--workers", "1", "--rounds", "2", "--port", "0", "--pin")
@@ -228,7 +228,7 @@ def test_a_link_that_no_worker_would_take_is_not_printed(
     assert "--url http://h:1: the link is for https" in said
 
 
-def test_unattended_commands_ask_nothing_and_say_what_is_missing(running: Run) -> None:
+def test_commands_without_a_terminal_name_the_missing_argument(running: Run) -> None:
     for flags, complaint in (
         (["work"], "LINK is missing"),
         (["work", "ftp://x"], "not the address of a server"),

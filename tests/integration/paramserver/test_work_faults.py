@@ -313,7 +313,7 @@ def loss(model, batch):
 """
 
 
-def test_transfers_go_on_where_the_line_broke(tmp_path: Path) -> None:
+def test_broken_transfers_resume(tmp_path: Path) -> None:
     """2.4 MB each way over connections that break after 1 MB need resuming."""
     path = tmp_path / "wide.py"
     path.write_text(WIDE)
@@ -424,7 +424,7 @@ def refused(address: ServerAddress, **more: object) -> RingleaderError:
     return caught.value
 
 
-def test_a_wrong_pin_or_task_or_key_is_said_at_once(tmp_path: Path) -> None:
+def test_a_wrong_pin_or_task_or_key_fails_at_once(tmp_path: Path) -> None:
     plan = Plan(rounds=1, workers=1)
     other = tmp_path / "digits.py"
     other.write_text(WIDE)

@@ -129,7 +129,7 @@ JSON = "Content-Type: application/json"
     ],
     ids=range(9),
 )
-def test_answers_without_end_or_sense_are_cut(
+def test_endless_and_invalid_responses_are_cut(
     answer: bytes, then: bytes, kind: str
 ) -> None:
     kinds: dict[str, type[PeerError]] = {"Protocol": ProtocolError}
@@ -160,7 +160,7 @@ def test_a_token_does_not_follow_to_another_host(code: int) -> None:
     ],
     ids=range(4),
 )
-def test_a_rest_that_is_none_is_fetched_anew(line: str) -> None:
+def test_an_invalid_range_is_downloaded_again(line: str) -> None:
     body = ResponseBody(100)
     body.data += b"abc"
     with (
@@ -171,7 +171,7 @@ def test_a_rest_that_is_none_is_fetched_anew(line: str) -> None:
     assert body.resume_headers() == {}
 
 
-def test_a_tag_that_cannot_be_sent_back_is_none() -> None:
+def test_an_etag_that_cannot_be_sent_back_is_ignored() -> None:
     body = ResponseBody(100)
     with fake_server(head(200, 'ETag: "\u00e9"', "Content-Length: 1") + b"x") as (
         _,
@@ -182,7 +182,7 @@ def test_a_tag_that_cannot_be_sent_back_is_none() -> None:
 
 
 @pytest.mark.parametrize("code", [400, 401, 403, 404, 409])
-def test_a_refusal_without_words_is_an_answer_to_head(code: int) -> None:
+def test_a_refusal_without_a_body_answers_head(code: int) -> None:
     with fake_server(head(code, "Content-Length: 50")) as (_, session):
         answer = session.send_once(Request("HEAD", "/v1/updates/0/0"))
         assert answer.status == code
@@ -247,7 +247,7 @@ def test_a_key_that_changes_between_two_requests_ends_the_worker(
         replaced.close()
 
 
-def test_a_refusal_in_words_of_ours_ends_the_worker() -> None:
+def test_a_refusal_of_the_protocol_ends_the_worker() -> None:
     refusal = b'{"error": "locked", "message": "too many\x1b[2J wrong PINs"}'
     answer = head(403, JSON, f"Content-Length: {len(refusal)}") + refusal
     with fake_server(answer) as (_, session), pytest.raises(TryLater):

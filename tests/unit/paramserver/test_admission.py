@@ -53,7 +53,7 @@ def test_wrong_codes_are_refused_and_cost_no_budget(wrong: str) -> None:
     assert admission.pin_attempts_left == PIN_ATTEMPTS
 
 
-def test_without_a_pin_no_pin_opens() -> None:
+def test_a_server_without_a_pin_accepts_none() -> None:
     admission = make_admission(None)
     for pin in ("", "None", "4711"):
         assert admission.admit(None, pin) is AdmissionResult.UNKNOWN
@@ -76,7 +76,7 @@ def test_a_new_token_replaces_the_old_one() -> None:
     assert admission.worker_of(new) is None
 
 
-def test_links_come_apart_as_they_were_put_together() -> None:
+def test_links_are_parsed_as_built() -> None:
     print_ = bytes(range(100, 116))
     whole = join_link.build("https://host:8000", SECRET, print_).reveal()
     assert len(whole.partition("#")[2]) == 44
@@ -107,7 +107,7 @@ def test_links_come_apart_as_they_were_put_together() -> None:
         "https://[::1",
     ],
 )
-def test_links_that_are_none_are_refused(wrong: str) -> None:
+def test_invalid_links_are_refused(wrong: str) -> None:
     with pytest.raises(ConfigError):
         join_link.parse(wrong)
 
@@ -118,7 +118,7 @@ def test_a_pinned_link_is_not_for_plain_http() -> None:
         join_link.parse(text)
 
 
-def test_pace_lets_bursts_through_and_then_a_steady_stream() -> None:
+def test_the_rate_limiter_allows_bursts_then_a_steady_rate() -> None:
     pace = RateLimiter(per_s=2.0, burst=5.0)
     assert [pace.wait_s("a", 0.0) for _ in range(6)] == [0] * 5 + [1]
     assert pace.wait_s("b", 0.0) == 0

@@ -71,7 +71,7 @@ def plain(**changes: object) -> bytes:
         ("topk:0.3", 0.7),
     ],
 )
-def test_updates_come_back_as_near_as_their_codec_promises(
+def test_updates_are_decoded_within_the_error_of_their_codec(
     codec: str, lost: float
 ) -> None:
     sent = update()
@@ -84,7 +84,7 @@ def test_updates_come_back_as_near_as_their_codec_promises(
 
 
 @pytest.mark.parametrize("codec", bodies.WEIGHTS_CODECS)
-def test_weights_come_back(codec: str) -> None:
+def test_weights_are_decoded(codec: str) -> None:
     tensors = MANIFEST.tensors(MODEL)
     got = bodies.read_weights(
         MANIFEST, bodies.pack_weights(MANIFEST, tensors, codec), codec
@@ -105,7 +105,7 @@ def test_weights_are_ordinary_safetensors() -> None:
     assert all(torch.equal(ours[name], tensors[name]) for name in tensors)
 
 
-def test_what_shrinks_is_compressed_and_noise_is_not() -> None:
+def test_compressible_bodies_are_compressed_and_noise_is_not() -> None:
     zeros = Update(np.zeros(MANIFEST.num_parameters, np.float32), update().buffers)
     assert bodies.pack_update(MANIFEST, zeros)[:4] == zstd_body.MAGIC
     body = bodies.pack_update(MANIFEST, update())
@@ -170,7 +170,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize("name", INVALID)
-def test_rubbish_is_refused_in_every_codec(name: str) -> None:
+def test_invalid_bodies_are_refused_in_every_codec(name: str) -> None:
     for codec in bodies.CODECS:
         with pytest.raises(ProtocolError):
             bodies.read_update(MANIFEST, bytearray(INVALID[name]), codec)
@@ -195,7 +195,7 @@ def test_cut_and_changed_bodies_never_raise_anything_else(codec: str) -> None:
         assert read.parameters.shape == (TOTAL,)
 
 
-def test_a_bomb_is_stopped_at_the_limit() -> None:
+def test_a_decompression_bomb_is_stopped_at_the_limit() -> None:
     bomb = zstd_body.compress(bytes(64 << 20), 19)
     assert len(bomb) < 64 << 10
     tracemalloc.start()
@@ -249,7 +249,7 @@ def test_codecs_that_do_not_exist_are_refused() -> None:
         bodies.read_update(MANIFEST, plain(), "pickle")
 
 
-def test_models_that_cannot_travel_are_refused_by_name() -> None:
+def test_models_that_cannot_be_sent_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"'weight' is torch\.float64"):
         Manifest.of(nn.Linear(2, 2).double())
     frozen = nn.Linear(2, 2).requires_grad_(False)
@@ -257,7 +257,7 @@ def test_models_that_cannot_travel_are_refused_by_name() -> None:
         Manifest.of(frozen)
 
 
-def test_tied_weights_travel_once() -> None:
+def test_tied_weights_are_sent_once() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -345,7 +345,7 @@ def test_a_file_is_never_longer_than_it_may_be() -> None:
 RANK0 = tensorfile.TensorSpec("I64", ())
 
 
-def test_a_mask_of_infinities_is_named_before_anybody_trains() -> None:
+def test_a_buffer_with_infinities_is_refused_by_name() -> None:
     model = nn.Linear(2, 2)
     model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
     with pytest.raises(ConfigError, match=r"'mask'.*persistent=False"):

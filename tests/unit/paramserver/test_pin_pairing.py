@@ -56,7 +56,7 @@ def test_pairings_and_wrong_pins_spend_one_budget() -> None:
     assert admission.admit(CODE.reveal(), None) is AdmissionResult.ADMITTED
 
 
-def test_a_join_with_its_receipt_gives_an_attempt_back_once() -> None:
+def test_a_join_with_its_receipt_refunds_one_attempt() -> None:
     admission, found = pairings()
     pairing = begun(found, 0)
     assert admission.pin_attempts_left == PIN_ATTEMPTS - 1
@@ -76,14 +76,14 @@ def test_a_receipt_is_good_for_a_minute() -> None:
     assert admission.pin_attempts_left == PIN_ATTEMPTS - 1
 
 
-def test_thousands_of_friends_pair_one_after_another() -> None:
+def test_thousands_of_workers_pair_one_after_another() -> None:
     admission, found = pairings()
     for i in range(3000):
         found.redeem(receipt_of(begun(found, i)), 0.0)
     assert admission.pin_attempts_left == PIN_ATTEMPTS
 
 
-def test_the_same_element_again_is_no_other_guess() -> None:
+def test_a_repeated_element_costs_no_attempt() -> None:
     admission, found = pairings()
     first = begun(found, 0)
     again, is_new = found.begin(b"element 0", 1.0)

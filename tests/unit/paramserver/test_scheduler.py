@@ -76,7 +76,7 @@ def test_asking_again_gives_the_same_assignment() -> None:
     assert scheduler.assign("w1", 0.0) == scheduler.assign("w1", 5.0)
 
 
-def test_a_repetition_counts_once_whenever_it_comes() -> None:
+def test_a_repeated_update_counts_once() -> None:
     scheduler = machine()
     one, two = (
         key_of(scheduler.assign("w1", 0.0)),
@@ -91,7 +91,7 @@ def test_a_repetition_counts_once_whenever_it_comes() -> None:
     assert not scheduler.counted
 
 
-def test_what_comes_for_an_old_version_is_stale_and_for_a_future_one_wrong() -> None:
+def test_an_update_for_an_old_version_is_stale_and_for_a_future_one_unknown() -> None:
     scheduler = machine(1)
     old = key_of(scheduler.assign("w1", 0.0))
     submit(scheduler, "w1", old, 0.0)
@@ -102,7 +102,7 @@ def test_what_comes_for_an_old_version_is_stale_and_for_a_future_one_wrong() -> 
     assert scheduler.verdict("w2", UpdateKey(1, 0, 5)) is Verdict.UNKNOWN_SHARD
 
 
-def test_a_shard_counts_from_whoever_is_first() -> None:
+def test_a_shard_counts_from_the_first_worker() -> None:
     scheduler = machine()
     shard = key_of(scheduler.assign("w1", 0.0))
     scheduler.assign("w2", 0.0)
@@ -144,7 +144,7 @@ def test_a_fast_worker_leaves_a_shard_to_one_that_is_about_to_ask() -> None:
     assert key_of(scheduler.assign("w2", 0.3)).shard == 1
 
 
-def test_a_lone_worker_does_not_wait_for_those_who_went() -> None:
+def test_a_lone_worker_does_not_wait_for_gone_ones() -> None:
     scheduler = machine()
     now_s = RECENT_S + 1
     scheduler.mark_seen("w1", now_s)
@@ -237,7 +237,7 @@ def test_an_update_that_a_proxy_held_back_does_not_count_again(mode: str) -> Non
     assert scheduler.workers["w1"].updates == scheduler.version == 2
 
 
-def test_outside_rounds_nobody_skips_far_ahead() -> None:
+def test_outside_rounds_no_worker_skips_far_ahead() -> None:
     scheduler = machine(2, mode="async", steps=5)
     lease = key_of(scheduler.assign("w1", 0.0))
     far = UpdateKey(0, 0, 10**14)
@@ -247,7 +247,7 @@ def test_outside_rounds_nobody_skips_far_ahead() -> None:
 
 
 @pytest.mark.parametrize("mode", ["bulk", "async"])
-def test_who_left_or_is_in_quarantine_gets_no_work_and_does_not_count(
+def test_excluded_workers_get_no_work_and_do_not_count(
     mode: str,
 ) -> None:
     for bar in ("leave", "reject"):
@@ -301,13 +301,13 @@ def test_rates_grow_to_the_number_of_shards() -> None:
         {"steps": 0},
     ],
 )
-def test_plans_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+def test_invalid_plans_are_refused(wrong: dict[str, object]) -> None:
     settings: dict[str, object] = {"rounds": 5, "workers": 2, **wrong}
     with pytest.raises(ConfigError):
         Plan(**settings)  # type: ignore[arg-type]
 
 
-def test_a_restored_machine_goes_on_where_the_other_was() -> None:
+def test_a_restored_scheduler_continues() -> None:
     scheduler = machine()
     one, two = (
         key_of(scheduler.assign("w1", 0.0)),
@@ -378,7 +378,7 @@ class Weather:
 @pytest.mark.parametrize(
     ("mode", "oldest"), [("bulk", 0), ("bounded", 4), ("async", 99)]
 )
-def test_whatever_gets_lost_each_batch_counts_once(mode: str, oldest: int) -> None:
+def test_each_batch_counts_once_whatever_is_lost(mode: str, oldest: int) -> None:
     for seed in range(40):
         weather = Weather(mode, seed)
         while not weather.scheduler.is_finished and weather.now_s < 5000.0:

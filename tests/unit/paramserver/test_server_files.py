@@ -49,7 +49,7 @@ def test_a_journal_ends_before_whatever_a_crash_left(tmp_path: Path) -> None:
     assert found == [("one", b"body" * 100), ("three", b"x")]
 
 
-def test_nothing_is_written_behind_a_record_that_failed(tmp_path: Path) -> None:
+def test_nothing_is_appended_after_a_failed_record(tmp_path: Path) -> None:
     """Reading ends at a torn record, so a record after it would be lost."""
     path = tmp_path / "journal"
     log = Journal(path)
@@ -108,9 +108,7 @@ def _model() -> nn.Module:
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw", "rmsprop"])
-def test_a_checkpoint_brings_back_weights_and_optimizer(
-    tmp_path: Path, kind: str
-) -> None:
+def test_a_checkpoint_restores_weights_and_optimizer(tmp_path: Path, kind: str) -> None:
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
         if kind == "sgd":
             return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -177,7 +175,7 @@ def test_a_checkpoint_of_another_model_is_named_and_refused(tmp_path: Path) -> N
         checkpoint.load(found, other)
 
 
-def test_what_is_no_certificate_has_no_fingerprint(tmp_path: Path) -> None:
+def test_an_invalid_certificate_has_no_fingerprint(tmp_path: Path) -> None:
     key = server_key.load_or_make(tmp_path)
     der = server_key._certificate(key.key).public_bytes(Encoding.DER)
     assert server_key.fingerprint_of(der) == key.fingerprint

@@ -38,9 +38,7 @@ def test_a_file_with_three_functions_is_a_task(tmp_path: Path) -> None:
     assert isinstance(optimizer, torch.optim.SGD)
 
 
-def test_the_first_weights_are_the_same_in_every_call_and_leave_the_dice_alone() -> (
-    None
-):
+def test_initial_weights_are_the_same_in_every_call() -> None:
     task = load_task("digits")
     torch.manual_seed(1)
     expected = torch.rand(3)
@@ -71,7 +69,7 @@ def test_a_difference_is_named(
     assert {part for part in ours if ours[part] != theirs[part]} == parts
 
 
-def test_line_ends_of_another_system_are_no_difference(tmp_path: Path) -> None:
+def test_line_ends_do_not_change_the_fingerprint(tmp_path: Path) -> None:
     unix = load_task(write(tmp_path / "line.py", LINE)).fingerprint()
     (tmp_path / "line.py").write_bytes(LINE.replace("\n", "\r\n").encode())
 
@@ -90,7 +88,10 @@ def test_a_fingerprint_fits_the_protocol() -> None:
     [
         ("def model(): pass", r"must define dataset\(\), loss\(\)"),
         ("import nothing_like_it", "importing it failed: ModuleNotFoundError"),
-        ("model = dataset = loss = 1\nbatch_size = 0", "batch_size must be 1 or more, not 0"),
+        (
+            "model = dataset = loss = 1\nbatch_size = 0",
+            "batch_size must be 1 or more, not 0",
+        ),
         ("model = dataset = loss = 1\nclasses = 'ab'", "classes must be a list"),
     ],
 )
@@ -113,7 +114,7 @@ def test_a_file_that_is_no_task_is_refused(
         ("images:/nowhere/at all", "is not a directory"),
     ],
 )
-def test_what_is_no_task_is_refused_by_name(spec: str, complaint: str) -> None:
+def test_an_unknown_task_is_refused_by_name(spec: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         load_task(spec)
 
@@ -143,7 +144,7 @@ def test_chars_windows_follow_the_text(tmp_path: Path) -> None:
     assert "".join(task.classes[i] for i in rest[0]) == text[1620:1684]
 
 
-def test_chars_look_back_only(tmp_path: Path) -> None:
+def test_chars_model_is_causal(tmp_path: Path) -> None:
     path = write(tmp_path / "book.txt", "the quick brown fox jumps over it. " * 40)
     task = load_task(f"chars:{path}")
     model = task.model().eval()
@@ -252,7 +253,7 @@ def test_lazy_datasets_are_collated_and_hashed() -> None:
         (iter([1, 2]), "not list_iterator"),
     ],
 )
-def test_what_holds_no_samples_is_refused(source: object, complaint: str) -> None:
+def test_a_dataset_without_samples_is_refused(source: object, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         Samples(source, "dataset('train')")
 

@@ -47,7 +47,7 @@ def run(task: Task, assignment: Assignment, seed: int = 3) -> StepResult:
 
 
 @pytest.mark.parametrize(("size", "count"), [(1, 7), (3, 7), (7, 7), (10, 7), (29, 7)])
-def test_batches_walk_through_whole_epochs(size: int, count: int) -> None:
+def test_batches_cover_whole_epochs(size: int, count: int) -> None:
     line = np.concatenate([batch_indices(9, b, size, count) for b in range(21)])
 
     assert all(len(batch_indices(9, b, size, count)) == size for b in range(21))
@@ -66,7 +66,7 @@ def test_epochs_and_seeds_are_shuffled_differently_and_always_alike() -> None:
 PINNED = [654, 222, 541, 125, 66]
 
 
-def test_two_shards_together_are_one_batch_of_a_run_alone() -> None:
+def test_two_shards_together_are_one_batch_of_a_single_run() -> None:
     """They are also compared with a float64 reference."""
     task = small()
     shards = [replace(FIRST, shard=i, first_batch=6 + i, version=3) for i in (0, 1)]
@@ -118,7 +118,7 @@ def dropping() -> Task:
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_who_computes_a_batch_and_after_what_does_not_matter(steps: int) -> None:
+def test_a_batch_gives_the_same_result_on_every_worker(steps: int) -> None:
     """Dropout and batch norm would show a difference in random numbers or buffers."""
     assignment = replace(FIRST, steps=steps, first_batch=4)
     task = dropping()
@@ -148,7 +148,7 @@ def test_who_computes_a_batch_and_after_what_does_not_matter(steps: int) -> None
         (lambda model, batch: (model(batch[0]) * 0).abs().sqrt().sum(), "not finite"),
     ],
 )
-def test_a_loss_that_is_no_number_is_not_sent(loss: object, complaint: str) -> None:
+def test_a_loss_that_is_not_finite_is_not_sent(loss: object, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         run(small(loss=loss), FIRST)
 

@@ -52,7 +52,7 @@ def headers(**values: str) -> httpx2.Headers:
     return httpx2.Headers({n.replace("_", "-"): value for n, value in values.items()})
 
 
-def test_a_body_goes_on_where_it_broke_off() -> None:
+def test_a_broken_download_resumes() -> None:
     body = ResponseBody(10)
     body.begin(200, headers(ETag='"7-none"'))
     body.add(b"abcd")
@@ -65,7 +65,7 @@ def test_a_body_goes_on_where_it_broke_off() -> None:
         body.add(b"k")
 
 
-def test_a_body_that_changed_begins_anew() -> None:
+def test_a_body_that_changed_starts_over() -> None:
     body = ResponseBody(10)
     body.begin(200, headers(ETag='"7-none"'))
     body.add(b"abcd")
@@ -151,7 +151,7 @@ JSON = {"Content-Type": "application/json"}
         (413, b'{"error": "large", "message": "too large"}', PeerRefused),
     ],
 )
-def test_answers_are_worth_another_try_or_are_not(
+def test_responses_are_retried_or_raised(
     status: int, body: bytes, kind: type[Exception]
 ) -> None:
     with pytest.raises(kind):
@@ -172,7 +172,7 @@ def test_answers_are_worth_another_try_or_are_not(
     ],
     ids=range(8),
 )
-def test_a_server_that_asks_for_time_gets_it(asked: str, pause_s: float) -> None:
+def test_retry_after_is_respected(asked: str, pause_s: float) -> None:
     headers = httpx2.Headers({**JSON, "Retry-After": asked})
 
     with pytest.raises(TryLater) as caught:
@@ -280,13 +280,13 @@ class SilentObserver:
 @pytest.mark.parametrize(
     "link", ["https://xn--\u00e9", "https://a..b", f"https://{'a' * 64}"]
 )
-def test_addresses_that_nobody_can_have_are_refused(link: str) -> None:
+def test_impossible_host_names_are_refused(link: str) -> None:
     with pytest.raises(ConfigError):
         ServerAddress.from_links([link])
 
 
 @pytest.mark.parametrize("codec", ["int8", "onebit", "topk:0.05", "bf16"])
-def test_what_a_codec_leaves_out_arrives_later(codec: str) -> None:
+def test_what_a_codec_leaves_out_is_sent_later(codec: str) -> None:
     """The sum of decoded updates follows the sum of exact ones."""
     model = nn.Linear(50, 40)
     manifest = Manifest.of(model)
@@ -306,7 +306,7 @@ def test_what_a_codec_leaves_out_arrives_later(codec: str) -> None:
     assert off < {"int8": 2e-4, "bf16": 2e-4, "onebit": 0.2, "topk:0.05": 0.3}[codec]
 
 
-def test_an_update_that_does_not_count_leaves_no_debt() -> None:
+def test_an_update_that_does_not_count_leaves_no_residual() -> None:
     manifest = Manifest.of(nn.Linear(50, 40))
     feedback = ErrorFeedback(manifest, "onebit")
     dice = np.random.default_rng(5)
@@ -318,7 +318,7 @@ def test_an_update_that_does_not_count_leaves_no_debt() -> None:
     assert feedback.pack(update) != ErrorFeedback(manifest, "onebit").pack(update)
 
 
-def test_a_place_turns_to_the_next_link(tmp_path: Path) -> None:
+def test_an_address_turns_to_the_next_link(tmp_path: Path) -> None:
     address = ServerAddress.from_links(["https://a.example", "https://b.example"])
 
     assert address.link.url == "https://a.example"
@@ -328,7 +328,7 @@ def test_a_place_turns_to_the_next_link(tmp_path: Path) -> None:
     assert address.link.url == "https://a.example"
 
 
-def test_a_place_is_read_from_its_file_again(tmp_path: Path) -> None:
+def test_the_address_file_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "link"
     with pytest.raises(ConfigError, match="cannot be read"):
         ServerAddress.from_links([], file)
@@ -356,11 +356,11 @@ def test_a_place_is_read_from_its_file_again(tmp_path: Path) -> None:
         ("http://far.example", True),
     ],
 )
-def test_plain_lines_to_elsewhere_are_noticed(link: str, is_readable: bool) -> None:
+def test_plaintext_addresses_are_noticed(link: str, is_readable: bool) -> None:
     assert ServerAddress.from_links([link]).is_plaintext is is_readable
 
 
-def test_time_left_follows_from_the_pace() -> None:
+def test_the_remaining_time_follows_from_the_speed() -> None:
     totals = WorkTotals(version=10)
     assert totals.left_s(100) is None
     totals.first_version, totals.version = 10, 40
