@@ -1,7 +1,7 @@
 """A node for the doctor's tests: a real agent, made odd in the ways it is told to be.
 
 ``doctor_peer.py HOME NAME PORT [protocol=N] [clock=SECONDS]``. It prints one line when
-its door is open, and lives until it is killed.
+it accepts connections, and lives until it is killed.
 """
 
 from __future__ import annotations

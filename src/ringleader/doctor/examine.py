@@ -42,7 +42,7 @@ MAX_THREADS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to examine, and for how long."""
+    """Scope and time limit of an examination."""
 
     home: Path
     peers: Sequence[StaticPeer] = ()

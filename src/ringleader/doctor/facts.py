@@ -46,7 +46,7 @@ class DialResult:
     address: Address
     outcome: DialOutcome
     text: str = ""
-    """What exactly happened, for the user."""
+    """Details for the user."""
     node: NodeId | None = None
     incarnation: Incarnation | None = None
     name: str = ""
@@ -82,7 +82,7 @@ class LinkMeasurement:
 
 
 class Source(StrEnum):
-    """How a candidate became known."""
+    """Source from which a candidate is known."""
 
     NAMED = "named"
     """By the user."""
@@ -183,7 +183,7 @@ class TakenPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything the doctor has gathered."""
+    """All facts about this machine and its peers."""
 
     name: str
     """Name of this machine."""

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """How serious a finding is."""
+    """Severity of a finding."""
 
     ERROR = "error"
     """Some machines cannot work together."""

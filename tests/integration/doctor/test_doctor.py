@@ -1,7 +1,7 @@
 """The doctor on a LAN with real troubles: each is named, and nothing else is.
 
 One LAN carries all troubles at once. Nodes with a trouble of their own have a cluster
-of their own, so that they are nothing but strangers to everybody else.
+of their own, so that they are only strangers to all others.
 """
 
 from __future__ import annotations
@@ -142,11 +142,11 @@ def test_a_healthy_lan_gives_no_finding(tmp_path: Path) -> None:
 
         others = [(bob, homes.get("bob")), (cat, homes.get("cat"))]
         wait_for(*[start_node(host, home, stack) for host, home in others])
-        guest = examine(tin, homes.get("tin"))
+        without_agent = examine(tin, homes.get("tin"))
         wait_for(start_node(tin, homes.get("tin"), stack))
         args = ("--port", str(PORT), "--peer", f"{bob.address}:{PORT}")
-        resident = examine(tin, homes.get("tin"), *args)
-        for report in (guest, resident):
+        with_agent = examine(tin, homes.get("tin"), *args)
+        for report in (without_agent, with_agent):
             assert report["findings"] == []
             assert "bob" in line(report, "nodes")
             assert "cat" in line(report, "nodes")
@@ -156,7 +156,7 @@ def test_a_healthy_lan_gives_no_finding(tmp_path: Path) -> None:
         assert "Mbit/s" in shown.stdout
 
 
-def test_a_peer_that_nobody_could_dial_is_refused_at_once() -> None:
+def test_an_invalid_peer_address_is_refused_at_once() -> None:
     argv = [*DOCTOR, "--peer", "bob"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -276,7 +276,7 @@ TROUBLES = [
 @pytest.mark.parametrize(
     ("case", "code", "words", "mend"), TROUBLES, ids=[each[0] for each in TROUBLES]
 )
-def test_a_trouble_is_named_and_nothing_else(
+def test_each_problem_is_found_and_nothing_else(
     reports: dict[str, Future[Report]],
     case: str,
     code: str,
@@ -301,7 +301,7 @@ def test_ports_that_are_taken_are_named_with_their_holder(
     assert "bob" in line(report, "nodes"), "who is named is found without multicast"
 
 
-def test_a_machine_without_trouble_hears_nothing_of_the_troubles_of_others(
+def test_a_healthy_machine_does_not_report_problems_of_others(
     reports: dict[str, Future[Report]],
 ) -> None:
     report = reports["none"].result()

@@ -60,7 +60,7 @@ def has_ended(pid: int, within_s: float = 8.0) -> bool:
     return False
 
 
-def test_alone_it_forms_a_round_of_one_and_tells_what_it_knows(
+def test_a_lone_agent_forms_a_round_of_one_and_describes_itself(
     config: AgentConfig,
 ) -> None:
     with AgentProcess.start(config) as agent:
@@ -115,7 +115,7 @@ def rows(agent: AgentProcess) -> list[NodeRow]:
     ],
     ids=["profile", "interface", "peers", "home"],
 )
-def test_what_cannot_work_is_said_in_one_line(
+def test_an_agent_that_cannot_start_says_why_in_one_line(
     config: AgentConfig,
     change: dict[str, object],
     word: str,
@@ -137,12 +137,12 @@ def test_what_cannot_work_is_said_in_one_line(
         enter(1, timeout_s=float("inf")),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused_at_once(bad: EnterJob) -> None:
+def test_an_invalid_job_request_is_refused_at_once(bad: EnterJob) -> None:
     with pytest.raises(ConfigError, match="job"):
         local_requests.validate(bad)
 
 
-def test_who_stops_waiting_is_answered_at_once(config: AgentConfig) -> None:
+def test_a_second_request_ends_the_wait_for_a_round(config: AgentConfig) -> None:
     with AgentProcess.start(config) as agent:
         agent._sock.sendall(framing.pack(enter(2)))
         time.sleep(0.5)
@@ -151,7 +151,7 @@ def test_who_stops_waiting_is_answered_at_once(config: AgentConfig) -> None:
         assert time.monotonic() - started_s < 3
 
 
-def test_a_conversation_ends_with_a_reply_that_did_not_come_in_time(
+def test_a_late_reply_closes_the_connection_to_the_agent(
     config: AgentConfig,
 ) -> None:
     with AgentProcess.start(config) as agent:
@@ -222,7 +222,7 @@ def test_the_agent_ends_with_its_parent_however_that_ends(
                 child.kill()
 
 
-def test_what_a_killed_agent_left_is_swept_by_the_next(config: AgentConfig) -> None:
+def test_the_next_agent_removes_the_files_of_a_killed_one(config: AgentConfig) -> None:
     with AgentProcess.start(config) as agent:
         os.kill(agent.pid, signal.SIGKILL)
         agent._process.wait(10)
@@ -233,7 +233,7 @@ def test_what_a_killed_agent_left_is_swept_by_the_next(config: AgentConfig) -> N
         assert left == {agent.pid}
 
 
-def test_a_closed_terminal_does_not_stop_the_story(
+def test_a_closed_terminal_does_not_stop_the_event_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Closed:
@@ -270,7 +270,7 @@ HELLO = AgentHello(
     ],
     ids=str,
 )
-def test_a_hello_that_others_would_choke_on_is_refused(
+def test_an_invalid_hello_is_refused(
     change: dict[str, object],
 ) -> None:
     data = msgspec.msgpack.encode(msgspec.structs.replace(HELLO, **change))

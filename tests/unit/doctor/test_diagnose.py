@@ -94,7 +94,7 @@ def cat(**more: Any) -> Candidate:  # noqa: ANN401
 
 
 def stranger() -> Candidate:
-    """Somebody with another secret, who is not even dialled."""
+    """Return a node with another secret, which is not dialed."""
     addresses = (("10.0.0.9", 7001),)
     return Candidate(
         addresses=addresses, sources=frozenset({Source.FOREIGN}), is_heard=True
@@ -203,19 +203,19 @@ def row(node: NodeId, name: str, **more: Any) -> NodeRow:  # noqa: ANN401
         "three machines",
         "another cluster beside ours",
         "an agent here",
-        "somebody is busy",
+        "a peer is busy",
         "no time left",
-        "two networks and nobody there",
+        "two networks and no peer",
         "cable and Wi-Fi in one network",
         "Windows",
     ],
 )
-def test_what_is_well_gives_no_finding(found: Facts) -> None:
+def test_a_healthy_cluster_gives_no_finding(found: Facts) -> None:
     assert diagnose(found) == []
     assert all(check.is_ok for check in checks(found, []))
 
 
-def test_being_alone_is_told_and_no_trouble() -> None:
+def test_being_alone_is_mentioned_and_no_finding() -> None:
     nodes = next(c for c in checks(facts(), []) if c.name == "nodes")
     assert nodes.is_ok
     assert "no other node found" in nodes.text
@@ -231,7 +231,7 @@ def test_every_code_has_a_title_and_a_line_of_its_own() -> None:
 # -- the machine -----------------------------------------------------------------------
 
 
-def test_a_machine_with_only_a_vpn_says_which_and_how_to_mean_it() -> None:
+def test_a_machine_with_only_a_vpn_names_it_and_how_to_select_it() -> None:
     tun0 = replace(ETH0, name="tun0", kind=InterfaceKind.VPN)
     docker0 = replace(ETH0, name="docker0", kind=InterfaceKind.VIRTUAL)
     refused = ((tun0, "is a VPN by its name"), (docker0, "is virtual by its name"))
@@ -281,7 +281,7 @@ def test_descriptors_are_short_when_few_are_free(
     assert all("the agent, process 9" in f.text for f in found)
 
 
-def test_a_dial_without_a_descriptor_blames_the_descriptors_and_nobody_else() -> None:
+def test_a_dial_without_a_descriptor_is_reported_as_few_descriptors_only() -> None:
     finding = only(facts(candidate(DialOutcome.NO_DESCRIPTOR)))
     assert finding.code is Code.FEW_DESCRIPTORS
 
@@ -326,7 +326,7 @@ def test_a_peer_beyond_a_router_need_not_be_heard() -> None:
     assert diagnose(facts(bob)) == []
 
 
-def test_what_the_peer_knows_of_its_own_discovery_is_passed_on() -> None:
+def test_what_a_peer_reports_about_its_discovery_is_passed_on() -> None:
     shot = snapshot(troubles=["no discovery: UDP port 5353 is held; name the others"])
     bob = candidate(source=Source.NAMED, snapshot=shot)
     assert "UDP port 5353 is held" in only(facts(bob)).text
@@ -369,14 +369,14 @@ def test_silence_beyond_a_router_may_be_anything() -> None:
     assert only(facts(far)).code is Code.UNREACHABLE
 
 
-def test_who_is_heard_by_all_and_answers_nothing_is_isolated_and_not_blocked() -> None:
+def test_a_host_that_is_heard_but_answers_nothing_is_isolated_not_blocked() -> None:
     finding = only(facts(candidate(DialOutcome.SILENT, is_answering=False)))
     assert finding.code is Code.UNREACHABLE
     assert "announces itself" in finding.text
     assert "isolation" in finding.mend
 
 
-def test_fresh_ports_that_are_blocked_are_named_although_the_door_is_open() -> None:
+def test_blocked_new_ports_are_reported_although_the_agent_answers() -> None:
     finding = only(facts(candidate(link=LinkMeasurement(LinkOutcome.BLOCKED))))
     assert finding.code is Code.BLOCKED_PORT
     assert "bob" in finding.text
@@ -400,7 +400,7 @@ def test_a_peer_that_is_off_or_odd_is_not_reachable(
     assert word in finding.text
 
 
-def test_a_name_that_leads_nowhere_is_told() -> None:
+def test_a_name_without_an_address_is_reported() -> None:
     hint = candidates.from_named_peers(
         [ResolvedPeer(StaticPeer("bbo", 7001), (), "bbo: unknown name")]
     )[0]
@@ -457,7 +457,7 @@ def test_a_peer_of_the_other_family_is_named(
 
 
 @pytest.mark.parametrize("outcome", [DialOutcome.FOREIGN, DialOutcome.HUNG_UP])
-def test_a_named_peer_that_turns_us_away_has_another_secret(
+def test_a_named_peer_that_refuses_us_has_another_secret(
     outcome: DialOutcome,
 ) -> None:
     finding = only(facts(candidate(outcome, source=Source.NAMED)))
@@ -470,7 +470,7 @@ def test_a_node_that_announces_our_secret_and_hangs_up_has_no_other_one() -> Non
     assert only(facts(candidate(DialOutcome.HUNG_UP))).code is Code.UNREACHABLE
 
 
-def test_strangers_are_a_finding_only_when_nobody_of_ours_is_known() -> None:
+def test_strangers_are_a_finding_only_if_no_node_of_ours_is_known() -> None:
     assert only(facts(stranger())).code is Code.WRONG_SECRET
     here = cat(is_here=True)
     assert only(facts(stranger(), here)).code is Code.WRONG_SECRET
@@ -489,7 +489,7 @@ def test_another_version_names_both() -> None:
     assert "1.0, protocol 1" in finding.text
 
 
-def test_an_announcement_that_we_cannot_read_is_told_if_nobody_else_is() -> None:
+def test_an_unreadable_announcement_is_reported_if_no_other_node_is_known() -> None:
     seen = {"abc": SeenNode("10.0.0.2", "abc", (), RecordRefusal.OTHER_VERSION)}
     finding = only(facts(multicast=(probe(seen=seen),)))
     assert finding.code is Code.OTHER_VERSION
@@ -497,7 +497,7 @@ def test_an_announcement_that_we_cannot_read_is_told_if_nobody_else_is() -> None
     assert diagnose(facts(cat(), multicast=(probe(seen=seen),))) == []
 
 
-def test_a_version_that_cannot_even_say_hello_is_named() -> None:
+def test_a_version_with_an_unreadable_hello_is_reported() -> None:
     finding = only(
         facts(candidate(DialOutcome.OTHER_VERSION, text="words we know not"))
     )
@@ -525,7 +525,7 @@ def test_two_others_with_one_key_are_clones_and_a_restart_is_none() -> None:
     assert diagnose(facts(candidate(), again)) == []
 
 
-def test_clones_that_agents_noticed_are_told_once() -> None:
+def test_clones_that_agents_noticed_are_reported_once() -> None:
     text = "two machines use the key of node cccc-cccc: was a home copied?"
     shot = snapshot(clones=[text])
     finding = only(facts(candidate(snapshot=shot), agents=(shot,)))
@@ -663,7 +663,7 @@ def test_only_addresses_in_our_networks_are_dialled() -> None:
     assert hint.source is Source.SEEN
 
 
-def test_of_many_forged_announcements_few_are_told_and_none_is_dialled() -> None:
+def test_of_many_forged_announcements_few_are_shown_and_none_is_dialled() -> None:
     flood = {
         str(n): SeenNode(
             "10.0.0.9", str(n), ("10.0.0.9",), RecordRefusal.FOREIGN, 2000 + n
@@ -675,7 +675,7 @@ def test_of_many_forged_announcements_few_are_told_and_none_is_dialled() -> None
     assert not any(hint.to_dial for hint in found)
 
 
-def test_who_answers_only_when_called_has_not_been_heard() -> None:
+def test_a_host_that_answers_only_unicast_has_not_been_heard() -> None:
     seen = SeenNode("10.0.0.2", "abc", ("10.0.0.2",), None, 7001)
     called = probe(seen={"abc": seen}, answered_directly={"10.0.0.2"})
     assert candidates.heard_hosts([called]) == set()
@@ -686,7 +686,7 @@ def test_who_answers_only_when_called_has_not_been_heard() -> None:
 
 
 @pytest.mark.parametrize("address", ["", "bob:7001", "10.0.0.2:x", "10.0.0.2:0"])
-def test_what_is_no_address_in_a_snapshot_leads_nowhere(address: str) -> None:
+def test_an_invalid_address_in_a_snapshot_gives_no_hint(address: str) -> None:
     assert (
         candidates.from_snapshots([snapshot(nodes=[row(BOB, "bob", address=address)])])
         == []

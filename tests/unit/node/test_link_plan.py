@@ -9,7 +9,7 @@ import msgspec
 from ringleader.ids import Incarnation, NodeId
 from ringleader.membership.member import Member
 from ringleader.node.peering.link_plan import build_graph, ring_order, to_measure
-from ringleader.node.protocol import node_state as states
+from ringleader.node.protocol import node_state
 from ringleader.node.protocol.node_state import NodeState
 from ringleader.topology.link_profile import LinkProfile
 from ringleader.topology.node_profile import measure
@@ -36,7 +36,7 @@ def member(node: NodeId) -> Member:
 
 
 def four(slow: tuple[NodeId, NodeId]) -> dict[NodeId, NodeState]:
-    """Everybody measured everybody; one pair is slow."""
+    """Make four nodes with all links measured; one pair is slow."""
     return {
         a: state(a, {b: SLOW if {a, b} == {*slow} else FAST for b in IDS if b != a})
         for a in IDS
@@ -46,19 +46,19 @@ def four(slow: tuple[NodeId, NodeId]) -> dict[NodeId, NodeState]:
 def test_the_ring_avoids_the_slow_pair_on_every_node() -> None:
     for pair in ((A, B), (A, C), (B, D)):
         known = four(pair)
-        payloads = {member(n): states.encode(s) for n, s in known.items()}
+        payloads = {member(n): node_state.encode(s) for n, s in known.items()}
         ring = [m.node for m in ring_order([*payloads], payloads)]
         hops = {frozenset(hop) for hop in zip(ring, [*ring[1:], ring[0]], strict=True)}
         assert frozenset(pair) not in hops
         assert sorted(ring) == IDS
 
 
-def test_a_member_whose_seat_makes_no_sense_comes_last_and_harms_nobody() -> None:
-    payloads = {member(n): states.encode(s) for n, s in four((A, B)).items()}
+def test_a_member_with_an_invalid_state_comes_last_in_the_ring() -> None:
+    payloads = {member(n): node_state.encode(s) for n, s in four((A, B)).items()}
     payloads[member(A)] = b"\xc1"
     assert ring_order([*payloads], payloads)[-1] == member(A)
-    rubbish = dict.fromkeys(payloads, b"\xc1")
-    assert sorted(ring_order([*payloads], rubbish)) == sorted(payloads)
+    garbage = dict.fromkeys(payloads, b"\xc1")
+    assert sorted(ring_order([*payloads], garbage)) == sorted(payloads)
 
 
 def test_of_each_unmeasured_pair_the_smaller_id_asks_once() -> None:

@@ -1,4 +1,4 @@
-"""Rounds follow from the view alone, so every node must come to the same one."""
+"""Ranks follow from the view alone, so all nodes come to the same result."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_too_few_machines_wait_and_know_how_many_are_missing() -> None:
     assert patience_s("job", of) is None
 
 
-def test_more_could_come_so_the_leader_decides_when_to_go() -> None:
+def test_the_leader_decides_how_long_to_wait_for_more_machines() -> None:
     of = view(a=ask(), b=ask(wait_s=5.0), c=ask(wait_s=1.0))
     assert assign_ranks("job", of, B) == Waiting((A, B, C), (), 0)
     assert patience_s("job", of) == 5.0, "the most patient one decides"
@@ -110,7 +110,7 @@ def test_survivors_do_not_wait_again() -> None:
     assert patience_s("job", view(a=ask(), b=left)) == RETRY_WAIT_S
 
 
-def test_unmeasured_links_are_waited_for_until_the_leader_says_go() -> None:
+def test_a_round_waits_for_unmeasured_links_until_the_leader_starts_it() -> None:
     of = view(a=ask(most=2), b=ask(most=2))
     bare = {n: msgspec.structs.replace(s, links={}) for n, s in of.states.items()}
     of = ViewState(of.view_id, of.by_seniority, bare)
@@ -119,19 +119,19 @@ def test_unmeasured_links_are_waited_for_until_the_leader_says_go() -> None:
     assert assign_ranks("job", with_go(of), A) == Round(ROUND, (A, B))
 
 
-def test_nobody_starts_while_others_are_still_in_the_old_round() -> None:
+def test_no_round_begins_while_others_are_still_in_the_old_one() -> None:
     one = ask(need=1)
     of = with_go(view(a=one, b=ask(need=1, round_id="6/job"), c=one))
     assert assign_ranks("job", of, C) == Waiting((A, C), (B,), 0)
     assert patience_s("job", of) is None
 
 
-def test_those_beyond_the_maximum_stay_out_by_age() -> None:
+def test_beyond_the_maximum_the_youngest_nodes_stay_out() -> None:
     of = view(c=ask(most=2), a=ask(most=2), b=ask(most=2))
     assert assign_ranks("job", of, A) == Round(ROUND, (A, B))
 
 
-def test_who_needs_most_decides_against_a_smaller_maximum() -> None:
+def test_the_largest_minimum_wins_over_a_smaller_maximum() -> None:
     of = view(a=ask(need=3), b=ask(need=1, most=2), c=ask())
     assert assign_ranks("job", of, A) == Round(ROUND, (A, B, C))
 
@@ -141,7 +141,7 @@ def test_every_view_and_every_job_has_rounds_of_its_own() -> None:
     assert len(ids) == 4
 
 
-def test_tickets_of_other_jobs_do_not_count() -> None:
+def test_requests_for_other_jobs_do_not_count() -> None:
     other = msgspec.structs.replace(ask(need=5, most=5), job="other")
     both = msgspec.structs.replace(
         state("a"), job_requests=[other, ask(need=1, most=1)]
@@ -169,7 +169,7 @@ def test_the_oldest_decides_what_the_program_is_wherever_it_is_in_the_ring() -> 
     assert assign_ranks("job", of, A) == Waiting((A,), (), 1)
 
 
-def test_what_trains_already_decides_against_an_older_node_that_waits() -> None:
+def test_a_training_node_is_the_reference_rather_than_an_older_waiting_one() -> None:
     of = view(a=ask(script="222"), b=ask(script="111", round_id="6/job"))
     result = assign_ranks("job", of, A)
     assert isinstance(result, Refused)
@@ -177,7 +177,7 @@ def test_what_trains_already_decides_against_an_older_node_that_waits() -> None:
 
 
 @pytest.mark.parametrize("scripts", [("111", ""), ("", "111")])
-def test_a_fact_that_one_side_leaves_out_is_not_compared(
+def test_a_property_that_one_side_leaves_empty_is_not_compared(
     scripts: tuple[str, str],
 ) -> None:
     older, younger = (ask(script=script) for script in scripts)
@@ -243,13 +243,13 @@ def test_newcomers_with_other_limits_do_not_stop_a_running_job() -> None:
     assert not is_stale("job", current, view(**content, c=lonely))
 
 
-def test_who_has_finished_is_not_missed() -> None:
+def test_a_node_that_has_finished_is_not_missed() -> None:
     left = view(a=ask(round_id="6/job"))
     assert not is_stale("job", Round("6/job", (A, B)), left, {B})
     assert is_stale("job", Round("6/job", (A, B)), left)
 
 
-def test_a_job_that_ends_lets_nobody_in_any_more() -> None:
+def test_a_job_that_ends_admits_no_newcomer() -> None:
     of = view(a=ask(round_id="6/job"), c=ask())
     assert not is_stale("job", Round("6/job", (A, B)), of, {B})
 
@@ -260,7 +260,7 @@ def test_after_a_split_the_round_of_the_older_node_goes_on() -> None:
     assert is_stale("job", Round("5/job", (B,)), of)
 
 
-def test_a_seat_survives_the_wire_and_garbage_does_not() -> None:
+def test_a_node_state_survives_encoding_and_garbage_is_refused() -> None:
     before = state("desk", ask())
     assert node_state.decode(node_state.encode(before), A) == before
     for data in (
@@ -274,7 +274,7 @@ def test_a_seat_survives_the_wire_and_garbage_does_not() -> None:
             node_state.decode(data, A)
 
 
-def test_a_seat_that_is_too_large_is_refused_before_it_is_read() -> None:
+def test_a_node_state_that_is_too_large_is_refused_before_decoding() -> None:
     """Every part is within its own bounds; only the whole is not."""
     long = "\U0001f40d" * 64
     fingerprint = JobFingerprint(
@@ -294,7 +294,7 @@ def test_a_seat_that_is_too_large_is_refused_before_it_is_read() -> None:
         node_state.decode(data, A)
 
 
-def test_a_seat_whose_text_is_no_text_is_refused() -> None:
+def test_a_node_state_with_invalid_utf8_is_refused() -> None:
     data = node_state.encode(state("desk")).replace(b"desk", b"de\xffk")
     with pytest.raises(ProtocolError):
         node_state.decode(data, A)

@@ -8,7 +8,7 @@ from ringleader.doctor.facts import Candidate, Facts
 from ringleader.doctor.finding import Code, Finding, Severity
 
 CLOCK_S = 2.0
-"""Clocks that differ by less confuse nobody who compares two logs."""
+"""Smaller differences do not matter when two logs are compared."""
 
 
 def clocks(facts: Facts) -> Iterator[Finding]:

@@ -49,7 +49,7 @@ PUBLISH_DELAY_S = 0.05
 
 
 class AgentCore:
-    """Everything an agent runs: one asyncio loop, threads only for link probes."""
+    """The parts of an agent, on one asyncio loop; threads only for link probes."""
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ class AgentCore:
     def on_link(self, link: ControlLink) -> None:
         """Record a new control link."""
         if link.member.node == self.me.node:
-            return  # somebody has our key; the membership machine decides about it
+            return  # our key is used twice; the membership machine decides
         hello = link.connection.hello
         self.clocks[link.member.node] = hello.clock_s - time.time()
         address = link.connection.address[0]

@@ -63,7 +63,7 @@ class _Job:
 
 @dataclass(slots=True)
 class WorkerConfig:
-    """What the worker processes of a round are given."""
+    """Settings for the worker processes of a round."""
 
     credentials: str
     addresses: Callable[[], list[str]]
@@ -82,7 +82,7 @@ class Jobs:
     worker: WorkerConfig
     view_state: ViewState | None = None
     ready_jobs: set[str] = field(default_factory=set)
-    """As the leader: jobs that start without waiting for more machines."""
+    """Jobs that start without waiting for more machines; set by the leader."""
     ended_jobs: list[JobEnded] = field(default_factory=list)
     """How jobs of this node ended, for the other nodes."""
     stores: RoundStores = field(default_factory=RoundStores)
@@ -252,7 +252,7 @@ class Jobs:
         return RoundStatus(True, " and ".join(words) or "other machines wait")
 
     def on_tick(self, now_s: float) -> None:
-        """As the leader: let jobs start that have waited long enough for more nodes."""
+        """Let jobs start that have waited long enough; only the leader decides that."""
         view_state = self.view_state
         if view_state is None or view_state.by_seniority[0] != self.mine:
             return

@@ -34,7 +34,7 @@ class LinkProber:
         self._probe = LinkProbe(self.credentials)
 
     def on_view_state(self, states: Mapping[NodeId, NodeState]) -> None:
-        """Start measuring the links of a new view that nobody has measured yet."""
+        """Start measuring the links of a new view that are not measured yet."""
         # A machine that comes back may come back on another network.
         for node in [node for node in self.links if node not in states]:
             del self.links[node]

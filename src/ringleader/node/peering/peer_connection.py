@@ -43,7 +43,7 @@ class PeerConnection:
 
 @dataclass(frozen=True, slots=True)
 class HandshakeContext:
-    """What the handshake needs in both directions."""
+    """Credentials and hello for the handshake, in both directions."""
 
     credentials: Credentials
     hello: Callable[[str, str], AgentHello]

@@ -26,7 +26,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
 
 
 class Purpose(StrEnum):
-    """What a connection between agents is opened for."""
+    """Purpose of a connection between agents."""
 
     CONTROL = "control"
     """Membership messages; stays open."""

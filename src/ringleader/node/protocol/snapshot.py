@@ -32,7 +32,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HealthCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many other nodes are in which state of health, seen from one node."""
+    """Number of other nodes in each state of health, seen from one node."""
 
     total: int
     healthy: int
