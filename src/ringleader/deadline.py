@@ -1,4 +1,4 @@
-"""One point in time that bounds a whole operation, however many waits it contains."""
+"""Deadline bounds a whole operation, however many waits it contains."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float) -> Self:
-        """The moment ``seconds`` from now; ``math.inf`` is not accepted anywhere."""
+        """Return the moment ``seconds`` from now; ``math.inf`` is not accepted
+        anywhere."""
         return cls(time.monotonic() + seconds, seconds)
 
     def left_s(self) -> float:
-        """Seconds that remain, never negative."""
+        """Return the seconds that remain, never negative."""
         return max(0.0, self.at_s - time.monotonic())
 
     def is_over(self) -> bool:
-        """Whether the moment has passed."""
+        """Return whether the moment has passed."""
         return time.monotonic() >= self.at_s

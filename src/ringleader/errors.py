@@ -1,21 +1,21 @@
 """Every error this package raises, ordered by what the caller should do.
 
 RingleaderError (RuntimeError)
-|-- ConfigError (ValueError)        the request makes no sense        -> fix the call
-|-- PeerError            .peer      one peer is the trouble           -> do without it
+|-- ConfigError (ValueError)        the request is invalid            -> fix the call
+|-- PeerError            .peer      one peer failed                   -> do without it
 |   |-- PeerUnreachable             it never answered
 |   |-- PeerLost                    it answered, then went away
 |   |-- PeerUntrusted               it could not prove who it is
-|   |-- PeerRefused                 it answered and said no
+|   |-- PeerRefused                 it answered and refused
 |   |-- ProtocolError               it sent bytes the wire format forbids
 |   |-- CallMismatch                it made another call than we did  -> fix the program
 |   `-- DeadlineExceeded (TimeoutError)  we stopped waiting; it may live -> try again
 |-- GroupAborted                    abort() or close() ended it       -> form a new one
 `-- InternalError                   a bug in this library             -> report it
 
-They are RuntimeErrors because torch's own backends raise those: an ``except`` written
-for Gloo keeps working. Fields go to ``super().__init__`` and the text is built in
-``__str__``: an error must survive pickling between processes.
+They are RuntimeErrors because torch's own backends raise those, so an ``except``
+written for Gloo keeps working. Fields go to ``super().__init__`` and ``__str__`` builds
+the text, so that an error survives pickling between processes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RingleaderError(RuntimeError):
 
 
 class ConfigError(RingleaderError, ValueError):
-    """The request makes no sense as it stands."""
+    """The request is invalid; the text says what to change."""
 
 
 class InternalError(RingleaderError):
@@ -45,7 +45,7 @@ class GroupAborted(RingleaderError):
 
 
 class PeerError(RingleaderError):
-    """One peer is the trouble. ``peer`` is its rank, or its address before that."""
+    """One peer failed. ``peer`` is its rank, or its address before that is known."""
 
     def __init__(self, peer: int | str, text: str) -> None:
         Exception.__init__(self, peer, text)
@@ -58,23 +58,23 @@ class PeerError(RingleaderError):
 
 
 class PeerUnreachable(PeerError):
-    """It never answered."""
+    """The peer never answered."""
 
 
 class PeerLost(PeerError):
-    """It answered, then went away."""
+    """The peer answered, then went away."""
 
 
 class PeerUntrusted(PeerError):
-    """It could not prove who it is."""
+    """The peer could not prove who it is."""
 
 
 class PeerRefused(PeerError):
-    """It answered and turned us away."""
+    """The peer answered and refused us."""
 
 
 class ProtocolError(PeerError):
-    """It sent bytes that the wire format forbids."""
+    """The peer sent bytes that the wire format forbids."""
 
 
 class CallMismatch(PeerError):

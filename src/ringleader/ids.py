@@ -1,4 +1,4 @@
-"""Names of things that are not numbers, so that one is never taken for another."""
+"""Typed ids, so that one kind is never taken for another."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ Incarnation = NewType("Incarnation", str)
 
 
 def short(node: NodeId) -> str:
-    """What people read: the first eight characters, as in ``k7f3-9qa2``."""
+    """Return the first eight characters for people, as in ``k7f3-9qa2``."""
     return f"{node[:4]}-{node[4:8]}"

@@ -1,4 +1,4 @@
-"""The only reader of the environment: what torchrun, mpirun and Slurm say about us."""
+"""Settings from the environment; no other module reads environment variables."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ _SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Our place in a job that a launcher started."""
+    """Rank and rendezvous of a job, as torchrun, mpirun or Slurm set them."""
 
     rank: int
     size: int
     master: str
     port: int
     store_exists: bool
-    """The launcher keeps the store at ``master``; nobody else may open it."""
+    """True if the launcher runs the store at ``master``; nobody else may open it."""
     attempt: str
-    """Changes when the launcher restarts the job, so that no old rank is met again."""
+    """Changes when the launcher restarts the job, so that ranks of an earlier
+    attempt are not met again."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> Self:
-        """Read it; ConfigError names what is missing."""
+        """Read the variables; ConfigError names what is missing."""
         env = os.environ if env is None else env
         rank, size = _first(env, _RANK), _first(env, _SIZE)
         master = env.get("MASTER_ADDR", "127.0.0.1" if size == 1 else "")
@@ -48,9 +49,11 @@ class Launch:
             text = f"not set in the environment: {', '.join(missing)}"
             raise ConfigError(f"{text}; use a launcher, or pass peers= and rank=")
         if size < 1 or not 0 <= rank < size:
-            raise ConfigError(f"the environment says rank {rank} of {size}")
+            raise ConfigError(
+                f"environment variables: no rank {rank} in a world of {size}"
+            )
         agent = env.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
-        # Machines that came later count fewer restarts; the round is the same for all.
+        # Machines that joined later count fewer restarts; the round is equal on all.
         attempt = env.get("RINGLEADER_ROUND") or env.get(
             "TORCHELASTIC_RESTART_COUNT", "0"
         )
@@ -79,7 +82,7 @@ def _number(env: Mapping[str, str], name: str) -> int:
 
 
 def switch_interval_s(env: Mapping[str, str] | None = None) -> float:
-    """How often threads hand over the GIL while an operation runs; 0: as they do."""
+    """Return the GIL switch interval during operations; 0 leaves Python's default."""
     env = os.environ if env is None else env
     text = env.get("RINGLEADER_SWITCH_INTERVAL_S", "5e-5")
     try:
@@ -88,30 +91,32 @@ def switch_interval_s(env: Mapping[str, str] | None = None) -> float:
         text = f"RINGLEADER_SWITCH_INTERVAL_S is {text!r}, not a number of seconds"
         raise ConfigError(text) from exc
     if not 0 <= value <= 1:
-        raise ConfigError(f"RINGLEADER_SWITCH_INTERVAL_S is {text}; 0 to 1 s go")
+        raise ConfigError(f"RINGLEADER_SWITCH_INTERVAL_S is {text}; use 0 to 1 s")
     return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wires:
+class LinkSettings:
     """How ranks are connected, where the program does not say."""
 
     transport: str
     connections: int
     addresses: tuple[str, ...]
-    """Of this machine, as the others see it; all are tried. None: found out."""
+    """Addresses of this machine as the others see it; all are tried. Empty: found
+    automatically."""
     credentials: str
-    """The file that lets us prove who we are, and links be encrypted; empty: none."""
+    """Path of the credentials that encrypt and authenticate links; empty: none."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> Self:
-        """RINGLEADER_TRANSPORT, _CONNECTIONS, _ADDRESS, _CREDENTIALS, _PLAINTEXT."""
+        """Read RINGLEADER_TRANSPORT, _CONNECTIONS, _ADDRESS, _CREDENTIALS,
+        _PLAINTEXT."""
         env = os.environ if env is None else env
         connections = 1
         if "RINGLEADER_CONNECTIONS" in env:
             connections = _number(env, "RINGLEADER_CONNECTIONS")
         if connections < 1:
-            raise ConfigError(f"RINGLEADER_CONNECTIONS is {connections}; at least 1")
+            raise ConfigError(f"RINGLEADER_CONNECTIONS is {connections}; use 1 or more")
         credentials = env.get("RINGLEADER_CREDENTIALS", "")
         return cls(
             transport=env.get("RINGLEADER_TRANSPORT", "auto"),
@@ -134,41 +139,41 @@ def _addresses(env: Mapping[str, str]) -> tuple[str, ...]:
 def _is_on(env: Mapping[str, str], name: str) -> bool:
     value = env.get(name, "")
     if value not in ("", "0", "1"):
-        raise ConfigError(f"{name} is {value!r}; 1 is yes, 0 is no")
+        raise ConfigError(f"{name} is {value!r}; use 1 or 0")
     return value == "1"
 
 
 def peers(env: Mapping[str, str] | None = None) -> str:
-    """Nodes to dial besides those found: RINGLEADER_PEERS, as ``host:port,...``."""
+    """Return peers to dial besides those found: RINGLEADER_PEERS, ``host:port,...``."""
     env = os.environ if env is None else env
     return env.get("RINGLEADER_PEERS", "")
 
 
 def interfaces(env: Mapping[str, str] | None = None) -> list[str]:
-    """The network interfaces to use: RINGLEADER_INTERFACES, as ``eth0,wlan0``."""
+    """Return the interfaces to use: RINGLEADER_INTERFACES, as ``eth0,wlan0``."""
     env = os.environ if env is None else env
     return [name for name in env.get("RINGLEADER_INTERFACES", "").split(",") if name]
 
 
 def node_name(env: Mapping[str, str] | None = None) -> str:
-    """What people call this machine: RINGLEADER_NAME; empty: its host name."""
+    """Return the name of this machine, RINGLEADER_NAME; empty: its host name."""
     env = os.environ if env is None else env
     return env.get("RINGLEADER_NAME", "")
 
 
 def compress(env: Mapping[str, str] | None = None) -> str:
-    """The scheme for gradients of DistributedDataParallel; empty: as they are."""
+    """Return the compression of DDP gradients, RINGLEADER_COMPRESS; empty: none."""
     env = os.environ if env is None else env
     return env.get("RINGLEADER_COMPRESS", "")
 
 
 def export(values: Mapping[str, str]) -> None:
-    """Put settings where the processes we start, and later readers here, find them."""
+    """Set variables for this process and the processes it starts."""
     os.environ.update(values)
 
 
 def home_directory(env: Mapping[str, str] | None = None) -> Path:
-    """Where keys and secrets live: RINGLEADER_HOME, or ``~/.ringleader``."""
+    """Return the directory of keys: RINGLEADER_HOME, or ``~/.ringleader``."""
     env = os.environ if env is None else env
     text = env.get("RINGLEADER_HOME", "")
     try:
@@ -176,5 +181,5 @@ def home_directory(env: Mapping[str, str] | None = None) -> Path:
     except RuntimeError as exc:
         raise ConfigError("no home directory; set RINGLEADER_HOME") from exc
     if not path.is_absolute():
-        raise ConfigError(f"RINGLEADER_HOME is {text!r}; write the whole path")
+        raise ConfigError(f"RINGLEADER_HOME is {text!r}; use an absolute path")
     return path

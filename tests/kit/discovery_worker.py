@@ -35,8 +35,10 @@ class Worker:
     async def start(self, order: dict[str, Any]) -> None:
         life = SightingConfig(lifetime_s=order.get("lifetime_s", 120.0))
         config = MdnsConfig(
-            first_asks_s=tuple(order.get("first_asks_s", MdnsConfig().first_asks_s)),
-            ask_every_s=order.get("ask_every_s", 30.0),
+            first_queries_s=tuple(
+                order.get("first_queries_s", MdnsConfig().first_queries_s)
+            ),
+            query_every_s=order.get("query_every_s", 30.0),
             sightings=life,
         )
         key = bytes.fromhex(order["key"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringleader.errors import ConfigError
-from ringleader.settings import Launch, Wires, switch_interval_s
+from ringleader.settings import Launch, LinkSettings, switch_interval_s
 
 FULL = {
     "RANK": "1",
@@ -89,7 +89,7 @@ def test_a_rank_outside_the_group_is_refused(rank: int, size: int) -> None:
 
 
 def test_without_a_word_ranks_share_memory_where_they_can() -> None:
-    assert Wires.from_environment({}) == Wires(
+    assert LinkSettings.from_environment({}) == LinkSettings(
         transport="auto", connections=1, addresses=(), credentials=""
     )
 
@@ -101,7 +101,7 @@ def test_the_environment_says_how_ranks_are_connected() -> None:
         "RINGLEADER_ADDRESS": "10.1.1.1",
         "RINGLEADER_CREDENTIALS": "/run/credentials",
     }
-    assert Wires.from_environment(env) == Wires(
+    assert LinkSettings.from_environment(env) == LinkSettings(
         transport="tcp",
         connections=4,
         addresses=("10.1.1.1",),
@@ -122,14 +122,14 @@ def test_the_environment_says_how_ranks_are_connected() -> None:
 def test_a_machine_may_have_several_addresses(
     text: str, addresses: tuple[str, ...]
 ) -> None:
-    wires = Wires.from_environment({"RINGLEADER_ADDRESS": text})
+    wires = LinkSettings.from_environment({"RINGLEADER_ADDRESS": text})
     assert wires.addresses == addresses
 
 
 @pytest.mark.parametrize("text", [",", "10.0.0.1,", ",10.0.0.1", "a,,b"])
 def test_a_list_of_addresses_with_a_hole_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="write host,host"):
-        Wires.from_environment({"RINGLEADER_ADDRESS": text})
+        LinkSettings.from_environment({"RINGLEADER_ADDRESS": text})
 
 
 @pytest.mark.parametrize(
@@ -139,25 +139,25 @@ def test_links_are_plain_on_request_even_with_credentials(
     plaintext: str, credentials: str
 ) -> None:
     env = {"RINGLEADER_CREDENTIALS": "/c", "RINGLEADER_PLAINTEXT": plaintext}
-    assert Wires.from_environment(env).credentials == credentials
+    assert LinkSettings.from_environment(env).credentials == credentials
 
 
 @pytest.mark.parametrize("text", ["yes", "true", "2", " 1"])
 def test_nobody_gets_plain_links_by_a_typing_error(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"PLAINTEXT is '{text}'; 1 is yes, 0 is no"):
-        Wires.from_environment({"RINGLEADER_PLAINTEXT": text})
+    with pytest.raises(ConfigError, match=f"PLAINTEXT is '{text}'; use 1 or 0"):
+        LinkSettings.from_environment({"RINGLEADER_PLAINTEXT": text})
 
 
 @pytest.mark.parametrize("number", ["0", "-3"])
 def test_no_connections_at_all_are_refused(number: str) -> None:
-    with pytest.raises(ConfigError, match=f"CONNECTIONS is {number}; at least 1"):
-        Wires.from_environment({"RINGLEADER_CONNECTIONS": number})
+    with pytest.raises(ConfigError, match=f"CONNECTIONS is {number}; use 1 or more"):
+        LinkSettings.from_environment({"RINGLEADER_CONNECTIONS": number})
 
 
 @pytest.mark.parametrize("text", ["", "many", "1.5"])
 def test_connections_are_a_number(text: str) -> None:
     with pytest.raises(ConfigError, match=f"CONNECTIONS is '{text}', not a number"):
-        Wires.from_environment({"RINGLEADER_CONNECTIONS": text})
+        LinkSettings.from_environment({"RINGLEADER_CONNECTIONS": text})
 
 
 # -- how often threads hand over ---------------------------------------------------
@@ -182,5 +182,5 @@ def test_a_switch_interval_that_is_no_number_is_named(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["-0.1", "1.01", "inf", "nan"])
 def test_a_switch_interval_beyond_reason_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"is {text}; 0 to 1 s go"):
+    with pytest.raises(ConfigError, match=f"is {text}; use 0 to 1 s"):
         switch_interval_s({"RINGLEADER_SWITCH_INTERVAL_S": text})

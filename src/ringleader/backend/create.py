@@ -10,7 +10,7 @@ from ringleader.backend.process_group import RingleaderGroup
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError
 from ringleader.groups import formation
-from ringleader.settings import Wires
+from ringleader.settings import LinkSettings
 
 
 def create_process_group(request: Any, options: object) -> RingleaderGroup:
@@ -20,15 +20,15 @@ def create_process_group(request: Any, options: object) -> RingleaderGroup:
     if not isinstance(options, BackendOptions):
         kind = type(options).__name__
         raise ConfigError(f"pg_options must be ringleader.BackendOptions, not {kind}")
-    wires = Wires.from_environment()
+    links = LinkSettings.from_environment()
     timeout_s = request.timeout.total_seconds()
     chosen = formation.Options(
         deadline=Deadline.after(timeout_s),
         config=options.config,
-        transport=options.transport or wires.transport,
-        num_stripes=options.connections or wires.connections,
-        addresses=wires.addresses,
-        credentials=formation.load_credentials(wires.credentials),
+        transport=options.transport or links.transport,
+        num_stripes=options.connections or links.connections,
+        addresses=links.addresses,
+        credentials=formation.load_credentials(links.credentials),
     )
     rank, size, store = request.group_rank, request.group_size, request.store
     # After destroy_process_group torch reuses group ids in the same store: count them.

@@ -1,1 +1,1 @@
-"""How nodes hear of each other: mDNS, lists of addresses, and the pairing window."""
+"""Discovery of other nodes: mDNS, lists of addresses, and pairing announcements."""

@@ -1,8 +1,8 @@
-"""mDNS on the chosen interfaces: opening it, asking, and reading what arrives.
+"""mDNS on the chosen interfaces: opening zeroconf, building queries, reading records.
 
 Zeroconf's own browser is not used. It keeps a timer for every record it hears of and
-lists them all in its questions, so that a flood of forged ones would make us flood the
-network ourselves. The ear below looks at each packet once and remembers nothing.
+lists them all in its queries, so that a flood of forged records would make us flood the
+network ourselves. The listener below looks at each packet once and stores nothing.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ TYPE_PTR, TYPE_TXT, TYPE_SRV = 12, 16, 33
 CLASS_IN = 1
 
 MAX_KNOWN = 32
-"""Answers that a question may list as known: as many as one packet holds."""
+"""Known answers that a query may list: as many as one packet holds."""
 
 MAX_LABELS = 64
-"""Nodes that are looked at per packet. A responder of ours sends one; zeroconf reads up
-to 9 kB, where a forger could put some 150."""
+"""Nodes that are looked at per packet. Our responders send one; zeroconf reads up to
+9 kB, where a forger could put about 150."""
 
 POINTER_TTL_S = 4500
 START_S = 5.0
 
 
 class UnavailableReason(StrEnum):
-    """What keeps mDNS from working here."""
+    """Why mDNS does not work here."""
 
     NO_INTERFACE = "no interface"
     PORT_TAKEN = "port taken"
@@ -56,7 +56,7 @@ class UnavailableReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryUnavailable:
-    """Why nodes cannot find each other by mDNS here; lists of addresses still work."""
+    """Why nodes cannot find each other by mDNS here; address lists still work."""
 
     why: UnavailableReason
     text: str
@@ -66,9 +66,9 @@ class DiscoveryUnavailable:
 
 
 def sender_addresses(chosen: Sequence[Interface]) -> list[str]:
-    """One address of each family per interface: where multicast leaves.
+    """Return one address of each family per interface, to send multicast from.
 
-    IPv6 too where there is any: a peer without IPv4 hears nothing else.
+    IPv6 is included where there is any: a peer without IPv4 hears nothing else.
     """
     firsts = [
         next((str(a.ip) for a in interface.addresses if a.version == version), None)
@@ -79,7 +79,7 @@ def sender_addresses(chosen: Sequence[Interface]) -> list[str]:
 
 
 def open_zeroconf(chosen: Sequence[Interface]) -> Zeroconf | DiscoveryUnavailable:
-    """Zeroconf on these interfaces only; on the running loop, or else a thread."""
+    """Open zeroconf on these interfaces only, on the running loop or in a thread."""
     addresses = sender_addresses(chosen)
     if not addresses:
         text = "no network interface is fit for a cluster"
@@ -90,7 +90,7 @@ def open_zeroconf(chosen: Sequence[Interface]) -> Zeroconf | DiscoveryUnavailabl
     only4 = [address for address in addresses if ":" not in address]
     attempts = [addresses, only4] if only4 and only4 != addresses else [addresses]
     error: Exception | None = None
-    for attempt in attempts:  # a system where IPv6 is half there has IPv4 all the same
+    for attempt in attempts:  # IPv4 works even where IPv6 is half configured
         try:
             return Zeroconf(interfaces=list(attempt))
         except (OSError, RuntimeError) as exc:
@@ -112,7 +112,7 @@ async def wait_until_open(zeroconf: Zeroconf) -> DiscoveryUnavailable | None:
 
 
 def sender_trouble(zeroconf: Zeroconf) -> DiscoveryUnavailable | None:
-    """Whether a zeroconf that has started can send anywhere; it only logs failures."""
+    """Return why a started zeroconf cannot send anywhere, or None; it only logs it."""
     if zeroconf.engine.senders:
         return None
     text = "multicast could not be opened on any of the chosen interfaces"
@@ -120,14 +120,15 @@ def sender_trouble(zeroconf: Zeroconf) -> DiscoveryUnavailable | None:
 
 
 def port_trouble() -> DiscoveryUnavailable | None:
-    """Whether somebody holds the port of mDNS without sharing it.
+    """Return whether another program holds the mDNS port without sharing it.
 
-    Tried before zeroconf does: it would leave its half-open sockets to the collector.
+    Checked before zeroconf tries: it would leave half-open sockets to the garbage
+    collector.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        allow_port_sharing(probe)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        allow_port_sharing(sock)
         try:
-            probe.bind(("", PORT))
+            sock.bind(("", PORT))
         except OSError as exc:
             if exc.errno == errno.EADDRINUSE:
                 text = f"another program holds UDP port {PORT} and does not share it"
@@ -139,7 +140,7 @@ def port_trouble() -> DiscoveryUnavailable | None:
 
 
 def allow_port_sharing(sock: socket.socket) -> None:
-    """Let others have the port too, as every mDNS program must."""
+    """Let other programs bind the port too, as every mDNS program must."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if hasattr(socket, "SO_REUSEPORT"):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -152,12 +153,12 @@ def build_query(
     known: Collection[str] = (),
     number: int = 0,
 ) -> DNSOutgoing:
-    """The question who offers ``service``; nodes in ``known`` need not answer.
+    """Return a query for ``service``; nodes in ``known`` need not answer.
 
-    A direct question is answered at once and to us alone, any other after up to 1.4 s
-    and to everybody. On a host where several programs share the port, the answer to a
-    direct one may reach one of the others. Unless numbered, the same question within a
-    second counts as a repetition and is not answered.
+    A direct query is answered at once and to us alone, any other after up to 1.4 s and
+    by multicast. If several programs of a host share the port, the answer to a direct
+    query may reach another one. Unless numbered, the same query within a second counts
+    as a repetition and is not answered.
     """
     out = DNSOutgoing(0, multicast=number == 0, id_=number)
     question = DNSQuestion(service, TYPE_PTR, CLASS_IN)
@@ -176,17 +177,17 @@ def listen(
     on_record: Callable[[str, DNSService, DNSText], None],
     on_goodbye: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Report the records and goodbyes of a service, on zeroconf's loop, until it ends.
+    """Report records and goodbyes of a service, on zeroconf's loop, until it closes.
 
-    With the question, what arrived before us is reported too: a node announces itself
-    three times, but zeroconf drops repetitions within a second.
+    Records that arrived before this call are reported too, because of the question: a
+    node announces itself three times, but zeroconf drops repetitions within a second.
     """
-    ear = _RecordListener(zeroconf, service, on_record, on_goodbye)
-    zeroconf.add_listener(ear, [DNSQuestion(service, TYPE_PTR, CLASS_IN)])
+    listener = _RecordListener(zeroconf, service, on_record, on_goodbye)
+    zeroconf.add_listener(listener, [DNSQuestion(service, TYPE_PTR, CLASS_IN)])
 
 
 class _RecordListener(RecordUpdateListener):
-    """Reads the records of one service out of each packet."""
+    """Extracts the records of one service from each packet."""
 
     def __init__(
         self,
@@ -205,7 +206,7 @@ class _RecordListener(RecordUpdateListener):
     def async_update_records(
         self, zc: Zeroconf, now: float, records: list[RecordUpdate]
     ) -> None:
-        """Zeroconf read a packet, or expired something; note what is about us."""
+        """Collect our records of a packet that zeroconf read, or expired."""
         for update in records:
             record = update.new
             name = _node_name(record)
@@ -218,7 +219,7 @@ class _RecordListener(RecordUpdateListener):
                 self._goodbyes.add(label)
 
     def async_update_records_complete(self) -> None:
-        """The packet is in zeroconf's cache; judge it."""
+        """Report the packet, now that it is in zeroconf's cache."""
         heard, self._heard = self._heard, {}
         goodbyes, self._goodbyes = self._goodbyes, set()
         for label, parts in heard.items():
@@ -230,12 +231,12 @@ class _RecordListener(RecordUpdateListener):
             self._on_goodbye(label)
 
     def _cached(self, label: str, kind: int) -> DNSRecord | None:
-        """The rest, when a reflector sends it in separate packets."""
+        """Return the other record, which a reflector may send in another packet."""
         return self._cache.get_by_details(label + self._suffix, kind, CLASS_IN)
 
 
 def _node_name(record: DNSRecord) -> str:
-    """The node that a record is about, in lower case; empty for other records."""
+    """Return the node a record is about, in lower case; empty for other records."""
     if record.type == TYPE_PTR and isinstance(record, DNSPointer):
         return record.alias.lower()
     return record.name.lower() if record.type in (TYPE_SRV, TYPE_TXT) else ""

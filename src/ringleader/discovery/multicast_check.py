@@ -1,10 +1,11 @@
-"""A look at the network for the doctor: does multicast work, and who announces what.
+"""check_multicast tests, for the doctor, whether multicast works and who announces
+what.
 
-Three sockets tell three things apart. The listener has the port and the group of mDNS:
-what it receives was multicast. The asker has a port of its own, so that the answers to
-its multicast question come back to it alone: whoever answers has heard our multicast.
-The caller asks known addresses directly: whoever answers only there is reachable, and
-the multicast between us is lost.
+Three sockets distinguish three cases. The listener is bound to the port and group of
+mDNS: what it receives was multicast. The asker has a port of its own, so the answers to
+its multicast query come to it alone: a host that answers there has received our
+multicast. The caller queries known addresses directly: a host that answers only there
+is reachable, but the multicast between us is lost.
 """
 
 from __future__ import annotations
@@ -65,31 +66,32 @@ class SeenNode:
     addresses: tuple[str, ...]
     refusal: RecordRefusal | None
     port: int = 0
-    """Where it listens, if the record says so."""
+    """The port it listens on, if the record is well formed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class MulticastReport:
-    """What multicast does on one interface."""
+    """How multicast works on one interface."""
 
     interface: str
     loops_back: bool = False
-    """Our own question came back to us; not even that: a firewall on this host."""
+    """True if our own query came back to us; if not, a firewall on this host drops
+    it."""
 
     heard: set[str] = field(default_factory=set)
-    """Other hosts whose multicast reached us, of whatever program."""
+    """Other hosts whose multicast reached us, from whatever program."""
 
     answered: set[str] = field(default_factory=set)
     """Other hosts that our multicast reached."""
 
     answered_directly: set[str] = field(default_factory=set)
-    """Of the addresses to call, those that answered there."""
+    """Of the addresses queried directly, those that answered."""
 
     seen: dict[str, SeenNode] = field(default_factory=dict)
-    """Nodes by label, our own too when it runs."""
+    """Nodes by label, including our own if it runs."""
 
     trouble: DiscoveryUnavailable | None = None
-    """Why the probe itself could not be made."""
+    """Why the check itself could not be made."""
 
     @property
     def members(self) -> list[SeenNode]:
@@ -98,12 +100,12 @@ class MulticastReport:
 
     @property
     def strangers(self) -> list[SeenNode]:
-        """Nodes whose tag we cannot verify: another secret."""
+        """Nodes whose tag we cannot verify: they have another secret."""
         return [s for s in self.seen.values() if s.refusal is RecordRefusal.FOREIGN]
 
     @property
     def has_multicast(self) -> bool:
-        """Whether anybody's multicast came through, in either direction."""
+        """True if any multicast came through, in either direction."""
         return bool(self.heard or self.answered)
 
 
@@ -115,26 +117,26 @@ def check_multicast(
     version: int | None = None,
     wait_s: float = 1.6,
 ) -> MulticastReport:
-    """Ask everybody on this interface and listen for ``wait_s``. Blocking.
+    """Query everybody on this interface and listen for ``wait_s``. Blocking.
 
-    Without a key nobody is recognised as a member. ``version`` is 4 or 6; left out, it
-    is 4 where there is any. The wait covers the slowest answer that the rules of mDNS
-    allow, 1.4 s. Needs no running node and disturbs none.
+    Without a key nobody is recognised as a member. ``version`` is 4 or 6; by default 4
+    where there is any. The wait covers the slowest answer that the rules of mDNS allow,
+    1.4 s. It needs no running node and disturbs none.
     """
     own: dict[int, str] = {
         a.version: str(a.ip) for a in interface.addresses if "%" not in str(a)
     }
     version = version or min(own, default=4)
-    probe = MulticastReport(interface=interface.name, trouble=port_trouble())
-    if probe.trouble is None:
+    report = MulticastReport(interface=interface.name, trouble=port_trouble())
+    if report.trouble is None:
         try:
             with ExitStack() as stack:
                 sockets = _open(interface.name, own.get(version), stack)
-                _query_and_listen(sockets, probe, key, call, wait_s)
+                _query_and_listen(sockets, report, key, call, wait_s)
         except OSError as exc:
             text = f"{interface.name} takes no multicast: {exc}"
-            probe.trouble = DiscoveryUnavailable(UnavailableReason.NO_SOCKET, text)
-    return probe
+            report.trouble = DiscoveryUnavailable(UnavailableReason.NO_SOCKET, text)
+    return report
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +168,8 @@ def _open(name: str, address: str | None, stack: ExitStack) -> _Sockets:
 
 
 def _bind_address(group: str, name: str) -> tuple[str, int] | tuple[str, int, int, int]:
-    """Where to listen: at the group itself, so that nothing else is received."""
-    if sys.platform == "win32":  # which has no such thing
+    """Return the address to listen on: the group itself, to receive nothing else."""
+    if sys.platform == "win32":  # it cannot bind to a group
         return "", PORT
     if ":" in group:
         return group, PORT, 0, socket.if_nametoindex(name)
@@ -196,7 +198,7 @@ def _join(
 
 def _query_and_listen(
     sockets: _Sockets,
-    probe: MulticastReport,
+    report: MulticastReport,
     key: bytes | None,
     call: Sequence[str],
     wait_s: float,
@@ -211,19 +213,19 @@ def _query_and_listen(
     for question in questions:
         sockets.asker.sendto(question, (sockets.group, PORT))
         for address in call:
-            with suppress(OSError):  # no way there, or of the other family
+            with suppress(OSError):  # no route, or the other address family
                 sockets.caller.sendto(question, (address, PORT))
     for sock, packet, source, port in _packets(sockets, Deadline.after(wait_s)):
         if source == sockets.own and port == sockets.asker.getsockname()[1]:
-            probe.loops_back = True
-        _note_host(probe, sockets, sock, source)
-        _note_records(probe, packet, source, key)
+            report.loops_back = True
+        _note_host(report, sockets, sock, source)
+        _note_records(report, packet, source, key)
 
 
 def _packets(
     sockets: _Sockets, deadline: Deadline
 ) -> Iterable[tuple[socket.socket, bytes, str, int]]:
-    """What arrives on any of the sockets until the deadline, within bounds."""
+    """Yield what arrives on any of the sockets until the deadline, within bounds."""
     left = MAX_PACKETS
     with selectors.DefaultSelector() as selector:
         for sock in (sockets.listener, sockets.asker, sockets.caller):
@@ -232,27 +234,27 @@ def _packets(
             for event, _ in selector.select(deadline.left_s()):
                 sock = event.data
                 left -= 1
-                with suppress(OSError):  # a port that was unreachable reports it here
+                with suppress(OSError):  # an ICMP error for an earlier packet
                     packet, address = sock.recvfrom(MAX_PACKET_BYTES)
                     yield sock, packet, address[0].partition("%")[0], address[1]
 
 
 def _note_host(
-    probe: MulticastReport, sockets: _Sockets, sock: socket.socket, source: str
+    report: MulticastReport, sockets: _Sockets, sock: socket.socket, source: str
 ) -> None:
     if source == sockets.own:
         return
     hosts = {
-        sockets.listener: probe.heard,
-        sockets.asker: probe.answered,
-        sockets.caller: probe.answered_directly,
+        sockets.listener: report.heard,
+        sockets.asker: report.answered,
+        sockets.caller: report.answered_directly,
     }[sock]
     if len(hosts) < MAX_HOSTS:
         hosts.add(source)
 
 
 def _note_records(
-    probe: MulticastReport, packet: bytes, source: str, key: bytes | None
+    report: MulticastReport, packet: bytes, source: str, key: bytes | None
 ) -> None:
     ports: dict[str, int] = {}
     texts: dict[str, bytes] = {}
@@ -265,15 +267,15 @@ def _note_records(
         elif isinstance(record, DNSText):
             texts[label] = record.text
     for label in ports.keys() & texts.keys():
-        _note_seen(probe, _classify(source, label, ports[label], texts[label], key))
+        _note_seen(report, _classify(source, label, ports[label], texts[label], key))
 
 
-def _note_seen(probe: MulticastReport, seen: SeenNode) -> None:
-    """A member is always noted, and nothing forged in its name undoes that."""
+def _note_seen(report: MulticastReport, seen: SeenNode) -> None:
+    """Store an announcement; a member's is never replaced by a forged one."""
     if seen.refusal is None or (
-        seen.label not in probe.seen and len(probe.seen) < MAX_SEEN
+        seen.label not in report.seen and len(report.seen) < MAX_SEEN
     ):
-        probe.seen[seen.label] = seen
+        report.seen[seen.label] = seen
 
 
 def _classify(

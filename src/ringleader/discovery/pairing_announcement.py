@@ -1,8 +1,8 @@
-"""The pairing window on the network: where a machine shows a PIN just now.
+"""Announces and finds, by mDNS, machines that show a pairing PIN.
 
-It has a service of its own that is there only while the window is open, and says
-nothing but its version: who pairs with whom is settled by the PIN, not by names.
-Blocking, for commands; zeroconf runs its loop in a thread that ends with the call.
+The announcement is a service of its own that exists only while the window is open, and
+contains only its version: the PIN decides who pairs with whom, not names. The functions
+block, for commands; zeroconf runs its loop in a thread that ends with the call.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ SERVICE = "_ringleader-pair._tcp.local."
 TXT = b"\x03v=1"
 
 MAX_FOUND = 8
-"""Machines that pair at the same moment; more than one is rare, a flood is not ours."""
+"""Machines that pair at the same time; more than one is rare, many are a flood."""
 
 LINGER_S = 0.5
-"""How long to wait for a second machine once the first one was found."""
+"""How long to wait for a second machine after the first one was found."""
 
 _ASKS_S = (0.0, 0.3, 1.5)
 _ASK_EVERY_S = 3.0
@@ -56,9 +56,9 @@ _ASK_EVERY_S = 3.0
 def announce_pairing(
     port: int, chosen: Sequence[Interface] | None = None
 ) -> Iterator[DiscoveryUnavailable | None]:
-    """Show the window at ``port`` while the block runs; yields why that cannot be.
+    """Announce the window at ``port`` during the block; yield why that fails, or None.
 
-    Without discovery the window works all the same, for those who type its address.
+    Without mDNS the window still works for those who type its address.
     """
     chosen = usable_interfaces()[0] if chosen is None else chosen
     zeroconf = open_zeroconf(chosen)
@@ -82,9 +82,10 @@ def announce_pairing(
 def find_pairing_hosts(
     timeout_s: float, chosen: Sequence[Interface] | None = None
 ) -> list[tuple[str, int]]:
-    """Addresses and ports of the machines that show a PIN, soon after the first.
+    """Return addresses and ports of machines that show a PIN, soon after the first.
 
-    Nobody vouches for them; the PIN will. Only addresses on our own networks count.
+    They are not authenticated; the PIN will do that. Only addresses on our own networks
+    count.
     """
     chosen = usable_interfaces()[0] if chosen is None else chosen
     zeroconf = open_zeroconf(chosen)
@@ -98,7 +99,7 @@ def find_pairing_hosts(
 
 
 def _query_until(over: threading.Event, zeroconf: Zeroconf, deadline: Deadline) -> None:
-    """Ask again and again until somebody is found or the time is over."""
+    """Query repeatedly until a machine is found or the time is over."""
     passed_s = 0.0
     number = 0
     while not over.is_set() and not deadline.is_over():
@@ -112,7 +113,7 @@ def _query_until(over: threading.Event, zeroconf: Zeroconf, deadline: Deadline) 
 
 
 class _Search:
-    """What was found; written by zeroconf's thread, read when that has ended."""
+    """What was found; written by zeroconf's thread, read after it has ended."""
 
     def __init__(self, zeroconf: Zeroconf, chosen: Sequence[Interface]) -> None:
         self._cache = zeroconf.cache
@@ -121,7 +122,7 @@ class _Search:
         self.is_over = threading.Event()
 
     def hear(self, label: str, where: DNSService, text: DNSText) -> None:
-        """Note a window that is well announced and on our network."""
+        """Store a window that is announced correctly and on our network."""
         is_new = label not in self._found and len(self._found) < MAX_FOUND
         if not is_new or text.text != TXT or not MIN_PORT <= where.port <= 65535:
             return
@@ -139,5 +140,5 @@ class _Search:
         return best_first(near[:MAX_ADDRESSES], self._chosen)
 
     def results(self) -> list[tuple[str, int]]:
-        """Every address of every window, a machine's own ones side by side."""
-        return [place for places in list(self._found.values()) for place in places]
+        """Return every address of every window, those of one machine together."""
+        return [each for found in list(self._found.values()) for each in found]

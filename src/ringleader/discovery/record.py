@@ -1,9 +1,9 @@
-"""What one node announces by mDNS, and how the others judge it. Pure.
+"""NodeRecord is what a node announces by mDNS; the checks on it are here too. Pure.
 
 A record is a random label, a port and up to four addresses, under a tag that only
 members of the cluster can make. The label is new at every start and on every network:
-it salts the tag, so that nobody can follow a machine from one network to the next, and
-no clock is needed. Names, node ids and versions come later, inside TLS.
+it salts the tag, so that nobody can track a machine from one network to the next, and
+no clock is needed. Names, node ids and versions are exchanged later, inside TLS.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ SERVICE = "_ringleader._tcp.local."
 VERSION = b"1"
 
 MAX_ADDRESSES = 4
-"""Two cards with IPv4 and IPv6 each; a record must stay small enough for one packet."""
+"""Two cards with IPv4 and IPv6 each; a record must fit one packet."""
 
 MAX_TXT_BYTES = 400
-"""Ours has at most 230; more is nobody's honest record."""
+"""Ours has at most 230; a longer one is not honest."""
 
 TAG_BYTES = 12
-"""96 bits: guesses are only made online, one packet each."""
+"""96 bits: guesses can only be made online, one packet each."""
 
 MIN_PORT = 1024
-"""Below live the services of the system; a node never listens there."""
+"""Lower ports belong to services of the system; a node never listens there."""
 
 KEY_BYTES = 32
 _MAPPED = bytes(10) + b"\xff\xff"
@@ -41,7 +41,7 @@ _LABEL = re.compile(r"[a-z0-9]{8,32}")
 
 
 class RecordRefusal(StrEnum):
-    """Why a record leads to no node."""
+    """Why a record is not used."""
 
     MALFORMED = "malformed"
     OTHER_VERSION = "of another version"
@@ -52,7 +52,7 @@ class RecordRefusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """One announcement: a node's name on this network and where it listens."""
+    """One announcement: a node's label on this network and where it listens."""
 
     label: str
     port: int
@@ -61,35 +61,35 @@ class NodeRecord:
 
 
 def new_label(random: bytes) -> str:
-    """A label from ten random bytes: 16 letters and digits."""
+    """Return a label of 16 letters and digits from ten random bytes."""
     assert len(random) == 10, "80 bits make 16 characters of base32"
     return base64.b32encode(random).decode().lower()
 
 
 def sign(label: str, port: int, addresses: Sequence[str], key: bytes) -> NodeRecord:
-    """The record that members of the cluster with ``key`` believe."""
+    """Return the record that members of the cluster with ``key`` accept."""
     assert len(key) == KEY_BYTES, "the key is derived from the cluster's secret"
-    assert 0 < len(addresses) <= MAX_ADDRESSES, "say where, but not everywhere"
+    assert 0 < len(addresses) <= MAX_ADDRESSES, "one to four addresses"
     tag = _tag(key, label, port, addresses)
     return NodeRecord(label, port, tuple(addresses), tag)
 
 
 def _tag(key: bytes, label: str, port: int, addresses: Sequence[str]) -> bytes:
     packed = sorted(_pack(text) for text in addresses)
-    # Each address with its length: four of IPv4 must not read as one of IPv6.
+    # Each address with its length: four IPv4 must not read as one IPv6 address.
     body = b"".join(bytes([len(part)]) + part for part in packed)
     text = b"mdns1\0" + label.encode() + b"\0" + port.to_bytes(2, "big") + body
     return hmac.digest(key, text, "sha256")[:TAG_BYTES]
 
 
 def is_genuine(record: NodeRecord, key: bytes) -> bool:
-    """Whether a member of the cluster made it; one HMAC."""
+    """Return whether a member of the cluster made the record; costs one HMAC."""
     tag = _tag(key, record.label, record.port, record.addresses)
     return hmac.compare_digest(tag, record.tag)
 
 
 def encode(record: NodeRecord) -> bytes:
-    """The TXT record: strings of one length byte each."""
+    """Return the TXT record: strings with one length byte each."""
     tag = _base32(record.tag)
     where = ",".join(record.addresses).encode()
     parts = (b"v=" + VERSION, b"a=" + where, b"t=" + tag)
@@ -97,7 +97,7 @@ def encode(record: NodeRecord) -> bytes:
 
 
 def decode(label: str, port: int, txt: bytes) -> NodeRecord | RecordRefusal:
-    """The record in a label, the port of its SRV and its TXT, if it is well formed."""
+    """Return the record in a label, its SRV port and its TXT, if it is well formed."""
     if not _LABEL.fullmatch(label) or not MIN_PORT <= port <= 65535:
         return RecordRefusal.MALFORMED
     if len(txt) > MAX_TXT_BYTES:
@@ -113,7 +113,7 @@ def decode(label: str, port: int, txt: bytes) -> NodeRecord | RecordRefusal:
 
 
 def _fields(txt: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """``key=value`` of each string, unknown ones too, up to the first that is cut."""
+    """Yield ``key=value`` of each string, up to the first that is cut off."""
     at = 0
     while at < len(txt):
         end = at + 1 + txt[at]
@@ -125,7 +125,7 @@ def _fields(txt: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _addresses(value: bytes) -> tuple[str, ...]:
-    """One to four different addresses in their usual spelling; else nothing."""
+    """Return one to four different addresses in canonical form; else nothing."""
     texts = value.split(b",", MAX_ADDRESSES)
     found = tuple(ip for text in texts if (ip := _address(text)) is not None)
     is_whole = len(found) == len(texts) <= MAX_ADDRESSES
@@ -138,13 +138,14 @@ def _address(value: bytes) -> str | None:
         packed = _pack(text)
     except (ValueError, OSError):
         return None
-    # One spelling per address, and no IPv4 in the clothes of IPv6.
+    # One spelling per address, and no IPv4-mapped IPv6 address.
     is_plain = socket.inet_ntop(_family(text), packed) == text
     return text if is_plain and not packed.startswith(_MAPPED) else None
 
 
 def _pack(text: str) -> bytes:
-    # inet_pton takes a tenth of the time of ipaddress, and a flood pays it per record.
+    # inet_pton takes a tenth of the time of ipaddress; it runs once per record, and
+    # records may come as a flood.
     return socket.inet_pton(_family(text), text)
 
 
@@ -153,7 +154,7 @@ def _family(text: str) -> socket.AddressFamily:
 
 
 def _unbase32(text: bytes) -> bytes:
-    """The bytes in lower-case base32 without padding; empty if it is not that."""
+    """Decode lower-case base32 without padding; empty if it is not that."""
     try:
         found = base64.b32decode(text.upper() + b"=" * (-len(text) % 8))
     except (binascii.Error, ValueError):
@@ -168,22 +169,23 @@ def _base32(value: bytes) -> bytes:
 def addresses_on_networks(
     record: NodeRecord, chosen: Sequence[Interface]
 ) -> tuple[str, ...]:
-    """Its addresses that lie in a network of a chosen interface: only those we dial."""
+    """Return the record's addresses on networks of chosen interfaces; only those are
+    dialed."""
     return tuple(
         text
         for text in record.addresses
-        if _lies_in(ipaddress.ip_address(text), chosen)
+        if _is_on_network(ipaddress.ip_address(text), chosen)
     )
 
 
-def _lies_in(ip: Ip, chosen: Sequence[Interface]) -> bool:
+def _is_on_network(ip: Ip, chosen: Sequence[Interface]) -> bool:
     return any(interface.holds(ip) for interface in chosen)
 
 
 def addresses_to_announce(chosen: Sequence[Interface]) -> list[str]:
-    """Where we can be reached: every interface once, then its other family, then more.
+    """Return where we can be reached: each interface once, then its other family.
 
-    An interface with many addresses must not crowd out the next interface.
+    An interface with many addresses must not displace the next interface.
     """
     queues = [
         [str(a.ip) for a in interface.addresses if a.version == version]

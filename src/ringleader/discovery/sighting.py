@@ -1,12 +1,12 @@
-"""Sightings: nodes of our cluster that were seen on the network. Pure.
+"""Sightings is the table of nodes of our cluster that were seen on the network. Pure.
 
 A sighting is a hint where to dial, never a peer: only the handshake makes one. The
-table is bounded, and only records whose tag a member made get into it, so a flood of
-forged ones costs one HMAC each and leaves two counters behind. What strangers can do
-is repeat a member's own record, and say goodbye in its name; the first changes nothing
-and the second is checked by asking again.
+table is bounded, and only records whose tag a member made enter it, so a flood of
+forged ones costs one HMAC each and changes only two counters. Strangers can repeat a
+member's own record, which changes nothing, and say goodbye in its name, which is
+checked by querying again.
 
-Times are ``time.monotonic()``. Not for use by two threads.
+Times are ``time.monotonic()``. Not safe for two threads.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ MAX_SIGHTINGS = 64
 """More nodes than a home has; few enough to dial them all within a minute."""
 
 MAX_FOREIGN = 64
-"""How many labels of other clusters are told apart; beyond that there is a flood."""
+"""Labels of other clusters that are counted; more than that is a flood."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SightingConfig:
-    """How long a sighting is believed and how often it is dialled."""
+    """How long a sighting is valid and how often it is dialed."""
 
     lifetime_s: float = 120.0
-    """Silence after which a sighting is forgotten. Nodes are asked every 30 s, so four
-    answers in a row were lost, or the node is gone."""
+    """Silence after which a sighting is forgotten. Nodes are queried every 30 s, so
+    four answers in a row were lost, or the node is gone."""
 
     goodbye_s: float = 3.0
-    """How long a node that said goodbye may still take it back. It is asked within
+    """How long a node that said goodbye may still take it back. It is queried within
     1.1 s, and answers that were given just before are repeated after at most 1.4 s."""
 
     dial_s: float = 15.0
     """How long a dial may stay unreported before the label is offered again."""
 
     first_wait_s: float = 0.5
-    """Wait after the first dial that failed; it doubles with every further one."""
+    """Wait after the first failed dial; it doubles with every further one."""
 
     longest_wait_s: float = 10.0
-    """A machine that comes back is dialled within this time. 64 dead labels make six
-    dials per second, which nobody notices."""
+    """A machine that comes back is dialed within this time. 64 dead labels cause six
+    dials per second, which is negligible."""
 
     def __post_init__(self) -> None:
         if not 0 < self.first_wait_s <= self.longest_wait_s:
@@ -63,31 +63,31 @@ class SightingConfig:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A node of our cluster, and where it can be dialled; all of it verified."""
+    """A node of our cluster, and where it can be dialed; all of it verified."""
 
     label: str
     port: int
     addresses: tuple[str, ...]
-    """Inside networks of ours, the best first."""
+    """Addresses on our networks, the best first."""
 
 
 @dataclass(slots=True)
 class _Candidate:
-    """A sighting and what became of it."""
+    """A sighting with the history of its dials."""
 
     record: NodeRecord
     sighting: Sighting
     seen_s: float
     due_s: float
-    """When it may be dialled next."""
+    """When it may be dialed next."""
     failures: int = 0
     is_reached: bool = False
     gone_s: float | None = None
-    """When it goes, if it said goodbye and nobody contradicts."""
+    """When it is removed, if it said goodbye and does not answer."""
 
 
 class Sightings:
-    """The bounded table of nodes that were seen, and whom to dial next."""
+    """The bounded table of nodes that were seen, and which one to dial next."""
 
     def __init__(self, key: bytes, config: SightingConfig | None = None) -> None:
         self._key = key
@@ -97,27 +97,27 @@ class Sightings:
         self._table: dict[str, _Candidate] = {}
         self._foreign: dict[str, None] = {}
         self.refused: Counter[RecordRefusal] = Counter()
-        """How many records were turned away, and why."""
+        """Number of refused records, by reason."""
 
     def __len__(self) -> int:
         return len(self._table)
 
-    def __repr__(self) -> str:  # the key is nobody's business
+    def __repr__(self) -> str:  # without the key
         return f"<Sightings of {len(self)} nodes, refused {dict(self.refused)}>"
 
     @property
     def num_foreign(self) -> int:
-        """Different labels that carry a tag we cannot verify; at most MAX_FOREIGN."""
+        """Different labels whose tag we cannot verify; at most MAX_FOREIGN."""
         return len(self._foreign)
 
     def all(self) -> list[Sighting]:
-        """Every node that is believed to be there, oldest first."""
+        """Return every node that is believed to be present, oldest first."""
         return [c.sighting for c in self._table.values() if c.gone_s is None]
 
     def settle(self, chosen: Sequence[Interface], own: Collection[str]) -> None:
-        """Say on which interfaces we are and which labels are ours.
+        """Set our interfaces and our own labels.
 
-        What was seen on a network that we have left is forgotten.
+        Sightings on a network that we have left are forgotten.
         """
         self._chosen, self._own = tuple(chosen), frozenset(own)
         for label, candidate in list(self._table.items()):
@@ -128,7 +128,7 @@ class Sightings:
                 candidate.sighting = sighting
 
     def hear(self, label: str, port: int, txt: bytes, now_s: float) -> Sighting | None:
-        """Judge a record; returns the sighting if it is new or has changed."""
+        """Check a record; return the sighting if it is new or has changed."""
         record = self._authenticate(label, port, txt)
         sighting = self._locate(record) if isinstance(record, NodeRecord) else record
         if isinstance(record, NodeRecord) and isinstance(sighting, Sighting):
@@ -175,10 +175,10 @@ class Sightings:
         return sighting
 
     def _make_room(self) -> bool:
-        """Drop the node that failed most often and longest ago; never one we reached.
+        """Drop the node that failed most often and longest ago; never a reached one.
 
         A new one must get in: otherwise 64 old records of ours, repeated by a stranger,
-        would keep out everybody who starts later.
+        would keep out every node that starts later.
         """
         idle = [c for c in self._table.values() if not c.is_reached and c.failures]
         if idle:
@@ -187,7 +187,7 @@ class Sightings:
         return bool(idle)
 
     def say_goodbye(self, label: str, now_s: float) -> bool:
-        """Somebody says that ``label`` leaves; True if it should be asked."""
+        """Record a goodbye for ``label``; return True if the node should be queried."""
         candidate = self._table.get(label)
         if candidate is None or candidate.gone_s is not None:
             return False
@@ -195,7 +195,7 @@ class Sightings:
         return True
 
     def expire(self, now_s: float) -> list[Sighting]:
-        """Forget who fell silent or left, and return them."""
+        """Forget nodes that fell silent or left, and return them."""
         oldest_s = now_s - self._config.lifetime_s
         ended = [
             candidate.sighting
@@ -208,7 +208,8 @@ class Sightings:
         return ended
 
     def fresh_labels(self, now_s: float) -> list[str]:
-        """Nodes that need not answer a question now: they did in half a lifetime."""
+        """Return nodes that need not answer a query: they did within half a
+        lifetime."""
         since_s = now_s - self._config.lifetime_s / 2
         return [
             label
@@ -217,7 +218,7 @@ class Sightings:
         ]
 
     def next_to_dial(self, now_s: float) -> Sighting | None:
-        """Whom to dial now; report the end with ``reached`` or ``failed``."""
+        """Return whom to dial now; report the result with ``reached`` or ``failed``."""
         self.expire(now_s)
         due = [
             candidate
@@ -233,13 +234,13 @@ class Sightings:
         return chosen.sighting
 
     def reached(self, label: str) -> None:
-        """There is a link: do not dial it, and keep its place in the table."""
+        """Record that there is a link: do not dial it, and keep it in the table."""
         if label in self._table:
             self._table[label].is_reached = True
             self._table[label].failures = 0
 
     def failed(self, label: str, now_s: float) -> None:
-        """The dial failed, or the link ended: wait before the next one."""
+        """Record a failed dial or an ended link: wait before the next dial."""
         candidate = self._table.get(label)
         if candidate is None:
             return

@@ -1,4 +1,5 @@
-"""Peers that somebody named: a list of ``host:port`` from a flag, a file, a variable.
+"""StaticPeers resolves peers that the user named: ``host:port`` from a flag or
+variable.
 
 For networks without multicast. Names are looked up again and again, because a machine
 may get its address, or its name server, later than we start.
@@ -20,10 +21,10 @@ from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError
 
 MAX_PEERS = 256
-"""As many as a file may name; each name that hangs holds a thread."""
+"""Each name whose lookup hangs occupies a thread."""
 
 MAX_ADDRESSES = 8
-"""Of one name: a host has a few, and all of them are tried."""
+"""Addresses of one name; a host has a few, and all of them are tried."""
 
 _PORT = re.compile(r"[0-9]{1,5}")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
@@ -33,7 +34,7 @@ ResolveName = Callable[[str, int], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class StaticPeer:
-    """A node that somebody named."""
+    """A node that the user named."""
 
     host: str
     port: int
@@ -45,7 +46,7 @@ class StaticPeer:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPeer:
-    """What became of a name: addresses to try in this order, or why there are none."""
+    """The result of a lookup: addresses in the order to try, or why there are none."""
 
     peer: StaticPeer
     addresses: tuple[str, ...]
@@ -53,10 +54,10 @@ class ResolvedPeer:
 
 
 def parse(text: str, *, default_port: int | None = None) -> list[StaticPeer]:
-    """The peers in ``host:port,[ipv6]:port,...``, each once."""
+    """Parse ``host:port,[ipv6]:port,...``; each peer is returned once."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if len(words) > MAX_PEERS:
-        raise ConfigError(f"peers: {len(words)} are named, at most {MAX_PEERS} go")
+        raise ConfigError(f"peers: {len(words)} names, the limit is {MAX_PEERS}")
     return list(dict.fromkeys(_parse_one(word, default_port) for word in words))
 
 
@@ -70,12 +71,12 @@ def _parse_one(word: str, default_port: int | None) -> StaticPeer:
 
 
 def _split(word: str) -> tuple[str, str]:
-    """Host and port, either of which may be missing."""
+    """Return host and port, either of which may be empty."""
     if word.startswith("["):
         host, bracket, port = word[1:].partition("]")
         is_good = bracket and ":" in host and (not port or port.startswith(":"))
         return (host, port[1:]) if is_good else ("", "")
-    if word.count(":") > 1:  # IPv6 without brackets: no telling where the port begins
+    if word.count(":") > 1:  # IPv6 without brackets: the port is ambiguous
         return (word, "") if _is_ip(word) else ("", "")
     host, _, port = word.partition(":")
     return host, port
@@ -94,9 +95,9 @@ def _is_ip(text: str) -> bool:
 
 
 def interleave(addresses: Iterable[str]) -> tuple[str, ...]:
-    """IPv6 and IPv4 by turns, the system's first choice first.
+    """Return IPv6 and IPv4 addresses in turn, the system's first choice first.
 
-    So that a family that leads nowhere delays the other by one attempt only.
+    So a family without a route delays the other by one attempt only.
     """
     unique = list(dict.fromkeys(addresses))
     first = [a for a in unique if (":" in a) == (":" in unique[0])]
@@ -106,7 +107,7 @@ def interleave(addresses: Iterable[str]) -> tuple[str, ...]:
 
 
 def look_up(host: str, port: int) -> list[str]:
-    """All addresses of a name, in the system's order; may block for long."""
+    """Return all addresses of a name, in the system's order; may block for long."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
@@ -122,13 +123,13 @@ class StaticPeers:
         self._under_way: dict[StaticPeer, asyncio.Future[Sequence[str] | OSError]] = {}
 
     async def resolve(self, deadline: Deadline) -> list[ResolvedPeer]:
-        """Look all of them up at once; whoever has no answer in time has no address."""
+        """Look up all names at once; those not resolved in time have no address."""
         return await asyncio.gather(*(self._one(p, deadline) for p in self.peers))
 
     async def _one(self, peer: StaticPeer, deadline: Deadline) -> ResolvedPeer:
         if _is_ip(peer.host):
             return ResolvedPeer(peer, (peer.host,))
-        # One thread per name: it cannot be stopped, so the next call waits for it too.
+        # One thread per name: it cannot be stopped, so the next call waits for it.
         if peer not in self._under_way:
             self._under_way[peer] = self._start(peer)
         asked = self._under_way[peer]
@@ -154,14 +155,14 @@ class StaticPeers:
             found: Sequence[str] | OSError
             try:
                 found = self._look_up(peer.host, peer.port)
-            except OSError as exc:  # socket.gaierror among them
+            except OSError as exc:  # includes socket.gaierror
                 found = exc
-            except UnicodeError as exc:  # a name that DNS cannot spell
+            except UnicodeError as exc:  # not a valid DNS name
                 found = OSError(str(exc))
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(deliver, found)
 
-        # A daemon: asyncio's own threads would hold up the end of the program.
+        # A daemon thread: asyncio's own threads would delay the end of the program.
         name = f"look up {peer.host}"
         threading.Thread(target=work, name=name, daemon=True).start()
         return answer

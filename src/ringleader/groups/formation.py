@@ -32,7 +32,7 @@ from ringleader.groups.store_rendezvous import (
     own_address,
     publish,
 )
-from ringleader.settings import Launch, Wires
+from ringleader.settings import Launch, LinkSettings
 from ringleader.transport import mesh as meshes
 from ringleader.transport import tcp
 from ringleader.transport.dialer import Endpoint
@@ -144,14 +144,14 @@ def group(
     bounds the forming; operations take their limit from ``config``. If the environment
     variable RINGLEADER_CREDENTIALS names a file, all connections are encrypted.
     """
-    wires = Wires.from_environment()
+    links = LinkSettings.from_environment()
     options = Options(
         deadline=Deadline.after(timeout_s),
         config=config,
         transport=transport,
         num_stripes=connections,
-        addresses=wires.addresses,
-        credentials=load_credentials(wires.credentials),
+        addresses=links.addresses,
+        credentials=load_credentials(links.credentials),
     )
     if peers is None:
         if rank is not None:

@@ -1,10 +1,10 @@
-"""The best ring of a few nodes: no other ring has a faster slowest hop.
+"""best_ring finds the optimal ring of a few nodes: no ring has a faster slowest hop.
 
-Two passes over all subsets of the nodes. The first asks, for a speed, whether any ring
-has only hops of that speed, and finds the highest such speed by bisection. The second
-takes the hops of that speed and finds the ring of the highest gain; of several it is
-the one that comes first in the order of the nodes, so everybody finds the same. Both
-take about n^2 * 2^n steps: 30 ms for 10 nodes.
+It makes two passes over all subsets of the nodes. The first finds, by bisection, the
+highest speed at which a ring of hops of at least that speed exists. The second finds
+the ring of highest gain among these hops; ties go to the ring that comes first in the
+order of the nodes, so all nodes find the same one. Both passes take about n^2 * 2^n
+steps: 30 ms for 10 nodes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from __future__ import annotations
 from ringleader.topology.hop_table import HopTable, Order, bits
 
 NEVER = -(1 << 200)
-"""Less than any gain: no ring goes on from here."""
+"""Less than any gain: no ring continues from here."""
 
 
 def best_ring(hops: HopTable) -> Order:
-    """The order that starts with the host of node 0; for more than one node."""
+    """Return the best order, starting with the host of node 0; needs two nodes or
+    more."""
     speeds = hops.speeds()
     low, high = 0, len(speeds) - 1  # at speeds[0] all hops are allowed
     while low < high:
@@ -27,7 +28,7 @@ def best_ring(hops: HopTable) -> Order:
             high = middle - 1
     reach = hops.reachable(speeds[low])
     found = [_richest(hops, reach, start) for start in bits(hops.host[0])]
-    # Equal gains: the smallest order, whatever the start it was found from.
+    # Equal gains: the smallest order, whichever start it was found from.
     return min(found, key=lambda each: (-each[0], each[1]))[1]
 
 
@@ -36,9 +37,9 @@ def _has_ring(hops: HopTable, reach: list[int]) -> bool:
 
 
 def _returns(hops: HopTable, reach: list[int], start: int) -> bool:
-    """Whether some way leads from ``start`` through all nodes and back."""
+    """Return whether a path leads from ``start`` through all nodes and back."""
     whole = (1 << hops.size) - 1
-    ends = [0] * (whole + 1)  # per set of nodes: where a way through them may end
+    ends = [0] * (whole + 1)  # per set of nodes: where a path through them may end
     ends[1 << start] = 1 << start
     for seen in range(1 << start, whole):
         for at in bits(ends[seen]):
@@ -48,12 +49,12 @@ def _returns(hops: HopTable, reach: list[int], start: int) -> bool:
 
 
 def _open(hops: HopTable, at: int, seen: int) -> int:
-    """Where a way may go on: first to the rest of the host, then anywhere new."""
+    """Return the next nodes a path may visit: the rest of the host first."""
     return hops.host[at] & ~seen or (1 << hops.size) - 1 & ~seen
 
 
 def _richest(hops: HopTable, reach: list[int], start: int) -> tuple[int, Order]:
-    """The highest gain of a ring from ``start``, and the first order that has it."""
+    """Return the highest gain of a ring from ``start``, and the first such order."""
     whole = (1 << hops.size) - 1
     rest = [[NEVER] * hops.size for _ in range(whole + 1)]
     for last in range(hops.size):
@@ -74,7 +75,7 @@ def _richest(hops: HopTable, reach: list[int], start: int) -> tuple[int, Order]:
 
 
 def _walk(hops: HopTable, reach: list[int], rest: list[list[int]], start: int) -> Order:
-    """Follow the highest gain, to the smallest node where there is a choice."""
+    """Follow the highest gain; choose the smallest node among equals."""
     order, seen = [start], 1 << start
     while len(order) < hops.size:
         at = order[-1]

@@ -1,10 +1,10 @@
-"""A good ring of many nodes, where looking at all of them would take too long.
+"""good_ring finds a good ring of many nodes, where an exact search would take too long.
 
-The highest speed at which a ring can be found is searched for by bisection; a ring of
-given hops is found by going on to the node with the fewest ways out, turning back at
-dead ends, and giving up after a number of steps. Then nodes are moved and stretches are
-turned around as long as that brings gain without a slower hop. Nothing is random: all
-nodes find the same ring.
+The highest speed at which a ring is found is searched for by bisection. A ring of given
+hops is found by depth-first search: continue to the node with the fewest exits,
+backtrack at dead ends, and give up after a number of steps. Then nodes are moved and
+segments reversed as long as that increases the gain without a slower hop. Nothing is
+random: all nodes find the same ring.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections.abc import Iterator, Sequence
 from ringleader.topology.hop_table import HopTable, Order, bits, hops_of
 
 NUM_STARTS, STEPS_PER_NODE = 16, 8
-"""A search goes wrong early and notices late, so many short tries find more than a long
-one: 512 steps each for 64 nodes, 0.1 s for all. Home networks need one step per node.
-"""
+"""A search goes wrong early and notices late, so many short tries find more than one
+long one: 512 steps each for 64 nodes, 0.1 s for all. Home networks need one step per
+node."""
 
 MAX_PASSES = 20
-"""Of improvements over the whole ring. Nearly all rings are done after five."""
+"""Passes of improvements over the whole ring. Nearly all rings need five or fewer."""
 
 MAX_STRETCH = 3
 """Nodes that are moved together."""
 
 
 def good_ring(hops: HopTable) -> Order:
-    """An order that starts with the host of node 0; for more than one node."""
+    """Return an order that starts with the host of node 0; needs two nodes or more."""
     speeds = hops.speeds()
     low, high = 0, len(speeds) - 1
     ring = _find_ring(hops, hops.reachable(speeds[0]))
-    assert ring is not None, "with all hops allowed the first way is a ring"
+    assert ring is not None, "with all hops allowed the first path is a ring"
     while low < high:
         middle = (low + high + 1) // 2
         found = _find_ring(hops, hops.reachable(speeds[middle]))
@@ -43,7 +43,7 @@ def good_ring(hops: HopTable) -> Order:
 
 
 def _find_ring(hops: HopTable, reach: list[int]) -> list[int] | None:
-    """A ring of the hops in ``reach``, or None if none was found in time."""
+    """Return a ring of the hops in ``reach``, or None if none was found in time."""
     into = _turned_around(reach)
     if not all(reach) or not all(into):
         return None
@@ -55,7 +55,7 @@ def _find_ring(hops: HopTable, reach: list[int]) -> list[int] | None:
 def _walk(
     hops: HopTable, reach: list[int], into: list[int], start: int
 ) -> list[int] | None:
-    """Go on, and back at dead ends, until all nodes are seen and ``start`` is next."""
+    """Search depth-first for a path through all nodes that returns to ``start``."""
     whole = (1 << hops.size) - 1
     order, seen = [start], 1 << start
     choices = [_choices(hops, reach, into, order, seen)]
@@ -76,7 +76,7 @@ def _walk(
 
 
 def _turned_around(reach: list[int]) -> list[int]:
-    """Per node the nodes that reach it."""
+    """Return, per node, the nodes that reach it."""
     into = [0] * len(reach)
     for a, mask in enumerate(reach):
         for b in bits(mask):
@@ -87,11 +87,11 @@ def _turned_around(reach: list[int]) -> list[int]:
 def _choices(
     hops: HopTable, reach: list[int], into: list[int], order: list[int], seen: int
 ) -> Iterator[int]:
-    """Where to go on from the end of ``order``, the most urgent first."""
+    """Return the next nodes after the end of ``order``, the most urgent first."""
     start, at = order[0], order[-1]
     new = (1 << hops.size) - 1 & ~seen
     ahead = reach[at] & (hops.host[at] & new or new)
-    must = 0  # what only we can still reach
+    must = 0  # nodes that only this one can still reach
     for node in bits(new):
         sources = into[node] & (new | 1 << at)
         if not sources or not reach[node] & (new | 1 << start):
@@ -114,7 +114,7 @@ def _improve(hops: HopTable, ring: list[int], at_least: int) -> list[int]:
 
 
 def _move_stretches(hops: HopTable, ring: list[int], at_least: int) -> list[int]:
-    """Put up to three nodes that follow one another elsewhere, where that is better."""
+    """Move up to three consecutive nodes elsewhere where that is better."""
     size = len(ring)
     for length in range(1, min(MAX_STRETCH, size - 2) + 1):
         for _ in range(size):
@@ -129,7 +129,7 @@ def _move_stretches(hops: HopTable, ring: list[int], at_least: int) -> list[int]
 def _better_place(
     hops: HopTable, stretch: list[int], rest: list[int], at_least: int
 ) -> int | None:
-    """Before which of ``rest`` the stretch brings most; None where it is already."""
+    """Return the index in ``rest`` where the segment gains most; None to keep it."""
     gain, rate = hops.gain, hops.rate
     first, last = stretch[0], stretch[-1]
     closing = gain[rest[-1]][rest[0]]
@@ -151,7 +151,7 @@ def _fits(hops: HopTable, ring: list[int]) -> bool:
 
 
 def _reverse_stretches(hops: HopTable, ring: list[int], at_least: int) -> list[int]:
-    """Turn stretches around, where that is better; the way back may have other hops."""
+    """Reverse segments where that is better; hops differ by direction."""
     size = len(ring)
     for i in range(size - 1):
         for j in range(i + 2, size + 1):
@@ -167,12 +167,12 @@ def _is_better(
     at: tuple[int, int],
     at_least: int,
 ) -> bool:
-    """Whether the second ring, which differs from the first between ``at``, wins."""
+    """Return whether the second ring, which differs between ``at``, is better."""
     (old, new), (i, j) = rings, at
     size = len(old)
-    places = range(i - 1, min(j, size))  # of the hops that differ; -1 wraps around
+    differing = range(i - 1, min(j, size))  # of the hops that differ; -1 wraps around
     before = after = 0
-    for k in places:
+    for k in differing:
         a, b = new[k], new[(k + 1) % size]
         if hops.rate[a][b] < at_least:
             return False
@@ -182,7 +182,7 @@ def _is_better(
 
 
 def _turn(hops: HopTable, ring: Sequence[int]) -> Order:
-    """The same ring, begun where the host of node 0 begins."""
+    """Return the same ring, rotated to start where the host of node 0 starts."""
     home = hops.host[0]
     begins = [
         i

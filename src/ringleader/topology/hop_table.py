@@ -1,7 +1,7 @@
-"""Every possible hop of a ring, as whole numbers between numbered nodes.
+"""HopTable holds the value of every possible hop of a ring, as integers.
 
-Whole numbers, because sums of them do not depend on the order of adding: two nodes that
-search for the best ring must agree on which of two orders is better, to the last bit.
+Integers, because their sums do not depend on the order of addition: two nodes that
+search for the best ring must agree, to the last bit, which of two orders is better.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from ringleader.errors import ConfigError
 Id = TypeVar("Id", bound=str)
 
 MEMORY_BYTES_PER_S = 5e9
-"""A hop inside a host, where nobody measured it: what shared memory does easily."""
+"""Rate of a hop inside a host that was not measured; shared memory reaches it
+easily."""
 
 LATENCY_BITS = 48
-"""Nanoseconds of a whole ring fit: 78 hours."""
+"""Bits for the nanoseconds of a whole ring: 78 hours."""
 
 MAX_LATENCY_S = 3600.0
-"""So that 64 of them still fit; nobody waits longer for one hop."""
+"""Small enough that 64 of them fit; no hop takes longer."""
 
 Order = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HopTable:
-    """The nodes 0 .. n-1 and what a hop from one to another is worth."""
+    """The nodes 0 .. n-1 and the value of a hop from one to another."""
 
     rate: tuple[tuple[int, ...], ...]
-    """rate[a][b]: bytes per second from a to b; 0 when nothing gets there."""
+    """rate[a][b]: bytes per second from a to b; 0 if there is no link."""
 
     gain: tuple[tuple[int, ...], ...]
-    """What counts between rings that are equally fast at their slowest hop. Gains are
-    added up: the more bytes per second the better, then the less latency."""
+    """Compares rings whose slowest hops are equally fast. Gains are added up: more
+    bytes per second first, then less latency."""
 
     host: Order
     """host[a]: the nodes that share memory with a, itself included, as a bit mask."""
@@ -53,7 +54,7 @@ class HopTable:
         latency: Mapping[tuple[Id, Id], float],
         same_host: Iterable[Collection[Id]],
     ) -> Self:
-        """The hops between ``ids``, in that order."""
+        """Return the hops between ``ids``, numbered in that order."""
         number = {each: i for i, each in enumerate(ids)}
         host = _hosts(number, same_host)
 
@@ -72,39 +73,39 @@ class HopTable:
         return cls(rate, gain, host)
 
     def slowest(self, order: Sequence[int]) -> int:
-        """Bytes per second of the slowest hop of a ring."""
+        """Return bytes per second of the slowest hop of a ring."""
         return min(self.rate[a][b] for a, b in hops_of(order))
 
     def total(self, order: Sequence[int]) -> int:
-        """Sum of the gains of a ring."""
+        """Return the sum of the gains of a ring."""
         return sum(self.gain[a][b] for a, b in hops_of(order))
 
     def speeds(self) -> list[int]:
-        """All different rates, slowest first."""
+        """Return all different rates, slowest first."""
         nodes = range(self.size)
         return sorted({self.rate[a][b] for a in nodes for b in nodes if a != b})
 
     def reachable(self, at_least: int) -> list[int]:
-        """Per node the nodes that it reaches so fast, as bit masks."""
+        """Return, per node, the nodes it reaches at this rate, as bit masks."""
         return [
             sum(1 << b for b, r in enumerate(row) if r >= at_least and b != a)
             for a, row in enumerate(self.rate)
         ]
 
     def keeps_hosts_together(self, order: Sequence[int]) -> bool:
-        """Whether the nodes of each host follow one another in the ring."""
+        """Return whether the nodes of each host are adjacent in the ring."""
         ends = sum(not self.host[a] >> b & 1 for a, b in hops_of(order))
         num_hosts = len(set(self.host))
         return ends == (num_hosts if num_hosts > 1 else 0)
 
 
 def hops_of(order: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """The hops of a ring, the last one back to the start."""
+    """Return the hops of a ring, the last one back to the start."""
     return zip(order, (*order[1:], order[0]), strict=True)
 
 
 def bits(mask: int) -> Iterable[int]:
-    """The numbers in a bit mask, smallest first."""
+    """Yield the numbers in a bit mask, smallest first."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1

@@ -1,6 +1,6 @@
-"""What kind of network an interface leads to, told by its name.
+"""InterfaceKind is the kind of network an interface leads to, judged by its name.
 
-Not by its driver: in a container or a network namespace the one real ``eth0`` is a
+The driver is not used: in a container or a network namespace the one real ``eth0`` is a
 veth. Names of Linux, macOS and Windows do not collide, except for bridges.
 """
 
@@ -13,11 +13,11 @@ from enum import StrEnum
 from ipaddress import IPv4Interface, IPv6Interface
 
 Address = IPv4Interface | IPv6Interface
-"""An address together with the length of its network's prefix."""
+"""An address together with the prefix length of its network."""
 
 
 class InterfaceKind(StrEnum):
-    """What an interface leads to."""
+    """The kind of network an interface leads to."""
 
     UNKNOWN = "unknown"
     LOOPBACK = "loopback"
@@ -51,7 +51,7 @@ def kind_of(
     system: str = sys.platform,
     hints: Collection[str] = (),
 ) -> InterfaceKind:
-    """The kind of an interface by its name.
+    """Return the kind of an interface by its name.
 
     ``hints`` may hold ``wireless``, and ``card`` for a bridge with a real card as port.
     """
@@ -74,21 +74,21 @@ def kind_of(
 
 
 def is_apple_peer_interface(name: str) -> bool:
-    """Whether it serves AirDrop and the like: Wi-Fi, but not for programs."""
+    """Return whether it serves AirDrop and the like: Wi-Fi, but not for programs."""
     return _APPLE_PEERS.match(name.lower()) is not None
 
 
 def _kind_of_bridge(name: str, system: str, hints: Collection[str]) -> InterfaceKind:
-    """On a Mac bridge0 is the Thunderbolt bridge, and bridge100 a virtual machine's."""
+    """On a Mac bridge0 is the Thunderbolt bridge; bridge100 is a virtual machine's."""
     if system == "darwin":
         is_cable = name.startswith("bridge") and len(name) < len("bridge100")
         return InterfaceKind.THUNDERBOLT if is_cable else InterfaceKind.VIRTUAL
-    # A machine that hosts virtual ones often has its own address on such a bridge.
+    # A host of virtual machines often has its own address on such a bridge.
     return InterfaceKind.ETHERNET if "card" in hints else InterfaceKind.VIRTUAL
 
 
 def _is_apple_cable(name: str, addresses: Sequence[Address]) -> bool:
-    """A Mac's en5 with nothing but a self-assigned address is a Thunderbolt cable."""
+    """A Mac's en5 with only a self-assigned address is a Thunderbolt cable."""
     fours = [a for a in addresses if a.version == 4]
     return bool(
         re.fullmatch(r"en\d+", name) and fours and all(a.is_link_local for a in fours)

@@ -1,9 +1,9 @@
-"""Network interfaces: what kind each one is, and which of them carry a cluster.
+"""Network interfaces of this host: their kind, and which of them carry a cluster.
 
-An interface is judged by its name, its flags and its addresses, not by its driver: in a
-container or a network namespace the one real ``eth0`` is a veth. What is picked by
-accident costs an evening (docker0, a VPN, the bridge of a virtual machine), so anything
-that looks virtual is left out with a reason, and a user who means it names it.
+An interface is judged by its name, flags and addresses, not by its driver: in a
+container or a network namespace the one real ``eth0`` is a veth. Picking a wrong one by
+accident (docker0, a VPN, the bridge of a virtual machine) is hard to diagnose, so
+anything that looks virtual is left out with a reason; a user who wants it names it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import psutil
 from ringleader.errors import ConfigError
 from ringleader.topology.interface_kind import Address, is_apple_peer_interface, kind_of
 from ringleader.topology.interface_kind import (
-    InterfaceKind as InterfaceKind,  # for all who ask
+    InterfaceKind as InterfaceKind,  # re-exported
 )
 
 Ip = IPv4Address | IPv6Address
 
-# The order in which a peer's addresses are tried. Loopback comes last: an address of
-# the loopback reaches another machine's node only by mistake.
+# The order in which a peer's addresses are tried. Loopback comes last: such an address
+# reaches a node of another machine only by mistake.
 _PREFERENCE = (
     InterfaceKind.THUNDERBOLT,
     InterfaceKind.ETHERNET,
@@ -42,7 +42,7 @@ _PREFERENCE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """One network interface of this host, as it was when we looked."""
+    """One network interface of this host at the time of the call."""
 
     name: str
     kind: InterfaceKind
@@ -50,15 +50,15 @@ class Interface:
     is_up: bool = True
     mtu: int = 1500
     speed_bytes_per_s: float = 0.0
-    """What the card claims; 0 where it says nothing, as Wi-Fi and veth do."""
+    """The speed the card reports; 0 if none, as for Wi-Fi and veth."""
 
     has_multicast: bool = True
     is_point_to_point: bool = False
     is_default: bool = False
-    """Whether packets to the world leave here."""
+    """True if the default route uses it."""
 
     def holds(self, address: Ip) -> bool:
-        """Whether ``address`` lies in one of its networks."""
+        """Return whether ``address`` lies in one of its networks."""
         return any(
             own.version == address.version and address in own.network
             for own in self.addresses
@@ -66,7 +66,7 @@ class Interface:
 
 
 def list_interfaces() -> list[Interface]:
-    """The interfaces of this host now. Takes about a millisecond and sends nothing."""
+    """Return the interfaces of this host. Takes about a millisecond, sends nothing."""
     addresses, stats = psutil.net_if_addrs(), psutil.net_if_stats()
     hints = {name: _hints(name) for name in addresses}
     return from_tables(addresses, stats, defaults=_default_sources(), hints=hints)
@@ -80,7 +80,7 @@ def from_tables(
     hints: Mapping[str, Collection[str]] | None = None,
     system: str = sys.platform,
 ) -> list[Interface]:
-    """Interfaces from psutil's two tables, in their order."""
+    """Return interfaces from psutil's two tables, in their order."""
     found = []
     for name, entries in addresses.items():
         own = tuple(a for entry in entries if (a := _address(entry)) is not None)
@@ -95,7 +95,7 @@ def from_tables(
                 is_up=bool(facts and facts.isup),
                 mtu=facts.mtu if facts else 0,
                 speed_bytes_per_s=facts.speed * 1e6 / 8 if facts else 0.0,
-                # Windows has no flags; there nothing is left out for them.
+                # Windows has no flags; nothing is excluded for them there.
                 has_multicast="multicast" in flags or flags == [""],
                 is_point_to_point="pointopoint" in flags,
                 is_default=any(a.ip in defaults for a in own),
@@ -105,22 +105,22 @@ def from_tables(
 
 
 def _address(entry: Any) -> Address | None:  # noqa: ANN401 (psutil has no types)
-    """An address as psutil tells it; None for a hardware address."""
+    """Convert an address of psutil; None for a hardware address."""
     if entry.family not in (socket.AF_INET, socket.AF_INET6):
         return None
     mask = entry.netmask
     try:
         if entry.family == socket.AF_INET:
             return IPv4Interface(f"{entry.address}/{mask or 32}")
-        # Windows gives no mask for IPv6, and 64 is what every LAN uses.
+        # Windows gives no mask for IPv6; every LAN uses 64.
         bits = 64 if mask is None else int(ipaddress.IPv6Address(mask)).bit_count()
         return IPv6Interface(f"{entry.address}/{bits}")
-    except ValueError:  # nothing we could announce or dial
+    except ValueError:  # not an address we could announce or dial
         return None
 
 
 def _hints(name: str) -> set[str]:
-    """What Linux knows about an interface beyond its name; empty elsewhere."""
+    """Return what Linux knows of an interface beyond its name; empty elsewhere."""
     folder = Path("/sys/class/net", name)
     hints = set()
     if (folder / "wireless").exists() or (folder / "phy80211").exists():
@@ -134,7 +134,7 @@ def _hints(name: str) -> set[str]:
 
 
 def _default_sources() -> set[Ip]:
-    """Our addresses on the way to the world; to connect UDP sends no packet."""
+    """Return our addresses on the default route; connecting UDP sends no packet."""
     sources = set()
     for family, far in (
         (socket.AF_INET, "203.0.113.1"),
@@ -144,7 +144,7 @@ def _default_sources() -> set[Ip]:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect((far, 9))
                 sources.add(ipaddress.ip_address(probe.getsockname()[0]))
-        except OSError:  # no such family here, or no way out
+        except OSError:  # no such address family here, or no default route
             continue
     return sources
 
@@ -162,10 +162,10 @@ _ROUTABLE = (ipaddress.ip_network("fc00::/7"), ipaddress.ip_network("2000::/3"))
 def choose_interfaces(
     interfaces: Sequence[Interface], wanted: Collection[str] | None = None
 ) -> tuple[list[Interface], list[tuple[Interface, str]]]:
-    """Those that carry the cluster, best first, and the others with the reason why not.
+    """Return interfaces that carry the cluster, best first, and the rest with reasons.
 
-    The chosen ones keep only the addresses that may be announced and dialled. Names in
-    ``wanted`` are taken if they work at all, and no others.
+    The chosen ones keep only the addresses that may be announced and dialed. If
+    ``wanted`` is given, exactly the interfaces it names are used, if they work at all.
     """
     names = {interface.name for interface in interfaces}
     unknown = sorted(set(wanted or ()) - names)
@@ -187,7 +187,8 @@ def choose_interfaces(
 def usable_interfaces(
     wanted: Collection[str] = (),
 ) -> tuple[list[Interface], list[tuple[Interface, str]]]:
-    """``choose_interfaces`` of this host now; all may be used if none is wanted."""
+    """Return ``choose_interfaces`` for this host now; an empty ``wanted`` allows
+    all."""
     return choose_interfaces(list_interfaces(), wanted or None)
 
 
@@ -196,7 +197,7 @@ def _is_self_assigned(interface: Interface) -> bool:
 
 
 def _fit_addresses(interface: Interface, *, is_wanted: bool) -> tuple[Address, ...]:
-    """Addresses that another node can use: link-local IPv6 needs a scope, so never."""
+    """Return addresses other nodes can use; link-local IPv6 never (needs a scope)."""
     fours = [a for a in interface.addresses if a.version == 4]
     sixes = [a for a in interface.addresses if a.version == 6]
     sixes = [a for a in sixes if any(a.ip in net for net in _ROUTABLE)]
@@ -204,16 +205,16 @@ def _fit_addresses(interface: Interface, *, is_wanted: bool) -> tuple[Address, .
         fours = [a for a in fours if any(a.ip in net for net in _PRIVATE)]
         fours = [a for a in fours if a.network.prefixlen <= 30]
         sixes = [a for a in sixes if a.network.prefixlen <= 126]
-    # Unique local ones first: the provider does not change them.
+    # Unique local addresses first: the provider does not change them.
     return (*fours, *sorted(sixes, key=lambda a: a.ip not in _ROUTABLE[0]))
 
 
 def _why_not(
     interface: Interface, wanted: Collection[str] | None, fit: tuple[Address, ...]
 ) -> str | None:
-    """Why an interface carries no cluster; None if it does."""
+    """Return why an interface carries no cluster; None if it does."""
     if wanted is not None and interface.name not in wanted:
-        return "is not among the interfaces asked for"
+        return "is not among the requested interfaces"
     if not interface.is_up:
         return "is down"
     if wanted is None:
@@ -232,15 +233,15 @@ def _why_not_unasked(interface: Interface) -> str | None:
     if is_apple_peer_interface(interface.name):
         return "belongs to Apple's own peer-to-peer services"
     if interface.is_point_to_point or not interface.has_multicast:
-        return "is a line to one other end, or carries no multicast"
+        return "is a point-to-point link, or carries no multicast"
     fours = [a for a in interface.addresses if a.version == 4]
     if fours and not any(a.ip in net for a in fours for net in _PRIVATE):
-        return f"has a public address ({fours[0].ip}); name it to use it all the same"
+        return f"has a public address ({fours[0].ip}); name it to use it anyway"
     return None
 
 
 def kind_of_peer(address: str, interfaces: Sequence[Interface]) -> InterfaceKind:
-    """By which kind of interface a peer's address is reached, as far as we can tell."""
+    """Return the kind of interface over which a peer's address is reached."""
     ip = ipaddress.ip_address(address)
     if ip.is_loopback:
         return InterfaceKind.LOOPBACK
@@ -258,6 +259,6 @@ def kind_of_peer(address: str, interfaces: Sequence[Interface]) -> InterfaceKind
 def best_first(
     addresses: Sequence[str], interfaces: Sequence[Interface]
 ) -> tuple[str, ...]:
-    """A peer's addresses in the order to try them: the fastest kind of cable first."""
+    """Return a peer's addresses in the order to try them: the fastest kind first."""
     kinds = {a: kind_of_peer(a, interfaces) for a in addresses}
     return tuple(sorted(addresses, key=lambda a: _PREFERENCE.index(kinds[a])))

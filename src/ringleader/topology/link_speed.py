@@ -1,20 +1,20 @@
-"""How fast a link is, measured over a connection that two nodes share.
+"""Measures the speed of a link over a connection that two nodes share.
 
-Theory of operation. The two take turns. The one whose turn it is first sends some
+Theory of operation. The two nodes take turns. The one whose turn it is first sends some
 pings, which come straight back, and then bursts: each is announced with its length, and
-answered with how long it took to arrive. Bursts grow until one takes long enough to be
-believed, so a slow link carries few bytes and a fast one enough; that one is sent twice
-and the better of the two counts, because a lost packet or a busy core can stall any.
+answered with the time it took to arrive. Bursts grow until one takes long enough to be
+reliable, so a slow link carries few bytes and a fast one enough. That burst is sent
+twice and the better result counts, because a lost packet or a busy core can stall any.
 
-How long a burst took is the longer of two times. The receiver's begins when a quarter
-is there: what fits in the buffers of switches and in the bucket of a shaper arrives
-faster than the wire. The sender's ends with the answer: a receiver that did not get a
-core in time finds everything in its own buffers, and takes that for speed. At the end
-of a turn the sender says what it made of it, so both ends know the same figures.
+The time of a burst is the longer of two. The receiver's begins when a quarter has
+arrived: what fits in the buffers of switches and in the bucket of a shaper arrives
+faster than the wire allows. The sender's ends with the answer: a receiver that did not
+get a core in time finds everything in its own buffers, and would take that for speed.
+At the end of a turn the sender tells its result, so both ends know the same figures.
 
 Bounds, whatever the other side does: no more than ``MAX_BYTES`` and ``MAX_BURSTS`` per
-turn, fixed memory, one deadline for all of it. After an error the stream is somewhere
-in the middle of a burst: close the connection.
+turn, fixed memory, one deadline for everything. After an error the stream may be in the
+middle of a burst: close the connection.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from ringleader.topology.interface_kind import InterfaceKind
 from ringleader.topology.link_profile import LinkProfile
 
 FIRST_BYTES = 48 << 10
-"""Small enough that 2 Mbit/s carry it in 0.2 s; a quarter of it fills the bucket of a
-slow shaper, which holds a jumbo frame."""
+"""Small enough that 2 Mbit/s carry it in 0.2 s; a quarter of it fills the bucket of
+a slow shaper, which holds a jumbo frame."""
 
 GROWTH = 4
 """From 48 KiB to 3 MiB in four bursts; each of them costs a round trip."""
 
 ENOUGH_S = 0.03
-"""A burst of this length is long against the scheduling of a busy machine."""
+"""A burst of this duration is long compared with the scheduling of a busy machine."""
 
 BURST_S = 0.1
-"""No burst is made to last longer: a person waits for the sum of all of them."""
+"""The longest planned burst: a person waits for the sum of all of them."""
 
 MAX_BYTES = 8 << 20
-"""Of one turn. 10 Gbit/s carry that in 7 ms; more would not be much more exact."""
+"""Bytes of one turn. 10 Gbit/s carry that in 7 ms; more would be hardly more exact."""
 
 MAX_BURSTS = 16
 """Enough for two tries of each length."""
@@ -53,20 +53,20 @@ MAX_PINGS = 32
 NUM_PINGS = 5
 
 STEP_BYTES = 256 << 10
-"""What one call sends or receives at most, and all the memory that is used."""
+"""The most bytes that one call sends or receives, and all the memory that is used."""
 
 MIN_S = 1e-6
-"""No burst is believed to have been faster: clocks are not."""
+"""The shortest time a burst can have taken; clocks are not more exact."""
 
 MAX_RATE = 1e12
-"""Bytes per second that nobody has; a peer that claims more is not believed."""
+"""Bytes per second beyond any network; larger claims of a peer are refused."""
 
 _MESSAGE = struct.Struct("!4sId")
 _PING, _PONG, _BURST, _TOOK, _DONE = b"ping", b"pong", b"brst", b"took", b"done"
 
 
 class MeasuredStream(Protocol):
-    """What is needed of a connected socket: a plain one or ``ssl.SSLSocket``."""
+    """Interface the measurement needs: a connected socket or ``ssl.SSLSocket``."""
 
     def send(self, data: memoryview, /) -> int: ...
     def recv_into(self, buffer: memoryview, /) -> int: ...
@@ -81,7 +81,7 @@ def measure_sending(
     peer: str = "the peer",
     kind: InterfaceKind = InterfaceKind.UNKNOWN,
 ) -> LinkProfile:
-    """Measure both ways, our turn first; the peer calls ``measure_receiving``.
+    """Measure both directions, our turn first; the peer calls ``measure_receiving``.
 
     Takes 0.2 to 0.5 s on most links. After an error close the connection.
     """
@@ -97,7 +97,7 @@ def measure_receiving(
     peer: str = "the peer",
     kind: InterfaceKind = InterfaceKind.UNKNOWN,
 ) -> LinkProfile:
-    """Measure both ways, the peer's turn first; it calls ``measure_sending``."""
+    """Measure both directions, the peer's turn first; it calls ``measure_sending``."""
     with _measurement(sock, deadline, peer) as wire:
         into = wire.follow()
         latency_s, out = wire.lead()
@@ -109,7 +109,7 @@ Try = tuple[int, float]
 
 
 def next_burst(tries: Sequence[Try]) -> int:
-    """How many bytes to send after these bursts; 0 when the last ones are believed."""
+    """Return the bytes of the next burst; 0 when the last ones are reliable."""
     if not tries:
         return FIRST_BYTES
     size, best_s, num_tries = _last_size(tries)
@@ -123,7 +123,7 @@ def next_burst(tries: Sequence[Try]) -> int:
 
 
 def _last_size(tries: Sequence[Try]) -> tuple[int, float, int]:
-    """The length that was tried last, its best time, and how often it was tried."""
+    """Return the length that was tried last, its best time, and its number of tries."""
     size = tries[-1][0]
     times = [seconds for num_bytes, seconds in tries if num_bytes == size]
     return size, min(times), len(times)
@@ -133,7 +133,7 @@ def _last_size(tries: Sequence[Try]) -> tuple[int, float, int]:
 def _measurement(
     sock: MeasuredStream, deadline: Deadline, peer: str
 ) -> Iterator[_Measurement]:
-    """The connection for one measurement; foreign errors become ours here."""
+    """Yield a measurement on a connection; translate foreign errors into ours."""
     before = sock.gettimeout()
     try:
         yield _Measurement(sock, deadline, peer)
@@ -147,7 +147,7 @@ def _measurement(
 
 
 class _Measurement:
-    """One end of a measurement. Used by one thread, for one measurement."""
+    """One end of a measurement. Used by one thread, once."""
 
     def __init__(self, sock: MeasuredStream, deadline: Deadline, peer: str) -> None:
         self._sock = sock
@@ -156,7 +156,7 @@ class _Measurement:
         self._memory = memoryview(bytearray(STEP_BYTES))
 
     def lead(self) -> tuple[float, float]:
-        """Our turn: (seconds one way, bytes per second to the peer)."""
+        """Our turn: return (seconds one way, bytes per second to the peer)."""
         latency_s = min(self._ping() for _ in range(NUM_PINGS)) / 2
         tries: list[Try] = []
         while size := next_burst(tries):
@@ -167,7 +167,7 @@ class _Measurement:
         return latency_s, rate
 
     def follow(self) -> float:
-        """The peer's turn: bytes per second from the peer."""
+        """The peer's turn: return bytes per second from the peer."""
         num_pings = num_bursts = spent = 0
         fastest = 0.0
         while True:
@@ -189,7 +189,7 @@ class _Measurement:
                 raise ProtocolError(self._peer, text)
 
     def _burst(self, size: int, round_trip_s: float) -> float:
-        """Send a burst; how long it took by the receiver's clock, or ours if longer."""
+        """Send a burst; return the receiver's time, or ours if it is longer."""
         started_s = time.perf_counter()
         self._say(_BURST, size)
         self._send(size)
@@ -236,7 +236,8 @@ class _Measurement:
             view = view[self._sock.send(view) :]
 
     def _receive(self, size: int) -> float:
-        """Take a burst; how long all of it takes at the pace of its last part."""
+        """Receive a burst; return its time, extrapolated from its last three
+        quarters."""
         started_s, started_at = time.perf_counter(), 0
         got = 0
         while got < size:

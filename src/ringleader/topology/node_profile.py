@@ -1,8 +1,8 @@
-"""What a node is: its chip, cores, memory, accelerators and versions, really read.
+"""NodeProfile describes a machine: chip, cores, memory, accelerators, versions.
 
 The agent measures itself once at start and tells the others. It must answer at once, so
-nothing here imports torch, and the one slow question (``nvidia-smi`` can take seconds
-to wake a driver) is a function of its own, for a thread to call.
+nothing here imports torch, and the one slow step (``nvidia-smi`` can take seconds to
+wake a driver) is a function of its own, for a thread to call.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ringleader.deadline import Deadline
 from ringleader.errors import ProtocolError
 
 MAX_TEXT = 96
-"""Characters of a name. The longest chip names have about 60; a profile must stay small
-beside the other things a node says of itself."""
+"""Characters of a name. The longest chip names have about 60; a profile must stay
+small beside the other things a node tells of itself."""
 
 MAX_ACCELERATORS = 16
-"""The largest machines one can buy have 16."""
+"""The largest machines on the market have 16."""
 
 MAX_PROFILE_BYTES = 16 << 10
 """More than the longest profile that these limits allow."""
 
 SYSCTL_S = 2.0
-"""``sysctl`` takes 5 ms; a machine where it takes seconds has other troubles."""
+"""``sysctl`` takes 5 ms; where it takes seconds the machine has other problems."""
 
 MIB = 1 << 20
 
@@ -59,9 +59,9 @@ class Accelerator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Text
     device: Literal["cuda", "mps"]
-    """What torch calls it."""
+    """Torch's name of the device type."""
     memory_bytes: Bytes = 0
-    """Its own memory, or the host's where it shares that; 0 when nobody can say."""
+    """Its own memory, or the host's if shared; 0 if unknown."""
 
 
 class NodeProfile(
@@ -71,7 +71,7 @@ class NodeProfile(
 
     host: Text
     system: Text
-    """Of the operating system: Linux, Darwin, Windows."""
+    """Name of the operating system: Linux, Darwin, Windows."""
     system_version: Text
     architecture: Text
     chip: Text
@@ -83,19 +83,19 @@ class NodeProfile(
         tuple[Accelerator, ...], Meta(max_length=MAX_ACCELERATORS)
     ] = ()
     unified_memory: bool = False
-    """Whether the accelerator works in the host's memory, as Apple's chips do."""
+    """True if the accelerator uses the host's memory, as Apple's chips do."""
     torch_version: Text = ""
-    """Empty where torch is not installed."""
+    """Empty if torch is not installed."""
     python_version: Text = ""
     ringleader_version: Text = ""
 
     @property
     def device(self) -> Device:
-        """What a worker trains on here if nobody says otherwise."""
+        """The device a worker trains on here by default."""
         return self.accelerators[0].device if self.accelerators else "cpu"
 
     def with_accelerators(self, found: Iterable[Accelerator]) -> Self:
-        """The same machine, with what a slower or better informed look has found."""
+        """Return the same machine with accelerators found by a slower check."""
         kept = tuple(found)[:MAX_ACCELERATORS]
         return msgspec.structs.replace(self, accelerators=kept)
 
@@ -104,12 +104,12 @@ _DECODER = msgspec.msgpack.Decoder(NodeProfile)
 
 
 def encode(profile: NodeProfile) -> bytes:
-    """The bytes that travel."""
+    """Return the profile as bytes."""
     return msgspec.msgpack.encode(profile)
 
 
 def decode(data: bytes, peer: str) -> NodeProfile:
-    """The profile that ``peer`` sent; ProtocolError when it breaks a limit."""
+    """Return the profile that ``peer`` sent; ProtocolError if it breaks a limit."""
     if len(data) > MAX_PROFILE_BYTES:
         text = f"profile of {len(data)} bytes, the limit is {MAX_PROFILE_BYTES}"
         raise ProtocolError(peer, text)
@@ -120,7 +120,10 @@ def decode(data: bytes, peer: str) -> NodeProfile:
 
 
 def measure() -> NodeProfile:
-    """This machine, in some 30 ms; GPUs by name only (see ``find_accelerators``)."""
+    """Return this machine's profile in about 30 ms; GPUs by name only.
+
+    ``find_accelerators`` finds their memory.
+    """
     memory = psutil.virtual_memory()
     logical = psutil.cpu_count() or 1
     is_apple = _is_apple_chip()
@@ -145,10 +148,10 @@ def measure() -> NodeProfile:
 
 
 def find_accelerators(deadline: Deadline) -> tuple[Accelerator, ...]:
-    """What ``nvidia-smi`` says of the GPUs, or just their names if it does not answer.
+    """Return the GPUs that ``nvidia-smi`` lists, or just their names if it fails.
 
-    It may take seconds: call it from a thread and hand the result to
-    ``with_accelerators``. Apple's chips are known from the start, and none of these.
+    It may take seconds: call it from a thread and pass the result to
+    ``with_accelerators``. Apple's chips are known from the start and not included.
     """
     tool = shutil.which("nvidia-smi") or "nvidia-smi"
     query = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
@@ -157,7 +160,7 @@ def find_accelerators(deadline: Deadline) -> tuple[Accelerator, ...]:
 
 
 def parse_nvidia(text: str) -> tuple[Accelerator, ...]:
-    """One line per GPU: name, MiB. A GPU that shares the host's memory has no MiB."""
+    """Parse lines of name and MiB; a GPU that shares the host's memory has no MiB."""
     found = []
     for line in text.splitlines()[:MAX_ACCELERATORS]:
         name, comma, memory = line.rpartition(",")
@@ -168,13 +171,13 @@ def parse_nvidia(text: str) -> tuple[Accelerator, ...]:
 
 
 def clean(text: str) -> str:
-    """A name as a profile may carry it: one line, printable, not too long."""
+    """Return a name that a profile may carry: one line, printable, not too long."""
     printable = "".join(c if c.isprintable() else " " for c in text)
     return " ".join(printable.split())[:MAX_TEXT]
 
 
 def parse_cpuinfo(text: str) -> str:
-    """The name of the chip in Linux's /proc/cpuinfo; empty where it has none."""
+    """Return the chip's name in Linux's /proc/cpuinfo; empty if it has none."""
     for wanted in ("model name", "cpu model", "Model", "Hardware"):
         for line in text.splitlines():
             key, colon, value = line.partition(":")
@@ -194,7 +197,7 @@ def _chip() -> str:
 
 
 def _windows_chip() -> str:
-    if sys.platform == "win32":  # mypy reads this, and winreg is nowhere else
+    if sys.platform == "win32":  # for mypy: winreg exists only there
         import winreg
 
         with (
@@ -220,14 +223,14 @@ def _system_version() -> str:
 
 
 def _nvidia_names() -> list[Accelerator]:
-    """What the driver shows without being asked: names, but no memory."""
+    """Return the GPUs that the driver lists under /proc: names, but no memory."""
     texts = [_read(path) for path in sorted(_NVIDIA.glob("*/information"))]
     lines = [line.partition(":") for text in texts for line in text.splitlines()]
     return [Accelerator(clean(v), "cuda") for k, _, v in lines if k.strip() == "Model"]
 
 
 def _version(package: str) -> str:
-    """From the package's metadata: importing torch would take seconds."""
+    """Read a version from package metadata: importing torch would take seconds."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         return clean(metadata.version(package))
     return ""
@@ -244,7 +247,7 @@ def _read(path: Path) -> str:
 
 
 def _output(argv: Sequence[str], within_s: float) -> str:
-    """What a tool prints; nothing when it fails, is not there or takes too long."""
+    """Return what a tool prints; empty if it fails, is missing or takes too long."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(
             argv,

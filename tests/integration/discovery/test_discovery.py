@@ -175,7 +175,7 @@ def test_after_a_crash_there_is_a_new_label_and_the_old_one_expires(
     key = new_key()
     # Half a lifetime passes before a node is asked again, and an answer may take 1.2 s,
     # on a busy machine two more.
-    quick = {"lifetime_s": 8.0, "ask_every_s": 0.5}
+    quick = {"lifetime_s": 8.0, "query_every_s": 0.5}
     with nodes(net.hosts[0], net.hosts[2]) as (watcher, steady):
         watcher.start(key, **quick)
         third = steady.start(key, **quick)["labels"][0]
@@ -230,8 +230,8 @@ def test_forged_records_and_goodbyes_change_nothing(net: VirtualLan) -> None:
     key = new_key()
     with nodes(*net.hosts) as (one, two, late):
         # One question each: what is believed afterwards is not owed to the next one.
-        first = one.start(key, first_asks_s=[0])["labels"][0]
-        second = two.start(key, first_asks_s=[0])["labels"][0]
+        first = one.start(key, first_queries_s=[0])["labels"][0]
+        second = two.start(key, first_queries_s=[0])["labels"][0]
         one.event("saw")
         two.event("saw")
         sent = net.hosts[0].bytes_sent()

@@ -56,14 +56,14 @@ def join(  # noqa: PLR0913 - all are options, and are given by name
     rendezvous = join_round_here(request, peers)
     entered = rendezvous.entered
     try:
-        wires = settings.Wires.from_environment()
+        links = settings.LinkSettings.from_environment()
         options = formation.Options(
             deadline=Deadline.after(timeout_s),
             config=config,
             transport=transport,
-            num_stripes=wires.connections,
-            addresses=wires.addresses,
-            credentials=formation.load_credentials(wires.credentials),
+            num_stripes=links.connections,
+            addresses=links.addresses,
+            credentials=formation.load_credentials(links.credentials),
         )
         group = formation.over_store(
             rendezvous.store, entered.rank, entered.size, entered.round, options

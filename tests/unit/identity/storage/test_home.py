@@ -136,7 +136,7 @@ def test_the_environment_says_where_it_is() -> None:
 
 
 def test_a_place_that_depends_on_where_we_are_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'keys'; write the whole path"):
+    with pytest.raises(ConfigError, match="'keys'; use an absolute path"):
         home_directory({"RINGLEADER_HOME": "keys"})
 
 
