@@ -80,7 +80,7 @@ def from_multicast(
 ) -> list[Hint]:
     """Return hints to the nodes that announce themselves by multicast.
 
-    Only members are dialed, and only at addresses in our own networks: what strangers
+    Only members are dialled, and only at addresses in our own networks: what strangers
     announce is not for us and could lead anywhere.
     """
     seen: dict[str, SeenNode] = {}

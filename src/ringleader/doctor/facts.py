@@ -31,9 +31,9 @@ class DialOutcome(StrEnum):
     REFUSED = "refuses the connection"
     SILENT = "does not answer"
     NO_HOST = "is not there"
-    NO_ROUTE = "cannot be dialed from here"
-    NO_DESCRIPTOR = "was not dialed: no free file descriptor"
-    NO_TIME = "was not dialed: no time left"
+    NO_ROUTE = "cannot be dialled from here"
+    NO_DESCRIPTOR = "was not dialled: no free file descriptor"
+    NO_TIME = "was not dialled: no time left"
 
 
 FURTHEST = tuple(DialOutcome)
@@ -41,7 +41,7 @@ FURTHEST = tuple(DialOutcome)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialResult:
-    """Result of dialing one address."""
+    """Result of dialling one address."""
 
     address: Address
     outcome: DialOutcome
@@ -96,10 +96,10 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidate:
-    """A possible node, with the results of dialing all its addresses."""
+    """A possible node, with the results of dialling all its addresses."""
 
     addresses: tuple[Address, ...]
-    """All known addresses, also those that cannot be dialed from here."""
+    """All known addresses, also those that cannot be dialled from here."""
     sources: frozenset[Source]
     dials: tuple[DialResult, ...] = ()
     known_as: str = ""

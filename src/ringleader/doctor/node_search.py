@@ -42,7 +42,7 @@ class NodeSearch:
     """Addresses of this machine."""
     cluster: ClusterSecret | None
     handshake: HandshakeContext | None
-    """None if this machine is in no cluster; then nothing is dialed."""
+    """None if this machine is in no cluster; then nothing is dialled."""
     deadline: Deadline
     multicast: list[MulticastReport] = field(default_factory=list)
     _found: list[Candidate] = field(default_factory=list)

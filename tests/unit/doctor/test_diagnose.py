@@ -94,7 +94,7 @@ def cat(**more: Any) -> Candidate:  # noqa: ANN401
 
 
 def stranger() -> Candidate:
-    """Return a node with another secret, which is not dialed."""
+    """Return a node with another secret, which is not dialled."""
     addresses = (("10.0.0.9", 7001),)
     return Candidate(
         addresses=addresses, sources=frozenset({Source.FOREIGN}), is_heard=True

@@ -126,7 +126,7 @@ class AgentCore:
     # -- start and stop ------------------------------------------------------------
 
     async def start(self) -> None:
-        """Accept connections, announce this node, start dialing others."""
+        """Accept connections, announce this node, start dialling others."""
         self.membership.start(self._payload())
         self._run(self.acceptor.serve())
         await self.mdns.start(self.local.chosen)

@@ -1,1 +1,1 @@
-"""Connections between agents: dialing, accepting, membership, link probes."""
+"""Connections between agents: dialling, accepting, membership, link probes."""

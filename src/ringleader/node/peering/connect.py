@@ -80,7 +80,7 @@ def _most_informative(
 ) -> BaseException:
     order = (PeerRefused, PeerUntrusted, ProtocolError, PeerError, BaseException)
     if not errors:
-        return PeerUnreachable(expect or "peer", "has no address that can be dialed")
+        return PeerUnreachable(expect or "peer", "has no address that can be dialled")
     return min(
         errors, key=lambda e: next(i for i, t in enumerate(order) if isinstance(e, t))
     )
