@@ -242,7 +242,7 @@ class AgentCore:
     async def _dial(
         self, node: NodeId, purpose: Purpose, subject: str = ""
     ) -> PeerConnection:
-        """Connect to a member, trying the address of its control link first."""
+        """Connect to a member, by the address of its control link first."""
         link = self.membership.links.to_node(node)
         working = [link.connection.address] if link else []
         known = self._member_addresses().get(node, ())
@@ -258,16 +258,16 @@ class AgentCore:
         view_state = ViewState.from_view(view)
         if self.me not in view.members or self.me.node not in view_state.states:
             return
-        self.view_state = view_state
-        states = self.view_state.states
-        self.jobs.on_view_state(self.view_state)
+        self.view_state, states = view_state, view_state.states
+        self.jobs.on_view_state(view_state)
         self.link_prober.on_view_state(states)
         self.events.view_installed(view, {n: s.name for n, s in states.items()})
         for node, state in states.items():
             if state.split is not None:
                 self.events.split_seen(node, state.split)
-        if self._split is not None and self._split.leader in states:
-            self._split = None  # all members have it from this view
+        told = states[self.me.node].split
+        if told is not None and told == self._split and told.leader in states:
+            self._split = None  # the merged view has told all members
             self.membership.set_payload(self._payload())
 
     def on_change(self, change: HealthChanged) -> None:
