@@ -173,30 +173,42 @@ def test_the_doctor_does_not_wait_for_torch() -> None:
 NAMES = "bob tin taken vpn two slow mtu blocked newer clock six four deaf apart"
 
 
+NODES: dict[str, tuple[str, ...]] = {
+    "slow": (),
+    "mtu": (),
+    "blocked": (),
+    "newer": ("protocol=3",),
+    "clock": ("clock=3600",),
+    "six": (),
+}
+"""Nodes in clusters of their own, started for the cases that need them."""
+
+
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Report]]:
-    """All troubles made, and what the doctor says of each."""
+def reports(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Future[Report]]:
+    """What the doctor says of each trouble that a selected test asks for."""
+    params = [getattr(item, "callspec", None) for item in request.session.items]
+    cases = {spec.params.get("case") for spec in params if spec} | {"taken", "none"}
     homes = Homes(tmp_path_factory.mktemp("homes"))
     names = NAMES.split()
     with lan(hosts=len(names), rate="1gbit") as net, ExitStack() as stack:
         hosts = dict(zip(names, net.hosts, strict=True))
         make_trouble(net, hosts)
-        nodes = [
-            start_node(hosts["bob"], homes.get("bob"), stack),
-            start_node(hosts["slow"], homes.get("slow", "slow"), stack),
-            start_node(hosts["mtu"], homes.get("mtu", "mtu"), stack),
-            start_node(hosts["blocked"], homes.get("blocked", "blocked"), stack),
-            start_node(
-                hosts["newer"], homes.get("newer", "newer"), stack, "protocol=3"
-            ),
-            start_node(
-                hosts["clock"], homes.get("clock", "clock"), stack, "clock=3600"
-            ),
-            start_node(hosts["six"], homes.get("six", "six"), stack),
+        nodes = [start_node(hosts["bob"], homes.get("bob"), stack)]
+        nodes += [
+            start_node(hosts[name], homes.get(name, name), stack, *odd)
+            for name, odd in NODES.items()
+            if name in cases or (name == "six" and "four" in cases)
         ]
         wait_for(start(hosts["taken"], ["-c", HOLD_PORTS], stack), *nodes)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            return examine_all(pool, hosts, homes)
+            return {
+                case: pool.submit(examine, *args, **options)
+                for case, (*args, options) in visits(hosts, homes).items()
+                if case in cases
+            }
 
 
 def make_trouble(net: VirtualLan, hosts: dict[str, VirtualHost]) -> None:
@@ -217,37 +229,34 @@ def make_trouble(net: VirtualLan, hosts: dict[str, VirtualHost]) -> None:
     net._switch.drop(("apart",), [(cable, RECEIVED, alone)])
 
 
-def examine_all(
-    pool: ThreadPoolExecutor, hosts: dict[str, VirtualHost], homes: Homes
-) -> dict[str, Future[Report]]:
-    """The doctor at every machine that has a trouble, the slowest ones first."""
+def visits(hosts: dict[str, VirtualHost], homes: Homes) -> dict[str, list[Any]]:
+    """The arguments of each examination, the slowest ones first."""
     tin = hosts["tin"]
     bob = f"{hosts['bob'].address}:{PORT}"
     six = f"[{hosts['six'].address6}]:{PORT}"
     here = homes.get("tin")
     lost = homes.get("lost", "lost")
     small = "mount -t tmpfs -o size=8m none /dev/shm &&"
-    ask = pool.submit
     return {
-        "apart": ask(examine, hosts["apart"], here),
-        "mtu": ask(examine, tin, homes.get("tin-mtu", "mtu")),
-        "blocked": ask(examine, tin, homes.get("tin-blocked", "blocked")),
-        "off": ask(examine, tin, here, "--peer", "10.77.0.99:7001"),
-        "deaf": ask(examine, hosts["deaf"], here, "--peer", bob),
-        "slow": ask(examine, tin, homes.get("tin-slow", "slow")),
-        "lost": ask(examine, tin, lost),
-        "lost-named": ask(examine, tin, lost, "--peer", bob),
-        "newer": ask(examine, tin, homes.get("tin-newer", "newer")),
-        "clock": ask(examine, tin, homes.get("tin-clock", "clock")),
-        "copied": ask(examine, tin, homes.copy("bob")),
-        "two": ask(examine, hosts["two"], here),
-        "four": ask(examine, hosts["four"], homes.get("4", "six"), "--peer", six),
-        "descriptors": ask(examine, tin, here, before="ulimit -n 48;"),
-        "shm": ask(examine, tin, here, before=small),
-        "vpn": ask(examine, hosts["vpn"], here),
-        "taken": ask(examine, hosts["taken"], here, "--port", "7007", "--peer", bob),
-        "stranger": ask(examine, tin, str(homes.folder / "empty")),
-        "none": ask(examine, tin, here),
+        "apart": [hosts["apart"], here, {}],
+        "mtu": [tin, homes.get("tin-mtu", "mtu"), {}],
+        "blocked": [tin, homes.get("tin-blocked", "blocked"), {}],
+        "off": [tin, here, "--peer", "10.77.0.99:7001", {}],
+        "deaf": [hosts["deaf"], here, "--peer", bob, {}],
+        "slow": [tin, homes.get("tin-slow", "slow"), {}],
+        "lost": [tin, lost, {}],
+        "lost-named": [tin, lost, "--peer", bob, {}],
+        "newer": [tin, homes.get("tin-newer", "newer"), {}],
+        "clock": [tin, homes.get("tin-clock", "clock"), {}],
+        "copied": [tin, homes.copy("bob"), {}],
+        "two": [hosts["two"], here, {}],
+        "four": [hosts["four"], homes.get("4", "six"), "--peer", six, {}],
+        "descriptors": [tin, here, {"before": "ulimit -n 48;"}],
+        "shm": [tin, here, {"before": small}],
+        "vpn": [hosts["vpn"], here, {}],
+        "taken": [hosts["taken"], here, "--port", "7007", "--peer", bob, {}],
+        "stranger": [tin, str(homes.folder / "empty"), {}],
+        "none": [tin, here, {}],
     }
 
 
@@ -271,10 +280,16 @@ TROUBLES = [
     ("shm", "little_shared_memory", ("8 MiB",), "--shm-size"),
 ]
 """Case, code of the finding, words of its description, and of its fix."""
+QUICK = {"deaf", "blocked", "lost", "mtu", "slow", "vpn"}
+"""Cases of ``make test``; the rule of each finding has its own unit tests."""
 
 
 @pytest.mark.parametrize(
-    ("case", "code", "words", "mend"), TROUBLES, ids=[each[0] for each in TROUBLES]
+    ("case", "code", "words", "mend"),
+    [
+        pytest.param(*row, id=row[0], marks=() if row[0] in QUICK else pytest.mark.slow)
+        for row in TROUBLES
+    ],
 )
 def test_each_problem_is_found_and_nothing_else(
     reports: dict[str, Future[Report]],
