@@ -17,6 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/ringleader demo
 
+# A worker more than the smallest machine has cores: tests wait for networks and clocks.
 test: setup
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 

@@ -66,12 +66,9 @@ def test_a_killed_worker_ends_the_run_with_its_name() -> None:
     assert "SIGKILL" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "peers"),
-    [
-        pytest.param(signal.SIGINT, "gloo,mpi", marks=pytest.mark.slow),
-        (signal.SIGTERM, ""),
-    ],
+    ("number", "peers"), [(signal.SIGINT, "gloo,mpi"), (signal.SIGTERM, "")]
 )
 def test_stopping_it_leaves_no_process(number: signal.Signals, peers: str) -> None:
     with endless("--peers", peers, "--operations", "all_reduce") as bench:

@@ -32,6 +32,8 @@ SMALL, LARGE = 5_000, 400_000
 """float32 elements: one message or slot, and many segments."""
 
 VICTIMS = [0, 2, SIZE - 1]
+QUICK = {("tcp", 0), ("shm", 2)}
+"""Transport and victim of the kills that ``make test`` tries."""
 
 
 @dataclass(frozen=True)
@@ -240,8 +242,18 @@ def run_a_moment(ranks: list[Rank], dice: random.Random) -> None:
 
 
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize("victim", VICTIMS)
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize(
+    ("transport", "victim"),
+    [
+        pytest.param(
+            transport,
+            victim,
+            marks=() if (transport, victim) in QUICK else pytest.mark.slow,
+        )
+        for transport in ("tcp", "shm")
+        for victim in VICTIMS
+    ],
+)
 def test_a_killed_rank_is_named_by_every_survivor_within_two_seconds(
     transport: str, victim: int, fork_server: ForkServer
 ) -> None:

@@ -74,12 +74,12 @@ def test_a_gigabyte_is_reduced_with_16_megabytes_of_scratch(
     ("transport", "algorithm"),
     [
         ("tcp", "ring"),
-        ("tcp", "direct"),
-        ("tcp", "doubling"),
+        pytest.param("tcp", "direct", marks=pytest.mark.slow),
+        pytest.param("tcp", "doubling", marks=pytest.mark.slow),
         ("tcp", "halving"),
-        ("tcp", "tree"),
-        ("tcp", "star"),
-        ("shm", "ring"),
+        pytest.param("tcp", "tree", marks=pytest.mark.slow),
+        pytest.param("tcp", "star", marks=pytest.mark.slow),
+        pytest.param("shm", "ring", marks=pytest.mark.slow),
         ("shm", "shm"),
     ],
 )

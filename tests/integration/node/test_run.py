@@ -189,6 +189,7 @@ def test_a_script_without_launcher_finds_the_others_by_itself(
     assert ranks == ["rank 0/2", "rank 1/2"]
 
 
+@pytest.mark.slow
 def test_another_program_is_refused_with_both_names(machines: Machines) -> None:
     script, other = machines.folder / "train.py", machines.folder / "other.py"
     other.write_text(SCRIPT + "# changed\n")
