@@ -1,4 +1,4 @@
-"""TLS on a socket: who gets in, who does not and why, and records cut anywhere."""
+"""TLS on a socket: accepted and refused peers, and records cut anywhere."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def connected() -> Iterator[Ends]:
         yield pair
 
 
-# -- who is there ------------------------------------------------------------------
+# -- handshake ---------------------------------------------------------------------
 
 
 def test_two_members_prove_who_they_are() -> None:
@@ -127,7 +127,7 @@ def test_two_members_prove_who_they_are() -> None:
 
 
 def test_the_handshake_goes_on_inside_reads_and_writes() -> None:
-    """As the listener drives it: nobody calls ``shake``."""
+    """As the listener drives it, without calls of ``shake``."""
     with ends(member(0), member(1)) as (left, right):
         deadline, sent, data = Deadline.after(5.0), 0, b""
         while len(data) < 5:
@@ -153,7 +153,7 @@ def test_another_member_than_expected_is_not_spoken_to() -> None:
         assert not pair[1].node, "and it has not seen our certificate"
 
 
-def test_another_cluster_is_turned_away_at_the_door() -> None:
+def test_another_cluster_is_refused() -> None:
     with ends(member(0), issue(cluster=1)) as pair:
         mine, theirs = shake(pair)
         assert isinstance(mine, PeerUntrusted)
@@ -163,7 +163,7 @@ def test_another_cluster_is_turned_away_at_the_door() -> None:
 
 
 def test_a_server_of_another_cluster_is_not_trusted() -> None:
-    """It knows the knock, as one who was a member once does; it is of no use."""
+    """A former member knows the SNI key; that alone does not admit it."""
     with ends(odd(name=member(1).server_name()), odd(issue(cluster=1))) as pair:
         pair[1]._tls.context.sni_callback = None
         mine, theirs = shake(pair)
@@ -173,7 +173,7 @@ def test_a_server_of_another_cluster_is_not_trusted() -> None:
 
 
 def test_a_client_of_another_cluster_learns_it_with_its_first_read() -> None:
-    """The knock is right, the certificate is not: the server has spoken by then."""
+    """The server name is right, the certificate is not: the server has sent data."""
     server = member(1)
     client = odd(issue(cluster=1))
     client.name = server.server_name()
@@ -262,7 +262,7 @@ def test_a_server_that_does_not_speak_tls_is_named(data: bytes) -> None:
         assert caught.value.peer == 1
 
 
-def test_a_knock_is_good_once() -> None:
+def test_a_server_name_is_accepted_once() -> None:
     name = member(1).server_name()
     with ends(odd(name=name), member(1)) as pair:
         assert shake(pair) == (None, None)

@@ -226,7 +226,7 @@ class Listener:
             return None
         hello = wire.decode_hello(bytes(pending.data), pending.address)
         if pending.is_local != (hello.purpose is wire.Purpose.SHM):
-            text = f"hello: {hello.purpose.name} does not come this way"
+            text = f"hello: {hello.purpose.name} is not accepted on this socket"
             raise ProtocolError(pending.address, text)
         return hello
 

@@ -230,7 +230,7 @@ def send_all(
         except BlockingIOError:
             _wait(sock, POLLOUT, who, deadline)
         except OSError as exc:
-            raise PeerLost(who, f"while greeting: {exc.strerror or exc}") from exc
+            raise PeerLost(who, f"during the hello: {exc.strerror or exc}") from exc
 
 
 def recv_exact(
@@ -246,16 +246,16 @@ def recv_exact(
             _wait(sock, POLLIN, who, deadline)
             continue
         except OSError as exc:
-            raise PeerLost(who, f"while greeting: {exc.strerror or exc}") from exc
+            raise PeerLost(who, f"during the hello: {exc.strerror or exc}") from exc
         if received == 0:
-            raise PeerLost(who, "closed the connection while greeting")
+            raise PeerLost(who, "closed the connection during the hello")
         view = view[received:]
     return bytes(data)
 
 
 def _wait(sock: socket.socket, events: int, who: int | str, deadline: Deadline) -> None:
     if deadline.is_over():
-        text = f"silent while greeting for {deadline.after_s:.1f} s"
+        text = f"silent during the hello for {deadline.after_s:.1f} s"
         raise DeadlineExceeded(who, text)
     wait_ready([(sock.fileno(), events)], deadline.left_s())
 

@@ -1,4 +1,4 @@
-"""Pairing over real sockets: the honest machine, the guesser, and the vandal.
+"""Pairing over real sockets: the honest machine, the guesser, and the attacker.
 
 The second half runs the commands as processes, as two users on two machines would.
 """
@@ -70,7 +70,7 @@ CLUSTER = ClusterSecret(root=Secret(b"r" * 32), name="home")
 
 
 @dataclass
-class Desk:
+class InvitingHost:
     """A machine that invites, in a thread of this process."""
 
     address: tuple[str, int]
@@ -106,11 +106,11 @@ class Desk:
 
 
 @contextmanager
-def desk(length_s: float = 60.0) -> Iterator[Desk]:
+def inviting_host(length_s: float = 60.0) -> Iterator[InvitingHost]:
     key = NodeKey.ephemeral()
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
-        it = Desk(server.getsockname(), key)
+        it = InvitingHost(server.getsockname(), key)
         window = AttemptWindow.open_at(time.monotonic(), new_pin, length_s=length_s)
         serving = Invitation(
             server,
@@ -141,21 +141,21 @@ def wrong(pin: Secret[str]) -> Secret[str]:
     return Secret(f"{(int(pin.reveal()) + 1) % 10**6:06}")
 
 
-def come(it: Desk, pin: Secret[str]) -> PairingResult:
+def join_with_pin(it: InvitingHost, pin: Secret[str]) -> PairingResult:
     return join_at(it.address, NodeKey.ephemeral(), "laptop", pin)
 
 
-class Visitor:
-    """Somebody who speaks frame by frame, and says what it likes."""
+class RawJoiner:
+    """A joining machine that sends arbitrary frames, one by one."""
 
-    def __init__(self, it: Desk, pin: Secret[str] | None = None) -> None:
+    def __init__(self, it: InvitingHost, pin: Secret[str] | None = None) -> None:
         self.sock = socket.create_connection(it.address)
         self.sock.settimeout(PATIENCE_S)
         self.joiner = PairingJoiner(
             NodeKey.ephemeral(), "visitor", pin or Secret("000000")
         )
 
-    def __enter__(self) -> Visitor:
+    def __enter__(self) -> RawJoiner:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -196,9 +196,9 @@ class Visitor:
 
 
 def test_the_right_pin_brings_the_secret() -> None:
-    with desk() as it:
+    with inviting_host() as it:
         begun_s = time.monotonic()
-        welcome = come(it, it.pin())
+        welcome = join_with_pin(it, it.pin())
         assert time.monotonic() - begun_s >= invitation.MIN_ANSWER_S
         assert it.end() is InvitationOutcome.JOINED
     assert welcome.cluster.root == CLUSTER.root
@@ -209,16 +209,18 @@ def test_the_right_pin_brings_the_secret() -> None:
 
 
 def test_wrong_pin_outdated_pin_right_pin() -> None:
-    with desk() as it:
+    with inviting_host() as it:
         first = it.pin(0)
         with pytest.raises(PeerUntrusted, match="use the new PIN on the other screen"):
-            come(it, wrong(first))
+            join_with_pin(it, wrong(first))
         second = it.pin(1)
         assert second != first
         with pytest.raises(PeerUntrusted, match="the PIN was refused"):
-            come(it, first)
+            join_with_pin(it, first)
         third = it.pin(2)
-        assert come(it, third).cluster.name == "home", "the last attempt counts"
+        assert join_with_pin(it, third).cluster.name == "home", (
+            "the last attempt counts"
+        )
         assert it.end() is InvitationOutcome.JOINED
     shown = [(event.attempts_left, event.trouble) for event in it.pins()]
     assert shown == [
@@ -229,13 +231,13 @@ def test_wrong_pin_outdated_pin_right_pin() -> None:
 
 
 def test_only_one_machine_joins(monkeypatch: pytest.MonkeyPatch) -> None:
-    with desk() as it:
+    with inviting_host() as it:
         pin = it.pin()
-        come(it, pin)
+        join_with_pin(it, pin)
         assert it.end() is InvitationOutcome.JOINED
         monkeypatch.setattr(join_client, "STEP_S", 0.3)
         with pytest.raises(PeerError):
-            come(it, pin)
+            join_with_pin(it, pin)
     assert len(it.recorded) == 1
 
 
@@ -243,10 +245,10 @@ def test_only_one_machine_joins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_three_wrong_pins_close_the_window() -> None:
-    with desk() as it:
+    with inviting_host() as it:
         for number in range(3):
             with pytest.raises(PeerUntrusted):
-                come(it, wrong(it.pin(number)))
+                join_with_pin(it, wrong(it.pin(number)))
         assert it.end() is InvitationOutcome.EXHAUSTED
     assert len({event.pin.reveal() for event in it.pins()}) >= 2
     assert not it.recorded
@@ -254,10 +256,10 @@ def test_three_wrong_pins_close_the_window() -> None:
 
 @pytest.mark.parametrize("leaves", ["with the answer", "before the answer"])
 def test_an_attempt_that_is_broken_off_counts(leaves: str) -> None:
-    with desk() as it:
+    with inviting_host() as it:
         for number in range(3):
             it.pin(number)
-            with Visitor(it) as guesser:
+            with RawJoiner(it) as guesser:
                 guesser.say(guesser.until_element())
                 if leaves == "with the answer":
                     assert guesser.hear() is not None
@@ -267,8 +269,8 @@ def test_an_attempt_that_is_broken_off_counts(leaves: str) -> None:
 
 
 def test_runs_follow_one_another() -> None:
-    """A second visitor gets no answer while the first is in its run."""
-    with desk() as it, Visitor(it) as first, Visitor(it) as second:
+    """A second machine gets no answer while the first is in its run."""
+    with inviting_host() as it, RawJoiner(it) as first, RawJoiner(it) as second:
         first_proof = first.until_proof()
         second.say(second.until_element())
         second.sock.settimeout(0.5)
@@ -282,8 +284,8 @@ def test_runs_follow_one_another() -> None:
 
 
 def test_many_at_once_spend_three_attempts_and_no_more() -> None:
-    with desk() as it, ExitStack() as stack:
-        guessers = [stack.enter_context(Visitor(it)) for _ in range(8)]
+    with inviting_host() as it, ExitStack() as stack:
+        guessers = [stack.enter_context(RawJoiner(it)) for _ in range(8)]
         for guesser in guessers:
             guesser.say(guesser.until_element())
         answered = 0
@@ -302,7 +304,7 @@ def test_the_answer_to_an_element_takes_the_same_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(invitation, "MIN_ANSWER_S", 0.6)
-    with desk() as it, Visitor(it) as guesser:
+    with inviting_host() as it, RawJoiner(it) as guesser:
         m3 = guesser.until_element()
         begun_s = time.monotonic()
         guesser.say(m3)
@@ -310,7 +312,7 @@ def test_the_answer_to_an_element_takes_the_same_time(
         assert 0.6 <= time.monotonic() - begun_s < 5
 
 
-# -- the vandal --------------------------------------------------------------------
+# -- the attacker --------------------------------------------------------------------
 
 
 def raw_frames() -> dict[str, bytes]:
@@ -332,50 +334,50 @@ def raw_frames() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("kind", raw_frames())
 def test_a_wrong_byte_is_hung_up_on_and_costs_nothing(kind: str) -> None:
-    with desk() as it:
-        with Visitor(it) as vandal:
-            vandal.sock.sendall(raw_frames()[kind])
-            assert vandal.hear() is None
-        with Visitor(it) as vandal:
-            vandal.until_element()
-            vandal.sock.sendall(raw_frames()[kind])
-            assert vandal.hear() is None
-        assert come(it, it.pin()).cluster.root == CLUSTER.root
+    with inviting_host() as it:
+        with RawJoiner(it) as attacker:
+            attacker.sock.sendall(raw_frames()[kind])
+            assert attacker.hear() is None
+        with RawJoiner(it) as attacker:
+            attacker.until_element()
+            attacker.sock.sendall(raw_frames()[kind])
+            assert attacker.hear() is None
+        assert join_with_pin(it, it.pin()).cluster.root == CLUSTER.root
     assert len(it.pins()) == 1, "no attempt was spent"
 
 
-def test_a_crowd_of_silent_visitors_keeps_nobody_out() -> None:
-    with desk() as it, ExitStack() as stack:
+def test_a_crowd_of_silent_connections_keeps_nobody_out() -> None:
+    with inviting_host() as it, ExitStack() as stack:
         pin = it.pin()
         for _ in range(60):
             stack.enter_context(socket.create_connection(it.address))
         begun_s = time.monotonic()
-        assert come(it, pin).cluster.root == CLUSTER.root
+        assert join_with_pin(it, pin).cluster.root == CLUSTER.root
         assert time.monotonic() - begun_s < 5
 
 
 def test_only_a_few_are_kept_waiting_and_the_oldest_goes() -> None:
-    with desk() as it, ExitStack() as stack:
+    with inviting_host() as it, ExitStack() as stack:
         it.pin()
-        crowd = [stack.enter_context(Visitor(it)) for _ in range(12)]
+        crowd = [stack.enter_context(RawJoiner(it)) for _ in range(12)]
         for early in crowd[:4]:
             assert early.hear() is None
         for late in crowd[4:]:
             late.until_element()
 
 
-def test_a_silent_visitor_is_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(invitation, "STEP_S", 0.3)
-    with desk() as it, Visitor(it) as silent:
+    with inviting_host() as it, RawJoiner(it) as silent:
         begun_s = time.monotonic()
         assert silent.hear() is None
         assert 0.2 < time.monotonic() - begun_s < 5
 
 
-def test_a_visitor_that_drips_is_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_drips_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then does not buy time: a step is a whole frame."""
     monkeypatch.setattr(invitation, "STEP_S", 0.5)
-    with desk() as it, Visitor(it) as slow:
+    with inviting_host() as it, RawJoiner(it) as slow:
         frame = pack(slow.joiner.hello())
         begun_s = time.monotonic()
         for byte in frame:
@@ -386,33 +388,33 @@ def test_a_visitor_that_drips_is_shown_out(monkeypatch: pytest.MonkeyPatch) -> N
         assert time.monotonic() - begun_s > 1.0, "it spoke for longer than a step"
 
 
-def test_a_visitor_that_stalls_in_its_run_loses_it(
+def test_a_machine_that_stalls_in_its_run_loses_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(invitation, "STEP_S", 2.0)
-    with desk() as it, Visitor(it) as slow:
+    with inviting_host() as it, RawJoiner(it) as slow:
         slow.until_proof()
         assert slow.hear() is None
-        assert come(it, it.pin(1)).cluster.root == CLUSTER.root
+        assert join_with_pin(it, it.pin(1)).cluster.root == CLUSTER.root
     assert it.pins()[1].trouble == "an attempt was broken off"
 
 
 def test_the_whole_run_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(invitation, "TOTAL_S", 2.5)
-    with desk() as it, Visitor(it) as slow:
+    with inviting_host() as it, RawJoiner(it) as slow:
         slow.until_proof()
         assert slow.hear() is None
 
 
 def test_the_window_closes_in_time() -> None:
-    with desk(length_s=0.3) as it:
+    with inviting_host(length_s=0.3) as it:
         begun_s = time.monotonic()
         assert it.end() is InvitationOutcome.EXPIRED
         assert time.monotonic() - begun_s < 5
 
 
 def test_a_run_that_began_in_time_is_finished() -> None:
-    with desk(length_s=1.0) as it, Visitor(it, it.pin()) as late:
+    with inviting_host(length_s=1.0) as it, RawJoiner(it, it.pin()) as late:
         proof = late.until_proof()
         time.sleep(1.0)
         late.say(proof)
@@ -423,8 +425,8 @@ def test_a_run_that_began_in_time_is_finished() -> None:
 
 
 def test_a_machine_that_does_not_thank_has_joined_all_the_same() -> None:
-    with desk() as it:
-        with Visitor(it, it.pin()) as hasty:
+    with inviting_host() as it:
+        with RawJoiner(it, it.pin()) as hasty:
             hasty.say(hasty.until_proof())
             assert hasty.hear() is not None
         assert it.end() is InvitationOutcome.JOINED
@@ -435,7 +437,7 @@ def test_a_machine_that_does_not_thank_has_joined_all_the_same() -> None:
 def test_what_cannot_be_recorded_is_not_given_away() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
-        it = Desk(server.getsockname(), NodeKey.ephemeral())
+        it = InvitingHost(server.getsockname(), NodeKey.ephemeral())
 
         def full_disk(_: KnownNode) -> None:
             raise ConfigError("the disk is full")
@@ -457,7 +459,7 @@ def test_what_cannot_be_recorded_is_not_given_away() -> None:
 
         thread = threading.Thread(target=serve, name="invitation")
         thread.start()
-        with Visitor(it, it.pin()) as visitor:
+        with RawJoiner(it, it.pin()) as visitor:
             visitor.say(visitor.until_proof())
             assert visitor.hear() is None
         thread.join(PATIENCE_S)
@@ -468,8 +470,8 @@ def test_what_cannot_be_recorded_is_not_given_away() -> None:
 
 
 @contextmanager
-def false_desk(answer: Callable[[socket.socket], None]) -> Iterator[tuple[str, int]]:
-    """Somebody who answers as it likes."""
+def false_host(answer: Callable[[socket.socket], None]) -> Iterator[tuple[str, int]]:
+    """A host that sends arbitrary answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -481,7 +483,7 @@ def false_desk(answer: Callable[[socket.socket], None]) -> Iterator[tuple[str, i
                 except OSError:
                     return
 
-        thread = threading.Thread(target=serve, name="false desk")
+        thread = threading.Thread(target=serve, name="false inviting_host")
         thread.start()
         yield server.getsockname()
         thread.join(PATIENCE_S)
@@ -501,7 +503,7 @@ def test_nobody_there_is_said_so() -> None:
 
 def test_somebody_who_hangs_up_is_said_so() -> None:
     with (
-        false_desk(lambda sock: None) as address,
+        false_host(lambda sock: None) as address,
         pytest.raises(PeerRefused, match=r"hung up.*ringleader invite"),
     ):
         join_false(address)
@@ -510,7 +512,7 @@ def test_somebody_who_hangs_up_is_said_so() -> None:
 @pytest.mark.parametrize("kind", raw_frames())
 def test_garbage_from_the_host_ends_it(kind: str) -> None:
     with (
-        false_desk(lambda sock: sock.sendall(raw_frames()[kind])) as address,
+        false_host(lambda sock: sock.sendall(raw_frames()[kind])) as address,
         pytest.raises((ProtocolError, PeerRefused)),
     ):
         join_false(address)
@@ -529,7 +531,7 @@ def test_a_silent_host_costs_a_step(
 
     begun_s = time.monotonic()
     with (
-        false_desk(stay) as address,
+        false_host(stay) as address,
         pytest.raises(DeadlineExceeded, match="did not answer"),
     ):
         join_false(address)
@@ -547,14 +549,14 @@ def test_a_dripping_host_costs_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
             time.sleep(0.02)
 
     begun_s = time.monotonic()
-    with false_desk(drip) as address, pytest.raises(DeadlineExceeded):
+    with false_host(drip) as address, pytest.raises(DeadlineExceeded):
         join_false(address)
     assert time.monotonic() - begun_s < 3
 
 
 def test_a_relay_of_bytes_joins_them_and_learns_nothing() -> None:
     seen = bytearray()
-    with desk() as it, socket.create_server(("127.0.0.1", 0)) as server:
+    with inviting_host() as it, socket.create_server(("127.0.0.1", 0)) as server:
 
         def copy(source: socket.socket, target: socket.socket) -> None:
             while block := source.recv(100):
@@ -762,7 +764,7 @@ IS_POSSIBLE, REASON = can_make_lan()
 
 @pytest.mark.skipif(not IS_POSSIBLE, reason=f"no LAN here: {REASON}")
 def test_machines_on_a_lan_find_each_other(machines: list[Machine]) -> None:
-    """Nobody types an address: the joining machine hears of the window by mDNS."""
+    """The joining machine finds the window by mDNS, without an address."""
     first, second, _ = machines
     made = first.run_json("init", "--name", "flat")
     pipe = subprocess.PIPE
@@ -821,7 +823,7 @@ def test_leaving_deletes_and_says_what_it_cannot(machines: list[Machine]) -> Non
 
 
 def at_a_terminal(machine: Machine, words: list[str], typed: bytes) -> tuple[int, str]:
-    """Run a command with somebody at the keyboard."""
+    """Run a command at a terminal with typed input."""
     ours, theirs = pty.openpty()
     try:
         with subprocess.Popen(

@@ -33,14 +33,14 @@ ANSWER = wire.HelloReply(
 
 @contextlib.contextmanager
 def server(host: str = "127.0.0.1") -> Iterator[tcp.Address]:
-    """Somebody who is there."""
+    """A server that answers."""
     with socket.create_server((host, 0)) as sock:
         yield host, sock.getsockname()[1]
 
 
 @contextlib.contextmanager
 def silence() -> Iterator[tcp.Address]:
-    """An address that does not answer: whoever listens there is full."""
+    """An address that does not answer: its backlog is full."""
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         address: tcp.Address = sock.getsockname()
@@ -123,7 +123,7 @@ def test_a_dialer_leaves_nothing_open_behind() -> None:
         connect([one, other, good])
 
 
-# -- who answers there -------------------------------------------------------------
+# -- the peer's identity -----------------------------------------------------------
 
 
 def dial(
@@ -195,7 +195,7 @@ def test_the_only_address_may_be_silent_until_the_deadline() -> None:
             tcp.recv_exact(sock, 1, 0, deadline)
             raise AssertionError("it is mute")
 
-        with pytest.raises(DeadlineExceeded, match="silent while greeting"):
+        with pytest.raises(DeadlineExceeded, match="silent during the hello"):
             dial([busy], greet, limit_s=0.3)
 
 
@@ -218,7 +218,7 @@ def test_who_hangs_up_is_asked_again() -> None:
         def greet(_sock: socket.socket, _deadline: Deadline) -> wire.HelloReply:
             calls.append(1)
             if len(calls) < 3:
-                raise PeerLost(0, "closed the connection while greeting")
+                raise PeerLost(0, "closed the connection during the hello")
             return ANSWER
 
         assert dial([good], greet) == good

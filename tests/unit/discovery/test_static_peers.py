@@ -1,4 +1,4 @@
-"""Peers that somebody named: spelling, looking up, and the order of their addresses."""
+"""Named peers: parsing, lookup, and the order of their addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entering and leaving a cluster, and who is remembered."""
+"""Storing and forgetting a cluster, and the known nodes."""
 
 from __future__ import annotations
 

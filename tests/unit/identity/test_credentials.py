@@ -1,4 +1,4 @@
-"""Mutual TLS with a knock, in memory: who gets in, who does not, and what they see."""
+"""Mutual TLS with authenticated server names, in memory: accepted and refused peers."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_two_members_meet_and_each_knows_the_other() -> None:
         assert end.error is None
 
 
-def test_a_label_opens_the_door_that_is_announced_by_it() -> None:
+def test_a_label_opens_the_server_that_is_announced_by_it() -> None:
     server = Credentials.issue(HOME, NodeKey.ephemeral())
     server.set_labels("label1")
     client, _ = connect(CLIENT.client, CLIENT.server_name("label1"), server.server)
@@ -161,7 +161,7 @@ def test_a_member_that_was_not_expected_is_named() -> None:
         CLIENT.verify(client.certificate(), expect=someone, peer="10.0.0.7:1")
 
 
-# -- strangers at the door ---------------------------------------------------------
+# -- strangers -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_stranger_gets_seven_bytes_and_no_certificate(name: str | None) -> Non
     assert isinstance(explained(server.error), PeerUntrusted)
 
 
-def test_a_recorded_knock_is_not_heard_again() -> None:
+def test_a_recorded_server_name_is_not_heard_again() -> None:
     name = CLIENT.server_name()
     client, _ = connect(CLIENT.client, name)
     assert client.is_open
@@ -203,7 +203,7 @@ def test_a_machine_of_another_cluster_is_asked_for_its_secret() -> None:
 
 
 def test_a_false_server_is_refused_before_it_hears_who_we_are() -> None:
-    """It knows no secret, so it answers any knock with a certificate of its own."""
+    """It knows no secret, so it answers any server name with its own certificate."""
     leaf = Authority.of(OTHER).issue(NodeKey.ephemeral())
     false = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     false.verify_mode = ssl.CERT_OPTIONAL
@@ -215,7 +215,7 @@ def test_a_false_server_is_refused_before_it_hears_who_we_are() -> None:
     assert "not from this cluster (other secret?)" in str(explained(client.error))
 
 
-# -- strangers who have a knock (by a leak, or first with one they stopped) --------
+# -- strangers with a valid server name (leaked, or intercepted before its use) ----
 
 
 def test_without_a_certificate_nobody_comes_in() -> None:

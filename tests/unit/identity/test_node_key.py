@@ -1,4 +1,4 @@
-"""Node keys: written whole, one per running node, and shown to nobody."""
+"""Node keys: written atomically, one per running node, never printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A secret shows itself to nobody who does not ask for it by name."""
+"""A secret is shown only by an explicit ``reveal``."""
 
 from __future__ import annotations
 

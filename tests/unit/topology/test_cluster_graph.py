@@ -1,4 +1,4 @@
-"""The topology of a cluster: who is there, what the links are, what the ring is."""
+"""The cluster graph: nodes, links and the ring order."""
 
 from __future__ import annotations
 

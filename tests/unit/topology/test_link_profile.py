@@ -1,4 +1,4 @@
-"""Links as values, and who measures with whom."""
+"""Links as values, and the rounds of measurements."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ Tamper = Callable[[bytes], bytes]
 
 @dataclass
 class Run:
-    """A whole run with somebody on the wire."""
+    """A whole run with an attacker on the wire."""
 
     joiner_pin: str = "482913"
     host_pin: str = "482913"
@@ -145,7 +145,7 @@ def test_different_channels_on_the_two_sides_are_noticed() -> None:
         Run(joiner_channel=b"tls", host_channel=b"middle box").go()
 
 
-# -- somebody on the wire ----------------------------------------------------------
+# -- an attacker on the wire-------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6])

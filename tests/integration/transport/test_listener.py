@@ -1,4 +1,4 @@
-"""A listener that forms a group lives on, whoever else comes to its door."""
+"""A listener keeps forming its group while strangers connect, flood or misbehave."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
 from ringleader.testing.link_driver import receive, send
 from ringleader.testing.threaded_world import run_threads
-from ringleader.transport import listener as listeners
+from ringleader.transport import listener as listener_module
 from ringleader.transport import mesh as meshes
 from ringleader.transport import unauthenticated_limits
 from ringleader.transport.dialer import Endpoint
@@ -81,31 +81,33 @@ def open_listeners(count: int, *, tls: bool = False) -> Iterator[list[Listener]]
             each.close()
 
 
-def config(rank: int, doors: list[Listener], **changes: object) -> MeshConfig:
+def config(rank: int, listeners: list[Listener], **changes: object) -> MeshConfig:
     fields: dict[str, object] = {
         "rank": rank,
-        "size": len(doors),
+        "size": len(listeners),
         "group": GROUP,
-        "endpoints": tuple(Endpoint((("127.0.0.1", door.port),)) for door in doors),
+        "endpoints": tuple(
+            Endpoint((("127.0.0.1", listener.port),)) for listener in listeners
+        ),
         "share_memory": False,
     }
     return MeshConfig(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def join(
-    rank: int, doors: list[Listener], limit_s: float = FORM_S, **changes: object
+    rank: int, listeners: list[Listener], limit_s: float = FORM_S, **changes: object
 ) -> Mesh:
     deadline = Deadline.after(limit_s)
-    return meshes.connect(config(rank, doors, **changes), doors[rank], deadline)
+    return meshes.connect(config(rank, listeners, **changes), listeners[rank], deadline)
 
 
-def form_all(doors: list[Listener], **changes: object) -> list[Mesh]:
-    bodies = [partial(_join, r, doors, changes) for r in range(len(doors))]
+def form_all(listeners: list[Listener], **changes: object) -> list[Mesh]:
+    bodies = [partial(_join, r, listeners, changes) for r in range(len(listeners))]
     return run_threads(bodies, 30.0)
 
 
-def _join(rank: int, doors: list[Listener], changes: dict[str, object]) -> Mesh:
-    return join(rank, doors, FORM_S, **changes)
+def _join(rank: int, listeners: list[Listener], changes: dict[str, object]) -> Mesh:
+    return join(rank, listeners, FORM_S, **changes)
 
 
 def assert_connected(mesh_list: list[Mesh]) -> None:
@@ -119,8 +121,8 @@ def assert_connected(mesh_list: list[Mesh]) -> None:
         mesh.close()
 
 
-def knock(door: Listener) -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", door.port), 5.0)
+def connect_to(listener: Listener) -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", listener.port), 5.0)
     sock.settimeout(5.0)
     return sock
 
@@ -161,106 +163,106 @@ STRANGERS: dict[str, Callable[[socket.socket], object]] = {
 @pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_a_group_forms_in_spite_of_strangers(stranger: str, tls: bool) -> None:
-    with open_listeners(2, tls=tls) as doors:
-        guests = [knock(door) for door in doors for _ in range(3)]
-        for guest in guests:
-            STRANGERS[stranger](guest)
-        assert_connected(form_all(doors))
-        for guest in guests:
-            guest.close()
+    with open_listeners(2, tls=tls) as listeners:
+        sockets = [connect_to(listener) for listener in listeners for _ in range(3)]
+        for sock in sockets:
+            STRANGERS[stranger](sock)
+        assert_connected(form_all(listeners))
+        for sock in sockets:
+            sock.close()
 
 
-def test_a_group_shares_memory_in_spite_of_strangers_at_the_unix_door() -> None:
-    with open_listeners(2) as doors:
-        guests = []
-        for door in doors:
-            guest = socket.socket(socket.AF_UNIX)
-            guest.connect(unix_socket_path(door.unix_name))
-            guest.sendall(b"is this the X server?".ljust(192))
-            guests.append(guest)
-        made = form_all(doors, share_memory=True)
+def test_a_group_shares_memory_in_spite_of_strangers_at_the_unix_socket() -> None:
+    with open_listeners(2) as listeners:
+        sockets = []
+        for listener in listeners:
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect(unix_socket_path(listener.unix_name))
+            sock.sendall(b"is this the X server?".ljust(192))
+            sockets.append(sock)
+        made = form_all(listeners, share_memory=True)
         assert [link.kind for mesh in made for link in mesh.bulk.values()] == [
             "shm"
         ] * 2
         assert_connected(made)
-        assert "this host: hello" in doors[0].rejected[0]
-        for guest in guests:
-            guest.close()
+        assert "this host: hello" in listeners[0].rejected[0]
+        for sock in sockets:
+            sock.close()
 
 
-def test_the_silent_are_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listeners, "HANDSHAKE_S", 0.1)
-    with open_listeners(1) as doors, knock(doors[0]) as guest:
+def test_the_silent_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener_module, "HANDSHAKE_S", 0.1)
+    with open_listeners(1) as listeners, connect_to(listeners[0]) as sock:
         with pytest.raises(DeadlineExceeded, match="never said hello"):
-            doors[0].take(lambda _: True, Deadline.after(0.7), "rank 1")
-        assert guest.recv(1) == b""
-        assert "never said hello" in doors[0].rejected[-1]
+            listeners[0].take(lambda _: True, Deadline.after(0.7), "rank 1")
+        assert sock.recv(1) == b""
+        assert "never said hello" in listeners[0].rejected[-1]
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
 def test_a_crowd_of_silent_strangers_of_our_own_address_gives_way(tls: bool) -> None:
     """All of them came first, and none has run out of its five seconds."""
-    with open_listeners(2, tls=tls) as doors:
-        guests = [knock(doors[0]) for _ in range(100)]
+    with open_listeners(2, tls=tls) as listeners:
+        sockets = [connect_to(listeners[0]) for _ in range(100)]
         started_s = time.monotonic()
-        assert_connected(form_all(doors))
+        assert_connected(form_all(listeners))
         assert time.monotonic() - started_s < unauthenticated_limits.HANDSHAKE_S / 2
-        assert num_strangers(doors[0]) <= unauthenticated_limits.MAX_PER_ADDRESS
-        for guest in guests:
-            guest.close()
+        assert num_pending(listeners[0]) <= unauthenticated_limits.MAX_PER_ADDRESS
+        for sock in sockets:
+            sock.close()
 
 
-def num_strangers(door: Listener) -> int:
-    return len(door._pending)
+def num_pending(listener: Listener) -> int:
+    return len(listener._pending)
 
 
-def pump(door: Listener) -> None:
-    """What somebody does who waits for a peer, for a moment."""
+def pump(listener: Listener) -> None:
+    """Poll the listener for a moment, as a caller of ``take`` does."""
     with contextlib.suppress(DeadlineExceeded):
-        door.take(lambda _: False, Deadline.after(0.05), "nobody")
+        listener.take(lambda _: False, Deadline.after(0.05), "nobody")
 
 
-def knock_from(host: str, door: Listener) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", door.port), 5.0, (host, 0))
+def knock_from(host: str, listener: Listener) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", listener.port), 5.0, (host, 0))
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
 def test_half_open_connections_are_few_and_each_address_has_its_share(
     tls: bool,
 ) -> None:
-    with open_listeners(1, tls=tls) as doors, contextlib.ExitStack() as stack:
+    with open_listeners(1, tls=tls) as listeners, contextlib.ExitStack() as stack:
         for i in range(2, 22):  # twenty addresses with ten connections each
             for _ in range(10):
-                guest = knock_from(f"127.0.0.{i}", doors[0])
-                stack.enter_context(guest)
-            pump(doors[0])
-            assert num_strangers(doors[0]) <= unauthenticated_limits.MAX_PENDING
-        counts = Counter(stranger.host for stranger in doors[0]._pending)
+                sock = knock_from(f"127.0.0.{i}", listeners[0])
+                stack.enter_context(sock)
+            pump(listeners[0])
+            assert num_pending(listeners[0]) <= unauthenticated_limits.MAX_PENDING
+        counts = Counter(stranger.host for stranger in listeners[0]._pending)
         assert len(counts) == 20, "an address was pushed out by others"
         assert max(counts.values()) - min(counts.values()) <= 1
-        assert len(doors[0].rejected) <= listeners.MAX_REJECTIONS
+        assert len(listeners[0].rejected) <= listener_module.MAX_REJECTIONS
 
 
 def test_who_knows_the_secret_stays_before_those_who_are_silent() -> None:
     """The member came first, so it is the oldest of its address."""
-    with open_listeners(1, tls=True) as doors, contextlib.ExitStack() as stack:
-        honest = SecureSocket(knock(doors[0]), member(1), 0)
+    with open_listeners(1, tls=True) as listeners, contextlib.ExitStack() as stack:
+        honest = SecureSocket(connect_to(listeners[0]), member(1), 0)
         stack.enter_context(honest)
         honest.shake()
-        pump(doors[0])
+        pump(listeners[0])
         time.sleep(unauthenticated_limits.MIN_PENDING_S)
         for _ in range(2 * unauthenticated_limits.MAX_PER_ADDRESS):
-            stack.enter_context(knock(doors[0]))
-            pump(doors[0])
+            stack.enter_context(connect_to(listeners[0]))
+            pump(listeners[0])
         while honest.shake():
-            pump(doors[0])
+            pump(listeners[0])
         honest.send(whole_hello)
-        pump(doors[0])
-        assert doors[0].num_parked() == 1
+        pump(listeners[0])
+        assert listeners[0].num_parked() == 1
 
 
 class Flood:
-    """Somebody who opens connections as fast as it can."""
+    """A process that opens connections as fast as it can."""
 
     def __init__(self, port: int, data: bytes) -> None:
         self.port, self.data = port, data
@@ -292,35 +294,38 @@ class Flood:
 def test_a_flood_of_garbage_does_not_keep_a_group_from_forming(
     data: bytes, tls: bool
 ) -> None:
-    with open_listeners(2, tls=tls) as doors:
-        with Flood(doors[0].port, data) as flood:
+    with open_listeners(2, tls=tls) as listeners:
+        with Flood(listeners[0].port, data) as flood:
             deadline = Deadline.after(5.0)
             while flood.count < 300 and not deadline.is_over():
-                pump(doors[0])
-            assert_connected(form_all(doors))
+                pump(listeners[0])
+            assert_connected(form_all(listeners))
         assert flood.count >= 300
 
 
 def test_without_a_free_descriptor_strangers_wait_outside() -> None:
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with open_listeners(1) as doors, knock(doors[0]):
+    with open_listeners(1) as listeners, connect_to(listeners[0]):
         full = len(os.listdir("/dev/fd"))  # the listing itself had one more
         with contextlib.ExitStack() as stack:
             stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
             resource.setrlimit(resource.RLIMIT_NOFILE, (full - 1, hard))
-            pump(doors[0])
-        assert "Too many open files" in doors[0].rejected[0]
-        assert len(doors[0].rejected) < 50 / 10 + 2, "the door was tried without a rest"
-        pump(doors[0])
-        assert num_strangers(doors[0]) == 1
+            pump(listeners[0])
+        assert "Too many open files" in listeners[0].rejected[0]
+        assert len(listeners[0].rejected) < 50 / 10 + 2, (
+            "the listener was tried without a rest"
+        )
+        pump(listeners[0])
+        assert num_pending(listeners[0]) == 1
 
 
 def test_a_slow_handshake_holds_nobody_up() -> None:
     """Hellos that come byte by byte, from as many strangers as may be there."""
-    with open_listeners(2, tls=True) as doors, contextlib.ExitStack() as stack:
-        guests = [
-            knock(doors[0]) for _ in range(unauthenticated_limits.MAX_PER_ADDRESS)
+    with open_listeners(2, tls=True) as listeners, contextlib.ExitStack() as stack:
+        sockets = [
+            connect_to(listeners[0])
+            for _ in range(unauthenticated_limits.MAX_PER_ADDRESS)
         ]
         left, right = socket.socketpair()
         with SecureSocket(left, member(1), 0) as client, right:
@@ -330,9 +335,9 @@ def test_a_slow_handshake_holds_nobody_up() -> None:
 
         def drip() -> None:
             for byte in hello:
-                for guest in guests:
+                for sock in sockets:
                     with contextlib.suppress(OSError):
-                        guest.send(bytes([byte]))
+                        sock.send(bytes([byte]))
                 if is_over.wait(0.01):
                     return
 
@@ -341,16 +346,16 @@ def test_a_slow_handshake_holds_nobody_up() -> None:
         stack.callback(thread.join, 5.0)
         stack.callback(is_over.set)
         started_s = time.monotonic()
-        assert_connected(form_all(doors))
+        assert_connected(form_all(listeners))
         assert time.monotonic() - started_s < unauthenticated_limits.HANDSHAKE_S / 2
-        for guest in guests:
-            guest.close()
+        for sock in sockets:
+            sock.close()
 
 
-# -- at the Unix door --------------------------------------------------------------
+# -- on the Unix socket ------------------------------------------------------------
 
 
-def test_another_user_of_the_host_is_shown_out_at_the_unix_door() -> None:
+def test_another_user_of_the_host_is_refused_at_the_unix_socket() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     code = """
@@ -361,35 +366,38 @@ sock.connect(b"\\0" + sys.argv[1].encode())
 sock.settimeout(5)
 sys.exit(sock.recv(1) != b"")
 """
-    with open_listeners(1) as doors:
-        name = doors[0].unix_name.decode().removeprefix("@")
+    with open_listeners(1) as listeners:
+        name = listeners[0].unix_name.decode().removeprefix("@")
         with subprocess.Popen([sys.executable, "-c", code, name]) as other:
             deadline = Deadline.after(20.0)
-            while not doors[0].rejected and not deadline.is_over():
-                pump(doors[0])
+            while not listeners[0].rejected and not deadline.is_over():
+                pump(listeners[0])
             assert other.wait(10.0) == 0
-        assert "another user of this host" in doors[0].rejected[0]
-        assert not doors[0]._pending
+        assert "another user of this host" in listeners[0].rejected[0]
+        assert not listeners[0]._pending
 
 
 @pytest.mark.parametrize("purpose", [wire.Purpose.CONTROL, wire.Purpose.BULK])
-def test_the_unix_door_is_no_way_around_tls(purpose: wire.Purpose) -> None:
+def test_the_unix_socket_is_no_way_around_tls(purpose: wire.Purpose) -> None:
     fields = {f: getattr(HELLO, f) for f in HELLO.__slots__}
     hello = wire.Hello(**{**fields, "purpose": purpose})
-    with open_listeners(1, tls=True) as doors, socket.socket(socket.AF_UNIX) as guest:
-        guest.connect(unix_socket_path(doors[0].unix_name))
-        guest.sendall(wire.encode_hello(hello))
-        pump(doors[0])
-        assert doors[0].num_parked() == 0
-        assert "does not come this way" in doors[0].rejected[0]
+    with (
+        open_listeners(1, tls=True) as listeners,
+        socket.socket(socket.AF_UNIX) as sock,
+    ):
+        sock.connect(unix_socket_path(listeners[0].unix_name))
+        sock.sendall(wire.encode_hello(hello))
+        pump(listeners[0])
+        assert listeners[0].num_parked() == 0
+        assert "is not accepted on this socket" in listeners[0].rejected[0]
 
 
 # -- TLS ---------------------------------------------------------------------------
 
 
 def test_neighbours_share_memory_and_their_mail_is_encrypted() -> None:
-    with open_listeners(2, tls=True) as doors:
-        made = form_all(doors, share_memory=True)
+    with open_listeners(2, tls=True) as listeners:
+        made = form_all(listeners, share_memory=True)
         kinds = [link.kind for mesh in made for link in mesh.bulk.values()]
         assert kinds == ["shm", "shm"]
         for rank, mesh in enumerate(made):
@@ -400,27 +408,27 @@ def test_neighbours_share_memory_and_their_mail_is_encrypted() -> None:
 
 
 def test_all_connections_between_hosts_are_encrypted() -> None:
-    with open_listeners(3, tls=True) as doors:
-        made = form_all(doors, num_stripes=2)
+    with open_listeners(3, tls=True) as listeners:
+        made = form_all(listeners, num_stripes=2)
         for mesh in made:
             assert {link.kind for link in mesh.bulk.values()} == {"tls x 2"}
             assert all(isinstance(sock, SecureSocket) for sock in mesh.control.values())
         assert_connected(made)
 
 
-def listen_until_refused(guest: SecureSocket, door: Listener) -> None:
+def listen_until_refused(sock: SecureSocket, listener: Listener) -> None:
     deadline = Deadline.after(5.0)
     while not deadline.is_over():
         with contextlib.suppress(BlockingIOError):
-            if not guest.shake():
-                guest.recv(1)
-        pump(door)
+            if not sock.shake():
+                sock.recv(1)
+        pump(listener)
 
 
 @pytest.mark.parametrize("kind", ["other cluster", "no certificate", "tls 1.2"])
 def test_strangers_who_speak_tls_get_nowhere_and_the_group_forms(kind: str) -> None:
     trust = issue(cluster=1 if kind == "other cluster" else 0)
-    with open_listeners(2, tls=True) as doors:
+    with open_listeners(2, tls=True) as listeners:
         if kind == "tls 1.2":
             trust.client.minimum_version = ssl.TLSVersion.TLSv1_2
             trust.client.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -429,12 +437,12 @@ def test_strangers_who_speak_tls_get_nowhere_and_the_group_forms(kind: str) -> N
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             context.set_alpn_protocols(["ringleader/1"])
             object.__setattr__(trust, "client", context)
-        with SecureSocket(knock(doors[0]), trust, "door") as guest:
-            guest.shake()
-            assert_connected(form_all(doors))
+        with SecureSocket(connect_to(listeners[0]), trust, "door") as sock:
+            sock.shake()
+            assert_connected(form_all(listeners))
             with pytest.raises(PeerUntrusted):
-                listen_until_refused(guest, doors[0])
-        assert doors[0].rejected
+                listen_until_refused(sock, listeners[0])
+        assert listeners[0].rejected
 
 
 def outcomes(*bodies: Callable[[], Mesh]) -> list[Mesh | PeerError]:
@@ -449,26 +457,26 @@ def outcomes(*bodies: Callable[[], Mesh]) -> list[Mesh | PeerError]:
     return run_threads([partial(attempt, body) for body in bodies])
 
 
-def endpoints(doors: list[Listener], *nodes: Credentials) -> tuple[Endpoint, ...]:
+def endpoints(listeners: list[Listener], *nodes: Credentials) -> tuple[Endpoint, ...]:
     return tuple(
-        Endpoint((("127.0.0.1", door.port),), node.node)
-        for door, node in zip(doors, nodes, strict=True)
+        Endpoint((("127.0.0.1", listener.port),), node.node)
+        for listener, node in zip(listeners, nodes, strict=True)
     )
 
 
 def test_the_expected_nodes_find_each_other() -> None:
-    with open_listeners(2, tls=True) as doors:
+    with open_listeners(2, tls=True) as listeners:
         assert_connected(
-            form_all(doors, endpoints=endpoints(doors, member(0), member(1)))
+            form_all(listeners, endpoints=endpoints(listeners, member(0), member(1)))
         )
 
 
 def test_a_member_that_answers_as_another_is_not_spoken_to() -> None:
-    with open_listeners(2, tls=True) as doors:
-        expected = endpoints(doors, issue(), member(1))
+    with open_listeners(2, tls=True) as listeners:
+        expected = endpoints(listeners, issue(), member(1))
         waited, refused = outcomes(
-            lambda: join(0, doors, limit_s=1.0),
-            lambda: join(1, doors, endpoints=expected),
+            lambda: join(0, listeners, limit_s=1.0),
+            lambda: join(1, listeners, endpoints=expected),
         )
         assert isinstance(refused, PeerUntrusted)
         assert refused.peer == 0
@@ -476,25 +484,23 @@ def test_a_member_that_answers_as_another_is_not_spoken_to() -> None:
         assert isinstance(waited, PeerUnreachable)
 
 
-def test_a_member_that_comes_as_another_is_turned_away_and_the_true_one_is_not() -> (
-    None
-):
-    with open_listeners(2, tls=True) as doors:
+def test_a_member_that_comes_as_another_is_refused_and_the_true_one_is_not() -> None:
+    with open_listeners(2, tls=True) as listeners:
         impostor = Listener.open("127.0.0.1", 0, issue())
-        expected = endpoints(doors, member(0), member(1))
+        expected = endpoints(listeners, member(0), member(1))
         is_refused = threading.Event()
 
         def pretend() -> Mesh:
             try:
-                return join(1, [doors[0], impostor])
+                return join(1, [listeners[0], impostor])
             finally:
                 is_refused.set()
 
         def come() -> Mesh:
             is_refused.wait(FORM_S)
-            return join(1, doors, endpoints=expected)
+            return join(1, listeners, endpoints=expected)
 
-        made = outcomes(lambda: join(0, doors, endpoints=expected), pretend, come)
+        made = outcomes(lambda: join(0, listeners, endpoints=expected), pretend, come)
         impostor.close()
         assert isinstance(made[1], PeerRefused)
         assert isinstance(made[0], Mesh)
@@ -503,22 +509,22 @@ def test_a_member_that_comes_as_another_is_turned_away_and_the_true_one_is_not()
 
 
 def test_a_rank_that_does_not_encrypt_is_told_so_by_one_that_does() -> None:
-    with open_listeners(1, tls=True) as doors, open_listeners(1) as plain:
+    with open_listeners(1, tls=True) as listeners, open_listeners(1) as plain:
         _, refused = outcomes(
-            lambda: join(0, [doors[0], plain[0]], limit_s=1.0),
-            lambda: join(1, [doors[0], plain[0]]),
+            lambda: join(0, [listeners[0], plain[0]], limit_s=1.0),
+            lambda: join(1, [listeners[0], plain[0]]),
         )
         assert isinstance(refused, PeerRefused)
         assert refused.peer == 0
         assert "it speaks TLS and we do not" in str(refused)
-        assert "does not speak TLS" in doors[0].rejected[0]
+        assert "does not speak TLS" in listeners[0].rejected[0]
 
 
 def test_a_rank_that_encrypts_does_not_speak_to_one_that_does_not() -> None:
-    with open_listeners(1) as plain, open_listeners(1, tls=True) as doors:
+    with open_listeners(1) as plain, open_listeners(1, tls=True) as listeners:
         _, refused = outcomes(
-            lambda: join(0, [plain[0], doors[0]], limit_s=1.0),
-            lambda: join(1, [plain[0], doors[0]]),
+            lambda: join(0, [plain[0], listeners[0]], limit_s=1.0),
+            lambda: join(1, [plain[0], listeners[0]]),
         )
         assert isinstance(refused, PeerUntrusted)
         assert refused.peer == 0
@@ -528,19 +534,19 @@ def test_a_rank_that_encrypts_does_not_speak_to_one_that_does_not() -> None:
 
 def test_another_version_is_told_so_and_the_group_forms() -> None:
     newer = whole_hello[:8] + b"\2\0" + whole_hello[10:] + b"a longer hello"
-    with open_listeners(2) as doors, knock(doors[0]) as guest:
-        guest.sendall(newer[:192])
-        assert_connected(form_all(doors))
-        data = guest.recv(wire.REPLY_BYTES, socket.MSG_WAITALL)
+    with open_listeners(2) as listeners, connect_to(listeners[0]) as sock:
+        sock.sendall(newer[:192])
+        assert_connected(form_all(listeners))
+        data = sock.recv(wire.REPLY_BYTES, socket.MSG_WAITALL)
         answer = wire.decode_reply(data, 0)
         assert answer.status is wire.Status.BAD_VERSION
-        assert guest.recv(1) == b"", "who speaks another version is shown out"
-        assert "another version" in doors[0].rejected[0]
+        assert sock.recv(1) == b"", "who speaks another version is shown out"
+        assert "another version" in listeners[0].rejected[0]
 
 
 @contextlib.contextmanager
 def impostor(say: bytes) -> Iterator[tuple[int, list[int]]]:
-    """(port, calls): somebody else's server, which says ``say`` and hangs up."""
+    """Yield (port, calls) of a foreign server that sends ``say`` and hangs up."""
     server = socket.create_server(("127.0.0.1", 0))
     calls: list[int] = []
 
@@ -567,10 +573,10 @@ def impostor(say: bytes) -> Iterator[tuple[int, list[int]]]:
         thread.join(5.0)
 
 
-def dial_impostor(port: int, doors: list[Listener], limit_s: float) -> Mesh:
-    endpoints = tuple(Endpoint((("127.0.0.1", p),)) for p in (port, doors[0].port))
-    settings = config(1, doors, size=2, endpoints=endpoints)
-    return meshes.connect(settings, doors[0], Deadline.after(limit_s))
+def dial_impostor(port: int, listeners: list[Listener], limit_s: float) -> Mesh:
+    endpoints = tuple(Endpoint((("127.0.0.1", p),)) for p in (port, listeners[0].port))
+    settings = config(1, listeners, size=2, endpoints=endpoints)
+    return meshes.connect(settings, listeners[0], Deadline.after(limit_s))
 
 
 ok = wire.HelloReply(
@@ -620,22 +626,22 @@ def test_whoever_else_answers_at_the_address_is_named_at_once(
     say: bytes, error: type[ProtocolError | PeerRefused], text: str
 ) -> None:
     with (
-        open_listeners(1) as doors,
+        open_listeners(1) as listeners,
         impostor(say) as (port, calls),
         pytest.raises(error, match=text) as caught,
     ):
-        dial_impostor(port, doors, FORM_S)
+        dial_impostor(port, listeners, FORM_S)
     assert caught.value.peer == 0
     assert len(calls) == 1
 
 
 def test_a_server_that_just_hangs_up_is_not_hammered() -> None:
     with (
-        open_listeners(1) as doors,
+        open_listeners(1) as listeners,
         impostor(b"HTTP/1.1 400 Bad Request\r\n\r\n") as (port, calls),
         pytest.raises(PeerUnreachable, match="closed the connection") as caught,
     ):
-        dial_impostor(port, doors, 1.0)
+        dial_impostor(port, listeners, 1.0)
     assert caught.value.peer == 0
     assert f"127.0.0.1:{port}" in str(caught.value)
     assert 2 <= len(calls) <= 20

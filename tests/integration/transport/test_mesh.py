@@ -37,15 +37,15 @@ def open_listeners(count: int) -> Iterator[list[Listener]]:
 
 
 class Table:
-    """The ranks of one group, who may come in any order, and more than once."""
+    """The ranks of one group, which may connect in any order and more than once."""
 
-    def __init__(self, doors: list[Listener]) -> None:
-        self.doors = doors
+    def __init__(self, listeners: list[Listener]) -> None:
+        self.doors = listeners
 
     def join(
         self,
         rank: int,
-        door: Listener | None = None,
+        listener: Listener | None = None,
         limit_s: float = FORM_S,
         **changes: object,
     ) -> Outcome:
@@ -63,7 +63,7 @@ class Table:
         config = MeshConfig(**fields)  # type: ignore[arg-type]
         try:
             return meshes.connect(
-                config, door or self.doors[rank], Deadline.after(limit_s)
+                config, listener or self.doors[rank], Deadline.after(limit_s)
             )
         except RingleaderError as exc:
             return exc
@@ -93,8 +93,8 @@ def hello(rank: int, size: int, **changes: object) -> bytes:
     return wire.encode_hello(wire.Hello(**{**fields, **changes}))  # type: ignore[arg-type]
 
 
-def greet(door: Listener, words: bytes) -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", door.port), 5.0)
+def greet(listener: Listener, words: bytes) -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", listener.port), 5.0)
     sock.settimeout(5.0)
     sock.sendall(words)
     return sock
@@ -106,11 +106,11 @@ def status_of(sock: socket.socket) -> wire.Status:
 
 
 def test_a_second_process_with_our_rank_is_refused_and_the_group_forms() -> None:
-    with open_listeners(4) as (*doors, spare):
-        table = Table(doors)
+    with open_listeners(4) as (*listeners, spare):
+        table = Table(listeners)
 
         def one_and_its_double() -> Outcome:
-            with greet(doors[0], hello(1, 3)) as first:
+            with greet(listeners[0], hello(1, 3)) as first:
                 assert status_of(first) is wire.Status.OK
                 refused = table.join(1, spare)
                 assert isinstance(refused, PeerRefused)
@@ -133,10 +133,10 @@ def test_a_second_process_with_our_rank_is_refused_and_the_group_forms() -> None
 def test_who_does_not_fit_is_refused_and_the_group_forms(
     changes: dict[str, object], says: str
 ) -> None:
-    with open_listeners(3) as (*doors, spare):
-        table = Table(doors)
+    with open_listeners(3) as (*listeners, spare):
+        table = Table(listeners)
         if "addresses" in changes:
-            ports = [each.port for each in (*doors, spare)]
+            ports = [each.port for each in (*listeners, spare)]
             addresses = tuple(("127.0.0.1", port) for port in ports)
             changes = {**changes, "addresses": addresses}
 
@@ -152,9 +152,9 @@ def test_who_does_not_fit_is_refused_and_the_group_forms(
 
 def test_a_swapped_order_is_refused_by_whoever_is_met() -> None:
     """One group, but rank 2 believes that ranks 0 and 1 live the other way round."""
-    with open_listeners(4) as (*doors, spare):
-        table = Table(doors)
-        swapped = [doors[1].port, doors[0].port, spare.port]
+    with open_listeners(4) as (*listeners, spare):
+        table = Table(listeners)
+        swapped = [listeners[1].port, listeners[0].port, spare.port]
         addresses = tuple(("127.0.0.1", port) for port in swapped)
 
         def confused_then_two() -> Outcome:
@@ -169,25 +169,25 @@ def test_a_swapped_order_is_refused_by_whoever_is_met() -> None:
 
 def test_who_gave_up_before_we_listened_does_not_take_the_place() -> None:
     """It tried, timed out and was started again, with another incarnation."""
-    with open_listeners(2) as doors:
+    with open_listeners(2) as listeners:
         for _ in range(3):
-            greet(doors[0], hello(1, 2)).close()
-        table = Table(doors)
+            greet(listeners[0], hello(1, 2)).close()
+        table = Table(listeners)
         hang_up(run([lambda: table.join(0), lambda: table.join(1)]))
-        assert any("hung up" in why for why in doors[0].rejected)
+        assert any("hung up" in why for why in listeners[0].rejected)
 
 
 @pytest.mark.parametrize("num_bulk", [0, 1])
 def test_a_rank_that_restarts_while_the_group_forms_is_let_in(num_bulk: int) -> None:
-    with open_listeners(2) as doors:
-        table = Table(doors)
+    with open_listeners(2) as listeners:
+        table = Table(listeners)
 
         def restart() -> Outcome:
-            opened = [greet(doors[0], hello(1, 2, num_stripes=2))]
+            opened = [greet(listeners[0], hello(1, 2, num_stripes=2))]
             assert status_of(opened[0]) is wire.Status.OK
             for stripe in range(num_bulk):
                 words = {"purpose": wire.Purpose.BULK, "stripe": stripe}
-                opened.append(greet(doors[0], hello(1, 2, num_stripes=2, **words)))
+                opened.append(greet(listeners[0], hello(1, 2, num_stripes=2, **words)))
                 assert status_of(opened[-1]) is wire.Status.OK
             for sock in opened:
                 sock.close()
@@ -197,11 +197,11 @@ def test_a_rank_that_restarts_while_the_group_forms_is_let_in(num_bulk: int) -> 
 
 
 def test_a_bulk_connection_without_mail_is_refused() -> None:
-    with open_listeners(2) as doors:
-        table = Table(doors)
+    with open_listeners(2) as listeners:
+        table = Table(listeners)
 
         def sneak_in() -> Outcome:
-            with greet(doors[0], hello(1, 2, purpose=wire.Purpose.BULK)) as sock:
+            with greet(listeners[0], hello(1, 2, purpose=wire.Purpose.BULK)) as sock:
                 assert status_of(sock) is wire.Status.DUPLICATE
             return table.join(1)
 
@@ -210,14 +210,16 @@ def test_a_bulk_connection_without_mail_is_refused() -> None:
 
 def test_half_of_the_connections_leaves_nothing_open() -> None:
     """The leak check of the fixture is the assertion: one of two stripes was open."""
-    with open_listeners(2) as (door, spare):
-        table = Table([door, spare])
+    with open_listeners(2) as (listener, spare):
+        table = Table([listener, spare])
 
         def accept_two() -> Outcome:
             """Rank 0 lets mail and one stripe in, then its machine dies."""
             accepted = []
             for _ in range(2):
-                visitor = door.take(lambda hello: True, Deadline.after(5.0), "rank 1")
+                visitor = listener.take(
+                    lambda hello: True, Deadline.after(5.0), "rank 1"
+                )
                 ok = wire.HelloReply(
                     status=wire.Status.OK,
                     rank=0,
@@ -226,7 +228,7 @@ def test_half_of_the_connections_leaves_nothing_open() -> None:
                 )
                 visitor.sock.sendall(wire.encode_reply(ok))
                 accepted.append(visitor.sock)
-            door.close()
+            listener.close()
             for sock in accepted:
                 sock.close()
             return Mesh()
@@ -243,8 +245,8 @@ def test_ranks_that_cannot_map_each_other_use_tcp_and_say_why(
         raise OSError("not on this system")
 
     monkeypatch.setattr(shm_segment, "attach", refuse)
-    with open_listeners(3) as doors:
-        table = Table(doors)
+    with open_listeners(3) as listeners:
+        table = Table(listeners)
         outcomes = run(
             [lambda r=r: table.join(r, share_memory=True) for r in range(3)]  # type: ignore[misc]
         )
@@ -259,8 +261,8 @@ def test_ranks_that_cannot_map_each_other_use_tcp_and_say_why(
 
 @pytest.mark.parametrize("shares", [(True, True), (True, False), (False, True)])
 def test_memory_is_shared_when_both_want_it(shares: tuple[bool, bool]) -> None:
-    with open_listeners(2) as doors:
-        table = Table(doors)
+    with open_listeners(2) as listeners:
+        table = Table(listeners)
         outcomes = run(
             [lambda r=r: table.join(r, share_memory=shares[r]) for r in range(2)]  # type: ignore[misc]
         )
