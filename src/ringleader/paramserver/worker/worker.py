@@ -26,7 +26,6 @@ from ringleader.paramserver.protocol.messages import (
     ErrorAnswer,
     Finished,
     JoinAnswer,
-    RunSummary,
     UpdateAnswer,
     WorkAnswer,
 )
@@ -50,7 +49,7 @@ _THREADS_S = 5.0
 _IDLE_S = 0.5
 """Pause between requests for work if a proxy does not let the server wait."""
 _LAST_TRIES = 6
-"""Requests for the summary after the last version; the worker can do without it."""
+"""Requests for work after the last version; the worker can do without a response."""
 
 
 class Worker:
@@ -65,8 +64,6 @@ class Worker:
     ) -> None:
         self.totals = WorkTotals()
         self.session = session
-        self.summary: RunSummary | None = None
-        """The summary that the server sent when training was over."""
         self._settings = settings
         self._observer = observer
         self._device = device
@@ -173,7 +170,7 @@ class Worker:
         return self._read_work(response)
 
     def _last_answer(self, request: Request) -> Assignment | None:
-        """Request the summary after the last version; the server may be gone."""
+        """Ask once more after the last version; the server may be gone."""
         for _ in range(_LAST_TRIES):
             with contextlib.suppress(PeerError):
                 return self._read_work(self.session.send_once(request))
@@ -183,7 +180,7 @@ class Worker:
     def _read_work(self, response: Response) -> Assignment | None:
         answer: WorkAnswer = response.decode(WorkAnswer)  # type: ignore[arg-type]
         if isinstance(answer, Finished):
-            self.totals.version, self.summary = answer.version, answer.summary
+            self.totals.version = answer.version
             return None
         return answer
 
