@@ -106,7 +106,7 @@ def test_a_file_that_is_no_task_is_refused(
     ("spec", "complaint"),
     [
         ("nothing", "unknown task 'nothing'"),
-        ("missing.py", "cannot be read"),
+        ("missing.py", "cannot read it"),
         ("chars", "write chars:TEXTFILE"),
         ("images", "write images:DIRECTORY"),
         ("digits:here", "has its own data"),
