@@ -43,14 +43,14 @@ from ringleader.backend.name import NAME
 from ringleader.backend.staging import HostStaging, is_one_chunk, run_on_host
 from ringleader.backend.torch_options import (
     Reduction,
-    inner,
-    limit_s,
     one_or_all,
-    only,
-    pick,
-    real,
+    options_of,
     reduction,
+    single_tensor,
     split,
+    tensor_list,
+    timeout_of,
+    unwrap,
 )
 from ringleader.backend.work import BackendWork, once
 from ringleader.engine import reductions
@@ -86,7 +86,7 @@ class RingleaderGroup(ProcessGroup):
         self._staging: dict[torch.device, HostStaging] = {}
         self._sequence = 0
         self._num_barriers = 0
-        self._all = group.size + 1
+        self._width = group.size + 1
         """Tensors that share a staging slot: one per rank, and our own."""
         self.is_staged = is_staged
         """Whether any rank may stage its tensors: then all ranks use its chunks."""
@@ -150,8 +150,8 @@ class RingleaderGroup(ProcessGroup):
 
         Returns None after a synchronous call, as torch allows: a handle costs 1 us.
         """
-        opts = pick(AllreduceOptions, opts, named)
-        tensor, op = only(tensors, "all_reduce"), reduction(opts.reduceOp)
+        opts = options_of(AllreduceOptions, opts, named)
+        tensor, op = single_tensor(tensors, "all_reduce"), reduction(opts.reduceOp)
         if not opts.asyncOp and op.factor is None and self._is_plain(opts, tensor):
             self._sequence += 1  # the path of many small calls: nothing else here
             try:
@@ -173,7 +173,7 @@ class RingleaderGroup(ProcessGroup):
             and self._coalesced is None
             and tensor.is_cpu
             and tensor.layout is torch.strided
-            and limit_s(opts) is None
+            and timeout_of(opts) is None
         )
 
     def _all_reduce_sparse(self, tensor: Tensor, op: Reduction) -> Body:
@@ -184,9 +184,9 @@ class RingleaderGroup(ProcessGroup):
         return body
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> BackendWork:
-        opts = pick(AllreduceCoalescedOptions, opts)
+        opts = options_of(AllreduceCoalescedOptions, opts)
         op = reduction(opts.reduceOp)
-        tensors = [real(t) for t in tensors]
+        tensors = [unwrap(t) for t in tensors]
         works = [self._all_reduce(opts, tensor, op) for tensor in tensors]
         return self._all_of(works, tensors)
 
@@ -201,10 +201,10 @@ class RingleaderGroup(ProcessGroup):
             return self._start(opts, both, both, body, both, width=width)
         with self._error_context:
             _check_reduction(opts, tensor.dtype)
-            work, arrive = self._stage(tensor.device).all_reduce(
-                self.group, relay, tensor, op.name, **self._how(opts)
+            work, deliver = self._stage(tensor.device).all_reduce(
+                self.group, relay, tensor, op.name, **self._call_options(opts)
             )
-            return self._make_handle(work, both, arrive)
+            return self._make_handle(work, both, deliver)
 
     def allreduce_coded(
         self,
@@ -224,13 +224,13 @@ class RingleaderGroup(ProcessGroup):
                 outs[0], op, codec=codec, error_out=rest, **how
             )
 
-        tensor = real(tensor)
+        tensor = unwrap(tensor)
         outs = [tensor] if error_out is None else [tensor, error_out]
         return self._start(opts, [tensor], outs, body, [tensor], width=len(outs))
 
     def broadcast(self, tensors: Any, opts: Any = None, **named: Any) -> BackendWork:
-        opts = pick(BroadcastOptions, opts, named)
-        tensor, root = only(tensors, "broadcast"), opts.rootRank
+        opts = options_of(BroadcastOptions, opts, named)
+        tensor, root = single_tensor(tensors, "broadcast"), opts.rootRank
 
         def body(ins: Tensors, outs: Tensors, **how: Any) -> Work:
             return self.group.broadcast((ins or outs)[0], root, **how)
@@ -241,8 +241,10 @@ class RingleaderGroup(ProcessGroup):
     def reduce(
         self, tensors: Any, opts: Any = None, op: Any = None, **named: Any
     ) -> BackendWork:
-        opts = pick(ReduceOptions, opts, named if op is None else {"op": op, **named})
-        tensor, root = only(tensors, "reduce"), opts.rootRank
+        opts = options_of(
+            ReduceOptions, opts, named if op is None else {"op": op, **named}
+        )
+        tensor, root = single_tensor(tensors, "reduce"), opts.rootRank
         kind = reduction(opts.reduceOp)
 
         def plain(ins: Tensors, _: Tensors, **how: Any) -> Work:
@@ -253,65 +255,69 @@ class RingleaderGroup(ProcessGroup):
         return self._start(opts, [tensor], outs, body, [tensor], width=1)
 
     def allgather(self, outs: Any, ins: Any, opts: Any = None) -> BackendWork:
-        opts = pick(AllgatherOptions, opts)
-        tensor = only(ins, "all_gather")
-        result = inner(outs, self.group.size, "all_gather")
+        opts = options_of(AllgatherOptions, opts)
+        tensor = single_tensor(ins, "all_gather")
+        result = tensor_list(outs, self.group.size, "all_gather")
         return self._start(
-            opts, [tensor], result, self._all_gather, result, width=self._all
+            opts, [tensor], result, self._all_gather, result, width=self._width
         )
 
     def allgather_coalesced(
         self, outs: list[Tensors], ins: Tensors, opts: Any = None
     ) -> BackendWork:
-        opts = pick(AllgatherOptions, opts)
-        columns = [[real(row[i]) for row in outs] for i in range(len(ins))]
+        opts = options_of(AllgatherOptions, opts)
+        columns = [[unwrap(row[i]) for row in outs] for i in range(len(ins))]
         pairs = zip(ins, columns, strict=True)
-        parts = [([real(t)], column, self._all_gather) for t, column in pairs]
+        parts = [([unwrap(t)], column, self._all_gather) for t, column in pairs]
         result = [t for row in outs for t in row]
-        return self._start_all(opts, parts, result, width=self._all)
+        return self._start_all(opts, parts, result, width=self._width)
 
     def all_gather_single(
         self, output: Tensor, source: Tensor, opts: Any = None
     ) -> BackendWork:
-        opts = pick(AllgatherOptions, opts)
-        outs = self._rows(output)
+        opts = options_of(AllgatherOptions, opts)
+        outs = self._split_by_rank(output)
         return self._start(
-            opts, [real(source)], outs, self._all_gather, [output], width=self._all
+            opts, [unwrap(source)], outs, self._all_gather, [output], width=self._width
         )
 
     def all_gather_single_coalesced(
         self, outs: Tensors, ins: Tensors, opts: Any = None
     ) -> BackendWork:
-        opts = pick(AllgatherOptions, opts)
+        opts = options_of(AllgatherOptions, opts)
         pairs = zip(ins, outs, strict=True)
-        parts = [([real(i)], self._rows(o), self._all_gather) for i, o in pairs]
-        return self._start_all(opts, parts, outs, width=self._all)
+        parts = [
+            ([unwrap(i)], self._split_by_rank(o), self._all_gather) for i, o in pairs
+        ]
+        return self._start_all(opts, parts, outs, width=self._width)
 
     def _all_gather(self, ins: Tensors, outs: Tensors, **how: Any) -> Work:
         return self.group.all_gather(one_or_all(outs), ins[0], **how)
 
     def reduce_scatter(self, outs: Any, ins: Any, opts: Any = None) -> BackendWork:
-        opts = pick(ReduceScatterOptions, opts)
-        tensor = only(outs, "reduce_scatter")
-        parts = inner(ins, self.group.size, "reduce_scatter")
+        opts = options_of(ReduceScatterOptions, opts)
+        tensor = single_tensor(outs, "reduce_scatter")
+        parts = tensor_list(ins, self.group.size, "reduce_scatter")
         body = self._scatter(opts)
-        return self._start(opts, parts, [tensor], body, [tensor], width=self._all)
+        return self._start(opts, parts, [tensor], body, [tensor], width=self._width)
 
     def reduce_scatter_single(
         self, output: Tensor, source: Tensor, opts: Any = None
     ) -> BackendWork:
-        opts = pick(ReduceScatterOptions, opts)
-        ins, body = self._rows(source), self._scatter(opts)
-        return self._start(opts, ins, [real(output)], body, [output], width=self._all)
+        opts = options_of(ReduceScatterOptions, opts)
+        ins, body = self._split_by_rank(source), self._scatter(opts)
+        return self._start(
+            opts, ins, [unwrap(output)], body, [output], width=self._width
+        )
 
     def reduce_scatter_single_coalesced(
         self, outs: Tensors, ins: Tensors, opts: Any = None
     ) -> BackendWork:
-        opts = pick(ReduceScatterOptions, opts)
+        opts = options_of(ReduceScatterOptions, opts)
         body = self._scatter(opts)
         pairs = zip(ins, outs, strict=True)
-        parts = [(self._rows(i), [real(o)], body) for i, o in pairs]
-        return self._start_all(opts, parts, outs, width=self._all)
+        parts = [(self._split_by_rank(i), [unwrap(o)], body) for i, o in pairs]
+        return self._start_all(opts, parts, outs, width=self._width)
 
     def _scatter(self, opts: Any) -> Body:
         op = reduction(opts.reduceOp)
@@ -324,32 +330,32 @@ class RingleaderGroup(ProcessGroup):
     def gather(
         self, outs: Any, ins: Any, opts: Any = None, **named: Any
     ) -> BackendWork:
-        opts = pick(GatherOptions, opts, named)
-        tensor, root = only(ins, "gather"), opts.rootRank
+        opts = options_of(GatherOptions, opts, named)
+        tensor, root = single_tensor(ins, "gather"), opts.rootRank
         is_root = self.group.rank == root
 
         def body(ins: Tensors, outs: Tensors, **how: Any) -> Work:
             return self.group.gather(outs if is_root else None, ins[0], root, **how)
 
-        result = inner(outs, self.group.size, "gather") if is_root else []
+        result = tensor_list(outs, self.group.size, "gather") if is_root else []
         return self._start(opts, [tensor], result, body, result)
 
     def scatter(
         self, outs: Any, ins: Any, opts: Any = None, **named: Any
     ) -> BackendWork:
-        opts = pick(ScatterOptions, opts, named)
-        tensor, root = only(outs, "scatter"), opts.rootRank
+        opts = options_of(ScatterOptions, opts, named)
+        tensor, root = single_tensor(outs, "scatter"), opts.rootRank
         is_root = self.group.rank == root
 
         def body(ins: Tensors, outs: Tensors, **how: Any) -> Work:
             return self.group.scatter(outs[0], ins if is_root else None, root, **how)
 
-        parts = inner(ins, self.group.size, "scatter") if is_root else []
+        parts = tensor_list(ins, self.group.size, "scatter") if is_root else []
         return self._start(opts, parts, [tensor], body, [tensor])
 
     def alltoall(self, outs: Tensors, ins: Tensors, opts: Any = None) -> BackendWork:
-        opts = pick(AllToAllOptions, opts)
-        ins, outs = (inner(x, self.group.size, "all_to_all") for x in (ins, outs))
+        opts = options_of(AllToAllOptions, opts)
+        ins, outs = (tensor_list(x, self.group.size, "all_to_all") for x in (ins, outs))
         return self._start(opts, ins, outs, self._all_to_all, outs)
 
     def _all_to_all(self, ins: Tensors, outs: Tensors, **how: Any) -> Work:
@@ -363,13 +369,13 @@ class RingleaderGroup(ProcessGroup):
         input_split_sizes: Sequence[int] = (),
         opts: Any = None,
     ) -> BackendWork:
-        opts = pick(AllToAllOptions, opts)
-        outs = split(real(output), output_split_sizes, self.group.size)
-        ins = split(real(source), input_split_sizes, self.group.size)
+        opts = options_of(AllToAllOptions, opts)
+        outs = split(unwrap(output), output_split_sizes, self.group.size)
+        ins = split(unwrap(source), input_split_sizes, self.group.size)
         return self._start(opts, ins, outs, self._all_to_all, [output])
 
     def barrier(self, opts: Any = None) -> BackendWork:
-        opts = pick(BarrierOptions, opts)
+        opts = options_of(BarrierOptions, opts)
         return self._start(
             opts, [], [], lambda _i, _o, **how: self.group.barrier(**how)
         )
@@ -393,7 +399,7 @@ class RingleaderGroup(ProcessGroup):
     # -- point-to-point ------------------------------------------------------------
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> BackendWork:
-        tensor = only(tensors, "send")
+        tensor = single_tensor(tensors, "send")
         if not tensor.is_cpu:
             tensor = tensor.to("cpu")
         return self._post(
@@ -401,28 +407,28 @@ class RingleaderGroup(ProcessGroup):
         )
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> BackendWork:
-        return self._receive(only(tensors, "recv"), src, tag)
+        return self._receive(single_tensor(tensors, "recv"), src, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> BackendWork:
-        return self._receive(only(tensors, "recv"), None, tag)
+        return self._receive(single_tensor(tensors, "recv"), None, tag)
 
     def _receive(self, tensor: Tensor, source: int | None, tag: int) -> BackendWork:
         host = tensor if tensor.is_cpu else torch.empty_like(tensor, device="cpu")
-        arrive = None if tensor.is_cpu else once(lambda: _copy(tensor, host))
+        deliver = None if tensor.is_cpu else once(lambda: _copy(tensor, host))
         return self._post(
             lambda: self.group.recv(host, source, tag=tag, async_op=True),
             [tensor],
-            arrive,
+            deliver,
         )
 
     def _post(
         self,
         post: Callable[[], Work],
         result: Tensors,
-        arrive: Callable[[], None] | None,
+        deliver: Callable[[], None] | None,
     ) -> BackendWork:
         with self._error_context:
-            return self._make_handle(post(), result, arrive)
+            return self._make_handle(post(), result, deliver)
 
     # -- running operations --------------------------------------------------------
 
@@ -437,18 +443,18 @@ class RingleaderGroup(ProcessGroup):
         width: int = 0,
     ) -> BackendWork:
         """Run one operation; ``width`` as in ``HostStaging.run``."""
-        how, arrive = self._how(opts), None
+        how, deliver = self._call_options(opts), None
         device = next((t.device for t in (*outs, *ins)), _CPU)
         with self._error_context:
             if device != _CPU:
                 _check_reduction(opts, (*outs, *ins)[0].dtype)
                 stage = self._stage(device)
-                work, arrive = stage.run(self.group, ins, outs, body, width, **how)
+                work, deliver = stage.run(self.group, ins, outs, body, width, **how)
             elif self.is_staged:
                 work = run_on_host(self.group, ins, outs, body, width, **how)
             else:
                 work = body(ins, outs, **how)
-            return self._make_handle(work, result, arrive)
+            return self._make_handle(work, result, deliver)
 
     def _start_all(
         self,
@@ -467,21 +473,21 @@ class RingleaderGroup(ProcessGroup):
             works, self._completion_pool, add_context=self._error_context, result=result
         )
 
-    def _how(self, opts: Any) -> dict[str, Any]:
+    def _call_options(self, opts: Any) -> dict[str, Any]:
         """Count the operation and return its arguments for the group."""
         self._sequence += 1
         is_async = self._coalesced is not None or bool(opts.asyncOp)
-        return {"timeout_s": limit_s(opts), "async_op": is_async}
+        return {"timeout_s": timeout_of(opts), "async_op": is_async}
 
     def _make_handle(
-        self, work: Work, result: Tensors | None, arrive: Callable[[], None] | None
+        self, work: Work, result: Tensors | None, deliver: Callable[[], None] | None
     ) -> BackendWork:
         handle = BackendWork(
             [work],
             result or [],
             self._completion_pool,
             add_context=self._error_context,
-            arrive=arrive,
+            deliver=deliver,
         )
         if self._coalesced is not None:
             self._coalesced.append(handle)
@@ -492,9 +498,9 @@ class RingleaderGroup(ProcessGroup):
             self._staging.setdefault(device, HostStaging(device_of(device)))
         return self._staging[device]
 
-    def _rows(self, tensor: Tensor) -> Tensors:
+    def _split_by_rank(self, tensor: Tensor) -> Tensors:
         """Return the tensor of all ranks' parts; split by rank if it may be staged."""
-        tensor = real(tensor)
+        tensor = unwrap(tensor)
         if not self.is_staged:
             return [tensor]
         return split(tensor.view(-1), (), self.group.size)

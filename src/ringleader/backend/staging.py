@@ -94,11 +94,11 @@ class HostStaging:
             with device.guard(), torch.no_grad():
                 done.append(run(ready))
 
-        def arrive() -> None:
+        def deliver() -> None:
             with device.guard():
                 device.wait_event(done[0])
 
-        return handle_of(group).together(job, **how), arrive
+        return handle_of(group).together(job, **how), deliver
 
     def close(self) -> None:
         """Release shared and host memory. Call it when the group has ended."""

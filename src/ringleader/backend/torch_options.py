@@ -73,13 +73,13 @@ def reduction(op: Any) -> Reduction:
     raise ConfigError(f"reduction {op} is not supported")
 
 
-def limit_s(opts: Any) -> float | None:
+def timeout_of(opts: Any) -> float | None:
     """Return the timeout of the operation, or None for that of the group."""
     timeout: timedelta = opts.timeout
     return timeout.total_seconds() if timeout > _NO_LIMIT else None
 
 
-def pick(kind: type[T], opts: Any, named: Mapping[str, Any] | None = None) -> T:
+def options_of(kind: type[T], opts: Any, named: Mapping[str, Any] | None = None) -> T:
     """Return the options of a call.
 
     torch's shorter overloads pass a root or a reduction instead of options.
@@ -99,7 +99,7 @@ def pick(kind: type[T], opts: Any, named: Mapping[str, Any] | None = None) -> T:
     return made  # type: ignore[no-any-return]
 
 
-def real(tensor: Tensor) -> Tensor:
+def unwrap(tensor: Tensor) -> Tensor:
     """Return the tensor itself: functional collectives wrap their results."""
     if type(tensor) is Tensor or not hasattr(tensor, "trigger_wait"):
         return tensor
@@ -107,22 +107,24 @@ def real(tensor: Tensor) -> Tensor:
     return inside
 
 
-def only(tensors: Tensor | list[Tensor] | tuple[Tensor, ...], what: str) -> Tensor:
+def single_tensor(
+    tensors: Tensor | list[Tensor] | tuple[Tensor, ...], what: str
+) -> Tensor:
     """Return the only tensor of a call, which torch passes in a list."""
     if not isinstance(tensors, (list, tuple)):
-        return real(tensors)
+        return unwrap(tensors)
     if len(tensors) != 1:
         raise ConfigError(f"{what}: one tensor per rank, not {len(tensors)}")
-    return real(tensors[0])
+    return unwrap(tensors[0])
 
 
-def inner(lists: Any, size: int, what: str) -> list[Tensor]:
+def tensor_list(lists: Any, size: int, what: str) -> list[Tensor]:
     """Return one tensor per rank, from a list or a list of one list."""
     if len(lists) == 1 and not isinstance(lists[0], Tensor):
         lists = lists[0]
     if len(lists) != size:
         raise ConfigError(f"{what}: {len(lists)} tensors for {size} ranks")
-    return [real(tensor) for tensor in lists]
+    return [unwrap(tensor) for tensor in lists]
 
 
 def one_or_all(tensors: list[Tensor]) -> Any:

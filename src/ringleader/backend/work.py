@@ -54,7 +54,7 @@ class BackendWork(TorchWork):
         completions: CompletionPool,
         *,
         add_context: AddContext,
-        arrive: Callable[[], None] | None = None,
+        deliver: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
         self._parts = parts
@@ -62,8 +62,8 @@ class BackendWork(TorchWork):
         """At least one: C++ does not accept a future without tensors."""
         self._completion_pool = completions
         self._add_context = add_context
-        self._arrive = arrive
-        """Orders the caller's stream after the copies to the device."""
+        self._deliver = deliver
+        """Makes results available to the caller: orders its stream after our copies."""
         self._future: Future[Any] | None = None
 
     @classmethod
@@ -77,15 +77,15 @@ class BackendWork(TorchWork):
     ) -> Self:
         """Combine several handles; ``result`` defaults to all their tensors."""
 
-        def arrive() -> None:
+        def deliver() -> None:
             for handle in handles:
-                if handle._arrive is not None:
-                    handle._arrive()
+                if handle._deliver is not None:
+                    handle._deliver()
 
         parts = [part for handle in handles for part in handle._parts]
         if result is None:
             result = [tensor for handle in handles for tensor in handle._result]
-        return cls(parts, result, completions, add_context=add_context, arrive=arrive)
+        return cls(parts, result, completions, add_context=add_context, deliver=deliver)
 
     # C++ calls only wait and get_future; the rest is for Python callers.
 
@@ -103,8 +103,8 @@ class BackendWork(TorchWork):
                 if better is exc:
                     raise
                 raise better from exc
-        if self._arrive is not None:
-            self._arrive()
+        if self._deliver is not None:
+            self._deliver()
         return True
 
     def get_future(self) -> Future[Any]:
@@ -132,8 +132,8 @@ class BackendWork(TorchWork):
             error = self._add_context(error)
         else:
             try:
-                if self._arrive is not None:
-                    self._arrive()
+                if self._deliver is not None:
+                    self._deliver()
             except Exception as exc:  # noqa: BLE001 - the future carries it to the user
                 error = exc
         if error is None:

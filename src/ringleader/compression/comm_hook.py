@@ -128,9 +128,9 @@ class Hook:
             with step.bucket():
                 self.compressor.reduce(group, flat, parameters)
 
-        body, arrive = average, None
+        body, deliver = average, None
         if not flat.is_cpu:
-            body, arrive = self._on_device(flat, average)
+            body, deliver = self._on_device(flat, average)
         work = BackendWork(
             [handle_of(ours).together(body, async_op=True)],
             [flat],
@@ -138,7 +138,7 @@ class Hook:
             add_context=ErrorContext(
                 ours, GroupIdentity(dist.get_process_group_ranks(group))
             ),
-            arrive=arrive,
+            deliver=deliver,
         )
         return work.get_future().then(_only)
 
@@ -159,11 +159,11 @@ class Hook:
                 average()
                 done.append(device.record_event())
 
-        def arrive() -> None:
+        def deliver() -> None:
             with device.guard():
                 device.wait_event(done[0])
 
-        return body, arrive
+        return body, deliver
 
     def _start_half(
         self, group: dist.ProcessGroup, flat: Tensor, parameters: list[ParameterSlice]

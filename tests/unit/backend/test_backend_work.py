@@ -44,14 +44,14 @@ def handle(
     completions: CompletionPool,
     *parts: Work,
     result: list[Tensor] | None = None,
-    arrive: Callable[[], None] | None = None,
+    deliver: Callable[[], None] | None = None,
 ) -> BackendWork:
     return BackendWork(
         parts,
         result or [torch.ones(2)],
         completions,
         add_context=as_it_is,
-        arrive=arrive,
+        deliver=deliver,
     )
 
 
@@ -147,9 +147,9 @@ def test_the_caller_is_ordered_after_a_success_and_only_then(
     good, bad = Work(), Work()
     good.finish()
     bad.finish(LOST)
-    handle(completions, good, arrive=lambda: arrivals.append("good")).wait()
+    handle(completions, good, deliver=lambda: arrivals.append("good")).wait()
     with pytest.raises(PeerLost):
-        handle(completions, bad, arrive=lambda: arrivals.append("bad")).wait()
+        handle(completions, bad, deliver=lambda: arrivals.append("bad")).wait()
     assert arrivals == ["good"]
 
 
@@ -224,10 +224,10 @@ def test_cpp_sees_the_error(completions: CompletionPool) -> None:
 
 
 def test_a_failure_to_arrive_is_the_futures(completions: CompletionPool) -> None:
-    def arrive() -> None:
+    def deliver() -> None:
         raise RuntimeError("the stream is gone")
 
-    future = handle(completions, DONE, arrive=arrive).get_future()
+    future = handle(completions, DONE, deliver=deliver).get_future()
     with pytest.raises(RuntimeError, match="the stream is gone"):
         end(future).value()
 
@@ -235,10 +235,10 @@ def test_a_failure_to_arrive_is_the_futures(completions: CompletionPool) -> None
 def test_the_future_arrives_before_it_is_complete(completions: CompletionPool) -> None:
     part, tensor = Work(), torch.zeros(2)
 
-    def arrive() -> None:
+    def deliver() -> None:
         tensor.fill_(7)
 
-    work = handle(completions, part, result=[tensor], arrive=arrive)
+    work = handle(completions, part, result=[tensor], deliver=deliver)
     seen = work.get_future().then(lambda done: done.value()[0].clone())
     part.finish()
     assert end(seen).value().tolist() == [7, 7]
@@ -321,7 +321,7 @@ def test_one_handle_for_several_ends_with_the_last(completions: CompletionPool) 
             completions,
             part,
             result=[torch.full((1,), float(i))],
-            arrive=(lambda i=i: arrivals.append(i)) if i != 1 else None,  # type: ignore[misc]
+            deliver=(lambda i=i: arrivals.append(i)) if i != 1 else None,  # type: ignore[misc]
         )
         for i, part in enumerate(parts)
     ]

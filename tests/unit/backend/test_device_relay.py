@@ -50,13 +50,13 @@ class Rank:
         """Start an all_reduce; return a function that waits as torch's users do."""
         relay = handle_of(self.group).relay(tensor.nbytes)
         assert relay is not None
-        work, arrive = self.stage.all_reduce(
+        work, deliver = self.stage.all_reduce(
             self.group, relay, tensor, op, async_op=True
         )
 
         def wait() -> None:
             work.wait(30)
-            arrive()
+            deliver()
 
         return wait
 

@@ -48,11 +48,13 @@ class Rank:
         width: int = 1,
     ) -> Callable[[], None]:
         """Start an operation; return a function that waits as torch's users do."""
-        work, arrive = self.stage.run(self.group, ins, outs, body, width, async_op=True)
+        work, deliver = self.stage.run(
+            self.group, ins, outs, body, width, async_op=True
+        )
 
         def wait() -> None:
             work.wait(30)
-            arrive()
+            deliver()
 
         return wait
 
@@ -495,7 +497,7 @@ def test_an_operation_that_failed_never_orders_the_caller() -> None:
     with world(2) as (group, _):
         rank = Rank(group)
         tensor = rank.computed(numbers(5, 0))
-        work, arrive = rank.stage.run(
+        work, deliver = rank.stage.run(
             group,
             [tensor],
             [tensor],
@@ -507,13 +509,13 @@ def test_an_operation_that_failed_never_orders_the_caller() -> None:
         with pytest.raises(GroupAborted, match="enough"):
             work.wait(10)
         with pytest.raises(IndexError):
-            arrive()
+            deliver()
 
 
 def test_a_synchronous_operation_has_ended_when_the_call_returns() -> None:
     def body(rank: Rank) -> tuple[bool, Tensor]:
         tensor = rank.computed(numbers(2000, rank.group.rank))
-        work, arrive = rank.stage.run(
+        work, deliver = rank.stage.run(
             rank.group,
             [tensor],
             [tensor],
@@ -522,7 +524,7 @@ def test_a_synchronous_operation_has_ended_when_the_call_returns() -> None:
             timeout_s=10,
             async_op=False,
         )
-        arrive()
+        deliver()
         return work is DONE, rank.device.read(tensor)
 
     for is_done, seen in staged(2, body):
@@ -595,9 +597,9 @@ def test_a_whole_operation_with_the_parts_of_apples_device(mps_log: list[str]) -
         with device.guard(), device.d2h_stream(), device.h2d_stream():
             device.record_stream(torch.ones(1))
         tensor = numbers(1500, group.rank)
-        work, arrive = HostStaging(device).run(group, [tensor], [tensor], reduce, 1)
+        work, deliver = HostStaging(device).run(group, [tensor], [tensor], reduce, 1)
         work.wait()
-        arrive()
+        deliver()
         return tensor
 
     for seen in run_world(2, body):

@@ -27,7 +27,12 @@ from torch._C._distributed_c10d import (
 )
 
 from ringleader.backend.process_group import RingleaderGroup
-from ringleader.backend.torch_options import limit_s, only, pick, reduction
+from ringleader.backend.torch_options import (
+    options_of,
+    reduction,
+    single_tensor,
+    timeout_of,
+)
 from ringleader.errors import ConfigError
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work
@@ -60,34 +65,34 @@ REDUCING: list[Any] = [
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_options_object_is_taken_as_it_is(kind: Any) -> None:  # noqa: ANN401
     given = kind()
-    assert pick(kind, given) is given
+    assert options_of(kind, given) is given
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_options_are_torchs_own_defaults(kind: Any) -> None:  # noqa: ANN401
-    made = pick(kind, None)
+    made = options_of(kind, None)
     assert isinstance(made, kind)
-    assert limit_s(made) is None, "the group's timeout"
+    assert timeout_of(made) is None, "the group's timeout"
 
 
 @pytest.mark.parametrize("kind", ROOTED)
 def test_a_number_is_the_root(kind: Any) -> None:  # noqa: ANN401
-    assert pick(kind, 3).rootRank == 3
-    assert pick(kind, None, {"root": 2}).rootRank == 2
+    assert options_of(kind, 3).rootRank == 3
+    assert options_of(kind, None, {"root": 2}).rootRank == 2
 
 
 @pytest.mark.parametrize("kind", REDUCING)
 @pytest.mark.parametrize("op", [ReduceOp.MAX, ReduceOp(ReduceOp.MAX)])
 def test_a_reduction_is_the_reduction(kind: Any, op: Any) -> None:  # noqa: ANN401
-    assert reduction(pick(kind, op).reduceOp).name == "max"
-    assert reduction(pick(kind, None, {"op": op}).reduceOp).name == "max"
+    assert reduction(options_of(kind, op).reduceOp).name == "max"
+    assert reduction(options_of(kind, None, {"op": op}).reduceOp).name == "max"
 
 
 def test_root_and_reduction_come_together() -> None:
     for made in (
-        pick(ReduceOptions, 1, {"op": ReduceOp.MIN}),
-        pick(ReduceOptions, ReduceOp.MIN, {"root": 1}),
-        pick(ReduceOptions, None, {"op": ReduceOp.MIN, "root": 1}),
+        options_of(ReduceOptions, 1, {"op": ReduceOp.MIN}),
+        options_of(ReduceOptions, ReduceOp.MIN, {"root": 1}),
+        options_of(ReduceOptions, None, {"op": ReduceOp.MIN, "root": 1}),
     ):
         assert made.rootRank == 1
         assert reduction(made.reduceOp).name == "min"
@@ -96,14 +101,14 @@ def test_root_and_reduction_come_together() -> None:
 def test_keywords_add_to_an_options_object() -> None:
     given = ReduceOptions()
     given.rootRank = 4
-    made = pick(ReduceOptions, given, {"op": ReduceOp.PRODUCT})
+    made = options_of(ReduceOptions, given, {"op": ReduceOp.PRODUCT})
     assert made.rootRank == 4
     assert reduction(made.reduceOp).name == "product"
 
 
 def test_the_fields_of_torch_are_keywords_too() -> None:
-    made: Any = pick(BroadcastOptions, None, {"timeout": timedelta(seconds=3)})
-    assert limit_s(made) == 3
+    made: Any = options_of(BroadcastOptions, None, {"timeout": timedelta(seconds=3)})
+    assert timeout_of(made) == 3
 
 
 @pytest.mark.parametrize(
@@ -115,12 +120,12 @@ def test_a_keyword_the_call_does_not_have_is_named(
     name: str,
 ) -> None:
     with pytest.raises(ConfigError, match=f"{kind.__name__} has no {name}"):
-        pick(kind, None, {name: 1})
+        options_of(kind, None, {name: 1})
 
 
 def test_a_reduction_where_none_is_made_is_refused() -> None:
     with pytest.raises(ConfigError, match="BroadcastOptions has no op"):
-        pick(BroadcastOptions, ReduceOp.SUM)
+        options_of(BroadcastOptions, ReduceOp.SUM)
 
 
 # -- limit_s and only --------------------------------------------------------------
@@ -135,20 +140,20 @@ def test_an_operation_may_have_its_own_timeout(
 ) -> None:
     opts: Any = AllreduceOptions()
     opts.timeout = timedelta(milliseconds=milliseconds)
-    assert limit_s(opts) == seconds
+    assert timeout_of(opts) == seconds
 
 
 def test_the_one_tensor_is_found_in_its_list_or_without_one() -> None:
     tensor = torch.ones(2)
-    assert only(tensor, "broadcast") is tensor
-    assert only([tensor], "broadcast") is tensor
-    assert only((tensor,), "broadcast") is tensor
+    assert single_tensor(tensor, "broadcast") is tensor
+    assert single_tensor([tensor], "broadcast") is tensor
+    assert single_tensor((tensor,), "broadcast") is tensor
 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_another_number_of_tensors_is_refused_with_the_call(count: int) -> None:
     with pytest.raises(ConfigError, match=f"^send: one tensor per rank, not {count}$"):
-        only([torch.ones(2)] * count, "send")
+        single_tensor([torch.ones(2)] * count, "send")
 
 
 # -- reductions --------------------------------------------------------------------
