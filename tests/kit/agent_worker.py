@@ -1,4 +1,4 @@
-"""An agent and nothing else: answers each line on stdin with a snapshot as JSON."""
+"""Runs an agent and answers each line on stdin with its snapshot as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringleader.node.protocol.local_requests import GetSnapshot
 
 
 def main() -> None:
-    """``agent_worker.py NAME [PEERS]``."""
+    """Run ``agent_worker.py NAME [PEERS]``."""
     config = AgentConfig(
         home=str(settings.home_directory()),
         name=sys.argv[1],

@@ -1,4 +1,4 @@
-"""A node for the doctor's tests: a real agent, made odd in the ways it is told to be.
+"""A node for the doctor's tests: a real agent with the faults named on its argv.
 
 ``doctor_peer.py HOME NAME PORT [protocol=N] [clock=SECONDS]``. It prints one line when
 it accepts connections, and lives until it is killed.
@@ -19,7 +19,7 @@ from ringleader.node.protocol.agent_config import AgentConfig
 
 
 def be_odd(word: str) -> None:
-    """Speak another protocol, or live in another time."""
+    """Speak another protocol version, or shift the wall clock."""
     what, _, value = word.partition("=")
     if what == "protocol":
         hello.PROTOCOL = int(value)
@@ -32,7 +32,7 @@ def be_odd(word: str) -> None:
 
 
 def tell_when_open(ours: socket.socket) -> None:
-    """The agent's first message says that it is up."""
+    """Print a line when the agent's first message has arrived: it is up."""
     ours.recv(1)
     sys.stdout.write("ready\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The doctor on a LAN with real troubles: each is named, and nothing else is.
+"""The doctor on a virtual LAN finds each injected problem, and nothing else.
 
 One LAN carries all troubles at once. Nodes with a trouble of their own have a cluster
 of their own, so that they are only strangers to all others.
@@ -32,10 +32,10 @@ pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no faults here: {REASO
 NODE = ["-m", "tests.kit.doctor_peer"]
 DOCTOR = (sys.executable, "-m", "ringleader.cli.main", "doctor")
 AT_ONCE = 6
-"""Doctors wait most of the time; more of them would wait for the two cores."""
+"""Doctors mostly wait for the network; more would compete for the two cores."""
 
 LIMIT_S = 10.0
-"""What an examination may take, the start of Python not counted."""
+"""Limit for one examination, without the start of Python."""
 
 PORT = 7001
 
@@ -54,13 +54,13 @@ Report = dict[str, Any]
 
 @dataclass(slots=True)
 class Homes:
-    """Homes of users in clusters; each cluster has its secret."""
+    """Home directories of users, each in a cluster with its own secret."""
 
     folder: Path
     _roots: dict[str, bytes] = field(default_factory=dict)
 
     def get(self, name: str, cluster: str = "main") -> str:
-        """A home; made when it is first asked for."""
+        """Return a home; it is made at the first call."""
         home = Home(self.folder / name)
         if not home.path.exists():
             root = self._roots.setdefault(cluster, os.urandom(32))
@@ -69,7 +69,7 @@ class Homes:
         return str(home.path)
 
     def copy(self, name: str) -> str:
-        """A copy of a home, keys and all."""
+        """Copy a home with its keys."""
         path = self.folder / f"{name}-copied"
         running = shutil.ignore_patterns("run")
         shutil.copytree(self.folder / name, path, ignore=running)
@@ -79,7 +79,7 @@ class Homes:
 def start(
     host: VirtualHost, argv: Sequence[str], stack: ExitStack
 ) -> subprocess.Popen[str]:
-    """A program that says in one line when it is ready; see ``wait_for``."""
+    """Start a program that prints a line when it is ready; see ``wait_for``."""
     process = host.popen([sys.executable, *argv], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     stack.callback(process.stdout.close)
@@ -89,7 +89,7 @@ def start(
 def start_node(
     host: VirtualHost, home: str, stack: ExitStack, *odd: str
 ) -> subprocess.Popen[str]:
-    """A real agent; its name is that of its home."""
+    """Start a real agent with the name of its home."""
     return start(host, [*NODE, home, Path(home).name, str(PORT), *odd], stack)
 
 
@@ -102,7 +102,7 @@ def wait_for(*processes: subprocess.Popen[str]) -> None:
 def ask_doctor(
     host: VirtualHost, home: str, *args: str, before: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run the real command; ``before`` is what the shell does first."""
+    """Run the real command; the shell runs ``before`` first."""
     argv = ["sh", "-c", f'{before} exec "$@"', "sh", *DOCTOR, *args]
     return subprocess.run(
         host.command(argv),
@@ -115,7 +115,7 @@ def ask_doctor(
 
 
 def examine(host: VirtualHost, home: str, *args: str, before: str = "") -> Report:
-    """What the doctor finds there."""
+    """Run the doctor on a host and return its report."""
     done = ask_doctor(host, home, "--json", *args, before=before)
     assert not done.stderr, done.stderr
     report: Report = json.loads(done.stdout)
@@ -125,7 +125,7 @@ def examine(host: VirtualHost, home: str, *args: str, before: str = "") -> Repor
 
 
 def line(report: Report, name: str) -> str:
-    """What the report says of one thing that was looked at."""
+    """Return the text of one check of the report."""
     return str(next(c["text"] for c in report["checks"] if c["name"] == name))
 
 
@@ -188,7 +188,7 @@ NODES: dict[str, tuple[str, ...]] = {
 def reports(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Future[Report]]:
-    """What the doctor says of each trouble that a selected test asks for."""
+    """Return the doctor's report of each problem that a selected test needs."""
     params = [getattr(item, "callspec", None) for item in request.session.items]
     cases = {spec.params.get("case") for spec in params if spec} | {"taken", "none"}
     homes = Homes(tmp_path_factory.mktemp("homes"))
@@ -206,13 +206,13 @@ def reports(
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return {
                 case: pool.submit(examine, *args, **options)
-                for case, (*args, options) in visits(hosts, homes).items()
+                for case, (*args, options) in examinations(hosts, homes).items()
                 if case in cases
             }
 
 
 def make_trouble(net: VirtualLan, hosts: dict[str, VirtualHost]) -> None:
-    """Everything that is wrong with cables, interfaces and firewalls."""
+    """Inject the faults of cables, interfaces and firewalls."""
     hosts["vpn"].add_interface("tun0", "10.99.0.1/24")
     hosts["vpn"].add_interface("docker0", "172.17.0.1/16")
     hosts["vpn"].set_up(is_up=False)
@@ -229,8 +229,8 @@ def make_trouble(net: VirtualLan, hosts: dict[str, VirtualHost]) -> None:
     net._switch.drop(("apart",), [(cable, RECEIVED, alone)])
 
 
-def visits(hosts: dict[str, VirtualHost], homes: Homes) -> dict[str, list[Any]]:
-    """The arguments of each examination, the slowest ones first."""
+def examinations(hosts: dict[str, VirtualHost], homes: Homes) -> dict[str, list[Any]]:
+    """Return the arguments of each examination, the slowest first."""
     tin = hosts["tin"]
     bob = f"{hosts['bob'].address}:{PORT}"
     six = f"[{hosts['six'].address6}]:{PORT}"

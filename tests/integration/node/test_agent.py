@@ -1,4 +1,4 @@
-"""The agent process: how it starts, what it refuses, and above all that it ends."""
+"""The agent process starts, refuses invalid requests, and ends with its parent."""
 
 from __future__ import annotations
 

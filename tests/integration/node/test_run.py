@@ -1,4 +1,4 @@
-"""The front page: one command on each machine of a LAN, and the script runs on all."""
+"""``ringleader run`` on each machine of a virtual LAN runs the script on all."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 @dataclass(slots=True)
 class Command:
-    """A command on a host, and what it has printed so far."""
+    """A command on a host with the lines it has printed so far."""
 
     process: subprocess.Popen[str]
     lines: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Command:
         self.lines.extend(iter(self.process.stdout.readline, ""))
 
     def wait_for(self, text: str, within_s: float = 60.0, after: int = 0) -> int:
-        """Wait for a line; its number."""
+        """Wait for a line and return its number."""
         until_s = time.monotonic() + within_s
         while time.monotonic() < until_s:
             for number, line in enumerate(self.lines[after:], after):
@@ -68,7 +68,7 @@ class Command:
         raise AssertionError(f"no {text!r} in {within_s} s:\n{''.join(self.lines)}")
 
     def end(self, within_s: float = 60.0) -> int:
-        """Its exit status."""
+        """Wait for the end and return the exit status."""
         code = self.process.wait(within_s)
         self.close()
         return code
@@ -144,7 +144,9 @@ def test_one_command_on_each_machine_runs_the_script_on_all(machines: Machines) 
 
 
 @pytest.mark.slow
-def test_a_lost_machine_is_done_without_and_let_in_again(machines: Machines) -> None:
+def test_the_others_go_on_without_a_lost_machine_and_readmit_it(
+    machines: Machines,
+) -> None:
     script = str(machines.folder / "train.py")
     flags = ("--min-nodes", "2", "--wait", "1", script)
     runs = [machines.run(i, *flags, "60", f"own-{i}") for i in range(3)]

@@ -1,4 +1,4 @@
-"""From facts to findings: every trouble is named, and nothing but the trouble."""
+"""Every problem in the facts becomes one finding, and nothing else does."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def candidate(
     address: Address = ("10.0.0.2", 7001),
     **more: Any,  # noqa: ANN401
 ) -> Candidate:
-    """A node on our LAN as it should be, but for what is said."""
+    """Return a healthy node on our LAN, with changes."""
     of_visit = {k: more.pop(k) for k in list(more) if k in DialResult.__slots__}
     is_good = outcome is DialOutcome.REACHED
     usual = {
@@ -106,7 +106,7 @@ def probe(**more: Any) -> MulticastReport:  # noqa: ANN401
 
 
 def facts(*candidates: Candidate, **more: Any) -> Facts:  # noqa: ANN401
-    """A healthy machine, but for what is said."""
+    """Return the facts of a healthy machine, with changes."""
     usual: dict[str, Any] = {
         "name": "tin",
         "version": "1.0",
@@ -122,7 +122,7 @@ def facts(*candidates: Candidate, **more: Any) -> Facts:  # noqa: ANN401
 
 
 def only(found: Facts) -> Finding:
-    """The one finding there is."""
+    """Return the only finding."""
     findings = diagnose(found)
     assert len(findings) == 1, [f.text for f in findings]
     return findings[0]

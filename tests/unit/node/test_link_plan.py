@@ -1,4 +1,4 @@
-"""What the seats of a view say of the links, and what follows for the ring."""
+"""The links in the node states decide the ring order and what to measure."""
 
 from __future__ import annotations
 

@@ -69,14 +69,14 @@ def state(
 
 
 def view(**nodes: JobRequest | None) -> ViewState:
-    """Ring order as given; age in alphabetical order."""
+    """Make a view in the given ring order; seniority is alphabetical."""
     ids = {"a": A, "b": B, "c": C}
     found = {ids[name]: state(name, held) for name, held in nodes.items()}
     return ViewState("7-aaaa", tuple(sorted(found)), found)
 
 
 def with_go(of: ViewState, by: NodeId = A) -> ViewState:
-    """The table after ``by`` said that the job need not wait; A leads."""
+    """Return the view after ``by`` marked the job as ready; A leads."""
     said = msgspec.structs.replace(of.states[by], ready_jobs=["job"])
     return ViewState(of.view_id, of.by_seniority, {**of.states, by: said})
 
@@ -275,7 +275,7 @@ def test_a_node_state_survives_encoding_and_garbage_is_refused() -> None:
 
 
 def test_a_node_state_that_is_too_large_is_refused_before_decoding() -> None:
-    """Every part is within its own bounds; only the whole is not."""
+    """Each part is within its limit; only the whole is too large."""
     long = "\U0001f40d" * 64
     fingerprint = JobFingerprint(
         script=long, torch=long, ringleader=long, compress=long
