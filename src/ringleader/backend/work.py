@@ -98,7 +98,7 @@ class BackendWork(TorchWork):
                 part.wait(deadline.left_s() if deadline else None)
             except Exception as exc:
                 if not part.done():
-                    raise DeadlineExceeded("the operation", str(exc)) from exc
+                    raise DeadlineExceeded("Work.wait", str(exc)) from exc
                 better = self._add_context(exc)
                 if better is exc:
                     raise

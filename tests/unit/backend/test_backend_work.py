@@ -86,7 +86,7 @@ def test_wait_gives_up_in_time_and_leaves_the_operation_alone(
     part = Work()
     work = handle(completions, part)
     start_s = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match=r"under way after 0\.05 s"):
+    with pytest.raises(DeadlineExceeded, match=r"still running after 0\.05 s"):
         work.wait(timedelta(seconds=0.05))
     assert 0.04 < time.monotonic() - start_s < SOON_S
     assert not work.is_completed()
