@@ -34,7 +34,6 @@ class Peer:
         "num_missed",
         "num_missed_in_row",
         "number",
-        "refreshes_done",
         "refused_for",
         "refutation",
         "report",
@@ -47,13 +46,11 @@ class Peer:
         self.last_heard_s = now_s  # or when its link opened, before any message
         self.lost_at_s = inf  # when its link broke
         self.died_at_s = inf
-        self.contested_s: float | None = (
-            None  # since when it claims the key of another life
-        )
+        # Since when it claims the key of another life; None if it does not.
+        self.contested_s: float | None = None
         self.refused_for: Member | None = None  # the life that keeps the key
         self.number = -1
         self.refutation = 0
-        self.refreshes_done = 0
         self.echo_us = 0
         self.echo_at_s = now_s
         self.report: Report | None = None
