@@ -81,7 +81,7 @@ def test_what_is_no_number_is_named_with_its_value(name: str, value: str) -> Non
 @pytest.mark.parametrize(("rank", "size"), [(4, 4), (-1, 4), (0, 0), (0, -2)])
 def test_a_rank_outside_the_group_is_refused(rank: int, size: int) -> None:
     env = {**FULL, "RANK": str(rank), "WORLD_SIZE": str(size)}
-    with pytest.raises(ConfigError, match=f"rank {rank} of {size}"):
+    with pytest.raises(ConfigError, match=f"no rank {rank} in a world of {size}"):
         Launch.from_environment(env)
 
 

@@ -73,7 +73,7 @@ def test_anything_else_is_refused_with_the_form(text: str) -> None:
 
 
 def test_nobody_has_that_many_machines() -> None:
-    with pytest.raises(ConfigError, match="at most 256"):
+    with pytest.raises(ConfigError, match="limit is 256"):
         parse(",".join(f"host{i}:1" for i in range(MAX_PEERS + 1)))
 
 

@@ -181,7 +181,7 @@ def test_the_user_may_name_an_interface_and_gets_no_other() -> None:
     found = read(LINUX, "linux")
     chosen, refused = choose_interfaces(found, ["docker0", "lo"])
     assert names(chosen) == ["lo", "docker0"]
-    assert ("wlp4s0", "is not among the interfaces asked for") in [
+    assert ("wlp4s0", "is not among the requested interfaces") in [
         (i.name, why) for i, why in refused
     ]
     assert not choose_interfaces(found, ["enp5s0"])[0], "down is down"
