@@ -107,7 +107,7 @@ class Call:
 
     @property
     def plan_key(self) -> PlanKey:
-        """What the program of this call depends on."""
+        """The properties that the program of this call depends on."""
         return self.operation, self.algorithm, self.root or 0, self.arity
 
     def combine(self) -> Combine:

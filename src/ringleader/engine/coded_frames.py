@@ -75,7 +75,7 @@ def _part(array: Array | None, run: slice) -> Array | None:
 
 
 class Version:
-    """What this rank holds of a chunk from one write to the next."""
+    """The values of a chunk that this rank holds from one write to the next."""
 
     def __init__(self, chunk: int, write: FrameMove | None) -> None:
         self.chunk = chunk

@@ -55,7 +55,7 @@ class ExchangeEngine:
         self._views: dict[int, MessageViews] = {}
 
     def run(self, call: Call, header: bytes) -> None:
-        """An all_reduce of any length, in pieces, or a barrier: one byte to everybody.
+        """An all_reduce of any length, in pieces, or a barrier: one byte to all.
 
         Every piece carries the header; only the first one's can differ.
         """

@@ -50,7 +50,7 @@ class FloatView:
         return floats
 
     def room(self, at: slice, scratch: Floats) -> Floats:
-        """Where to compute values that ``write`` then stores: in place if possible."""
+        """Memory for values that ``write`` then stores: the array itself if float32."""
         if self._is_plain:
             floats: Floats = self._array[at]
             return floats

@@ -46,7 +46,7 @@ class Flow:
         self.peer = peer
         self.chunk = chunk
         self.epoch = 0
-        """How often the chunk was replaced before this move; windows are per epoch."""
+        """Number of times the chunk was replaced before; windows are per epoch."""
         self.is_last = False
         """Whether no later move writes the chunk."""
         self.after: list[Flow] = []
@@ -61,10 +61,10 @@ class Flow:
         self.own: Array | None = None
         """The values that a reduction adds to."""
         self.target: Array | None = None
-        """Where the move writes."""
+        """The memory that the move writes."""
 
     def limit(self) -> int:
-        """How far this flow may advance now."""
+        """The byte up to which this flow may advance now."""
         limit = self.num_bytes
         for flow in self.after:
             if flow.done < limit:
@@ -138,7 +138,7 @@ class Plan:
                 flow.bytes = bytes_of(held)
 
     def complete_bytes(self, chunk: int) -> int:
-        """How many bytes of ``chunk`` hold their final value on this rank."""
+        """Number of bytes of ``chunk`` that hold their final value on this rank."""
         last = self._last_writes.get(chunk)
         return 0 if last is None else last.done
 

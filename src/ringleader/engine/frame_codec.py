@@ -58,7 +58,7 @@ class FrameCodec:
         return version.slots[0]
 
     def inbox(self, move: FrameMove, memory: Bytes) -> Bytes | None:
-        """Where the next frame of ``move`` is to arrive; None while it has to wait."""
+        """Memory for the next frame of ``move``; None while it has to wait."""
         if not move.may_write():
             return None
         version = move.version

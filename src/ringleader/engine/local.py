@@ -10,7 +10,7 @@ from ringleader.engine.float_view import FloatView
 
 
 class LocalEngine:
-    """Runs calls of a group that nobody else is in. A mean over one rank is the sum."""
+    """Runs the calls of a group of one rank. A mean over one rank is the sum."""
 
     def run(self, call: Call, _header: bytes) -> None:
         """Copy inputs to outputs and add the residual."""

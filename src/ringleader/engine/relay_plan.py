@@ -34,9 +34,9 @@ class Piece:
     end: int
     """Elements of the result that are final when the piece is done."""
     targets: list[Any] = field(default_factory=list)
-    """Where the sums are copied to, from step 0 on; empty in reduce_scatter."""
+    """Bytes to copy the sums to, from step 0 on; empty in reduce_scatter."""
     total: Array | None = None
-    """Where this rank's sum is computed; None computes it in the slot."""
+    """Memory for this rank's sum; None computes it in the slot."""
     fetches: list[Copy] = field(default_factory=list)
     """Copies that bring ``values`` into host memory, in step 0."""
 

@@ -17,7 +17,7 @@ from ringleader.engine.reductions import Combine, add_in_order
 
 
 def _starts(length: int, step: int) -> list[int]:
-    """Where pieces of ``step`` begin; at least one piece, which carries the header."""
+    """The starts of pieces of ``step``; at least one piece, to carry the header."""
     return list(range(0, length, step)) or [0]
 
 

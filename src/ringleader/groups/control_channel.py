@@ -35,13 +35,13 @@ before its end may still be on the way."""
 HISTORY = 64
 """Calls of this rank that are remembered, for peers that ask about them late."""
 HISTORY_SENT = 16
-"""Of those, how many are sent to a peer whose history differs."""
+"""Number of them that are sent to a peer whose history differs."""
 WAITS_S = 0.5
 """A peer that sent WAITING this recently still waits; it repeats it every 0.2 s."""
 MAX_QUESTIONS = 64
 """Unsent frames to a peer beyond which no more WAITING is queued for it."""
 FLUSH_S = 0.2
-"""How long sending the notice of the end may take if a peer reads slowly."""
+"""Time limit for sending the notice of the end to peers that read slowly."""
 EXPIRE_S = 0.01
 """Time between two checks of the deadlines of messages; there may be thousands."""
 
@@ -111,7 +111,7 @@ class ControlChannel:
                 self._streams[peer].queue(frame, header)
 
     def suspect(self, peers: list[int]) -> int:
-        """The rank that delays this one: it waits for nobody, ``peers`` wait for it.
+        """The rank that delays this one: ``peers`` wait for it, and it does not wait.
 
         In a ring all ranks but one wait for a neighbour that waits itself.
         """

@@ -190,7 +190,7 @@ class Executor:
         return tracked
 
     def progress(self) -> Progress:
-        """How far the call came that failed."""
+        """The progress of the call that failed."""
         if not self._control.current:
             return Progress("no operation yet", 0, ())
         header = wire.decode(self._control.current, self.rank)

@@ -32,7 +32,7 @@ Connect = Callable[[Sequence[int], str, Deadline], Mesh]
 """(ranks of a sub-group, its view id, deadline) -> its mesh."""
 
 CLOSE_S = 2.0
-"""How long an operation of another thread may take to end when the group is closed."""
+"""Time that ``close`` gives to an operation of another thread."""
 
 
 class Group:
@@ -77,7 +77,7 @@ class Group:
         }
 
     def progress(self) -> Progress:
-        """How far the last collective came; meant to be read after a failure."""
+        """The progress of the last collective; meant to be read after a failure."""
         return self._handle.executor.progress()
 
     def choice(self, operation: str, num_bytes: int) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from ringleader.transport.link import wait_ready
 from ringleader.wire import header as wire
 
 EXPLAIN_S = 0.5
-"""How long a peer may take to tell what it called."""
+"""Time that a peer has to send the call that it made."""
 
 
 class Channel(Protocol):

@@ -1,4 +1,4 @@
-"""How far a collective came that failed: which results hold their final value."""
+"""Progress: the results of a failed collective that hold their final value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ringleader.engine.engine import Runs
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the last collective came; meant to be read after a failure."""
+    """The progress of the last collective; meant to be read after a failure."""
 
     call: str
     """The call as text, with its arguments."""

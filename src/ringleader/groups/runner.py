@@ -38,9 +38,9 @@ from ringleader.transport.link import relax, wait_ready
 _log = logging.getLogger(__name__)
 
 ATTRIBUTE_S = 0.1
-"""How long to wait for the notice that explains a lost connection."""
+"""Time to wait for a notice that explains a lost connection."""
 LINGER_S = 1.0
-"""How long an idle background thread waits before it ends."""
+"""Time that the background thread stays idle before it ends."""
 
 
 @dataclass(slots=True, eq=False)

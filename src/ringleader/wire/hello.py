@@ -45,7 +45,7 @@ MAX_STRIPES = 64
 
 
 class Purpose(IntEnum):
-    """What the connection is for."""
+    """The purpose of a connection."""
 
     CONTROL = 1
     BULK = 2
