@@ -43,7 +43,7 @@ from torch import Tensor, nn
 
 from ringleader.paramserver.protocol import bodies, join_link, manifest
 from ringleader.paramserver.protocol.manifest import Manifest
-from ringleader.paramserver.server.http_server import HttpServer, ListenAddress
+from ringleader.paramserver.server.http.http_server import HttpServer, ListenAddress
 from ringleader.paramserver.server.plan import Plan
 from ringleader.paramserver.server.run import ServerOptions, open_run
 from ringleader.paramserver.tasks.task import Task

@@ -43,7 +43,7 @@ from starlette.routing import Route
 from torch import nn
 
 from ringleader.paramserver.evaluation import evaluate, load_model
-from ringleader.paramserver.server.http_server import ListenAddress
+from ringleader.paramserver.server.http.http_server import ListenAddress
 from ringleader.paramserver.tasks.batch_order import batch_indices
 from ringleader.paramserver.tasks.loading import load_task
 

@@ -29,7 +29,7 @@ from ringleader.paramserver.protocol import bodies, join_link
 from ringleader.paramserver.protocol.bodies import Update
 from ringleader.paramserver.protocol.manifest import Manifest
 from ringleader.paramserver.server.global_weights import warm_up
-from ringleader.paramserver.server.http_server import HttpServer, ListenAddress
+from ringleader.paramserver.server.http.http_server import HttpServer, ListenAddress
 from ringleader.paramserver.server.plan import Plan
 from ringleader.paramserver.server.run import Run, ServerOptions, open_run
 from ringleader.paramserver.server.training import Training

@@ -35,7 +35,7 @@ MODULES = (
     "ringleader.cli.work",
     "ringleader.cli.evaluate",
     "ringleader.paramserver.evaluation",
-    "ringleader.paramserver.server.http_server",
+    "ringleader.paramserver.server.http.http_server",
     "ringleader.paramserver.server.run",
     "ringleader.paramserver.worker.worker",
     "torch._dynamo",  # the first step of any optimizer imports it, in 2 s

@@ -21,7 +21,7 @@ from ringleader.identity.storage.private_file import write_private
 
 if TYPE_CHECKING:
     from ringleader.paramserver.server.global_weights import OuterOptimizer
-    from ringleader.paramserver.server.http_server import HttpServer, ListenAddress
+    from ringleader.paramserver.server.http.http_server import HttpServer, ListenAddress
     from ringleader.paramserver.server.plan import Plan
     from ringleader.paramserver.server.run import Run, ServerOptions
 
@@ -98,7 +98,7 @@ def serve(  # noqa: PLR0913 # one argument per flag
         workers = workers or _ask_number("How many workers? ", "--workers")
         rounds = rounds or _ask_number("How many rounds? ", "--rounds")
         _require_extra()
-        from ringleader.paramserver.server.http_server import ListenAddress
+        from ringleader.paramserver.server.http.http_server import ListenAddress
         from ringleader.paramserver.server.plan import Plan
         from ringleader.paramserver.server.run import ServerOptions
 
@@ -153,7 +153,7 @@ class _Endpoint:
 def _serve(name: str, plan: Plan, options: ServerOptions, endpoint: _Endpoint) -> None:
     import torch
 
-    from ringleader.paramserver.server.http_server import HttpServer
+    from ringleader.paramserver.server.http.http_server import HttpServer
     from ringleader.paramserver.server.run import open_run
     from ringleader.paramserver.tasks.loading import load_task
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ringleader.errors import ConfigError, ProtocolError
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.manifest import Manifest
-from ringleader.paramserver.server.checkpoint import FOLDER, WEIGHTS
+from ringleader.paramserver.server.storage.checkpoint import FOLDER, WEIGHTS
 from ringleader.paramserver.tasks.device import to_device
 from ringleader.paramserver.tasks.samples import Batch, batch_length
 from ringleader.paramserver.tasks.task import Predictions, Task, default_predict

@@ -18,9 +18,9 @@ import torch
 
 from ringleader.paramserver.protocol import bodies, zstd_body
 from ringleader.paramserver.protocol.bodies import Update
-from ringleader.paramserver.server import connection_limits, request_limits
 from ringleader.paramserver.server.admission import PIN_ATTEMPTS
-from ringleader.paramserver.server.connection_limits import MAX_CONNECTIONS
+from ringleader.paramserver.server.http import connection_limits, request_limits
+from ringleader.paramserver.server.http.connection_limits import MAX_CONNECTIONS
 from ringleader.paramserver.server.scheduler import MAX_STRIKES
 from tests.kit.param_server import (
     MANIFEST,

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from ringleader.errors import ConfigError, InternalError
-from ringleader.paramserver.server import journal
-from ringleader.paramserver.server.journal_records import AcceptedUpdate
 from ringleader.paramserver.server.plan import Plan
 from ringleader.paramserver.server.run import ServerOptions, open_run
+from ringleader.paramserver.server.storage import journal
+from ringleader.paramserver.server.storage.journal_records import AcceptedUpdate
 from ringleader.paramserver.server.update_headers import UpdateHeaders, UpdateKey
 from ringleader.testing.full_disk import FullDisk
 from tests.kit.param_server import (

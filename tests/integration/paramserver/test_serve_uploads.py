@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringleader.paramserver.server.upload_buffers import UploadBuffer
+from ringleader.paramserver.server.http.upload_buffers import UploadBuffer
 from tests.kit.param_server import (
     Server,
     WorkerClient,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ringleader.paramserver.server.http_server import HttpServer, ListenAddress
+from ringleader.paramserver.server.http.http_server import HttpServer, ListenAddress
 from ringleader.paramserver.server.plan import Plan
 from ringleader.paramserver.server.run import Run, ServerOptions, open_run
 from ringleader.paramserver.tasks.loading import load_task

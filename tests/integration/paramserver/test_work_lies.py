@@ -20,7 +20,7 @@ from ringleader.errors import (
 from ringleader.identity.secret_value import Secret
 from ringleader.paramserver.protocol import join_link as links
 from ringleader.paramserver.protocol.messages import JoinAnswer
-from ringleader.paramserver.server.http_server import HttpServer, ListenAddress
+from ringleader.paramserver.server.http.http_server import HttpServer, ListenAddress
 from ringleader.paramserver.server.plan import Plan
 from ringleader.paramserver.server.run import ServerOptions, open_run
 from ringleader.paramserver.tasks.loading import load_task

@@ -12,10 +12,10 @@ from ringleader.paramserver.server.admission import (
     Admission,
     AdmissionResult,
 )
-from ringleader.paramserver.server.http_server import ListenAddress
-from ringleader.paramserver.server.rate_limit import MAX_KEYS, RateLimiter
+from ringleader.paramserver.server.http.http_server import ListenAddress
+from ringleader.paramserver.server.http.rate_limit import MAX_KEYS, RateLimiter
+from ringleader.paramserver.server.http.upload_buffers import UploadBuffers
 from ringleader.paramserver.server.update_headers import UpdateKey
-from ringleader.paramserver.server.upload_buffers import UploadBuffers
 
 SECRET = bytes(range(16))
 KEY = UpdateKey(0, 0, 0)

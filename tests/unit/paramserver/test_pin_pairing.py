@@ -12,12 +12,12 @@ from ringleader.paramserver.server.admission import (
     Admission,
     AdmissionResult,
 )
-from ringleader.paramserver.server.pin_pairing import (
+from ringleader.paramserver.server.http.pin_pairing import (
     PENDING_S,
     PendingPairing,
     PinPairings,
 )
-from ringleader.paramserver.server.responses import Refusal
+from ringleader.paramserver.server.http.responses import Refusal
 from ringleader.paramserver.worker.server_address import ServerAddress
 
 SECRET = bytes(range(16))

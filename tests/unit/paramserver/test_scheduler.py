@@ -7,7 +7,6 @@ import random
 import pytest
 
 from ringleader.errors import ConfigError
-from ringleader.paramserver.server import scheduler_state
 from ringleader.paramserver.server.plan import Plan, age_weight
 from ringleader.paramserver.server.scheduler import (
     MAX_STRIKES,
@@ -16,6 +15,7 @@ from ringleader.paramserver.server.scheduler import (
     RECENT_S,
     Scheduler,
 )
+from ringleader.paramserver.server.storage import scheduler_state
 from ringleader.paramserver.server.update_headers import UpdateKey
 from ringleader.paramserver.server.update_verdict import Verdict
 from ringleader.paramserver.server.worker_record import ShardLease

@@ -13,10 +13,10 @@ from torch import nn
 
 from ringleader.errors import ConfigError
 from ringleader.identity import server_key
-from ringleader.paramserver.server import checkpoint, journal
 from ringleader.paramserver.server.global_weights import GlobalWeights
-from ringleader.paramserver.server.journal import Journal
-from ringleader.paramserver.server.journal_records import Left
+from ringleader.paramserver.server.storage import checkpoint, journal
+from ringleader.paramserver.server.storage.journal import Journal
+from ringleader.paramserver.server.storage.journal_records import Left
 from ringleader.testing.full_disk import FullDisk
 
 

@@ -13,15 +13,15 @@ from ringleader.identity.storage.home import LOCK, FileLock, Home
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.messages import MAX_BATCH_SIZE, MAX_INTEGER
 from ringleader.paramserver.server.admission import Admission
-from ringleader.paramserver.server.app import App, RunSettings
 from ringleader.paramserver.server.global_weights import (
     GlobalWeights,
     OuterOptimizer,
     warm_up,
 )
+from ringleader.paramserver.server.http.app import App, RunSettings
 from ringleader.paramserver.server.plan import Plan
-from ringleader.paramserver.server.run_store import RunStore
 from ringleader.paramserver.server.scheduler import Scheduler
+from ringleader.paramserver.server.storage.run_store import RunStore
 from ringleader.paramserver.server.training import Training
 from ringleader.paramserver.tasks.task import Task
 

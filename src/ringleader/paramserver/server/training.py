@@ -18,15 +18,15 @@ from typing import ParamSpec, TypeVar
 from ringleader.errors import InternalError, ProtocolError, RingleaderError
 from ringleader.paramserver.protocol.messages import RunSummary
 from ringleader.paramserver.server.admission import Admission, sha256_hex
-from ringleader.paramserver.server.checkpoint import State
-from ringleader.paramserver.server.journal_records import (
+from ringleader.paramserver.server.scheduler import Scheduler
+from ringleader.paramserver.server.storage.checkpoint import State
+from ringleader.paramserver.server.storage.journal_records import (
     AcceptedUpdate,
     Joined,
     Left,
     Quarantined,
 )
-from ringleader.paramserver.server.run_store import RunStore
-from ringleader.paramserver.server.scheduler import Scheduler
+from ringleader.paramserver.server.storage.run_store import RunStore
 from ringleader.paramserver.server.update_checks import NormFilter, check_update
 from ringleader.paramserver.server.update_headers import UpdateHeaders
 from ringleader.paramserver.server.update_verdict import Verdict

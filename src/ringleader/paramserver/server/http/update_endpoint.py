@@ -12,13 +12,13 @@ from starlette.responses import Response
 
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.messages import UpdateAnswer
-from ringleader.paramserver.server.auth import Authenticator
-from ringleader.paramserver.server.request_parsing import (
+from ringleader.paramserver.server.http.auth import Authenticator
+from ringleader.paramserver.server.http.request_parsing import (
     parse_number,
     parse_update_headers,
     parse_update_key,
 )
-from ringleader.paramserver.server.responses import (
+from ringleader.paramserver.server.http.responses import (
     CLOSE,
     SOON,
     json_response,
@@ -26,10 +26,13 @@ from ringleader.paramserver.server.responses import (
     refusal,
     stale,
 )
+from ringleader.paramserver.server.http.upload_buffers import (
+    UploadBuffer,
+    UploadBuffers,
+)
 from ringleader.paramserver.server.training import Training
 from ringleader.paramserver.server.update_headers import UpdateKey
 from ringleader.paramserver.server.update_verdict import Verdict
-from ringleader.paramserver.server.upload_buffers import UploadBuffer, UploadBuffers
 
 _UPLOADS = 8
 _MIN_UPLOAD_BYTES = 256 << 20

@@ -6,8 +6,8 @@ import time
 
 from starlette.requests import Request
 
-from ringleader.paramserver.server.rate_limit import RateLimiter
-from ringleader.paramserver.server.responses import CLOSE, Refusal, refusal
+from ringleader.paramserver.server.http.rate_limit import RateLimiter
+from ringleader.paramserver.server.http.responses import CLOSE, Refusal, refusal
 from ringleader.paramserver.server.training import Training
 
 

@@ -27,11 +27,11 @@ from ringleader.paramserver.protocol.messages import (
     JoinAnswer,
 )
 from ringleader.paramserver.protocol.openapi import DESCRIPTION
-from ringleader.paramserver.server import request_parsing, status_page
 from ringleader.paramserver.server.admission import AdmissionResult
-from ringleader.paramserver.server.auth import Authenticator
-from ringleader.paramserver.server.pin_pairing import PinPairings
-from ringleader.paramserver.server.responses import (
+from ringleader.paramserver.server.http import request_parsing, status_page
+from ringleader.paramserver.server.http.auth import Authenticator
+from ringleader.paramserver.server.http.pin_pairing import PinPairings
+from ringleader.paramserver.server.http.responses import (
     SOON,
     Refusal,
     json_response,
@@ -40,9 +40,9 @@ from ringleader.paramserver.server.responses import (
     refusal,
     stale,
 )
-from ringleader.paramserver.server.status import build_status
+from ringleader.paramserver.server.http.status import build_status
+from ringleader.paramserver.server.http.update_endpoint import UpdateEndpoint
 from ringleader.paramserver.server.training import Training
-from ringleader.paramserver.server.update_endpoint import UpdateEndpoint
 
 PIECE_BYTES = 256 << 10
 """Bytes of weights that are handed to the socket at once. Larger pieces keep the

@@ -14,12 +14,15 @@ from dataclasses import dataclass
 import uvicorn
 
 from ringleader.errors import ConfigError, RingleaderError
-from ringleader.paramserver.server.app import App
-from ringleader.paramserver.server.connection_limits import (
+from ringleader.paramserver.server.http.app import App
+from ringleader.paramserver.server.http.connection_limits import (
     ConnectionAcceptor,
     LimitedProtocol,
 )
-from ringleader.paramserver.server.request_limits import MAX_HEAD_BYTES, RequestLimits
+from ringleader.paramserver.server.http.request_limits import (
+    MAX_HEAD_BYTES,
+    RequestLimits,
+)
 from ringleader.paramserver.server.training import TICK_S, Training
 
 LINGER_S = 30.0

@@ -11,7 +11,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ringleader.paramserver.server.responses import CLOSE, Refusal, refusal
+from ringleader.paramserver.server.http.responses import CLOSE, Refusal, refusal
 
 MAX_HEAD_BYTES = 16 << 10
 MAX_HEADERS = 64

@@ -15,11 +15,12 @@ import msgspec
 from ringleader.errors import ConfigError
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.messages import RunSummary
-from ringleader.paramserver.server import checkpoint, scheduler_state
 from ringleader.paramserver.server.admission import Admission
 from ringleader.paramserver.server.global_weights import GlobalWeights
-from ringleader.paramserver.server.journal import Journal, read
-from ringleader.paramserver.server.journal_records import (
+from ringleader.paramserver.server.scheduler import Scheduler
+from ringleader.paramserver.server.storage import checkpoint, scheduler_state
+from ringleader.paramserver.server.storage.journal import Journal, read
+from ringleader.paramserver.server.storage.journal_records import (
     AcceptedUpdate,
     Joined,
     JournalRecord,
@@ -27,7 +28,6 @@ from ringleader.paramserver.server.journal_records import (
     Quarantined,
     VersionClosed,
 )
-from ringleader.paramserver.server.scheduler import Scheduler
 from ringleader.paramserver.server.update_checks import check_update
 
 SUMMARY = "summary.json"

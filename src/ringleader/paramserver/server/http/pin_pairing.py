@@ -23,9 +23,9 @@ from ringleader.identity.pairing.invitation import MIN_ANSWER_S
 from ringleader.identity.secret_value import Secret
 from ringleader.paramserver.protocol import join_link
 from ringleader.paramserver.protocol.messages import PairAnswer
-from ringleader.paramserver.server import request_parsing
 from ringleader.paramserver.server.admission import Admission
-from ringleader.paramserver.server.responses import (
+from ringleader.paramserver.server.http import request_parsing
+from ringleader.paramserver.server.http.responses import (
     SOON,
     json_response,
     locked,

@@ -20,7 +20,7 @@ from typing import BinaryIO
 import msgspec
 
 from ringleader.errors import ConfigError
-from ringleader.paramserver.server.journal_records import JournalRecord
+from ringleader.paramserver.server.storage.journal_records import JournalRecord
 
 _HEAD = struct.Struct("<4sIQI")
 _MAGIC = b"RLJ1"

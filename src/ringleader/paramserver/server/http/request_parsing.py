@@ -16,7 +16,7 @@ from ringleader.paramserver.protocol.messages import (
     PairRequest,
     decode_message,
 )
-from ringleader.paramserver.server.responses import CLOSE, malformed, refusal
+from ringleader.paramserver.server.http.responses import CLOSE, malformed, refusal
 from ringleader.paramserver.server.update_headers import UpdateHeaders, UpdateKey
 
 MAX_WAIT_S = 30.0
