@@ -24,7 +24,6 @@ from ringleader.node.peering import link_plan
 from ringleader.node.peering.acceptor import Acceptor
 from ringleader.node.peering.connect import connect
 from ringleader.node.peering.control_links import ControlLink
-from ringleader.node.peering.dialer import Dialer
 from ringleader.node.peering.link_prober import LinkProber
 from ringleader.node.peering.membership_profiles import membership_config
 from ringleader.node.peering.membership_runner import MembershipRunner
@@ -33,6 +32,7 @@ from ringleader.node.peering.peer_connection import (
     HandshakeContext,
     PeerConnection,
 )
+from ringleader.node.peering.peer_dialer import PeerDialer
 from ringleader.node.protocol import framing, node_state
 from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.node.protocol.hello import Purpose
@@ -96,7 +96,7 @@ class AgentCore:
         )
         self.acceptor = Acceptor(self._handshake, sock, self._on_connection)
         self.mdns = Mdns(port=local.port, key=identity.cluster.mdns_key().reveal())
-        self.dialer = Dialer(
+        self.dialer = PeerDialer(
             self.me.node,
             self._handshake,
             self.mdns,

@@ -1,4 +1,4 @@
-"""``Dialer``: keeps control links to all nodes that can be found.
+"""``PeerDialer``: keeps control links to all nodes that can be found.
 
 Targets are the nodes mDNS saw, the peers the user named, and the members of the view.
 """
@@ -46,7 +46,7 @@ class _Target:
 
 
 @dataclass(slots=True)
-class Dialer:
+class PeerDialer:
     """Dials nodes that are not linked yet. Lives on the event loop of the agent."""
 
     mine: NodeId
