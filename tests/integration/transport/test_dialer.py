@@ -143,7 +143,7 @@ def test_somebody_else_at_an_address_is_left_for_the_next() -> None:
 
         def greet(sock: socket.socket, _: Deadline) -> wire.HelloReply:
             if sock.getpeername() == wrong:
-                raise ProtocolError(0, "does not speak Ringleader")
+                raise ProtocolError(0, "not a Ringleader peer")
             return ANSWER
 
         assert dial([wrong, right], greet) == right

@@ -588,7 +588,7 @@ ok_bytes = wire.encode_reply(ok)
 @pytest.mark.parametrize(
     ("say", "error", "text"),
     [
-        (b"SSH-2.0-OpenSSH_9.6\r\n".ljust(128), ProtocolError, "does not speak"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n".ljust(128), ProtocolError, "not a Ringleader peer"),
         (
             ok_bytes[:8] + b"\2\0" + ok_bytes[10:],
             ProtocolError,
