@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tests.kit.warm_python import WarmPython
 
 PATIENCE_S = 10.0
-"""How long what is ending may take to end: an idle engine thread lingers for one, and
-any of us may be held up for two."""
+"""Time for threads and processes to end: an idle engine thread lingers for a second,
+and a busy machine holds any of them up for two."""
 
 settings.register_profile("busy machine", settings.default, deadline=None)
 settings.load_profile("busy machine")
@@ -59,7 +59,7 @@ _HELPER = "multiprocessing.resource_tracker"
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a test could leave behind, as sentences about each thing."""
+    """Resources that a test could leave behind."""
 
     threads: frozenset[threading.Thread]
     descriptors: frozenset[tuple[str, str]]
@@ -67,7 +67,7 @@ class State:
     shared: frozenset[str]
 
     def leaks_since(self, before: State) -> list[str]:
-        """What is here now and was not there ``before``."""
+        """Describe everything that is here now and was not there ``before``."""
         leaks = [f"thread {t.name!r} still runs" for t in self.threads - before.threads]
         leaks += [
             f"descriptor {number} is still open ({target})"
@@ -110,7 +110,7 @@ def _children() -> Iterator[int]:
 
 
 def _names(folder: Path) -> list[str]:
-    """What lies in ``folder``; nothing where the system has none."""
+    """List ``folder``; empty where the system has none."""
     with suppress(OSError):
         return os.listdir(folder)
     return []
@@ -124,7 +124,7 @@ def _command(pid: int) -> str:
 
 
 def _is_in_use_elsewhere(name: str) -> bool:
-    """Whether a process that is not ours has it mapped: then it is not our leak."""
+    """Return whether a foreign process maps it: then it is not our leak."""
     path = f"/dev/shm/{name}".encode()
     ours = {os.getpid(), *_children()}
     for pid in (int(n) for n in _names(Path("/proc")) if n.isdecimal()):
@@ -160,7 +160,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is here now stays; looking through it in each collection takes 0.2 s."""
+    """Freeze what is loaded: scanning it takes 0.2 s of each garbage collection."""
     gc.collect()
     gc.freeze()
 
@@ -199,7 +199,7 @@ def leave_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
-    """Where ranks are forked; one for all tests, since it has to import torch."""
+    """Forks ranks; one for all tests, because it has to import torch."""
     from ringleader.testing.processes import ForkServer
 
     with ForkServer() as warm:
@@ -208,7 +208,7 @@ def fork_server() -> Iterator[ForkServer]:
 
 @pytest.fixture(scope="session")
 def warm_python() -> Iterator[WarmPython]:
-    """Where programs are forked that a user would start; it has imported torch."""
+    """Forks programs that a user would start; it has imported torch."""
     from tests.kit.warm_python import WarmPython
 
     with WarmPython() as warm:

@@ -36,7 +36,7 @@ _NESTED = "exited with error code"  # upstream wraps a rank's traceback in its o
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one test."""
+    """Outcome of one test."""
 
     name: str
     status: str  # passed, skipped or failed

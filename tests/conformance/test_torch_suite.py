@@ -31,7 +31,7 @@ JOBS = 2
 """Tests at once: one waits for a timeout or for its store while the other works."""
 
 START_S = 15.0
-"""What the driver may need beyond its tests: importing torch on a busy machine."""
+"""Time for the driver beside its tests: importing torch on a busy machine."""
 
 SPAWNED = "DistributedDataParallelCPU"
 """One, because every rank of a spawned test imports torch and its tests: 5 s each."""
@@ -52,7 +52,7 @@ ON_FOUR_RANKS = (
 def outcomes(
     folder: Path, *, world_size: int, start: str, names: str, within_s: float
 ) -> list[dict[str, str]]:
-    """What the driver reports; it is killed with all its ranks if it does not end."""
+    """Run the driver and return its report; kill it and its ranks if it hangs."""
     report, printed = folder / "outcomes.json", folder / "printed"
     command = [sys.executable, "-m", DRIVER, "--world-size", str(world_size)]
     limit_s = LIMIT_S if start == "fork" else SPAWN_LIMIT_S

@@ -38,20 +38,20 @@ from typing import Any, ClassVar
 from ringleader.deadline import Deadline
 
 _OPEN_TO_ALL = "Only MPI supports"
-"""How upstream's reason begins when a test is for any backend that is able."""
+"""Beginning of upstream's skip reason when a backend lacks a feature."""
 
 _SMALLEST_WORLD = 3
 """Tests of sub-groups take ranks 1 and 2."""
 
 _ERROR_CODE = 10
-"""How a rank exits that has sent its traceback: upstream's TEST_ERROR_EXIT_CODE."""
+"""Exit code of a rank that sent its traceback: upstream's TEST_ERROR_EXIT_CODE."""
 
 _REAP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What is tried: a backend, on how many ranks, started how, how long at most."""
+    """One run: backend, number of ranks, start method, limit per test."""
 
     backend: str
     world_size: int
@@ -86,7 +86,7 @@ class OnRanks(unittest.TestCase):
 
     trial: ClassVar[Trial]
     meeting: ClassVar[Barrier]
-    """Where the ranks of the running test meet."""
+    """Rendezvous of the ranks of the running test."""
 
     processes: list[BaseProcess]
     skip_return_code_checks: list[object]
@@ -152,7 +152,7 @@ class OnRanks(unittest.TestCase):
 def _wait_for_the_end(
     processes: list[BaseProcess], deadline: Deadline
 ) -> list[BaseProcess]:
-    """Those that are late. None is, once one has failed: it explains the others."""
+    """Return late ranks; none once one has failed, which explains the others."""
     while living := [each for each in processes if each.exitcode is None]:
         if any(each.exitcode == _ERROR_CODE for each in processes):
             return []
@@ -194,7 +194,7 @@ def _patient(seconds: float) -> timedelta:
 
 
 def _set_environment(trial: Trial) -> None:
-    """What upstream reads while it is imported, or in the ranks."""
+    """Set the variables that upstream reads at import and in the ranks."""
     os.environ["BACKEND"] = "gloo"
     os.environ["WORLD_SIZE"] = str(trial.world_size)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -204,7 +204,7 @@ def _set_environment(trial: Trial) -> None:
 
 
 def _register_ours() -> None:
-    """Whether or not torch has found our entry point."""
+    """Register the backend, even if torch did not find our entry point."""
     importlib.import_module("ringleader.backend.register").register()
     # A group would import it, in every rank of every test; forked ranks inherit it.
     importlib.import_module("ringleader.backend.create")

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from ringleader.backend.device import Event
 
 PACES = ["late", "soon", "mixed"]
-"""How far the copies come by themselves; the user's program is always late."""
+"""Progress that copies make by themselves; the user's program is always late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +154,14 @@ class Accelerator:
         self._go_on()
 
     def read(self, tensor: Tensor) -> Tensor:
-        """What the user's program sees in ``tensor`` from now on."""
+        """Set the values that the user's program sees in ``tensor`` from now on."""
         seen = torch.zeros_like(tensor)
         self.compute(lambda: seen.copy_(tensor))
         self.main.mark().synchronize()
         return seen
 
     def host_rooms(self) -> int:
-        """How often host memory was asked for; memory of no bytes does not count."""
+        """Number of requests for host memory, those of no bytes not counted."""
         return len(self._host)
 
     # How it works.
@@ -217,7 +217,7 @@ class Accelerator:
         return lambda: tensor
 
     def is_host(self, tensor: Tensor) -> bool:
-        """Whether it is memory of the host that the device can reach."""
+        """Return whether the device can reach this host memory."""
         at = tensor.data_ptr()
         return any(0 <= at - array.ctypes.data < len(array) for array, _ in self._host)
 

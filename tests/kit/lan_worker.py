@@ -18,7 +18,7 @@ import ringleader
 from ringleader.groups.group import handle_of
 
 SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
-"""What this host has sent, its own network namespace's counter."""
+"""Counter of the bytes that this host, a network namespace, has sent."""
 
 
 def time_all_reduce(group: ringleader.Group, task: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def time_all_reduce(group: ringleader.Group, task: dict[str, Any]) -> dict[str, 
 
 
 def describe(group: ringleader.Group, _task: dict[str, Any]) -> dict[str, Any]:
-    """What the group knows of its links."""
+    """Return the measured links of the group."""
     links = {str(p): kind for p, kind in group.links().items()}
     choice = group.choice("all_reduce", 4 << 20)
     return {

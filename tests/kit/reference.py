@@ -92,7 +92,7 @@ def train(
 def train_rank(
     model: nn.Module, loss: Loss, rank: int, make: MakeOptimizer = sgd
 ) -> None:
-    """What one rank of a distributed run does."""
+    """Run the steps of one rank of a distributed run."""
     train(model, lambda m, step: loss(m, rank, step), make(model.parameters()))
 
 
@@ -103,7 +103,7 @@ def train_alone(
     make: MakeOptimizer = sgd,
     steps: int = STEPS,
 ) -> dict[str, Tensor]:
-    """What ``size`` ranks that average their gradients have to arrive at."""
+    """Compute the result that ``size`` ranks which average gradients must reach."""
     alone = copy.deepcopy(model)
 
     def mean(m: nn.Module, step: int) -> Tensor | float:

@@ -37,11 +37,11 @@ BACKEND_VARIABLE = "RINGLEADER_TEST_BACKEND"
 
 GROUP_TIMEOUT_S = 20.0
 SCENARIO_LIMIT_S = 25.0
-"""When a rank prints where it hangs and ends; later than the group's timeout."""
+"""Limit after which a rank prints its stacks and ends; beyond the group's timeout."""
 GRACE_S = 3.0
-"""How long the other ranks may take to fail once one has."""
+"""Time for the other ranks to fail once one has failed."""
 DUMP_S = 0.2
-"""For a rank to write down its stacks; nothing tells us when it has."""
+"""Time for a rank to write its stacks; there is no event to wait for."""
 WARM_UP_S = 60.0
 LEAVE_S = 20.0
 LOG_TAIL_CHARS = 6000
@@ -55,7 +55,7 @@ def backend() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec:
-    """What a new rank has to know."""
+    """Everything a new rank needs to form its group."""
 
     rank: int
     size: int
@@ -85,7 +85,7 @@ class Report:
     """ready, done or failed."""
     at_s: float
     text: str = ""
-    """What ``str`` gives for the error, behind the name of its class."""
+    """Class name and text of the error."""
     trace: str = ""
 
 
@@ -120,7 +120,7 @@ class Rank:
         return time.monotonic()
 
     def has_ended(self, within_s: float) -> bool:
-        """Whether the process ends in time: the system then closes its pipe."""
+        """Return whether the process ends in time; the system then closes its pipe."""
         until_s = time.monotonic() + within_s
         while self.pipe.poll(max(0.0, until_s - time.monotonic())):
             try:

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 DOCS = Path(__file__).parents[2] / "docs"
 NUM_CHARACTERS = 128
-"""Those of ASCII; all others count as question marks."""
+"""ASCII characters; all others count as question marks."""
 
 Gradients = dict[str, Tensor]
 Average = Callable[[Gradients], object]
@@ -30,7 +30,7 @@ Average = Callable[[Gradients], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What to learn, and how."""
+    """A model, its data and the hyperparameters of its training."""
 
     name: str
     make: Callable[[], nn.Module]

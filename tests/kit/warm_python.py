@@ -53,7 +53,7 @@ CLONE_NEWNET = 0x40000000
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run, as ``python ARGV``."""
+    """A program to run as ``python ARGV``."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -88,7 +88,7 @@ class WarmProcess:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
-        """What it printed, once it has ended."""
+        """Wait for its end and return its output."""
         until_s = time.monotonic() + (timeout or ANSWER_S)
         if self.stdout.closed:
             return "", None

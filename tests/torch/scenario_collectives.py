@@ -16,7 +16,7 @@ ROWS, WIDTH = 3, 4
 
 
 def given(rank: int, size: int) -> Tensor:
-    """What ``rank`` puts in: ROWS rows for each rank."""
+    """Input of ``rank``: ROWS rows for each rank."""
     return tensor(ROWS * size, WIDTH, seed=30 + rank)
 
 
@@ -115,7 +115,7 @@ def all_to_all_of_uneven_lists(rank: int, size: int) -> None:
 
 
 def uneven_parts(rank: int, size: int) -> list[Tensor]:
-    """What ``rank`` gets from each rank in the uneven all-to-all."""
+    """Rows that ``rank`` gets from each rank in the uneven all-to-all."""
     parts = []
     for sender in range(size):
         splits = [uneven(sender, r) for r in range(size)]

@@ -31,7 +31,7 @@ SHAPES = [(6, 12), (7, 5), (1, 4), (2, 3), (13, 1)]
 
 
 def piece(whole: Tensor, dim: int, rank: int, size: int) -> Tensor:
-    """What rank holds of Shard(dim): as torch.chunk cuts; the last may be empty."""
+    """Part of Shard(dim) on a rank, as torch.chunk cuts; the last may be empty."""
     parts = whole.chunk(size, dim)
     return parts[rank] if rank < len(parts) else whole.narrow(dim, 0, 0)
 

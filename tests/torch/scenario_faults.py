@@ -1,4 +1,4 @@
-"""What ranks do when one of them is to be killed, or calls something else.
+"""Scenarios in which a rank is killed or makes a different call.
 
 They take a further argument, so the feature matrix does not see them.
 """

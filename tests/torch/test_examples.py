@@ -42,7 +42,7 @@ _FOREIGN = ("RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "S
 
 
 def torchrun(size: int, script: str, *arguments: object) -> str:
-    """What the example prints; it fails the test when it fails or takes too long."""
+    """Return the output of an example; fail the test if it fails or takes too long."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(size), str(EXAMPLES / script)]
     env = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}

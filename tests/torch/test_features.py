@@ -1,4 +1,4 @@
-"""What PyTorch builds on torch.distributed, on our backend, beside one process.
+"""PyTorch's distributed features on our backend, compared with one process.
 
 Scenarios are functions ``(rank, size)`` in scenario_*.py. They run in worlds of real
 processes that live through the module; every scenario is a test for each size. With
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 
 SCHEMES = {2: "file", 3: "tcp", 4: "env"}
-"""How the world of each size finds itself."""
+"""Rendezvous of the world of each size."""
 
 SIZES = {
     "hsdp": (2, 3, 4),
@@ -28,7 +28,7 @@ SIZES = {
     "device_mesh": (2, 3, 4),
     "new_subgroups": (2, 3, 4),
 }
-"""Those that need, or are worth, four ranks; all others run on two and three."""
+"""Sizes of scenarios that need, or gain from, four ranks; others run on 2 and 3."""
 
 GLOO_CANNOT = {
     "all_to_all_of_uneven_lists": "Gloo: alltoall wants equal sizes",
@@ -45,7 +45,7 @@ def scenarios() -> Iterator[tuple[str, str]]:
 
 
 def is_scenario(function: ast.FunctionDef) -> bool:
-    """Whether it is a ``(rank, size) -> None``."""
+    """Return whether it is a ``(rank, size) -> None``."""
     names = [arg.arg for arg in function.args.args]
     returns = function.returns
     is_check = isinstance(returns, ast.Constant) and returns.value is None
