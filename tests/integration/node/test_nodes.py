@@ -155,6 +155,10 @@ def test_a_stopped_machine_is_waited_for_a_while_and_rejoins_after_longer(
         assert again["health"]["percentage"] == 100
 
 
+def splits(seen: Event) -> list[str]:
+    return [e["text"] for e in seen["events"] if e["kind"] == "split"]
+
+
 @pytest.mark.skipif(not can_make_faults()[0], reason=can_make_faults()[1])
 def test_a_split_cluster_becomes_one_again_and_status_shows_the_split(
     net: VirtualLan, four: list[NodeProcess]
@@ -169,14 +173,16 @@ def test_a_split_cluster_becomes_one_again_and_status_shows_the_split(
             node.query_until(has_members("n2", "n3"))
     finally:
         net.heal()
-    views = [node.query_until(has_members(*ALL), 30) for node in four]
+    views = [
+        node.query_until(lambda s: has_members(*ALL)(s) and bool(splits(s)), 30)
+        for node in four
+    ]
     leaders = {r["name"] for s in views for r in s["nodes"] if r["is_leader"]}
     assert leaders == {"n0"}, "the view of the most senior node remains"
     for seen in views:
-        splits = [e["text"] for e in seen["events"] if e["kind"] == "split"]
-        assert len(splits) == 1, "both leaders noticed one and the same split"
-        assert "n0 (" in splits[0]
-        assert "n2 (" in splits[0], "the leaders of both parts are named"
+        (text,) = splits(seen)  # several nodes notice it, but it is one event
+        assert "n0 (" in text
+        assert "n2 (" in text, "the leaders of both parts are named"
 
 
 def test_two_clusters_on_one_lan_never_share_a_member(

@@ -28,9 +28,9 @@ def kinds(log: EventLog) -> list[str]:
 
 def test_a_split_that_both_leaders_report_is_one_event() -> None:
     log = EventLog({A: "attic", B: "barn"}, prints=False)
-    log.split_seen(A, SplitSeen(B, 7))
-    log.split_seen(B, SplitSeen(A, 6))
-    log.split_seen(A, SplitSeen(B, 7))
+    log.split_seen(SplitSeen(A, B, 7))
+    log.split_seen(SplitSeen(B, A, 6))
+    log.split_seen(SplitSeen(A, B, 7))
     assert kinds(log) == ["split"]
     assert "attic" in log.events[0].text
     assert "barn" in log.events[0].text
@@ -38,8 +38,8 @@ def test_a_split_that_both_leaders_report_is_one_event() -> None:
 
 def test_splits_between_other_leaders_are_events_of_their_own() -> None:
     log = EventLog({}, prints=False)
-    log.split_seen(A, SplitSeen(B, 7))
-    log.split_seen(A, SplitSeen(C, 7))
+    log.split_seen(SplitSeen(A, B, 7))
+    log.split_seen(SplitSeen(A, C, 7))
     assert kinds(log) == ["split", "split"]
 
 

@@ -25,6 +25,7 @@ from ringleader.node.protocol.node_state import (
     JobFingerprint,
     JobRequest,
     NodeState,
+    SplitSeen,
 )
 from ringleader.topology.link_profile import LinkProfile
 from ringleader.topology.node_profile import measure
@@ -298,3 +299,15 @@ def test_a_node_state_with_invalid_utf8_is_refused() -> None:
     data = node_state.encode(state("desk")).replace(b"desk", b"de\xffk")
     with pytest.raises(ProtocolError):
         node_state.decode(data, A)
+
+
+def test_a_node_that_comes_from_another_part_notices_the_split() -> None:
+    def view_of(counter: int, *nodes: NodeId) -> ViewState:
+        return ViewState(f"{counter}@x", nodes, {node: state("n") for node in nodes})
+
+    whole = view_of(9, A, B, C)
+    assert whole.split_from(view_of(8, B, C)) == SplitSeen(A, B, 8)
+    assert whole.split_from(view_of(8, A, B)) is None, "its leader stays"
+    assert whole.split_from(view_of(8, C)) is None, "a single node just joins"
+    assert whole.split_from(None) is None
+    assert view_of(9, B, C).split_from(view_of(8, A, B, C)) is None, "A was lost"

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Self
 
-from ringleader.deadline import Deadline
 from ringleader.discovery.mdns import Mdns
 from ringleader.discovery.static_peers import StaticPeers, parse
 from ringleader.errors import RingleaderError
@@ -38,12 +37,11 @@ from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.node.protocol.hello import Purpose
 from ringleader.node.protocol.node_state import SplitSeen
 from ringleader.node.protocol.snapshot import Snapshot
-from ringleader.topology.node_profile import clean, find_accelerators
+from ringleader.topology.node_profile import clean
 from ringleader.transport import tcp
 
 INTERFACES_EVERY_S = 5.0
 """How often the network interfaces are looked at again."""
-ACCELERATORS_S = 10.0
 PUBLISH_DELAY_S = 0.05
 """Changes of the node state within this time make one view."""
 
@@ -184,10 +182,7 @@ class AgentCore:
                 self._publish()
 
     async def _find_accelerators(self) -> None:
-        deadline = Deadline.after(ACCELERATORS_S)
-        found = await asyncio.to_thread(find_accelerators, deadline)
-        if found and found != self.local.profile.accelerators:
-            self.local.profile = self.local.profile.with_accelerators(found)
+        if await asyncio.to_thread(self.local.find_accelerators):
             self._publish()
 
     # -- node state ----------------------------------------------------------------
@@ -258,16 +253,17 @@ class AgentCore:
         view_state = ViewState.from_view(view)
         if self.me not in view.members or self.me.node not in view_state.states:
             return
+        split = view_state.split_from(self.view_state)
         self.view_state, states = view_state, view_state.states
         self.jobs.on_view_state(view_state)
         self.link_prober.on_view_state(states)
         self.events.view_installed(view, {n: s.name for n, s in states.items()})
-        for node, state in states.items():
-            if state.split is not None:
-                self.events.split_seen(node, state.split)
-        told = states[self.me.node].split
-        if told is not None and told == self._split and told.leader in states:
-            self._split = None  # the merged view has told all members
+        for reported in (state.split for state in states.values() if state.split):
+            self.events.split_seen(reported)
+        if split is not None:
+            self._on_split_seen(split)
+        elif self._split is not None and states[self.me.node].split == self._split:
+            self._split = None  # this view has told all members
             self.membership.set_payload(self._payload())
 
     def on_change(self, change: HealthChanged) -> None:
@@ -294,7 +290,11 @@ class AgentCore:
             self.ended.set()
 
     def on_split(self, split: Split) -> None:
-        """Record a split; our node state carries it to all members."""
-        self._split = SplitSeen(split.leader.node, split.id.counter)
-        self.events.split_seen(self.me.node, self._split)
-        self.membership.set_payload(self._payload())
+        """Record a split that this node noticed as the leader of one part."""
+        seen = SplitSeen(self.me.node, split.leader.node, split.id.counter)
+        self._on_split_seen(seen)
+
+    def _on_split_seen(self, split: SplitSeen) -> None:
+        self._split = split
+        self.events.split_seen(split)
+        self._publish()  # the node state carries it to all members

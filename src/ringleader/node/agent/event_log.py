@@ -20,7 +20,7 @@ MAX_EVENTS = 32
 """Events kept for ``status``: an evening of a home cluster."""
 
 SAME_SPLIT_S = 30.0
-"""Both leaders of a split report it; reports closer than this are one event."""
+"""Several nodes notice a split; reports closer than this are one event."""
 
 
 class Kind(StrEnum):
@@ -76,16 +76,17 @@ class EventLog:
         leader = self.names.get(view.id.leader, "?")
         self._add(Kind.VIEW, f"epoch {view.id.counter}: {listed}; leader {leader}")
 
-    def split_seen(self, observer: NodeId, split: SplitSeen) -> None:
-        """Record that ``observer`` met the leader of another part of the cluster."""
-        pair, now_s = frozenset((observer, split.leader)), time.monotonic()
+    def split_seen(self, split: SplitSeen) -> None:
+        """Record a split that this node or another member noticed."""
+        pair = frozenset((split.leader, split.other_leader))
+        now_s = time.monotonic()
         if now_s - self._splits.get(pair, -SAME_SPLIT_S) < SAME_SPLIT_S:
             return
         self._splits[pair] = now_s
         text = (
             "the cluster was split: the parts led by "
-            f"{self.title(observer)} and {self.title(split.leader)} (epoch "
-            f"{split.epoch}) found each other and merge"
+            f"{self.title(split.leader)} and {self.title(split.other_leader)} "
+            "found each other and merge"
         )
         self._add(Kind.SPLIT, text)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ringleader.deadline import Deadline
 from ringleader.ids import Incarnation, NodeId
 from ringleader.membership.member import Member
 from ringleader.node.protocol.agent_config import AgentConfig
@@ -19,10 +20,16 @@ from ringleader.node.protocol.node_state import (
 )
 from ringleader.topology.interfaces import Interface, usable_interfaces
 from ringleader.topology.link_profile import LinkProfile
-from ringleader.topology.node_profile import NodeProfile, clean, measure
+from ringleader.topology.node_profile import (
+    NodeProfile,
+    clean,
+    find_accelerators,
+    measure,
+)
 from ringleader.transport.host_token import host_token
 
 MAX_ADDRESSES = 16
+ACCELERATORS_S = 10.0
 
 
 @dataclass(slots=True)
@@ -54,6 +61,14 @@ class LocalNode:
     def find_interfaces(self) -> None:
         """Choose the network interfaces again: the machine may have moved."""
         self.chosen, self.refused = usable_interfaces(self.wanted_interfaces)
+
+    def find_accelerators(self) -> bool:
+        """Look for accelerators, which is slow; return whether the profile changed."""
+        found = find_accelerators(Deadline.after(ACCELERATORS_S))
+        if not found or found == self.profile.accelerators:
+            return False
+        self.profile = self.profile.with_accelerators(found)
+        return True
 
     @property
     def addresses(self) -> list[str]:

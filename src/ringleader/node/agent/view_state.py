@@ -10,7 +10,7 @@ from ringleader.ids import NodeId
 from ringleader.membership.member import View
 from ringleader.node.peering.peer_connection import Address
 from ringleader.node.protocol import node_state
-from ringleader.node.protocol.node_state import JobRequest, NodeState
+from ringleader.node.protocol.node_state import JobRequest, NodeState, SplitSeen
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,19 @@ class ViewState:
             tuple(member.node for member in sorted(known)),
             {m.node: known[m] for m in view.members if m in known},
         )
+
+    def split_from(self, previous: ViewState | None) -> SplitSeen | None:
+        """Return the split that this view ends for a node that was in ``previous``.
+
+        It does if the new leader was not in the previous view, and that one had other
+        members than this node.
+        """
+        if previous is None or len(previous.states) < 2:
+            return None
+        leader, other = self.by_seniority[0], previous.by_seniority[0]
+        if leader in previous.states:
+            return None
+        return SplitSeen(leader, other, int(previous.view_id.partition("@")[0]))
 
     def jobs(self) -> set[str]:
         """Return all jobs that a node has requested."""

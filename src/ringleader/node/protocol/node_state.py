@@ -70,12 +70,12 @@ class JobEnded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SplitSeen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A leader met the leader of another part of the cluster."""
+    """Two parts of the cluster, each with a leader, have found each other."""
 
     leader: NodeId
-    """The other leader."""
+    other_leader: NodeId
     epoch: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-    """Epoch of the other part."""
+    """Epoch of the part of ``other_leader``."""
 
 
 class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -95,7 +95,7 @@ class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Set by the leader: these jobs start without waiting for more machines."""
 
     split: SplitSeen | None = None
-    """The latest split this node noticed as a leader, for all members."""
+    """A split this node noticed, until a view has carried it to all members."""
 
     def request_for(self, job: str) -> JobRequest | None:
         """Return this node's request for ``job``, if it has one."""
