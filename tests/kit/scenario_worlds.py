@@ -75,6 +75,8 @@ class ScenarioCall:
     """The process ends with it: an error goes up to the interpreter as in a script."""
     wants_ready: bool = False
     """``ready()`` is a further argument."""
+    limit_s: float = SCENARIO_LIMIT_S
+    """Time after which the rank prints its stacks and ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,7 +383,7 @@ def live(spec: RankSpec, pipe: Connection) -> None:
         if call is None:
             importlib.import_module("torch.distributed").destroy_process_group()
             return
-        report = attempt(partial(perform, spec, call, pipe))
+        report = attempt(partial(perform, spec, call, pipe), call.limit_s)
         pipe.send(report[0])
         if call.is_last:
             break
@@ -389,9 +391,11 @@ def live(spec: RankSpec, pipe: Connection) -> None:
         raise report[1]
 
 
-def attempt(action: Callable[[], None]) -> tuple[Report, Exception | None]:
+def attempt(
+    action: Callable[[], None], limit_s: float = SCENARIO_LIMIT_S
+) -> tuple[Report, Exception | None]:
     """Do it under a watchdog that needs neither the GIL nor a living group."""
-    faulthandler.dump_traceback_later(SCENARIO_LIMIT_S, exit=True)
+    faulthandler.dump_traceback_later(limit_s, exit=True)
     try:
         action()
     except Exception as exc:  # noqa: BLE001 - reported to the test

@@ -75,7 +75,10 @@ def warm(
     """The same without launcher and imports."""
     args = (str(EXAMPLES / script), *map(str, arguments))
     call = ScenarioCall(
-        module="tests.torch.scenario_examples", name="run_script", args=args
+        module="tests.torch.scenario_examples",
+        name="run_script",
+        args=args,
+        limit_s=WITHIN_S - 5,  # the stacks come before we stop waiting
     )
     with one_shot(scenario_server, size, call, TIMEOUT_S, "script") as ranks:
         for rank in ranks:
