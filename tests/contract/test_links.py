@@ -16,7 +16,7 @@ from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
 from ringleader.testing import link_contract
 from ringleader.testing.link_contract import CHECKS, LEFT, RIGHT, Check, MakePair
-from ringleader.transport import memory_link, shm_segment, tcp
+from ringleader.transport import memory_link, shm_segment, tcp_socket
 from ringleader.transport.link import Link, wait_ready
 from ringleader.transport.secure_socket import SecureSocket
 from ringleader.transport.shm_link import ShmLink, ShmPeer
@@ -32,12 +32,12 @@ def memory_pair() -> tuple[Link, Link]:
 
 
 def _tcp_sockets(host: str) -> tuple[socket.socket, socket.socket]:
-    listening = tcp.listen(host, 0)
+    listening = tcp_socket.listen(host, 0)
     port: int = listening.getsockname()[1]
-    dialled = tcp.dial((host, port), RIGHT, Deadline.after(5.0))
+    dialled = tcp_socket.dial((host, port), RIGHT, Deadline.after(5.0))
     wait_ready([(listening.fileno(), POLLIN)], 5.0)
     accepted, _ = listening.accept()
-    tcp.tune(accepted)
+    tcp_socket.tune(accepted)
     listening.close()
     return dialled, accepted
 

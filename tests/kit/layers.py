@@ -149,8 +149,13 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
     (
         Package(
             "engine",
-            "runs schedules on arrays: over links, coded, or in shared memory",
+            "runs one collective call on arrays, by an engine for its algorithm",
             DATA,
+            rooms=(
+                ("over_links", "engines that send: exchange, stream, with a codec"),
+                ("shared_memory", "the engine for ranks of one host: slots and relay"),
+            ),
+            room_order="over_links shared_memory",
         ),
     ),
     (

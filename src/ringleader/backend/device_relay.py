@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ringleader.backend.device import Device
 from ringleader.engine import arrays
-from ringleader.engine.relay import Relay
-from ringleader.engine.relay_plan import Copy, Piece
+from ringleader.engine.shared_memory.relay import Relay
+from ringleader.engine.shared_memory.relay_plan import Copy, Piece
 
 
 class RelayBuffers:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ringleader.backend.device import Device, Event
 from ringleader.backend.device_relay import DeviceRelay, RelayBuffers
-from ringleader.engine.relay import Relay
+from ringleader.engine.shared_memory.relay import Relay
 from ringleader.groups.group import Group, handle_of
 from ringleader.groups.tensors import check_writable
 from ringleader.groups.work import Work

@@ -25,7 +25,7 @@ from ringleader.identity.secret_value import Secret
 from ringleader.identity.storage.home import Home
 from ringleader.identity.storage.private_file import read_private
 from ringleader.ids import short
-from ringleader.transport.tcp import parse_address
+from ringleader.transport.tcp_socket import parse_address
 
 _SEARCH_S = 10.0
 """Discovery nearly always answers within three seconds."""

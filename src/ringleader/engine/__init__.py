@@ -1,1 +1,1 @@
-"""The engine: runs schedules over links, and collectives in shared memory."""
+"""Engines: each runs one collective call on arrays."""

@@ -17,7 +17,7 @@ from ringleader.collectives.schedule import split
 from ringleader.deadline import Deadline
 from ringleader.engine.arrays import Array, address_of
 from ringleader.engine.reductions import Combine, Divide, combine, divider
-from ringleader.engine.relay_plan import Copy, Piece
+from ringleader.engine.shared_memory.relay_plan import Copy, Piece
 from ringleader.wire.header import COUNT_OFFSET
 
 PlanKey = tuple[str, str, int, int]

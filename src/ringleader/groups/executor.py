@@ -17,16 +17,16 @@ from ringleader.collectives.algorithm_selection import (
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.collectives.cost_model import Network
 from ringleader.deadline import Deadline
-from ringleader.engine.arena import Arena
 from ringleader.engine.call import Call
-from ringleader.engine.coded import CodedEngine
 from ringleader.engine.engine import Engine, Prepared
-from ringleader.engine.exchange import ExchangeEngine
-from ringleader.engine.local import LocalEngine
-from ringleader.engine.programs import Programs
+from ringleader.engine.over_links.coded_engine import CodedEngine
+from ringleader.engine.over_links.exchange_engine import ExchangeEngine
+from ringleader.engine.over_links.programs import Programs
+from ringleader.engine.over_links.stream_engine import StreamEngine
 from ringleader.engine.reductions import quiet_context
-from ringleader.engine.shared_memory import SharedMemoryEngine
-from ringleader.engine.stream import StreamEngine
+from ringleader.engine.shared_memory.arena import Arena
+from ringleader.engine.shared_memory.shared_memory_engine import SharedMemoryEngine
+from ringleader.engine.single_rank_engine import SingleRankEngine
 from ringleader.engine.waiter import Waiter
 from ringleader.errors import ConfigError
 from ringleader.groups.control_channel import ControlChannel
@@ -81,7 +81,7 @@ class Executor:
     def _make_engines(self, mesh: Mesh) -> dict[str, Engine]:
         """The table from algorithm to engine."""
         if self.size == 1:
-            return dict.fromkeys((*ALGORITHMS, CODED), LocalEngine())
+            return dict.fromkeys((*ALGORITHMS, CODED), SingleRankEngine())
         over_links = self.rank, mesh.bulk, self._waiter
         stream = StreamEngine(*over_links, self._programs)
         engines: dict[str, Engine] = dict.fromkeys(ALGORITHMS, stream)

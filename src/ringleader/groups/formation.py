@@ -34,7 +34,7 @@ from ringleader.groups.store_rendezvous import (
 )
 from ringleader.settings import Launch, LinkSettings
 from ringleader.transport import mesh as meshes
-from ringleader.transport import tcp
+from ringleader.transport import tcp_socket
 from ringleader.transport.dialer import Endpoint
 from ringleader.transport.listener import Listener
 from ringleader.transport.mesh import Mesh, MeshConfig
@@ -187,7 +187,7 @@ def _check_peers(peers: Sequence[str], rank: int) -> list[tuple[str, int]]:
         raise ConfigError("the peer list is empty")
     if not 0 <= rank < len(peers):
         raise ConfigError(f"rank {rank} is not in a list of {len(peers)} peers")
-    addresses = [tcp.parse_address(p) for p in peers]
+    addresses = [tcp_socket.parse_address(p) for p in peers]
     doubles = {a for a in addresses if addresses.count(a) > 1}
     if doubles:
         host, port = sorted(doubles)[0]
@@ -208,7 +208,7 @@ def from_environment(launch: Launch, options: Options) -> Group:
     keeps_store = launch.rank == 0 and not launch.store_exists
     if not keeps_store:
         # TCPStore itself waits up to twice its timeout, and prints a stack trace.
-        tcp.dial((launch.master, launch.port), where, options.deadline).close()
+        tcp_socket.dial((launch.master, launch.port), where, options.deadline).close()
     try:
         store = TCPStore(
             launch.master,

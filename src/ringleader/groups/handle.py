@@ -17,7 +17,7 @@ from ringleader.collectives.cost_model import Network
 from ringleader.deadline import Deadline
 from ringleader.engine.call import Call, DeviceCopier
 from ringleader.engine.engine import Prepared
-from ringleader.engine.relay import Relay
+from ringleader.engine.shared_memory.relay import Relay
 from ringleader.errors import ConfigError
 from ringleader.groups import calls
 from ringleader.groups.control_channel import ControlChannel

@@ -24,7 +24,7 @@ from ringleader.errors import (
     ProtocolError,
 )
 from ringleader.ids import NodeId
-from ringleader.transport import tcp
+from ringleader.transport import tcp_socket
 from ringleader.transport.dialer import MAX_ADDRESSES, Endpoint
 
 OUTSIDE = "192.0.2.1"
@@ -76,7 +76,7 @@ def read(value: bytes, peer: int) -> Endpoint:
     if node and not _NODE.fullmatch(node):
         raise ProtocolError(peer, f"published {node[:64]!r} as its node id")
     try:
-        addresses = tuple(tcp.parse_address(part) for part in parts)
+        addresses = tuple(tcp_socket.parse_address(part) for part in parts)
     except ConfigError as exc:
         raise ProtocolError(peer, f"published an {exc.text[:300]}") from exc
     return Endpoint(addresses, NodeId(node) if node else None)

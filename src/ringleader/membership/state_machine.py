@@ -44,7 +44,7 @@ from ringleader.membership.events import (
     SetPayload,
     Tick,
 )
-from ringleader.membership.health import HealthReport
+from ringleader.membership.health_report import HealthReport
 from ringleader.membership.heartbeats import HeartbeatSender
 from ringleader.membership.member import (
     MAX_PAYLOAD_BYTES,

@@ -17,7 +17,7 @@ from ringleader.errors import (
     PeerUnreachable,
 )
 from ringleader.ids import NodeId
-from ringleader.transport import tcp
+from ringleader.transport import tcp_socket
 from ringleader.transport.link import wait_ready
 from ringleader.transport.secure_socket import SecureSocket
 from ringleader.transport.tls_credentials import TlsCredentials
@@ -38,7 +38,7 @@ Greet = Callable[[socket.socket, Deadline], wire.HelloReply]
 class Endpoint:
     """The addresses of a rank, and the node that must answer there."""
 
-    addresses: tuple[tcp.Address, ...]
+    addresses: tuple[tcp_socket.Address, ...]
     node: NodeId | None = None
     """None: any member of the cluster may answer."""
 
@@ -63,7 +63,7 @@ class Dialer:
         self._addresses = list(endpoint.addresses)
         self._credentials = credentials
         self._deadline = deadline
-        self._pauses = tcp.retry_pauses()
+        self._pauses = tcp_socket.retry_pauses()
         self._refusal: PeerError | None = None
 
     def open(self, greet: Greet) -> tuple[socket.socket, wire.HelloReply]:
@@ -72,7 +72,7 @@ class Dialer:
         If an address refuses us, or another node answers there, that address is not
         tried again; the others are.
         """
-        self._pauses = tcp.retry_pauses()
+        self._pauses = tcp_socket.retry_pauses()
         while True:
             sock, address = self._dial()
             try:
@@ -83,17 +83,17 @@ class Dialer:
                 self._addresses = [address, *self._all_but(address)]
                 return sock, answer
 
-    def _all_but(self, address: tcp.Address) -> list[tcp.Address]:
+    def _all_but(self, address: tcp_socket.Address) -> list[tcp_socket.Address]:
         return [each for each in self._addresses if each != address]
 
-    def _learn(self, address: tcp.Address, exc: PeerError) -> None:
+    def _learn(self, address: tcp_socket.Address, exc: PeerError) -> None:
         """Decide after a failure at ``address``: try again, try the others, or
         raise."""
         others = self._all_but(address)
         if isinstance(exc, PeerLost | DeadlineExceeded):
             # The listener went away between connect and hello (it may be restarting),
             # or another program listens there.
-            tcp.sleep_before_retry(self._pauses, self._deadline)
+            tcp_socket.sleep_before_retry(self._pauses, self._deadline)
             if self._deadline.is_over():
                 raise exc
             self._addresses = [*others, address]
@@ -102,9 +102,9 @@ class Dialer:
         else:
             raise exc
 
-    def _dial(self) -> tuple[socket.socket, tcp.Address]:
+    def _dial(self) -> tuple[socket.socket, tcp_socket.Address]:
         try:
-            return tcp.dial_any(self._addresses, self._to, self._deadline)
+            return tcp_socket.dial_any(self._addresses, self._to, self._deadline)
         except PeerUnreachable as exc:
             raise self._refusal or exc from exc
 

@@ -16,7 +16,7 @@ import tempfile
 
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, PeerLost
-from ringleader.transport import tcp
+from ringleader.transport import tcp_socket
 
 YES, NO = b"\1", b"\0"
 
@@ -50,7 +50,7 @@ def open_unix_listener() -> tuple[socket.socket | None, bytes]:
     except OSError as exc:
         sock.close()
         raise ConfigError(f"cannot open a Unix socket: {exc.strerror or exc}") from exc
-    sock.listen(tcp.BACKLOG)
+    sock.listen(tcp_socket.BACKLOG)
     sock.setblocking(False)
     return sock, name
 
@@ -78,7 +78,7 @@ def send_fd(doorbell: socket.socket, fd: int, rank: int) -> None:
 
 def receive_fd(doorbell: socket.socket, rank: int, deadline: Deadline) -> int:
     """Receive one descriptor; surplus ones are closed, none at all is PeerLost."""
-    tcp.wait_readable(doorbell, rank, deadline)
+    tcp_socket.wait_readable(doorbell, rank, deadline)
     try:
         data, fds, _, _ = socket.recv_fds(doorbell, 1, 4)
     except OSError as exc:

@@ -21,7 +21,7 @@ from typing import Self
 
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, PeerError, PeerUntrusted, ProtocolError
-from ringleader.transport import tcp
+from ringleader.transport import tcp_socket
 from ringleader.transport.fd_exchange import (
     is_same_user,
     open_unix_listener,
@@ -93,7 +93,7 @@ class Listener:
         """Listen on ``host`` and ``port``, and on a Unix socket to share memory."""
         unix_sock, unix_name = open_unix_listener() if shares_memory else (None, b"")
         try:
-            sock = tcp.listen(host, port)
+            sock = tcp_socket.listen(host, port)
             return cls(sock, credentials, unix_sock=unix_sock, unix_name=unix_name)
         except BaseException:
             _close_unix_listener(unix_sock, unix_name)
@@ -125,7 +125,7 @@ class Listener:
         """Remove and return the first parked connection that fits and is still open."""
         for connection in [v for v in self._parked if want(v.hello)]:
             self._parked.remove(connection)
-            if not tcp.has_hung_up(connection.sock):
+            if not tcp_socket.has_hung_up(connection.sock):
                 return connection
             connection.sock.close()
             self._note_rejection(f"{connection.address}: hung up while it waited")
@@ -173,7 +173,7 @@ class Listener:
             raise PeerUntrusted(
                 "the Unix socket", "another user of this host connected"
             )
-        tcp.tune(sock)
+        tcp_socket.tune(sock)
         if host and self.credentials is not None:
             sock = SecureSocket(sock, self.credentials, name, is_server=True)
         pending = PendingConnection(sock, host, name, Deadline.after(HANDSHAKE_S))
@@ -252,13 +252,13 @@ class Listener:
             self._parked.append(connection)
 
     def _drop_closed(self) -> None:
-        for connection in [v for v in self._parked if tcp.has_hung_up(v.sock)]:
+        for connection in [v for v in self._parked if tcp_socket.has_hung_up(v.sock)]:
             self._parked.remove(connection)
             connection.sock.close()
 
     def _refuse(self, pending: PendingConnection, why: str) -> None:
         self._pending.remove(pending)
-        tcp.close_gently(pending.sock)
+        tcp_socket.close_gently(pending.sock)
         self._note_rejection(why)
 
     def _note_rejection(self, why: str) -> None:

@@ -21,7 +21,7 @@ from ringleader.errors import (
     PeerUnreachable,
     ProtocolError,
 )
-from ringleader.transport import fd_exchange, secure_socket, shm_segment, tcp
+from ringleader.transport import fd_exchange, secure_socket, shm_segment, tcp_socket
 from ringleader.transport.dialer import Dialer, Endpoint
 from ringleader.transport.host_token import host_token, new_incarnation
 from ringleader.transport.link import Link
@@ -153,12 +153,12 @@ class _Builder:
     def _greet(
         self, sock: socket.socket, to: int, hello: bytes, deadline: Deadline
     ) -> wire.HelloReply:
-        tcp.send_all(sock, hello, to, deadline)
-        data = tcp.recv_exact(sock, len(secure_socket.NOT_TLS), to, deadline)
+        tcp_socket.send_all(sock, hello, to, deadline)
+        data = tcp_socket.recv_exact(sock, len(secure_socket.NOT_TLS), to, deadline)
         if data == secure_socket.NOT_TLS:
             text = "it speaks TLS and we do not; is RINGLEADER_CREDENTIALS set here?"
             raise PeerRefused(to, f"refused us: {text}")
-        data += tcp.recv_exact(sock, wire.REPLY_BYTES - len(data), to, deadline)
+        data += tcp_socket.recv_exact(sock, wire.REPLY_BYTES - len(data), to, deadline)
         answer = wire.decode_reply(data, to)
         if answer.status is not wire.Status.OK:
             raise PeerRefused(to, f"refused us: {wire.EXPLANATION[answer.status]}")
@@ -221,7 +221,7 @@ class _Builder:
         hello, rank = connection.hello, connection.hello.from_rank
         status = self._judge(hello, connection.node)
         answer = wire.encode_reply(self.answer(status))
-        tcp.send_all(connection.sock, answer, rank, self.deadline)
+        tcp_socket.send_all(connection.sock, answer, rank, self.deadline)
         if status is not wire.Status.OK:
             who = f" (node {connection.node})" if connection.node else ""
             raise PeerRefused(rank, f"refused by us{who}: {wire.EXPLANATION[status]}")
@@ -264,7 +264,10 @@ class _Builder:
             fd = fd_exchange.receive_fd(doorbell, rank, self.deadline)
             theirs = _attach(fd, self.geometry, connection.hello.incarnation)
             fd_exchange.send_fd(doorbell, self.fd, rank)
-            if tcp.recv_exact(doorbell, 1, rank, self.deadline) != fd_exchange.YES:
+            if (
+                tcp_socket.recv_exact(doorbell, 1, rank, self.deadline)
+                != fd_exchange.YES
+            ):
                 raise OSError("the peer could not map our segment")
         except (OSError, PeerLost) as exc:
             self.mesh.notes[rank] = f"shared memory not possible: {exc}"
@@ -274,7 +277,9 @@ class _Builder:
 
     def _has_left(self, rank: int) -> bool:
         """Return whether a rank hung up before it had opened all connections."""
-        return rank not in self.mesh.bulk and tcp.has_hung_up(self.mesh.control[rank])
+        return rank not in self.mesh.bulk and tcp_socket.has_hung_up(
+            self.mesh.control[rank]
+        )
 
     def _forget(self, rank: int) -> None:
         """Close what ``rank`` has opened so far."""
@@ -301,7 +306,7 @@ class _Builder:
 
     def _unreachable(self, rank: int, why: str) -> PeerUnreachable:
         """Return an error with the address, the limit and the usual reason."""
-        where = tcp.format_addresses(self.config.endpoints[rank].addresses)
+        where = tcp_socket.format_addresses(self.config.endpoints[rank].addresses)
         text = (
             f"{where} {why}; is it started, with the same peer list in the same "
             "order as ours?"
@@ -317,9 +322,9 @@ class _Builder:
         try:
             theirs = _attach(fd, self.geometry, incarnation)
         except OSError:
-            tcp.send_all(doorbell, fd_exchange.NO, rank, self.deadline)
+            tcp_socket.send_all(doorbell, fd_exchange.NO, rank, self.deadline)
             raise
-        tcp.send_all(doorbell, fd_exchange.YES, rank, self.deadline)
+        tcp_socket.send_all(doorbell, fd_exchange.YES, rank, self.deadline)
         return theirs
 
     def _add_shm_peer(

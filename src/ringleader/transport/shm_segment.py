@@ -70,7 +70,7 @@ class Geometry:
 
     @property
     def num_relay_slots(self) -> int:
-        """Number of relay slots; engine/relay.py explains it."""
+        """Number of relay slots; engine/shared_memory/relay.py explains it."""
         return self.size + 1
 
     @property

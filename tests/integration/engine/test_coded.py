@@ -13,8 +13,9 @@ from ringleader.codec.registry import make_codec
 from ringleader.collectives.algorithm import program
 from ringleader.collectives.algorithm_selection import CODED_ALGORITHMS, choose_codec
 from ringleader.collectives.cost_model import LinkCost, Network
-from ringleader.engine import coded, coded_frames
-from ringleader.engine.coded_frames import CodedPlan
+from ringleader.engine.over_links import coded_engine as coded
+from ringleader.engine.over_links import coded_frames
+from ringleader.engine.over_links.coded_frames import CodedPlan
 from ringleader.errors import CallMismatch, ConfigError, RingleaderError
 from ringleader.groups.group import Group
 from ringleader.testing.threaded_world import run_threads, run_world, world

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringleader.engine import relay_plan
-from ringleader.engine.shared_memory import SharedMemoryEngine
+from ringleader.engine.shared_memory import relay_plan
+from ringleader.engine.shared_memory.shared_memory_engine import SharedMemoryEngine
 from ringleader.groups.group import Group, handle_of
 from ringleader.testing.threaded_world import run_world
 from ringleader.transport import shm_segment

@@ -17,7 +17,7 @@ from ringleader.collectives.cost_model import Network
 from ringleader.deadline import Deadline
 from ringleader.groups.measure_links import share
 from ringleader.testing.threaded_world import run_threads, world
-from ringleader.transport import tcp
+from ringleader.transport import tcp_socket
 from ringleader.transport.free_ports import free_ports
 
 pytestmark = pytest.mark.timeout(60)
@@ -112,8 +112,8 @@ def test_several_connections_per_peer_make_one_link() -> None:
 
 def test_a_port_in_use_is_named() -> None:
     peers = loopback(2)
-    host, port = tcp.parse_address(peers[0])
-    taken = tcp.listen(host, port)
+    host, port = tcp_socket.parse_address(peers[0])
+    taken = tcp_socket.listen(host, port)
     with pytest.raises(ConfigError, match=f"port {port} is already in use"):
         ringleader.group(peers, 0, timeout_s=SHORT_S)
     taken.close()

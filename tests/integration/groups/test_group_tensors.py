@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringleader.engine import prepared
+from ringleader.engine import arrays_by_address as prepared
 from ringleader.errors import ConfigError, GroupAborted
 from ringleader.groups.group import Group
 from ringleader.testing.threaded_world import run_threads, run_world, world

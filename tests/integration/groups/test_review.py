@@ -27,7 +27,7 @@ from ringleader.errors import (
 from ringleader.groups.group import Group, handle_of
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from ringleader.testing.threaded_world import run_threads, run_world, world
-from ringleader.transport import tcp
+from ringleader.transport import tcp_socket
 from ringleader.transport.socket_link import SocketLink
 
 
@@ -132,7 +132,7 @@ def test_closing_does_not_wait_for_an_operation_that_will_not_end() -> None:
         work = ours.all_reduce(torch.ones(5), async_op=True)
         link = handle_of(theirs).mesh.bulk[0]
         assert isinstance(link, SocketLink)
-        tcp.wait_readable(link.sock, 0, Deadline.after(20))  # our part of it
+        tcp_socket.wait_readable(link.sock, 0, Deadline.after(20))  # our part of it
         started_s = time.monotonic()
         ours.close()
         assert time.monotonic() - started_s < 5

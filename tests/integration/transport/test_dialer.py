@@ -19,7 +19,7 @@ from ringleader.errors import (
     PeerUnreachable,
     ProtocolError,
 )
-from ringleader.transport import dialer, tcp
+from ringleader.transport import dialer, tcp_socket
 from ringleader.transport.dialer import MAX_ADDRESSES, Dialer, Endpoint
 from ringleader.transport.free_ports import free_ports
 from ringleader.wire import hello as wire
@@ -32,18 +32,18 @@ ANSWER = wire.HelloReply(
 
 
 @contextlib.contextmanager
-def server(host: str = "127.0.0.1") -> Iterator[tcp.Address]:
+def server(host: str = "127.0.0.1") -> Iterator[tcp_socket.Address]:
     """A server that answers."""
     with socket.create_server((host, 0)) as sock:
         yield host, sock.getsockname()[1]
 
 
 @contextlib.contextmanager
-def silence() -> Iterator[tcp.Address]:
+def silence() -> Iterator[tcp_socket.Address]:
     """An address that does not answer: its backlog is full."""
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        address: tcp.Address = sock.getsockname()
+        address: tcp_socket.Address = sock.getsockname()
         for _ in range(4):
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
@@ -51,12 +51,14 @@ def silence() -> Iterator[tcp.Address]:
         yield address
 
 
-def nobody() -> tcp.Address:
+def nobody() -> tcp_socket.Address:
     return "127.0.0.1", free_ports(1)[0]
 
 
-def connect(addresses: list[tcp.Address], limit_s: float = 5.0) -> tcp.Address:
-    sock, address = tcp.dial_any(addresses, 7, Deadline.after(limit_s))
+def connect(
+    addresses: list[tcp_socket.Address], limit_s: float = 5.0
+) -> tcp_socket.Address:
+    sock, address = tcp_socket.dial_any(addresses, 7, Deadline.after(limit_s))
     with sock:
         assert sock.getpeername()[1] == address[1]
         assert not sock.getblocking()
@@ -72,7 +74,7 @@ def test_a_refused_address_costs_no_time() -> None:
     with server() as good:
         started_s = time.monotonic()
         assert connect([*(nobody() for _ in range(8)), good]) == good
-        assert time.monotonic() - started_s < 7 * tcp.STAGGER_S
+        assert time.monotonic() - started_s < 7 * tcp_socket.STAGGER_S
 
 
 def test_a_silent_address_does_not_eat_the_time_of_the_others() -> None:
@@ -80,7 +82,7 @@ def test_a_silent_address_does_not_eat_the_time_of_the_others() -> None:
         started_s = time.monotonic()
         assert connect([first, second, good]) == good
         took_s = time.monotonic() - started_s
-        assert 2 * tcp.STAGGER_S < took_s < tcp.ATTEMPT_S
+        assert 2 * tcp_socket.STAGGER_S < took_s < tcp_socket.ATTEMPT_S
 
 
 def test_a_name_that_nobody_knows_does_not_stop_the_others() -> None:
@@ -96,7 +98,7 @@ def test_every_address_behind_a_name_is_tried() -> None:
 
 def test_who_comes_later_is_found() -> None:
     where = nobody()
-    found: list[tcp.Address] = []
+    found: list[tcp_socket.Address] = []
     thread = threading.Thread(
         target=lambda: found.append(connect([nobody(), where])), name="dialer"
     )
@@ -127,13 +129,13 @@ def test_a_dialer_leaves_nothing_open_behind() -> None:
 
 
 def dial(
-    addresses: list[tcp.Address], greet: dialer.Greet, limit_s: float = 5.0
-) -> tcp.Address:
+    addresses: list[tcp_socket.Address], greet: dialer.Greet, limit_s: float = 5.0
+) -> tcp_socket.Address:
     place = Endpoint(tuple(addresses))
     sock, answer = Dialer(0, place, None, Deadline.after(limit_s)).open(greet)
     assert answer is ANSWER
     with sock:
-        found: tcp.Address = sock.getpeername()
+        found: tcp_socket.Address = sock.getpeername()
     return found
 
 
@@ -181,7 +183,7 @@ def test_who_connects_and_says_nothing_gets_a_moment_and_then_the_others(
         def greet(sock: socket.socket, deadline: Deadline) -> wire.HelloReply:
             if sock.getpeername() == right:
                 return ANSWER
-            tcp.recv_exact(sock, 1, 0, deadline)
+            tcp_socket.recv_exact(sock, 1, 0, deadline)
             raise AssertionError("it is mute")
 
         assert dial([mute, right], greet) == right
@@ -192,7 +194,7 @@ def test_the_only_address_may_be_silent_until_the_deadline() -> None:
     with server() as busy:
 
         def greet(sock: socket.socket, deadline: Deadline) -> wire.HelloReply:
-            tcp.recv_exact(sock, 1, 0, deadline)
+            tcp_socket.recv_exact(sock, 1, 0, deadline)
             raise AssertionError("it is mute")
 
         with pytest.raises(DeadlineExceeded, match="silent during the hello"):
@@ -206,7 +208,7 @@ def test_the_address_that_worked_is_used_first_from_then_on() -> None:
         first, _ = found.open(lambda _sock, _deadline: ANSWER)
         started_s = time.monotonic()
         second, _ = found.open(lambda _sock, _deadline: ANSWER)
-        assert time.monotonic() - started_s < 2 * tcp.STAGGER_S
+        assert time.monotonic() - started_s < 2 * tcp_socket.STAGGER_S
         first.close()
         second.close()
 

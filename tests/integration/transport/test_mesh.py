@@ -12,7 +12,7 @@ from ringleader.deadline import Deadline
 from ringleader.errors import PeerRefused, PeerUnreachable, RingleaderError
 from ringleader.testing.threaded_world import run_threads
 from ringleader.transport import mesh as meshes
-from ringleader.transport import shm_segment, tcp
+from ringleader.transport import shm_segment, tcp_socket
 from ringleader.transport.dialer import Endpoint
 from ringleader.transport.listener import Listener
 from ringleader.transport.mesh import Mesh, MeshConfig
@@ -58,7 +58,7 @@ class Table:
             "share_memory": False,
         }
         fields |= changes
-        addresses: tuple[tcp.Address, ...] = fields.pop("addresses")  # type: ignore[assignment]
+        addresses: tuple[tcp_socket.Address, ...] = fields.pop("addresses")  # type: ignore[assignment]
         fields["endpoints"] = tuple(Endpoint((address,)) for address in addresses)
         config = MeshConfig(**fields)  # type: ignore[arg-type]
         try:

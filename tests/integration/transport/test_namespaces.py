@@ -25,12 +25,12 @@ MEETS_ITSELF = """
 from pathlib import Path
 from ringleader.deadline import Deadline
 from ringleader.errors import PeerUnreachable
-from ringleader.transport import tcp
+from ringleader.transport import tcp_socket
 
 Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("40000 40001")
 for port in (40000, 40001):
     try:
-        tcp.dial(("127.0.0.1", port), 1, Deadline.after(1.0))
+        tcp_socket.dial(("127.0.0.1", port), 1, Deadline.after(1.0))
     except PeerUnreachable as exc:
         print(exc)
     else:

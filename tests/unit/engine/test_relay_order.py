@@ -17,10 +17,10 @@ from typing import cast
 import numpy as np
 import pytest
 
-from ringleader.engine.arena import Arena
 from ringleader.engine.arrays import Array
-from ringleader.engine.relay import Relay
-from ringleader.engine.relay_plan import Turn
+from ringleader.engine.shared_memory.arena import Arena
+from ringleader.engine.shared_memory.relay import Relay
+from ringleader.engine.shared_memory.relay_plan import Turn
 from ringleader.transport import shm_segment
 from ringleader.transport.shm_segment import Geometry, Segment, Signal
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringleader.errors import ConfigError
-from ringleader.transport.tcp import parse_address
+from ringleader.transport.tcp_socket import parse_address
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from ringleader.node.protocol.hello import Purpose
 from ringleader.node.protocol.node_state import SplitSeen
 from ringleader.node.protocol.snapshot import Snapshot
 from ringleader.topology.node_profile import clean
-from ringleader.transport import tcp
+from ringleader.transport import tcp_socket
 
 INTERFACES_EVERY_S = 5.0
 """How often the network interfaces are looked at again."""
@@ -112,7 +112,7 @@ class AgentCore:
         build_snapshot: Callable[[AgentCore], Snapshot],
     ) -> Self:
         """Measure this machine and open the listening socket of the agent."""
-        sock = tcp.listen("", config.port)
+        sock = tcp_socket.listen("", config.port)
         try:
             port: int = sock.getsockname()[1]
             local = LocalNode.measure(identity.node, config, port)

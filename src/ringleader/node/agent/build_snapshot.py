@@ -6,7 +6,7 @@ import os
 import time
 
 from ringleader.ids import NodeId
-from ringleader.membership.health import HealthReport
+from ringleader.membership.health_report import HealthReport
 from ringleader.membership.member import Member
 from ringleader.node.agent.agent_core import AgentCore
 from ringleader.node.peering import link_plan

@@ -22,7 +22,7 @@ from ringleader.node.protocol.probe_port import ProbePort, decode_probe_port
 from ringleader.topology import link_speed
 from ringleader.topology.interfaces import kind_of_peer, list_interfaces
 from ringleader.topology.link_profile import LinkProfile
-from ringleader.transport import tcp
+from ringleader.transport import tcp_socket
 
 LIMIT_S = 4.0
 """For one link, including the wait for its turn."""
@@ -65,7 +65,7 @@ class LinkProbe:
         node = connection.node
         try:
             async with asyncio.timeout(LIMIT_S), self._busy:
-                listening = tcp.listen("", 0)
+                listening = tcp_socket.listen("", 0)
                 port: int = listening.getsockname()[1]
                 connection.writer.write(framing.pack(ProbePort(port)))
                 return await asyncio.to_thread(self._accept, listening, node)

@@ -18,7 +18,7 @@ from ringleader.node.protocol.local_requests import (
     RequestFailed,
     decode_reply,
 )
-from ringleader.transport import tcp
+from ringleader.transport import tcp_socket
 
 AGENT = "the agent of this machine"
 
@@ -65,13 +65,15 @@ class AgentClient:
 
     def send(self, message: object, deadline: Deadline) -> None:
         """Send one message without waiting for a reply."""
-        tcp.send_all(self._sock, framing.pack(message), AGENT, deadline)
+        tcp_socket.send_all(self._sock, framing.pack(message), AGENT, deadline)
 
     def receive(self, deadline: Deadline) -> Reply:
         """Return the next message of the agent."""
-        prefix = tcp.recv_exact(self._sock, framing.PREFIX_BYTES, AGENT, deadline)
+        prefix = tcp_socket.recv_exact(
+            self._sock, framing.PREFIX_BYTES, AGENT, deadline
+        )
         size = int.from_bytes(prefix, "little")
-        body = tcp.recv_exact(self._sock, size, AGENT, deadline)
+        body = tcp_socket.recv_exact(self._sock, size, AGENT, deadline)
         return decode_reply(body)
 
     def close(self) -> None:

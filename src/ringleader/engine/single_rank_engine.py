@@ -9,7 +9,7 @@ from ringleader.engine.engine import NextHeader, Prepared, Runs
 from ringleader.engine.float_view import FloatView
 
 
-class LocalEngine:
+class SingleRankEngine:
     """Runs the calls of a group of one rank. A mean over one rank is the sum."""
 
     def run(self, call: Call, _header: bytes) -> None:

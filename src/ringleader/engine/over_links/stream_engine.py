@@ -15,9 +15,9 @@ from ringleader.collectives.schedule import Kind, split
 from ringleader.engine.arrays import Array, Bytes, bytes_of, storage_dtype
 from ringleader.engine.call import Call, PeerHeaders, PlanKey
 from ringleader.engine.engine import NextHeader, Prepared, Runs
-from ringleader.engine.flow import Flow, Plan, Windows
-from ringleader.engine.lanes import IncomingHeader, OutgoingHeader, move_all
-from ringleader.engine.programs import Programs
+from ringleader.engine.over_links.flow import Flow, Plan, Windows
+from ringleader.engine.over_links.lanes import IncomingHeader, OutgoingHeader, move_all
+from ringleader.engine.over_links.programs import Programs
 from ringleader.engine.reductions import Combine, combine_and_divide
 from ringleader.engine.waiter import Waiter
 from ringleader.transport.link import Link

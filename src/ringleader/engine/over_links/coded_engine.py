@@ -9,11 +9,16 @@ import torch
 from ringleader.codec.registry import make_codec
 from ringleader.engine.arrays import Bytes, bytes_of
 from ringleader.engine.call import Call, PlanKey
-from ringleader.engine.coded_frames import CodedPlan, FrameMove, Slots, chunk_memory
 from ringleader.engine.engine import NextHeader, Prepared, Runs
-from ringleader.engine.frame_codec import FrameCodec
-from ringleader.engine.lanes import IncomingHeader, OutgoingHeader, move_all
-from ringleader.engine.programs import Programs
+from ringleader.engine.over_links.coded_frames import (
+    CodedPlan,
+    FrameMove,
+    Slots,
+    chunk_memory,
+)
+from ringleader.engine.over_links.frame_codec import FrameCodec
+from ringleader.engine.over_links.lanes import IncomingHeader, OutgoingHeader, move_all
+from ringleader.engine.over_links.programs import Programs
 from ringleader.engine.reductions import divider
 from ringleader.engine.waiter import Waiter
 from ringleader.transport.link import Link

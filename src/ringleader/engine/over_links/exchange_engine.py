@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from ringleader.engine.arrays import Bytes, bytes_of, storage_dtype
+from ringleader.engine.arrays_by_address import ArraysByAddress
 from ringleader.engine.call import Call
 from ringleader.engine.engine import HeaderMismatch, NextHeader, Prepared, Runs
-from ringleader.engine.prepared import ArraysByAddress
 from ringleader.engine.reductions import add_in_order
 from ringleader.engine.waiter import Waiter
 from ringleader.transport.link import Link, relax

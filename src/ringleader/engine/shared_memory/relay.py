@@ -40,12 +40,19 @@ from typing import Any
 import numpy as np
 
 from ringleader.collectives.schedule import split
-from ringleader.engine.arena import Arena
 from ringleader.engine.arrays import Array, address_of, array_at, bytes_of
 from ringleader.engine.call import DeviceCopier
 from ringleader.engine.engine import HeaderMismatch
 from ringleader.engine.reductions import Combine, Divide
-from ringleader.engine.relay_plan import Copy, Key, Piece, RelayPlans, Turn, lay_out
+from ringleader.engine.shared_memory.arena import Arena
+from ringleader.engine.shared_memory.relay_plan import (
+    Copy,
+    Key,
+    Piece,
+    RelayPlans,
+    Turn,
+    lay_out,
+)
 from ringleader.transport.shm_segment import PAGE, Segment, Signal
 from ringleader.wire.header import HEADER_BYTES
 

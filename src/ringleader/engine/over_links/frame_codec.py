@@ -15,8 +15,13 @@ import numpy as np
 from ringleader.codec.codec import Codec
 from ringleader.collectives.schedule import Kind
 from ringleader.engine.arrays import Bytes
-from ringleader.engine.coded_frames import ChunkMemory, FrameMove, Slots, Version
 from ringleader.engine.float_view import Floats, FloatView
+from ringleader.engine.over_links.coded_frames import (
+    ChunkMemory,
+    FrameMove,
+    Slots,
+    Version,
+)
 from ringleader.engine.reductions import Divide
 from ringleader.errors import ProtocolError
 

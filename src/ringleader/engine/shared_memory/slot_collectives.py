@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ringleader.engine.arena import Arena
 from ringleader.engine.arrays import Array, Bytes, address_of
 from ringleader.engine.call import Call, present
 from ringleader.engine.reductions import Combine, add_in_order
+from ringleader.engine.shared_memory.arena import Arena
 
 
 def _starts(length: int, step: int) -> list[int]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ringleader.engine import shared_collectives as collectives
-from ringleader.engine.arena import Arena
 from ringleader.engine.arrays import storage_dtype
+from ringleader.engine.arrays_by_address import ArraysByAddress
 from ringleader.engine.call import Call, present
 from ringleader.engine.engine import HeaderMismatch, NextHeader, Prepared, Runs
-from ringleader.engine.prepared import ArraysByAddress
 from ringleader.engine.reductions import add_in_order
-from ringleader.engine.relay import Relay
+from ringleader.engine.shared_memory import slot_collectives
+from ringleader.engine.shared_memory.arena import Arena
+from ringleader.engine.shared_memory.relay import Relay
 from ringleader.transport.shm_segment import Signal
 
 ONE_SHOT_BYTES = 64 << 10
@@ -19,15 +19,15 @@ ONE_SHOT_BYTES = 64 << 10
 docs/decisions/0005-relay.md."""
 
 RUN: dict[str, Callable[[Arena, Call, bytes], None]] = {
-    "all_reduce": collectives.all_reduce,
-    "reduce_scatter": collectives.reduce_scatter,
-    "all_gather": collectives.all_gather,
-    "broadcast": collectives.broadcast,
-    "reduce": collectives.reduce,
-    "gather": collectives.gather,
-    "scatter": collectives.scatter,
-    "all_to_all": collectives.all_to_all,
-    "barrier": collectives.barrier,
+    "all_reduce": slot_collectives.all_reduce,
+    "reduce_scatter": slot_collectives.reduce_scatter,
+    "all_gather": slot_collectives.all_gather,
+    "broadcast": slot_collectives.broadcast,
+    "reduce": slot_collectives.reduce,
+    "gather": slot_collectives.gather,
+    "scatter": slot_collectives.scatter,
+    "all_to_all": slot_collectives.all_to_all,
+    "barrier": slot_collectives.barrier,
 }
 """Operation -> the function that runs it without a relay."""
 

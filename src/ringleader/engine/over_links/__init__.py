@@ -1,0 +1,1 @@
+"""Engines that move chunks over links, and the parts that they share."""

@@ -1,0 +1,1 @@
+"""The engine for ranks that share memory: slots, signals and the relay."""
