@@ -262,8 +262,8 @@ class AgentCore:
             self.events.split_seen(reported)
         if split is not None:
             self._on_split_seen(split)
-        elif self._split is not None and states[self.me.node].split == self._split:
-            self._split = None  # this view has told all members
+        elif self._split and view_state.has_told(self.me.node, self._split):
+            self._split = None
             self.membership.set_payload(self._payload())
 
     def on_change(self, change: HealthChanged) -> None:
