@@ -36,6 +36,16 @@ def test_a_split_that_both_leaders_report_is_one_event() -> None:
     assert "barn" in log.events[0].text
 
 
+def test_a_split_report_that_stays_in_the_views_is_recorded_once() -> None:
+    log = EventLog({}, prints=False)
+    log.split_seen(SplitSeen(A, B, 7))
+    log._splits.clear()  # as if the first report was long ago
+    log.split_seen(SplitSeen(A, B, 7))
+    assert kinds(log) == ["split"]
+    log.split_seen(SplitSeen(A, B, 9))
+    assert kinds(log) == ["split", "split"], "a later split of the same leaders"
+
+
 def test_splits_between_other_leaders_are_events_of_their_own() -> None:
     log = EventLog({}, prints=False)
     log.split_seen(SplitSeen(A, B, 7))

@@ -311,14 +311,3 @@ def test_a_node_that_comes_from_another_part_notices_the_split() -> None:
     assert whole.split_from(view_of(8, C)) is None, "a single node just joins"
     assert whole.split_from(None) is None
     assert view_of(9, B, C).split_from(view_of(8, A, B, C)) is None, "A was lost"
-
-
-def test_a_split_is_told_until_a_view_with_both_leaders_has_carried_it() -> None:
-    split = SplitSeen(A, B, 8)
-    telling = msgspec.structs.replace(state("c"), split=split)
-    both = {A: state("a"), B: state("b"), C: telling}
-    assert ViewState("9@x", (A, B, C), both).has_told(C, split)
-    one = {A: state("a"), C: telling}
-    assert not ViewState("9@x", (A, C), one).has_told(C, split), "B has yet to come"
-    silent = {A: state("a"), B: state("b"), C: state("c")}
-    assert not ViewState("9@x", (A, B, C), silent).has_told(C, split)

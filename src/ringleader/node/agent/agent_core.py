@@ -18,6 +18,7 @@ from ringleader.node.agent.agent_identity import AgentIdentity
 from ringleader.node.agent.event_log import EventLog
 from ringleader.node.agent.jobs import Jobs, WorkerConfig
 from ringleader.node.agent.local_node import LocalNode
+from ringleader.node.agent.split_reporter import SplitReporter
 from ringleader.node.agent.view_state import ViewState
 from ringleader.node.peering import link_plan
 from ringleader.node.peering.acceptor import Acceptor
@@ -68,7 +69,6 @@ class AgentCore:
         self.ended = asyncio.Event()
         self._build_snapshot = build_snapshot
         self._sock = sock
-        self._split: SplitSeen | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._publishing: asyncio.TimerHandle | None = None
         self._handshake = HandshakeContext(identity.credentials, local.hello)
@@ -78,10 +78,11 @@ class AgentCore:
             lambda node: self._dial(node, Purpose.PROBE),
             self._publish,
         )
+        self.splits = SplitReporter(self.events, self._publish, self._set_payload)
         self.jobs = Jobs(
             self.me.node,
             self._publish,
-            lambda: self.membership.set_payload(self._payload()),
+            self._set_payload,
             lambda node, round_id: self._dial(node, Purpose.STORE, round_id),
             WorkerConfig(str(identity.credentials_file), lambda: local.addresses),
         )
@@ -194,9 +195,12 @@ class AgentCore:
                 job_requests=self.jobs.job_requests(),
                 ended_jobs=self.jobs.ended_jobs,
                 ready_jobs=sorted(self.jobs.ready_jobs),
-                split=self._split,
+                split=self.splits.current,
             )
         )
+
+    def _set_payload(self) -> None:
+        self.membership.set_payload(self._payload())
 
     def _publish(self) -> None:
         """Tell all members our node state has changed, after a short delay."""
@@ -253,18 +257,11 @@ class AgentCore:
         view_state = ViewState.from_view(view)
         if self.me not in view.members or self.me.node not in view_state.states:
             return
-        split = view_state.split_from(self.view_state)
         self.view_state, states = view_state, view_state.states
         self.jobs.on_view_state(view_state)
         self.link_prober.on_view_state(states)
         self.events.view_installed(view, {n: s.name for n, s in states.items()})
-        for reported in (state.split for state in states.values() if state.split):
-            self.events.split_seen(reported)
-        if split is not None:
-            self._on_split_seen(split)
-        elif self._split and view_state.has_told(self.me.node, self._split):
-            self._split = None
-            self.membership.set_payload(self._payload())
+        self.splits.on_view_state(view_state)
 
     def on_change(self, change: HealthChanged) -> None:
         """Record a change of a peer's health."""
@@ -292,9 +289,4 @@ class AgentCore:
     def on_split(self, split: Split) -> None:
         """Record a split that this node noticed as the leader of one part."""
         seen = SplitSeen(self.me.node, split.leader.node, split.id.counter)
-        self._on_split_seen(seen)
-
-    def _on_split_seen(self, split: SplitSeen) -> None:
-        self._split = split
-        self.events.split_seen(split)
-        self._publish()  # the node state carries it to all members
+        self.splits.notice(seen)

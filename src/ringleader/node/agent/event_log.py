@@ -20,7 +20,7 @@ MAX_EVENTS = 32
 """Events kept for ``status``: an evening of a home cluster."""
 
 SAME_SPLIT_S = 30.0
-"""Several nodes notice a split; reports closer than this are one event."""
+"""Several nodes report a split, each in its own words; this close it is one event."""
 
 
 class Kind(StrEnum):
@@ -48,6 +48,7 @@ class EventLog:
     _members: set[Member] = field(default_factory=set)
     _splits: dict[frozenset[NodeId], float] = field(default_factory=dict)
     """When a split between two leaders was last recorded."""
+    _reports: set[SplitSeen] = field(default_factory=set)
 
     def title(self, node: NodeId) -> str:
         """Return the name of a node with enough of its id to tell it apart."""
@@ -80,6 +81,9 @@ class EventLog:
         """Record a split that this node or another member noticed."""
         pair = frozenset((split.leader, split.other_leader))
         now_s = time.monotonic()
+        if split in self._reports:
+            return
+        self._reports.add(split)
         if now_s - self._splits.get(pair, -SAME_SPLIT_S) < SAME_SPLIT_S:
             return
         self._splits[pair] = now_s

@@ -47,14 +47,6 @@ class ViewState:
             return None
         return SplitSeen(leader, other, int(previous.view_id.partition("@")[0]))
 
-    def has_told(self, node: NodeId, split: SplitSeen) -> bool:
-        """Return whether this view carried a split from ``node`` to both its parts.
-
-        Parts may merge node by node: a split is told until both leaders are here.
-        """
-        leaders = {split.leader, split.other_leader}
-        return self.states[node].split == split and leaders <= self.states.keys()
-
     def jobs(self) -> set[str]:
         """Return all jobs that a node has requested."""
         states = self.states.values()

@@ -95,7 +95,7 @@ class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Set by the leader: these jobs start without waiting for more machines."""
 
     split: SplitSeen | None = None
-    """A split this node noticed, until a view has carried it to all members."""
+    """A split this node noticed within the last half minute."""
 
     def request_for(self, job: str) -> JobRequest | None:
         """Return this node's request for ``job``, if it has one."""
