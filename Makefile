@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Tests start hundreds of processes: each module is compiled once, not once per process.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test test-all check bench map clean
 
 setup: $(STAMP)
