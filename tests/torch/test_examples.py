@@ -108,7 +108,7 @@ def test_the_first_example_learns_to_read_digits_under_torchrun() -> None:
 @pytest.mark.parametrize(
     "script",
     [
-        "fsdp2.py",
+        pytest.param("fsdp2.py", marks=pytest.mark.slow),
         pytest.param("dtensor.py", marks=pytest.mark.slow),
         pytest.param("pipeline.py", marks=pytest.mark.slow),
     ],

@@ -169,6 +169,7 @@ def test_two_secrets_on_one_lan_do_not_see_each_other(net: VirtualLan) -> None:
     assert probe["heard"] == probe["answered"] == ["10.77.0.1", "10.77.0.3"]
 
 
+@pytest.mark.slow
 def test_after_a_crash_there_is_a_new_label_and_the_old_one_expires(
     net: VirtualLan,
 ) -> None:

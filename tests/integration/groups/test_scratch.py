@@ -132,7 +132,9 @@ def every_operation_grows_little(
 
 
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize(
+    "transport", [pytest.param("tcp", marks=pytest.mark.slow), "shm"]
+)
 def test_repeated_calls_cost_no_memory_that_stays(
     transport: str, fork_server: ForkServer
 ) -> None:

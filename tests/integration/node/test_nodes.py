@@ -117,6 +117,7 @@ def test_three_machines_find_each_other_and_survive_the_loss_of_their_leader(
     assert leader["name"] == "n1", "a node that comes back is the youngest"
 
 
+@pytest.mark.slow
 def test_a_stopped_machine_is_waited_for_a_while_and_rejoins_after_longer(
     four: list[NodeProcess],
 ) -> None:

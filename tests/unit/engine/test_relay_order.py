@@ -156,7 +156,7 @@ def one_turn(
     clocks.end(rank)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 8])
+@pytest.mark.parametrize("size", [2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_whoever_uses_a_place_knows_that_the_others_are_done(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
