@@ -53,6 +53,7 @@ def test_a_tiny_run_measures_ours_beside_gloo(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_the_run_with_its_name() -> None:
     with endless("--peers", "gloo", "--operations", "all_reduce") as bench:
         worker(bench, "--rank 1").kill()

@@ -479,7 +479,9 @@ def test_a_user_is_asked_for_the_pin_until_it_is_right(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("plan", "codec"),
     [
-        pytest.param(Plan(rounds=50, workers=2), "int8", id="int8"),
+        pytest.param(
+            Plan(rounds=50, workers=2), "int8", id="int8", marks=pytest.mark.slow
+        ),
         pytest.param(
             Plan(rounds=50, workers=2), "topk:0.1", id="topk", marks=pytest.mark.slow
         ),
@@ -494,6 +496,7 @@ def test_a_user_is_asked_for_the_pin_until_it_is_right(tmp_path: Path) -> None:
             Plan(rounds=100, workers=2, mode="bounded", staleness=4),
             "int8",
             id="bounded",
+            marks=pytest.mark.slow,
         ),
     ],
 )
