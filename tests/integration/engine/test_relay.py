@@ -79,7 +79,7 @@ def random_calls(group: Group, num_steps: int) -> None:
 
 
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_calls_of_any_length_follow_one_another(size: int) -> None:
     """No rank writes where another still reads, however they are out of step."""
     run_world(size, lambda group: random_calls(group, 150), "shm", within_s=90)

@@ -78,10 +78,8 @@ class Stubborn(threading.Thread):
         return False
 
 
-@pytest.mark.parametrize(
-    ("mode", "workers"),
-    [("bulk", 2), pytest.param("async", 1, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "workers"), [("bulk", 2), ("async", 1)])
 def test_a_server_killed_ten_times_ends_with_the_same_weights(
     tmp_path: Path, mode: str, workers: int
 ) -> None:
