@@ -85,7 +85,7 @@ class MulticastReport:
     """Other hosts that our multicast reached."""
 
     answered_directly: set[str] = field(default_factory=set)
-    """Of the addresses queried directly, those that answered."""
+    """Those addresses that answered when they were queried directly."""
 
     seen: dict[str, SeenNode] = field(default_factory=dict)
     """Nodes by label, including our own if it runs."""
