@@ -12,7 +12,8 @@ import msgspec
 
 from ringleader.errors import ConfigError, DeadlineExceeded, RingleaderError
 from ringleader.ids import NodeId
-from ringleader.node.agent import rank_assignment
+from ringleader.node.agent import fingerprint_check, rank_assignment
+from ringleader.node.agent.fingerprint_check import Machine
 from ringleader.node.agent.rank_assignment import Refused, Round, Waiting
 from ringleader.node.agent.round_stores import RoundStores
 from ringleader.node.agent.store_tunnel import StoreTunnel
@@ -131,6 +132,8 @@ class Jobs:
 
     async def _begin(self, job: _Job, chosen: Round) -> RoundEntered:
         assert self.view_state is not None
+        for text in self._warnings(job.request.job, chosen, self.view_state):
+            job.on_progress(text)
         rank, port = chosen.nodes.index(self.mine), 0
         if rank > 0:
             first = chosen.nodes[0]
@@ -144,6 +147,18 @@ class Jobs:
             names=[self.view_state.states[node].name for node in chosen.nodes],
             credentials=self.worker.credentials,
             addresses=self.worker.addresses(),
+        )
+
+    @staticmethod
+    def _warnings(job: str, chosen: Round, view_state: ViewState) -> list[str]:
+        """Return what differs between the machines of a round that may train."""
+        requests = view_state.requests_for(job)
+        return fingerprint_check.warnings(
+            [
+                Machine(node, view_state.states[node], requests[node].fingerprint)
+                for node in chosen.nodes
+                if node in requests
+            ]
         )
 
     def drop(self, name: str) -> _Job | None:

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ringleader.ids import NodeId, short
+from ringleader.ids import NodeId
+from ringleader.node.agent import fingerprint_check
+from ringleader.node.agent.fingerprint_check import Machine
 from ringleader.node.agent.view_state import ViewState
 from ringleader.node.peering.link_plan import is_measured
 from ringleader.node.protocol.node_state import JobFingerprint, JobRequest
@@ -70,7 +72,7 @@ class _Applicants:
         return [
             node
             for node, request in self.waiting.items()
-            if not _differences(self.fingerprint, request)
+            if not fingerprint_check.differences(self.fingerprint, request.fingerprint)
         ]
 
     def limits(self) -> tuple[int, int]:
@@ -92,7 +94,9 @@ def _applicants(job: str, view: ViewState) -> _Applicants:
 def assign_ranks(job: str, view: ViewState, mine: NodeId) -> Round | Refused | Waiting:
     """Return what ``view`` means for the waiting request of ``mine`` for ``job``."""
     applicants = _applicants(job, view)
-    names = _differences(applicants.fingerprint, applicants.waiting[mine])
+    names = fingerprint_check.differences(
+        applicants.fingerprint, applicants.waiting[mine].fingerprint
+    )
     if names:
         return Refused(_explain(names, applicants, mine, view))
     matching, (need, most) = applicants.matching, applicants.limits()
@@ -170,18 +174,12 @@ def patience_s(job: str, view: ViewState) -> float | None:
     return max(applicants.waiting[node].wait_s for node in matching)
 
 
-def _differences(fingerprint: JobFingerprint, request: JobRequest) -> list[str]:
-    """Return the names of the properties that differ; empty ones are not compared."""
-    wanted = msgspec.structs.asdict(fingerprint)
-    got = msgspec.structs.asdict(request.fingerprint)
-    return [k for k in got if got[k] and wanted[k] and got[k] != wanted[k]]
-
-
 def _explain(
     names: list[str], applicants: _Applicants, mine: NodeId, view: ViewState
 ) -> str:
-    ours = msgspec.structs.asdict(applicants.waiting[mine].fingerprint)
-    theirs = msgspec.structs.asdict(applicants.fingerprint)
-    listed = "; ".join(f"{k} is {ours[k]} here and {theirs[k]} there" for k in names)
-    name = view.states[applicants.reference].name
-    return f"this machine differs from {name} ({short(applicants.reference)}): {listed}"
+    reference = applicants.reference
+    return fingerprint_check.explain(
+        names,
+        Machine(mine, view.states[mine], applicants.waiting[mine].fingerprint),
+        Machine(reference, view.states[reference], applicants.fingerprint),
+    )

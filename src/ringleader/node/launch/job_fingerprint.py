@@ -9,6 +9,7 @@ from pathlib import Path
 from ringleader import settings
 from ringleader.node.protocol.hello import PROTOCOL
 from ringleader.node.protocol.node_state import JobFingerprint
+from ringleader.wire import hello as wire_hello
 
 
 def job_fingerprint(script: str) -> JobFingerprint:
@@ -18,8 +19,8 @@ def job_fingerprint(script: str) -> JobFingerprint:
     """
     return JobFingerprint(
         script=_hash(script) if script else "",
-        torch=version("torch").split(".", maxsplit=1)[0],
-        ringleader=str(PROTOCOL),
+        torch=version("torch"),
+        ringleader=f"{PROTOCOL}.{wire_hello.VERSION}",
         compress=settings.compress() or "none",
     )
 

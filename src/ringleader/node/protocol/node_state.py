@@ -32,14 +32,14 @@ JobName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{1,64}\Z")]
 
 
 class JobFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Properties that must be equal on all machines of a job. Empty: not compared."""
+    """Properties that must agree on all machines of a job. Empty: not compared."""
 
     script: Name = ""
     """Hash of the program."""
     torch: Name = ""
-    """Major version."""
+    """Version; the major and minor number must be equal."""
     ringleader: Name = ""
-    """Version of the protocol between agents."""
+    """Versions of the protocols between agents and between ranks."""
     compress: Name = ""
     """Compression scheme for gradients."""
 
