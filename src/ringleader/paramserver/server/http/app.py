@@ -30,6 +30,10 @@ from ringleader.paramserver.protocol.openapi import DESCRIPTION
 from ringleader.paramserver.server.admission import AdmissionResult
 from ringleader.paramserver.server.http import request_parsing, status_page
 from ringleader.paramserver.server.http.auth import Authenticator
+from ringleader.paramserver.server.http.connection_limits import (
+    mark_worker,
+    unmark_worker,
+)
 from ringleader.paramserver.server.http.pin_pairing import PinPairings
 from ringleader.paramserver.server.http.responses import (
     SOON,
@@ -130,6 +134,7 @@ class App:
         if joined is None:
             text = "the server has as many workers as it can take"
             raise refusal(503, "full", text, headers=SOON)
+        mark_worker(request, joined[0])
         return self._json(self._join_answer(*joined))
 
     def _compare_fingerprints(self, theirs: dict[str, str]) -> None:
@@ -168,6 +173,7 @@ class App:
         worker = self._auth.authenticate(request)
         self.updates.uploads.drop(worker)
         await self.training.leave(worker)
+        unmark_worker(request)
         return Response(status_code=204)
 
     async def _work(self, request: Request) -> Response:

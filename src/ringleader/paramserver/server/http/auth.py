@@ -6,6 +6,7 @@ import time
 
 from starlette.requests import Request
 
+from ringleader.paramserver.server.http.connection_limits import mark_worker
 from ringleader.paramserver.server.http.rate_limit import RateLimiter
 from ringleader.paramserver.server.http.responses import CLOSE, Refusal, refusal
 from ringleader.paramserver.server.training import Training
@@ -39,8 +40,7 @@ class Authenticator:
             text = "quarantined: this worker's updates failed checks again and again"
             raise refusal(403, "quarantined", text, headers=CLOSE)
         self.training.scheduler.mark_seen(worker, time.monotonic())
-        # When connections are short, those without this mark are dropped first.
-        request.state.worker = worker
+        mark_worker(request, worker)
         return worker
 
     def limit_stranger(self, request: Request) -> None:

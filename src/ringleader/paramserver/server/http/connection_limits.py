@@ -2,9 +2,10 @@
 
 uvicorn has no timer until the first response is sent, and its limit on concurrency
 refuses honest requests. So connections are accepted here, and handed to uvicorn's own
-protocol with timers added. When there are too many, one is dropped on which no worker
-has shown its token, or else an idle one; among those, the one whose last response is
-longest ago. That hits slow clients, because honest requests take milliseconds.
+protocol with timers added. When there are too many, a stranger's is dropped: the
+oldest unfinished TLS handshake, or else the connection whose last response is longest
+ago. That hits slow clients, because honest requests take milliseconds. A connection on
+which a worker joined or showed its token is never dropped for a new one.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import ipaddress
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 HEAD_S = 10.0
@@ -27,8 +29,11 @@ STALL_S = 15.0
 """Longest time that a client may read nothing while there is something to send."""
 MAX_CONNECTIONS = 256
 MAX_PER_ADDRESS = 32
-"""Enough for a household behind one router. Connections of this machine, such as those
-of tunnels, are not limited."""
+"""Connections of strangers from one address: enough for a household behind one router.
+Those of this machine, such as those of tunnels, are not limited."""
+MAX_PER_WORKER = 3
+"""Connections of one worker that are never dropped for others: it sends at most three
+requests at a time. With 64 workers, a quarter of all connections is left for others."""
 _REST_S = 0.05
 
 
@@ -45,7 +50,7 @@ class ConnectionAcceptor:
         self._make = make_protocol
         self._context = context
         self._open: dict[LimitedProtocol, None] = {}
-        self._handshaking: dict[asyncio.Task[None], str] = {}
+        self._handshaking: dict[LimitedProtocol, asyncio.Task[None]] = {}
 
     async def accept(self) -> None:
         """Accept connections until cancelled."""
@@ -66,7 +71,7 @@ class ConnectionAcceptor:
 
     async def close(self) -> None:
         """Cancel handshakes and drop all connections."""
-        tasks = list(self._handshaking)
+        tasks = list(self._handshaking.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -74,19 +79,40 @@ class ConnectionAcceptor:
             protocol.drop()
 
     def add(self, protocol: LimitedProtocol) -> None:
-        """Add an established connection."""
+        """Add an established connection, whose handshake is over."""
+        self._handshaking.pop(protocol, None)
         self._open[protocol] = None
 
     def remove(self, protocol: LimitedProtocol) -> None:
         """Remove a connection that has ended."""
         self._open.pop(protocol, None)
 
-    def _start_connection(self, sock: socket.socket, host: str) -> None:
-        task = asyncio.create_task(self._connect(sock))
-        self._handshaking[task] = host
-        task.add_done_callback(lambda done: self._handshaking.pop(done, None))
+    def protect(self, protocol: LimitedProtocol, worker: str) -> None:
+        """Never drop this connection of ``worker`` for a new one.
 
-    async def _connect(self, sock: socket.socket) -> None:
+        If the worker has more than its share, the one with the oldest response loses
+        that protection.
+        """
+        if protocol.worker == worker:
+            return
+        protocol.worker = worker
+        others = [p for p in self._open if p.worker == worker and p is not protocol]
+        if len(others) >= MAX_PER_WORKER:
+            min(others, key=lambda p: (not p.is_idle, p.idle_since_s)).worker = None
+
+    def _start_connection(self, sock: socket.socket, host: str) -> None:
+        protocol = self._make()
+        protocol.host = host
+        task = asyncio.create_task(self._connect(sock, protocol))
+        self._handshaking[protocol] = task
+        task.add_done_callback(lambda _: self._end_handshake(sock, protocol))
+
+    def _end_handshake(self, sock: socket.socket, protocol: LimitedProtocol) -> None:
+        self._handshaking.pop(protocol, None)
+        if protocol not in self._open:  # it failed, or was cancelled before it began
+            sock.close()
+
+    async def _connect(self, sock: socket.socket, protocol: LimitedProtocol) -> None:
         sock.setblocking(False)
         with suppress(OSError):  # it may have ended already
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -94,35 +120,31 @@ class ConnectionAcceptor:
         more: dict[str, Any] = {}
         if self._context is not None:
             more = {"ssl": self._context, "ssl_handshake_timeout": HANDSHAKE_S}
-        try:
-            await loop.connect_accepted_socket(self._make, sock, **more)
-        except (OSError, ssl.SSLError, asyncio.CancelledError):
-            sock.close()
+        with suppress(OSError):  # ssl.SSLError is one
+            await loop.connect_accepted_socket(lambda: protocol, sock, **more)
 
     def _make_room(self, host: str) -> bool:
         """Return whether to accept a connection; drop another one for it if needed."""
-        hosts = [p.host for p in self._open] + list(self._handshaking.values())
-        mine = hosts.count(host)
+        strangers = [p.host for p in self._open if p.worker is None]
+        mine = [*strangers, *(p.host for p in self._handshaking)].count(host)
         if mine >= MAX_PER_ADDRESS and not _is_loopback(host):
             return self._evict(host)
-        return len(hosts) < MAX_CONNECTIONS or self._evict(None)
+        is_full = len(self._open) + len(self._handshaking) >= MAX_CONNECTIONS
+        return not is_full or self._evict(None)
 
     def _evict(self, host: str | None) -> bool:
-        """Drop the connection with the oldest response; a worker's only when idle."""
-        droppable = [
-            p
-            for p in self._open
-            if host in (None, p.host) and (p.is_idle or not p.is_worker)
-        ]
-        if droppable:
-            min(droppable, key=lambda p: (p.is_worker, p.idle_since_s)).drop()
-            return True
-        for task, address in self._handshaking.items():
-            if host in (None, address):
-                del self._handshaking[task]
-                task.cancel()
+        """Drop a stranger's connection; return False if all belong to workers."""
+        for protocol in self._handshaking:
+            if host in (None, protocol.host):
+                self._handshaking.pop(protocol).cancel()
                 return True
-        return False
+        strangers = [
+            p for p in self._open if p.worker is None and host in (None, p.host)
+        ]
+        if not strangers:
+            return False
+        min(strangers, key=lambda p: p.idle_since_s).drop()
+        return True
 
 
 class LimitedProtocol(H11Protocol):
@@ -131,13 +153,14 @@ class LimitedProtocol(H11Protocol):
     acceptor: ConnectionAcceptor
     host = ""
     idle_since_s = 0.0
+    worker: str | None = None
+    """The worker that joined or showed its token on this connection."""
     _head: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer for the first request head."""
         super().connection_made(transport)
-        self.host = self.client[0] if self.client else ""
         self.idle_since_s = time.monotonic()
         self.acceptor.add(self)
         self._start_head_timer()
@@ -180,12 +203,6 @@ class LimitedProtocol(H11Protocol):
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is None or cycle.response_complete
 
-    @property
-    def is_worker(self) -> bool:
-        """True if the last request carried the token of a worker."""
-        scope: Mapping[str, Any] | None = self.scope
-        return scope is not None and "worker" in scope["state"]
-
     def drop(self) -> None:
         """Abort the connection, without sending what is still queued."""
         self.acceptor.remove(self)  # connection_lost comes only later
@@ -204,6 +221,17 @@ class LimitedProtocol(H11Protocol):
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
+
+
+def mark_worker(request: Request, worker: str) -> None:
+    """Note that the connection of a request belongs to a worker."""
+    protocol: LimitedProtocol = request.state.connection
+    protocol.acceptor.protect(protocol, worker)
+
+
+def unmark_worker(request: Request) -> None:
+    """Note that the connection of a request is a stranger's again."""
+    request.state.connection.worker = None
 
 
 def _is_loopback(host: str) -> bool:

@@ -129,8 +129,10 @@ class HttpServer:
         self._server.should_exit = True
 
     def _protocol(self) -> LimitedProtocol:
-        protocol = LimitedProtocol(self._config, self._server.server_state, {})
+        state: dict[str, LimitedProtocol] = {}
+        protocol = LimitedProtocol(self._config, self._server.server_state, state)
         protocol.acceptor = self._acceptor
+        state["connection"] = protocol  # for mark_worker, as request.state.connection
         return protocol
 
     async def _tick(self) -> None:
