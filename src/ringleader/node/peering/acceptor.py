@@ -1,13 +1,15 @@
 """``Acceptor``: accepts connections of other agents and refuses strangers.
 
 A peer has five seconds for the TLS handshake and its hello together. The number of
-unfinished handshakes is bounded: at the limit, the oldest one of the busiest address
-is dropped.
+unfinished handshakes is bounded, from accepting a connection until its socket is
+closed or it is authenticated: at the limit, room is made before the next connection is
+accepted. A connection that has not sent a byte costs no TLS state and goes first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -31,13 +33,27 @@ from ringleader.node.protocol import framing
 from ringleader.node.protocol.hello import AgentHello, read_hello
 
 MAX_HALF_OPEN = 64
+"""asyncio allocates 256 KiB per TLS connection, so all of them take 16 MiB."""
 MAX_PER_ADDRESS = 8
 
 
 @dataclass(slots=True, eq=False)
 class _PendingHandshake:
+    sock: socket.socket
     address: str
-    task: asyncio.Task[None] | None = None
+    is_silent: bool = True
+    """True until the peer has sent something; there is no TLS state yet."""
+    task: asyncio.Task[PeerConnection | None] = field(init=False)
+
+    def drop(self) -> None:
+        """End the handshake; its task is done a few turns of the loop later."""
+        if self.is_silent:
+            self.task.cancel()
+            return
+        # Not cancelled: asyncio keeps a TLS transport that is cancelled before its
+        # first step open until the handshake times out. It ends at once at this EOF.
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass(slots=True)
@@ -49,7 +65,8 @@ class Acceptor:
     on_connection: Callable[[PeerConnection], Awaitable[None]]
     num_rejected: int = 0
     _half_open: list[_PendingHandshake] = field(default_factory=list)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """The oldest first."""
+    _handlers: set[asyncio.Task[None]] = field(default_factory=set)
     """References to running tasks: asyncio itself holds only weak ones."""
 
     async def serve(self) -> None:
@@ -64,73 +81,83 @@ class Acceptor:
                     continue
                 sock.setblocking(False)
                 # A dual-stack socket shows IPv4 addresses with this prefix.
-                self._start(sock, str(address[0]).removeprefix("::ffff:"))
+                await self._admit(sock, str(address[0]).removeprefix("::ffff:"))
+                # While connections wait in the backlog, sock_accept returns without
+                # letting another task run.
+                await asyncio.sleep(0)
         finally:
-            for task in self._tasks:
+            for task in [*(each.task for each in self._half_open), *self._handlers]:
                 task.cancel()
 
-    def _start(self, sock: socket.socket, address: str) -> None:
-        self._make_room(address)
-        pending = _PendingHandshake(address)
-        self._half_open.append(pending)
-        pending.task = asyncio.create_task(self._accept(sock, pending))
-        self._tasks.add(pending.task)
-        pending.task.add_done_callback(self._tasks.discard)
-
-    def _make_room(self, address: str) -> None:
-        """Drop the oldest handshake of the busiest address if there are too many."""
-        counts = Counter(s.address for s in self._half_open)
-        is_crowded = counts[address] >= MAX_PER_ADDRESS
-        if not is_crowded and len(self._half_open) < MAX_HALF_OPEN:
-            return
-        busiest = address if is_crowded else counts.most_common(1)[0][0]
-        oldest = next(s for s in self._half_open if s.address == busiest)
-        self._half_open.remove(oldest)
-        if oldest.task is not None:
-            oldest.task.cancel()
-
-    async def _accept(self, sock: socket.socket, pending: _PendingHandshake) -> None:
+    async def _admit(self, sock: socket.socket, address: str) -> None:
+        """Start the handshake with a peer as soon as there is room for it."""
         try:
-            async with asyncio.timeout(HANDSHAKE_S):
-                connection = await self._shake_hands(sock, pending.address)
-        except (OSError, PeerError):
+            while (victim := to_drop(self._half_open, address)) is not None:
+                victim.drop()
+                await asyncio.wait([victim.task])
+        except BaseException:
+            sock.close()
+            raise
+        pending = _PendingHandshake(sock, address)
+        pending.task = asyncio.create_task(self._try_handshake(pending))
+        self._half_open.append(pending)
+        pending.task.add_done_callback(lambda _task: self._finish(pending))
+
+    def _finish(self, pending: _PendingHandshake) -> None:
+        """Release a handshake that has ended; hand over the connection it made."""
+        self._half_open.remove(pending)
+        if pending.is_silent:  # later, the transport owns the socket
+            pending.sock.close()
+        if pending.task.cancelled():
+            return
+        connection = pending.task.result()
+        if connection is None:
             self.num_rejected += 1
             return
-        finally:
-            if pending in self._half_open:
-                self._half_open.remove(pending)
+        task = asyncio.create_task(self._handle(connection))
+        self._handlers.add(task)
+        task.add_done_callback(self._handlers.discard)
+
+    async def _handle(self, connection: PeerConnection) -> None:
         try:
             await self.on_connection(connection)
         except Exception:
             connection.abort()  # the peer must not wait for a handler that failed
             raise
 
-    async def _shake_hands(self, sock: socket.socket, address: str) -> PeerConnection:
+    async def _try_handshake(self, pending: _PendingHandshake) -> PeerConnection | None:
+        try:
+            return await self._shake_hands(pending)
+        except (OSError, PeerError) as exc:
+            _forget_frames(exc)
+            return None
+
+    async def _shake_hands(self, pending: _PendingHandshake) -> PeerConnection:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(framing.MAX_BYTES)
         protocol = asyncio.StreamReaderProtocol(reader)
-        try:
+        async with asyncio.timeout(HANDSHAKE_S):
+            await _wait_for_bytes(pending.sock)
+            pending.is_silent = False
             transport, _ = await loop.connect_accepted_socket(
                 lambda: protocol,
-                sock,
+                pending.sock,
                 ssl=self.handshake.credentials.server,
                 ssl_handshake_timeout=HANDSHAKE_S,
                 ssl_shutdown_timeout=TLS_SHUTDOWN_S,
             )
-        except BaseException:
-            sock.close()
-            raise
-        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-        try:
-            node = authenticate(self.handshake.credentials, writer, None)
-            hello = await self._read_hello(reader, writer, address, node)
-            reply = self.handshake.hello(hello.purpose, hello.subject)
-            writer.write(framing.pack(reply))
-            await writer.drain()
-        except BaseException:
-            writer.transport.abort()
-            raise
-        return PeerConnection(node, hello, reader, writer, (address, hello.port))
+            writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+            try:
+                node = authenticate(self.handshake.credentials, writer, None)
+                hello = await self._read_hello(reader, writer, pending.address, node)
+                reply = self.handshake.hello(hello.purpose, hello.subject)
+                writer.write(framing.pack(reply))
+                await writer.drain()
+            except BaseException:
+                writer.transport.abort()
+                raise
+        address = (pending.address, hello.port)
+        return PeerConnection(node, hello, reader, writer, address)
 
     async def _read_hello(
         self,
@@ -149,3 +176,50 @@ class Acceptor:
             await writer.drain()
             raise
         return hello
+
+
+def to_drop(
+    half_open: list[_PendingHandshake], address: str
+) -> _PendingHandshake | None:
+    """Return which handshake must end before one of ``address`` may begin, or None.
+
+    That is the oldest one of the busiest address, a silent one if there is one.
+    """
+    counts = Counter(each.address for each in half_open)
+    if counts[address] >= MAX_PER_ADDRESS:
+        candidates = [each for each in half_open if each.address == address]
+    elif len(half_open) >= MAX_HALF_OPEN:
+        candidates = half_open
+    else:
+        return None
+    silent = [each for each in candidates if each.is_silent] or candidates
+    counts = Counter(each.address for each in silent)
+    busiest = counts.most_common(1)[0][0]
+    return next(each for each in silent if each.address == busiest)
+
+
+async def _wait_for_bytes(sock: socket.socket) -> None:
+    """Wait until the peer has sent something; raise OSError if it hung up instead."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    try:
+        loop.add_reader(sock, readable.set)
+    except NotImplementedError:  # Windows: TLS waits for the first byte instead
+        return
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(sock)
+    if not sock.recv(1, socket.MSG_PEEK):
+        raise ConnectionResetError("hung up before the TLS handshake")
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Break the cycles through the tracebacks of ``error``.
+
+    They would keep the TLS buffers of a refused stranger, 256 KiB, until the collector
+    runs.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
