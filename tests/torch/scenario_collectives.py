@@ -64,6 +64,38 @@ def reductions(rank: int, size: int) -> None:
             check(mine, stack.sum(0), what=f"reduce to {dst}")
 
 
+def means_of_integers(rank: int, size: int) -> None:
+    """As NCCL: the sum, divided, truncated toward zero."""
+    average = dist.ReduceOp.AVG
+    for dtype in (torch.int8, torch.int32, torch.int64):
+        rows = torch.stack([torch.arange(-9, 9) - r * 2 for r in range(size)])
+        rows = rows.repeat_interleave(size, 1)
+        wanted = torch.div(rows.sum(0), size, rounding_mode="trunc").double()
+        whole, part = rows[rank].to(dtype), wanted.chunk(size)[rank]
+        mine = whole.clone()
+        dist.all_reduce(mine, average)
+        check(mine, wanted, what=f"all_reduce {dtype}")
+        both = [whole.clone(), whole.clone()]
+        dist.all_reduce_coalesced(both, average)
+        check_all(both, [wanted, wanted], what=f"all_reduce_coalesced {dtype}")
+        functional = funcol.all_reduce(whole.clone(), "avg", world())
+        check(now(functional), wanted, what=f"functional all_reduce {dtype}")
+        mine = whole.clone()
+        dist.reduce(mine, size - 1, average)
+        if rank == size - 1:
+            check(mine, wanted, what=f"reduce {dtype}")
+        mine = torch.empty(len(part), dtype=dtype)
+        dist.reduce_scatter(mine, list(whole.chunk(size)), average)
+        check(mine, part, what=f"reduce_scatter {dtype}")
+        dist.reduce_scatter_tensor(mine, whole, average)
+        check(mine, part, what=f"reduce_scatter_tensor {dtype}")
+        functional = funcol.reduce_scatter_tensor_coalesced(
+            [whole, whole], "avg", [0, 0], world()
+        )
+        for each in functional:
+            check(now(each), part, what=f"reduce_scatter_tensor_coalesced {dtype}")
+
+
 def plain_collectives(rank: int, size: int) -> None:
     pieces = everybodys(size)
     for src in range(size):

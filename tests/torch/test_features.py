@@ -33,6 +33,7 @@ SIZES = {
 GLOO_CANNOT = {
     "all_to_all_of_uneven_lists": "Gloo: alltoall wants equal sizes",
     "coalescing_manager_of_a_device": "Gloo: no _start_coalescing",
+    "means_of_integers": "Gloo: raises for the mean of integers",
 }
 
 

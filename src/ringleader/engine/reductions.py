@@ -79,9 +79,8 @@ def _check(dtype: torch.dtype, op: str) -> None:
     floating = dtype.is_floating_point or dtype.is_complex
     if is_bits and floating:
         raise ConfigError(f"{op} works on integers and bool, not on {name}")
-    if op == "mean" and not floating:
-        text = f"the mean of {name} is not {name}: use sum, or a floating-point tensor"
-        raise ConfigError(text)
+    if op == "mean" and dtype is torch.bool:
+        raise ConfigError("mean is not defined for bool; convert the tensor first")
     if dtype.is_complex and op in ("min", "max"):
         raise ConfigError(f"{op} is not defined for {name}")
     if name.startswith("float8") or (name == "complex32" and op == "product"):
@@ -102,7 +101,7 @@ def _through_torch(
 
 
 def divide(array: Array, dtype: torch.dtype, by: int) -> None:
-    """Turn a sum into a mean, in place."""
+    """Turn a sum into a mean, in place; integers are truncated toward zero."""
     if dtype in (torch.float16, torch.bfloat16, torch.complex32):
         real = torch.float16 if dtype is torch.complex32 else dtype
         bits = array.view(np.int16)
@@ -110,8 +109,20 @@ def divide(array: Array, dtype: torch.dtype, by: int) -> None:
             torch.from_numpy(bits[i : i + GRAIN]).view(real).div_(by)
     elif by.bit_count() == 1 and array.dtype.kind == "f":
         np.multiply(array, 1 / by, array)  # twice as fast, and no bit differs
+    elif array.dtype.kind in "iu":
+        for i in range(0, len(array), GRAIN):
+            _divide_integers(array[i : i + GRAIN], by)
     else:
         np.divide(array, by, array)
+
+
+def _divide_integers(array: Array, by: int) -> None:
+    """Divide as C does, which is what NCCL does; ``//`` would round down."""
+    # An int8 may be divided by more than it can hold: then in a wider type.
+    fits = by <= np.iinfo(array.dtype).max
+    wide = array if fits else array.astype(np.int64)
+    np.subtract(wide, np.fmod(wide, by), wide)
+    np.floor_divide(wide, by, array, casting="unsafe")
 
 
 def divider(dtype: torch.dtype, by: int) -> Divide:

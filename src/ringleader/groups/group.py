@@ -103,6 +103,7 @@ class Group:
     ) -> Work:
         """Combine all ranks' ``tensor``, in place or into ``out``.
 
+        A "mean" of integers is truncated toward zero, as in NCCL.
         With a ``codec`` it travels in fewer bytes, and all ranks get the same bits.
         ``error_out`` (float32) then receives this rank's encoding error: summed over
         the ranks, it is what the sum lacks, also when ``op`` is "mean". Pass it as

@@ -329,7 +329,7 @@ def test_what_makes_no_sense_is_refused_and_the_group_lives_on() -> None:
             lambda: group.all_reduce(torch.ones(3), algorithm="magic"),
             lambda: group.all_reduce(torch.ones(3), algorithm="shm"),
             lambda: group.all_reduce(torch.ones(3), "bor"),
-            lambda: group.all_reduce(torch.ones(3, dtype=torch.int32), "mean"),
+            lambda: group.all_reduce(torch.ones(3, dtype=torch.bool), "mean"),
             lambda: group.all_reduce(torch.ones(3).to_sparse()),
             lambda: group.all_reduce(torch.ones(3, device="meta")),
             lambda: group.all_reduce(torch.ones(3), out=torch.ones(4)),

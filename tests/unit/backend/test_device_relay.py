@@ -229,6 +229,17 @@ def test_other_reductions(op: str) -> None:
         assert torch.equal(seen, right[op])
 
 
+def test_a_mean_of_integers_is_truncated() -> None:
+    def body(rank: Rank) -> Tensor:
+        tensor = rank.computed(-numbers(rank.group.rank).long())
+        rank.all_reduce(tensor, "mean")()
+        return rank.device.read(tensor)
+
+    total = sum((-numbers(r).long() for r in range(2)), torch.tensor(0))
+    for seen in carried(2, body):
+        assert torch.equal(seen, torch.div(total, 2, rounding_mode="trunc"))
+
+
 @pytest.mark.parametrize("pace", PACES)
 def test_a_relay_comes_after_what_was_staged_before_it(pace: str) -> None:
     """A broadcast of the same tensor that was not waited for."""
