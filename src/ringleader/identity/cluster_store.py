@@ -59,7 +59,8 @@ def forget_cluster(home: Home) -> ClusterSecret | None:
             held = home.try_lock(name)
             if held is None:
                 text = f"{home.path / name} is in use: a node runs on this machine"
-                raise ConfigError(f"{text}; stop it first")
+                more = "or on one that shares this directory; stop it first"
+                raise ConfigError(f"{text} {more}")
             stack.callback(held.close)
         _remove_all(change, [cluster_secret.FILE, known_nodes.FILE, *key_files(home)])
     return left

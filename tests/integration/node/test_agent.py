@@ -21,7 +21,7 @@ from ringleader.node.agent.event_log import EventLog
 from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.protocol import framing, local_requests
 from ringleader.node.protocol.agent_client import agent_sockets
-from ringleader.node.protocol.agent_config import AgentConfig
+from ringleader.node.protocol.agent_config import AgentConfig, run_directory
 from ringleader.node.protocol.hello import PROTOCOL, AgentHello, decode_hello
 from ringleader.node.protocol.local_requests import (
     CheckRound,
@@ -226,11 +226,11 @@ def test_the_next_agent_removes_the_files_of_a_killed_one(config: AgentConfig) -
     with AgentProcess.start(config) as agent:
         os.kill(agent.pid, signal.SIGKILL)
         agent._process.wait(10)
-    folder = Path(config.home) / "run"
+    folder = run_directory(Path(config.home))
     assert list(folder.glob("*.credentials")), "kill -9 leaves it: nothing can be done"
     with AgentProcess.start(config) as agent:
-        left = {int(path.stem) for path in folder.iterdir()}
-        assert left == {agent.pid}
+        left = {path.stem.partition("-")[0] for path in folder.iterdir()}
+        assert left == {str(agent.pid)}
 
 
 def test_a_closed_terminal_does_not_stop_the_event_log(

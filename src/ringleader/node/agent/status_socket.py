@@ -20,15 +20,12 @@ class StatusSocket:
         self._server: asyncio.Server | None = None
 
     async def listen(self) -> None:
-        """Listen, for this user only, and remove sockets that dead agents left."""
+        """Listen, for this user only."""
         if not hasattr(asyncio, "start_unix_server"):
             return  # Windows: `status` asks over the network instead
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if stat.S_IMODE(self._path.parent.stat().st_mode) & 0o077:
             os.chmod(self._path.parent, 0o700)
-        for other in self._path.parent.glob("*.sock"):
-            if await _is_dead(other):
-                _remove(other)
 
         async def serve(
             reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -41,21 +38,5 @@ class StatusSocket:
         """Stop listening and remove the socket."""
         if self._server is not None:
             self._server.close()
-            _remove(self._path)
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()
-
-
-async def _is_dead(path: Path) -> bool:
-    """Return whether nothing listens: the socket file of an agent that was killed."""
-    try:
-        _, writer = await asyncio.wait_for(asyncio.open_unix_connection(path), 1.0)
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    writer.close()
-    return False
+            with contextlib.suppress(OSError):
+                self._path.unlink()

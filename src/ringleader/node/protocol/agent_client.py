@@ -10,7 +10,7 @@ from pathlib import Path
 from ringleader.deadline import Deadline
 from ringleader.errors import PeerError, RingleaderError
 from ringleader.node.protocol import framing
-from ringleader.node.protocol.agent_config import RUN_DIRECTORY
+from ringleader.node.protocol.agent_config import run_directory
 from ringleader.node.protocol.local_requests import (
     Progress,
     Reply,
@@ -84,7 +84,7 @@ class AgentClient:
 def agent_sockets(home: Path) -> list[Path]:
     """Return the local sockets of agents that may be alive, the oldest first."""
     found = []
-    for path in (home / RUN_DIRECTORY).glob("*.sock"):
+    for path in run_directory(home).glob("*.sock"):
         with contextlib.suppress(OSError):  # the agent may end meanwhile
             found.append((path.stat().st_mtime, path))
     return [path for _, path in sorted(found)]

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+import socket
+from pathlib import Path
+
 import msgspec
 
-RUN_DIRECTORY = "run"
-"""Directory in the ringleader home for files that live as long as an agent."""
+_RUN_DIRECTORY = "run"
+_NAME_CHARACTERS = 20
+"""The path of a Unix socket has at most 107 characters on Linux, 103 on macOS."""
+
+
+def run_directory(home: Path) -> Path:
+    """Return the directory for files that live as long as an agent of this machine.
+
+    Machines may share a home, over NFS or as containers with a common volume. Each has
+    a directory of its own, by host name, because it cannot tell whether an agent of
+    another machine is alive.
+    """
+    host = socket.gethostname()
+    readable = re.sub(r"[^A-Za-z0-9-]", "-", host)[:_NAME_CHARACTERS]
+    digest = hashlib.sha256(host.encode()).hexdigest()[:6]
+    return home / _RUN_DIRECTORY / f"{readable}-{digest}"
 
 
 class AgentConfig(
