@@ -172,6 +172,27 @@ def export(values: Mapping[str, str]) -> None:
     os.environ.update(values)
 
 
+_INTERFACE_FORMS = {
+    "GLOO_SOCKET_IFNAME": "{}",
+    "TP_SOCKET_IFNAME": "{}",
+    "NCCL_SOCKET_IFNAME": "={}",  # without "=" it would be a prefix
+}
+_exported_interfaces: dict[str, str] = {}
+"""What ``export_interface`` has set, as opposed to the user."""
+
+
+def export_interface(name: str) -> None:
+    """Let Gloo, TensorPipe and NCCL use the network interface ``name``.
+
+    Without it they use the address that the host name resolves to, which is 127.0.1.1
+    on Debian. Variables that the user has set are left as they are.
+    """
+    for variable, form in _INTERFACE_FORMS.items():
+        if os.environ.get(variable) == _exported_interfaces.get(variable):
+            _exported_interfaces[variable] = form.format(name)
+            os.environ[variable] = _exported_interfaces[variable]
+
+
 def home_directory(env: Mapping[str, str] | None = None) -> Path:
     """Return the directory of keys: RINGLEADER_HOME, or ``~/.ringleader``."""
     env = os.environ if env is None else env

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from ringleader import settings
 from ringleader.errors import ConfigError
 from ringleader.settings import Launch, LinkSettings, switch_interval_s
 
@@ -184,3 +187,21 @@ def test_a_switch_interval_that_is_no_number_is_named(text: str) -> None:
 def test_a_switch_interval_beyond_reason_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=f"is {text}; use 0 to 1 s"):
         switch_interval_s({"RINGLEADER_SWITCH_INTERVAL_S": text})
+
+
+# -- what other backends need ------------------------------------------------------
+
+
+def test_the_interface_is_told_to_other_backends_but_never_over_the_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+    monkeypatch.setattr(settings, "_exported_interfaces", {})
+    for name in names:
+        monkeypatch.setenv(name, "")  # so that it is restored after the test
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TP_SOCKET_IFNAME", "wlan0")
+    settings.export_interface("eth0")
+    assert [os.environ[name] for name in names] == ["eth0", "=eth0", "wlan0"]
+    settings.export_interface("eth1")  # the machine has moved to another network
+    assert [os.environ[name] for name in names] == ["eth1", "=eth1", "wlan0"]

@@ -240,6 +240,28 @@ def _why_not_unasked(interface: Interface) -> str | None:
     return None
 
 
+def interface_towards(
+    interfaces: Sequence[Interface], peers: Sequence[Collection[str]]
+) -> str:
+    """Return the name of the first interface in a network with every peer.
+
+    ``peers`` are the addresses that each peer announced. Without such an interface it
+    is the first one, and the empty string if there are none.
+    """
+    known = [[ip for a in addresses if (ip := _ip(a))] for addresses in peers]
+    for interface in interfaces:
+        if all(any(map(interface.holds, addresses)) for addresses in known):
+            return interface.name
+    return interfaces[0].name if interfaces else ""
+
+
+def _ip(address: str) -> Ip | None:
+    try:
+        return ipaddress.ip_address(address)
+    except ValueError:  # a peer may announce anything
+        return None
+
+
 def kind_of_peer(address: str, interfaces: Sequence[Interface]) -> InterfaceKind:
     """Return the kind of interface over which a peer's address is reached."""
     ip = ipaddress.ip_address(address)

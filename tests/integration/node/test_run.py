@@ -6,16 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from ringleader.simulation.lan import VirtualLan, can_make_lan, lan
-from ringleader.testing.node_process import make_home
+from tests.kit.machines import RINGLEADER, TORCHRUN, Machines
 
 pytestmark = [
     pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1]),
@@ -31,6 +28,9 @@ rank, size = dist.get_rank(), dist.get_world_size()
 value = torch.full((4,), float(rank + 1), dtype=torch.float64)
 dist.all_reduce(value)
 assert bool((value == size * (size + 1) / 2).all()), value
+beside = dist.new_group(backend="gloo")
+dist.all_reduce(value, group=beside)
+assert bool((value == size * size * (size + 1) / 2).all()), value
 print(f"rank {rank}/{size} {sys.argv[1:]}", flush=True)
 steps = torch.zeros(1)
 while steps < float(sys.argv[1]):
@@ -41,98 +41,23 @@ dist.destroy_process_group()
 print("done", flush=True)
 """
 
-RINGLEADER = [sys.executable, "-m", "ringleader.cli.main"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-
-
-@dataclass(slots=True)
-class Command:
-    """A command on a host with the lines it has printed so far."""
-
-    process: subprocess.Popen[str]
-    lines: list[str] = field(default_factory=list)
-    reader: threading.Thread | None = None
-
-    def read(self) -> None:
-        assert self.process.stdout is not None
-        self.lines.extend(iter(self.process.stdout.readline, ""))
-
-    def wait_for(self, text: str, within_s: float = 60.0, after: int = 0) -> int:
-        """Wait for a line and return its number."""
-        until_s = time.monotonic() + within_s
-        while time.monotonic() < until_s:
-            for number, line in enumerate(self.lines[after:], after):
-                if text in line:
-                    return number
-            time.sleep(0.02)
-        raise AssertionError(f"no {text!r} in {within_s} s:\n{''.join(self.lines)}")
-
-    def end(self, within_s: float = 60.0) -> int:
-        """Wait for the end and return the exit status."""
-        code = self.process.wait(within_s)
-        self.close()
-        return code
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait(10)
-        assert self.reader is not None
-        self.reader.join(10)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-
-
-@dataclass(slots=True)
-class Machines:
-    """The hosts of a LAN as machines of one cluster."""
-
-    net: VirtualLan
-    folder: Path
-    root: bytes = field(default_factory=lambda: os.urandom(32))
-    commands: list[Command] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        (self.folder / "train.py").write_text(SCRIPT)
-
-    def environment(self, index: int) -> dict[str, str]:
-        home = make_home(self.folder / f"home{index}", self.root)
-        named = {"RINGLEADER_HOME": str(home), "RINGLEADER_NAME": f"m{index}"}
-        return {**os.environ, **named, "OMP_NUM_THREADS": "1"}
-
-    def start(self, index: int, *argv: str) -> Command:
-        process = self.net.hosts[index].popen(
-            argv,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=self.environment(index),
-        )
-        command = Command(process)
-        command.reader = threading.Thread(target=command.read, daemon=True)
-        command.reader.start()
-        self.commands.append(command)
-        return command
-
-    def run(self, index: int, *argv: str) -> Command:
-        return self.start(index, *RINGLEADER, "run", *argv)
-
 
 @pytest.fixture(scope="module")
 def net() -> Iterator[VirtualLan]:
     with lan(hosts=3, rate="1gbit") as made:
+        for host in made.hosts:
+            host.name_is_loopback()  # as on every Debian machine
         yield made
 
 
 @pytest.fixture
 def machines(net: VirtualLan, tmp_path: Path) -> Iterator[Machines]:
     made = Machines(net, tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
     try:
         yield made
     finally:
-        for host in net.hosts:
-            host.kill_all()
-        for command in made.commands:
-            command.close()
+        made.close()
 
 
 def test_one_command_on_each_machine_runs_the_script_on_all(machines: Machines) -> None:
@@ -173,6 +98,25 @@ def test_torchrun_finds_the_others_too(machines: Machines) -> None:
     script = str(machines.folder / "train.py")
     flags = ("--rdzv-backend=mdns", "--nnodes=2", "--rdzv-id=job", script, "1")
     runs = [machines.start(i, *TORCHRUN, *flags) for i in range(2)]
+    for run in runs:
+        assert run.end() == 0, "".join(run.lines)
+        assert any("/2 [" in line for line in run.lines)
+
+
+@pytest.mark.slow
+def test_torchrun_with_its_own_store_as_documented(machines: Machines) -> None:
+    script, first = str(machines.folder / "train.py"), machines.net.hosts[0].address
+    store = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first}:29400")
+    runs = [
+        machines.start(
+            i,
+            *(*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *store),
+            *("--rdzv-conf", f"is_host={int(i == 0)}"),
+            *("--local-addr", machines.net.hosts[i].address, script, "1"),
+            GLOO_SOCKET_IFNAME="eth0",
+        )
+        for i in range(2)
+    ]
     for run in runs:
         assert run.end() == 0, "".join(run.lines)
         assert any("/2 [" in line for line in run.lines)

@@ -15,6 +15,7 @@ from ringleader.topology.interfaces import (
     best_first,
     choose_interfaces,
     from_tables,
+    interface_towards,
     kind_of_peer,
     list_interfaces,
 )
@@ -272,3 +273,23 @@ def test_this_host_can_be_read() -> None:
 def test_speed_is_in_bytes() -> None:
     enp = next(i for i in read(LINUX, "linux") if i.name == "enp3s0")
     assert enp.speed_bytes_per_s == 125e6
+
+
+def test_the_interface_towards_the_others_shares_a_network_with_all_of_them() -> None:
+    cable = Interface(
+        name="eth0",
+        kind=InterfaceKind.ETHERNET,
+        addresses=(IPv4Interface("192.168.1.5/24"),),
+    )
+    bridge = Interface(
+        name="bridge0",
+        kind=InterfaceKind.THUNDERBOLT,
+        addresses=(IPv4Interface("10.0.0.5/24"), IPv6Interface("fd12::5/64")),
+    )
+    both, found = [cable, bridge], interface_towards
+    assert found(both, [["192.168.1.6", "10.0.0.6"], ["192.168.1.7"]]) == "eth0"
+    assert found(both, [["192.168.1.6", "10.0.0.6"], ["10.0.0.7"]]) == "bridge0"
+    assert found(both, [["fd12::6"]]) == "bridge0"
+    assert found(both, [["no address"]]) == "eth0", "the best one, if none fits"
+    assert found(both, []) == "eth0"
+    assert found([], [["10.0.0.6"]]) == ""

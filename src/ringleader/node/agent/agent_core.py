@@ -38,6 +38,7 @@ from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.node.protocol.hello import Purpose
 from ringleader.node.protocol.node_state import SplitSeen
 from ringleader.node.protocol.snapshot import Snapshot
+from ringleader.topology.interfaces import interface_towards
 from ringleader.topology.node_profile import clean
 from ringleader.transport import tcp_socket
 
@@ -84,7 +85,11 @@ class AgentCore:
             self._publish,
             self._set_payload,
             lambda node, round_id: self._dial(node, Purpose.STORE, round_id),
-            WorkerConfig(str(identity.credentials_file), lambda: local.addresses),
+            WorkerConfig(
+                str(identity.credentials_file),
+                lambda: local.addresses,
+                lambda peers: interface_towards(local.chosen, peers),
+            ),
         )
         self.membership = MembershipRunner(
             self.me,

@@ -68,6 +68,8 @@ class WorkerConfig:
 
     credentials: str
     addresses: Callable[[], list[str]]
+    interface_towards: Callable[[list[list[str]]], str]
+    """Returns the interface that reaches peers, given the addresses of each."""
 
 
 @dataclass(slots=True)
@@ -139,14 +141,17 @@ class Jobs:
             first = chosen.nodes[0]
             job.tunnel = StoreTunnel(lambda: self.dial_store(first, chosen.id))
             port = await job.tunnel.listen()
+        states = [self.view_state.states[node] for node in chosen.nodes]
+        others = [s.addresses for s in states[:rank] + states[rank + 1 :]]
         return RoundEntered(
             round=chosen.id,
             rank=rank,
             size=len(chosen.nodes),
             store_port=port,
-            names=[self.view_state.states[node].name for node in chosen.nodes],
+            names=[state.name for state in states],
             credentials=self.worker.credentials,
             addresses=self.worker.addresses(),
+            interface=self.worker.interface_towards(others),
         )
 
     @staticmethod

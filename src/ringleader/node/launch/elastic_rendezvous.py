@@ -75,7 +75,7 @@ class MdnsRendezvous(RendezvousHandler):
             raise RendezvousTimeoutError(str(exc)) from exc
         except RingleaderError as exc:
             raise RendezvousConnectionError(str(exc)) from exc
-        settings.export(rendezvous.environment(encrypts=self._encrypts))
+        rendezvous.export(encrypts=self._encrypts)
         entered = rendezvous.entered
         self.on_progress(f"round of {entered.size}: {', '.join(entered.names)}")
         where = RendezvousStoreInfo(LOOPBACK, rendezvous.port)

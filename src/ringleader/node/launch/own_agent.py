@@ -46,7 +46,7 @@ def join_round_here(request: EnterJob, peers: str) -> Rendezvous:
     Sets the environment variables that the workers of a round read.
     """
     rendezvous = join_round(_start_agent(peers), request, lambda _text: None)
-    settings.export(rendezvous.environment())
+    rendezvous.export()
     return rendezvous
 
 

@@ -13,6 +13,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from ringleader import settings
 from ringleader.deadline import Deadline
 from ringleader.errors import InternalError, PeerLost, RingleaderError
 from ringleader.node.launch.agent_process import AgentProcess
@@ -57,6 +58,12 @@ class Rendezvous:
             "RINGLEADER_ADDRESS": ",".join(self.entered.addresses),
             "RINGLEADER_ROUND": self.entered.round,
         }
+
+    def export(self, *, encrypts: bool = True) -> None:
+        """Set the variables for this process and the workers it starts."""
+        settings.export(self.environment(encrypts=encrypts))
+        if self.entered.interface:
+            settings.export_interface(self.entered.interface)
 
 
 def join_round(

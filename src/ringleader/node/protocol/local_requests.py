@@ -76,6 +76,8 @@ class RoundEntered(_Tagged, frozen=True, kw_only=True):
     """Path of the credentials file for the workers of this node."""
     addresses: list[str]
     """Addresses of this node for the workers' data links."""
+    interface: str
+    """Network interface that reaches the other nodes; empty if there is none."""
 
 
 class Progress(_Tagged, frozen=True):

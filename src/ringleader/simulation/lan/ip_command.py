@@ -88,6 +88,11 @@ def no_name_server(namespace: str) -> None:
     (folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")
 
 
+def set_hosts(namespace: str, lines: Sequence[str]) -> None:
+    """Write the hosts file that ``ip netns exec`` mounts over /etc/hosts."""
+    (_ETC / namespace / "hosts").write_text("".join(f"{line}\n" for line in lines))
+
+
 def remove(namespaces: Sequence[str]) -> None:
     """Delete the namespaces that exist, and with them their veth pairs and bridges."""
     for name in namespaces:

@@ -7,6 +7,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from typing import Any
 
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, RingleaderError
-from ringleader.simulation.lan.ip_command import ip, no_name_server, run
+from ringleader.simulation.lan.ip_command import ip, no_name_server, run, set_hosts
 from ringleader.simulation.lan.switch import RECEIVED, Cable, Switch
 
 WAIT_S = 10.0
@@ -148,6 +149,11 @@ class VirtualHost:
             cable.mtu = mtu
             self._switch.set_mtu(cable, mtu)
         ip(self.name, "link", "set", device, "mtu", str(mtu))
+
+    def name_is_loopback(self) -> None:
+        """Let the host name resolve to 127.0.1.1, as Debian's installer sets it up."""
+        own = f"127.0.1.1 {socket.gethostname()}"
+        set_hosts(self.name, ["127.0.0.1 localhost", own])
 
     # -- firewall ----------------------------------------------------------------
 

@@ -1,0 +1,103 @@
+"""Commands on the machines of a test LAN, with what they have printed so far."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringleader.simulation.lan import VirtualLan
+from ringleader.testing.node_process import make_home
+
+RINGLEADER = [sys.executable, "-m", "ringleader.cli.main"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+@dataclass(slots=True)
+class Command:
+    """A command on a host with the lines it has printed so far."""
+
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+    reader: threading.Thread | None = None
+
+    def read(self) -> None:
+        """Collect lines until the output ends."""
+        assert self.process.stdout is not None
+        self.lines.extend(iter(self.process.stdout.readline, ""))
+
+    def wait_for(self, text: str, within_s: float = 60.0, after: int = 0) -> int:
+        """Wait for a line and return its number."""
+        until_s = time.monotonic() + within_s
+        while time.monotonic() < until_s:
+            for number, line in enumerate(self.lines[after:], after):
+                if text in line:
+                    return number
+            time.sleep(0.02)
+        raise AssertionError(f"no {text!r} in {within_s} s:\n{''.join(self.lines)}")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the command alone, as a terminal's Ctrl-C would."""
+        self.process.send_signal(number)
+
+    def end(self, within_s: float = 60.0) -> int:
+        """Wait for the end and return the exit status."""
+        code = self.process.wait(within_s)
+        self.close()
+        return code
+
+    def close(self) -> None:
+        """End the command and its reader."""
+        self.process.kill()
+        self.process.wait(10)
+        assert self.reader is not None
+        self.reader.join(10)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@dataclass(slots=True)
+class Machines:
+    """The hosts of a LAN as machines of one cluster."""
+
+    net: VirtualLan
+    folder: Path
+    root: bytes = field(default_factory=lambda: os.urandom(32))
+    commands: list[Command] = field(default_factory=list)
+
+    def environment(self, index: int) -> dict[str, str]:
+        """Return the environment of a machine, which is in the cluster."""
+        home = make_home(self.folder / f"home{index}", self.root)
+        named = {"RINGLEADER_HOME": str(home), "RINGLEADER_NAME": f"m{index}"}
+        return {**os.environ, **named, "OMP_NUM_THREADS": "1"}
+
+    def start(self, index: int, *argv: str, **variables: str) -> Command:
+        """Start a command on a machine, with these environment variables."""
+        process = self.net.hosts[index].popen(
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**self.environment(index), **variables},
+        )
+        command = Command(process)
+        command.reader = threading.Thread(target=command.read, daemon=True)
+        command.reader.start()
+        self.commands.append(command)
+        return command
+
+    def run(self, index: int, *argv: str) -> Command:
+        """Start ``ringleader run`` on a machine."""
+        return self.start(index, *RINGLEADER, "run", *argv)
+
+    def close(self) -> None:
+        """End everything that runs on the machines."""
+        for host in self.net.hosts:
+            host.kill_all()
+        for command in self.commands:
+            command.close()
