@@ -75,6 +75,9 @@ class Executor:
         self._engines = self._make_engines(mesh)
         self._choices: dict[tuple[object, ...], Choice] = {}
         self._codecs: dict[tuple[str, int], str | None] = {}
+        self._has_shared_memory = self.shared is not None
+        self._progress: Progress | None = None
+        """The progress at the end of the group."""
         self._running: Call | None = None
         """The call that is running or has failed; None after success."""
 
@@ -116,7 +119,7 @@ class Executor:
         choice = self._choices.get(key) if algorithm is None else None
         if choice is None:
             choice = self._choose(call, algorithm)
-            if choice[0] == "shm" and self.shared is None and self.size > 1:
+            if choice[0] == "shm" and not self._has_shared_memory and self.size > 1:
                 raise ConfigError("shm: not all ranks of this group share memory")
             if algorithm is None:
                 if len(self._choices) >= MAX_KEPT:
@@ -127,7 +130,7 @@ class Executor:
 
     def _choose(self, call: Call, algorithm: str | None) -> Choice:
         if call.operation == "barrier":
-            name = "exchange" if self.shared is None else "shm"
+            name = "shm" if self._has_shared_memory else "exchange"
             return name, 0, "the only one for barriers"
         if call.codec is not None:
             num_bytes = make_codec(call.codec).num_bytes(call.count)
@@ -190,7 +193,9 @@ class Executor:
         return tracked
 
     def progress(self) -> Progress:
-        """The progress of the call that failed."""
+        """The progress of the call that failed; also known after ``close``."""
+        if self._progress is not None:
+            return self._progress
         if not self._control.current:
             return Progress("no operation yet", 0, ())
         header = wire.decode(self._control.current, self.rank)
@@ -200,3 +205,9 @@ class Executor:
         # Results that are copied back at the end become final all at once.
         final = () if call.copy_back else self._engine(call).progress(call)
         return Progress(str(header), call.num_results(), final)
+
+    def close(self) -> None:
+        """Let go of the engines, and so of the memory that they share. Idempotent."""
+        self._progress = self.progress()
+        self._running = self.shared = None
+        self._engines.clear()

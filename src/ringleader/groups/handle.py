@@ -166,7 +166,12 @@ class GroupHandle:
     # -- the end -------------------------------------------------------------------
 
     def hang_up(self) -> None:
-        """Close all connections without telling the peers, as a forked child must."""
+        """Close all connections without telling the peers, as a forked child must.
+
+        Shared memory and descriptors are free when it returns.
+        """
+        self.prepared.clear()
+        self.executor.close()
         self.control.close()
         self.mesh.close()
 

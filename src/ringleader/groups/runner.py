@@ -189,7 +189,8 @@ class Runner:
             exc = mismatch.explain(exc, self.control)
         if self.failure is None:
             if isinstance(exc, RingleaderError):
-                self.failure = self._attribute(exc)
+                # Without its traceback, whose frames would keep the engine alive.
+                self.failure = same_again(self._attribute(exc))
             elif not isinstance(exc, Exception):  # Ctrl-C, sys.exit
                 text = f"interrupted by {type(exc).__name__} during an operation"
                 self.failure = GroupAborted(text)

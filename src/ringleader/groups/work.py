@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
 from ringleader.deadline import Deadline
 from ringleader.errors import RingleaderError
@@ -12,7 +13,10 @@ from ringleader.errors import RingleaderError
 _log = logging.getLogger(__name__)
 
 
-def same_again(error: BaseException) -> BaseException:
+E = TypeVar("E", bound=BaseException)
+
+
+def same_again(error: E) -> E:
     """An equal error with its own traceback, to be raised in another place."""
     if isinstance(error, RingleaderError):
         return type(error)(*error.args)

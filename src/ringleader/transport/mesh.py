@@ -64,13 +64,18 @@ class Mesh:
     segment: shm_segment.Segment | None = None
     notes: dict[int, str] = field(default_factory=dict)
     """Why a peer on this host shares no memory with us, where that failed."""
+    incarnation: bytes = b""
+    """That of rank 0, equal on all ranks and different for every mesh."""
 
     def close(self) -> None:
-        """Close all connections. Idempotent."""
+        """Close all connections and let go of shared memory. Idempotent."""
         for sock in self.control.values():
             sock.close()
         for link in self.bulk.values():
             link.close()
+        self.shm_peers.clear()
+        self.bulk.clear()
+        self.segment = None
 
 
 class _Builder:
@@ -82,8 +87,8 @@ class _Builder:
         self.config = config
         self.listener = listener
         self.deadline = deadline
-        self.mesh = Mesh()
         self.incarnation = new_incarnation()
+        self.mesh = Mesh(incarnation=self.incarnation)
         self.incarnations: dict[int, bytes] = {}
         self.geometry = shm_segment.Geometry(config.size)
         self.fd = -1
@@ -129,6 +134,8 @@ class _Builder:
         """Open all connections to the lower rank ``to``."""
         sock, answer = self._open(to, wire.Purpose.CONTROL)
         self.mesh.control[to] = sock
+        if to == 0:
+            self.mesh.incarnation = answer.incarnation
         same_host = self.shares and answer.host == self.host
         if same_host and self._dial_shm_peer(to, answer):
             return

@@ -162,8 +162,12 @@ class ShmPeer:
         self._my_flag[0] = 0
 
     def close(self) -> None:
-        """Close the doorbell; the peer sees its end."""
+        """Close the doorbell, whose end the peer sees; no signal can be sent after."""
         self.doorbell.close()
+        # They refer to this object, which would keep both segments mapped until the
+        # cyclic garbage collector runs.
+        self.post.clear()
+        self.take.clear()
 
 
 class ShmLink:
