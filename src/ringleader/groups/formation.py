@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,21 +103,19 @@ class _Connector:
         self._endpoints = endpoints
         self._listener = listener
         self._options = options
-        self._lock = threading.Lock()
 
-    def __call__(self, ranks: Sequence[int], view_id: str, deadline: Deadline) -> Mesh:
+    def __call__(self, ranks: Sequence[int], name: str, deadline: Deadline) -> Mesh:
         credentials = self._options.credentials
         config = MeshConfig(
             rank=list(ranks).index(self._rank),
             size=len(ranks),
-            group=view_hash(view_id),
+            group=view_hash(name),
             endpoints=tuple(self._endpoints[r] for r in ranks),
             namespace=bytes(16) if credentials is None else credentials.namespace,
             share_memory=self._options.transport == "auto",
             num_stripes=self._options.num_stripes,
         )
-        with self._lock:
-            return meshes.connect(config, self._listener, deadline)
+        return meshes.connect(config, self._listener, deadline)
 
     def close(self) -> None:
         """Stop listening."""

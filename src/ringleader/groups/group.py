@@ -29,7 +29,7 @@ from ringleader.groups.work import DONE, Work
 from ringleader.transport.mesh import Mesh
 
 Connect = Callable[[Sequence[int], str, Deadline], Mesh]
-"""(ranks of a sub-group, its view id, deadline) -> its mesh."""
+"""(ranks of a sub-group, name to meet under, deadline) -> its mesh."""
 
 CLOSE_S = 2.0
 """Time that ``close`` gives to an operation of another thread."""
@@ -56,7 +56,6 @@ class Group:
         self._prepared = handle.prepared
         self._connect = connect
         self._barrier = calls.barrier()
-        self._subgroups: dict[tuple[int, ...], int] = {}
         self._closed = False
 
     @property
@@ -359,7 +358,8 @@ class Group:
         """Form a group of some ranks, with its own links; None for other ranks.
 
         Every member must call it with the same ranks in the same order. The position in
-        ``ranks`` becomes the rank.
+        ``ranks`` becomes the rank. A call that failed can be repeated. Threads may form
+        groups of different ranks at the same time, in any order.
         """
         chosen = tuple(ranks)
         if len(set(chosen)) != len(chosen) or not chosen:
@@ -369,12 +369,15 @@ class Group:
         for rank in chosen:
             self._check_rank(rank, "rank")
         self._runner.check()
-        turn = self._subgroups[chosen] = self._subgroups.get(chosen, 0) + 1
         if self.rank not in chosen:
             return None
-        view_id = f"{self.view_id}/{','.join(map(str, chosen))}#{turn}"
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        mesh = self._connect(chosen, view_id, Deadline.after(limit_s))
+        # Attempts are not counted: ranks would disagree after one that failed on some
+        # of them only. Members meet under one name; the mesh then tells groups of the
+        # same ranks apart.
+        name = f"{self.view_id}/{','.join(map(str, chosen))}"
+        mesh = self._connect(chosen, name, Deadline.after(limit_s))
+        view_id = f"{name}#{mesh.incarnation.hex()}"
         return open_group(
             chosen.index(self.rank),
             mesh,

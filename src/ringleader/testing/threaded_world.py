@@ -17,6 +17,7 @@ from ringleader.groups.formation import group as form_group
 from ringleader.groups.group import Group, open_group
 from ringleader.transport import memory_link
 from ringleader.transport.free_ports import free_ports
+from ringleader.transport.host_token import new_incarnation
 from ringleader.transport.link import Link
 from ringleader.transport.mesh import Mesh
 
@@ -29,43 +30,45 @@ class SubgroupConnector:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._meshes: dict[str, dict[int, Mesh]] = {}
+        self._meshes: dict[str, list[dict[int, Mesh]]] = {}
+        """name -> the meshes that some rank has not taken yet, of each group."""
 
     def connect_of(self, rank: int) -> Callable[[Sequence[int], str, Deadline], Mesh]:
         """Return the connect function for the group of ``rank``."""
 
-        def connect(ranks: Sequence[int], view_id: str, deadline: Deadline) -> Mesh:
-            return self.connect(list(ranks), rank, view_id, deadline)
+        def connect(ranks: Sequence[int], name: str, deadline: Deadline) -> Mesh:
+            return self.connect(list(ranks), rank, name, deadline)
 
         return connect
 
     def connect(
-        self, ranks: list[int], rank: int, view_id: str, deadline: Deadline
+        self, ranks: list[int], rank: int, name: str, deadline: Deadline
     ) -> Mesh:
-        """Return the mesh of ``rank`` in the group ``view_id``.
+        """Return the mesh of ``rank`` in its next group called ``name``.
 
         The first rank to ask creates the meshes of all.
         """
+        if deadline.is_over():
+            raise DeadlineExceeded("other ranks", "did not form the sub-group in time")
         with self._lock:
-            if view_id not in self._meshes:
+            groups = self._meshes.setdefault(name, [])
+            if not any(rank in meshes for meshes in groups):
                 made = memory_meshes(len(ranks))
-                self._meshes[view_id] = dict(zip(ranks, made, strict=True))
-            if deadline.is_over():
-                raise DeadlineExceeded(
-                    "other ranks", "did not form the sub-group in time"
-                )
-            return self._meshes[view_id].pop(rank)
+                groups.append(dict(zip(ranks, made, strict=True)))
+            return next(m for m in groups if rank in m).pop(rank)
 
     def close(self) -> None:
         """Close the meshes that no rank has taken."""
-        for meshes in self._meshes.values():
-            for mesh in meshes.values():
-                mesh.close()
+        for groups in self._meshes.values():
+            for meshes in groups:
+                for mesh in meshes.values():
+                    mesh.close()
 
 
 def memory_meshes(size: int) -> list[Mesh]:
     """Return one mesh per rank, connected by socketpairs."""
-    meshes = [Mesh() for _ in range(size)]
+    incarnation = new_incarnation()
+    meshes = [Mesh(incarnation=incarnation) for _ in range(size)]
     for a in range(size):
         for b in range(a + 1, size):
             link_a: Link

@@ -1,6 +1,7 @@
 """Listener accepts connections, authenticates them and reads their hello.
 
-It has no thread: whoever waits for a peer calls ``take``, which polls the sockets. With
+It has no thread: whoever waits for a peer calls ``take``, which polls the sockets. If
+several threads wait, one of them polls for all. With
 credentials, the TLS handshake comes before the hello and proceeds step by step.
 Connections that have not proven who they are, are bounded in number and time
 (``unauthenticated_limits.py``); a stranger is refused here.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +42,8 @@ from ringleader.wire import hello as wire
 MAX_ACCEPTS_PER_POLL = 64
 """Then pending connections are read again: a flood of new ones must not starve them."""
 MAX_PARKED = 1024
+POLL_S = 0.5
+"""Longest time between two looks at the deadline."""
 ACCEPT_RETRY_S = 0.01
 """Pause after a failed accept; an immediate retry would fail for the same reason."""
 MAX_REJECTIONS = 32
@@ -59,7 +63,7 @@ class GreetedConnection:
 
 
 class Listener:
-    """The listening sockets of one rank. Use it from one thread at a time."""
+    """The listening sockets of one rank. Any thread may call ``take``."""
 
     def __init__(
         self,
@@ -80,6 +84,9 @@ class Listener:
         self._pending: list[PendingConnection] = []
         self._parked: list[GreetedConnection] = []
         self._unix_sock = unix_sock
+        self._changed = threading.Condition()
+        """Guards the parked connections; notified when a thread has polled."""
+        self._is_polled = False
 
     @classmethod
     def open(
@@ -107,15 +114,25 @@ class Listener:
         ``waiting_for`` names the peer in the error.
         """
         while True:
-            connection = self._find(want)
-            if connection is not None:
-                return connection
-            if deadline.is_over():
-                text = f"did not connect to us within {deadline.after_s:.1f} s"
-                if self.rejected:
-                    text += f"; refused meanwhile: {self.rejected[-1]}"
-                raise DeadlineExceeded(waiting_for, text)
-            self._poll(deadline)
+            with self._changed:
+                connection = self._find(want)
+                if connection is not None:
+                    return connection
+                if deadline.is_over():
+                    text = f"did not connect to us within {deadline.after_s:.1f} s"
+                    if self.rejected:
+                        text += f"; refused meanwhile: {self.rejected[-1]}"
+                    raise DeadlineExceeded(waiting_for, text)
+                if self._is_polled:  # by another thread, for all of them
+                    self._changed.wait(min(deadline.left_s(), POLL_S))
+                    continue
+                self._is_polled = True
+            try:
+                self._poll(deadline)
+            finally:
+                with self._changed:
+                    self._is_polled = False
+                    self._changed.notify_all()
 
     def num_parked(self) -> int:
         """Return how many connections wait for a group that is not being formed."""
@@ -139,7 +156,7 @@ class Listener:
             if isinstance(pending.sock, SecureSocket) and pending.sock.owes:
                 events |= POLLOUT
             wanted.append((pending.sock.fileno(), events))
-        wait_ready(wanted, min(deadline.left_s(), 0.5))
+        wait_ready(wanted, min(deadline.left_s(), POLL_S))
         for pending in list(self._pending):
             self._read(pending)
         for listening in self._listening():
@@ -243,13 +260,14 @@ class Listener:
                 sock.send(data)
 
     def _park(self, connection: GreetedConnection) -> None:
-        if len(self._parked) >= MAX_PARKED:
-            self._drop_closed()
-        if len(self._parked) >= MAX_PARKED:
-            self._note_rejection(f"{connection.address}: too many connections wait")
-            connection.sock.close()
-        else:
-            self._parked.append(connection)
+        with self._changed:
+            if len(self._parked) >= MAX_PARKED:
+                self._drop_closed()
+            if len(self._parked) < MAX_PARKED:
+                self._parked.append(connection)
+                return
+        self._note_rejection(f"{connection.address}: too many connections wait")
+        connection.sock.close()
 
     def _drop_closed(self) -> None:
         for connection in [v for v in self._parked if tcp_socket.has_hung_up(v.sock)]:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
+import sys
+import threading
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
-from ringleader.errors import GroupAborted
+from ringleader.errors import GroupAborted, PeerUnreachable
 from ringleader.groups.group import Group
 from ringleader.testing.threaded_world import run_threads, run_world, world
 
@@ -167,3 +173,92 @@ def test_operations_of_two_groups_in_flight_at_once(transport: str) -> None:
                     assert bool((second[i] == 3.0 * i).all())
 
         run_threads([lambda g=g: body(g) for g in groups])  # type: ignore[misc]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_sub_group_that_timed_out_can_be_formed_later(transport: str) -> None:
+    has_failed = threading.Event()
+
+    def body(group: Group) -> float:
+        if group.rank == 1:
+            with pytest.raises(PeerUnreachable):
+                group.subgroup([0, 1], timeout_s=0.2)
+            with pytest.raises(PeerUnreachable):
+                group.subgroup([0, 1], timeout_s=0.2)
+            has_failed.set()
+        assert has_failed.wait(30)
+        sub = group.subgroup([0, 1], timeout_s=20)
+        assert sub is not None
+        with sub:
+            return total(sub, 10.0**group.rank)
+
+    assert run_world(2, body, transport) == [11.0, 11.0]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_threads_may_form_two_sub_groups_in_opposite_order(transport: str) -> None:
+    members = [(0, 1), (1, 0)]
+
+    def body(group: Group) -> list[float]:
+        has_begun = threading.Event()
+
+        def form(ranks: tuple[int, int]) -> float:
+            sub = group.subgroup(ranks, timeout_s=20)
+            assert sub is not None
+            with sub:
+                return total(sub, 10.0**group.rank)
+
+        def first() -> float:
+            has_begun.set()
+            return form(members[group.rank])
+
+        def second() -> float:
+            assert has_begun.wait(10)
+            time.sleep(0.2)  # the first is waiting for the other rank by now
+            return form(members[1 - group.rank])
+
+        return run_threads([first, second])
+
+    assert run_world(2, body, transport) == [[11.0, 11.0]] * 2
+
+
+def _shared_memory_and_descriptors() -> tuple[int, int]:
+    maps = Path("/proc/self/maps").read_text().count("memfd:ringleader")
+    return maps, len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_closed_group_keeps_nothing_until_the_collector_runs(transport: str) -> None:
+    def use(group: Group) -> None:
+        tensor = torch.ones(1 << 18)
+        for each in (tensor, tensor[:3], tensor[:3]):  # the third is prepared
+            group.all_reduce(each)
+        group.broadcast(tensor, src=0)
+        group.all_reduce(tensor, codec="int8")
+        group.all_reduce(tensor, async_op=True).wait()
+        if group.rank == 1:
+            group.abort()
+        with pytest.raises(GroupAborted):
+            group.all_reduce(tensor)
+        group.close()
+        assert group.progress().count == 1 << 18, "known after the end as well"
+
+    def body(group: Group) -> None:
+        for _ in range(4):
+            sub = group.subgroup([0, 1])
+            assert sub is not None
+            use(sub)
+        use(group)
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = _shared_memory_and_descriptors()
+        run_world(2, body, transport)
+        assert _shared_memory_and_descriptors() == before
+    finally:
+        gc.enable()
