@@ -397,6 +397,15 @@ class Group:
             self._closed = True
             self._runner.close(CLOSE_S, self._handle.end)
 
+    def __repr__(self) -> str:
+        kinds = {link.kind for link in self._handle.mesh.bulk.values()}
+        state = "+".join(sorted(kinds)) or "no links"
+        if self._closed:
+            state = "closed"
+        elif self._runner.failure is not None:
+            state = f"ended by {type(self._runner.failure).__name__}"
+        return f"<Group rank {self.rank} of {self.size}, {state}, {self.view_id!r}>"
+
     def __enter__(self) -> Self:
         return self
 

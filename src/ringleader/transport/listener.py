@@ -43,7 +43,6 @@ MAX_ACCEPTS_PER_POLL = 64
 """Then pending connections are read again: a flood of new ones must not starve them."""
 MAX_PARKED = 1024
 POLL_S = 0.5
-"""Longest time between two looks at the deadline."""
 ACCEPT_RETRY_S = 0.01
 """Pause after a failed accept; an immediate retry would fail for the same reason."""
 MAX_REJECTIONS = 32
@@ -119,10 +118,9 @@ class Listener:
                 if connection is not None:
                     return connection
                 if deadline.is_over():
+                    refused = "; refused meanwhile: ".join(["", *self.rejected[-1:]])
                     text = f"did not connect to us within {deadline.after_s:.1f} s"
-                    if self.rejected:
-                        text += f"; refused meanwhile: {self.rejected[-1]}"
-                    raise DeadlineExceeded(waiting_for, text)
+                    raise DeadlineExceeded(waiting_for, text + refused)
                 if self._is_polled:  # by another thread, for all of them
                     self._changed.wait(min(deadline.left_s(), POLL_S))
                     continue

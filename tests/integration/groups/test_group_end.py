@@ -390,3 +390,14 @@ def test_progress_is_about_the_call_that_failed_and_not_the_one_before() -> None
         progress = groups[0].progress()
         assert "all_reduce(4 x" in progress.call
         assert progress.complete == ()
+
+
+def test_a_group_shows_its_rank_its_links_and_its_end() -> None:
+    with world(2, "shm") as (first, second):
+        assert repr(second).startswith("<Group rank 1 of 2, shm, 'peers:127.0.0.1:")
+        first.abort()
+        assert "rank 0 of 2, ended by GroupAborted, " in repr(first)
+        first.close()
+        assert "rank 0 of 2, closed, " in repr(first)
+    with world(1, "tcp") as (alone,):
+        assert "rank 0 of 1, no links, " in repr(alone)
