@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import h11
 from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
@@ -180,6 +181,21 @@ class LimitedProtocol(H11Protocol):
         super().data_received(data)
         if not self.is_idle:
             self._stop_head_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse malformed data, and end the request that it belongs to, if any.
+
+        If the response has begun, no other can be sent, so the connection is dropped.
+        uvicorn would raise here, or the application in its next send; both are logged.
+        """
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:
+            self.drop()
 
     def on_response_complete(self) -> None:
         """Note the time; the timer of the next head starts with its first byte."""

@@ -19,6 +19,7 @@ from ringleader.paramserver.server.http.connection_limits import (
     ConnectionAcceptor,
     LimitedProtocol,
 )
+from ringleader.paramserver.server.http.log_limit import limited_logs
 from ringleader.paramserver.server.http.request_limits import (
     MAX_HEAD_BYTES,
     RequestLimits,
@@ -111,7 +112,8 @@ class HttpServer:
         accepting = asyncio.create_task(acceptor.accept())
         ticking = asyncio.create_task(self._tick())
         try:
-            await self._server.serve(sockets=[])
+            with limited_logs():
+                await self._server.serve(sockets=[])
         finally:
             self._training.stop()
             for task in (accepting, ticking):

@@ -1,0 +1,31 @@
+"""Log records that strangers can cause are bounded, and dropped ones counted."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+
+from ringleader.paramserver.server.http import log_limit
+from ringleader.paramserver.server.http.log_limit import limited_logs
+
+
+def test_a_flood_of_records_is_cut_and_counted(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    with limited_logs():
+        for i in range(1000):
+            logging.getLogger("asyncio").error("failure %d", i)
+            logging.getLogger("uvicorn.error").error("failure %d", i)
+        assert len(caplog.records) == log_limit.BURST
+        now_s = 61.0
+        logging.getLogger("asyncio").error("failure %s", "again")
+    dropped = 2000 - log_limit.BURST
+    assert caplog.records[-1].getMessage() == (
+        f"failure again\n({dropped} messages before this one were not logged)"
+    )
+    logging.getLogger("asyncio").error("not limited any more")
+    assert len(caplog.records) == log_limit.BURST + 2
