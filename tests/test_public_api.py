@@ -44,7 +44,7 @@ FLAGS = {
     "leave": "--yes --json",
     "run": "script args --nodes --min-nodes --wait --nproc-per-node --max-restarts "
     "--job --peers --interface --port --profile --timeout --any-script --plaintext "
-    "--compress",
+    "--compress --backend",
     "status": "--watch --json --mlx",
     "doctor": "--peer --interface --port --seconds --json",
     "serve": "task --workers --rounds --pin --host --port --url --http --open --out "

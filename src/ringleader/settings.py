@@ -167,6 +167,11 @@ def compress(env: Mapping[str, str] | None = None) -> str:
     return env.get("RINGLEADER_COMPRESS", "")
 
 
+def is_default_backend(env: Mapping[str, str] | None = None) -> bool:
+    """Return whether we replace Gloo and torch's default: RINGLEADER_DEFAULT."""
+    return _is_on(os.environ if env is None else env, "RINGLEADER_DEFAULT")
+
+
 def export(values: Mapping[str, str]) -> None:
     """Set variables for this process and the processes it starts."""
     os.environ.update(values)

@@ -33,9 +33,10 @@ def register() -> None:
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
         return
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=DEVICES)
-    from ringleader.backend import torch_patches
+    from ringleader.backend import default_backend, torch_patches
 
     torch_patches.install()
+    default_backend.install()
 
 
 def create(request: Any, options: object) -> ProcessGroup:

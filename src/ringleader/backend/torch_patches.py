@@ -14,8 +14,6 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from ringleader.backend.name import NAME
-
 
 def install() -> None:
     """Replace the functions. Called once, when the backend is registered."""
@@ -49,4 +47,6 @@ def _is_ours(group: Any) -> bool:
     """Return whether it is a ringleader group and this rank is a member."""
     if not dist.is_initialized() or group is c10d.GroupMember.NON_GROUP_MEMBER:
         return False
-    return bool(dist.get_backend(group) == NAME)
+    from ringleader.backend.process_group import RingleaderGroup
+
+    return isinstance(group or c10d._get_default_group(), RingleaderGroup)

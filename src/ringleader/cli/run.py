@@ -119,6 +119,13 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             help="Compress DDP gradients: auto, int8, bf16, topk:0.01, powersgd:2..."
         ),
     ] = "",
+    backend: Annotated[
+        str,
+        typer.Option(
+            help="ringleader: use it also where the program asks for gloo, or for no "
+            "backend."
+        ),
+    ] = "",
 ) -> None:
     """Find the other machines of the cluster and run SCRIPT on all of them.
 
@@ -131,6 +138,8 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
         need, most = _sizes(nodes, min_nodes)
         if compress:
             settings.export({"RINGLEADER_COMPRESS": compress})
+        if backend:
+            settings.export({"RINGLEADER_DEFAULT": _check_backend(backend)})
         plan = _Plan(
             script=_check_script(script),
             args=args or [],
@@ -169,6 +178,14 @@ def _sizes(nodes: int | None, min_nodes: int | None) -> tuple[int, int]:
     if nodes is not None:
         return nodes, nodes
     return (2 if min_nodes is None else min_nodes), _MOST
+
+
+def _check_backend(backend: str) -> str:
+    """Return the value of RINGLEADER_DEFAULT."""
+    if backend != "ringleader":
+        text = f"--backend {backend}: only ringleader can replace the script's backend"
+        raise ConfigError(f"{text}; for another one, change the script")
+    return "1"
 
 
 def _check_script(script: str) -> str:

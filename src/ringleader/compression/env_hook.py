@@ -10,12 +10,11 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any
 
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ringleader import settings
-from ringleader.backend.name import NAME
 from ringleader.compression.comm_hook import hook
+from ringleader.compression.communicator import ringleader_group
 
 _MARK = "_ringleader_compresses"
 
@@ -29,7 +28,7 @@ def install() -> None:
     @wraps(init)
     def __init__(model: Any, *args: Any, **keywords: Any) -> None:  # noqa: ANN401, N807
         init(model, *args, **keywords)
-        if dist.get_backend(model.process_group) == NAME:
+        if ringleader_group(model.process_group) is not None:
             _compress(model, settings.compress())
 
     setattr(__init__, _MARK, True)

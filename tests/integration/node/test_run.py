@@ -41,6 +41,17 @@ dist.destroy_process_group()
 print("done", flush=True)
 """
 
+UNCHANGED = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+value = torch.full((2,), dist.get_rank() + 1.0)
+dist.all_reduce(value)
+print(type(dist.group.WORLD).__name__, dist.get_backend(), value[0].item(), flush=True)
+dist.destroy_process_group()
+"""
+
 
 @pytest.fixture(scope="module")
 def net() -> Iterator[VirtualLan]:
@@ -133,6 +144,30 @@ def test_a_script_without_launcher_finds_the_others_by_itself(
         assert run.end() == 0, "".join(run.lines)
     ranks = sorted(line[:8] for run in runs for line in run.lines if "/2 [" in line)
     assert ranks == ["rank 0/2", "rank 1/2"]
+
+
+@pytest.mark.slow
+def test_an_unchanged_script_gets_our_backend_if_the_user_says_so(
+    machines: Machines,
+) -> None:
+    """Two machines in a network, and torchrun on one: Gloo is asked for, we come."""
+    script = machines.folder / "unchanged.py"
+    script.write_text(UNCHANGED)
+    runs = [
+        machines.run(i, "--nodes", "2", "--backend", "ringleader", str(script))
+        for i in range(2)
+    ]
+    alone = machines.start(
+        2, "env", "RINGLEADER_DEFAULT=1", *TORCHRUN, "--nproc-per-node=2", str(script)
+    )
+    for command in (*runs, alone):
+        assert command.end() == 0, "".join(command.lines)
+        text = "".join(command.lines)
+        assert "ringleader replaces gloo for cpu tensors (RINGLEADER_DEFAULT=1)" in text
+        assert "RingleaderGroup gloo 3.0" in text
+    refused = machines.run(0, "--backend", "nccl", str(script))
+    assert refused.end() == 1
+    assert "only ringleader can replace" in "".join(refused.lines)
 
 
 @pytest.mark.slow

@@ -60,6 +60,20 @@ def test_a_refusal_names_both_machines_both_releases_and_the_remedy() -> None:
     assert "pip install 'torch==2.15.*'` on desk" in text
 
 
+def test_machines_that_replace_gloo_do_not_train_with_those_that_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their groups would wait for each other until the timeout."""
+    theirs = machine("attic")
+    other = Machine(theirs.node, theirs.state, job_fingerprint(""))
+    monkeypatch.setenv("RINGLEADER_DEFAULT", "1")
+    mine = Machine(theirs.node, theirs.state, job_fingerprint(""))
+    names = differences(other.fingerprint, mine.fingerprint)
+    assert names == ["backend"]
+    text = explain(names, mine, other)
+    assert "backend is ringleader here and the script's there: give both" in text
+
+
 def test_another_protocol_is_refused_with_the_releases_that_speak_it() -> None:
     mine = machine("desk", ringleader_version="0.1.0")
     newer = machine("attic", ringleader_version="0.2.0")

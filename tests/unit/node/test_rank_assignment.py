@@ -279,7 +279,7 @@ def test_a_node_state_that_is_too_large_is_refused_before_decoding() -> None:
     """Each part is within its limit; only the whole is too large."""
     long = "\U0001f40d" * 64
     fingerprint = JobFingerprint(
-        script=long, torch=long, ringleader=long, compress=long
+        script=long, torch=long, ringleader=long, compress=long, backend=long
     )
     held = msgspec.structs.replace(ask(), fingerprint=fingerprint, round=long)
     large = msgspec.structs.replace(

@@ -22,6 +22,7 @@ def job_fingerprint(script: str) -> JobFingerprint:
         torch=version("torch"),
         ringleader=f"{PROTOCOL}.{wire_hello.VERSION}",
         compress=settings.compress() or "none",
+        backend="ringleader" if settings.is_default_backend() else "the script's",
     )
 
 

@@ -42,6 +42,8 @@ class JobFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Versions of the protocols between agents and between ranks."""
     compress: Name = ""
     """Compression scheme for gradients."""
+    backend: Name = ""
+    """Backend of groups for which the program names none, or Gloo."""
 
 
 class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

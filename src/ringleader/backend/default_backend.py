@@ -1,0 +1,87 @@
+"""Ringleader for scripts that do not ask for it: RINGLEADER_DEFAULT=1.
+
+A script that calls ``init_process_group()`` without a name, or asks for Gloo, gets our
+group; so do libraries that accept only the names they know. Every group of torch is
+made by one function, which this module wraps. Without the variable it changes nothing.
+
+``get_backend()`` of such a group answers the name that the script gave, because scripts
+and libraries compare it with their own list; without a name it answers "ringleader".
+``get_backend_config()`` and the group's ``name()`` always answer "ringleader".
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from functools import wraps
+from typing import Any
+
+from torch.distributed import distributed_c10d as c10d
+
+from ringleader import settings
+from ringleader.backend.name import NAME
+
+_REPLACED = frozenset({"gloo", NAME})
+_UNNAMED = "undefined"
+_log = logging.getLogger("ringleader")
+_said: set[str] = set()
+"""What was logged: once per name in a process."""
+
+
+def install() -> None:
+    """Wrap torch's function. Called once, when the backend is registered."""
+    make_group: Any = c10d._new_process_group_helper
+    signature = inspect.signature(make_group)
+
+    @wraps(make_group)
+    def _new_process_group_helper(*args: Any, **named: Any) -> Any:
+        if not settings.is_default_backend():
+            return make_group(*args, **named)
+        call = signature.bind(*args, **named)
+        asked = str(call.arguments["backend"]).lower()
+        if asked == NAME:
+            return make_group(*args, **named)
+        if not is_replaced(asked):
+            _say(asked, f"RINGLEADER_DEFAULT=1 replaces gloo only: {asked} is torch's")
+            return make_group(*args, **named)
+        call.arguments["backend_options"] = _options(call.arguments)
+        call.arguments["backend"] = c10d.Backend(NAME)
+        group, store = make_group(*call.args, **call.kwargs)
+        if group is not c10d.GroupMember.NON_GROUP_MEMBER:
+            name = NAME if asked == _UNNAMED else asked
+            c10d._world.pg_map[group] = (c10d.Backend(name), store)
+            _say(asked, _announcement(asked, group))
+        return group, store
+
+    c10d._new_process_group_helper = _new_process_group_helper
+
+
+def is_replaced(asked: str) -> bool:
+    """Return whether a group of this backend, or of this device map, becomes ours.
+
+    One group of ours handles all devices, so a map counts only if Gloo is all it names.
+    """
+    names = {entry.rpartition(":")[2].strip() for entry in asked.split(",")}
+    return asked == _UNNAMED or names <= _REPLACED
+
+
+def _options(arguments: dict[str, Any]) -> Any:
+    """Return our own ``pg_options``; those of others are ignored, as Gloo does."""
+    from ringleader.backend.options import BackendOptions
+
+    given = arguments.get("backend_options")
+    return given if isinstance(given, BackendOptions) else None
+
+
+def _announcement(asked: str, group: Any) -> str:
+    replaced = "torch's default backend" if asked == _UNNAMED else asked
+    devices = " and ".join(sorted(device.type for device in group._device_types))
+    return (
+        f"ringleader replaces {replaced} for {devices} tensors (RINGLEADER_DEFAULT=1)"
+    )
+
+
+def _say(asked: str, text: str) -> None:
+    if asked not in _said:
+        _said.add(asked)
+        _log.warning(text)

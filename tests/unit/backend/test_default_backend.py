@@ -1,0 +1,128 @@
+"""RINGLEADER_DEFAULT=1: groups without a name, and Gloo's, are ours."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from ringleader.backend import default_backend
+from ringleader.backend.process_group import RingleaderGroup
+from ringleader.errors import ConfigError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*barrier.*:UserWarning")
+
+
+@pytest.fixture
+def switch(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    monkeypatch.setattr(default_backend, "_said", set())
+    monkeypatch.setenv("RINGLEADER_DEFAULT", "1")
+    yield monkeypatch
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def world(backend: str | None, **options: Any) -> dist.ProcessGroup:  # noqa: ANN401
+    store = HashStore()
+    dist.init_process_group(backend, store=store, rank=0, world_size=1, **options)
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_ours"),
+    [
+        ("undefined", True),
+        ("gloo", True),
+        ("cpu:gloo", True),
+        ("cpu:gloo,cuda:gloo", True),
+        ("cpu:gloo,cuda:ringleader", True),
+        ("nccl", False),
+        ("mpi", False),
+        ("cpu:gloo,cuda:nccl", False),
+        ("cuda:nccl,cpu:gloo", False),
+        ("", False),
+        ("cpu:", False),
+    ],
+)
+def test_what_is_replaced(asked: str, is_ours: bool) -> None:
+    assert default_backend.is_replaced(asked) is is_ours
+
+
+@pytest.mark.usefixtures("switch")
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ("gloo", "gloo"),
+        ("GLOO", "gloo"),
+        (None, "ringleader"),
+        ("cpu:gloo", "cpu:gloo"),
+        ("ringleader", "ringleader"),
+    ],
+)
+def test_get_backend_answers_the_name_that_was_asked_for(
+    asked: str | None, answer: str
+) -> None:
+    group = world(asked)
+    assert type(group) is RingleaderGroup
+    assert dist.get_backend() == answer
+    assert group.name() == "ringleader"
+    assert "gloo" not in dist.get_backend_config()
+    inherited, named = dist.new_group(), dist.new_group(backend="gloo")
+    assert [type(g) for g in (inherited, named)] == [RingleaderGroup] * 2
+    assert [dist.get_backend(g) for g in (inherited, named)] == [answer, "gloo"]
+    dist.monitored_barrier()
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=named)
+    assert tensor.tolist() == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("switch")
+def test_it_is_said_once_and_with_the_devices(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        world("gloo")
+        dist.new_group(backend="gloo")
+    cpu = torch.device("cpu")
+    devices = {d.type for d in [cpu, torch.accelerator.current_accelerator() or cpu]}
+    (text,) = [record.getMessage() for record in caplog.records]
+    wanted = f"ringleader replaces gloo for {' and '.join(sorted(devices))} tensors"
+    assert text == f"{wanted} (RINGLEADER_DEFAULT=1)"
+
+
+@pytest.mark.usefixtures("switch")
+def test_another_backend_stays_and_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    import_module("torch.testing._internal.distributed.fake_pg")  # registers it
+    with caplog.at_level(logging.WARNING):
+        group = world("fake")
+    assert type(group) is not RingleaderGroup
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert text == "RINGLEADER_DEFAULT=1 replaces gloo only: fake is torch's"
+
+
+@pytest.mark.usefixtures("switch")
+def test_options_of_gloo_are_ignored_as_gloo_does() -> None:
+    assert type(world("gloo", pg_options=object())) is RingleaderGroup
+
+
+@pytest.mark.parametrize("value", ["0", ""])
+def test_without_the_variable_gloo_is_gloo(
+    value: str, switch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    switch.setenv("RINGLEADER_DEFAULT", value)
+    assert world("gloo").name() == "gloo"
+    assert caplog.records == []
+
+
+def test_a_value_that_means_nothing_is_refused(switch: pytest.MonkeyPatch) -> None:
+    switch.setenv("RINGLEADER_DEFAULT", "yes")
+    with pytest.raises(ConfigError, match="RINGLEADER_DEFAULT is 'yes'; use 1 or 0"):
+        world("gloo")
