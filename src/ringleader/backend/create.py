@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import torch
+
+from ringleader.backend import torch_release
 from ringleader.backend.options import BackendOptions
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.deadline import Deadline
@@ -15,6 +18,7 @@ from ringleader.settings import LinkSettings
 
 def create_process_group(request: Any, options: object) -> RingleaderGroup:
     """Connect to the other ranks through torch's store, within the group's timeout."""
+    torch_release.report(torch.__version__)
     if options is None:
         options = BackendOptions()
     if not isinstance(options, BackendOptions):

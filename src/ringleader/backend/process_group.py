@@ -39,6 +39,7 @@ from ringleader.backend import (
 )
 from ringleader.backend.completion_pool import CompletionPool
 from ringleader.backend.device import available_devices, device_of
+from ringleader.backend.device_backend import register_devices
 from ringleader.backend.name import NAME
 from ringleader.backend.staging import HostStaging, is_one_chunk, run_on_host
 from ringleader.backend.torch_options import (
@@ -92,8 +93,7 @@ class RingleaderGroup(ProcessGroup):
         """Whether any rank may stage its tensors: then all ranks use its chunks."""
         self._coalesced: list[BackendWork] | None = None
         self._error_context = error_context.ErrorContext(group, self._identity)
-        for device in available_devices():
-            self._register_backend(device, ProcessGroup.BackendType.CUSTOM, None)
+        register_devices(self, available_devices())
 
     @classmethod
     def wrap(cls, group: Group, store: Store, ranks: list[int]) -> Self:
@@ -340,6 +340,15 @@ class RingleaderGroup(ProcessGroup):
         result = tensor_list(outs, self.group.size, "gather") if is_root else []
         return self._start(opts, [tensor], result, body, result)
 
+    def gather_single(
+        self, output: Tensor, source: Tensor, opts: Any = None
+    ) -> BackendWork:
+        is_root = self.group.rank == options_of(GatherOptions, opts).rootRank
+        outs = split(unwrap(output).view(-1), (), self.group.size) if is_root else []
+        return self.gather([outs], [source], opts)
+
+    gather_into_tensor = gather_single
+
     def scatter(
         self, outs: Any, ins: Any, opts: Any = None, **named: Any
     ) -> BackendWork:
@@ -411,6 +420,8 @@ class RingleaderGroup(ProcessGroup):
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> BackendWork:
         return self._receive(single_tensor(tensors, "recv"), None, tag)
+
+    recvAnysource = recv_anysource  # noqa: N815 - the name in C++
 
     def _receive(self, tensor: Tensor, source: int | None, tag: int) -> BackendWork:
         host = tensor if tensor.is_cpu else torch.empty_like(tensor, device="cpu")
@@ -515,6 +526,9 @@ class RingleaderGroup(ProcessGroup):
         return BackendWork.of_all(
             handles, self._completion_pool, add_context=self._error_context
         )
+
+    start_coalescing = _start_coalescing  # the names for C++
+    end_coalescing = _end_coalescing
 
     # -- the group itself ----------------------------------------------------------
 
