@@ -16,6 +16,7 @@ from rich.console import Console
 from ringleader import settings
 from ringleader.errors import ConfigError, RingleaderError
 from ringleader.node.launch.agent_process import AgentProcess
+from ringleader.node.launch.end_with_parent import end_with_parent
 from ringleader.node.launch.job_fingerprint import job_fingerprint
 from ringleader.node.peering.membership_profiles import MembershipProfile
 from ringleader.node.protocol.agent_config import AgentConfig
@@ -238,7 +239,8 @@ def _launch(plan: _Plan, agent: AgentProcess, errors: Console) -> int:
         monitor_interval=_MONITOR_S,
     )
     try:
-        elastic_launch(config, sys.executable)("-u", plan.script, *plan.args)
+        worker = end_with_parent([sys.executable, "-u", plan.script, *plan.args])
+        elastic_launch(config, worker[0])(*worker[1:])
     except ChildFailedError as exc:
         errors.print(str(exc), markup=False)
         code = next(iter(exc.failures.values())).exitcode
