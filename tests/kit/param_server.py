@@ -173,6 +173,8 @@ class Server:
         try:
             for client in made:
                 assert client.join().status_code == 200
+            for client in made:  # the first round waits until all have asked
+                client.work(0.0)
             yield made
         finally:
             for client in made:

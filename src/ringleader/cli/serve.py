@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ringleader.cli.interrupt import exit_on_sigterm
+from ringleader.cli.serve_progress import ServeProgress
 from ringleader.cli.terminal import exit_on_error, is_interactive, prompt
 from ringleader.cli.units import format_bytes, format_seconds
 from ringleader.errors import ConfigError
@@ -165,7 +165,7 @@ def _serve(name: str, plan: Plan, options: ServerOptions, endpoint: _Endpoint) -
         where = endpoint.url_for_workers(listener.getsockname()[1])
         _announce(run, where, is_pinned=not endpoint.is_http)
         serving = HttpServer(run.app, listener, context)
-        serving.on_version = _Progress(run).show
+        serving.on_version = ServeProgress(run.app.training.scheduler).show
         _serve_until_done(run, serving)
     finally:
         run.close()
@@ -190,29 +190,6 @@ def _serve_until_done(run: Run, serving: HttpServer) -> None:
         return
     typer.echo("Run the same command again to resume.")
     raise typer.Exit(130)
-
-
-class _Progress:
-    """Prints a line when something has changed, at most every two seconds."""
-
-    def __init__(self, run: Run) -> None:
-        self._training = run.app.training
-        self._shown = (-1, -1)
-        self._next_s = 0.0
-
-    def show(self) -> None:
-        """Print a line if one is due; called several times a second."""
-        now_s = time.monotonic()
-        scheduler = self._training.scheduler
-        state = (scheduler.version, len(scheduler.present(now_s)))
-        if state == self._shown or (now_s < self._next_s and not scheduler.is_finished):
-            return
-        self._shown, self._next_s = state, now_s + 2.0
-        loss = f", loss {scheduler.losses[-1][1]:.4f}" if scheduler.losses else ""
-        typer.echo(
-            f"version {state[0]} of {scheduler.plan.rounds}{loss}, "
-            f"{state[1]} worker{'' if state[1] == 1 else 's'} present"
-        )
 
 
 def _announce(run: Run, where: str, *, is_pinned: bool) -> None:

@@ -19,7 +19,7 @@ from ringleader.errors import ConfigError
 from ringleader.identity import server_key
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.openapi import DESCRIPTION
-from ringleader.paramserver.server import scheduler
+from ringleader.paramserver.server import worker_table
 from ringleader.paramserver.server.admission import PIN_ATTEMPTS
 from tests.kit.param_server import (
     FINGERPRINT,
@@ -224,8 +224,17 @@ def test_stale_reordered_and_foreign_updates_change_nothing(tmp_path: Path) -> N
         assert stale.status_code == 409
         assert (stale.json()["error"], stale.json()["version"]) == ("stale", 1)
         early = dict(second, version=2, first_batch=2)
-        assert anna.put(early).status_code == 400
-        assert anna.put(dict(second, shard=5)).status_code == 400
+        for client, foreign in (
+            (ben, early),
+            (ben, dict(second, shard=5)),
+            (anna, second),
+        ):
+            refused = client.put(foreign)
+            assert (refused.status_code, refused.json()["error"]) == (409, "unassigned")
+            path = f"/v1/updates/{foreign['version']}/{foreign['shard']}"
+            first_batch = {"X-First-Batch": str(foreign["first_batch"])}
+            asked = client.http.head(path, headers=client.headers | first_batch)
+            assert asked.status_code == 409
         assert anna.put(second, X_Worker_Version="0").status_code == 400
         assert ben.put(second, X_Worker_Version="1").status_code == 200
         third = anna.work()
@@ -359,7 +368,7 @@ def test_a_fast_worker_is_not_told_to_wait(tmp_path: Path) -> None:
 def test_a_full_server_accepts_a_repeated_join(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "MAX_WORKERS", 2)
+    monkeypatch.setattr(worker_table, "MAX_WORKERS", 2)
     with server(tmp_path, workers=2) as served, served.clients(2) as (anna, _):
         full = WorkerClient(served.url, served.code)
         answer = full.join()

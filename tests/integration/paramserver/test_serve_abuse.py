@@ -143,6 +143,44 @@ def test_quarantine_outlives_a_restart(tmp_path: Path) -> None:
         again.close()
 
 
+def test_a_worker_that_was_given_nothing_counts_nothing(tmp_path: Path) -> None:
+    with server(tmp_path, rounds=2, workers=2) as served:
+        made = [WorkerClient(served.url, served.code) for _ in range(3)]
+        anna, ben, eve = made
+        for client in made:
+            assert client.join().status_code == 200
+
+        def send_everything() -> None:
+            for shard in (0, 1):
+                batch = served.training.scheduler.position + shard
+                version = served.training.scheduler.version
+                work = {"version": version, "shard": shard, "first_batch": batch}
+                answer = eve.put(work)
+                assert answer.json()["error"] in ("unassigned", "finished")
+
+        send_everything()
+        assert anna.work(0.0) is None, "eve never asked: the round waits for ben"
+        status = anna.http.get("/v1/status").json()
+        assert (status["waiting_for"], status["awaited"]) == (1, [])
+        second, first = ben.work(), anna.work()
+        assert first is not None
+        assert second is not None
+        awaited = anna.http.get("/v1/status").json()["awaited"]
+        assert set(awaited) == {anna.worker, ben.worker}
+        send_everything()
+        assert anna.put(first).json()["counted"] is True
+        assert ben.put(second).json()["counted"] is True
+        send_everything()
+        for client in (anna, ben):
+            assert client.step() is not None
+        send_everything()
+        updates = {w: r.updates for w, r in served.training.scheduler.workers.items()}
+        for client in made:
+            client.close()
+    assert updates == {anna.worker: 2, ben.worker: 2, eve.worker: 0}
+    np.testing.assert_allclose(weights_in(tmp_path), expected(2, 2), atol=1e-5)
+
+
 def test_an_update_with_an_unusual_norm_is_refused(tmp_path: Path) -> None:
     with server(tmp_path, rounds=50) as served, served.clients(1) as (anna,):
         for _ in range(8):
@@ -152,7 +190,10 @@ def test_an_update_with_an_unusual_norm_is_refused(tmp_path: Path) -> None:
         answer = anna.put(work, _update(4000.0))
         assert answer.status_code == 422
         assert "usual" in answer.json()["message"]
-        assert anna.put(work).status_code == 200
+        assert anna.put(work).json()["error"] == "unassigned", "it was taken back"
+        again = anna.work()
+        assert again is not None
+        assert anna.put(again).status_code == 200
 
 
 def _head(path: str, *lines: str, method: str = "GET") -> bytes:
@@ -224,7 +265,6 @@ SENSELESS = [
     {"X_Loss": "-1e300"},
     {"X_Loss": ""},
     {"X_Codec": "pickle"},
-    {"X_First_Batch": "1"},
     {"X_First_Batch": "x"},
     {"Upload_Offset": "-5"},
     {"X_Worker_Version": "7"},

@@ -20,7 +20,8 @@ from ringleader.paramserver.server.plan import Plan
 from ringleader.paramserver.server.run import ServerOptions, open_run
 from ringleader.paramserver.server.storage import journal
 from ringleader.paramserver.server.storage.journal_records import AcceptedUpdate
-from ringleader.paramserver.server.update_headers import UpdateHeaders, UpdateKey
+from ringleader.paramserver.server.training import Training
+from ringleader.paramserver.server.update_headers import UpdateHeaders
 from ringleader.testing.full_disk import FullDisk
 from tests.kit.param_server import (
     MANIFEST,
@@ -209,8 +210,11 @@ def test_a_join_without_a_nonce_gives_a_new_worker_also_after_a_restart(
         again.close()
 
 
-def _told(shard: int) -> UpdateHeaders:
-    return UpdateHeaders(UpdateKey(0, shard, shard), 8, 0.5, "none")
+async def _given(training: Training, worker: str) -> UpdateHeaders:
+    """Ask for work, and return the headers of the update that it is for."""
+    lease = await training.wait_for_work(worker, 0.0)
+    assert lease is not None
+    return UpdateHeaders(lease.key, 8, 0.5, "none")
 
 
 def test_nothing_is_acknowledged_after_a_failed_record(tmp_path: Path) -> None:
@@ -221,13 +225,15 @@ def test_nothing_is_acknowledged_after_a_failed_record(tmp_path: Path) -> None:
     async def go() -> None:
         for name in ("anna", "ben"):
             await training.join(name, "cpu", "")
+        training.scheduler.workers["w2"].has_asked = True
+        told = [await _given(training, worker) for worker in ("w1", "w2")]
         log = training.store._journal
         assert log._file is not None
         log._file = FullDisk(log._file, 100)  # type: ignore[assignment]
-        for shard, worker in enumerate(("w1", "w2")):
-            body = memoryview(update_body(0, shard))
+        for headers, worker in zip(told, ("w1", "w2"), strict=True):
+            body = memoryview(update_body(0, headers.key.shard))
             with pytest.raises(ConfigError, match="No space left"):
-                await training.submit(worker, _told(shard), body)
+                await training.submit(worker, headers, body)
         with pytest.raises(ConfigError, match="No space left"):
             await training.join("carl", "cpu", "")
 
@@ -249,9 +255,10 @@ def test_an_optimizer_that_fails_ends_the_server_at_once(
 
     async def go() -> None:
         await training.join("anna", "cpu", "")
+        told = await _given(training, "w1")
         async with asyncio.timeout(20):
             with pytest.raises(InternalError, match="run out of ideas"):
-                await training.submit("w1", _told(0), memoryview(update_body(0, 0)))
+                await training.submit("w1", told, memoryview(update_body(0, 0)))
 
     asyncio.run(go())
     assert isinstance(training.failure, InternalError)

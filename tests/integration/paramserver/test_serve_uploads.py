@@ -130,6 +130,7 @@ def test_an_update_that_can_no_longer_count_is_not_read_to_its_end(
         assert work is not None
         with sending(anna, 0, 1000) as line:
             wait_until(has(served, 1000))
+            assert ben.work() == work, "it is given to another worker when it is late"
             assert ben.put(work).json()["counted"] is True
             wait_until(lambda: upload_of(served) is None)
             line.sendall(BODY[1000:1100])

@@ -11,7 +11,6 @@ from ringleader.paramserver.server.plan import Plan, age_weight
 from ringleader.paramserver.server.scheduler import (
     MAX_STRIKES,
     MIN_PATIENCE_S,
-    PRESENT_S,
     RECENT_S,
     Scheduler,
 )
@@ -19,13 +18,15 @@ from ringleader.paramserver.server.storage import scheduler_state
 from ringleader.paramserver.server.update_headers import UpdateKey
 from ringleader.paramserver.server.update_verdict import Verdict
 from ringleader.paramserver.server.worker_record import ShardLease
+from ringleader.paramserver.server.worker_table import PRESENT_S
 
 
 def machine(workers: int = 2, **settings: object) -> Scheduler:
     plan = Plan(rounds=50, workers=workers, **settings)  # type: ignore[arg-type]
     scheduler = Scheduler(plan)
     for i in range(workers):
-        scheduler.join(f"worker {i}", "cpu", 0.0)
+        worker = scheduler.workers.join(f"worker {i}", "cpu", 0.0)
+        scheduler.workers[worker].has_asked = True
     return scheduler
 
 
@@ -38,8 +39,8 @@ def submit(scheduler: Scheduler, worker: str, key: UpdateKey, now_s: float) -> V
     """Submit an update as the server does."""
     verdict = scheduler.verdict(worker, key)
     if verdict is Verdict.ACCEPT:
-        scheduler.accept(worker, key, samples=8, loss=1.0)
         scheduler.record_duration(worker, 8, now_s)
+        scheduler.accept(worker, key, samples=8, loss=1.0)
         if scheduler.can_close(now_s):
             scheduler.close_version(scheduler.next_shards(now_s))
     return verdict
@@ -61,14 +62,18 @@ def test_a_round_gives_each_worker_a_shard_and_ends_when_all_have_come() -> None
 
 def test_training_waits_for_its_workers_and_then_never_again() -> None:
     scheduler = Scheduler(Plan(rounds=3, workers=2))
-    scheduler.join("a", "cpu", 0.0)
+    scheduler.workers.join("a", "cpu", 0.0)
     assert scheduler.assign("w1", 0.0) is None
-    scheduler.join("b", "cpu", 0.0)
+    scheduler.workers.join("b", "cpu", 0.0)
+    assert scheduler.assign("w1", 0.0) is None
+    assert scheduler.missing(0.0) == 1
+    assert scheduler.assign("w2", 0.0) is not None
     lease = scheduler.assign("w1", 0.0)
     assert lease is not None
+    assert scheduler.awaited() == ["w2", "w1"]
     scheduler.leave("w2")
     submit(scheduler, "w1", key_of(lease), 1.0)
-    assert key_of(scheduler.assign("w1", 1.0)).shard == 1  # the other one's
+    assert key_of(scheduler.assign("w1", 1.0)).shard == 0  # the other one's
 
 
 def test_asking_again_gives_the_same_assignment() -> None:
@@ -91,24 +96,49 @@ def test_a_repeated_update_counts_once() -> None:
     assert not scheduler.counted
 
 
-def test_an_update_for_an_old_version_is_stale_and_for_a_future_one_unknown() -> None:
+def test_an_update_for_an_old_version_is_stale_and_a_future_one_not_leased() -> None:
     scheduler = machine(1)
     old = key_of(scheduler.assign("w1", 0.0))
     submit(scheduler, "w1", old, 0.0)
-    scheduler.join("late", "cpu", 0.0)
+    scheduler.workers.join("late", "cpu", 0.0)
     assert scheduler.verdict("w2", old) is Verdict.STALE
-    assert scheduler.verdict("w2", UpdateKey(2, 0, 2)) is Verdict.UNKNOWN_SHARD
-    assert scheduler.verdict("w2", UpdateKey(1, 1, 2)) is Verdict.UNKNOWN_SHARD
-    assert scheduler.verdict("w2", UpdateKey(1, 0, 5)) is Verdict.UNKNOWN_SHARD
+    assert scheduler.assign("w2", 0.0) is not None
+    for wrong in (UpdateKey(2, 0, 2), UpdateKey(1, 1, 2), UpdateKey(1, 0, 5)):
+        assert scheduler.verdict("w2", wrong) is Verdict.NOT_LEASED
+
+
+@pytest.mark.parametrize("mode", ["bulk", "bounded", "async"])
+def test_an_update_counts_only_from_a_worker_that_was_given_it(mode: str) -> None:
+    scheduler = machine(2, mode=mode)
+    assert scheduler.verdict("w2", UpdateKey(0, 0, 0)) is Verdict.NOT_LEASED
+    given = key_of(scheduler.assign("w1", 0.0))
+    assert scheduler.verdict("w2", given) is Verdict.NOT_LEASED
+    mine = key_of(scheduler.assign("w2", 0.0))
+    assert scheduler.verdict("w2", given) is Verdict.NOT_LEASED
+    assert scheduler.verdict("w2", mine) is Verdict.ACCEPT
+    scheduler.reject("w2")  # takes the shard back
+    assert scheduler.verdict("w2", mine) is Verdict.NOT_LEASED
+    assert submit(scheduler, "w1", given, 1.0) is Verdict.ACCEPT
 
 
 def test_a_shard_counts_from_the_first_worker() -> None:
     scheduler = machine()
     shard = key_of(scheduler.assign("w1", 0.0))
-    scheduler.assign("w2", 0.0)
-    assert submit(scheduler, "w2", shard, 1.0) is Verdict.ACCEPT
-    assert submit(scheduler, "w1", shard, 1.0) is Verdict.ALREADY_COUNTED
-    assert scheduler.counted == {0: "w2"}
+    submit(scheduler, "w2", key_of(scheduler.assign("w2", 0.0)), 0.0)
+    assert key_of(scheduler.assign("w2", MIN_PATIENCE_S)) == shard
+    scheduler.accept("w2", shard, samples=8, loss=1.0)
+    assert submit(scheduler, "w1", shard, 3.0) is Verdict.ALREADY_COUNTED
+    assert scheduler.counted[shard.shard] == "w2"
+
+
+def test_one_fast_worker_does_not_decide_how_long_a_shard_may_take() -> None:
+    scheduler = machine(3)
+    for version in range(6):
+        now_s = version * 10.0
+        leases = {w: key_of(scheduler.assign(w, now_s)) for w in ("w1", "w2", "w3")}
+        for took_s, worker in ((0.01, "w1"), (10.0, "w2"), (9.0, "w3")):
+            submit(scheduler, worker, leases[worker], now_s + took_s)
+    assert scheduler.patience_s() > 20.0
 
 
 def test_the_shard_of_a_dead_worker_is_given_to_an_idle_one_in_time() -> None:
@@ -165,7 +195,8 @@ def test_a_late_round_ends_with_a_quorum_and_not_with_less() -> None:
 def test_shards_follow_the_workers_only_when_elastic() -> None:
     for elastic, shards in ((False, 2), (True, 3)):
         scheduler = machine(2, elastic=elastic)
-        scheduler.join("third", "cpu", 0.0)
+        third = scheduler.workers.join("third", "cpu", 0.0)
+        scheduler.workers[third].has_asked = True
         assert scheduler.next_shards(1.0) == shards
         assert scheduler.next_shards(PRESENT_S + 2.0) == (1 if elastic else 2)
 
@@ -180,7 +211,7 @@ def test_quarantine_needs_refusals_in_a_row_and_frees_the_shard() -> None:
     for _ in range(MAX_STRIKES):
         scheduler.reject("w1")
     assert scheduler.workers["w1"].is_quarantined
-    assert scheduler.present(0.0) == ["w2"]
+    assert scheduler.workers.present(0.0) == ["w2"]
     assert "w1" not in scheduler.leases
 
 
@@ -237,13 +268,14 @@ def test_an_update_that_a_proxy_held_back_does_not_count_again(mode: str) -> Non
     assert scheduler.workers["w1"].updates == scheduler.version == 2
 
 
-def test_outside_rounds_no_worker_skips_far_ahead() -> None:
+def test_outside_rounds_a_lease_survives_a_restart() -> None:
     scheduler = machine(2, mode="async", steps=5)
-    lease = key_of(scheduler.assign("w1", 0.0))
-    far = UpdateKey(0, 0, 10**14)
-    assert scheduler.verdict("w1", far) is Verdict.STALE
-    other_life = UpdateKey(0, 0, lease.first_batch + 5 * 20)
-    assert scheduler.verdict("w1", other_life) is Verdict.ACCEPT
+    one, two = (key_of(scheduler.assign(w, 0.0)) for w in ("w1", "w2"))
+    again = Scheduler(scheduler.plan)
+    scheduler_state.restore(again, scheduler_state.dump(scheduler), 100.0)
+    assert again.verdict("w1", UpdateKey(0, 0, 10**14)) is Verdict.NOT_LEASED
+    assert submit(again, "w1", one, 100.0) is Verdict.ACCEPT
+    assert key_of(again.assign("w1", 100.0)).first_batch > two.first_batch
 
 
 @pytest.mark.parametrize("mode", ["bulk", "async"])
@@ -262,8 +294,8 @@ def test_excluded_workers_get_no_work_and_do_not_count(
 
 def test_training_ends_and_says_so() -> None:
     scheduler = Scheduler(Plan(rounds=1, workers=1))
-    scheduler.join("a", "cpu", 0.0)
-    scheduler.join("b", "cpu", 0.0)
+    scheduler.workers.join("a", "cpu", 0.0)
+    scheduler.workers.join("b", "cpu", 0.0)
     key = key_of(scheduler.assign("w1", 0.0))
     submit(scheduler, "w1", key, 0.0)
     assert scheduler.is_finished
@@ -320,7 +352,7 @@ def test_a_restored_scheduler_continues() -> None:
     scheduler_state.restore(again, scheduler_state.dump(scheduler), 100.0)
     assert scheduler_state.dump(again) == scheduler_state.dump(scheduler)
     assert again.verdict("w1", one) is Verdict.DUPLICATE
-    assert again.join("new", "cpu", 100.0) == "w3"
+    assert again.workers.join("new", "cpu", 100.0) == "w3"
     other = Scheduler(Plan(rounds=50, workers=2, steps=3))
     with pytest.raises(ConfigError, match="steps 1, not 3"):
         scheduler_state.restore(other, scheduler_state.dump(scheduler), 0.0)
@@ -349,7 +381,7 @@ class Weather:
         if roll < 0.02 and len(alive) > 1:
             scheduler.leave(worker)
         elif roll < 0.04 and len(alive) < 6:
-            scheduler.join("new", "cpu", self.now_s)
+            scheduler.workers.join("new", "cpu", self.now_s)
         elif roll < 0.08 and self.sent:  # a proxy delivers an old one
             old, key = self.chance.choice(self.sent)
             self.deliver(old, key)

@@ -30,6 +30,7 @@ ErrorWord = Literal[
     "nothing",
     "slow",
     "stale",
+    "unassigned",
     "finished",
     "task",
     "large",
@@ -225,6 +226,9 @@ class Status(_Answer, frozen=True, kw_only=True):
     shards: _Positive
     counted: _Count
     waiting_for: _Count
+    """Workers that are missing until the first round begins."""
+    awaited: Annotated[list[_WorkerId], Meta(max_length=1000)]
+    """Workers whose updates this round waits for."""
     seconds: _Real
     eta_s: _Real | None
     losses: Annotated[list[tuple[int, float]], Meta(max_length=1000)]

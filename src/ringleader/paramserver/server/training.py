@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
 from ringleader.errors import InternalError, ProtocolError, RingleaderError
@@ -23,10 +22,12 @@ from ringleader.paramserver.server.storage.checkpoint import State
 from ringleader.paramserver.server.storage.journal_records import (
     AcceptedUpdate,
     Joined,
+    Leased,
     Left,
     Quarantined,
 )
 from ringleader.paramserver.server.storage.run_store import RunStore
+from ringleader.paramserver.server.traffic import Traffic
 from ringleader.paramserver.server.update_checks import NormFilter, check_update
 from ringleader.paramserver.server.update_headers import UpdateHeaders
 from ringleader.paramserver.server.update_verdict import Verdict
@@ -37,14 +38,6 @@ TICK_S = 0.25
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
-
-
-@dataclass(slots=True)
-class Traffic:
-    """Bytes of bodies, by worker."""
-
-    received: dict[str, int] = field(default_factory=dict)
-    sent: dict[str, int] = field(default_factory=dict)
 
 
 class Training:
@@ -113,9 +106,9 @@ class Training:
             mark = sha256_hex(nonce) if nonce else ""
             identity = self.store.nonces.get(mark)
             if identity is None:
-                if not self.scheduler.has_room(now_s):
+                if not self.scheduler.workers.has_room(now_s):
                     return None
-                identity = self.scheduler.join(name, device, now_s)
+                identity = self.scheduler.workers.join(name, device, now_s)
             self.scheduler.mark_seen(identity, now_s)
             token, digest = self.admission.issue_token(identity)
             self.store.remember_nonce(mark, identity)
@@ -141,7 +134,11 @@ class Training:
         while True:
             now_s = time.monotonic()
             self.scheduler.mark_seen(identity, now_s)
+            held = self.scheduler.leases.get(identity)
             found = self.scheduler.assign(identity, now_s)
+            if found is not None and (held is None or held.key != found.key):
+                record = Leased.of(identity, found.key)
+                await self._run(self.store.record_event, record)
             is_over = self.scheduler.is_finished or self._is_stopping
             if found is not None or is_over or now_s >= end_s:
                 return found
@@ -220,8 +217,8 @@ class Training:
             return Verdict.INVALID, exc.text
         record = AcceptedUpdate.of(identity, headers)
         await self._run(self.store.record_update, record, body, update)
-        scheduler.accept(identity, key, samples=headers.samples, loss=headers.loss)
         scheduler.record_duration(identity, headers.samples, time.monotonic())
+        scheduler.accept(identity, key, samples=headers.samples, loss=headers.loss)
         if scheduler.can_close(time.monotonic()):
             await self._close_version()
         return Verdict.ACCEPT, ""

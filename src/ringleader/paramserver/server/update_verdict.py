@@ -17,7 +17,7 @@ class Verdict(Enum):
     FINISHED = auto()
     INVALID = auto()
     """It failed one of update_checks.py."""
-    UNKNOWN_SHARD = auto()
-    """No such shard or batch was ever given out."""
+    NOT_LEASED = auto()
+    """These batches were not given to this worker, or were taken back."""
     EXCLUDED = auto()
     """Its worker has left, or was quarantined while the update arrived."""

@@ -17,6 +17,11 @@ class ShardLease:
     first_batch: int
     issued_s: float
 
+    @property
+    def key(self) -> UpdateKey:
+        """The key of the update that the worker is expected to send."""
+        return UpdateKey(self.version, self.shard, self.first_batch)
+
 
 @dataclass(slots=True)
 class WorkerRecord:
@@ -28,6 +33,8 @@ class WorkerRecord:
     """The lowest number that no other worker of the run has."""
     seen_s: float
     """Time of its last request."""
+    has_asked: bool = False
+    """It has asked for work since it joined, or since the server was restarted."""
     last: UpdateKey | None = None
     """Its last update that was counted."""
     updates: int = 0

@@ -153,7 +153,7 @@ class HttpServer:
                 finished_s = now_s if finished_s is None else finished_s
                 # A worker that knows that training is over leaves, but the response
                 # that says so may have been lost.
-                is_alone = not training.scheduler.present(now_s)
+                is_alone = not training.scheduler.workers.connected(now_s)
                 if is_alone or now_s - finished_s > self.linger_s:
                     break
         self.stop()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ringleader.paramserver.protocol.messages import Status, WorkerState, WorkerStatus
-from ringleader.paramserver.server.scheduler import PRESENT_S
 from ringleader.paramserver.server.training import Training
 from ringleader.paramserver.server.worker_record import WorkerRecord
+from ringleader.paramserver.server.worker_table import PRESENT_S
 
 _MAX_POINTS = 400
 """Points of the loss curve: more than a phone's screen has columns."""
@@ -18,7 +18,6 @@ def build_status(training: Training, task: str, now_s: float) -> Status:
     seconds = training.seconds()
     per_s = scheduler.version / seconds if seconds else 0.0
     left = max(0, scheduler.plan.rounds - scheduler.version)
-    present = len(scheduler.present(now_s))
     workers = sorted(scheduler.workers.items(), key=lambda w: -w[1].seen_s)
     return Status(
         task=task,
@@ -29,7 +28,8 @@ def build_status(training: Training, task: str, now_s: float) -> Status:
         finished=scheduler.is_finished,
         shards=scheduler.shards,
         counted=len(scheduler.counted),
-        waiting_for=max(0, scheduler.plan.workers - present),
+        waiting_for=scheduler.missing(now_s),
+        awaited=scheduler.awaited()[:_MAX_WORKERS],
         seconds=round(seconds, 1),
         eta_s=round(left / per_s, 1) if per_s and left else None,
         losses=_thin(scheduler.losses),

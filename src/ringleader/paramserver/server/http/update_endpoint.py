@@ -22,7 +22,6 @@ from ringleader.paramserver.server.http.responses import (
     CLOSE,
     SOON,
     json_response,
-    malformed,
     refusal,
     stale,
 )
@@ -163,8 +162,9 @@ class UpdateEndpoint:
                 raise stale(version)
             case Verdict.FINISHED:
                 raise refusal(409, "finished", "training is over", version=version)
-            case Verdict.UNKNOWN_SHARD:
-                raise malformed("no such shard of that version was ever given out")
+            case Verdict.NOT_LEASED:
+                text = "these batches were not given to this worker: ask for work"
+                raise refusal(409, "unassigned", text, version=version)
             case Verdict.EXCLUDED:
                 text = "this worker has left, or may not take part"
                 raise refusal(401, "unknown", text)

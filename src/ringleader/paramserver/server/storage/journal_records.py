@@ -35,6 +35,23 @@ class Quarantined(_Record, frozen=True, tag="quarantined"):
     worker: str
 
 
+class Leased(_Record, frozen=True, tag="leased"):
+    """A worker was given the batches of an update."""
+
+    worker: str
+    key: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, worker: str, key: UpdateKey) -> Leased:
+        """Build the record of a lease."""
+        return cls(worker, (key.version, key.shard, key.first_batch))
+
+    @property
+    def update_key(self) -> UpdateKey:
+        """The key of the update."""
+        return UpdateKey(*self.key)
+
+
 class VersionClosed(_Record, frozen=True, tag="closed"):
     """A version was closed by an optimizer step."""
 
@@ -66,4 +83,4 @@ class AcceptedUpdate(_Record, frozen=True, tag="update"):
         return UpdateKey(*self.key)
 
 
-JournalRecord = Joined | Left | Quarantined | VersionClosed | AcceptedUpdate
+JournalRecord = Joined | Left | Quarantined | Leased | VersionClosed | AcceptedUpdate

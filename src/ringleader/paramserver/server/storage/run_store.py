@@ -24,6 +24,7 @@ from ringleader.paramserver.server.storage.journal_records import (
     AcceptedUpdate,
     Joined,
     JournalRecord,
+    Leased,
     Left,
     Quarantined,
     VersionClosed,
@@ -171,6 +172,10 @@ class _Replay:
                 self._store.forget_nonce(worker)
             case Quarantined(worker):
                 self._scheduler.workers[worker].is_quarantined = True
+            case Leased():
+                now_s = time.monotonic()
+                key = record.update_key
+                self._scheduler.restore_lease(record.worker, key, now_s)
             case VersionClosed():
                 self._store.weights.apply(record.factor)
                 self._scheduler.close_version(record.shards)

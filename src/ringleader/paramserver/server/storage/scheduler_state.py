@@ -13,7 +13,7 @@ _IDENTITY = re.compile(r"w[1-9][0-9]{0,8}")
 
 
 def dump(scheduler: Scheduler) -> dict[str, Any]:
-    """Return what must survive a restart. Leases need not: workers ask again."""
+    """Return what must survive a restart."""
     return {
         "version": scheduler.version,
         "shards": scheduler.shards,
@@ -33,6 +33,7 @@ def dump(scheduler: Scheduler) -> dict[str, Any]:
             }
             for identity, worker in scheduler.workers.items()
         },
+        "leases": {w: key_to_json(a.key) for w, a in scheduler.leases.items()},
     }
 
 
@@ -54,6 +55,8 @@ def restore(scheduler: Scheduler, state: dict[str, Any], now_s: float) -> None:
         worker.updates, worker.samples = int(kept["updates"]), int(kept["samples"])
         worker.has_left = bool(kept["left"])
         worker.is_quarantined = bool(kept["quarantined"])
+    for identity, key in state.get("leases", {}).items():
+        scheduler.restore_lease(identity, key_from_json(key), now_s)
 
 
 def restore_worker(
@@ -64,7 +67,7 @@ def restore_worker(
         raise ConfigError(
             f"{identity!r} is not the id of a worker: the checkpoint is damaged"
         )
-    scheduler.add_worker(identity, str(kept["name"]), str(kept["device"]), now_s)
+    scheduler.workers.add(identity, str(kept["name"]), str(kept["device"]), now_s)
 
 
 def key_to_json(key: UpdateKey) -> list[int]:

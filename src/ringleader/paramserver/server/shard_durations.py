@@ -1,0 +1,30 @@
+"""How long shards usually take, as a statistic that no single worker can move."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+
+_KEPT = 8
+"""Durations kept per worker: enough to ignore one slow upload."""
+
+
+@dataclass(slots=True)
+class ShardDurations:
+    """The latest durations of each worker. Each worker counts once in ``usual_s``."""
+
+    _by_worker: dict[str, deque[float]] = field(default_factory=dict)
+
+    def add(self, worker: str, took_s: float) -> None:
+        """Note how long a worker took for a shard."""
+        self._by_worker.setdefault(worker, deque(maxlen=_KEPT)).append(took_s)
+
+    def forget(self, worker: str) -> None:
+        """Forget a worker that no longer takes part."""
+        self._by_worker.pop(worker, None)
+
+    def usual_s(self) -> float:
+        """Return the median over workers of each worker's median; 0 if unknown."""
+        medians = [statistics.median(own) for own in self._by_worker.values()]
+        return statistics.median(medians) if medians else 0.0
