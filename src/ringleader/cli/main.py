@@ -1,53 +1,110 @@
-"""The ``ringleader`` command. Each subcommand is a function in a file of its name.
+"""The ``ringleader`` command. Each subcommand is a function in a module of its name.
 
-Nothing here imports torch, so that ``ringleader --help`` is fast: commands that need
-tensors import torch inside their functions.
+A command's module is imported when the command is called, so that ``--help`` and
+``status`` answer at once: all modules together take a second to import, torch more.
 """
 
 from __future__ import annotations
 
-import typer
+import sys
+from importlib import import_module
+from typing import Annotated, Any
 
-from ringleader.cli.bench import bench
-from ringleader.cli.demo import demo
-from ringleader.cli.doctor import doctor
-from ringleader.cli.evaluate import evaluate
-from ringleader.cli.init import init
-from ringleader.cli.invite import invite
-from ringleader.cli.join import join
-from ringleader.cli.leave import leave
-from ringleader.cli.run import SETTINGS, run
-from ringleader.cli.serve import serve
-from ringleader.cli.simulate import simulate
-from ringleader.cli.status import status
-from ringleader.cli.work import work
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+SUMMARIES = {
+    "init": "Make a cluster and print the phrase with which other machines join.",
+    "join": "Enter a cluster with the phrase that 'ringleader init' showed, or with a "
+    "PIN.",
+    "invite": "Show a PIN with which one more machine can join the cluster.",
+    "leave": "Remove this machine from its cluster.",
+    "run": "Find the other machines of the cluster and run SCRIPT on all of them.",
+    "status": "Show the nodes of the cluster, their health, links, and the latest "
+    "events.",
+    "doctor": "Find out why machines do not reach each other, and what to do about it.",
+    "serve": "Serve a training run to workers on the internet.",
+    "work": "Compute updates for a server until training is over, or Ctrl-C.",
+    "evaluate": "Test trained weights, and export them for torch.load.",
+    "bench": "Measure Ringleader's collectives next to Gloo and OpenMPI on this "
+    "machine.",
+    "demo": "Train a digit classifier with several nodes here and check the result.",
+    "simulate": "Predict how long a collective takes by simulating it in virtual time.",
+    "completion": "Print the completion script of a shell: bash, zsh or fish.",
+}
+"""Command -> what ``--help`` says of it: the first paragraph of its docstring."""
+
+_SETTINGS = {"run": {"allow_interspersed_args": False}}
+"""Arguments after the script of ``run`` belong to the script."""
+
+
+def load_command(name: str) -> Any:  # noqa: ANN401 - a click command, typer's or click's
+    """Import the module of a command and return the command."""
+    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    function = getattr(import_module(f"ringleader.cli.{name}"), name)
+    command = single.command(name, cls=_Command, context_settings=_SETTINGS.get(name))
+    command(function)
+    return typer.main.get_command(single)
+
+
+def _with_default(option: Any) -> Any:  # noqa: ANN401 - a click option
+    """Give ``--help`` a default: typer imports pydantic (0.15 s) to convert None."""
+    if option is not None:
+        option.default = False
+    return option
+
+
+class _Command(TyperCommand):
+    def get_help_option(self, ctx: Any) -> Any:  # noqa: ANN401
+        return _with_default(super().get_help_option(ctx))
+
+
+class _LazyGroup(TyperGroup):
+    """Knows the summaries of its commands; imports only the one that is called."""
+
+    def get_help_option(self, ctx: Any) -> Any:  # noqa: ANN401
+        return _with_default(super().get_help_option(ctx))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load_command(str(name)), rest
+
 
 app = typer.Typer(
+    cls=_LazyGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Train one PyTorch model on every machine you own.",
 )
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"ringleader {sys.modules['ringleader'].__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            is_eager=True,
+            callback=_print_version,
+            help="Print the version and exit.",
+        ),
+    ] = False,
+) -> None:
     """Train one PyTorch model on every machine you own."""
 
 
-app.command()(init)
-app.command()(join)
-app.command()(invite)
-app.command()(leave)
-app.command(context_settings=SETTINGS)(run)
-app.command()(status)
-app.command()(doctor)
-app.command()(serve)
-app.command()(work)
-app.command()(evaluate)
-app.command()(bench)
-app.command()(demo)
-app.command()(simulate)
+def _placeholder() -> None:
+    """Stands for a command whose module is not imported yet."""
+
+
+for _name, _summary in SUMMARIES.items():
+    app.command(_name, help=_summary)(_placeholder)
 
 if __name__ == "__main__":
     app()

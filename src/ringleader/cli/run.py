@@ -7,7 +7,6 @@ import sys
 import threading
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +17,7 @@ from ringleader.errors import ConfigError, RingleaderError
 from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.launch.end_with_parent import end_with_parent
 from ringleader.node.launch.job_fingerprint import job_fingerprint
+from ringleader.node.launch.program import Program, find_program
 from ringleader.node.peering.membership_profiles import MembershipProfile
 from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.node.protocol.local_requests import EnterJob
@@ -28,16 +28,12 @@ _TIMEOUT_S = 900.0
 _MONITOR_S = 0.1
 _BACKEND = "ringleader-run"
 
-SETTINGS = {"allow_interspersed_args": False}
-"""Arguments after the script belong to the script."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     """The command line, checked."""
 
-    script: str
-    args: list[str]
+    program: Program
     nproc: int
     max_restarts: int
     plaintext: bool
@@ -47,10 +43,16 @@ class _Plan:
 
 
 def run(  # noqa: PLR0913 - one parameter per option of the command
-    script: Annotated[str, typer.Argument(help="Python program to run.")],
+    script: Annotated[
+        str, typer.Argument(help="Python program to run; with -m, a module.")
+    ],
     args: Annotated[
         list[str] | None, typer.Argument(help="Arguments of the program.")
     ] = None,
+    module: Annotated[
+        bool,
+        typer.Option("-m", "--module", help="Run SCRIPT as python -m SCRIPT would."),
+    ] = False,
     nodes: Annotated[
         int | None,
         typer.Option(min=1, max=_MOST, help="Wait for exactly this many machines."),
@@ -141,9 +143,9 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             settings.export({"RINGLEADER_COMPRESS": compress})
         if backend:
             settings.export({"RINGLEADER_DEFAULT": _check_backend(backend)})
+        program = find_program(script, args or [], is_module=module)
         plan = _Plan(
-            script=_check_script(script),
-            args=args or [],
+            program=program,
             nproc=nproc_per_node,
             max_restarts=max_restarts,
             plaintext=plaintext,
@@ -154,7 +156,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
                 max_nodes=most,
                 wait_s=wait,
                 timeout_s=timeout,
-                fingerprint=job_fingerprint("" if any_script else script),
+                fingerprint=job_fingerprint("" if any_script else program.path),
             ),
             agent=AgentConfig(
                 home=str(settings.home_directory()),
@@ -187,12 +189,6 @@ def _check_backend(backend: str) -> str:
         text = f"--backend {backend}: only ringleader can replace the script's backend"
         raise ConfigError(f"{text}; for another one, change the script")
     return "1"
-
-
-def _check_script(script: str) -> str:
-    if not Path(script).is_file():
-        raise ConfigError(f"script {script!r} not found in {Path.cwd()}")
-    return script
 
 
 def _run(plan: _Plan, errors: Console) -> int:
@@ -239,7 +235,7 @@ def _launch(plan: _Plan, agent: AgentProcess, errors: Console) -> int:
         monitor_interval=_MONITOR_S,
     )
     try:
-        worker = end_with_parent([sys.executable, "-u", plan.script, *plan.args])
+        worker = end_with_parent([sys.executable, *plan.program.command()])
         elastic_launch(config, worker[0])(*worker[1:])
     except ChildFailedError as exc:
         errors.print(str(exc), markup=False)

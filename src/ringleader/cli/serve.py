@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ringleader.cli.extras import require_extra
 from ringleader.cli.interrupt import exit_on_sigterm
 from ringleader.cli.serve_progress import ServeProgress
 from ringleader.cli.terminal import exit_on_error, is_interactive, prompt
@@ -94,10 +94,10 @@ def serve(  # noqa: PLR0913 # one argument per flag
 ) -> None:
     """Serve a training run to workers on the internet."""
     with exit_on_error("serve"):
+        require_extra("internet")
         task = task or _ask("Task (digits, chars:FILE, a .py file): ", "TASK")
         workers = workers or _ask_number("How many workers? ", "--workers")
         rounds = rounds or _ask_number("How many rounds? ", "--rounds")
-        _require_extra()
         from ringleader.paramserver.server.http.http_server import ListenAddress
         from ringleader.paramserver.server.plan import Plan
         from ringleader.paramserver.server.run import ServerOptions
@@ -258,10 +258,3 @@ def _ask_number(question: str, flag: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise ConfigError(f"{flag}: {text!r} must be a whole number above 0")
     return int(text)
-
-
-def _require_extra() -> None:
-    for name in ("starlette", "uvicorn", "safetensors"):
-        if find_spec(name) is None:
-            text = "serve needs: pip install 'ringleader[internet]'"
-            raise ConfigError(f"{text} ({name} is missing)")

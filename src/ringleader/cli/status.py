@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -66,6 +65,8 @@ def status(
 
 
 def _watch(console: Console) -> None:
+    from rich.live import Live
+
     home = settings.home_directory()
     with Live(_render(query_status(home)), console=console, auto_refresh=False) as live:
         while True:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from ringleader import settings
+from ringleader.cli.extras import require_extra
 from ringleader.cli.interrupt import exit_on_sigterm
 from ringleader.cli.terminal import exit_on_error, is_interactive, prompt
 from ringleader.cli.units import format_bytes, format_seconds
@@ -72,6 +73,7 @@ def work(  # noqa: PLR0913 - one argument per flag
 ) -> None:
     """Compute updates for a server until training is over, or Ctrl-C."""
     with exit_on_error("work"):
+        require_extra("internet")
         links = [*([link] if link else []), *(server or [])]
         if not links and server_file is None:
             missing = "LINK is missing: give the link that 'ringleader serve' prints"

@@ -14,12 +14,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import msgspec
-import psutil
 from msgspec import Meta
 
 from ringleader.deadline import Deadline
@@ -124,6 +122,8 @@ def measure() -> NodeProfile:
 
     ``find_accelerators`` finds their memory.
     """
+    import psutil  # slow to import, and only agents measure
+
     memory = psutil.virtual_memory()
     logical = psutil.cpu_count() or 1
     is_apple = _is_apple_chip()
@@ -231,6 +231,8 @@ def _nvidia_names() -> list[Accelerator]:
 
 def _version(package: str) -> str:
     """Read a version from package metadata: importing torch would take seconds."""
+    from importlib import metadata  # slow to import, as above
+
     with contextlib.suppress(metadata.PackageNotFoundError):
         return clean(metadata.version(package))
     return ""

@@ -2,11 +2,136 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import ringleader
+from ringleader.cli.main import SUMMARIES, app, load_command
+
+SLOW = {
+    "torch",
+    "numpy",
+    "zeroconf",
+    "asyncio",
+    "psutil",
+    "pydantic",
+    "importlib.metadata",
+}
+"""Modules that ``--help`` and ``status`` have no use for; some take seconds."""
+
+LIST_MODULES = """
+import atexit, sys
+atexit.register(lambda: print("MODULES", *sys.modules))
+from ringleader.cli.main import app
+sys.argv[0] = "ringleader"
+app()
+"""
+
+WITHOUT_EXTRAS = """
+import sys
+
+class Missing:
+    # Refuses the packages of the extras, as if they were not installed.
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("sklearn", "httpx2", "backports", "matplotlib"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from typer.testing import CliRunner
+from ringleader.cli.main import app
+import subprocess
+def start(*_arguments, **_options):
+    raise AssertionError("a process was started")
+subprocess.Popen.__init__ = start
+for argv in (
+    ["demo"],
+    ["work", "http://127.0.0.1:1/#code"],
+    ["serve", "digits", "--workers", "1", "--rounds", "1"],
+    ["bench", "--quick", "--out", "results"],
+):
+    done = CliRunner().invoke(app, argv)
+    print(done.exit_code, " ".join(done.output.split()), done.exception)
+"""
 
 
-def test_the_command_starts_without_importing_torch() -> None:
-    """Torch takes seconds to import; help and predictions need none of it."""
-    code = "import sys, ringleader.cli.main; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def python(code: str, *argv: str) -> str:
+    words = [sys.executable, "-c", code, *argv]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["status"]])
+def test_a_quick_command_imports_nothing_slow(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGLEADER_HOME", str(tmp_path))
+    imported = set(python(LIST_MODULES, *argv).partition("MODULES")[2].split())
+    assert "ringleader.cli.main" in imported
+    assert not SLOW & imported
+
+
+def test_the_summaries_are_those_of_the_commands() -> None:
+    for name, summary in SUMMARIES.items():
+        text = inspect.getdoc(load_command(name).callback) or ""
+        assert " ".join(text.split("\n\n")[0].split()) == summary
+
+
+def test_the_version_is_printed() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.output) == (
+        0,
+        f"ringleader {ringleader.__version__}\n",
+    )
+
+
+def test_a_missing_extra_is_one_sentence_before_a_process_starts() -> None:
+    """Was: a traceback of ModuleNotFoundError, or of every worker."""
+    demo, work, serve, bench = python(WITHOUT_EXTRAS).splitlines()
+    assert "scikit-learn is not installed; run: pip install 'ringleader[demo]'" in demo
+    for line in (work, serve):
+        assert "httpx2, backports.zstd are not installed; run: pip install" in line
+        assert "'ringleader[internet]'" in line
+    assert "matplotlib is not installed; run: pip install 'ringleader[bench]'" in bench
+    assert all(line[0] in "12" for line in (demo, work, serve, bench))
+
+
+COMPLETE = """
+eval "$1"
+COMP_WORDS=(ringleader "${@:2}") COMP_CWORD=$(($# - 1))
+_ringleader
+echo "${COMPREPLY[*]}"
+"""
+
+
+def test_bash_completes_commands_options_and_files(tmp_path: Path) -> None:
+    script = CliRunner().invoke(app, ["completion", "bash"]).output
+    (tmp_path / "train.py").touch()
+
+    def complete(*words: str) -> str:
+        argv = ["bash", "-c", COMPLETE, "bash", script, *words]
+        return subprocess.run(
+            argv, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=True
+        ).stdout.strip()
+
+    assert complete("st") == "status"
+    assert complete("run", "--no") == "--nodes"
+    assert complete("run", "tr") == "train.py"
+    assert complete("completion", "z") == "zsh"
+
+
+def test_the_other_shells_get_every_command_and_option() -> None:
+    """Their shells are seldom installed where the tests run."""
+    zsh = CliRunner().invoke(app, ["completion", "zsh"]).output
+    fish = CliRunner().invoke(app, ["completion", "fish"]).output
+    for name in SUMMARIES:
+        assert f"'{name}:" in zsh
+        assert f"-a {name} " in fish
+    assert "'--nproc-per-node:" in zsh
+    assert "-l nproc-per-node" in fish

@@ -29,6 +29,7 @@ from ringleader.cli.bench.bench_run import BenchOutcome, run
 from ringleader.cli.bench.bench_session import RankLocation
 from ringleader.cli.bench.measurement import check_auto
 from ringleader.cli.bench.table import auto_table, draw, result_tables
+from ringleader.cli.extras import require_extra
 from ringleader.cli.interrupt import exit_on_sigterm
 from ringleader.errors import ConfigError, RingleaderError
 
@@ -98,6 +99,8 @@ def bench(  # noqa: PLR0913 - one argument per flag
     except ConfigError as exc:
         raise typer.BadParameter(str(exc)) from exc
     try:
+        if out is not None:
+            require_extra("bench")
         with exit_on_sigterm(), _locations(lan, rate) as locations:
             _bench(plan, locations, out, as_json=as_json)
     except RingleaderError as exc:

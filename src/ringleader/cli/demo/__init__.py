@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ringleader.cli import units
 from ringleader.cli.demo.demo_machine import pair
+from ringleader.cli.extras import require_extra
 from ringleader.cli.interrupt import exit_on_sigterm
 from ringleader.cli.json_socket import Message
 from ringleader.cli.worker_pool import WorkerPool
@@ -113,6 +114,7 @@ def demo(
     """Train a digit classifier with several nodes here and check the result."""
     errors = Console(stderr=True)
     try:
+        require_extra("demo")
         with exit_on_sigterm(), _progress(ranks, epochs) as on_epoch:
             result = run_demo(ranks, epochs, on_epoch)
     except RingleaderError as exc:

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ringleader.errors import ConfigError
 from ringleader.groups.group import Group
 
 _HIDDEN = 64
@@ -75,11 +74,8 @@ OnEpoch = Callable[[int, float], None]
 
 def load_digits(config: TrainingConfig) -> Digits:
     """Load the digits that are part of scikit-learn, without a download."""
-    try:
-        from sklearn import datasets
-    except ImportError as exc:
-        how = "pip install 'ringleader[demo]'"
-        raise ConfigError(f"demo: scikit-learn is not installed; {how}") from exc
+    from sklearn import datasets
+
     found = datasets.load_digits()
     images = torch.tensor(found.data / 16.0, dtype=torch.float32)
     labels = torch.tensor(found.target, dtype=torch.int64)

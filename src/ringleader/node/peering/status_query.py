@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,12 +70,16 @@ def _name(snapshot: Snapshot) -> str:
 
 def _query_network(home: Path, cluster: ClusterSecret) -> list[StatusReport]:
     """Look for agents by multicast and ask the first that accepts a connection."""
+    import asyncio
+
     found = _find_agents(cluster)
     return asyncio.run(_query_first(home, cluster, found)) if found else []
 
 
 def _find_agents(cluster: ClusterSecret) -> list[list[Address]]:
     """Return the addresses of each agent that announces itself."""
+    from concurrent.futures import ThreadPoolExecutor
+
     from ringleader.discovery.multicast_check import MulticastReport, check_multicast
     from ringleader.topology.interfaces import Interface, usable_interfaces
 
@@ -99,6 +101,8 @@ async def _query_first(
     home: Path, cluster: ClusterSecret, agents: list[list[Address]]
 ) -> list[StatusReport]:
     # Imported here: TLS is slow to import, and mostly an agent runs on this machine.
+    import asyncio
+
     from ringleader.identity.credentials import Credentials
     from ringleader.identity.node_key import first_key
     from ringleader.ids import Incarnation

@@ -6,11 +6,14 @@ checked before the body is read.
 
 from __future__ import annotations
 
-import asyncio
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ringleader.errors import PeerLost, ProtocolError
+
+if TYPE_CHECKING:  # slow to import, and not needed on local sockets
+    from asyncio import StreamReader
 
 MAX_BYTES = 4 << 20
 """Largest frame accepted from a member: a view with 64 node states fits."""
@@ -30,7 +33,7 @@ def frame(body: bytes) -> bytes:
     return len(body).to_bytes(PREFIX_BYTES, "little") + body
 
 
-async def read(reader: asyncio.StreamReader, who: str, limit: int = MAX_BYTES) -> bytes:
+async def read(reader: StreamReader, who: str, limit: int = MAX_BYTES) -> bytes:
     """Read one frame from ``who`` and return its body.
 
     Raises ``PeerLost`` at the end of the stream and ``ProtocolError`` for a frame of
@@ -42,5 +45,5 @@ async def read(reader: asyncio.StreamReader, who: str, limit: int = MAX_BYTES) -
         if size > limit:
             raise ProtocolError(who, f"sent a frame of {size} bytes; limit {limit}")
         return await reader.readexactly(size)
-    except (asyncio.IncompleteReadError, OSError) as exc:
+    except (EOFError, OSError) as exc:  # asyncio.IncompleteReadError is an EOFError
         raise PeerLost(who, "closed the connection") from exc

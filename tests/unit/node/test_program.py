@@ -1,0 +1,57 @@
+"""``find_program``: scripts and modules are found as Python would find them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringleader.errors import ConfigError
+from ringleader.node.launch.program import find_program
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a working directory with a script and a package."""
+    (tmp_path / "train.py").write_text("")
+    for name in ("pack", "pack/sub"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "pack" / "tool.py").write_text("")
+    (tmp_path / "pack" / "sub" / "__main__.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("train", "train.py"),
+        ("pack.tool", "pack/tool.py"),
+        ("pack.sub", "pack/sub/__main__.py"),
+    ],
+)
+def test_a_module_is_found_without_importing_anything(
+    folder: Path, name: str, file: str
+) -> None:
+    found = find_program(name, ["--lr", "1"], is_module=True)
+    assert Path(found.path) == folder / file
+    assert found.command() == ["-u", "-m", name, "--lr", "1"]
+    assert "pack" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["absent", "pack.absent", "pack", "train.py"])
+def test_a_module_that_cannot_run_is_refused(folder: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"module '{name}' not found in {folder}"):
+        find_program(name, [], is_module=True)
+
+
+def test_a_script_is_run_by_its_path(folder: Path) -> None:
+    found = find_program("train.py", ["3"], is_module=False)
+    assert found.path == "train.py"
+    assert found.command() == ["-u", "train.py", "3"]
+    with pytest.raises(ConfigError, match=f"script 'no.py' not found in {folder}"):
+        find_program("no.py", [], is_module=False)
+    with pytest.raises(ConfigError, match=r"to run the module pack\.tool, write -m"):
+        find_program("pack.tool", [], is_module=False)
