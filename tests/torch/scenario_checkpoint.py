@@ -82,21 +82,25 @@ def checkpoint_save_and_load(rank: int, size: int) -> None:
 
 
 def checkpoint_async_save(rank: int, size: int) -> None:
-    """The state changes and the default group works while the file is written."""
-    group = dist.new_group()
+    """The state changes and the same group works while two checkpoints are written."""
     with folder_of_all(rank) as folder:
         state = sharded_state(size)
-        saving = async_save(state, checkpoint_id=folder, process_group=group)
-        for i in range(20):
-            ours = torch.full((1000,), float(rank + i))
-            dist.all_reduce(ours)
-            wanted = float(sum(r + i for r in range(size)))
-            assert torch.equal(ours, torch.full((1000,), wanted))
+        saves = []
+        for name in ("first", "second"):
+            saves.append(async_save(state, checkpoint_id=f"{folder}/{name}"))
+            for i in range(20):
+                ours = torch.full((1000,), float(rank + i))
+                dist.all_reduce(ours)
+                wanted = float(sum(r + i for r in range(size)))
+                assert torch.equal(ours, torch.full((1000,), wanted))
+                assert torch.equal(full(state["rows"]), tensor(*SHAPE, seed=1))
         state["plain"].zero_()
-        cast("Future[Any]", saving).result(timeout=15)
-        loaded = sharded_state(size, fill=0.0)
-        load(loaded, checkpoint_id=folder)
-        check_sharded(loaded)
+        for save_ in saves:
+            cast("Future[Any]", save_).result(timeout=15)
+        for name in ("first", "second"):
+            loaded = sharded_state(size, fill=0.0)
+            load(loaded, checkpoint_id=f"{folder}/{name}")
+            check_sharded(loaded)
 
 
 # -- one checkpoint through worlds of different sizes --------------------------------

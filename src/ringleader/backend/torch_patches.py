@@ -1,8 +1,9 @@
-"""Patches of two functions of torch.distributed that compare the backend's name.
+"""Patches of functions of torch.distributed for our groups.
 
 ``monitored_barrier`` refuses every backend but Gloo, and ``_set_pg_timeout`` ignores
-every backend but Gloo and NCCL. The patches call our groups' methods; for all other
-groups torch's own code runs unchanged.
+every backend but Gloo and NCCL, by comparing names. The patches call our groups'
+methods. Asynchronous checkpoints get a group of their own. For all other groups torch's
+own code runs unchanged.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+
+from ringleader.backend import async_checkpoints
 
 
 def install() -> None:
@@ -41,6 +44,7 @@ def install() -> None:
 
     c10d.monitored_barrier = dist.monitored_barrier = monitored_barrier
     c10d._set_pg_timeout = _set_pg_timeout
+    async_checkpoints.install(_is_ours)
 
 
 def _is_ours(group: Any) -> bool:
