@@ -93,6 +93,13 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the agent; 0: any free port.")
     ] = 0,
+    rank0: Annotated[
+        str,
+        typer.Option(
+            help="Name or id of the machine that must be rank 0; its weights are "
+            "everybody's (default: where the job was started first)."
+        ),
+    ] = "",
     profile: Annotated[
         MembershipProfile,
         typer.Option(
@@ -157,6 +164,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
                 wait_s=wait,
                 timeout_s=timeout,
                 fingerprint=job_fingerprint("" if any_script else program.path),
+                rank0=rank0,
             ),
             agent=AgentConfig(
                 home=str(settings.home_directory()),

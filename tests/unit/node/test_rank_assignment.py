@@ -31,7 +31,7 @@ from ringleader.topology.link_profile import LinkProfile
 from ringleader.topology.node_profile import measure
 
 PROFILE = measure()
-ROUND = round_id("7-aaaa", "job")
+ROUND = round_id("7@aaaa", "job")
 A, B, C = NodeId("a" * 52), NodeId("b" * 52), NodeId("c" * 52)
 
 
@@ -73,7 +73,7 @@ def view(**nodes: JobRequest | None) -> ViewState:
     """Make a view in the given ring order; seniority is alphabetical."""
     ids = {"a": A, "b": B, "c": C}
     found = {ids[name]: state(name, held) for name, held in nodes.items()}
-    return ViewState("7-aaaa", tuple(sorted(found)), found)
+    return ViewState("7@aaaa", tuple(sorted(found)), found)
 
 
 def with_go(of: ViewState, by: NodeId = A) -> ViewState:
@@ -85,11 +85,11 @@ def with_go(of: ViewState, by: NodeId = A) -> ViewState:
 def test_a_full_round_begins_at_once_in_the_order_of_the_ring() -> None:
     of = view(
         c=ask(need=3, most=3),
-        a=ask(need=3, most=3),
         b=ask(need=3, most=3),
+        a=ask(need=3, most=3),
     )
     results = [assign_ranks("job", of, node) for node in (A, B, C)]
-    assert results == [Round(ROUND, (C, A, B))] * 3
+    assert results == [Round(ROUND, (A, C, B))] * 3, "it starts at the oldest node"
 
 
 def test_too_few_machines_wait_and_know_how_many_are_missing() -> None:
@@ -147,7 +147,7 @@ def test_requests_for_other_jobs_do_not_count() -> None:
     both = msgspec.structs.replace(
         state("a"), job_requests=[other, ask(need=1, most=1)]
     )
-    of = ViewState("7-aaaa", (A, B), {A: both, B: state("b", other)})
+    of = ViewState("7@aaaa", (A, B), {A: both, B: state("b", other)})
     assert assign_ranks("job", of, A) == Round(ROUND, (A,))
 
 

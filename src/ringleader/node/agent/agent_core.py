@@ -18,6 +18,7 @@ from ringleader.node.agent.agent_identity import AgentIdentity
 from ringleader.node.agent.event_log import EventLog
 from ringleader.node.agent.jobs import Jobs, WorkerConfig
 from ringleader.node.agent.local_node import LocalNode
+from ringleader.node.agent.peer_clocks import PeerClocks
 from ringleader.node.agent.split_reporter import SplitReporter
 from ringleader.node.agent.view_state import ViewState
 from ringleader.node.peering import link_plan
@@ -65,8 +66,7 @@ class AgentCore:
         self.started_s = time.monotonic()
         self.view_state: ViewState | None = None
         self.events = EventLog({self.me.node: local.name}, config.prints_events)
-        self.clocks: dict[NodeId, float] = {}
-        """How far the wall clocks of other nodes are ahead of ours."""
+        self.clocks = PeerClocks()
         self.ended = asyncio.Event()
         self._build_snapshot = build_snapshot
         self._sock = sock
@@ -90,6 +90,7 @@ class AgentCore:
                 lambda: local.addresses,
                 lambda peers: interface_towards(local.chosen, peers),
             ),
+            self.started_s,
         )
         self.membership = MembershipRunner(
             self.me,
@@ -197,6 +198,7 @@ class AgentCore:
         return node_state.encode(
             self.local.state(
                 links=self.link_prober.links,
+                clock_offsets=self.clocks.monotonic,
                 job_requests=self.jobs.job_requests(),
                 ended_jobs=self.jobs.ended_jobs,
                 ready_jobs=sorted(self.jobs.ready_jobs),
@@ -276,13 +278,14 @@ class AgentCore:
         """Record a new control link."""
         if link.member.node == self.me.node:
             return  # our key is used twice; the membership machine decides
-        hello = link.connection.hello
-        self.clocks[link.member.node] = hello.clock_s - time.time()
-        address = link.connection.address[0]
-        self.events.connected(link.member.node, clean(hello.name), address)
+        peer, hello = link.connection, link.connection.hello
+        self.clocks.on_link(hello)
+        self._set_payload()  # the leader's offsets order the jobs of newcomers
+        self.events.connected(peer.node, clean(hello.name), peer.address[0])
 
     def on_link_lost(self, member: Member) -> None:
         """Let the dialer try again."""
+        self.clocks.monotonic.pop(member.node, None)
         self.dialer.link_lost(member.node)
 
     def on_clone(self, clone: KeyCloned) -> None:

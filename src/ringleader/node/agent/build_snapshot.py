@@ -77,7 +77,7 @@ def _row(core: AgentCore, member: Member, *, in_view: bool) -> NodeRow:
         latency_s=health.latency_avg_s / 2
         if health and health.latency_avg_s is not None
         else None,
-        clock_ahead_s=core.clocks.get(member.node),
+        clock_ahead_s=core.clocks.wall.get(member.node),
         version=link.connection.hello.version if link else "",
         host=state.host if state else "",
         profile=state.profile if state else None,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-
-import msgspec
 
 from ringleader.errors import ConfigError, DeadlineExceeded, RingleaderError
 from ringleader.ids import NodeId
 from ringleader.node.agent import fingerprint_check, rank_assignment
 from ringleader.node.agent.fingerprint_check import Machine
+from ringleader.node.agent.job import Job, JobHistory, OnProgress
 from ringleader.node.agent.rank_assignment import Refused, Round, Waiting
 from ringleader.node.agent.round_stores import RoundStores
 from ringleader.node.agent.store_tunnel import StoreTunnel
@@ -23,43 +23,9 @@ from ringleader.node.protocol.local_requests import EnterJob, RoundEntered, Roun
 from ringleader.node.protocol.node_state import JobEnded, JobRequest
 
 MAX_ENDED = 16
+MAX_HISTORIES = 16
 ANNOUNCE_END_S = 2.0
 """How long a leaving node waits until the others know how its job ended."""
-
-OnProgress = Callable[[str], None]
-
-
-@dataclass(slots=True)
-class _Job:
-    """A job that this node has requested."""
-
-    request: JobRequest
-    on_progress: OnProgress
-    outcome: asyncio.Future[Round]
-    round: Round | None = None
-    first_view: str = ""
-    """Id of the view that began the round: only later views can end it."""
-    tunnel: StoreTunnel | None = None
-    last_progress: str = ""
-    last_round: Round | None = None
-    """The round before, if this is not the first."""
-    done: set[NodeId] = field(default_factory=set)
-    """Nodes of the current or the last round that have finished."""
-    failed: set[NodeId] = field(default_factory=set)
-
-    def note_ends(self, view_state: ViewState) -> None:
-        """Record which nodes finished or failed; they announce it before they leave."""
-        current = self.round or self.last_round
-        for node in current.nodes if current else ():
-            state = view_state.states.get(node)
-            for end in state.ended_jobs if state else ():
-                if current is not None and end.round == current.id:
-                    (self.done if end.ok else self.failed).add(node)
-
-    def is_left_alone(self, mine: NodeId) -> bool:
-        """Return whether all other nodes of the last round have finished the job."""
-        others = {*self.last_round.nodes} - {mine} if self.last_round else set()
-        return self.round is None and bool(others) and others <= self.done
 
 
 @dataclass(slots=True)
@@ -83,13 +49,16 @@ class Jobs:
     """Sets the changed node state as payload of the next view; asks for none."""
     dial_store: Callable[[NodeId, str], Awaitable[PeerConnection]]
     worker: WorkerConfig
+    started_s: float = field(default_factory=time.monotonic)
+    """When the process started that asks for jobs."""
     view_state: ViewState | None = None
     ready_jobs: set[str] = field(default_factory=set)
     """Jobs that start without waiting for more machines; set by the leader."""
     ended_jobs: list[JobEnded] = field(default_factory=list)
     """How jobs of this node ended, for the other nodes."""
     stores: RoundStores = field(default_factory=RoundStores)
-    _jobs: dict[str, _Job] = field(default_factory=dict)
+    _jobs: dict[str, Job] = field(default_factory=dict)
+    _histories: dict[str, JobHistory] = field(default_factory=dict)
     _ready_since: dict[str, float] = field(default_factory=dict)
     _view_changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -103,7 +72,7 @@ class Jobs:
         Raises ``DeadlineExceeded`` after ``request.timeout_s`` and ``ConfigError`` if
         this node may not take part.
         """
-        before = self.drop(request.job)
+        before, history = self.drop(request.job), self._recall(request.job)
         job_request = JobRequest(
             job=request.job,
             request_id=secrets.token_hex(8),
@@ -112,9 +81,12 @@ class Jobs:
             wait_s=request.wait_s,
             fingerprint=request.fingerprint,
             is_retry=before is not None,
+            started_s=history.started_s,
+            past_rounds=history.past_rounds,
+            rank0=request.rank0,
         )
         loop = asyncio.get_running_loop()
-        job = _Job(job_request, on_progress, loop.create_future())
+        job = Job(job_request, history, on_progress, loop.create_future())
         if before is not None:
             job.last_round, job.done = before.round or before.last_round, before.done
         self._jobs[request.job] = job
@@ -132,7 +104,18 @@ class Jobs:
             raise
         return await self._begin(job, chosen)
 
-    async def _begin(self, job: _Job, chosen: Round) -> RoundEntered:
+    def _recall(self, name: str) -> JobHistory:
+        """Return the history of a job; the first job began when the process did."""
+        history = self._histories.pop(name, None)
+        if history is None:
+            is_first = not self._histories
+            history = JobHistory(self.started_s if is_first else time.monotonic())
+        self._histories[name] = history  # at the end: the most recent
+        if len(self._histories) > MAX_HISTORIES:
+            del self._histories[next(iter(self._histories))]
+        return history
+
+    async def _begin(self, job: Job, chosen: Round) -> RoundEntered:
         assert self.view_state is not None
         for text in self._warnings(job.request.job, chosen, self.view_state):
             job.on_progress(text)
@@ -166,7 +149,7 @@ class Jobs:
             ]
         )
 
-    def drop(self, name: str) -> _Job | None:
+    def drop(self, name: str) -> Job | None:
         """Withdraw the request for a job and release what its round holds."""
         job = self._jobs.pop(name, None)
         if job is None:
@@ -207,6 +190,13 @@ class Jobs:
             if job.round is not None and job.round.id == round_id:
                 self.stores.open(round_id, port, job.round.nodes)
 
+    def note_complete(self, round_id: str) -> None:
+        """Remember that all nodes of a round have entered it."""
+        for job in self._jobs.values():
+            if job.round is not None and job.round.id == round_id:
+                job.note_complete()
+                self.set_payload()
+
     def close(self) -> None:
         """Drop all jobs."""
         for name in list(self._jobs):
@@ -232,15 +222,14 @@ class Jobs:
             if is_published and job.round is None and not job.outcome.done():
                 self._decide(name, job, view_state)
 
-    def _decide(self, name: str, job: _Job, view_state: ViewState) -> None:
+    def _decide(self, name: str, job: Job, view_state: ViewState) -> None:
         if job.is_left_alone(self.mine):
             text = f"job {name}: the other machines have finished it, this one has not"
             job.outcome.set_exception(RingleaderError(text))
             return
         match rank_assignment.assign_ranks(name, view_state, self.mine):
             case Round() as chosen if self.mine in chosen.nodes:
-                job.round, job.first_view = chosen, view_state.view_id
-                job.request = msgspec.structs.replace(job.request, round=chosen.id)
+                job.begin(chosen, view_state, self.mine)
                 job.outcome.set_result(chosen)
                 self.set_payload()  # at once: the next view must not show us waiting
             case Round() as chosen:
@@ -249,9 +238,9 @@ class Jobs:
             case Refused(reason=reason):
                 job.outcome.set_exception(ConfigError(f"job {name}: {reason}"))
             case Waiting() as waiting:
-                self._report(job, _describe(waiting, view_state))
+                self._report(job, waiting.describe(view_state))
 
-    def _report(self, job: _Job, text: str) -> None:
+    def _report(self, job: Job, text: str) -> None:
         if text != job.last_progress:
             job.last_progress = text
             job.on_progress(text)
@@ -286,15 +275,3 @@ class Jobs:
             elif now_s - self._ready_since.setdefault(job, now_s) >= patience_s:
                 self.ready_jobs.add(job)
                 self.publish()
-
-
-def _describe(waiting: Waiting, view_state: ViewState) -> str:
-    """Return a sentence for a user who waits."""
-    names = ", ".join(view_state.states[node].name for node in waiting.nodes)
-    if waiting.running:
-        busy = ", ".join(view_state.states[node].name for node in waiting.running)
-        return f"waiting for {busy} to finish or to restart"
-    if waiting.missing:
-        more = f"{waiting.missing} more machine" + "s" * (waiting.missing > 1)
-        return f"{len(waiting.nodes)} here ({names}); waiting for {more}"
-    return f"{len(waiting.nodes)} here ({names}); waiting a moment for more"

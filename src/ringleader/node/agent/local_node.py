@@ -88,6 +88,7 @@ class LocalNode:
             name=self.name,
             port=self.port,
             clock_s=time.time(),
+            monotonic_s=time.monotonic(),
             subject=subject,
         )
 
@@ -95,6 +96,7 @@ class LocalNode:
         self,
         *,
         links: dict[NodeId, LinkProfile],
+        clock_offsets: dict[NodeId, float],
         job_requests: list[JobRequest],
         ended_jobs: list[JobEnded],
         ready_jobs: list[str],
@@ -108,6 +110,7 @@ class LocalNode:
             port=self.port,
             profile=self.profile,
             links=links,
+            clock_offsets=clock_offsets,
             job_requests=job_requests,
             ended_jobs=ended_jobs,
             ready_jobs=ready_jobs,

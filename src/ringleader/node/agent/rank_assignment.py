@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ringleader.ids import NodeId
-from ringleader.node.agent import fingerprint_check
+from ringleader.ids import NodeId, short
+from ringleader.node.agent import fingerprint_check, job_seniority
+from ringleader.node.agent.applicants import Applicants, find_applicants
 from ringleader.node.agent.fingerprint_check import Machine
 from ringleader.node.agent.view_state import ViewState
 from ringleader.node.peering.link_plan import is_measured
-from ringleader.node.protocol.node_state import JobFingerprint, JobRequest
 
 RETRY_WAIT_S = 0.3
 """How long the leader waits for more nodes when a round is formed anew."""
@@ -53,62 +53,51 @@ class Waiting:
     """Nodes that are still in an older round."""
     missing: int
     """Number of nodes that must come before training can start at all."""
+    rank0: str = ""
+    """The machine that the user wants as rank 0, if it is not here."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Applicants:
-    """The nodes of one job in one view."""
-
-    waiting: dict[NodeId, JobRequest]
-    running: dict[NodeId, JobRequest]
-    reference: NodeId
-    """The oldest node that trains, or else that waits; the others must share its
-    fingerprint."""
-    fingerprint: JobFingerprint
-
-    @property
-    def matching(self) -> list[NodeId]:
-        """Waiting nodes with the reference fingerprint, in ring order."""
-        return [
-            node
-            for node, request in self.waiting.items()
-            if not fingerprint_check.differences(self.fingerprint, request.fingerprint)
-        ]
-
-    def limits(self) -> tuple[int, int]:
-        """Return the number of nodes needed, and the largest number allowed."""
-        requests = [self.waiting[node] for node in self.matching]
-        need = max((r.min_nodes for r in requests), default=1)
-        return need, max(need, min((r.max_nodes for r in requests), default=1))
-
-
-def _applicants(job: str, view: ViewState) -> _Applicants:
-    requests = view.requests_for(job)
-    waiting = {node: request for node, request in requests.items() if not request.round}
-    running = {node: request for node, request in requests.items() if request.round}
-    candidates = running or waiting
-    reference = next(node for node in view.by_seniority if node in candidates)
-    return _Applicants(waiting, running, reference, requests[reference].fingerprint)
+    def describe(self, view: ViewState) -> str:
+        """Return a sentence for a user who waits."""
+        names = ", ".join(view.states[node].name for node in self.nodes)
+        if self.running:
+            busy = ", ".join(view.states[node].name for node in self.running)
+            return f"waiting for {busy} to finish or to restart"
+        here = f"{len(self.nodes)} here ({names})"
+        if self.missing:
+            more = f"{self.missing} more machine" + "s" * (self.missing > 1)
+            return f"{here}; waiting for {more}"
+        if self.rank0:
+            return f"{here}; waiting a moment for {self.rank0}, which --rank0 names"
+        return f"{here}; waiting a moment for more"
 
 
 def assign_ranks(job: str, view: ViewState, mine: NodeId) -> Round | Refused | Waiting:
     """Return what ``view`` means for the waiting request of ``mine`` for ``job``."""
-    applicants = _applicants(job, view)
+    applicants = find_applicants(job, view)
     names = fingerprint_check.differences(
         applicants.fingerprint, applicants.waiting[mine].fingerprint
     )
     if names:
         return Refused(_explain(names, applicants, mine, view))
+    if applicants.waiting[mine].rank0 not in ("", applicants.rank0):
+        return Refused(_explain_rank0(applicants, mine, view))
     matching, (need, most) = applicants.matching, applicants.limits()
     if applicants.running or len(matching) < need:
         missing = max(0, need - len(matching))
         return Waiting(tuple(matching), tuple(applicants.running), missing)
-    chosen = sorted(matching, key=view.by_seniority.index)[:most]
+    if applicants.lacks_rank0(view):
+        if view.is_ready(job):
+            return Refused(_explain_missing_rank0(applicants, view))
+        return Waiting(tuple(matching), (), 0, applicants.rank0)
+    oldest_first, named = applicants.oldest_first(), applicants.named(view)
+    first = named or oldest_first[0]
+    chosen = [first, *(node for node in oldest_first if node != first)][:most]
     is_complete = len(matching) >= most and is_measured(view.states, chosen)
     if not is_complete and not view.is_ready(job):
         return Waiting(tuple(matching), (), 0)
-    ring = tuple(node for node in matching if node in chosen)
-    return Round(round_id(view.view_id, job), ring)
+    ring = [node for node in matching if node in chosen]
+    ranks = job_seniority.start_ring_at(first, ring, view)
+    return Round(round_id(view.view_id, job), ranks)
 
 
 def round_id(view_id: str, job: str) -> str:
@@ -123,8 +112,9 @@ def is_stale(
     """Return whether ``current`` must be left for the next round.
 
     True if one of its nodes is gone or waits again, if a newcomer would be part of the
-    next round, and if an older node is in another round of the job: after a split has
-    healed, only one round remains. Nodes in ``done`` have finished and are not missed.
+    next round, and if a node before ours by seniority is in another round of the job:
+    after a split has healed, only one round remains. Nodes in ``done`` have finished
+    and are not missed.
     """
     requests = view.requests_for(job)
     ours = [
@@ -135,7 +125,8 @@ def is_stale(
     if any(node not in ours and node not in done for node in current.nodes):
         return True
     others = [n for n, r in requests.items() if r.round and r.round != current.id]
-    oldest = min([*ours, *others], key=view.by_seniority.index, default=None)
+    seniority = job_seniority.order_by_seniority(view, requests)
+    oldest = next((n for n in seniority if n in ours or n in others), None)
     if others and oldest in others:
         return True
     return not others and not done and _would_grow(job, current, view)
@@ -163,10 +154,12 @@ def patience_s(job: str, view: ViewState) -> float | None:
     None if the job must not start: too few nodes are here, or one of them is still in
     an older round.
     """
-    applicants = _applicants(job, view)
+    applicants = find_applicants(job, view)
     matching, (need, most) = applicants.matching, applicants.limits()
     if applicants.running or len(matching) < need:
         return None
+    if applicants.lacks_rank0(view):
+        return max(applicants.waiting[node].wait_s for node in matching)
     if len(matching) >= most:
         return MEASURE_S
     if any(applicants.waiting[node].is_retry for node in matching):
@@ -175,7 +168,7 @@ def patience_s(job: str, view: ViewState) -> float | None:
 
 
 def _explain(
-    names: list[str], applicants: _Applicants, mine: NodeId, view: ViewState
+    names: list[str], applicants: Applicants, mine: NodeId, view: ViewState
 ) -> str:
     reference = applicants.reference
     return fingerprint_check.explain(
@@ -183,3 +176,26 @@ def _explain(
         Machine(mine, view.states[mine], applicants.waiting[mine].fingerprint),
         Machine(reference, view.states[reference], applicants.fingerprint),
     )
+
+
+def _explain_rank0(applicants: Applicants, mine: NodeId, view: ViewState) -> str:
+    wanted, here = applicants.rank0, applicants.waiting[mine].rank0
+    requests = {**applicants.running, **applicants.waiting}
+    if not wanted:
+        return f"the others train without --rank0; leave out --rank0 {here} here"
+    there = next(n for n in applicants.seniority if requests[n].rank0 == wanted)
+    who = job_seniority.describe([there], view)
+    return f"rank 0 is to be {here} here and {wanted} on {who}; name one machine"
+
+
+def _explain_missing_rank0(applicants: Applicants, view: ViewState) -> str:
+    name, here = applicants.rank0, applicants.oldest_first()
+    found = job_seniority.nodes_named(name, here, view)
+    if found:
+        listed = job_seniority.describe(found, view)
+        return (
+            f"--rank0 {name} may be {listed}; give the id instead: --rank0 "
+            f"{short(found[0])}"
+        )
+    listed = job_seniority.describe(here, view)
+    return f"no machine {name} came, which --rank0 names; here are {listed}"

@@ -20,6 +20,7 @@ from ringleader.node.protocol.local_requests import (
     Request,
     RequestDone,
     RequestFailed,
+    RoundComplete,
     StoreOpened,
     decode_request,
 )
@@ -93,6 +94,9 @@ class RequestHandler:
                 return await self._jobs.enter(request, lambda t: send(Progress(t)))
             case StoreOpened(round=round_id, port=port):
                 self._jobs.open_store(round_id, port)
+                return RequestDone()
+            case RoundComplete(round=round_id):
+                self._jobs.note_complete(round_id)
                 return RequestDone()
             case CheckRound(job=job):
                 return self._jobs.check(job)

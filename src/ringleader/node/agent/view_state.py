@@ -23,6 +23,11 @@ class ViewState:
     states: Mapping[NodeId, NodeState]
     """In ring order."""
 
+    @property
+    def epoch(self) -> int:
+        """Counter of the view; later views have greater ones."""
+        return int(self.view_id.partition("@")[0])
+
     @classmethod
     def from_view(cls, view: View) -> Self:
         """Decode the payloads of a view; members with an invalid one are left out."""
@@ -45,7 +50,7 @@ class ViewState:
         leader, other = self.by_seniority[0], previous.by_seniority[0]
         if leader in previous.states:
             return None
-        return SplitSeen(leader, other, int(previous.view_id.partition("@")[0]))
+        return SplitSeen(leader, other, previous.epoch)
 
     def jobs(self) -> set[str]:
         """Return all jobs that a node has requested."""

@@ -118,7 +118,10 @@ class MdnsRendezvous(RendezvousHandler):
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """Start an agent for torchrun; ``--rdzv-conf`` may set wait, timeout, profile."""
+    """Start an agent for torchrun.
+
+    ``--rdzv-conf`` may set wait, timeout, profile and rank0.
+    """
     config = AgentConfig(
         home=str(settings.home_directory()),
         peers=f"{settings.peers()},{params.endpoint}",
@@ -133,6 +136,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         wait_s=float(params.get("wait", DEFAULT_WAIT_S)),
         timeout_s=float(params.get("timeout", DEFAULT_TIMEOUT_S)),
         fingerprint=job_fingerprint(""),
+        rank0=str(params.get("rank0", "")),
     )
     return MdnsRendezvous(AgentProcess.start(config), request)
 

@@ -34,6 +34,7 @@ def join(  # noqa: PLR0913 - all are options, and are given by name
     wait_s: float = WAIT_S,
     job: str = "default",
     peers: str = "",
+    rank0: str = "",
     transport: str = "auto",
     config: CollectiveConfig | None = None,
     timeout_s: float = TIMEOUT_S,
@@ -41,9 +42,10 @@ def join(  # noqa: PLR0913 - all are options, and are given by name
     """Find other machines of the cluster, form a group with them and return it.
 
     With ``nodes`` exactly that many take part; else at least ``min_nodes``, and all
-    that come within ``wait_s`` after that. When a machine is lost, the operations of
-    the group raise ``PeerError``: close the group and join again. This process stays a
-    node of the cluster until it ends.
+    that come within ``wait_s`` after that. ``rank0`` names the machine that must be
+    rank 0; by default it is the one that has taken part longest. When a machine is
+    lost, the operations of the group raise ``PeerError``: close the group and join
+    again. This process stays a node of the cluster until it ends.
     """
     request = EnterJob(
         job=job,
@@ -52,6 +54,7 @@ def join(  # noqa: PLR0913 - all are options, and are given by name
         wait_s=wait_s,
         timeout_s=timeout_s,
         fingerprint=job_fingerprint(""),
+        rank0=rank0,
     )
     rendezvous = join_round_here(request, peers)
     entered = rendezvous.entered

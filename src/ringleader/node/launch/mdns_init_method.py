@@ -15,7 +15,7 @@ from ringleader.node.launch.join import MAX_NODES, TIMEOUT_S, WAIT_S
 from ringleader.node.launch.own_agent import join_round_here
 from ringleader.node.protocol.local_requests import EnterJob
 
-OPTIONS = {"nodes", "min_nodes", "job", "wait", "timeout", "peers"}
+OPTIONS = {"nodes", "min_nodes", "job", "wait", "timeout", "peers", "rank0"}
 
 
 def mdns_rendezvous(url: str, **_: Any) -> Iterator[tuple[object, int, int]]:  # noqa: ANN401
@@ -50,4 +50,5 @@ def _request(given: dict[str, str]) -> EnterJob:
         wait_s=float(given.get("wait", WAIT_S)),
         timeout_s=float(given.get("timeout", TIMEOUT_S)),
         fingerprint=job_fingerprint(""),
+        rank0=given.get("rank0", ""),
     )

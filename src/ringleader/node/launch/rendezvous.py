@@ -22,6 +22,7 @@ from ringleader.node.protocol.local_requests import (
     CheckRound,
     EnterJob,
     LeaveJob,
+    RoundComplete,
     RoundEntered,
     RoundStatus,
     StoreOpened,
@@ -86,6 +87,7 @@ def join_round(
         try:
             store = _open_store(agent, entered)
             if _gather(agent, request.job, entered, store):
+                agent.ask(RoundComplete(entered.round), Deadline.after(ASK_S))
                 return Rendezvous(entered, store)
         except (RuntimeError, OSError) as exc:
             if deadline.is_over() or isinstance(exc, PeerLost):

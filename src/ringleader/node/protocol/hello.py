@@ -52,6 +52,8 @@ class AgentHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
     clock_s: Seconds
     """Wall clock of the sender, only for reporting clock skew; never NaN."""
+    monotonic_s: Seconds = 0.0
+    """Monotonic clock of the sender: start times of jobs are compared with it."""
     subject: Text = ""
     """For ``Purpose.STORE``: id of the round."""
     refusal: Text = ""

@@ -12,6 +12,7 @@ from ringleader.node.protocol.node_state import (
     Count,
     JobFingerprint,
     JobName,
+    Name,
     Seconds,
 )
 from ringleader.node.protocol.snapshot import Snapshot
@@ -33,6 +34,8 @@ class EnterJob(_Tagged, frozen=True, kw_only=True):
     wait_s: Seconds
     timeout_s: Seconds
     fingerprint: JobFingerprint = JobFingerprint()
+    rank0: Name = ""
+    """Name or id of the machine that must be rank 0; empty: chosen by seniority."""
 
 
 class StoreOpened(_Tagged, frozen=True):
@@ -40,6 +43,12 @@ class StoreOpened(_Tagged, frozen=True):
 
     round: str
     port: int
+
+
+class RoundComplete(_Tagged, frozen=True):
+    """All machines of ``round`` have reached its store. Reply: ``RequestDone``."""
+
+    round: str
 
 
 class CheckRound(_Tagged, frozen=True):
@@ -104,7 +113,7 @@ class RequestDone(_Tagged, frozen=True):
     """The request was carried out."""
 
 
-Request = EnterJob | StoreOpened | CheckRound | LeaveJob | GetSnapshot
+Request = EnterJob | StoreOpened | RoundComplete | CheckRound | LeaveJob | GetSnapshot
 Reply = RoundEntered | Progress | RequestFailed | RoundStatus | RequestDone | Snapshot
 
 _REQUEST: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

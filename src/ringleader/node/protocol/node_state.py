@@ -25,6 +25,8 @@ Name = Annotated[
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=64)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+ClockSeconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
+"""A monotonic clock, or the difference of two."""
 
 
 JobName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{1,64}\Z")]
@@ -46,6 +48,17 @@ class JobFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Backend of groups for which the program names none, or Gloo."""
 
 
+class PastRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A round of a job that a process entered."""
+
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+    """Epoch of the view that began it."""
+    place: Annotated[int, msgspec.Meta(ge=0, le=64)]
+    """Place of the node by seniority; see ``agent.job_seniority``."""
+    is_complete: bool = False
+    """Whether this process saw that all machines of the round had entered it."""
+
+
 class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A process of the node waits for a round of ``job``, or trains in ``round``."""
 
@@ -61,6 +74,12 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The process was in an earlier round of this job."""
     round: Name = ""
     """Id of the round it trains in; empty while it waits for one."""
+    started_s: ClockSeconds = 0.0
+    """When the job was started here, by the monotonic clock of this machine."""
+    past_rounds: Annotated[list[PastRound], msgspec.Meta(max_length=8)] = []
+    """The last complete round and later ones, the newest first."""
+    rank0: Name = ""
+    """The machine that the user wants as rank 0; empty: chosen by seniority."""
 
 
 class JobEnded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,6 +110,10 @@ class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     profile: NodeProfile
     links: Annotated[dict[NodeId, LinkProfile], msgspec.Meta(max_length=64)] = {}
     """Links to other nodes, as this node measured them."""
+    clock_offsets: Annotated[
+        dict[NodeId, ClockSeconds], msgspec.Meta(max_length=64)
+    ] = {}
+    """How far the monotonic clocks of linked nodes are ahead of this node's."""
     job_requests: Annotated[list[JobRequest], msgspec.Meta(max_length=16)] = []
     ended_jobs: Annotated[list[JobEnded], msgspec.Meta(max_length=16)] = []
     ready_jobs: Annotated[list[JobName], msgspec.Meta(max_length=64)] = []
