@@ -46,12 +46,12 @@ FLAGS = {
     "--any-script --plaintext --compress --backend",
     "status": "--watch --json --mlx",
     "doctor": "--peer --interface --port --seconds --json",
-    "serve": "task --workers --rounds --pin --host --port --url --http --open --out "
-    "--mode --steps --staleness --quorum --round-timeout --elastic --scale-rate "
-    "--no-scale-rate --warmup --outer --batch-size --seed --codec --weights-codec "
-    "--checkpoint-every",
-    "work": "link --pin --server --server-file --task --name --device --threads "
-    "--codec --weights-codec --json",
+    "serve": "task --workers --rounds --pin --pin-file --host --port --url --http "
+    "--open --out --mode --steps --staleness --quorum --round-timeout --elastic "
+    "--scale-rate --no-scale-rate --warmup --outer --batch-size --seed --codec "
+    "--weights-codec --checkpoint-every",
+    "work": "link --pin --pin-file --server --server-file --task --name --device "
+    "--threads --codec --weights-codec --json",
     "evaluate": "task --weights --version --export --picture --samples --device --json",
     "bench": "--ranks --sizes --operations --transport --peers --rounds --algorithms "
     "--lan --rate --quick --no-quick --out --json",

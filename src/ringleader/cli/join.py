@@ -10,7 +10,13 @@ from typing import Annotated
 import typer
 
 from ringleader import settings
-from ringleader.cli.terminal import exit_on_error, is_interactive, prompt
+from ringleader.cli.terminal import (
+    exit_on_error,
+    is_interactive,
+    prompt,
+    read_secret_file,
+    warn_of_process_list,
+)
 from ringleader.errors import (
     ConfigError,
     PeerUnreachable,
@@ -23,7 +29,6 @@ from ringleader.identity.known_nodes import KnownNode
 from ringleader.identity.node_key import NodeKey, first_key
 from ringleader.identity.secret_value import Secret
 from ringleader.identity.storage.home import Home
-from ringleader.identity.storage.private_file import read_private
 from ringleader.ids import short
 from ringleader.transport.tcp_socket import parse_address
 
@@ -31,7 +36,6 @@ _SEARCH_S = 10.0
 """Discovery nearly always answers within three seconds."""
 _ENTRIES = 3
 """PINs that a user may type. Each gives a false host one guess."""
-_FILE_BYTES = 4096
 Address = tuple[str, int]
 
 
@@ -116,17 +120,10 @@ def _report(
 
 def _phrase(words: list[str] | None, file: Path | None) -> Secret[str]:
     if words:
-        typer.echo(
-            "ringleader join: other users can see the phrase in the process list, and "
-            "your shell stores it; next time leave it out and type it when asked",
-            err=True,
-        )
+        warn_of_process_list("join", "phrase", "leave it out and type it when asked")
         return Secret(" ".join(words))
     if file is not None:
-        content = read_private(file, _FILE_BYTES)
-        if content is None:
-            raise ConfigError(f"--phrase-file: file {file} not found")
-        return Secret(content.reveal().decode(errors="replace"))
+        return read_secret_file(file, "--phrase-file")
     nothing = "no phrase; type it when asked, pipe it in, or use --phrase-file"
     return prompt("Phrase: ", nothing)
 

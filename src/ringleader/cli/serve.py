@@ -13,7 +13,7 @@ import typer
 from ringleader.cli.extras import require_extra
 from ringleader.cli.interrupt import exit_on_sigterm
 from ringleader.cli.serve_progress import ServeProgress
-from ringleader.cli.terminal import exit_on_error, is_interactive, prompt
+from ringleader.cli.terminal import exit_on_error, is_interactive, prompt, read_pin
 from ringleader.cli.units import format_bytes, format_seconds
 from ringleader.errors import ConfigError
 from ringleader.identity.secret_value import Secret
@@ -37,7 +37,14 @@ def serve(  # noqa: PLR0913 # one argument per flag
     ] = "",
     workers: Annotated[int, _Flag(help="Workers that share a round.", min=0)] = 0,
     rounds: Annotated[int, _Flag(help="Rounds to train.", min=0)] = 0,
-    pin: Annotated[str, _Flag(help="Also accept workers that know this PIN.")] = "",
+    pin: Annotated[
+        str,
+        _Flag(
+            help="Also accept workers that know this PIN; -: ask, or read standard "
+            "input, because other users can see commands."
+        ),
+    ] = "",
+    pin_file: Annotated[Path | None, _Flag(help="Read the PIN from this file.")] = None,
     host: Annotated[str, _Flag(help="Address to listen on.")] = "",
     port: Annotated[int, _Flag(help="Port to listen on; 0: any free port.")] = 8000,
     url: Annotated[
@@ -116,7 +123,7 @@ def serve(  # noqa: PLR0913 # one argument per flag
         )
         options = ServerOptions(
             out=out or Path(f"ringleader-{Path(task.partition(':')[0]).stem}"),
-            pin=Secret(pin) if pin else None,
+            pin=read_pin("serve", pin, pin_file),
             is_open=is_open,
             batch_size=batch_size or None,
             seed=seed,
@@ -218,8 +225,9 @@ def _announce(run: Run, where: str, *, is_pinned: bool) -> None:
         typer.echo("This run is finished. Increase --rounds, or choose another --out.")
     typer.echo(f"Status page: {where}/")
     typer.echo(f"Workers join with:\n\n    ringleader work '{text.reveal()}'\n")
+    typer.echo("or with 'ringleader work' alone, which asks for the link.")
     if admission.pin is not None:
-        typer.echo(f"or with: ringleader work {where} --pin PIN")
+        typer.echo(f"or with: ringleader work {where} --pin -")
 
 
 def _own_address() -> str:

@@ -7,16 +7,19 @@ import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, RingleaderError
 from ringleader.identity.secret_value import Secret
+from ringleader.identity.storage.private_file import read_private
 
 _PIPE_S = 30.0
 """How long piped input may take; input at a terminal has no limit."""
 _LINE_BYTES = 1024
+_FILE_BYTES = 4096
 
 
 @contextmanager
@@ -51,19 +54,48 @@ def prompt(question: str, otherwise: str) -> Secret[str]:
     return line
 
 
+def read_secret_file(path: Path, option: str) -> Secret[str]:
+    """Return the content of a file that only this user can read, without line ends."""
+    content = read_private(path, _FILE_BYTES)
+    if content is None:
+        raise ConfigError(f"{option}: file {path} not found")
+    return Secret(content.reveal().decode(errors="replace").strip())
+
+
+def read_pin(command: str, pin: str, file: Path | None) -> Secret[str] | None:
+    """Return the PIN of ``--pin`` or ``--pin-file``; None if neither was given.
+
+    ``--pin -`` asks the user, or reads a line of standard input.
+    """
+    if file is not None:
+        if pin:
+            raise ConfigError("--pin and --pin-file exclude each other; give only one")
+        return read_secret_file(file, "--pin-file")
+    if pin == "-":
+        typed = prompt("PIN: ", "no PIN; type it when asked, or pipe it in")
+        return Secret(typed.reveal().strip())
+    if pin:
+        warn_of_process_list(command, "PIN", "use --pin - or --pin-file")
+    return Secret(pin) if pin else None
+
+
+def warn_of_process_list(command: str, what: str, remedy: str) -> None:
+    """Tell the user that a secret in the command line is no secret on this machine."""
+    text = f"other users can see the {what} in the process list, and your shell stores"
+    typer.echo(f"ringleader {command}: {text} it; next time {remedy}", err=True)
+
+
 def _piped() -> Secret[str]:
-    """Read the first line of standard input without waiting for end-of-file."""
+    """Read the next line of standard input without waiting for end-of-file."""
     descriptor = sys.stdin.fileno()
     deadline = Deadline.after(_PIPE_S)
     found = b""
-    while b"\n" not in found and len(found) < _LINE_BYTES and not deadline.is_over():
-        if not _is_readable(descriptor, deadline.left_s()):
+    while len(found) < _LINE_BYTES and _is_readable(descriptor, deadline.left_s()):
+        byte = os.read(descriptor, 1)  # what follows the line is the next one's
+        if byte in (b"", b"\n"):
             break
-        block = os.read(descriptor, _LINE_BYTES - len(found))
-        if not block:
-            break
-        found += block
-    return Secret(found.partition(b"\n")[0].decode(errors="replace"))
+        found += byte
+    return Secret(found.decode(errors="replace"))
 
 
 def _is_readable(descriptor: int, timeout_s: float) -> bool:

@@ -18,9 +18,14 @@ from rich.progress import BarColumn, Progress, TextColumn
 from ringleader import settings
 from ringleader.cli.extras import require_extra
 from ringleader.cli.interrupt import exit_on_sigterm
-from ringleader.cli.terminal import exit_on_error, is_interactive, prompt
+from ringleader.cli.terminal import (
+    exit_on_error,
+    is_interactive,
+    prompt,
+    read_pin,
+    warn_of_process_list,
+)
 from ringleader.cli.units import format_bytes, format_seconds
-from ringleader.errors import ConfigError
 from ringleader.identity.secret_value import Secret
 
 if TYPE_CHECKING:  # torch takes a second to import; --help shall not
@@ -37,10 +42,21 @@ _LINE_EVERY_S = 10.0
 
 def work(  # noqa: PLR0913 - one argument per flag
     link: Annotated[
-        str | None, typer.Argument(help="The link that 'ringleader serve' prints.")
+        str | None,
+        typer.Argument(
+            help="The link that 'ringleader serve' prints. Leave it out to be asked, "
+            "or to pipe it in: other users can see commands."
+        ),
     ] = None,
     pin: Annotated[
-        str | None, typer.Option(help="PIN to join with, if LINK is only an address.")
+        str,
+        typer.Option(
+            help="PIN to join with, if LINK is only an address; -: ask, or read "
+            "standard input."
+        ),
+    ] = "",
+    pin_file: Annotated[
+        Path | None, typer.Option(help="Read the PIN from this file.")
     ] = None,
     server: Annotated[
         list[str] | None,
@@ -77,10 +93,13 @@ def work(  # noqa: PLR0913 - one argument per flag
         links = [*([link] if link else []), *(server or [])]
         if not links and server_file is None:
             missing = "LINK is missing: give the link that 'ringleader serve' prints"
-            links = [_ask("Link: ", missing).reveal()]
+            links = [prompt("Link: ", missing).reveal().strip()]
         from ringleader.paramserver.worker.server_address import ServerAddress
 
         address = ServerAddress.from_links(links, server_file)
+        if (link or server) and address.link.code is not None:
+            remedy = "leave it out and type it when asked, or use --server-file"
+            warn_of_process_list("work", "link", remedy)
         from ringleader.paramserver.worker.join import WorkerSettings  # torch, slow
 
         wanted = WorkerSettings(
@@ -89,7 +108,7 @@ def work(  # noqa: PLR0913 - one argument per flag
             device=device,
             codec=codec,
             weights_codec=weights_codec,
-            pin=Secret(pin) if pin else None,
+            pin=read_pin("work", pin, pin_file),
             ask_pin=_ask_pin if is_interactive() else None,
         )
         _set_threads(threads)
@@ -167,14 +186,8 @@ def _set_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def _ask(question: str, otherwise: str) -> Secret[str]:
-    if not is_interactive():
-        raise ConfigError(otherwise)
-    return prompt(question, otherwise)
-
-
 def _ask_pin() -> Secret[str]:
-    return Secret(_ask("PIN: ", "no PIN was typed").reveal().strip())
+    return Secret(prompt("PIN: ", "no PIN was typed").reveal().strip())
 
 
 class _Lines:

@@ -19,6 +19,8 @@ import typer
 from typer.testing import CliRunner
 
 from ringleader.cli.evaluate import evaluate
+from ringleader.identity.secret_value import Secret
+from ringleader.identity.storage.private_file import write_private
 from ringleader.paramserver.evaluation import load_model
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.manifest import Manifest
@@ -199,10 +201,12 @@ def test_an_open_server_says_how_it_is_joined(tmp_path: Path, running: Run) -> N
 def test_a_pin_is_enough_with_a_self_signed_certificate(
     tmp_path: Path, running: Run
 ) -> None:
-    serve = ("digits", "--workers", "1", "--rounds", "2", "--port", "0", "--pin")
+    file = tmp_path / "pin"
+    write_private(file, Secret(b"4711\n"))
+    serve = ("digits", "--workers", "1", "--rounds", "2", "--port", "0", "--pin-file")
     with ExitStack() as stack:
         server = stack.enter_context(
-            running("serve", *serve, "4711", "--host", "127.0.0.1", "--out", tmp_path)
+            running("serve", *serve, file, "--host", "127.0.0.1", "--out", tmp_path)
         )
         url = file_of(server, tmp_path).read_text().partition("/#")[0]
         assert url.startswith("https://127.0.0.1:")
@@ -211,10 +215,11 @@ def test_a_pin_is_enough_with_a_self_signed_certificate(
         assert wrong.returncode != 0
         assert "the PIN is wrong, or another computer intercepts" in said
         assert "Traceback" not in said
-        worker = stack.enter_context(running("work", url, "--pin", "4711"))
+        assert "other users can see the PIN in the process list" in said
+        worker = stack.enter_context(running("work", url, "--pin-file", file))
         assert "2 updates" in output_of(worker)
         said = output_of(server)
-    assert f"or with: ringleader work {url} --pin PIN" in said
+    assert f"or with: ringleader work {url} --pin -" in said
     assert "4711" not in said
 
 
