@@ -172,6 +172,12 @@ def is_default_backend(env: Mapping[str, str] | None = None) -> bool:
     return _is_on(os.environ if env is None else env, "RINGLEADER_DEFAULT")
 
 
+def master_address(env: Mapping[str, str] | None = None) -> str:
+    """Return the address of the launcher's store; empty if there is none."""
+    env = os.environ if env is None else env
+    return env.get("MASTER_ADDR", "")
+
+
 def export(values: Mapping[str, str]) -> None:
     """Set variables for this process and the processes it starts."""
     os.environ.update(values)

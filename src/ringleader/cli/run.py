@@ -21,6 +21,7 @@ from ringleader.node.launch.program import Program, find_program
 from ringleader.node.peering.membership_profiles import MembershipProfile
 from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.node.protocol.local_requests import EnterJob
+from ringleader.transport.name_lookups import no_name_lookups
 
 _MOST = 64
 _WAIT_S = 10.0
@@ -224,6 +225,7 @@ def _launch(plan: _Plan, agent: AgentProcess, errors: Console) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     from ringleader.node.launch.elastic_rendezvous import MdnsRendezvous
+    from ringleader.node.launch.rendezvous import LOOPBACK
 
     handler = MdnsRendezvous(
         agent, plan.request, name=_BACKEND, encrypts=not plan.plaintext
@@ -244,7 +246,8 @@ def _launch(plan: _Plan, agent: AgentProcess, errors: Console) -> int:
     )
     try:
         worker = end_with_parent([sys.executable, *plan.program.command()])
-        elastic_launch(config, worker[0])(*worker[1:])
+        with no_name_lookups(LOOPBACK):  # torch asks for this host's full name
+            elastic_launch(config, worker[0])(*worker[1:])
     except ChildFailedError as exc:
         errors.print(str(exc), markup=False)
         code = next(iter(exc.failures.values())).exitcode

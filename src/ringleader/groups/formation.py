@@ -37,6 +37,7 @@ from ringleader.transport import tcp_socket
 from ringleader.transport.dialer import Endpoint
 from ringleader.transport.listener import Listener
 from ringleader.transport.mesh import Mesh, MeshConfig
+from ringleader.transport.name_lookups import no_name_lookups
 from ringleader.transport.tls_credentials import TlsCredentials
 
 TRANSPORTS = ("auto", "tcp")
@@ -207,13 +208,14 @@ def from_environment(launch: Launch, options: Options) -> Group:
         # TCPStore itself waits up to twice its timeout, and prints a stack trace.
         tcp_socket.dial((launch.master, launch.port), where, options.deadline).close()
     try:
-        store = TCPStore(
-            launch.master,
-            launch.port,
-            is_master=keeps_store,
-            timeout=timedelta(seconds=max(1.0, options.deadline.left_s())),
-            wait_for_workers=False,
-        )
+        with no_name_lookups(launch.master):
+            store = TCPStore(
+                launch.master,
+                launch.port,
+                is_master=keeps_store,
+                timeout=timedelta(seconds=max(1.0, options.deadline.left_s())),
+                wait_for_workers=False,
+            )
     except (RuntimeError, ValueError) as exc:
         if keeps_store:
             text = f"rank 0 cannot serve the store at {where}; is there another rank 0?"

@@ -28,6 +28,7 @@ from ringleader.node.protocol.local_requests import (
     StoreOpened,
     validate,
 )
+from ringleader.transport.name_lookups import no_name_lookups
 
 LOOPBACK = "127.0.0.1"
 GATHER_S = 20.0
@@ -85,7 +86,8 @@ def join_round(
         if not isinstance(entered, RoundEntered):
             raise InternalError(f"the agent answered EnterJob with {entered!r}")
         try:
-            store = _open_store(agent, entered)
+            with no_name_lookups(LOOPBACK):
+                store = _open_store(agent, entered)
             if _gather(agent, request.job, entered, store):
                 agent.ask(RoundComplete(entered.round), Deadline.after(ASK_S))
                 return Rendezvous(entered, store)

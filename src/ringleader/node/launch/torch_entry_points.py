@@ -9,6 +9,7 @@ from typing import Any
 
 from ringleader import settings
 from ringleader.backend import register as backend
+from ringleader.transport.name_lookups import no_name_lookups
 
 SCHEME = "mdns"
 
@@ -16,7 +17,11 @@ SCHEME = "mdns"
 def autoload() -> None:
     """Register everything; never raises, which would break ``import torch``."""
     backend.autoload()
-    for step, what in ((_register_scheme, "mdns://"), (_compress, "--compress")):
+    for step, what in (
+        (_register_scheme, "mdns://"),
+        (_wrap_env, "env:// without name look-ups"),
+        (_compress, "--compress"),
+    ):
         try:
             step()
         except Exception:
@@ -27,6 +32,7 @@ def register() -> None:
     """Register everything, for torch 2.14 and later, which loads a single backend."""
     backend.register()
     _register_scheme()
+    _wrap_env()
     _compress()
 
 
@@ -38,6 +44,27 @@ def _register_scheme() -> None:
         known = import_module("torch.distributed.rendezvous")
         if SCHEME not in known._rendezvous_handlers:
             known.register_rendezvous_handler(SCHEME, _rendezvous)
+
+
+def _wrap_env() -> None:
+    """Open the store of ``env://`` without name look-ups, if its address is numeric."""
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    handlers = import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    if handlers["env"].__module__ == __name__:
+        return
+    torch_handler = handlers["env"]
+
+    def handler(*args: Any, **options: Any) -> Iterator[Any]:  # noqa: ANN401
+        rounds = torch_handler(*args, **options)
+        with no_name_lookups(settings.master_address()):
+            first = next(rounds)
+        yield first
+        yield from rounds
+
+    handlers["env"] = handler
 
 
 def _compress() -> None:

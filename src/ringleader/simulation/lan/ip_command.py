@@ -78,14 +78,11 @@ def _is_alive(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
 
-def no_name_server(namespace: str) -> None:
-    """Let name lookups fail at once: the machine's name server cannot be reached.
-
-    ``ip netns exec`` mounts this file over /etc/resolv.conf.
-    """
+def set_name_server(namespace: str, address: str, options: str = "") -> None:
+    """Write the file that ``ip netns exec`` mounts over /etc/resolv.conf."""
     folder = _ETC / namespace
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")
+    (folder / "resolv.conf").write_text(f"nameserver {address}\noptions {options}\n")
 
 
 def set_hosts(namespace: str, lines: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, RingleaderError
-from ringleader.simulation.lan.ip_command import ip, no_name_server, run, set_hosts
+from ringleader.simulation.lan.ip_command import ip, run, set_hosts, set_name_server
 from ringleader.simulation.lan.switch import RECEIVED, Cable, Switch
 
 WAIT_S = 10.0
@@ -62,7 +62,7 @@ class VirtualHost:
     def build(self) -> None:
         """Create the namespace and its ``eth0``; called by ``lan``."""
         run("ip", "netns", "add", self.name)
-        no_name_server(self.name)
+        set_name_server(self.name, "127.0.0.1")  # look-ups fail at once
         ip(self.name, "link", "set", "lo", "up")
         self._plug("eth0", f"{self.address}/16")
         with suppress(RingleaderError):  # a kernel without IPv6 is still a LAN
@@ -149,6 +149,10 @@ class VirtualHost:
             cable.mtu = mtu
             self._switch.set_mtu(cable, mtu)
         ip(self.name, "link", "set", device, "mtu", str(mtu))
+
+    def set_name_server(self, address: str, options: str = "") -> None:
+        """Let processes that start from now on ask ``address`` for names."""
+        set_name_server(self.name, address, options)
 
     def name_is_loopback(self) -> None:
         """Let the host name resolve to 127.0.1.1, as Debian's installer sets it up."""
