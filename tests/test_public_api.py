@@ -51,7 +51,7 @@ FLAGS = {
     "--scale-rate --no-scale-rate --warmup --outer --batch-size --seed --codec "
     "--weights-codec --checkpoint-every",
     "work": "link --pin --pin-file --server --server-file --task --name --device "
-    "--threads --codec --weights-codec --json",
+    "--threads --codec --weights-codec --max-batch-size --json",
     "evaluate": "task --weights --version --export --picture --samples --device --json",
     "bench": "--ranks --sizes --operations --transport --peers --rounds --algorithms "
     "--lan --rate --quick --no-quick --out --json",

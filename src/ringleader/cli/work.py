@@ -83,6 +83,10 @@ def work(  # noqa: PLR0913 - one argument per flag
     weights_codec: Annotated[
         str, typer.Option(help="Codec of weights: none bf16 fp16.")
     ] = "",
+    max_batch_size: Annotated[
+        int,
+        typer.Option(min=0, help="Largest batch to accept; 0: 64 times the task's."),
+    ] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as JSON.")
     ] = False,
@@ -110,6 +114,7 @@ def work(  # noqa: PLR0913 - one argument per flag
             weights_codec=weights_codec,
             pin=read_pin("work", pin, pin_file),
             ask_pin=_ask_pin if is_interactive() else None,
+            max_batch_size=max_batch_size,
         )
         _set_threads(threads)
         with exit_on_sigterm():

@@ -27,6 +27,7 @@ from ringleader.paramserver.protocol.manifest import Manifest
 from ringleader.paramserver.server.plan import Plan
 from ringleader.paramserver.tasks.batch_order import batch_indices
 from ringleader.paramserver.tasks.loading import load_task
+from tests.kit.param_server import server
 from tests.kit.warm_python import WarmProcess, WarmPython
 
 pytestmark = pytest.mark.timeout(110)
@@ -71,6 +72,23 @@ def output_of(process: WarmProcess, within_s: float = 90) -> str:
     said, _ = process.communicate(timeout=within_s)
     assert process.returncode == 0, said
     return said
+
+
+def test_the_wrong_scheme_is_named_with_the_right_address(
+    running: Run, tmp_path: Path
+) -> None:
+    with (
+        server(tmp_path / "tls", tls=True) as secure,
+        server(tmp_path / "plain") as plain,
+        running("work", secure.url.replace("https:", "http:")) as to_secure,
+        running("work", plain.url.replace("http:", "https:")) as to_plain,
+    ):
+        said, _ = to_secure.communicate(timeout=60)
+        assert to_secure.returncode == 2, said
+        assert f"this server speaks HTTPS; use {secure.url}" in said
+        said, _ = to_plain.communicate(timeout=60)
+        assert to_plain.returncode == 2, said
+        assert f"this server speaks plain HTTP; use {plain.url}" in said
 
 
 def alone(rounds: int, shards: int) -> dict[str, torch.Tensor]:

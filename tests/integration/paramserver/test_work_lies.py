@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ from ringleader.paramserver.worker.session import (
     TryLater,
 )
 from ringleader.paramserver.worker.worker import Worker
+from tests.kit.param_server import server
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -245,6 +247,32 @@ def test_a_key_that_changes_between_two_requests_ends_the_worker(
     finally:
         worker.close()
         replaced.close()
+
+
+@pytest.mark.parametrize("change", ["batch_size", "steps"])
+def test_a_server_that_asks_for_more_than_was_agreed_ends_the_worker(
+    tmp_path: Path, change: str
+) -> None:
+    with server(tmp_path, rounds=50, what=load_task("digits")) as served:
+        app = served.run.app
+
+        def ask_for_more() -> None:
+            if change == "steps":
+                plan = replace(app.training.scheduler.plan, steps=2)
+                app.training.scheduler.plan = plan
+            else:
+                app.settings = replace(app.settings, batch_size=4096)
+
+        link = links.build(served.url, served.run.key.secret.reveal(), None)
+        address = ServerAddress.from_links([link.reveal()])
+        wanted = WorkerSettings(name="test", device="cpu")
+        worker = Worker.open(wanted, address, SilentObserver(ask_for_more))
+        try:
+            with pytest.raises(ProtocolError, match="was agreed at joining"):
+                worker.run()
+            assert worker.totals.counted == 1
+        finally:
+            worker.close()
 
 
 def test_a_refusal_of_the_protocol_ends_the_worker() -> None:

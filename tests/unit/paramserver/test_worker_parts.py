@@ -15,9 +15,16 @@ from ringleader.paramserver.protocol import bodies, messages
 from ringleader.paramserver.protocol.bodies import Update
 from ringleader.paramserver.protocol.manifest import Manifest
 from ringleader.paramserver.protocol.messages import Assignment, JoinAnswer
+from ringleader.paramserver.worker.agreement import (
+    MAX_BATCH_RATIO,
+    check_assignment,
+    check_join,
+    check_rejoin,
+)
 from ringleader.paramserver.worker.error_feedback import ErrorFeedback
 from ringleader.paramserver.worker.join import WorkerSettings
 from ringleader.paramserver.worker.observer import Progress, WorkTotals
+from ringleader.paramserver.worker.refusals import MAX_IN_A_ROW, Refusals
 from ringleader.paramserver.worker.response_body import ResponseBody
 from ringleader.paramserver.worker.server_address import ServerAddress
 from ringleader.paramserver.worker.session import (
@@ -223,6 +230,40 @@ RUN = {
 def test_invalid_settings_of_a_run_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):
         response({**RUN, **change}).decode(JoinAnswer)
+
+
+def test_what_was_agreed_at_joining_bounds_what_comes_later() -> None:
+    agreed = response({**RUN, "steps": 5}).decode(JoinAnswer)
+    check_join(agreed, 32, 0)
+    for more, limit in ((33 * MAX_BATCH_RATIO, 0), (33, 32)):
+        large = response({**RUN, "batch_size": more}).decode(JoinAnswer)
+        with pytest.raises(ConfigError, match=f"--max-batch-size {more}"):
+            check_join(large, 32, limit)
+        check_join(large, 32, more)
+    for change in ({"batch_size": 32, "steps": 5}, {"batch_size": 1, "steps": 1}):
+        check_rejoin(agreed, response({**RUN, **change}).decode(JoinAnswer))
+        check_assignment(agreed, response({**WORK, **change}).decode(Assignment))
+    for change in ({"batch_size": 33}, {"steps": 6}):
+        with pytest.raises(ProtocolError, match="was agreed at joining"):
+            check_rejoin(agreed, response({**RUN, **change}).decode(JoinAnswer))
+        with pytest.raises(ProtocolError, match="was agreed at joining"):
+            check_assignment(agreed, response({**WORK, **change}).decode(Assignment))
+
+
+def test_refused_updates_end_a_worker_before_they_fill_its_log() -> None:
+    noted: list[str] = []
+    observer = SilentObserver()
+    observer.noted = noted.append  # type: ignore[method-assign, assignment]
+    refusals = Refusals(observer)
+    for _ in range(3):
+        for _ in range(MAX_IN_A_ROW - 1):
+            refusals.add(7, "its norm is too large")
+        refusals.reset()
+    assert noted == ["version 7: update refused: its norm is too large"]
+    for _ in range(MAX_IN_A_ROW - 1):
+        refusals.add(7, "its norm is too large")
+    with pytest.raises(PeerRefused, match="10 updates in a row"):
+        refusals.add(7, "its norm is too large")
 
 
 def test_a_newer_server_may_add_fields_to_its_answers() -> None:

@@ -25,6 +25,10 @@ class UnverifiedCertificate(PeerUntrusted):
     """The server's certificate cannot be verified, unless by pairing with a PIN."""
 
 
+class NoTLS(PeerUnreachable):
+    """The server accepts connections, but no TLS handshake."""
+
+
 @contextlib.contextmanager
 def translate_errors(url: str) -> Iterator[None]:
     """Translate what requests to ``url`` raise within this context."""
@@ -53,7 +57,7 @@ def _connect_error(exc: httpx2.ConnectError, url: str) -> PeerError:
         text = f"the certificate of {url} cannot be verified"
         how = "use the whole link, including what follows #, or a PIN"
         return UnverifiedCertificate(SERVER, f"{text}; {how}")
-    return PeerUnreachable(SERVER, f"no TLS at {url} ({exc})")
+    return NoTLS(SERVER, f"no TLS at {url} ({exc})")
 
 
 def _tls_error(exc: BaseException) -> ssl.SSLError | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from ringleader.paramserver.protocol.messages import (
 from ringleader.paramserver.tasks.loading import load_task
 from ringleader.paramserver.tasks.samples import Samples
 from ringleader.paramserver.tasks.task import Task
+from ringleader.paramserver.worker.agreement import check_join, check_rejoin
 from ringleader.paramserver.worker.http_errors import SERVER
 from ringleader.paramserver.worker.observer import Observer
 from ringleader.paramserver.worker.pin_pairing import PIN_ENTRIES
@@ -26,6 +28,8 @@ from ringleader.paramserver.worker.session import JSON, Request, Response, Sessi
 
 _MAX_DIFFERENCES = 8
 """Differences of tasks that are shown."""
+_REJOIN_EVERY_S = 5.0
+"""Least time between two joins, so that a server cannot keep a worker busy by them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,8 @@ class WorkerSettings:
     pin: Secret[str] | None = None
     ask_pin: Callable[[], Secret[str]] | None = None
     """Asks the user for a PIN; None if nobody can be asked."""
+    max_batch_size: int = 0
+    """Largest batch to agree to; 0: a multiple of the task's batch size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +91,21 @@ class Joiner:
         self._adopt = adopt
         self._pin = settings.pin
         self._nonce = secrets.token_hex(16)
+        self._agreed: JoinAnswer | None = None
+        self._joined_s = 0.0
 
     def join(self) -> None:
         """Join and pass the settings of the run to ``adopt``; raise if refused."""
         answer = self._accepted(self._request_admission())
         self._session.token = Secret(answer.token)
+        self._joined_s = time.monotonic()
         self._adopt(answer)
         self._observer.joined(answer, self._device)
 
     def rejoin(self) -> None:
         """Join again, because the server no longer knows the token."""
         self._observer.noted("the server no longer knows this worker: joining again")
+        time.sleep(max(0.0, self._joined_s + _REJOIN_EVERY_S - time.monotonic()))
         self.join()
 
     def _request_admission(self) -> Response:
@@ -140,6 +150,11 @@ class Joiner:
         if answer.manifest != self._prepared.manifest.digest:
             text = "the server's model has other tensors than this worker's"
             raise ConfigError(f"{text}; use the same task file on both sides")
+        if self._agreed is None:
+            size = self._prepared.task.batch_size
+            check_join(answer, size, self._settings.max_batch_size)
+            self._agreed = answer
+        check_rejoin(self._agreed, answer)
         return answer
 
 

@@ -27,11 +27,13 @@ from ringleader.identity.secret_value import Secret
 from ringleader.paramserver.protocol.messages import ErrorAnswer, decode_message
 from ringleader.paramserver.worker.http_errors import (
     SERVER,
+    NoTLS,
     UnverifiedCertificate,
     translate_errors,
 )
 from ringleader.paramserver.worker.observer import Observer
 from ringleader.paramserver.worker.response_body import ResponseBody
+from ringleader.paramserver.worker.scheme_probe import check_scheme
 from ringleader.paramserver.worker.server_address import ServerAddress
 
 T = TypeVar("T")
@@ -45,6 +47,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _SLOWEST_PER_S = 2048
 """Bytes per second below which a connection counts as broken."""
 _RESPONSE_S = 60.0
+_SHOWN = 500
+"""Characters of the server's sentences that are shown."""
 _HANDLED_BY_CALLER = {401, 409, 412, 416, 422}
 
 
@@ -86,7 +90,7 @@ class Response:
     def message(self) -> str:
         """Return the server's sentence for people."""
         refusal = self.refusal()
-        return refusal.message if refusal else f"it answered {self.status}"
+        return refusal.message[:_SHOWN] if refusal else f"it answered {self.status}"
 
 
 class TryLater(PeerUnreachable):
@@ -120,6 +124,7 @@ class Session:
         self.address = address
         self._observer = observer
         self._client = client
+        self._has_answered = False
         self._stopped = threading.Event()
         self._lock = threading.Lock()
 
@@ -150,6 +155,7 @@ class Session:
                 error = self._pair_if_unverified(exc)
                 if error is None:
                     continue
+                self._check_scheme(error)
                 failures = 1 if arrived() > before else failures + 1
                 before = arrived()
                 self._pause(error, failures)
@@ -183,6 +189,7 @@ class Session:
             has_it = into is not None and received.status_code in (200, 206)
             body = into if into is not None and has_it else ResponseBody(LIMIT_BYTES)
             self._read(received, body)
+        self._has_answered = True
         data = b"" if has_it else bytes(body.data)
         response = Response(received.status_code, received.headers, data)
         # Responses to HEAD have no body, so a refusal cannot be told from a proxy's.
@@ -229,6 +236,13 @@ class Session:
         with self._lock:
             self._reopen()
         return None
+
+    def _check_scheme(self, exc: _Retryable) -> None:
+        """Raise ConfigError if the link says HTTP to a server that speaks HTTPS, or
+        the reverse: trying again cannot help."""
+        is_mismatch = isinstance(exc, PeerLost | NoTLS)
+        if is_mismatch and not (self._has_answered or self.address.has_alternatives):
+            check_scheme(self.address.link)
 
     def _reopen(self) -> None:
         self._client.close()

@@ -30,12 +30,14 @@ from ringleader.paramserver.protocol.messages import (
     WorkAnswer,
 )
 from ringleader.paramserver.tasks.device import pick_device
+from ringleader.paramserver.worker.agreement import check_assignment
 from ringleader.paramserver.worker.error_feedback import ErrorFeedback
 from ringleader.paramserver.worker.http_errors import SERVER
 from ringleader.paramserver.worker.join import Joiner, WorkerSettings, prepare_task
 from ringleader.paramserver.worker.observer import Observer, Progress, WorkTotals
 from ringleader.paramserver.worker.pin_pairing import PinPairing
 from ringleader.paramserver.worker.prefetch import BackgroundCall, BatchPrefetcher
+from ringleader.paramserver.worker.refusals import Refusals
 from ringleader.paramserver.worker.server_address import ServerAddress
 from ringleader.paramserver.worker.session import JSON, Request, Response, Session
 from ringleader.paramserver.worker.trainer import StepResult, Trainer
@@ -68,6 +70,7 @@ class Worker:
         self._observer = observer
         self._device = device
         self._run: JoinAnswer | None = None
+        self._refusals = Refusals(observer)
         self._prefetcher: BatchPrefetcher | None = None
         self._held: DownloadedWeights | None = None
         self._download: Download | None = None
@@ -182,6 +185,8 @@ class Worker:
         if isinstance(answer, Finished):
             self.totals.version = answer.version
             return None
+        assert self._run is not None, "it has joined"
+        check_assignment(self._run, answer)
         return answer
 
     def _work_on(self, assignment: Assignment) -> None:
@@ -254,9 +259,9 @@ class Worker:
         elif response.status == 409:
             version = response.decode(ErrorAnswer).version or version
         elif response.status == 422:
-            text = f"version {version}: update refused: {response.message()}"
-            self._observer.noted(text)
+            self._refusals.add(version, response.message())
         if is_counted:
+            self._refusals.reset()
             self._feedback.counted()
             self.totals.add_counted(result.num_samples, result.loss)
         else:
