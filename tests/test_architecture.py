@@ -245,6 +245,17 @@ def test_only_the_settings_read_the_environment() -> None:
     assert not found, f"settings.py alone reads the environment; ask it:{found}"
 
 
+def test_base_classes_of_errors_are_never_raised() -> None:
+    def rule(path: Path) -> Iterator[str]:
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                if name in ("RingleaderError", "PeerError"):
+                    yield f"line {node.lineno}: use a class that says what to do"
+
+    assert not (found := offenders(rule)), found
+
+
 def test_data_plane_and_control_plane_meet_in_the_node() -> None:
     def rule(path: Path) -> Iterator[str]:
         mine = PACKAGES[package_of(path)].plane

@@ -23,9 +23,10 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 PUBLIC = (
     "BackendOptions CallMismatch CollectiveConfig ConfigError DeadlineExceeded Group "
-    "GroupAborted InternalError PeerError PeerLost PeerRefused PeerUnreachable "
-    "PeerUntrusted ProtocolError RingleaderError SyncBatchNorm Work __version__ "
-    "backends compression group join require_backend should_rejoin sync_module_states"
+    "GroupAborted InternalError PeerError PeerFailed PeerLost PeerRefused "
+    "PeerUnreachable PeerUntrusted ProtocolError RingleaderError SyncBatchNorm "
+    "Work __version__ backends compression group join require_backend "
+    "should_rejoin sync_module_states"
 )
 
 COMPRESSION = "Compressor Hook compressor fsdp hook"
@@ -73,6 +74,7 @@ TREE = {
     "PeerLost": "PeerError",
     "PeerUntrusted": "PeerError",
     "PeerRefused": "PeerError",
+    "PeerFailed": "PeerError",
     "ProtocolError": "PeerError",
     "CallMismatch": "PeerError",
     "DeadlineExceeded": "PeerError TimeoutError",

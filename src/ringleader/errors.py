@@ -7,6 +7,7 @@ RingleaderError (RuntimeError)
 |   |-- PeerLost                    it answered, then went away
 |   |-- PeerUntrusted               it could not prove who it is
 |   |-- PeerRefused                 it answered and refused
+|   |-- PeerFailed                  its own program raised an error   -> read it
 |   |-- ProtocolError               it sent bytes the wire format forbids
 |   |-- CallMismatch                it made another call than we did  -> fix the program
 |   `-- DeadlineExceeded (TimeoutError)  we stopped waiting; it may live -> try again
@@ -14,8 +15,9 @@ RingleaderError (RuntimeError)
 `-- InternalError                   a bug in this library             -> report it
 
 They are RuntimeErrors because torch's own backends raise those, so an ``except``
-written for Gloo keeps working. Fields go to ``super().__init__`` and ``__str__`` builds
-the text, so that an error survives pickling between processes.
+written for Gloo keeps working. RingleaderError and PeerError are caught, never raised.
+Fields go to ``super().__init__`` and ``__str__`` builds the text, so that an error
+survives pickling between processes.
 """
 
 from __future__ import annotations
@@ -71,6 +73,10 @@ class PeerUntrusted(PeerError):
 
 class PeerRefused(PeerError):
     """The peer answered and refused us."""
+
+
+class PeerFailed(PeerError):
+    """The peer's own program raised an error, which the text repeats."""
 
 
 class ProtocolError(PeerError):

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from ringleader import settings
-from ringleader.errors import ConfigError, RingleaderError
+from ringleader.errors import ConfigError, GroupAborted, PeerLost, RingleaderError
 from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.launch.end_with_parent import end_with_parent
 from ringleader.node.launch.job_fingerprint import job_fingerprint
@@ -214,6 +214,12 @@ def _run(plan: _Plan, errors: Console) -> int:
         return _launch(plan, agent, errors)
 
 
+def _as_ours(error: Exception) -> RingleaderError:
+    """The error of ours that torch has wrapped into its ``error``."""
+    cause = error.__cause__
+    return cause if isinstance(cause, RingleaderError) else GroupAborted(str(error))
+
+
 def _launch(plan: _Plan, agent: AgentProcess, errors: Console) -> int:
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -253,11 +259,11 @@ def _launch(plan: _Plan, agent: AgentProcess, errors: Console) -> int:
         code = next(iter(exc.failures.values())).exitcode
         return 128 - code if code < 0 else code or 1  # shells report a signal so
     except RendezvousError as exc:
-        raise RingleaderError(str(exc)) from exc
+        raise _as_ours(exc) from exc
     except SignalException as exc:
         return 128 + int(exc.sigval)
     except DistError as exc:
         reason = str(exc).splitlines()[0]
-        text = f"a machine was lost while the workers started ({reason}); run it again"
-        raise RingleaderError(text) from exc
+        text = f"lost while the workers started ({reason}); run it again"
+        raise PeerLost("a machine", text) from exc
     return 0

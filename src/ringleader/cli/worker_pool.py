@@ -28,6 +28,7 @@ from ringleader.cli.json_socket import JsonSocket, Message, listen
 from ringleader.deadline import Deadline
 from ringleader.errors import (
     DeadlineExceeded,
+    PeerFailed,
     PeerLost,
     ProtocolError,
     RingleaderError,
@@ -197,8 +198,9 @@ class WorkerPool:
         self._collect_failures(errors, dead, Deadline.after(_COLLECT_S))
         if dead:
             raise PeerLost(*self._describe_death(dead))
-        lines = [f"{self._name(rank)}: {text}" for rank, text in sorted(errors.items())]
-        raise RingleaderError("\n".join(lines))
+        first, *others = sorted(errors.items())
+        lines = [first[1], *(f"{self._name(rank)}: {text}" for rank, text in others)]
+        raise PeerFailed(self._name(first[0]), "\n".join(lines))
 
     def _collect_failures(
         self, errors: dict[int, str], dead: set[int], deadline: Deadline

@@ -133,6 +133,22 @@ def test_torchrun_with_its_own_store_as_documented(machines: Machines) -> None:
         assert any("/2 [" in line for line in run.lines)
 
 
+JOIN = """
+import ringleader
+try:
+    ringleader.join(nodes=2, timeout_s=1)
+except ringleader.DeadlineExceeded as error:
+    print("in time:", error.peer, error)
+"""
+
+
+@pytest.mark.slow
+def test_joining_without_others_ends_at_its_deadline(machines: Machines) -> None:
+    alone = machines.start(0, sys.executable, "-c", JOIN)
+    assert alone.end() == 0, "".join(alone.lines)
+    assert "in time: job default job default: no round began" in "".join(alone.lines)
+
+
 def test_a_script_without_launcher_finds_the_others_by_itself(
     machines: Machines,
 ) -> None:

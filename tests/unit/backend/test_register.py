@@ -43,6 +43,11 @@ dist.barrier()
 print(tensor.tolist(), dist.get_backend())
 dist.destroy_process_group()
 """,
+    "rendezvous first": """
+import ringleader.node.launch.elastic_rendezvous
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as known
+print("mdns" in known._registry)
+""",
     "not autoloaded": """
 import torch.distributed as dist
 print("ringleader" in dist.Backend.backend_list)
@@ -102,6 +107,11 @@ def test_a_broken_backend_does_not_break_torch(tmp_path: Path) -> None:
 def test_without_autoload_importing_us_after_torch_is_enough() -> None:
     script = end_of("not autoloaded", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert script == Ended(0, "False\nTrue\n", "")
+
+
+@pytest.mark.slow
+def test_torchrun_knows_mdns_whichever_module_is_imported_first() -> None:
+    assert end_of("rendezvous first") == Ended(0, "True\n", "")
 
 
 def test_the_entry_point_needs_nothing_that_could_be_missing() -> None:

@@ -22,7 +22,7 @@ from ringleader.cli.bench.check_pattern import (
 )
 from ringleader.cli.bench.check_pattern import write as write_pattern
 from ringleader.cli.json_socket import Message
-from ringleader.errors import ConfigError, RingleaderError
+from ringleader.errors import ConfigError, InternalError
 
 _ALIGN_BYTES = 64  # a cache line, as torch aligns its own tensors
 
@@ -93,9 +93,7 @@ class BenchRank:
         wrong = first_wrong(result, result_parts(operation, self._rank, self._size))
         if wrong is not None:
             where = f"{library} {operation} of {self._cell.total_bytes} bytes"
-            raise RingleaderError(
-                f"wrong result: {where} on {self._size} ranks: {wrong}"
-            )
+            raise InternalError(f"wrong result: {where} on {self._size} ranks: {wrong}")
         source.fill(0)
         return {"exact": True}
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from ringleader.cli.bench.bench_plan import TITLES, BenchCell, Competitor
 from ringleader.cli.json_socket import Message
 from ringleader.cli.worker_pool import WorkerPool
-from ringleader.errors import ConfigError, RingleaderError
+from ringleader.errors import ConfigError, PeerFailed, RingleaderError
 from ringleader.transport.free_ports import free_ports
 
 _START_S = 120.0
@@ -90,7 +90,7 @@ class BenchSession:
         try:
             return self.pools[competitor.library].request(task, _TURN_S)
         except RingleaderError as exc:
-            raise RingleaderError(f"{competitor.title}: {exc}") from exc
+            raise PeerFailed(competitor.title, str(exc)) from exc
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from ringleader.errors import ConfigError, DeadlineExceeded, RingleaderError
+from ringleader.errors import ConfigError, DeadlineExceeded, GroupAborted
 from ringleader.ids import NodeId
 from ringleader.node.agent import fingerprint_check, rank_assignment
 from ringleader.node.agent.fingerprint_check import Machine
@@ -225,7 +225,7 @@ class Jobs:
     def _decide(self, name: str, job: Job, view_state: ViewState) -> None:
         if job.is_left_alone(self.mine):
             text = f"job {name}: the other machines have finished it, this one has not"
-            job.outcome.set_exception(RingleaderError(text))
+            job.outcome.set_exception(GroupAborted(text))
             return
         match rank_assignment.assign_ranks(name, view_state, self.mine):
             case Round() as chosen if self.mine in chosen.nodes:

@@ -77,7 +77,7 @@ async def _run_until_end(serving: Coroutine[None, None, None], core: AgentCore) 
 
 async def _report_failure(writer: asyncio.StreamWriter, exc: Exception) -> None:
     with contextlib.suppress(OSError):
-        writer.write(framing.pack(RequestFailed(str(exc))))
+        writer.write(framing.pack(RequestFailed.of(exc)))
         await writer.drain()
     writer.close()
 

@@ -64,7 +64,7 @@ class RequestHandler:
         except (PeerLost, OSError):
             pass  # the client has closed the connection
         except RingleaderError as exc:
-            send(RequestFailed(str(exc)))
+            send(RequestFailed.of(exc))
         finally:
             coming.cancel()
             with contextlib.suppress(OSError, RuntimeError):
@@ -83,7 +83,7 @@ class RequestHandler:
         try:
             send(await work)
         except RingleaderError as exc:
-            send(RequestFailed(str(exc)))
+            send(RequestFailed.of(exc))
         except asyncio.CancelledError:
             if not work.cancelled():
                 raise  # this task was cancelled, not ``work``

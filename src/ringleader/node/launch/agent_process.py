@@ -84,7 +84,7 @@ class AgentProcess(AgentClient):
         self.send(config, deadline)
         first = self.receive(deadline)
         if isinstance(first, RequestFailed):
-            raise ConfigError(first.text)
+            raise first.to_error()
 
     def __enter__(self) -> Self:
         return self

@@ -139,8 +139,3 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         rank0=str(params.get("rank0", "")),
     )
     return MdnsRendezvous(AgentProcess.start(config), request)
-
-
-def plugin() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """Return the handler factory; entry point of the group ``torchrun.handlers``."""
-    return create_handler

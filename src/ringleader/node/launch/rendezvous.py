@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from ringleader import settings
 from ringleader.deadline import Deadline
-from ringleader.errors import InternalError, PeerLost, RingleaderError
+from ringleader.errors import DeadlineExceeded, InternalError, PeerLost
 from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.protocol.agent_client import OnProgress
 from ringleader.node.protocol.local_requests import (
@@ -74,8 +74,8 @@ def join_round(
     """Enter rounds until all machines of one have reached its store.
 
     A machine may be lost between the rank assignment and the first step. Then the round
-    is stale before it began, and the next one is entered. Raises ``RingleaderError`` if
-    no round is complete within ``request.timeout_s``.
+    is stale before it began, and the next one is entered. Raises ``DeadlineExceeded``
+    if no round is complete within ``request.timeout_s``.
     """
     validate(request)
     deadline = Deadline.after(request.timeout_s)
@@ -97,7 +97,7 @@ def join_round(
         on_progress("a machine was lost while the group formed; trying again")
         if deadline.is_over():
             text = f"no round was complete within {request.timeout_s:g} s"
-            raise RingleaderError(f"job {request.job}: {text}")
+            raise DeadlineExceeded(f"job {request.job}", text)
 
 
 def _open_store(agent: AgentProcess, entered: RoundEntered) -> TCPStore:

@@ -1,9 +1,9 @@
-"""Entry points that torch loads: the backend and the init method ``mdns://``."""
+"""Entry points that torch loads: the backend, ``mdns://`` and torchrun's ``mdns``."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -34,6 +34,21 @@ def register() -> None:
     _register_scheme()
     _wrap_env()
     _compress()
+
+
+def torchrun_handler() -> Callable[[Any], Any]:
+    """Return what makes the handler of ``torchrun --rdzv-backend=mdns``.
+
+    torch calls this while its package of rendezvous handlers is being imported. Our
+    handler's module imports that package, so it is imported only when it is used.
+    """
+    return _create_handler
+
+
+def _create_handler(parameters: Any) -> Any:  # noqa: ANN401 - torch's types
+    from ringleader.node.launch.elastic_rendezvous import create_handler
+
+    return create_handler(parameters)
 
 
 def _register_scheme() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ringleader.deadline import Deadline
-from ringleader.errors import PeerError, RingleaderError
+from ringleader.errors import PeerError
 from ringleader.node.protocol import framing
 from ringleader.node.protocol.agent_config import run_directory
 from ringleader.node.protocol.local_requests import (
@@ -41,7 +41,7 @@ class AgentClient:
         """Send ``request`` and return its reply.
 
         Progress messages that arrive before the reply go to ``on_progress``. Raises
-        ``RingleaderError`` if the agent reports a failure.
+        the agent's error if it reports one.
         """
         try:
             return self._ask(request, deadline, on_progress)
@@ -58,8 +58,8 @@ class AgentClient:
             match self.receive(deadline):
                 case Progress(text=text):
                     on_progress(text)
-                case RequestFailed(text=text):
-                    raise RingleaderError(text)
+                case RequestFailed() as failed:
+                    raise failed.to_error()
                 case reply:
                     return reply
 

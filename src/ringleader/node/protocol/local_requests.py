@@ -5,9 +5,18 @@ Both ends belong to one user on one machine. The decoders are strict all the sam
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 
-from ringleader.errors import ConfigError, ProtocolError
+from ringleader import errors
+from ringleader.errors import (
+    ConfigError,
+    InternalError,
+    PeerError,
+    ProtocolError,
+    RingleaderError,
+)
 from ringleader.node.protocol.node_state import (
     Count,
     JobFingerprint,
@@ -96,9 +105,28 @@ class Progress(_Tagged, frozen=True):
 
 
 class RequestFailed(_Tagged, frozen=True):
-    """The request failed; ``text`` is for the user."""
+    """The request failed with an error of ours."""
 
+    error: str
+    """Name of its class."""
+    peer: str
     text: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> RequestFailed:
+        """Describe ``error``; one that is not ours is a bug of the agent."""
+        if isinstance(error, PeerError):
+            return cls(type(error).__name__, str(error.peer), error.text)
+        if isinstance(error, RingleaderError):
+            return cls(type(error).__name__, "", error.text)
+        return cls(InternalError.__name__, "", f"{type(error).__name__}: {error}")
+
+    def to_error(self) -> RingleaderError:
+        """The error, to be raised by the process that made the request."""
+        kind = cast("type[RingleaderError]", getattr(errors, self.error))
+        if issubclass(kind, PeerError):
+            return kind(self.peer, self.text)
+        return kind(self.text)
 
 
 class RoundStatus(_Tagged, frozen=True):

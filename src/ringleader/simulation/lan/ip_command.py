@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ringleader.errors import RingleaderError
+from ringleader.errors import ConfigError, RingleaderError
 
 _ETC = Path("/etc/netns")
 _NAMES = re.compile(r"ringleader-(\d+)-[0-9a-f]+-(?:switch|host\d+)")
@@ -130,7 +130,7 @@ def run(*argv: str, text: str | None = None) -> str:
             start_new_session=True,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise RingleaderError(f"lan: {' '.join(argv)}: {error}") from error
+        raise ConfigError(f"lan: {' '.join(argv)}: {error}") from error
     if done.returncode:
-        raise RingleaderError(f"lan: {' '.join(argv)}: {done.stderr.strip()}")
+        raise ConfigError(f"lan: {' '.join(argv)}: {done.stderr.strip()}")
     return done.stdout

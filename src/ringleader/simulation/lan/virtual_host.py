@@ -18,7 +18,7 @@ from ipaddress import ip_interface
 from typing import Any
 
 from ringleader.deadline import Deadline
-from ringleader.errors import ConfigError, RingleaderError
+from ringleader.errors import ConfigError, DeadlineExceeded, RingleaderError
 from ringleader.simulation.lan.ip_command import ip, run, set_hosts, set_name_server
 from ringleader.simulation.lan.switch import RECEIVED, Cable, Switch
 
@@ -211,7 +211,7 @@ class VirtualHost:
         with holder.stdout as output:
             is_ready = bool(select.select([output], [], [], WAIT_S)[0])
             if not is_ready or output.readline() != "ready\n":
-                raise RingleaderError(
+                raise ConfigError(
                     f"lan: cannot open tunnel {name}; does /dev/net/tun exist?"
                 )
 
@@ -223,7 +223,7 @@ class VirtualHost:
             "LOWERLAYERDOWN",
         ):
             if deadline.is_over():
-                raise RingleaderError(f"lan: {name} is not up after {WAIT_S:g} s")
+                raise DeadlineExceeded(name, f"lan: not up after {WAIT_S:g} s")
             time.sleep(POLL_S)
 
     def _counter(self, direction: str, device: str) -> int:
