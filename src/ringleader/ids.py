@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import NewType
 
 NodeId = NewType("NodeId", str)
@@ -14,3 +16,12 @@ Incarnation = NewType("Incarnation", str)
 def short(node: NodeId) -> str:
     """Return the first eight characters for people, as in ``k7f3-9qa2``."""
     return f"{node[:4]}-{node[4:8]}"
+
+
+def tell_apart(names: Mapping[NodeId, str]) -> dict[NodeId, str]:
+    """Return the names of nodes, with the id where several have the same name."""
+    counts = Counter(names.values())
+    return {
+        node: name if counts[name] == 1 else f"{name} ({short(node)})"
+        for node, name in names.items()
+    }

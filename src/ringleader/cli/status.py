@@ -14,14 +14,17 @@ from rich.text import Text
 from ringleader import settings
 from ringleader.cli import units
 from ringleader.errors import RingleaderError
-from ringleader.ids import NodeId, short
+from ringleader.ids import NodeId, short, tell_apart
 from ringleader.node.peering.status_query import StatusReport, query_status
 from ringleader.node.protocol.snapshot import NodeRow, Snapshot
+from ringleader.topology.node_profile import NodeProfile
 
 _COLOURS = {"healthy": "green", "suspect": "yellow", "dead": "red"}
 _EVERY_S = 1.0
 _CLOCK_S = 2.0
 """Smaller clock differences are not shown."""
+_MIN_ADDRESS = 24
+"""Characters of an address that stay in one line, however narrow the terminal is."""
 _NUM_EVENTS = 5
 """Events shown as text; ``--json`` has all that the agent keeps."""
 
@@ -40,7 +43,7 @@ def status(
     """Show the nodes of the cluster, their health, links, and the latest events.
 
     Asks the agents of this machine or, if none runs here, one on the
-    network. Exits with 3 if none answers; 'ringleader doctor' tells why.
+    network. If none answers, shows what is known without, and exits with 3.
     """
     console = Console()
     errors = Console(stderr=True)
@@ -48,49 +51,67 @@ def status(
         if watch and not as_json:
             _watch(console)
             return
-        reports = query_status(settings.home_directory())
+        reports, is_live = _query()
     except RingleaderError as exc:
         errors.print(f"ringleader status: {exc}", style="bold red", markup=False)
         raise typer.Exit(1) from exc
     except KeyboardInterrupt as exc:
         raise typer.Exit(130) from exc
     if mlx:
-        typer.echo(reports[0].snapshot.mlx if reports else "")
+        typer.echo(reports[0].snapshot.mlx)
     elif as_json:
         typer.echo(json.dumps([_as_dict(report) for report in reports], indent=1))
     else:
-        console.print(_render(reports))
-    if not reports:
+        console.print(_render(reports, is_live=is_live))
+    if not is_live:
         raise typer.Exit(3)
+
+
+def _query() -> tuple[list[StatusReport], bool]:
+    """Return the reports of agents, or what is known without; and whether it is one."""
+    home = settings.home_directory()
+    reports = query_status(home)
+    if reports:
+        return reports, True
+    from ringleader.node.peering.idle_status import idle_status
+
+    return [idle_status(home)], False
 
 
 def _watch(console: Console) -> None:
     from rich.live import Live
 
-    home = settings.home_directory()
-    with Live(_render(query_status(home)), console=console, auto_refresh=False) as live:
+    def render() -> RenderableType:
+        reports, is_live = _query()
+        return _render(reports, is_live=is_live)
+
+    with Live(render(), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(_EVERY_S)
-            live.update(_render(query_status(home)), refresh=True)
+            live.update(render(), refresh=True)
 
 
 def _as_dict(report: StatusReport) -> dict[str, object]:
     return {"from": report.source, **report.snapshot.plain()}
 
 
-def _render(reports: list[StatusReport]) -> RenderableType:
-    if not reports:
-        return Text(
-            "No node of this cluster runs here or answers on the network.\n"
-            "Start one with: ringleader run --nodes 2 train.py\n"
-            "If one runs on another machine: ringleader doctor"
+def _render(reports: list[StatusReport], *, is_live: bool) -> RenderableType:
+    if not is_live:
+        snapshot = reports[0].snapshot
+        return Group(
+            Text(f"cluster {snapshot.cluster}   no node of it runs", style="bold"),
+            _nodes(snapshot),
+            Text(
+                "Nodes run while a job does: ringleader run --nodes 2 train.py\n"
+                "If one runs on another machine now: ringleader doctor"
+            ),
         )
     return Group(*(part for report in reports for part in _parts(report)))
 
 
 def _parts(report: StatusReport) -> list[RenderableType]:
     snapshot = report.snapshot
-    leader = next((row.name for row in snapshot.nodes if row.is_leader), "none")
+    leader = _names(snapshot).get(NodeId(snapshot.leader), "none")
     title = (
         f"cluster {snapshot.cluster}   epoch {snapshot.epoch}   leader {leader}   "
         f"(seen from {report.source})"
@@ -99,6 +120,7 @@ def _parts(report: StatusReport) -> list[RenderableType]:
         Text(title, style="bold"),
         _health(snapshot),
         _nodes(snapshot),
+        _machines(snapshot),
     ]
     if len(snapshot.ring) > 1:
         parts.append(_links(snapshot))
@@ -139,11 +161,15 @@ def _events(snapshot: Snapshot) -> Table:
 
 def _nodes(snapshot: Snapshot) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("node", "id", "health", "device", "cores", "memory", "address"):
-        table.add_column(column)
-    for column in ("latency", "job"):
-        table.add_column(column)
-    for row in sorted(snapshot.nodes, key=lambda row: _ring_index(snapshot, row)):
+    longest = max((len(row.address) for row in snapshot.nodes), default=0)
+    table.add_column("node", overflow="fold")
+    table.add_column("id", no_wrap=True)
+    table.add_column("health")
+    # Never cut: people copy it. An address longer than this continues below.
+    table.add_column("address", overflow="fold", min_width=min(longest, _MIN_ADDRESS))
+    table.add_column("latency", no_wrap=True)
+    table.add_column("job", overflow="fold")
+    for row in _in_ring_order(snapshot):
         health = Text(row.health, style=_COLOURS.get(row.health, ""))
         name = Text(row.name + (" *" if row.is_leader else ""))
         if row.is_here:
@@ -151,8 +177,7 @@ def _nodes(snapshot: Snapshot) -> Table:
         table.add_row(
             name,
             short(NodeId(row.node)),
-            health if row.in_view else Text(f"{row.health}, not in view"),
-            *(Text(cell) for cell in _machine(row)),
+            health if row.in_view or not snapshot.ring else _outside(row),
             row.address or "-",
             "here" if row.is_here else _time(row.latency_s),
             Text(", ".join(row.jobs) or "-"),
@@ -160,15 +185,32 @@ def _nodes(snapshot: Snapshot) -> Table:
     return table
 
 
-def _ring_index(snapshot: Snapshot, row: NodeRow) -> int:
-    ring = snapshot.ring
-    return ring.index(row.node) if row.node in ring else len(ring)
+def _outside(row: NodeRow) -> Text:
+    return Text(f"{row.health}, not in view")
 
 
-def _machine(row: NodeRow) -> tuple[str, str, str]:
-    if row.profile is None:
-        return "?", "?", "?"
-    profile = row.profile
+def _in_ring_order(snapshot: Snapshot) -> list[NodeRow]:
+    ring = {node: index for index, node in enumerate(snapshot.ring)}
+    return sorted(snapshot.nodes, key=lambda row: ring.get(row.node, len(ring)))
+
+
+def _names(snapshot: Snapshot) -> dict[NodeId, str]:
+    return tell_apart({NodeId(row.node): row.name for row in snapshot.nodes})
+
+
+def _machines(snapshot: Snapshot) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("machine", "device", "cores", "memory"):
+        table.add_column(column)
+    names = _names(snapshot)
+    for row in _in_ring_order(snapshot):
+        if row.profile is not None:
+            cells = (names[NodeId(row.node)], *_machine(row.profile))
+            table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def _machine(profile: NodeProfile) -> tuple[str, str, str]:
     device = profile.accelerators[0].name if profile.accelerators else profile.chip
     memory = units.format_bytes(profile.total_ram_bytes)
     return device[:32], str(profile.physical_cores), memory
@@ -179,12 +221,13 @@ def _links(snapshot: Snapshot) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("link", "latency", "there", "back", "clocks"):
         table.add_column(column)
+    names = _names(snapshot)
     rows = {row.node: row for row in snapshot.nodes}
     ring = snapshot.ring
     hops = list(zip(ring, [*ring[1:], ring[0]], strict=True))
     for source, to in hops[: 1 if len(hops) == 2 else None]:
         if source in rows and to in rows:
-            name = f"{rows[source].name} -> {rows[to].name}"
+            name = f"{names[NodeId(source)]} -> {names[NodeId(to)]}"
             table.add_row(Text(name), *_link(rows[source], rows[to]))
     return table
 

@@ -68,6 +68,7 @@ def from_snapshots(snapshots: Iterable[Snapshot]) -> list[Hint]:
 def _parse(text: str) -> Address | None:
     """Parse the address in a row of a snapshot; None if it is none."""
     host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
     try:
         ipaddress.ip_address(host)
         return (host, int(port)) if 0 < int(port) < 65536 else None

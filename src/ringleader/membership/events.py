@@ -87,6 +87,10 @@ class InstallView(msgspec.Struct, frozen=True, gc=False):
     view: View
 
 
+GOODBYE = "it said goodbye"
+"""The reason of a change to DEAD if the process of the peer ended in order."""
+
+
 class HealthChanged(msgspec.Struct, frozen=True, gc=False):
     """The health of ``peer`` has changed to ``health``; ``why`` tells the reason."""
 

@@ -33,6 +33,7 @@ from typing import Any
 from ringleader.errors import ConfigError
 from ringleader.membership.config import MembershipConfig
 from ringleader.membership.events import (
+    GOODBYE,
     Action,
     Event,
     KeyCloned,
@@ -249,7 +250,7 @@ class MembershipMachine:
         self._view_change.refused(message)
 
     def _on_goodbye(self, peer: Peer, _: Goodbye, now_s: float) -> None:
-        self._peer_table.down(peer.member, now_s, gone="it said goodbye")
+        self._peer_table.down(peer.member, now_s, gone=GOODBYE)
         self._peer_table.forget(peer)
 
     def _is_linked(self, member: Member) -> bool:

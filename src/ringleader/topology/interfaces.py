@@ -264,7 +264,8 @@ def _ip(address: str) -> Ip | None:
 
 def kind_of_peer(address: str, interfaces: Sequence[Interface]) -> InterfaceKind:
     """Return the kind of interface over which a peer's address is reached."""
-    ip = ipaddress.ip_address(address)
+    # A dual-stack socket shows IPv4 addresses with this prefix.
+    ip = ipaddress.ip_address(address.removeprefix("::ffff:"))
     if ip.is_loopback:
         return InterfaceKind.LOOPBACK
     if ip.is_link_local:

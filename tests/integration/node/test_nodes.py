@@ -102,7 +102,13 @@ def test_three_machines_find_each_other_and_survive_the_loss_of_their_leader(
     assert len({(s["epoch"], s["leader"], tuple(s["ring"])) for s in seen[:1]}) == 1
     leader = next(row for row in seen[0]["nodes"] if row["is_leader"])
     assert leader["name"] == "n0", "the first to start is the most senior"
-    assert all(row["profile"]["physical_cores"] >= 1 for row in seen[0]["nodes"])
+    for row in [row for each in seen for row in each["nodes"]]:
+        assert row["profile"]["physical_cores"] >= 1
+        assert row["version"], "also of the node that was asked"
+        assert row["clock_ahead_s"] is not None
+        assert row["address"].startswith("10.77.0.")
+        kinds = {link["kind"] for link in row["links"].values()}
+        assert kinds == {"ethernet"}, "also where the other end dialled"
 
     killed_s = time.monotonic()
     kill(nodes[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -16,6 +17,7 @@ from ringleader.node.protocol.snapshot import (
     NodeRow,
     Snapshot,
 )
+from ringleader.topology.node_profile import measure
 
 A = NodeId("a" * 52)
 
@@ -68,7 +70,7 @@ def counts(healthy: int, suspect: int, dead: int) -> HealthCounts:
 def shown(health: HealthCounts, events: list[ClusterEvent]) -> str:
     out = io.StringIO()
     report = StatusReport("attic, process 1", snapshot(health, events))
-    Console(file=out, width=160).print(_render([report]))
+    Console(file=out, width=160).print(_render([report], is_live=True))
     return out.getvalue()
 
 
@@ -96,3 +98,44 @@ def test_the_latest_events_are_shown_with_their_time() -> None:
     ]
     text = shown(counts(1, 0, 0), events)
     assert [f"event {n}" in text for n in range(7)] == [False] * 2 + [True] * 5
+
+
+def row(node: str, name: str, **changes: object) -> NodeRow:
+    plain = snapshot(counts(0, 0, 0), []).nodes[0]
+    return msgspec.structs.replace(plain, node=node, name=name, **changes)
+
+
+def test_80_columns_show_whole_addresses_and_names_with_their_ids() -> None:
+    """Three machines of a home, two of them with the name that the image gave them."""
+    profile = msgspec.structs.replace(
+        measure(), chip="Raspberry Pi 5 Model B Rev 1.0", accelerators=[]
+    )
+    long = "[2001:db8:85a3:8d3:1319:8a2e:370:7348]:54321"
+    addresses = ["192.168.178.123:54321", "192.168.178.124:43210", long]
+    names = ["raspberrypi", "raspberrypi", "living-room-desktop"]
+    rows = [
+        row(
+            letter * 52,
+            name,
+            address=address,
+            profile=profile,
+            is_leader=letter == "b",
+            jobs=["default"],
+        )
+        for letter, name, address in zip("bcd", names, addresses, strict=True)
+    ]
+    ids = [each.node for each in rows]
+    seen = msgspec.structs.replace(
+        snapshot(counts(2, 0, 0), []), nodes=rows, ring=ids, leader="b" * 52
+    )
+    out = io.StringIO()
+    report = StatusReport("raspberrypi, process 1", seen)
+    Console(file=out, width=80).print(_render([report], is_live=True))
+    text = out.getvalue()
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert all(address in text for address in addresses[:2])
+    joined = "".join("".join(line.split()) for line in text.splitlines())
+    assert "…" not in text
+    assert "leader raspberrypi (bbbb-bbbb)" in text
+    assert "raspberrypi (cccc-cccc)" in text
+    assert long[:24] in joined

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringleader.ids import Incarnation, NodeId
-from ringleader.membership.events import Health, HealthChanged
+from ringleader.membership.events import GOODBYE, Health, HealthChanged
 from ringleader.membership.member import Member, View, ViewId
 from ringleader.node.agent.event_log import MAX_EVENTS, EventLog
 from ringleader.node.protocol.node_state import SplitSeen
@@ -77,3 +77,22 @@ def test_the_oldest_events_are_forgotten() -> None:
         log.connected(NodeId(f"{number:052d}"), f"n{number}", "10.0.0.1")
     assert len(log.events) == MAX_EVENTS
     assert log.events[0].text.startswith("found n1 ")
+
+
+def test_a_node_that_ended_in_order_has_left_and_is_not_lost() -> None:
+    log = EventLog({A: "attic", B: "barn"}, prints=False)
+    log.health_changed(HealthChanged(member(B), Health.DEAD, GOODBYE))
+    log.health_changed(HealthChanged(member(A), Health.DEAD, "silent for 3.5 s"))
+    assert [event.text for event in log.events] == [
+        "barn (bbbb-bbbb) left",
+        "lost attic (aaaa-aaaa): silent for 3.5 s",
+    ]
+    assert kinds(log) == ["left", "lost"]
+
+
+def test_nodes_with_one_name_are_told_apart_in_a_view() -> None:
+    log = EventLog({}, prints=False)
+    log.view_installed(view(A, B, C), {A: "pi", B: "pi", C: "desk"})
+    (event,) = log.events
+    expected = "epoch 1: pi (aaaa-aaaa), pi (bbbb-bbbb), desk; leader pi (aaaa-aaaa)"
+    assert event.text == expected

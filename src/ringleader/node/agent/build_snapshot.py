@@ -6,10 +6,11 @@ import os
 import time
 
 from ringleader.ids import NodeId
-from ringleader.membership.health_report import HealthReport
+from ringleader.membership.health_report import HealthReport, PeerHealth
 from ringleader.membership.member import Member
 from ringleader.node.agent.agent_core import AgentCore
 from ringleader.node.peering import link_plan
+from ringleader.node.protocol.node_state import NodeState
 from ringleader.node.protocol.snapshot import HealthCounts, NodeRow, Snapshot
 
 
@@ -61,7 +62,6 @@ def _mlx(core: AgentCore) -> str:
 def _row(core: AgentCore, member: Member, *, in_view: bool) -> NodeRow:
     is_here = member == core.me
     health = core.membership.machine.health.of(member)
-    link = core.membership.links.get(member)
     view = core.membership.machine.view
     state = core.view_state.states.get(member.node) if core.view_state else None
     if not in_view:
@@ -74,11 +74,9 @@ def _row(core: AgentCore, member: Member, *, in_view: bool) -> NodeRow:
         is_here=is_here,
         in_view=in_view,
         address=_address(core, member.node),
-        latency_s=health.latency_avg_s / 2
-        if health and health.latency_avg_s is not None
-        else None,
-        clock_ahead_s=core.clocks.wall.get(member.node),
-        version=link.connection.hello.version if link else "",
+        latency_s=_latency_s(health, is_here=is_here),
+        clock_ahead_s=0.0 if is_here else core.clocks.wall.get(member.node),
+        version=_version(core, member, state),
         host=state.host if state else "",
         profile=state.profile if state else None,
         links={str(k): v for k, v in state.links.items()} if state else {},
@@ -86,13 +84,36 @@ def _row(core: AgentCore, member: Member, *, in_view: bool) -> NodeRow:
     )
 
 
+def _latency_s(health: PeerHealth | None, *, is_here: bool) -> float | None:
+    if is_here:
+        return 0.0
+    round_trip_s = health.latency_avg_s if health else None
+    return None if round_trip_s is None else round_trip_s / 2
+
+
+def _version(core: AgentCore, member: Member, state: NodeState | None) -> str:
+    """Return the release of ringleader on a node."""
+    if member == core.me:
+        return core.local.profile.ringleader_version
+    link = core.membership.links.get(member)
+    if link is not None:
+        return link.connection.hello.version
+    return state.profile.ringleader_version if state else ""
+
+
 def _address(core: AgentCore, node: NodeId) -> str:
+    """Return the address by which we reach a node, or else its best one."""
+    if node == core.me.node:
+        return _join((core.local.addresses or ["no network"])[0], core.local.port)
     link = core.membership.links.to_node(node)
     if link is not None:
-        return f"{link.connection.address[0]}:{link.connection.address[1]}"
-    if node == core.me.node:
-        return f"{(core.local.addresses or ['no network'])[0]}:{core.local.port}"
-    return ""
+        return _join(*link.connection.address)
+    known = core.view_state.addresses().get(node) if core.view_state else None
+    return _join(*known[0]) if known else ""
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _troubles(core: AgentCore) -> list[str]:

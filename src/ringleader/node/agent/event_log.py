@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ringleader.ids import NodeId, short
-from ringleader.membership.events import Health, HealthChanged, KeyCloned
+from ringleader.ids import NodeId, short, tell_apart
+from ringleader.membership.events import GOODBYE, Health, HealthChanged, KeyCloned
 from ringleader.membership.member import Member, View
 from ringleader.node.protocol.node_state import SplitSeen
 from ringleader.node.protocol.snapshot import ClusterEvent
@@ -28,6 +28,7 @@ class Kind(StrEnum):
 
     FOUND = "found"
     LOST = "lost"
+    LEFT = "left"
     VIEW = "view"
     SPLIT = "split"
     CLONE = "clone"
@@ -62,10 +63,14 @@ class EventLog:
             self._add(Kind.FOUND, f"found {self.title(node)} at {address}")
 
     def health_changed(self, change: HealthChanged) -> None:
-        """Record a change of a peer's health; only a death is an event."""
-        if change.health is Health.DEAD:
-            text = f"lost {self.title(change.peer.node)}: {change.why}"
-            self._add(Kind.LOST, text)
+        """Record a change of a peer's health; only its end is an event."""
+        if change.health is not Health.DEAD:
+            return
+        who = self.title(change.peer.node)
+        if change.why == GOODBYE:
+            self._add(Kind.LEFT, f"{who} left")
+        else:
+            self._add(Kind.LOST, f"lost {who}: {change.why}")
 
     def view_installed(self, view: View, names: Mapping[NodeId, str]) -> None:
         """Record a view; an event only if its members differ from the last one's."""
@@ -73,8 +78,8 @@ class EventLog:
         if set(view.members) == self._members:
             return
         self._members = set(view.members)
-        listed = ", ".join(self.names.get(m.node, "?") for m in view.members)
-        leader = self.names.get(view.id.leader, "?")
+        shown = tell_apart({m.node: self.names.get(m.node, "?") for m in view.members})
+        listed, leader = ", ".join(shown.values()), shown.get(view.id.leader, "?")
         self._add(Kind.VIEW, f"epoch {view.id.counter}: {listed}; leader {leader}")
 
     def split_seen(self, split: SplitSeen) -> None:

@@ -131,7 +131,7 @@ class Jobs:
             rank=rank,
             size=len(chosen.nodes),
             store_port=port,
-            names=[state.name for state in states],
+            names=[self.view_state.names()[node] for node in chosen.nodes],
             credentials=self.worker.credentials,
             addresses=self.worker.addresses(),
             interface=self.worker.interface_towards(others),

@@ -58,9 +58,9 @@ class Waiting:
 
     def describe(self, view: ViewState) -> str:
         """Return a sentence for a user who waits."""
-        names = ", ".join(view.states[node].name for node in self.nodes)
+        names = ", ".join(view.names()[node] for node in self.nodes)
         if self.running:
-            busy = ", ".join(view.states[node].name for node in self.running)
+            busy = ", ".join(view.names()[node] for node in self.running)
             return f"waiting for {busy} to finish or to restart"
         here = f"{len(self.nodes)} here ({names})"
         if self.missing:

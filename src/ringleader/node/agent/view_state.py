@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from ringleader.ids import NodeId
+from ringleader.ids import NodeId, tell_apart
 from ringleader.membership.member import View
 from ringleader.node.peering.peer_connection import Address
 from ringleader.node.protocol import node_state
@@ -51,6 +51,10 @@ class ViewState:
         if leader in previous.states:
             return None
         return SplitSeen(leader, other, previous.epoch)
+
+    def names(self) -> dict[NodeId, str]:
+        """Return the names of all nodes; nodes with equal names get their ids, too."""
+        return tell_apart({node: state.name for node, state in self.states.items()})
 
     def jobs(self) -> set[str]:
         """Return all jobs that a node has requested."""
