@@ -101,6 +101,7 @@ def number(pattern: str, output: str) -> float:
     return float(found[0])
 
 
+@pytest.mark.slow
 def test_the_first_example_learns_to_read_digits_under_torchrun() -> None:
     check_that_it_learned(torchrun(2, FIRST))
 

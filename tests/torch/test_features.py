@@ -55,11 +55,14 @@ def is_scenario(function: ast.FunctionDef) -> bool:
 
 
 SCENARIOS = {name: module for module, name in scenarios()}
+COMPILED = "ddp_compiled"
+"""Compiling takes as long as all other scenarios together."""
 CASES = [
-    pytest.param(name, size, marks=() if size == max(sizes) else pytest.mark.slow)
+    pytest.param(name, size, marks=pytest.mark.slow if is_slow else ())
     for name in SCENARIOS
     for sizes in [SIZES.get(name, (2, 3))]
     for size in sizes
+    for is_slow in [name == COMPILED or size < max(sizes)]
 ]
 """More ranks show what fewer do, but for shortcuts; ``make test-all`` runs all."""
 

@@ -24,6 +24,7 @@ BENCH = [sys.executable, "-m", "ringleader.cli.main", "bench"]
 ENDLESS = ["--ranks", "2", "--sizes", "1MiB", "--rounds", "100000"]
 
 
+@pytest.mark.slow
 def test_a_tiny_run_measures_ours_beside_gloo(tmp_path: Path) -> None:
     grid = ["--ranks", "2", "--sizes", "4,64KiB", "--rounds", "1", "--quick"]
     operations = ["--operations", "all_reduce,all_gather"]

@@ -42,6 +42,7 @@ def test_the_demo_learns_and_proves_it(tmp_path: Path) -> None:
     assert "epoch 30/30" in done.stderr
 
 
+@pytest.mark.slow
 def test_json_holds_the_same_facts() -> None:
     flags = ["--ranks", "1", "--epochs", "2", "--json"]  # a rank is 5 s of imports
     done = subprocess.run(

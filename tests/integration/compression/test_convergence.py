@@ -12,7 +12,6 @@ from functools import cache, partial
 
 import pytest
 import torch
-from _pytest.mark import ParameterSet
 
 from ringleader.compression import compressor
 from ringleader.groups.group import Group
@@ -20,7 +19,7 @@ from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from tests.kit.compression_bugs import BUGS
 from tests.kit.training_tasks import Task, characters, digits, final_loss, learn
 
-pytestmark = pytest.mark.timeout(115)
+pytestmark = [pytest.mark.timeout(115), pytest.mark.slow]
 
 SIZE = 2
 WITHIN_S = 100.0
@@ -47,8 +46,6 @@ RUNS = {
     "characters": ("none", "int8", "powersgd:4", "topk:0.01", "truncating int8"),
 }
 """The tasks and schemes; the text task takes longer and has fewer schemes."""
-QUICK = {("digits", "int8")}
-"""Trained by ``make test``; ``make test-all`` trains all schemes and defects."""
 
 LEARNED = {"digits": 0.1, "characters": 0.6}
 """How much of the first loss may be left, so that the comparison means something. Of
@@ -112,20 +109,11 @@ def is_near(runs: Runs, task: str, scheme: str, bar: float) -> bool:
     return abs(final_loss(mean_losses(runs(task, scheme))) / whole - 1) <= bar
 
 
-def pairs(bars: dict[str, float]) -> list[ParameterSet]:
-    return [
-        pytest.param(
-            task, scheme, marks=() if (task, scheme) in QUICK else pytest.mark.slow
-        )
-        for task in RUNS
-        for scheme in bars
-        if scheme in RUNS[task]
-    ]
+def pairs(bars: dict[str, float]) -> list[tuple[str, str]]:
+    return [(task, each) for task in RUNS for each in bars if each in RUNS[task]]
 
 
-@pytest.mark.parametrize(
-    "task", ["digits", pytest.param("characters", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("task", ["digits", "characters"])
 def test_the_uncompressed_run_learns(task: str, runs: Runs) -> None:
     losses = mean_losses(runs(task, "none"))
     assert final_loss(losses) < LEARNED[task] * losses[0]

@@ -280,7 +280,7 @@ TROUBLES = [
     ("shm", "little_shared_memory", ("8 MiB",), "--shm-size"),
 ]
 """Case, code of the finding, words of its description, and of its fix."""
-QUICK = {"deaf", "blocked", "lost", "mtu", "slow", "vpn"}
+QUICK = {"blocked", "lost", "mtu", "slow", "vpn"}
 """Cases of ``make test``; the rule of each finding has its own unit tests."""
 
 

@@ -51,7 +51,7 @@ def same_bits(tensors: list[Tensor]) -> bool:
 
 @pytest.mark.usefixtures("short_frames")
 @pytest.mark.parametrize("algorithm", CODED_ALGORITHMS["all_reduce"])
-@pytest.mark.parametrize("size", [2, 3, 5, 8])
+@pytest.mark.parametrize("size", [2, 3, 5, pytest.param(8, marks=pytest.mark.slow)])
 def test_all_reduce_is_close_identical_and_tells_what_it_lost(
     size: int, algorithm: str
 ) -> None:

@@ -121,6 +121,7 @@ def test_a_pulled_cable_is_named_by_everybody_in_time(of_three_hosts: Answers) -
         assert told["seconds"] < FAULT_S + 1
 
 
+@pytest.mark.slow
 def test_namespaces_count_as_hosts_and_ranks_of_one_share_memory(
     of_two_hosts: Answers,
 ) -> None:

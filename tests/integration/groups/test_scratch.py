@@ -51,7 +51,9 @@ def reduce_one_large_tensor(
 
 
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
+@pytest.mark.parametrize(
+    "transport", [pytest.param("tcp", marks=pytest.mark.slow), "shm"]
+)
 def test_a_gigabyte_is_reduced_with_16_megabytes_of_scratch(
     transport: str, fork_server: ForkServer
 ) -> None:

@@ -11,7 +11,7 @@ from ringleader.collectives.algorithm import algorithms
 from ringleader.groups.group import Group, handle_of
 from ringleader.testing.threaded_world import run_world
 
-SIZES = (1, 2, 3, 5, 8)
+SIZES = (1, 2, 3, 5, pytest.param(8, marks=pytest.mark.slow))
 """Alone, a pair, powers of two and others; schedules are proven up to 17 ranks."""
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 COMPLEX = [torch.complex64, torch.complex128]

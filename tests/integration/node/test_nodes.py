@@ -212,6 +212,7 @@ def test_two_clusters_on_one_lan_never_share_a_member(
     assert one.query()["rejected"] >= 1
 
 
+@pytest.mark.slow
 def test_a_copied_key_is_noticed_and_named(
     net: VirtualLan, stack: ExitStack, tmp_path: Path
 ) -> None:

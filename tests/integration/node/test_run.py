@@ -149,6 +149,7 @@ def test_joining_without_others_ends_at_its_deadline(machines: Machines) -> None
     assert "in time: job default job default: no round began" in "".join(alone.lines)
 
 
+@pytest.mark.slow
 def test_a_script_without_launcher_finds_the_others_by_itself(
     machines: Machines,
 ) -> None:

@@ -145,6 +145,7 @@ def reach(url: str, version: int) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_two_workers_reach_96_percent_and_the_weights_of_a_single_run(
     tmp_path: Path, running: Run
 ) -> None:
@@ -251,6 +252,7 @@ def test_a_link_that_no_worker_would_take_is_not_printed(
     assert "--url http://h:1: the link is for https" in said
 
 
+@pytest.mark.slow
 def test_commands_without_a_terminal_name_the_missing_argument(running: Run) -> None:
     for flags, complaint in (
         (["work"], "LINK is missing"),
