@@ -144,7 +144,7 @@ def _is_on(env: Mapping[str, str], name: str) -> bool:
 
 
 def peers(env: Mapping[str, str] | None = None) -> str:
-    """Return peers to dial besides those found: RINGLEADER_PEERS, ``host:port,...``."""
+    """Return peers to dial besides those found: RINGLEADER_PEERS."""
     env = os.environ if env is None else env
     return env.get("RINGLEADER_PEERS", "")
 

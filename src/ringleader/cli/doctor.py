@@ -20,6 +20,7 @@ from ringleader.doctor.examine import Request, examine
 from ringleader.doctor.facts import Facts
 from ringleader.doctor.finding import Finding, Severity
 from ringleader.doctor.report import Check, checks
+from ringleader.node.protocol.agent_config import AGENT_PORT
 
 _SECONDS = 8.0
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow"}
@@ -28,7 +29,7 @@ _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow"}
 def doctor(
     peer: Annotated[
         list[str] | None,
-        typer.Option(help="host:port of a node that should answer; repeatable."),
+        typer.Option(help="HOST[:PORT] of a node that should answer; repeatable."),
     ] = None,
     interface: Annotated[
         list[str] | None, typer.Option(help="Use this network interface; repeatable.")
@@ -56,7 +57,9 @@ def doctor(
     with exit_on_error("doctor"):
         request = Request(
             home=settings.home_directory(),
-            peers=parse(",".join([*(peer or []), settings.peers()])),
+            peers=parse(
+                ",".join([*(peer or []), settings.peers()]), default_port=AGENT_PORT
+            ),
             interfaces=interface or settings.interfaces(),
             port=port,
             seconds=seconds,

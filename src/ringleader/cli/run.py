@@ -19,7 +19,7 @@ from ringleader.node.launch.end_with_parent import end_with_parent
 from ringleader.node.launch.job_fingerprint import job_fingerprint
 from ringleader.node.launch.program import Program, find_program
 from ringleader.node.peering.membership_profiles import MembershipProfile
-from ringleader.node.protocol.agent_config import AgentConfig
+from ringleader.node.protocol.agent_config import AGENT_PORT, AgentConfig
 from ringleader.node.protocol.local_requests import EnterJob
 from ringleader.transport.name_lookups import no_name_lookups
 
@@ -85,14 +85,18 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
     peers: Annotated[
         str,
         typer.Option(
-            help="host:port,... of other agents, if multicast does not find them."
+            help="HOST[:PORT],... of other machines, if multicast does not find them; "
+            "one that all can reach is enough."
         ),
     ] = "",
     interface: Annotated[
         list[str] | None, typer.Option(help="Use this network interface; repeatable.")
     ] = None,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the agent; 0: any free port.")
+        int,
+        typer.Option(
+            min=0, max=65535, help=f"Port of the agent; 0: {AGENT_PORT} if free."
+        ),
     ] = 0,
     rank0: Annotated[
         str,

@@ -62,7 +62,8 @@ class DiscoveryUnavailable:
     text: str
 
     def __str__(self) -> str:
-        return f"no discovery: {self.text}; name the others with --peers host:port"
+        mend = "name a machine that all others reach with --peers HOST"
+        return f"no discovery: {self.text}; {mend}"
 
 
 def sender_addresses(chosen: Sequence[Interface]) -> list[str]:

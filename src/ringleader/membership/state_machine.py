@@ -31,6 +31,7 @@ from math import inf
 from typing import Any
 
 from ringleader.errors import ConfigError
+from ringleader.ids import NodeId
 from ringleader.membership.config import MembershipConfig
 from ringleader.membership.events import (
     GOODBYE,
@@ -48,6 +49,7 @@ from ringleader.membership.events import (
 from ringleader.membership.health_report import HealthReport
 from ringleader.membership.heartbeats import HeartbeatSender
 from ringleader.membership.member import (
+    MAX_MEMBERS,
     MAX_PAYLOAD_BYTES,
     Member,
     Order,
@@ -133,6 +135,20 @@ class MembershipMachine:
     def health(self) -> HealthReport:
         """The health of all peers, as this node sees it now."""
         return HealthReport(self._peer_table.peers.values())
+
+    def heard_by_peers(self) -> dict[NodeId, list[NodeId]]:
+        """Return the nodes that peers hear and this node does not, with those peers.
+
+        At most ``MAX_MEMBERS``; those that most peers hear come first.
+        """
+        present = [p for p in self._peer_table.present() if p.is_linked]
+        known = {self.me.node, *(p.member.node for p in present)}
+        found: dict[NodeId, list[NodeId]] = {}
+        for peer in present:
+            for node in sorted({m.node for m in peer.hears} - known):
+                found.setdefault(node, []).append(peer.member.node)
+        by_count = sorted(found.items(), key=lambda each: (-len(each[1]), each[0]))
+        return dict(by_count[:MAX_MEMBERS])
 
     def step(self, event: Event, now_s: float) -> list[Action]:
         """Process one event at ``now_s`` of a monotonic clock; return the actions."""

@@ -110,7 +110,7 @@ def rows(agent: AgentProcess) -> list[NodeRow]:
     [
         ({"profile": "nope"}, "profile 'nope'"),
         ({"interfaces": ["nope0"]}, "nope0"),
-        ({"peers": "nope"}, "nope"),
+        ({"peers": "nope:x"}, "nope"),
         ({"home": "/nowhere/at/all"}, "ringleader init"),
     ],
     ids=["profile", "interface", "peers", "home"],

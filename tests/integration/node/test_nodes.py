@@ -192,6 +192,23 @@ def test_a_split_cluster_becomes_one_again_and_status_shows_the_split(
         assert "n2 (" in text, "the leaders of both parts are named"
 
 
+def test_one_machine_that_all_know_is_enough_without_multicast(
+    net: VirtualLan, stack: ExitStack, tmp_path: Path
+) -> None:
+    for index in range(3):
+        net.no_multicast(index)
+        stack.callback(net.mend, index)
+    root = os.urandom(32)
+    homes = [make_home(tmp_path / str(i), root) for i in range(3)]
+    hub = start(stack, net, 0, homes[0], "n0")
+    port = hub.query()["nodes"][0]["address"].rpartition(":")[2]
+    peers = f"{net.hosts[0].address}:{port}"
+    nodes = [hub, *(start(stack, net, i, homes[i], f"n{i}", peers) for i in (1, 2))]
+    for node in nodes:
+        seen = node.query_until(has_members("n0", "n1", "n2"))
+        assert all(row["in_view"] for row in seen["nodes"])
+
+
 def test_two_clusters_on_one_lan_never_share_a_member(
     net: VirtualLan, stack: ExitStack, tmp_path: Path
 ) -> None:

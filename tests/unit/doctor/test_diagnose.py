@@ -31,6 +31,7 @@ from ringleader.doctor.finding import TITLES, Code, Finding, Severity
 from ringleader.doctor.probe_address import clock_ahead_s
 from ringleader.doctor.report import checks
 from ringleader.ids import Incarnation, NodeId
+from ringleader.node.protocol.agent_config import AGENT_PORT
 from ringleader.node.protocol.snapshot import HealthCounts, NodeRow, Snapshot
 from ringleader.topology.interfaces import Interface, InterfaceKind
 from ringleader.topology.link_profile import LinkProfile
@@ -318,7 +319,12 @@ def test_a_named_peer_that_works_and_is_never_heard_means_no_multicast() -> None
     assert finding.code is Code.NO_MULTICAST
     assert "bob" in finding.text
     assert "asked directly" in finding.text
-    assert "--peers 10.0.0.2:7001" in finding.mend
+    assert "`ringleader run --peers 10.0.0.2:7001 script.py`" in finding.mend
+    assert "on 10.0.0.2 itself `ringleader run --port 7001" in finding.mend
+    usual = candidate(source=Source.NAMED, address=("10.0.0.2", AGENT_PORT))
+    mend = only(facts(usual, multicast=(called,))).mend
+    assert f"--peers 10.0.0.2:{AGENT_PORT} script.py`" in mend
+    assert "--port" not in mend, "it has this port in the next run, too"
 
 
 def test_a_peer_beyond_a_router_need_not_be_heard() -> None:

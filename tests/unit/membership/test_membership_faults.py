@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from ringleader.ids import NodeId
 from ringleader.membership.config import MembershipConfig
 from ringleader.membership.events import RefreshView
 from ringleader.membership.member import View
@@ -104,6 +105,22 @@ def test_thirty_seconds_of_sigstop_evict_that_node_only_and_it_comes_back(
     assert time_to_rest(cluster) < 3.0
     cluster.run(cluster.now_s + 8)
     assert len(cluster.checker.views) == num_views + 2, "and one view when it is back"
+
+
+def test_a_node_without_a_link_to_us_is_known_from_the_peers_that_hear_it() -> None:
+    cluster = settled_cluster(3)
+    one, hub, other = cluster.nodes
+
+    def heard(node: SimulatedNode) -> dict[NodeId, list[NodeId]]:
+        assert isinstance(node.machine, MembershipMachine)
+        return node.machine.heard_by_peers()
+
+    assert [heard(node) for node in cluster.nodes] == [{}, {}, {}]
+    cluster.block(one, other, one_way=False)
+    time_to_rest(cluster)
+    assert heard(one) == {other.member.node: [hub.member.node]}
+    assert heard(other) == {one.member.node: [hub.member.node]}
+    assert heard(hub) == {}
 
 
 def test_one_who_leaves_is_gone_at_once() -> None:

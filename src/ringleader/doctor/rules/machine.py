@@ -68,7 +68,7 @@ def _ports(facts: Facts) -> Iterator[Finding]:
             text += " Without it no other node can be found by multicast."
             mend = (
                 "Stop that program or have it share the port (avahi and Bonjour do); "
-                "or name the other nodes: --peers host:port."
+                "or name a machine that all reach: --peers HOST."
             )
         yield Finding(Code.PORT_TAKEN, text, mend)
 

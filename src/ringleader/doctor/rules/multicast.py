@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from ringleader.discovery.multicast import PORT, UnavailableReason
 from ringleader.discovery.multicast_check import MulticastReport
-from ringleader.doctor.facts import Candidate, Facts
+from ringleader.doctor.facts import Candidate, Facts, format_address
 from ringleader.doctor.finding import Code, Finding
+from ringleader.node.protocol.agent_config import AGENT_PORT
 
 
 def multicast(facts: Facts) -> Iterator[Finding]:
@@ -37,8 +38,8 @@ def multicast(facts: Facts) -> Iterator[Finding]:
 
 _MEND_HERE = (
     f"In the firewall of this machine allow UDP port {PORT} in and out ('ufw allow "
-    "mdns' or 'firewall-cmd --add-service=mdns'); or name the other nodes: --peers "
-    "host:port."
+    "mdns' or 'firewall-cmd --add-service=mdns'); or name a machine that all others "
+    "reach: `ringleader run --peers HOST script.py`."
 )
 
 
@@ -68,10 +69,22 @@ def _multicast_lost(
     mend = (
         "In the router or access point turn on multicast between clients and turn off "
         "'client isolation'; in a managed switch turn off IGMP snooping or turn on its "
-        f"querier; on both machines allow UDP port {PORT}. Until then name the others: "
-        f"ringleader run --peers {unheard[0].where.partition(',')[0]} script.py."
+        f"querier; on both machines allow UDP port {PORT}. Until then name a "
+        f"machine that all others reach: {_named(unheard[0])}."
     )
     yield _no_multicast(text, mend)
+
+
+def _named(candidate: Candidate) -> str:
+    """Return the command line that names a node which was reached.
+
+    Its port is the same in the next run only if it is the usual one, or asked for.
+    """
+    host, port = candidate.reached[0].address
+    line = f"`ringleader run --peers {format_address((host, port))} script.py`"
+    if port == AGENT_PORT:
+        return line
+    return f"{line}, and on {host} itself `ringleader run --port {port} script.py`"
 
 
 def _reported_by(unheard: list[Candidate]) -> list[str]:

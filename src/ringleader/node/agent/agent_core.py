@@ -10,8 +10,7 @@ from typing import Self
 
 from ringleader.discovery.mdns import Mdns
 from ringleader.discovery.static_peers import StaticPeers, parse
-from ringleader.errors import RingleaderError
-from ringleader.ids import NodeId
+from ringleader.errors import ConfigError, RingleaderError
 from ringleader.membership.events import HealthChanged, KeyCloned, Split
 from ringleader.membership.member import Member, View
 from ringleader.node.agent.agent_identity import AgentIdentity
@@ -19,23 +18,22 @@ from ringleader.node.agent.event_log import EventLog
 from ringleader.node.agent.jobs import Jobs, WorkerConfig
 from ringleader.node.agent.local_node import LocalNode
 from ringleader.node.agent.peer_clocks import PeerClocks
+from ringleader.node.agent.peer_directory import PeerDirectory
 from ringleader.node.agent.split_reporter import SplitReporter
 from ringleader.node.agent.view_state import ViewState
 from ringleader.node.peering import link_plan
 from ringleader.node.peering.acceptor import Acceptor
-from ringleader.node.peering.connect import connect
 from ringleader.node.peering.control_links import ControlLink
 from ringleader.node.peering.link_prober import LinkProber
 from ringleader.node.peering.membership_profiles import membership_config
 from ringleader.node.peering.membership_runner import MembershipRunner
 from ringleader.node.peering.peer_connection import (
-    Address,
     HandshakeContext,
     PeerConnection,
 )
 from ringleader.node.peering.peer_dialer import PeerDialer
 from ringleader.node.protocol import framing, node_state
-from ringleader.node.protocol.agent_config import AgentConfig
+from ringleader.node.protocol.agent_config import AGENT_PORT, AgentConfig
 from ringleader.node.protocol.hello import Purpose
 from ringleader.node.protocol.node_state import SplitSeen
 from ringleader.node.protocol.snapshot import Snapshot
@@ -47,6 +45,16 @@ INTERFACES_EVERY_S = 5.0
 """How often the network interfaces are looked at again."""
 PUBLISH_DELAY_S = 0.05
 """Changes of the node state within this time make one view."""
+
+
+def _listen(port: int) -> socket.socket:
+    """Listen on ``port``; 0: on ``AGENT_PORT``, or any free port if it is taken."""
+    if port:
+        return tcp_socket.listen("", port)
+    try:
+        return tcp_socket.listen("", AGENT_PORT)
+    except ConfigError:  # another agent of this machine has it
+        return tcp_socket.listen("", 0)
 
 
 class AgentCore:
@@ -76,7 +84,7 @@ class AgentCore:
         self.link_prober = LinkProber(
             self.me.node,
             identity.credentials,
-            lambda node: self._dial(node, Purpose.PROBE),
+            lambda node: self.directory.dial(node, Purpose.PROBE),
             self._publish,
         )
         self.splits = SplitReporter(self.events, self._publish, self._set_payload)
@@ -84,7 +92,7 @@ class AgentCore:
             self.me.node,
             self._publish,
             self._set_payload,
-            lambda node, round_id: self._dial(node, Purpose.STORE, round_id),
+            lambda node, name: self.directory.dial(node, Purpose.STORE, name),
             WorkerConfig(
                 str(identity.credentials_file),
                 lambda: local.addresses,
@@ -99,16 +107,15 @@ class AgentCore:
             membership_config(config.profile),
             link_plan.ring_order,
         )
+        self.directory = PeerDirectory(self.me.node, self._handshake, self.membership)
         self.acceptor = Acceptor(self._handshake, sock, self._on_connection)
         self.mdns = Mdns(port=local.port, key=identity.cluster.mdns_key().reveal())
         self.dialer = PeerDialer(
-            self.me.node,
             self._handshake,
             self.mdns,
-            StaticPeers(parse(config.peers)),
+            StaticPeers(parse(config.peers, default_port=AGENT_PORT)),
             lambda connection: self.membership.add(connection, dialled_by_us=True),
-            self._is_linked,
-            self._member_addresses,
+            self.directory,
         )
 
     @classmethod
@@ -119,7 +126,7 @@ class AgentCore:
         build_snapshot: Callable[[AgentCore], Snapshot],
     ) -> Self:
         """Measure this machine and open the listening socket of the agent."""
-        sock = tcp_socket.listen("", config.port)
+        sock = _listen(config.port)
         try:
             port: int = sock.getsockname()[1]
             local = LocalNode.measure(identity.node, config, port)
@@ -233,29 +240,13 @@ class AgentCore:
                 await self.link_prober.answer(connection)
             case Purpose.STORE:
                 await self.jobs.stores.serve(connection)
+            case Purpose.ADDRESSES:
+                self.directory.answer(connection)
             case Purpose.STATUS:
                 connection.writer.write(framing.pack(self.snapshot()))
                 connection.close()
             case _:
                 connection.close()
-
-    def _is_linked(self, node: NodeId) -> bool:
-        return node == self.me.node or self.membership.links.to_node(node) is not None
-
-    def _member_addresses(self) -> dict[NodeId, list[Address]]:
-        return self.view_state.addresses() if self.view_state else {}
-
-    async def _dial(
-        self, node: NodeId, purpose: Purpose, subject: str = ""
-    ) -> PeerConnection:
-        """Connect to a member, by the address of its control link first."""
-        link = self.membership.links.to_node(node)
-        working = [link.connection.address] if link else []
-        known = self._member_addresses().get(node, ())
-        addresses = list(dict.fromkeys([*working, *known]))
-        return await connect(
-            self._handshake, addresses, purpose, subject=subject, expect=node
-        )
 
     # -- MembershipListener ----------------------------------------------------------
 
@@ -265,6 +256,7 @@ class AgentCore:
         if self.me not in view.members or self.me.node not in view_state.states:
             return
         self.view_state, states = view_state, view_state.states
+        self.directory.view_state = view_state
         self.jobs.on_view_state(view_state)
         self.link_prober.on_view_state(states)
         self.events.view_installed(view, {n: s.name for n, s in states.items()})

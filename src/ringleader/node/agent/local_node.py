@@ -87,6 +87,7 @@ class LocalNode:
             started_ms=self.member.started_ms,
             name=self.name,
             port=self.port,
+            addresses=self.addresses,
             clock_s=time.time(),
             monotonic_s=time.monotonic(),
             subject=subject,

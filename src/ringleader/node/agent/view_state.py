@@ -10,6 +10,7 @@ from ringleader.ids import NodeId, tell_apart
 from ringleader.membership.member import View
 from ringleader.node.peering.peer_connection import Address
 from ringleader.node.protocol import node_state
+from ringleader.node.protocol.node_addresses import can_dial
 from ringleader.node.protocol.node_state import JobRequest, NodeState, SplitSeen
 
 
@@ -73,6 +74,10 @@ class ViewState:
     def addresses(self) -> dict[NodeId, list[Address]]:
         """Return the addresses of all nodes, as they announced them."""
         return {
-            node: [(address, state.port) for address in state.addresses]
+            node: [
+                (address, state.port)
+                for address in state.addresses
+                if can_dial(address)
+            ]
             for node, state in self.states.items()
         }

@@ -1,6 +1,8 @@
 """``PeerDialer``: keeps control links to all nodes that can be found.
 
-Targets are the nodes mDNS saw, the peers the user named, and the members of the view.
+Targets are the nodes mDNS saw, the peers the user named, the members of the view, and
+the nodes that our peers hear: those peers are asked for their addresses. So one machine
+that all others know is enough for all of them to find each other.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
+from typing import Protocol
 
 from ringleader.deadline import Deadline
 from ringleader.discovery.mdns import Mdns
@@ -25,18 +29,39 @@ from ringleader.node.protocol.hello import Purpose
 
 EVERY_S = 0.1
 MAX_DIALS = 4
+ASK_AFTER_S = 0.3
+"""A node that our peers hear is usually found by ourselves within this time."""
+MAX_ASKS = 2
+"""Of its own: a peer that names nodes which do not exist delays no other dial."""
 RESOLVE_S = 5.0
 FIRST_RETRY_S = 0.5
 LONGEST_RETRY_S = 10.0
 MAX_TROUBLES = 32
 
 
+class Directory(Protocol):
+    """What is known of other nodes."""
+
+    def is_linked(self, node: NodeId) -> bool:
+        """Return whether there is a control link to ``node``, or it is this one."""
+
+    def members(self) -> Mapping[NodeId, Sequence[Address]]:
+        """Return the addresses of the nodes in the view, as they announced them."""
+
+    def unheard(self) -> Mapping[NodeId, Sequence[NodeId]]:
+        """Return the nodes without a link to us that peers hear, with those peers."""
+
+    async def ask(self, peer: NodeId, wanted: NodeId) -> Sequence[Address]:
+        """Ask ``peer`` for the addresses of ``wanted``; raises ``PeerError``."""
+
+
 @dataclass(slots=True)
 class _Target:
-    """A named peer or a member, and when to dial it again."""
+    """A named peer or another node, and when to dial it again."""
 
     retry_s: float = 0.0
     due_s: float = 0.0
+    num_tries: int = 0
     reached: NodeId | None = None
 
     def failed(self, now_s: float) -> None:
@@ -49,19 +74,18 @@ class _Target:
 class PeerDialer:
     """Dials nodes that are not linked yet. Lives on the event loop of the agent."""
 
-    mine: NodeId
     handshake: HandshakeContext
     mdns: Mdns | None
     static: StaticPeers
     on_connected: Callable[[PeerConnection], None]
-    is_linked: Callable[[NodeId], bool]
-    members: Callable[[], Mapping[NodeId, Sequence[Address]]]
-    """Returns the addresses of the nodes in the view, as they announced them."""
+    directory: Directory
     troubles: dict[str, str] = field(default_factory=dict)
     """Targets that could not be reached and why, for ``status`` and ``doctor``."""
     _labels: dict[str, NodeId] = field(default_factory=dict)
     _targets: dict[str, _Target] = field(default_factory=dict)
+    _unheard: dict[NodeId, _Target] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _asking: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self) -> None:
         """Dial until cancelled."""
@@ -70,9 +94,10 @@ class PeerDialer:
             while True:
                 self._dial_sightings()
                 self._dial_members()
+                self._dial_unheard()
                 await asyncio.sleep(EVERY_S)
         finally:
-            for task in [resolving, *self._tasks]:
+            for task in [resolving, *self._tasks, *self._asking]:
                 task.cancel()
 
     def link_lost(self, node: NodeId) -> None:
@@ -87,9 +112,41 @@ class PeerDialer:
                 target.failed(time.monotonic())
 
     def _dial_members(self) -> None:
-        for node, addresses in self.members().items():
-            if node != self.mine and not self.is_linked(node) and addresses:
+        for node, addresses in self.directory.members().items():
+            if not self.directory.is_linked(node) and addresses:
                 self._try(f"member {short(node)}", addresses, node)
+
+    def _dial_unheard(self) -> None:
+        """Dial nodes that our peers hear and we do not, at the addresses they tell."""
+        unheard, now_s = self.directory.unheard(), time.monotonic()
+        for node in [n for n in self._unheard if n not in unheard]:
+            del self._unheard[node]
+            self.troubles.pop(f"node {short(node)}", None)
+        for node, peers in unheard.items():
+            if node not in self._unheard:
+                self._unheard[node] = _Target(due_s=now_s + ASK_AFTER_S)
+            target = self._unheard[node]
+            if now_s >= target.due_s and len(self._asking) < MAX_ASKS:
+                target.due_s = inf  # until this attempt has ended
+                peer = peers[target.num_tries % len(peers)]
+                target.num_tries += 1
+                _run(self._ask(target, peer, node), self._asking)
+
+    async def _ask(self, target: _Target, peer: NodeId, node: NodeId) -> None:
+        name = f"node {short(node)}"
+        try:
+            addresses = await self.directory.ask(peer, node)
+            connection = await connect(
+                self.handshake, addresses, Purpose.CONTROL, expect=node
+            )
+        except PeerError as exc:
+            if node in self._unheard:
+                self._note(name, str(exc))
+            target.failed(time.monotonic())
+        else:
+            self.troubles.pop(name, None)
+            target.due_s = time.monotonic() + LONGEST_RETRY_S
+            self.on_connected(connection)
 
     def _dial_sightings(self) -> None:
         if self.mdns is None:
@@ -100,12 +157,7 @@ class PeerDialer:
             if sighting is None:
                 return
             addresses = [(address, sighting.port) for address in sighting.addresses]
-            self._start(self._dial_sighting(sighting.label, addresses))
-
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            _run(self._dial_sighting(sighting.label, addresses), self._tasks)
 
     async def _dial_sighting(self, label: str, addresses: list[Address]) -> None:
         assert self.mdns is not None
@@ -122,13 +174,13 @@ class PeerDialer:
     ) -> None:
         """Dial a target unless it is linked or its next try is not due."""
         target = self._targets.setdefault(name, _Target())
-        if target.reached is not None and self.is_linked(target.reached):
+        if target.reached is not None and self.directory.is_linked(target.reached):
             return
         now_s = time.monotonic()
         if now_s < target.due_s or len(self._tasks) >= MAX_DIALS:
             return
         target.due_s = now_s + LONGEST_RETRY_S  # until this attempt has ended
-        self._start(self._dial_target(target, addresses, node))
+        _run(self._dial_target(target, addresses, node), self._tasks)
 
     async def _dial_target(
         self, target: _Target, addresses: Sequence[Address], node: NodeId | None
@@ -148,8 +200,7 @@ class PeerDialer:
                 self.handshake, addresses, Purpose.CONTROL, expect=node
             )
         except PeerError as exc:
-            if len(self.troubles) < MAX_TROUBLES or names in self.troubles:
-                self.troubles[names] = str(exc)
+            self._note(names, str(exc))
             return None
         self.troubles.pop(names, None)
         self.on_connected(connection)
@@ -163,6 +214,17 @@ class PeerDialer:
                     port = answer.peer.port
                     addresses = [(address, port) for address in answer.addresses]
                     self._try(f"peer {answer.peer}", addresses, None)
-                elif len(self.troubles) < MAX_TROUBLES:
-                    self.troubles[str(answer.peer)] = answer.trouble
+                else:
+                    self._note(str(answer.peer), answer.trouble)
             await asyncio.sleep(FIRST_RETRY_S)
+
+    def _note(self, what: str, trouble: str) -> None:
+        if len(self.troubles) < MAX_TROUBLES or what in self.troubles:
+            self.troubles[what] = trouble
+
+
+def _run(work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:
+    """Run a task and hold it in ``tasks`` until it ends."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)

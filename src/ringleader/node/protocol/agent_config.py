@@ -9,6 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+AGENT_PORT = 29471
+"""Port of an agent if the user gives none and it is free: known in advance, so that a
+machine can be named by ``--peers`` and let through a firewall. Not assigned by IANA,
+and below the ports that systems give to connections."""
 _RUN_DIRECTORY = "run"
 _NAME_CHARACTERS = 20
 """The path of a Unix socket has at most 107 characters on Linux, 103 on macOS."""
@@ -34,11 +38,11 @@ class AgentConfig(
 
     home: str
     peers: str = ""
-    """host:port,... of agents that mDNS does not find."""
+    """host[:port],... of agents that mDNS does not find."""
     interfaces: list[str] = []
     """Names of the network interfaces to use; empty: chosen automatically."""
     port: int = 0
-    """Port to listen on; 0: any free one."""
+    """Port to listen on; 0: ``AGENT_PORT``, or any free one if it is taken."""
     profile: str = "lan"
     """Timing of failure detection; see ``peering.membership_profiles``."""
     name: str = ""

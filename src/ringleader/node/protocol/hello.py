@@ -36,6 +36,8 @@ class Purpose(StrEnum):
     """A tunnel to the TCPStore of a round."""
     STATUS = "status"
     """One snapshot."""
+    ADDRESSES = "addresses"
+    """Where another node can be dialled."""
 
 
 class AgentHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -50,12 +52,16 @@ class AgentHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     started_ms: Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
     name: Text
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
+    addresses: Annotated[
+        list[Annotated[str, msgspec.Meta(max_length=64)]], msgspec.Meta(max_length=16)
+    ] = []
+    """Addresses of the sender, the best first."""
     clock_s: Seconds
     """Wall clock of the sender, only for reporting clock skew; never NaN."""
     monotonic_s: Seconds = 0.0
     """Monotonic clock of the sender: start times of jobs are compared with it."""
     subject: Text = ""
-    """For ``Purpose.STORE``: id of the round."""
+    """For ``Purpose.STORE``: id of the round. For ``Purpose.ADDRESSES``: the node."""
     refusal: Text = ""
     """In a reply: why the connection is refused."""
 
