@@ -216,6 +216,8 @@ def _announce(run: Run, where: str, *, is_pinned: bool) -> None:
     except ConfigError as exc:
         raise ConfigError(f"--url {where}: {exc}") from None
     write_private(run.app.training.store.out / LINK, Secret(text.reveal().encode()))
+    for note in run.notes:
+        typer.echo(f"Warning: {note}", err=True)
     if scheduler.version:
         replayed = (
             f", {run.replayed} updates after the checkpoint" if run.replayed else ""

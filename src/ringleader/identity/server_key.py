@@ -32,7 +32,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ringleader.errors import ConfigError
 from ringleader.identity.secret_value import Secret
-from ringleader.identity.storage.private_file import read_private, write_private
+from ringleader.identity.storage.private_file import read_checked, write_checked
 
 FINGERPRINT_BYTES = 16
 SECRET_BYTES = 16
@@ -86,18 +86,20 @@ class ServerKey:
 def load_or_make(out: Path) -> ServerKey:
     """Return the key in the directory ``out``; make one if there is none."""
     path = out / FILE
-    content = read_private(path, _LIMIT_BYTES)
+    content = read_checked(path, _LIMIT_BYTES)
     if content is None:
         return _make(path)
     try:
         found = msgspec.json.decode(content.reveal(), type=_File)
         key = load_der_private_key(found.key, None)
-    except (msgspec.DecodeError, ValueError) as exc:
-        raise ConfigError(f"{path}: damaged ({exc}); delete it to make one") from None
+    except (msgspec.DecodeError, ValueError, UnsupportedAlgorithm) as exc:
+        text = f"{path}: not the key of a server ({exc})"
+        raise ConfigError(f"{text}; delete it to make a new one") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or (
         len(found.secret) != SECRET_BYTES
     ):
-        raise ConfigError(f"{path}: damaged; delete it to make a new one")
+        text = f"{path}: not the key of a server"
+        raise ConfigError(f"{text}; delete it to make a new one")
     return ServerKey(key, Secret(found.secret))
 
 
@@ -115,7 +117,7 @@ def _make(path: Path) -> ServerKey:
     made = ServerKey(key, Secret(secrets.token_bytes(SECRET_BYTES)))
     der = key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
     content = msgspec.json.encode(_File(der, made.secret.reveal()))
-    write_private(path, Secret(content))
+    write_checked(path, Secret(content))
     return made
 
 

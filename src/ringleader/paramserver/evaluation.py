@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from ringleader.errors import ConfigError, ProtocolError
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.manifest import Manifest
+from ringleader.paramserver.server.storage import checked_files
+from ringleader.paramserver.server.storage.checked_files import DamagedFile
 from ringleader.paramserver.server.storage.checkpoint import FOLDER, WEIGHTS
 from ringleader.paramserver.tasks.device import to_device
 from ringleader.paramserver.tasks.samples import Batch, batch_length
@@ -67,7 +69,10 @@ def load_model(task: Task, file: Path) -> nn.Module:
     try:
         if file.stat().st_size > manifest.num_bytes + _SLACK_BYTES:
             raise ConfigError(f"{file}: larger than any weights of task {task.name}")
-        tensors = bodies.read_weights(manifest, file.read_bytes())
+        tensors = bodies.read_weights(manifest, checked_files.read_tensors(file))
+    except DamagedFile as exc:
+        text = f"{exc}; choose another checkpoint with --version"
+        raise ConfigError(text) from exc
     except OSError as exc:
         raise ConfigError(f"{file}: cannot be read: {exc.strerror}") from exc
     except ProtocolError as exc:

@@ -15,6 +15,7 @@ from ringleader.errors import ConfigError
 from ringleader.identity import server_key
 from ringleader.paramserver.server.global_weights import GlobalWeights
 from ringleader.paramserver.server.storage import checkpoint, journal
+from ringleader.paramserver.server.storage.checked_files import DamagedFile
 from ringleader.paramserver.server.storage.journal import Journal
 from ringleader.paramserver.server.storage.journal_records import Left
 from ringleader.testing.full_disk import FullDisk
@@ -22,7 +23,13 @@ from ringleader.testing.full_disk import FullDisk
 
 def workers(path: Path) -> list[str]:
     """The workers of the records in a journal, which are all of one kind."""
-    return [record.worker for record, _ in journal.read(path) if type(record) is Left]
+    records = [entry.record for entry in journal.read(path)]
+    return [record.worker for record in records if type(record) is Left]
+
+
+def end_of(path: Path) -> int:
+    """The offset where the last good record ends."""
+    return max((entry.end for entry in journal.read(path)), default=0)
 
 
 def test_a_journal_ends_before_whatever_a_crash_left(tmp_path: Path) -> None:
@@ -33,13 +40,13 @@ def test_a_journal_ends_before_whatever_a_crash_left(tmp_path: Path) -> None:
     log.append(Left("two"))
     log.close()
     whole = path.read_bytes()
-    first = journal._HEAD.size + len(b'{"kind":"left","worker":"one"}') + 400
+    first = journal._HEAD_BYTES + len(b'{"kind":"left","worker":"one"}') + 400
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         kinds = workers(path)
         assert kinds == (["one"] if length >= first else [])
     log = Journal(path)
-    log.resume()  # cuts off the torn record
+    log.resume(end_of(path))  # cuts off the torn record
     log.append(Left("three"), b"x")
     log.close()
     found = [
@@ -63,7 +70,7 @@ def test_nothing_is_appended_after_a_failed_record(tmp_path: Path) -> None:
         log.append(Left("three"))
     log.close()
     again = Journal(path)
-    again.resume()
+    again.resume(end_of(path))
     again.append(Left("four"))
     again.close()
     assert workers(path) == ["one", "four"]
@@ -79,17 +86,23 @@ def test_a_new_journal_is_empty(tmp_path: Path) -> None:
     assert workers(path) == ["new"]
 
 
-def test_a_damaged_record_ends_a_journal(tmp_path: Path) -> None:
+def test_damage_in_a_journal_is_told_from_its_torn_end(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     log = Journal(path)
     log.begin()
     for i in range(3):
         log.append(Left(str(i)), bytes(50))
     log.close()
-    damaged = bytearray(path.read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    path.write_bytes(damaged)
-    assert workers(path) == ["0"]
+    whole = path.read_bytes()
+    ends = [0, *(entry.end for entry in journal.read(path))]
+    for place in range(len(whole)):  # whatever byte it is, also of lengths
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        found: list[int] = []
+        with pytest.raises(DamagedFile, match=r"byte \d+ of"):
+            found.extend(entry.end for entry in journal.read(path))
+        assert found == [end for end in ends[1:] if end <= place]
     assert list(journal.read(tmp_path / "none")) == []
 
 
@@ -120,10 +133,11 @@ def test_a_checkpoint_restores_weights_and_optimizer(tmp_path: Path, kind: str) 
     _train(weights, 3)
     checkpoint.write(tmp_path, 3, weights, {"run": {"version": 3}})
     other = GlobalWeights(_model(), optimizer, is_difference=False)
-    found = checkpoint.newest(tmp_path)
-    assert found is not None
+    (found,) = checkpoint.find_all(tmp_path)
     assert found.version == 3
-    assert checkpoint.load(found, other)["run"] == {"version": 3}
+    content = checkpoint.read(found)
+    checkpoint.load(content, other)
+    assert content.state["run"] == {"version": 3}
     for each in (weights, other):
         _train(each, 2)
     for one, two in zip(
@@ -169,10 +183,9 @@ def test_a_checkpoint_of_another_model_is_named_and_refused(tmp_path: Path) -> N
         tmp_path, 1, GlobalWeights(_model(), _sgd, is_difference=False), {}
     )
     other = GlobalWeights(nn.Linear(2, 2), _sgd, is_difference=False)
-    found = checkpoint.newest(tmp_path)
-    assert found is not None
+    (found,) = checkpoint.find_all(tmp_path)
     with pytest.raises(ConfigError, match=r"000001.*another --out"):
-        checkpoint.load(found, other)
+        checkpoint.load(checkpoint.read(found), other)
 
 
 def test_an_invalid_certificate_has_no_fingerprint(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ _LENGTH_BYTES = 8
 _ALIGNMENT = 8
 """Headers are padded to it, as the format demands, so that data is used in place."""
 
+_METADATA = "__metadata__"
+
 SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
 SIZES |= {"I8": 1, "U8": 1, "BOOL": 1}
 
@@ -49,9 +51,11 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     data_offsets: tuple[int, int]
 
 
-def write(parts: Iterable[TensorData]) -> list[bytes | memoryview]:
+def write(
+    parts: Iterable[TensorData], metadata: Mapping[str, str] | None = None
+) -> list[bytes | memoryview]:
     """Return the pieces of a file in order. The data is not copied."""
-    header: dict[str, object] = {}
+    header: dict[str, object] = {_METADATA: metadata} if metadata else {}
     pieces: list[bytes | memoryview] = []
     end = 0
     for name, spec, data in parts:
@@ -97,7 +101,28 @@ def read(file: memoryview, specs: Mapping[str, TensorSpec]) -> dict[str, memoryv
     return found
 
 
+def read_metadata(file: memoryview) -> tuple[dict[str, str], memoryview]:
+    """Return the metadata in the header, and the data of all tensors."""
+    raw, data = _header(file)
+    try:
+        found = msgspec.json.decode(raw.get(_METADATA, b"{}"), type=dict[str, str])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise ValueError(f"its metadata is not valid: {exc}"[:200]) from None
+    return found, data
+
+
 def _entries(file: memoryview) -> tuple[dict[str, _Entry], memoryview]:
+    raw, data = _header(file)
+    raw.pop(_METADATA, None)
+    try:
+        entries = {k: msgspec.json.decode(v, type=_Entry) for k, v in raw.items()}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise _invalid_header(exc) from None
+    return entries, data
+
+
+def _header(file: memoryview) -> tuple[dict[str, msgspec.Raw], memoryview]:
+    """Return the JSON of each entry of the header, and the data after it."""
     if len(file) < _LENGTH_BYTES:
         raise ValueError("not safetensors: shorter than 8 bytes")
     length = int.from_bytes(file[:_LENGTH_BYTES], "little")
@@ -106,13 +131,13 @@ def _entries(file: memoryview) -> tuple[dict[str, _Entry], memoryview]:
     text = file[_LENGTH_BYTES : _LENGTH_BYTES + length]
     try:
         raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        raw.pop("__metadata__", None)
-        entries = {k: msgspec.json.decode(v, type=_Entry) for k, v in raw.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise ValueError(
-            f"not safetensors: its header is not valid: {exc}"[:200]
-        ) from None
-    return entries, file[_LENGTH_BYTES + length :]
+        raise _invalid_header(exc) from None
+    return raw, file[_LENGTH_BYTES + length :]
+
+
+def _invalid_header(exc: Exception) -> ValueError:
+    return ValueError(f"not safetensors: its header is not valid: {exc}"[:200])
 
 
 def _which(names: Iterable[str]) -> str:

@@ -109,6 +109,10 @@ class Admission:
         """End the tokens of a worker."""
         self._tokens = {d: w for d, w in self._tokens.items() if w != worker}
 
+    def revoke_all_tokens(self) -> None:
+        """End the tokens of all workers; they join again."""
+        self._tokens.clear()
+
     def worker_of(self, token: str) -> str | None:
         """Return the worker with this token, or None.
 

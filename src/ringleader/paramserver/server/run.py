@@ -66,6 +66,11 @@ class Run:
     """Updates that were applied again from the journal of a server that died."""
     _held: FileLock
 
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about damage on disk that resuming found."""
+        return self.app.training.store.notes
+
     def close(self) -> None:
         """Close the files and release the lock."""
         self.app.training.close()

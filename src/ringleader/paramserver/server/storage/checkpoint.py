@@ -1,4 +1,7 @@
-"""Checkpoints of weights, optimizer and state; each is written atomically."""
+"""Checkpoints of weights, optimizer and state; each is written atomically.
+
+Every file has a checksum. A checkpoint with a damaged file is not used.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from ringleader.paramserver.protocol import bodies, tensorfile
 from ringleader.paramserver.protocol.manifest import DTYPES
 from ringleader.paramserver.protocol.tensorfile import TensorData, TensorSpec
 from ringleader.paramserver.server.global_weights import GlobalWeights
+from ringleader.paramserver.server.storage import checked_files
 
 WEIGHTS = "weights.safetensors"
 FOLDER = "checkpoints"
@@ -32,6 +36,7 @@ _OPTIMIZER = "optimizer.safetensors"
 _STATE = "state.json"
 _NEW = ".new-"
 _NAME = re.compile(r"\d{6,8}")
+_JOURNAL_NAME = re.compile(r"journal-(\d{6,8})\.log")
 
 State = dict[str, Any]
 
@@ -44,9 +49,28 @@ class FoundCheckpoint:
     path: Path
 
 
-def newest(out: Path) -> FoundCheckpoint | None:
-    """Find the checkpoint with the highest version; None if there is none."""
-    return max(_all(out), key=lambda f: f.version, default=None)
+@dataclass(frozen=True, slots=True)
+class CheckpointContent:
+    """The files of a checkpoint, which match their checksums."""
+
+    found: FoundCheckpoint
+    weights: bytes
+    optimizer: bytes
+    state: State
+
+
+def find_all(out: Path) -> list[FoundCheckpoint]:
+    """Find all checkpoints, the highest version first."""
+    folder = out / FOLDER
+    names = os.listdir(folder) if folder.is_dir() else []
+    found = [FoundCheckpoint(int(n), folder / n) for n in names if _NAME.fullmatch(n)]
+    return sorted(found, key=lambda f: f.version, reverse=True)
+
+
+def find_journals(out: Path) -> dict[int, Path]:
+    """Find all journals, by the version that they follow."""
+    found = {p: _JOURNAL_NAME.fullmatch(p.name) for p in out.iterdir()}
+    return {int(match[1]): path for path, match in found.items() if match}
 
 
 def journal_path(out: Path, version: int) -> Path:
@@ -62,44 +86,42 @@ def write(out: Path, version: int, weights: GlobalWeights, state: State) -> None
         new.mkdir(parents=True)
         tensors = weights.manifest.tensors(weights.model)
         parts = [_part(name, tensor) for name, tensor in tensors.items()]
-        _write(new / WEIGHTS, tensorfile.write(parts))
+        checked_files.write_tensors(new / WEIGHTS, parts)
         kept, optimizer = _flatten(weights.optimizer.state_dict())
-        _write(new / _OPTIMIZER, tensorfile.write(kept))
+        checked_files.write_tensors(new / _OPTIMIZER, kept)
         text = msgspec.json.encode({**state, "optimizer": optimizer})
-        _write(new / _STATE, [text])
+        checked_files.write_json(new / _STATE, text)
         sync_directory(new)
         _rename(new, folder / f"{version:06d}")
         publish(out, version)
-        _remove_obsolete(out, version)
+        _remove_obsolete(out)
     except OSError as exc:
         shutil.rmtree(new, ignore_errors=True)  # frees the disk if it is full
         raise ConfigError(f"{new}: cannot be written: {exc.strerror}") from exc
 
 
-def load(found: FoundCheckpoint, weights: GlobalWeights) -> State:
-    """Load a checkpoint into ``weights``; return the rest of its state.
+def read(found: FoundCheckpoint) -> CheckpointContent:
+    """Read the files of a checkpoint; DamagedFile if one of them is damaged."""
+    return CheckpointContent(
+        found,
+        checked_files.read_tensors(found.path / WEIGHTS),
+        checked_files.read_tensors(found.path / _OPTIMIZER),
+        msgspec.json.decode(checked_files.read_json(found.path / _STATE)),
+    )
 
-    Raises ConfigError if it cannot be read, or is of another task.
-    """
+
+def load(content: CheckpointContent, weights: GlobalWeights) -> None:
+    """Load a checkpoint into ``weights``; ConfigError if it is of another task."""
     try:
-        body = (found.path / WEIGHTS).read_bytes()
-        tensors = bodies.read_weights(weights.manifest, body)
-        state: State = msgspec.json.decode((found.path / _STATE).read_bytes())
-        optimizer = _restore(found.path / _OPTIMIZER, state["optimizer"])
+        tensors = bodies.read_weights(weights.manifest, content.weights)
+        optimizer = _restore(content.optimizer, content.state["optimizer"])
         weights.manifest.load(weights.model, tensors)
         weights.optimizer.load_state_dict(optimizer)
-    except (OSError, ProtocolError, ValueError, KeyError, msgspec.DecodeError) as exc:
-        text = f"{found.path}: cannot resume from it: {exc}"
+    except (ProtocolError, ValueError, KeyError) as exc:
+        text = f"{content.found.path}: cannot resume from it: {exc}"
         raise ConfigError(f"{text}; is it of another task? choose another --out") from (
             exc
         )
-    return state
-
-
-def _all(out: Path) -> list[FoundCheckpoint]:
-    folder = out / FOLDER
-    names = os.listdir(folder) if folder.is_dir() else []
-    return [FoundCheckpoint(int(n), folder / n) for n in names if _NAME.fullmatch(n)]
 
 
 def _part(name: str, tensor: Tensor) -> TensorData:
@@ -107,13 +129,6 @@ def _part(name: str, tensor: Tensor) -> TensorData:
     return TensorData(
         name, TensorSpec(DTYPES[tensor.dtype], tuple(tensor.shape)), raw.data
     )
-
-
-def _write(path: Path, pieces: list[bytes] | list[bytes | memoryview]) -> None:
-    with open(path, "wb") as file:
-        file.writelines(pieces)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _rename(new: Path, path: Path) -> None:
@@ -137,14 +152,20 @@ def publish(out: Path, version: int) -> None:
     os.replace(new, path)
 
 
-def _remove_obsolete(out: Path, version: int) -> None:
-    """Remove old checkpoints and journals, and what crashes left behind."""
-    for found in sorted(_all(out), key=lambda f: f.version)[:-KEEP]:
+def _remove_obsolete(out: Path) -> None:
+    """Remove old checkpoints and journals, and what crashes left behind.
+
+    The journal between the last two checkpoints stays: with it, nothing is lost if the
+    last one is damaged.
+    """
+    checkpoints = find_all(out)
+    for found in checkpoints[KEEP:]:
         shutil.rmtree(found.path, ignore_errors=True)
     for left in (out / FOLDER).glob(f"{_NEW}*"):
         shutil.rmtree(left, ignore_errors=True)
-    for journal in out.glob("journal-*.log"):
-        if journal != journal_path(out, version):
+    last_but_one = checkpoints[:2][-1].version
+    for version, journal in find_journals(out).items():
+        if version < last_but_one:
             with suppress(OSError):
                 journal.unlink()
 
@@ -168,12 +189,12 @@ def _flatten(state: Mapping[str, Any]) -> tuple[list[TensorData], State]:
     }
 
 
-def _restore(path: Path, kept: State) -> dict[str, Any]:
+def _restore(file: bytes, kept: State) -> dict[str, Any]:
     specs = {
         name: TensorSpec(d, tuple(shape))
         for name, (d, shape) in kept["tensors"].items()
     }
-    data = tensorfile.read(memoryview(bytearray(path.read_bytes())), specs)
+    data = tensorfile.read(memoryview(bytearray(file)), specs)
     dtypes = {word: dtype for dtype, word in DTYPES.items()}
     state: dict[int, dict[str, Any]] = {
         int(index): dict(values) for index, values in kept["values"].items()

@@ -1,10 +1,12 @@
 """An append-only file of accepted updates, written before they are acknowledged.
 
-A record is a header (the lengths of a small JSON object and of a body, a checksum), the
-object and the body. A record that a crash left incomplete was never acknowledged:
-reading stops there, and writing goes on from there. For the same reason nothing is
-appended after a write that failed. A write that returned survives the death of the
-process; only a power cut can lose what the system had not yet written to the disk.
+A record is a header (the lengths of a small JSON object and of a body, their checksum,
+and a checksum of the header itself), the object and the body. A crash can leave the
+last record incomplete. It was never acknowledged: reading stops there, and writing goes
+on from there. For the same reason nothing is appended after a write that failed. A
+record whose bytes are all there but do not match its checksums is damaged, and reading
+it raises. A write that returned survives the death of the process; only a power cut can
+lose what the system had not yet written to the disk.
 """
 
 from __future__ import annotations
@@ -15,19 +17,27 @@ import zlib
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
 from ringleader.errors import ConfigError
+from ringleader.paramserver.server.storage.checked_files import DamagedFile
 from ringleader.paramserver.server.storage.journal_records import JournalRecord
 
 _HEAD = struct.Struct("<4sIQI")
-_MAGIC = b"RLJ1"
-_MAX_RECORD_BYTES = 1 << 16
+_HEAD_CHECK = struct.Struct("<I")
+_HEAD_BYTES = _HEAD.size + _HEAD_CHECK.size
+_MAGIC = b"RLJ2"
 
-Entry = tuple[JournalRecord, bytes]
-"""A record and its body."""
+
+class Entry(NamedTuple):
+    """A record with its body, and the offset in the file where it ends."""
+
+    record: JournalRecord
+    body: bytes
+    end: int
+
 
 _DECODER: msgspec.json.Decoder[JournalRecord] = msgspec.json.Decoder(JournalRecord)
 
@@ -44,9 +54,9 @@ class Journal:
         """Open the file and discard what it holds."""
         self._open(0)
 
-    def resume(self) -> None:
-        """Open or create the file, and continue after the last complete record."""
-        self._open(max((end for _, end in _entries(self.path)), default=0))
+    def resume(self, end: int) -> None:
+        """Open or create the file, and continue at ``end`` of its last good record."""
+        self._open(end)
 
     def _open(self, end: int) -> None:
         try:
@@ -66,7 +76,7 @@ class Journal:
             )
         text = msgspec.json.encode(record)
         check = zlib.crc32(body, zlib.crc32(text))
-        head = _HEAD.pack(_MAGIC, len(text), len(body), check)
+        head = _pack_head(len(text), len(body), check)
         try:
             self._write(head + text)
             self._write(body)
@@ -94,38 +104,45 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[Entry]:
-    """Iterate over the complete records; none if the file does not exist."""
-    return (entry for entry, _ in _entries(path))
+    """Iterate over the complete records; none if the file does not exist.
 
-
-def _entries(path: Path) -> Iterator[tuple[Entry, int]]:
-    """Iterate over the complete records and the offsets where they end."""
+    Raises DamagedFile after the last good record if what follows is damaged.
+    """
     try:
         file = open(path, "rb")  # noqa: SIM115
     except FileNotFoundError:
         return
     with file:
         size = os.fstat(file.fileno()).st_size
-        while (found := _next(file, size)) is not None:
-            yield found, file.tell()
+        while (found := _next(file, size, path)) is not None:
+            yield found
 
 
-def _next(file: BinaryIO, size: int) -> Entry | None:
-    head = file.read(_HEAD.size)
-    if len(head) < _HEAD.size:
+def _next(file: BinaryIO, size: int, path: Path) -> Entry | None:
+    """Read the next record; None at the end, or if a crash left it incomplete."""
+    begin = file.tell()
+    head = file.read(_HEAD_BYTES)
+    if len(head) < _HEAD_BYTES:
         return None
-    magic, record_bytes, body_bytes, check = _HEAD.unpack(head)
-    left = size - file.tell()
-    if (
-        magic != _MAGIC
-        or record_bytes > _MAX_RECORD_BYTES
-        or record_bytes + body_bytes > left
-    ):
+    _, record_bytes, body_bytes, check = _HEAD.unpack(head[: _HEAD.size])
+    if head != _pack_head(record_bytes, body_bytes, check):
+        raise _damaged(path, begin, size)
+    if record_bytes + body_bytes > size - file.tell():
         return None
     text, body = file.read(record_bytes), file.read(body_bytes)
     if zlib.crc32(body, zlib.crc32(text)) != check:
-        return None
-    return _DECODER.decode(text), body
+        raise _damaged(path, begin, size)
+    return Entry(_DECODER.decode(text), body, file.tell())
+
+
+def _pack_head(record_bytes: int, body_bytes: int, check: int) -> bytes:
+    head = _HEAD.pack(_MAGIC, record_bytes, body_bytes, check)
+    return head + _HEAD_CHECK.pack(zlib.crc32(head))
+
+
+def _damaged(path: Path, begin: int, size: int) -> DamagedFile:
+    text = f"the record at byte {begin} of {size} does not match its checksum"
+    return DamagedFile(path, text)
 
 
 def _unwritable(path: Path, exc: OSError) -> ConfigError:

@@ -83,4 +83,11 @@ class AcceptedUpdate(_Record, frozen=True, tag="update"):
         return UpdateKey(*self.key)
 
 
-JournalRecord = Joined | Left | Quarantined | Leased | VersionClosed | AcceptedUpdate
+class HistoryLost(_Record, frozen=True, tag="lost"):
+    """Damage made the server forget what followed. All tokens ended, so that workers
+    join again and discard weights of versions that no longer exist."""
+
+
+JournalRecord = (
+    Joined | Left | Quarantined | Leased | VersionClosed | AcceptedUpdate | HistoryLost
+)

@@ -19,9 +19,11 @@ from ringleader.paramserver.server.admission import Admission
 from ringleader.paramserver.server.global_weights import GlobalWeights
 from ringleader.paramserver.server.scheduler import Scheduler
 from ringleader.paramserver.server.storage import checkpoint, scheduler_state
-from ringleader.paramserver.server.storage.journal import Journal, read
+from ringleader.paramserver.server.storage.checkpoint import CheckpointContent
+from ringleader.paramserver.server.storage.journal import Journal
 from ringleader.paramserver.server.storage.journal_records import (
     AcceptedUpdate,
+    HistoryLost,
     Joined,
     JournalRecord,
     Leased,
@@ -29,6 +31,7 @@ from ringleader.paramserver.server.storage.journal_records import (
     Quarantined,
     VersionClosed,
 )
+from ringleader.paramserver.server.storage.recovery import RunFiles
 from ringleader.paramserver.server.update_checks import check_update
 
 SUMMARY = "summary.json"
@@ -46,33 +49,51 @@ class RunStore:
         """Hashes of the nonces of joins, and the ids of the workers that joined."""
         self.earlier_s = 0.0
         """Seconds of training before the server was restarted."""
+        self.notes: list[str] = []
+        """What was damaged on disk when the run was resumed, and what is lost by it."""
         self._every = every
+        self._must_checkpoint = False
         self._journal = Journal(out)
 
     def open(self, scheduler: Scheduler, admission: Admission) -> int:
         """Resume or begin the run; return how many updates were applied again."""
         self.out.mkdir(parents=True, exist_ok=True)
-        found = checkpoint.newest(self.out)
-        if found is None:
+        files = RunFiles.find(self.out)
+        if files is None:
             self.checkpoint(
                 scheduler.version, self.checkpoint_state(scheduler, admission, 0.0)
             )
             return 0
-        state = checkpoint.load(found, self.weights)
-        scheduler_state.restore(scheduler, state["run"], time.monotonic())
-        for digest, worker in state["tokens"].items():
-            admission.add_token(digest, worker)
-        self.nonces = state["nonces"]
-        self.earlier_s = float(state["seconds"])
+        self._restore(files.content, scheduler, admission)
         checkpoint.publish(
-            self.out, found.version
+            self.out, files.content.found.version
         )  # the last server may have died before that
-        path = checkpoint.journal_path(self.out, found.version)
         replay = _Replay(self, scheduler, admission)
-        replayed = sum(replay.apply(record, body) for record, body in read(path))
+        path, end = files.replay(replay.apply, lambda: scheduler.version)
         self._journal = Journal(path)
-        self._journal.resume()
-        return replayed
+        self._journal.resume(end)
+        if files.has_lost:
+            self._journal.append(HistoryLost())
+            admission.revoke_all_tokens()
+        self.notes = files.notes
+        self._must_checkpoint = bool(files.notes)
+        return replay.num_updates
+
+    def _restore(
+        self, content: CheckpointContent, scheduler: Scheduler, admission: Admission
+    ) -> None:
+        checkpoint.load(content, self.weights)
+        state = content.state
+        try:
+            scheduler_state.restore(scheduler, state["run"], time.monotonic())
+            for digest, worker in state["tokens"].items():
+                admission.add_token(digest, worker)
+            self.nonces = state["nonces"]
+            self.earlier_s = float(state["seconds"])
+        except KeyError as exc:
+            text = f"{content.found.path}: {exc} is missing in its state"
+            more = "it was written by another version of Ringleader"
+            raise ConfigError(f"{text}: {more}; choose another --out") from exc
 
     @property
     def journal_path(self) -> Path:
@@ -117,6 +138,8 @@ class RunStore:
         version = scheduler.version
         if scheduler.counted:
             return False
+        if self._must_checkpoint:  # in place of a damaged one
+            return True
         if self.journal_path == checkpoint.journal_path(self.out, version):
             return False
         size = max(self.weights.manifest.num_bytes, 1 << 20)
@@ -135,10 +158,18 @@ class RunStore:
         }
 
     def checkpoint(self, version: int, state: dict[str, Any]) -> None:
-        """Write a checkpoint and begin a new journal."""
+        """Write a checkpoint and begin a new journal.
+
+        The journal exists before the checkpoint, so a checkpoint without one tells that
+        it is lost.
+        """
+        path = checkpoint.journal_path(self.out, version)
+        path.touch()
+        self._journal.sync()
         checkpoint.write(self.out, version, self.weights, state)
+        self._must_checkpoint = False
         self._journal.close()
-        self._journal = Journal(checkpoint.journal_path(self.out, version))
+        self._journal = Journal(path)
         self._journal.begin()
 
     def write_summary(self, summary: RunSummary) -> None:
@@ -157,12 +188,13 @@ class _Replay:
     def __init__(
         self, store: RunStore, scheduler: Scheduler, admission: Admission
     ) -> None:
+        self.num_updates = 0
         self._store = store
         self._scheduler = scheduler
         self._admission = admission
 
-    def apply(self, record: JournalRecord, body: bytes) -> int:
-        """Apply one record; return 1 if it is an update, else 0."""
+    def apply(self, record: JournalRecord, body: bytes) -> None:
+        """Apply one record."""
         match record:
             case Joined():
                 self._join(record)
@@ -179,10 +211,10 @@ class _Replay:
             case VersionClosed():
                 self._store.weights.apply(record.factor)
                 self._scheduler.close_version(record.shards)
+            case HistoryLost():
+                self._admission.revoke_all_tokens()
             case AcceptedUpdate():
                 self._update(record, body)
-                return 1
-        return 0
 
     def _join(self, record: Joined) -> None:
         worker = record.worker
@@ -199,3 +231,4 @@ class _Replay:
         self._scheduler.accept(
             record.worker, record.update_key, samples=record.samples, loss=record.loss
         )
+        self.num_updates += 1
