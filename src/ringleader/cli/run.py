@@ -168,7 +168,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
                 max_nodes=most,
                 wait_s=wait,
                 timeout_s=timeout,
-                fingerprint=job_fingerprint("" if any_script else program.path),
+                fingerprint=job_fingerprint(None if any_script else program),
                 rank0=rank0,
             ),
             agent=AgentConfig(

@@ -189,15 +189,22 @@ def test_an_unchanged_script_gets_our_backend_if_the_user_says_so(
 
 @pytest.mark.slow
 def test_another_program_is_refused_with_both_names(machines: Machines) -> None:
-    script, other = machines.folder / "train.py", machines.folder / "other.py"
-    other.write_text(SCRIPT + "# changed\n")
-    first = machines.run(0, "--nodes", "2", str(script), "1")
+    """Also if only a module differs that the program imports."""
+    folders = [machines.folder / str(number) for number in range(3)]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        changed = "# changed\n" if number == 1 else ""
+        (folder / "train.py").write_text(f"import helper\n{SCRIPT}{changed}")
+        (folder / "helper.py").write_text("x = 2" if number == 2 else "x = 1")
+    scripts = [str(folder / "train.py") for folder in folders]
+    first = machines.run(0, "--nodes", "2", scripts[0], "1")
     first.wait_for("waiting for 1 more machine")
-    second = machines.run(1, "--nodes", "2", str(other), "1")
-    assert second.end() == 1
-    said = "".join(second.lines)
-    assert "script is" in said, said
-    assert "m0" in said, said
+    others = [machines.run(i, "--nodes", "2", scripts[i], "1") for i in (1, 2)]
+    assert [other.end() for other in others] == [1, 1]
+    said = ["".join(other.lines) for other in others]
+    assert "script is" in said[0], said[0]
+    assert "of the imported modules helper.py differ" in said[1], said[1]
+    assert all("m0" in text and "--any-script" in text for text in said)
 
 
 def test_a_machine_in_no_cluster_is_told_what_to_do(

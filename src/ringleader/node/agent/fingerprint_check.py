@@ -16,6 +16,7 @@ from ringleader.node.protocol.node_state import JobFingerprint, NodeState
 
 _ADVICE = {
     "script": "copy the same file to both, or start both with --any-script",
+    "modules": "copy the same files to both, or start both with --any-script",
     "torch": "DDP, FSDP and checkpoints of different minor releases may not make the "
     "same calls; run `pip install 'torch=={}.*'` on {}",
     "ringleader": "run `pip install --upgrade ringleader` on both",
@@ -50,19 +51,35 @@ def differences(wanted: JobFingerprint, got: JobFingerprint) -> list[str]:
     ours, theirs = msgspec.structs.asdict(got), msgspec.structs.asdict(wanted)
     for values in (ours, theirs):
         values["torch"] = _minor(values["torch"])
-    return [k for k in ours if ours[k] and theirs[k] and ours[k] != theirs[k]]
+    both = [k for k in ours if ours[k] and theirs[k]]
+    if "script" in both:  # then the modules are known, even if there are none
+        both = list(dict.fromkeys([*both, "modules"]))
+    return [k for k in both if ours[k] != theirs[k]]
 
 
 def explain(names: Sequence[str], mine: Machine, other: Machine) -> str:
     """Return why ``mine`` may not train with ``other``, and what to do about it."""
     needed, here = _minor(other.fingerprint.torch), mine.state.name
     listed = "; ".join(
-        f"{name} is {mine.shown(name)} here and {other.shown(name)} there: "
-        f"{_ADVICE[name].format(needed, here)}"
+        f"{_compare(name, mine, other)}: {_ADVICE[name].format(needed, here)}"
         for name in names
     )
     there = f"{other.state.name} ({short(other.node)})"
     return f"this machine ({here}) differs from {there}: {listed}"
+
+
+def _compare(name: str, mine: Machine, other: Machine) -> str:
+    if name != "modules":
+        return f"{name} is {mine.shown(name)} here and {other.shown(name)} there"
+    ours, theirs = mine.fingerprint.modules, other.fingerprint.modules
+    both = ours.keys() & theirs.keys()
+    kinds = {
+        "differ": sorted(path for path in both if ours[path] != theirs[path]),
+        "are missing here": sorted(theirs.keys() - both),
+        "are missing there": sorted(ours.keys() - both),
+    }
+    words = [f"{', '.join(paths)} {how}" for how, paths in kinds.items() if paths]
+    return f"of the imported modules {' and '.join(words)}"
 
 
 def warnings(machines: Sequence[Machine]) -> list[str]:

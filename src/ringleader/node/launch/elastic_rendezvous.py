@@ -135,7 +135,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         max_nodes=params.max_nodes,
         wait_s=float(params.get("wait", DEFAULT_WAIT_S)),
         timeout_s=float(params.get("timeout", DEFAULT_TIMEOUT_S)),
-        fingerprint=job_fingerprint(""),
+        fingerprint=job_fingerprint(None),
         rank0=str(params.get("rank0", "")),
     )
     return MdnsRendezvous(AgentProcess.start(config), request)

@@ -53,7 +53,7 @@ def join(  # noqa: PLR0913 - all are options, and are given by name
         max_nodes=nodes or MAX_NODES,
         wait_s=wait_s,
         timeout_s=timeout_s,
-        fingerprint=job_fingerprint(""),
+        fingerprint=job_fingerprint(None),
         rank0=rank0,
     )
     rendezvous = join_round_here(request, peers)

@@ -49,6 +49,6 @@ def _request(given: dict[str, str]) -> EnterJob:
         max_nodes=need if exact else MAX_NODES,
         wait_s=float(given.get("wait", WAIT_S)),
         timeout_s=float(given.get("timeout", TIMEOUT_S)),
-        fingerprint=job_fingerprint(""),
+        fingerprint=job_fingerprint(None),
         rank0=given.get("rank0", ""),
     )

@@ -21,6 +21,17 @@ class Program:
     is_module: bool
     args: list[str]
 
+    @property
+    def root(self) -> Path:
+        """The directory that absolute imports of the program search first."""
+        folders = Path(self.path).parents
+        if not self.is_module:
+            return folders[0]
+        is_package = Path(self.path).stem == "__main__" and not self.name.endswith(
+            "__main__"
+        )
+        return folders[self.name.count(".") + is_package]
+
     def command(self) -> list[str]:
         """Return the arguments of the Python interpreter that run it."""
         start = ["-m", self.name] if self.is_module else [self.name]

@@ -18,9 +18,12 @@ from ringleader.membership.member import Member
 from ringleader.topology.link_profile import LinkProfile
 from ringleader.topology.node_profile import NodeProfile, Text
 
+MAX_NAME = 64
 Name = Annotated[
     str,
-    msgspec.Meta(max_length=64, pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028-\u202e]*\Z"),
+    msgspec.Meta(
+        max_length=MAX_NAME, pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028-\u202e]*\Z"
+    ),
 ]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=64)]
@@ -28,6 +31,9 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 ClockSeconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
 """A monotonic clock, or the difference of two."""
 
+
+MAX_MODULES = 32
+"""Modules of a program that are compared one by one; they take up to 3 KB."""
 
 JobName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{1,64}\Z")]
 """Name of a job; also valid as part of a file name."""
@@ -46,6 +52,8 @@ class JobFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Compression scheme for gradients."""
     backend: Name = ""
     """Backend of groups for which the program names none, or Gloo."""
+    modules: Annotated[dict[Name, Name], msgspec.Meta(max_length=MAX_MODULES)] = {}
+    """Path -> hash of the local modules that the program imports."""
 
 
 class PastRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
