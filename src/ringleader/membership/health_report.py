@@ -25,12 +25,6 @@ class PeerHealth:
     num_missed: int
     num_missed_in_row: int
 
-    @property
-    def uptime_ratio(self) -> float:
-        """The share of heartbeats that arrived; 1.0 before any was due."""
-        total = self.num_heard + self.num_missed
-        return self.num_heard / total if total else 1.0
-
 
 @dataclass(frozen=True, slots=True)
 class HealthSummary:
@@ -61,10 +55,6 @@ class HealthReport:
     def dead(self) -> tuple[Member, ...]:
         """Return the peers that the others go on without, until they are forgotten."""
         return self._having(Health.DEAD)
-
-    def operational(self) -> tuple[Member, ...]:
-        """Return all peers that are not dead."""
-        return tuple(p.member for p in self.peers if p.health is not Health.DEAD)
 
     def of(self, member: Member) -> PeerHealth | None:
         """Return the health of one life of a peer, or None."""
