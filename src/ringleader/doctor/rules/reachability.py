@@ -95,7 +95,8 @@ def _blocked(facts: Facts, candidate: Candidate) -> Finding:
         f"not answer {facts.name}: a firewall drops what is sent there."
     )
     port = candidate.addresses[0][1]
-    return Finding(Code.BLOCKED_PORT, text, _open_firewall(f"TCP port {port}"))
+    ports = f"TCP port {port} and all others, over which tensors travel,"
+    return Finding(Code.BLOCKED_PORT, text, _open_firewall(ports))
 
 
 def _is_firewall(facts: Facts, candidate: Candidate) -> bool:
