@@ -6,14 +6,28 @@ import contextlib
 from typing import Any
 
 import torch
+from torch._C._distributed_c10d import Backend
 
-from ringleader.backend import torch_release
+from ringleader.backend import device_map, torch_release
+from ringleader.backend.device_backend import DeviceBackend
 from ringleader.backend.options import BackendOptions
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError
 from ringleader.groups import formation
 from ringleader.settings import LinkSettings
+
+
+def create_backend(request: Any, options: object) -> RingleaderGroup | Backend:
+    """Create torch's group, or one backend of it if a device map names others, too."""
+    parts = device_map.shared_parts()
+    if parts is None:
+        return create_process_group(request, options)
+    if not parts:
+        group = create_process_group(request, options)
+        rank, size = request.group_rank, request.group_size
+        parts.append(DeviceBackend(rank, size, lambda: group))
+    return parts[0]
 
 
 def create_process_group(request: Any, options: object) -> RingleaderGroup:

@@ -11,14 +11,14 @@ and libraries compare it with their own list; without a name it answers "ringlea
 
 from __future__ import annotations
 
-import inspect
 import logging
-from functools import wraps
+from collections.abc import Callable
 from typing import Any
 
 from torch.distributed import distributed_c10d as c10d
 
 from ringleader import settings
+from ringleader.backend import group_creation
 from ringleader.backend.name import NAME
 
 _REPLACED = frozenset({"gloo", NAME})
@@ -29,31 +29,25 @@ _said: set[str] = set()
 
 
 def install() -> None:
-    """Wrap torch's function. Called once, when the backend is registered."""
-    make_group: Any = c10d._new_process_group_helper
-    signature = inspect.signature(make_group)
+    """Replace Gloo where asked. Called once, when the backend is registered."""
+    group_creation.wrap(_create)
 
-    @wraps(make_group)
-    def _new_process_group_helper(*args: Any, **named: Any) -> Any:
-        if not settings.is_default_backend():
-            return make_group(*args, **named)
-        call = signature.bind(*args, **named)
-        asked = str(call.arguments["backend"]).lower()
-        if asked == NAME:
-            return make_group(*args, **named)
-        if not is_replaced(asked):
-            _say(asked, f"RINGLEADER_DEFAULT=1 replaces gloo only: {asked} is torch's")
-            return make_group(*args, **named)
-        call.arguments["backend_options"] = _options(call.arguments)
-        call.arguments["backend"] = c10d.Backend(NAME)
-        group, store = make_group(*call.args, **call.kwargs)
-        if group is not c10d.GroupMember.NON_GROUP_MEMBER:
-            name = NAME if asked == _UNNAMED else asked
-            c10d._world.pg_map[group] = (c10d.Backend(name), store)
-            _say(asked, _announcement(asked, group))
-        return group, store
 
-    c10d._new_process_group_helper = _new_process_group_helper
+def _create(arguments: dict[str, Any], make: Callable[[], Any]) -> Any:
+    asked = str(arguments["backend"]).lower()
+    if not settings.is_default_backend() or asked == NAME:
+        return make()
+    if not is_replaced(asked):
+        _say(asked, f"RINGLEADER_DEFAULT=1 replaces gloo only: {asked} is torch's")
+        return make()
+    arguments["backend_options"] = _options(arguments)
+    arguments["backend"] = c10d.Backend(NAME)
+    group, store = make()
+    if group is not c10d.GroupMember.NON_GROUP_MEMBER:
+        name = NAME if asked == _UNNAMED else asked
+        c10d._world.pg_map[group] = (c10d.Backend(name), store)
+        _say(asked, _announcement(asked, group))
+    return group, store
 
 
 def is_replaced(asked: str) -> bool:

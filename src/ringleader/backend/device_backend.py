@@ -73,6 +73,19 @@ class DeviceBackend(Backend):
 
     name = getBackendName
 
+    @property
+    def options(self) -> Backend.Options:
+        """Return what torch passes on to groups that it splits; ours has no options.
+
+        torch's own property would call itself for a backend in Python.
+        """
+        timeout_s = self._group.group.timeout_s
+        return Backend.Options(NAME, timedelta(seconds=timeout_s))
+
+    def split(self, *_: object) -> Backend:
+        """Refuse: forming a new group costs no more."""
+        raise ConfigError("ringleader groups cannot be split; use new_group instead")
+
     def supports_tensor_alloc(self, device: object) -> bool:
         return False
 

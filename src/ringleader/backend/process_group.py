@@ -2,8 +2,8 @@
 
 Python callers (``dist.*``, FSDP2, checkpoints) reach every method. C++ callers (DDP's
 reducer, functional collectives) reach only the methods that torch's trampoline knows;
-dispatcher_kernels.py serves the others. torch 2.13 renamed some methods; both names are
-defined.
+device_backend.py, and dispatcher_kernels.py before torch 2.14, serve the others. torch
+2.13 renamed some methods; both names are defined.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ringleader.backend import (
 )
 from ringleader.backend.completion_pool import CompletionPool
 from ringleader.backend.device import available_devices, device_of
-from ringleader.backend.device_backend import register_devices
+from ringleader.backend.device_backend import can_subclass, register_devices
 from ringleader.backend.name import NAME
 from ringleader.backend.staging import HostStaging, is_one_chunk, run_on_host
 from ringleader.backend.torch_options import (
@@ -104,7 +104,8 @@ class RingleaderGroup(ProcessGroup):
         is_staged = _any_accelerator(group)
         if is_staged:
             handle_of(group).expect_accelerators()
-        dispatcher_kernels.install(cls)
+        if not can_subclass():  # else C++ finds our methods through the backend
+            dispatcher_kernels.install(cls)
         return cls(group, store, ranks, is_staged=is_staged)
 
     # -- identity ------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ringleader.backend.name import NAME
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from torch._C._distributed_c10d import Backend, ProcessGroup
 
 DEVICES = ["cpu", "cuda", "mps"]
 
@@ -33,14 +33,15 @@ def register() -> None:
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
         return
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=DEVICES)
-    from ringleader.backend import default_backend, torch_patches
+    from ringleader.backend import default_backend, device_map, torch_patches
 
     torch_patches.install()
-    default_backend.install()
+    device_map.install()
+    default_backend.install()  # its names come before ours
 
 
-def create(request: Any, options: object) -> ProcessGroup:
-    """Create a process group; torch calls it."""
-    from ringleader.backend.create import create_process_group
+def create(request: Any, options: object) -> ProcessGroup | Backend:
+    """Create a process group, or one backend of it; torch calls it."""
+    from ringleader.backend.create import create_backend
 
-    return create_process_group(request, options)
+    return create_backend(request, options)

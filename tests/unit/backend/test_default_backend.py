@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from ringleader.backend import default_backend
+from ringleader.backend.device import available_devices
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.errors import ConfigError
 
@@ -89,10 +90,9 @@ def test_it_is_said_once_and_with_the_devices(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.WARNING):
         world("gloo")
         dist.new_group(backend="gloo")
-    cpu = torch.device("cpu")
-    devices = {d.type for d in [cpu, torch.accelerator.current_accelerator() or cpu]}
+    devices = " and ".join(sorted(device.type for device in available_devices()))
     (text,) = [record.getMessage() for record in caplog.records]
-    wanted = f"ringleader replaces gloo for {' and '.join(sorted(devices))} tensors"
+    wanted = f"ringleader replaces gloo for {devices} tensors"
     assert text == f"{wanted} (RINGLEADER_DEFAULT=1)"
 
 
