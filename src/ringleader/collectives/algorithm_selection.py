@@ -17,7 +17,9 @@ from ringleader.collectives.cost_model import (
 from ringleader.collectives.schedule import Program
 from ringleader.errors import ConfigError
 
-HIERARCHICAL = frozenset({"all_reduce", "reduce", "broadcast"})
+HIERARCHICAL = frozenset(
+    {"all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter"}
+)
 CODED_ALGORITHMS: dict[str, tuple[str, ...]] = {
     "all_reduce": ("ring", "direct", "halving", "tree", "star"),
     "reduce_scatter": ("direct",),
@@ -135,8 +137,9 @@ def _prices(
             continue
         shape = profile(operation, name, network.size, root, arity)
         prices[name] = predict_s(shape, num_bytes, network)
-    if operation == "all_reduce" and 1 < len(set(network.hosts)) < network.size:
-        prices["hierarchy"] = predict_s(_hierarchy_profile(network), num_bytes, network)
+    if operation in HIERARCHICAL and 1 < len(set(network.hosts)) < network.size:
+        shape = _hierarchy_profile(operation, network, root)
+        prices["hierarchy"] = predict_s(shape, num_bytes, network)
     return prices
 
 
@@ -149,12 +152,12 @@ def _cheapest(prices: dict[str, float], arity: int) -> tuple[str, int, str]:
     return best, arity, reason
 
 
-@lru_cache(maxsize=16)
-def _hierarchy_profile(network: Network) -> ScheduleProfile:
+@lru_cache(maxsize=64)
+def _hierarchy_profile(operation: str, network: Network, root: int) -> ScheduleProfile:
     config = CollectiveConfig()
     ranks = range(network.size)
-    programs = [hierarchy_program("all_reduce", r, network, 0, config) for r in ranks]
-    return profile_programs("all_reduce", programs)
+    programs = [hierarchy_program(operation, r, network, root, config) for r in ranks]
+    return profile_programs(operation, programs)
 
 
 def hierarchy_program(
@@ -186,6 +189,10 @@ def hierarchy_program(
         return hierarchy.broadcast(
             rank, hosts, root, local=local_broadcast, across=outer
         )
+    if operation == "all_gather":
+        return hierarchy.all_gather(rank, hosts)
+    if operation == "reduce_scatter":
+        return hierarchy.reduce_scatter(rank, hosts)
     known = ", ".join(sorted(HIERARCHICAL))
     raise ConfigError(f"{operation}: only {known} support the algorithm hierarchy")
 

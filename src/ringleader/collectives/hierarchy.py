@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ringleader.collectives.schedule import Move, Program
+from ringleader.collectives import ring
+from ringleader.collectives.schedule import Move, Program, copy, reduce, send
 
 Rooted = Callable[[int, int, int], Program]
 """(rank, size, root) -> program on one chunk."""
@@ -53,6 +54,55 @@ def all_reduce(
     for chunk in range(num_chunks):
         moves += _translate(local_broadcast(me, len(host), 0), host, chunk)
     return moves
+
+
+def all_gather(rank: int, hosts: Hosts) -> Program:
+    """Gather on the local roots, send hosts' chunks around a ring, pass them on inside.
+
+    Flat algorithms send the chunks of a host back to it; here they never return.
+    """
+    number, host = _find(rank, hosts)
+    around = [hosts[(number - i) % len(hosts)] for i in range(len(hosts))]
+    arrivals = [chunk for each in around for chunk in each]
+    if rank != host[0]:
+        inside = [copy(host[0], chunk) for chunk in arrivals if chunk != rank]
+        return [send(host[0], rank), *inside]
+    moves = [copy(peer, peer) for peer in host[1:]]
+    moves += _among_local_roots(ring.all_gather(number, len(hosts)), hosts)
+    moves += (
+        send(peer, chunk) for chunk in arrivals for peer in host[1:] if peer != chunk
+    )
+    return moves
+
+
+def reduce_scatter(rank: int, hosts: Hosts) -> Program:
+    """Reduce on the local roots, then around their ring; hand out the results inside.
+
+    The chunks that leave first are reduced first.
+    """
+    number, host = _find(rank, hosts)
+    around = [hosts[(number - i) % len(hosts)] for i in range(1, len(hosts) + 1)]
+    departures = [chunk for each in around for chunk in each]
+    if rank != host[0]:
+        return [*(send(host[0], chunk) for chunk in departures), copy(host[0], rank)]
+    moves = [reduce(peer, chunk) for chunk in departures for peer in host[1:]]
+    moves += _among_local_roots(ring.reduce_scatter(number, len(hosts)), hosts)
+    moves += (send(peer, peer) for peer in host[1:])
+    return moves
+
+
+def _find(rank: int, hosts: Hosts) -> tuple[int, Sequence[int]]:
+    """Return the number of the host of ``rank``, and its ranks."""
+    return next((i, host) for i, host in enumerate(hosts) if rank in host)
+
+
+def _among_local_roots(program: Program, hosts: Hosts) -> Program:
+    """Return ``program``, whose chunk i is host i, with the chunks of its ranks."""
+    return [
+        Move(move.kind, hosts[move.peer][0], chunk)
+        for move in program
+        for chunk in hosts[move.chunk]
+    ]
 
 
 def reduce_to(

@@ -135,6 +135,7 @@ def test_namespaces_count_as_hosts_and_ranks_of_one_share_memory(
     assert len({rank[0]["choice"] for rank in of_two_hosts}) == 1, "all choose alike"
 
 
+@pytest.mark.slow
 def test_a_hierarchy_sends_every_byte_out_of_a_host_once(of_two_hosts: Answers) -> None:
     # A ring of two hosts sends S from each per all_reduce; the frames of TCP add a few
     # per cent, acknowledgements and barriers a little more.

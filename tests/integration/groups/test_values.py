@@ -370,9 +370,42 @@ def test_hosts_of_unequal_size_weigh_what_they_should() -> None:
                 want = reference(size, count, torch.float64, op)
                 assert torch.equal(tensor, want), f"{op} {count}"
                 results.append(tensor)
+                for root in range(size):
+                    tensor = values(group.rank, count, torch.float64)
+                    group.reduce(tensor, root, op, algorithm="hierarchy")
+                    assert group.rank != root or torch.equal(tensor, want)
+                whole = values(group.rank, size * count, torch.float64)
+                out = torch.zeros(count, dtype=torch.float64)
+                group.reduce_scatter(out, whole, op, algorithm="hierarchy")
+                sums = reference(size, size * count, torch.float64, op)
+                assert torch.equal(out, sums.view(size, count)[group.rank])
         return results
 
     run_world(size, body)
+
+
+@pytest.mark.parametrize("place", ["memory", "tcp"])
+def test_what_a_hierarchy_copies_arrives_from_everybody(place: str) -> None:
+    from dataclasses import replace
+
+    from ringleader.collectives.cost_model import Network
+
+    size = 5
+    network = replace(Network.unknown(size), hosts=(0, 1, 0, 2, 1))
+
+    def body(group: Group) -> None:
+        handle_of(group).network = network
+        for count in (1, 1003, 400_001):
+            mine = [values(rank, count, torch.float64) for rank in range(size)]
+            out = torch.zeros(size * count, dtype=torch.float64)
+            group.all_gather(out, mine[group.rank], algorithm="hierarchy")
+            assert torch.equal(out, torch.cat(mine))
+            for root in range(size):
+                tensor = mine[group.rank].clone()
+                group.broadcast(tensor, root, algorithm="hierarchy")
+                assert torch.equal(tensor, mine[root])
+
+    run_world(size, body, place)
 
 
 def test_halves_keep_special_values() -> None:

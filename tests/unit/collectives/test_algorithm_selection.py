@@ -8,6 +8,7 @@ import pytest
 
 from ringleader.collectives.algorithm import OPERATIONS, ROOTED, algorithms
 from ringleader.collectives.algorithm_selection import (
+    HIERARCHICAL,
     choose_algorithm,
     hierarchy_program,
 )
@@ -111,7 +112,7 @@ def test_naming_hosts_turns_the_hierarchy_on() -> None:
         global_broadcast="tree:2",
     )
     network = replace(gigabit(4), hosts=(0, 0, 1, 1))
-    for operation in ("all_reduce", "reduce", "broadcast"):
+    for operation in sorted(HIERARCHICAL):
         assert (
             choose_algorithm(operation, MIB, network, config=config)[0] == "hierarchy"
         )
@@ -148,10 +149,12 @@ def test_configured_hierarchies_are_proven(
 
 def test_ranks_on_several_hosts_are_offered_a_hierarchy() -> None:
     inside, outside = LinkCost(2e-6, 5e9), LinkCost(100e-6, 119e6)
-    hosts = (0, 0, 0, 0, 4, 4, 4, 4)
+    hosts = (0, 1, 0, 1, 1, 0, 1, 0)  # in order, a ring would cross no more often
     links = tuple(tuple(inside if a == b else outside for b in hosts) for a in hosts)
     network = replace(Network.unknown(8), links=links, hosts=hosts, cores=8)
-    assert choose_algorithm("all_reduce", 64 * MIB, network)[0] == "hierarchy"
+    for operation in sorted(HIERARCHICAL):
+        assert choose_algorithm(operation, 64 * MIB, network)[0] == "hierarchy"
+    assert choose_algorithm("gather", 64 * MIB, network)[0] != "hierarchy"
 
 
 def test_a_group_of_one_needs_no_choice() -> None:

@@ -21,7 +21,9 @@ from ringleader.collectives.schedule import Kind, Move, Program, copy, send, spl
 from ringleader.collectives.schedule_checker import (
     CHECKS,
     ScheduleError,
+    check_all_gather,
     check_all_reduce,
+    check_reduce_scatter,
 )
 from ringleader.errors import ConfigError
 
@@ -154,6 +156,31 @@ def test_unequal_hosts_count_every_rank_once(across: str) -> None:
                 for rank in range(total)
             ]
             check_all_reduce(programs)
+
+
+def test_hierarchies_gather_and_scatter_every_chunk_and_return_none() -> None:
+    for total in range(1, 8):
+        for sizes in compositions(total):
+            hosts = hosts_of(sizes)
+            gathers = [hierarchy.all_gather(rank, hosts) for rank in range(total)]
+            check_all_gather(gathers)
+            scatters = [hierarchy.reduce_scatter(rank, hosts) for rank in range(total)]
+            check_reduce_scatter(scatters)
+            for number, host in enumerate(hosts):
+                others = total - len(host)
+                if others:
+                    assert num_arriving(gathers, host) == others
+                    left = hosts[number - 1]
+                    assert num_arriving(scatters, host) == total - len(left)
+
+
+def num_arriving(programs: list[Program], host: list[int]) -> int:
+    """Chunks that other hosts send to ``host``."""
+    return sum(
+        move.kind is Kind.SEND and move.peer in host and rank not in host
+        for rank, program in enumerate(programs)
+        for move in program
+    )
 
 
 def mutants(programs: list[Program]) -> Iterator[list[Program]]:
