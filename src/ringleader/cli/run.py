@@ -148,7 +148,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
     is lost, the others restart the workers without it; when one comes,
     they restart with it. The exit status is that of the script.
     """
-    errors = Console(stderr=True, highlight=False)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         need, most = _sizes(nodes, min_nodes)
         if compress:

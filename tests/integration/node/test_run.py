@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from ringleader.simulation.lan import VirtualLan, can_make_lan, lan
+from ringleader.testing.node_process import NodeProcess, make_home
+from tests.kit import agent_worker
 from tests.kit.machines import RINGLEADER, TORCHRUN, Machines
 
 pytestmark = [
@@ -204,10 +206,33 @@ def test_another_program_is_refused_with_both_names(machines: Machines) -> None:
     first.wait_for("waiting for 1 more machine")
     others = [machines.run(i, "--nodes", "2", scripts[i], "1") for i in (1, 2)]
     assert [other.end() for other in others] == [1, 1]
-    said = ["".join(other.lines) for other in others]
+    said = [" ".join("".join(other.lines).split()) for other in others]
     assert "script is" in said[0], said[0]
     assert "of the imported modules helper.py differ" in said[1], said[1]
     assert all("m0" in text and "--any-script" in text for text in said)
+    first.wait_for("m1 is refused (different script)")
+    first.wait_for("m2 is refused (different modules)")
+
+
+@pytest.mark.slow
+def test_a_machine_that_waits_says_why_and_how_long(machines: Machines) -> None:
+    """The other machine has another secret: they hear each other and stay apart."""
+    home = make_home(machines.folder / "stranger", os.urandom(32))
+    agent = Path(agent_worker.__file__)
+    stranger = NodeProcess.start(machines.net.hosts[1], home, agent, "m1")
+    try:
+        stranger.wait_for("up")
+        script = str(machines.folder / "train.py")
+        run = machines.run(0, "--nodes", "2", "--timeout", "500", script, "1")
+        run.wait_for("1 here (m0); waiting for 1 more machine")
+        mark = run.wait_for("still waiting, 4")
+        assert "s left: 1 here (m0); waiting for 1 more machine" in run.lines[mark]
+        run.wait_for("to find out why: ringleader doctor", after=mark)
+        told = "".join(run.lines[mark:])
+        assert "no other node of this cluster is in sight" in told
+        assert "1 other node on this network with another secret" in told
+    finally:
+        stranger.close()
 
 
 def test_a_machine_in_no_cluster_is_told_what_to_do(

@@ -167,7 +167,8 @@ def test_another_program_is_refused_and_named() -> None:
 def test_the_oldest_decides_what_the_program_is_wherever_it_is_in_the_ring() -> None:
     of = view(c=ask(script="222"), a=ask(script="111"))
     assert isinstance(assign_ranks("job", of, C), Refused)
-    assert assign_ranks("job", of, A) == Waiting((A,), (), 1)
+    refused = ((C, "script"),)
+    assert assign_ranks("job", of, A) == Waiting((A,), (), 1, refused=refused)
 
 
 def test_a_training_node_is_the_reference_rather_than_an_older_waiting_one() -> None:

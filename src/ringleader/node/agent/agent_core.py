@@ -98,6 +98,7 @@ class AgentCore:
                 lambda: local.addresses,
                 lambda peers: interface_towards(local.chosen, peers),
             ),
+            lambda: self.snapshot().troubles,
             self.started_s,
         )
         self.membership = MembershipRunner(

@@ -38,6 +38,14 @@ class Applicants:
             and request.rank0 in ("", self.rank0)
         ]
 
+    def refused(self) -> tuple[tuple[NodeId, str], ...]:
+        """Return the waiting nodes with another fingerprint, and what differs."""
+        found = {
+            node: differences(self.fingerprint, request.fingerprint)
+            for node, request in self.waiting.items()
+        }
+        return tuple((n, ", ".join(names)) for n, names in found.items() if names)
+
     def limits(self) -> tuple[int, int]:
         """Return the number of nodes needed, and the largest number allowed."""
         requests = [self.waiting[node] for node in self.matching]

@@ -124,9 +124,11 @@ def _troubles(core: AgentCore) -> list[str]:
         reasons = "; ".join(f"{each.name}: {why}" for each, why in core.local.refused)
         found.append(f"no network interface to use ({reasons})")
     if core.mdns.sightings.num_foreign:
+        number = core.mdns.sightings.num_foreign
+        nodes = "1 other node" if number == 1 else f"{number} other nodes"
         found.append(
-            f"{core.mdns.sightings.num_foreign} other nodes on this network have "
-            "another secret: another cluster, or a mistyped phrase"
+            f"{nodes} on this network with another secret: another cluster, or a "
+            "mistyped phrase"
         )
     found += [f"{where}: {why}" for where, why in core.dialer.troubles.items()]
     for node, why in core.link_prober.troubles.items():

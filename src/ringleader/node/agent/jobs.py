@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, DeadlineExceeded, GroupAborted
 from ringleader.ids import NodeId
 from ringleader.node.agent import fingerprint_check, rank_assignment
@@ -18,6 +19,7 @@ from ringleader.node.agent.rank_assignment import Refused, Round, Waiting
 from ringleader.node.agent.round_stores import RoundStores
 from ringleader.node.agent.store_tunnel import StoreTunnel
 from ringleader.node.agent.view_state import ViewState
+from ringleader.node.agent.waiting_report import ADVICE, report_waiting
 from ringleader.node.peering.peer_connection import PeerConnection
 from ringleader.node.protocol.local_requests import EnterJob, RoundEntered, RoundStatus
 from ringleader.node.protocol.node_state import JobEnded, JobRequest
@@ -49,6 +51,8 @@ class Jobs:
     """Sets the changed node state as payload of the next view; asks for none."""
     dial_store: Callable[[NodeId, str], Awaitable[PeerConnection]]
     worker: WorkerConfig
+    troubles: Callable[[], list[str]]
+    """Returns the problems that the agent knows of, for a user who waits."""
     started_s: float = field(default_factory=time.monotonic)
     """When the process started that asks for jobs."""
     view_state: ViewState | None = None
@@ -61,6 +65,8 @@ class Jobs:
     _histories: dict[str, JobHistory] = field(default_factory=dict)
     _ready_since: dict[str, float] = field(default_factory=dict)
     _view_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _names: dict[NodeId, str] = field(default_factory=dict)
+    """Of all nodes that were in a view."""
 
     def job_requests(self) -> list[JobRequest]:
         """Return the requests for our node state."""
@@ -91,6 +97,10 @@ class Jobs:
             job.last_round, job.done = before.round or before.last_round, before.done
         self._jobs[request.job] = job
         self.publish()
+        deadline = Deadline.after(request.timeout_s)
+        reporting = asyncio.create_task(
+            report_waiting(job, deadline, self._situation), name="report waiting"
+        )
         try:
             async with asyncio.timeout(request.timeout_s):
                 chosen = await job.outcome
@@ -98,11 +108,17 @@ class Jobs:
             self.drop(request.job)
             text = f"no round began within {request.timeout_s:g} s"
             last = f" ({job.last_progress})" if job.last_progress else ""
-            raise DeadlineExceeded(f"job {request.job}", text + last) from exc
+            text = f"{text}{last}; {ADVICE}"
+            raise DeadlineExceeded(f"job {request.job}", text) from exc
         except BaseException:
             self.drop(request.job)
             raise
+        finally:
+            reporting.cancel()
         return await self._begin(job, chosen)
+
+    def _situation(self) -> tuple[ViewState | None, dict[NodeId, str], list[str]]:
+        return self.view_state, self._names, self.troubles()
 
     def _recall(self, name: str) -> JobHistory:
         """Return the history of a job; the first job began when the process did."""
@@ -207,6 +223,7 @@ class Jobs:
     def on_view_state(self, view_state: ViewState) -> None:
         """Decide about our requests by a view that was installed."""
         self.view_state = view_state
+        self._names |= view_state.names()
         self.ready_jobs &= view_state.jobs()
         self._view_changed.set()
         self._view_changed = asyncio.Event()

@@ -55,9 +55,18 @@ class Waiting:
     """Number of nodes that must come before training can start at all."""
     rank0: str = ""
     """The machine that the user wants as rank 0, if it is not here."""
+    refused: tuple[tuple[NodeId, str], ...] = ()
+    """Nodes that may not take part, and the properties in which they differ."""
 
     def describe(self, view: ViewState) -> str:
         """Return a sentence for a user who waits."""
+        others = [
+            f"; {view.names()[node]} is refused (different {what})"
+            for node, what in self.refused
+        ]
+        return self._reason(view) + "".join(others)
+
+    def _reason(self, view: ViewState) -> str:
         names = ", ".join(view.names()[node] for node in self.nodes)
         if self.running:
             busy = ", ".join(view.names()[node] for node in self.running)
@@ -84,7 +93,12 @@ def assign_ranks(job: str, view: ViewState, mine: NodeId) -> Round | Refused | W
     matching, (need, most) = applicants.matching, applicants.limits()
     if applicants.running or len(matching) < need:
         missing = max(0, need - len(matching))
-        return Waiting(tuple(matching), tuple(applicants.running), missing)
+        return Waiting(
+            tuple(matching),
+            tuple(applicants.running),
+            missing,
+            refused=applicants.refused(),
+        )
     if applicants.lacks_rank0(view):
         if view.is_ready(job):
             return Refused(_explain_missing_rank0(applicants, view))
