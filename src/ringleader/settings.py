@@ -12,6 +12,7 @@ from ringleader.errors import ConfigError
 
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+_MPI_LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +28,17 @@ class Launch:
     attempt: str
     """Changes when the launcher restarts the job, so that ranks of an earlier
     attempt are not met again."""
+    directory: str = ""
+    """Directory of the job in which the ranks meet, instead of at ``port``."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> Self:
         """Read the variables; ConfigError names what is missing."""
         env = os.environ if env is None else env
         rank, size = _first(env, _RANK), _first(env, _SIZE)
-        master = env.get("MASTER_ADDR", "127.0.0.1" if size == 1 else "")
+        directory = _mpi_directory(env, size)
+        is_here = size == 1 or bool(directory)
+        master = env.get("MASTER_ADDR", "127.0.0.1" if is_here else "")
         port = _number(env, "MASTER_PORT") if "MASTER_PORT" in env else None
         missing = [
             name
@@ -41,13 +46,13 @@ class Launch:
                 ("RANK", rank),
                 ("WORLD_SIZE", size),
                 ("MASTER_ADDR", master or None),
-                ("MASTER_PORT", port if size != 1 else 0),
+                ("MASTER_PORT", 0 if is_here else port),
             )
             if value is None
         ]
         if missing or rank is None or size is None:
             text = f"not set in the environment: {', '.join(missing)}"
-            raise ConfigError(f"{text}; use a launcher, or pass peers= and rank=")
+            raise ConfigError(f"{text}; {_how_to_meet(env)}")
         if size < 1 or not 0 <= rank < size:
             raise ConfigError(
                 f"environment variables: no rank {rank} in a world of {size}"
@@ -64,7 +69,27 @@ class Launch:
             port=port or 0,
             store_exists=agent,
             attempt=attempt,
+            directory=directory,
         )
+
+
+def _mpi_directory(env: Mapping[str, str], size: int | None) -> str:
+    """Return the job's directory of an mpirun whose ranks are all on this machine.
+
+    Empty if the user has said where the ranks meet.
+    """
+    if "MASTER_ADDR" in env or "MASTER_PORT" in env or size in (None, 1):
+        return ""
+    if env.get(_MPI_LOCAL_SIZE) != str(size):
+        return ""
+    return os.path.dirname(env.get("OMPI_FILE_LOCATION", ""))
+
+
+def _how_to_meet(env: Mapping[str, str]) -> str:
+    if _MPI_LOCAL_SIZE in env:
+        example = "mpirun -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=29500"
+        return f"on several machines, start with {example}"
+    return "use a launcher, or pass peers= and rank="
 
 
 def _first(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
@@ -176,6 +201,12 @@ def master_address(env: Mapping[str, str] | None = None) -> str:
     """Return the address of the launcher's store; empty if there is none."""
     env = os.environ if env is None else env
     return env.get("MASTER_ADDR", "")
+
+
+def replace_all(variables: Mapping[str, str]) -> None:
+    """Replace the whole environment of this process."""
+    os.environ.clear()
+    os.environ.update(variables)
 
 
 def export(values: Mapping[str, str]) -> None:

@@ -52,6 +52,28 @@ def test_the_names_of_other_launchers_are_read(rank: str, size: str) -> None:
     assert (launch.rank, launch.size) == (2, 3)
 
 
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_FILE_LOCATION": "/tmp/ompi.15/1/0",
+}
+
+
+def test_ranks_of_mpirun_on_one_machine_meet_in_its_directory() -> None:
+    launch = Launch.from_environment(MPIRUN)
+    assert (launch.master, launch.directory) == ("127.0.0.1", "/tmp/ompi.15/1")
+    place = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    launch = Launch.from_environment({**MPIRUN, **place})
+    assert (launch.master, launch.port, launch.directory) == ("10.0.0.1", 29500, "")
+
+
+def test_mpirun_on_several_machines_needs_to_say_where_ranks_meet() -> None:
+    env = {**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    with pytest.raises(ConfigError, match="mpirun -x MASTER_ADDR=<host of rank 0>"):
+        Launch.from_environment(env)
+
+
 def test_the_names_of_torch_come_first() -> None:
     env = {**FULL, "OMPI_COMM_WORLD_RANK": "3", "SLURM_NTASKS": "99"}
     launch = Launch.from_environment(env)

@@ -12,21 +12,20 @@ import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import Store
 
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
-from ringleader.errors import ConfigError, PeerUnreachable
+from ringleader.errors import ConfigError
 from ringleader.groups.group import Group, handle_of, open_group
 from ringleader.groups.handle import view_hash
+from ringleader.groups.launcher_store import open_store
 from ringleader.groups.measure_links import measure, share
 from ringleader.groups.store_rendezvous import (
     check_alike,
-    first_line,
     look_up,
     own_address,
     publish,
@@ -37,7 +36,6 @@ from ringleader.transport import tcp_socket
 from ringleader.transport.dialer import Endpoint
 from ringleader.transport.listener import Listener
 from ringleader.transport.mesh import Mesh, MeshConfig
-from ringleader.transport.name_lookups import no_name_lookups
 from ringleader.transport.tls_credentials import TlsCredentials
 
 TRANSPORTS = ("auto", "tcp")
@@ -194,34 +192,12 @@ def _check_peers(peers: Sequence[str], rank: int) -> list[tuple[str, int]]:
 
 
 def from_environment(launch: Launch, options: Options) -> Group:
-    """Form the group of a launcher, over the store at MASTER_ADDR:MASTER_PORT.
-
-    The store is served by rank 0, or by the launcher itself.
-    """
+    """Form the group of a launcher, over its store."""
     if launch.size == 1:
         listener = Listener.open("127.0.0.1", 0, shares_memory=False)
         alone = [Endpoint((("127.0.0.1", listener.port),))]
         return _form(0, alone, listener, "alone", options)
-    where = f"{launch.master}:{launch.port}"
-    keeps_store = launch.rank == 0 and not launch.store_exists
-    if not keeps_store:
-        # TCPStore itself waits up to twice its timeout, and prints a stack trace.
-        tcp_socket.dial((launch.master, launch.port), where, options.deadline).close()
-    try:
-        with no_name_lookups(launch.master):
-            store = TCPStore(
-                launch.master,
-                launch.port,
-                is_master=keeps_store,
-                timeout=timedelta(seconds=max(1.0, options.deadline.left_s())),
-                wait_for_workers=False,
-            )
-    except (RuntimeError, ValueError) as exc:
-        if keeps_store:
-            text = f"rank 0 cannot serve the store at {where}; is there another rank 0?"
-            raise ConfigError(f"{text} ({first_line(exc)})") from exc
-        text = f"no store there: {first_line(exc)}"
-        raise PeerUnreachable(where, text) from exc
+    store = open_store(launch, options.deadline)
     view_id = f"env:{launch.size}:{launch.attempt}"  # no address: it may be a tunnel
     return over_store(store, launch.rank, launch.size, view_id, options)
 

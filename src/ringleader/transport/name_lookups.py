@@ -10,40 +10,47 @@ from __future__ import annotations
 import ctypes
 import ipaddress
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-_IS_READY = 1
-"""RES_INIT of glibc's resolv.h: the state has been filled from resolv.conf."""
-
-
-class _ResolverState(ctypes.Structure):
-    """First fields of glibc's ``struct __res_state``, of which a thread has one."""
-
-    _fields_ = (
-        ("retrans", ctypes.c_int),
-        ("retry", ctypes.c_int),
-        ("options", ctypes.c_ulong),
-        ("nscount", ctypes.c_int),
-    )
+_SWITCH = Path("/etc/nsswitch.conf")
+_DEFAULT = "files dns"
 
 
 @contextmanager
 def no_name_lookups(host: str) -> Iterator[None]:
-    """Let this thread know no name server: look-ups beyond /etc/hosts fail at once.
+    """Let this process find names in /etc/hosts only; other names do not exist.
 
     ``host`` is the address to be used meanwhile; if it is a name, which must be looked
     up, this does nothing. Nor does it where the C library is not glibc.
     """
-    state = _resolver_state() if _is_numeric(host) else None
-    if state is None:
+    configure = _configure_lookup() if _is_numeric(host) else None
+    if configure is None:
         yield
         return
-    count, state.nscount = state.nscount, 0
+    _change(configure, +1)
     try:
         yield
     finally:
-        state.nscount = count
+        _change(configure, -1)
+
+
+_Configure = Callable[[bytes, bytes], int]
+_lock = threading.Lock()
+_users = 0
+
+
+def _change(configure: _Configure, users: int) -> None:
+    """Count the users: the first one and the last one reconfigure the process."""
+    global _users
+    with _lock:
+        if _users == 0:
+            configure(b"hosts", b"files")
+        _users += users
+        if _users == 0:
+            configure(b"hosts", _sources().encode())
 
 
 def _is_numeric(host: str) -> bool:
@@ -54,15 +61,20 @@ def _is_numeric(host: str) -> bool:
     return True
 
 
-def _resolver_state() -> _ResolverState | None:
+def _configure_lookup() -> _Configure | None:
+    """Return glibc's function that replaces a line of nsswitch.conf in this process."""
     if sys.platform != "linux":
         return None
-    libc = ctypes.CDLL(None)
-    find, fill = getattr(libc, "__res_state", None), getattr(libc, "__res_init", None)
-    if find is None or fill is None:
-        return None
-    find.restype = ctypes.POINTER(_ResolverState)
-    state: _ResolverState = find().contents
-    if not state.options & _IS_READY:
-        fill()
-    return state
+    return getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)
+
+
+def _sources() -> str:
+    """Return where this system looks up hosts, as its nsswitch.conf says."""
+    try:
+        lines = _SWITCH.read_text().splitlines()
+    except OSError:
+        return _DEFAULT
+    found = [line.partition("#")[0].partition(":") for line in lines]
+    return next(
+        (value.strip() for name, _, value in found if name == "hosts"), _DEFAULT
+    )

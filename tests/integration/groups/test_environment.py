@@ -137,3 +137,35 @@ def test_a_script_started_by_torchrun_finds_its_group(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         assert f"rank {rank} of 2: [3.0, 3.0, 3.0]" in done.stdout
+
+
+MPIRUN = Path(sys.executable).with_name("mpirun")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MPIRUN.exists(), reason="needs the extra bench")
+def test_a_script_started_by_mpirun_alone_finds_its_group(tmp_path: Path) -> None:
+    """Was: not set in the environment: MASTER_ADDR, MASTER_PORT."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT + SCRIPT)  # two groups, one after the other
+    options = ["--allow-run-as-root", "--oversubscribe", "-n", "2"]
+    argv = [str(MPIRUN), *options, sys.executable, str(script)]
+    done = subprocess.run(
+        argv, env=clean(), capture_output=True, text=True, timeout=WITHIN_S
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        assert done.stdout.count(f"rank {rank} of 2: [3.0, 3.0, 3.0]") == 2
+
+
+def test_a_directory_that_others_can_write_is_refused(
+    run_all: Run, tmp_path: Path
+) -> None:
+    job = tmp_path / "job"
+    job.mkdir()
+    job.chmod(0o777)
+    size = {"OMPI_COMM_WORLD_SIZE": 2, "OMPI_COMM_WORLD_LOCAL_SIZE": 2}
+    [said] = run_all(
+        {**size, "OMPI_COMM_WORLD_RANK": 1, "OMPI_FILE_LOCATION": job / "1"}
+    )
+    assert said.startswith("ConfigError other users can write to mpirun's directory")

@@ -37,7 +37,8 @@ def questions():
         count += 1
 
 with no_name_lookups("127.0.0.1"):
-    look_up()
+    with no_name_lookups("::1"):
+        look_up()
     socket.getfqdn("somewhere")
 numeric = questions()
 look_up()
