@@ -209,6 +209,25 @@ def replace_all(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
+def round_id(env: Mapping[str, str] | None = None) -> str:
+    """Return the id of the round that this worker is in: RINGLEADER_ROUND."""
+    env = os.environ if env is None else env
+    return env.get("RINGLEADER_ROUND", "")
+
+
+def error_file(env: Mapping[str, str] | None = None) -> str:
+    """Return where a worker records its failure: TORCHELASTIC_ERROR_FILE."""
+    env = os.environ if env is None else env
+    return env.get("TORCHELASTIC_ERROR_FILE", "")
+
+
+def shutdown_timeout_s(default: int, env: Mapping[str, str] | None = None) -> int:
+    """Return how long workers may take to end: TORCH_ELASTIC_SHUTDOWN_TIMEOUT."""
+    env = os.environ if env is None else env
+    name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    return max(0, _number(env, name)) if name in env else default
+
+
 def export(values: Mapping[str, str]) -> None:
     """Set variables for this process and the processes it starts."""
     os.environ.update(values)

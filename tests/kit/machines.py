@@ -91,9 +91,9 @@ class Machines:
         self.commands.append(command)
         return command
 
-    def run(self, index: int, *argv: str) -> Command:
+    def run(self, index: int, *argv: str, **variables: str) -> Command:
         """Start ``ringleader run`` on a machine."""
-        return self.start(index, *RINGLEADER, "run", *argv)
+        return self.start(index, *RINGLEADER, "run", *argv, **variables)
 
     def close(self) -> None:
         """End everything that runs on the machines."""

@@ -26,8 +26,6 @@ from ringleader.transport.name_lookups import no_name_lookups
 _MOST = 64
 _WAIT_S = 10.0
 _TIMEOUT_S = 900.0
-_MONITOR_S = 0.1
-_BACKEND = "ringleader-run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +72,13 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
         int, typer.Option(min=1, help="Number of worker processes on this machine.")
     ] = 1,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="Restart failed workers up to this many times.")
-    ] = 10,
+        int,
+        typer.Option(
+            min=0,
+            help="Restart workers this often after the program failed; lost machines "
+            "do not count.",
+        ),
+    ] = 0,
     job: Annotated[
         str,
         typer.Option(
@@ -227,41 +230,31 @@ def _as_ours(error: Exception) -> RingleaderError:
 def _launch(plan: _Plan, agent: AgentProcess, errors: Console) -> int:
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import (
-        RendezvousError,
-        rendezvous_handler_registry,
-    )
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.elastic.rendezvous import RendezvousError
 
+    from ringleader.node.launch.elastic_agent import Workers, run_workers
     from ringleader.node.launch.elastic_rendezvous import MdnsRendezvous
+    from ringleader.node.launch.failure_policy import JobFailed
     from ringleader.node.launch.rendezvous import LOOPBACK
 
-    handler = MdnsRendezvous(
-        agent, plan.request, name=_BACKEND, encrypts=not plan.plaintext
-    )
+    handler = MdnsRendezvous(agent, plan.request, encrypts=not plan.plaintext)
     handler.on_progress = lambda text: errors.print(f"ringleader: {text}", markup=False)
-    rendezvous_handler_registry.register(_BACKEND, lambda _params: handler)
     if plan.nproc > 1:
         threads = max(1, (os.cpu_count() or 1) // plan.nproc)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    config = LaunchConfig(
-        min_nodes=plan.request.min_nodes,
-        max_nodes=plan.request.max_nodes,
-        nproc_per_node=plan.nproc,
-        run_id=plan.request.job,
-        rdzv_backend=_BACKEND,
+    workers = Workers(
+        command=end_with_parent([sys.executable, *plan.program.command()]),
+        count=plan.nproc,
         max_restarts=plan.max_restarts,
-        monitor_interval=_MONITOR_S,
+        start_s=plan.request.timeout_s,
     )
     try:
-        worker = end_with_parent([sys.executable, *plan.program.command()])
         with no_name_lookups(LOOPBACK):  # torch asks for this host's full name
-            elastic_launch(config, worker[0])(*worker[1:])
-    except ChildFailedError as exc:
-        errors.print(str(exc), markup=False)
-        code = next(iter(exc.failures.values())).exitcode
-        return 128 - code if code < 0 else code or 1  # shells report a signal so
+            run_workers(handler, workers)
+    except JobFailed as exc:
+        text = f"ringleader run: job {plan.request.job}: {exc}"
+        errors.print(text, style="bold red", markup=False, soft_wrap=True)
+        return exc.exit_status
     except RendezvousError as exc:
         raise _as_ours(exc) from exc
     except SignalException as exc:

@@ -19,7 +19,6 @@ from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.node.protocol.local_requests import (
     EnterJob,
-    LeaveJob,
     Reply,
     RequestFailed,
     RoundComplete,
@@ -98,7 +97,6 @@ def test_agents_keep_the_rank_0_of_the_last_round_or_take_the_one_that_is_named(
         old = start("old", None)
         old.ask(1)
         assert old.enter() == ["old"]
-        old.agent.ask(LeaveJob("job"), Deadline.after(5))  # as Group.close() does
         new = start("new", old.id)
         for node in (old, new):
             node.ask(2)

@@ -109,12 +109,11 @@ def test_the_others_go_on_without_a_lost_machine_and_readmit_it(
 @pytest.mark.slow
 def test_torchrun_finds_the_others_too(machines: Machines) -> None:
     script = str(machines.folder / "train.py")
-    rendezvous = ("--rdzv-backend=mdns", "--rdzv-id=job", "--rdzv-conf=rank0=m1")
-    flags = (*rendezvous, "--nnodes=2", script, "1")
+    flags = ("--rdzv-backend=mdns", "--nnodes=2", "--rdzv-id=job", script, "1")
     runs = [machines.start(i, *TORCHRUN, *flags) for i in range(2)]
-    for rank, run in zip((1, 0), runs, strict=True):
+    for run in runs:
         assert run.end() == 0, "".join(run.lines)
-        assert any(f"rank {rank}/2 [" in line for line in run.lines)
+        assert any("/2 [" in line for line in run.lines)
 
 
 @pytest.mark.slow
@@ -157,15 +156,13 @@ def test_a_script_without_launcher_finds_the_others_by_itself(
     machines: Machines,
 ) -> None:
     script = machines.folder / "alone.py"
-    url = "mdns://?nodes=2&rank0=m1"
-    script.write_text(
-        SCRIPT.replace('"ringleader"', f'"ringleader", init_method="{url}"')
-    )
+    text = SCRIPT.replace('"ringleader"', '"ringleader", init_method="mdns://?nodes=2"')
+    script.write_text(text)
     runs = [machines.start(i, sys.executable, str(script), "1") for i in range(2)]
     for run in runs:
         assert run.end() == 0, "".join(run.lines)
-    ranks = [line[:8] for run in runs for line in run.lines if "/2 [" in line]
-    assert ranks == ["rank 1/2", "rank 0/2"], "m1 is rank 0, as the URL says"
+    ranks = sorted(line[:8] for run in runs for line in run.lines if "/2 [" in line)
+    assert ranks == ["rank 0/2", "rank 1/2"]
 
 
 @pytest.mark.slow

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from ringleader.errors import ConfigError
+from ringleader.node.launch import worker_main
 from ringleader.node.launch.program import find_program
+
+WORKER = worker_main.__file__
 
 
 @pytest.fixture
@@ -37,7 +40,7 @@ def test_a_module_is_found_without_importing_anything(
 ) -> None:
     found = find_program(name, ["--lr", "1"], is_module=True)
     assert Path(found.path) == folder / file
-    assert found.command() == ["-u", "-m", name, "--lr", "1"]
+    assert found.command() == ["-u", WORKER, "-m", name, "--lr", "1"]
     assert "pack" not in sys.modules
 
 
@@ -50,7 +53,7 @@ def test_a_module_that_cannot_run_is_refused(folder: Path, name: str) -> None:
 def test_a_script_is_run_by_its_path(folder: Path) -> None:
     found = find_program("train.py", ["3"], is_module=False)
     assert found.path == "train.py"
-    assert found.command() == ["-u", "train.py", "3"]
+    assert found.command() == ["-u", WORKER, "train.py", "3"]
     with pytest.raises(ConfigError, match=f"script 'no.py' not found in {folder}"):
         find_program("no.py", [], is_module=False)
     with pytest.raises(ConfigError, match=r"to run the module pack\.tool, write -m"):

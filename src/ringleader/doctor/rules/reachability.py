@@ -95,8 +95,7 @@ def _blocked(facts: Facts, candidate: Candidate) -> Finding:
         f"not answer {facts.name}: a firewall drops what is sent there."
     )
     port = candidate.addresses[0][1]
-    ports = f"TCP port {port} and all others, over which tensors travel,"
-    return Finding(Code.BLOCKED_PORT, text, _open_firewall(ports))
+    return Finding(Code.BLOCKED_PORT, text, _open_firewall(f"TCP port {port}"))
 
 
 def _is_firewall(facts: Facts, candidate: Candidate) -> bool:

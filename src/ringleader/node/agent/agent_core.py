@@ -37,7 +37,6 @@ from ringleader.node.protocol.agent_config import AGENT_PORT, AgentConfig
 from ringleader.node.protocol.hello import Purpose
 from ringleader.node.protocol.node_state import SplitSeen
 from ringleader.node.protocol.snapshot import Snapshot
-from ringleader.topology.interfaces import interface_towards
 from ringleader.topology.node_profile import clean
 from ringleader.transport import tcp_socket
 
@@ -88,6 +87,7 @@ class AgentCore:
             self._publish,
         )
         self.splits = SplitReporter(self.events, self._publish, self._set_payload)
+        timing = membership_config(config.profile)
         self.jobs = Jobs(
             self.me.node,
             self._publish,
@@ -95,8 +95,8 @@ class AgentCore:
             lambda node, name: self.directory.dial(node, Purpose.STORE, name),
             WorkerConfig(
                 str(identity.credentials_file),
-                lambda: local.addresses,
-                lambda peers: interface_towards(local.chosen, peers),
+                local,
+                timing.dead_after_s + timing.patience_s,
             ),
             lambda: self.snapshot().troubles,
             self.started_s,
@@ -105,7 +105,7 @@ class AgentCore:
             self.me,
             self._handshake,
             self,
-            membership_config(config.profile),
+            timing,
             link_plan.ring_order,
         )
         self.directory = PeerDirectory(self.me.node, self._handshake, self.membership)
@@ -208,7 +208,7 @@ class AgentCore:
                 links=self.link_prober.links,
                 clock_offsets=self.clocks.monotonic,
                 job_requests=self.jobs.job_requests(),
-                ended_jobs=self.jobs.ended_jobs,
+                reports=self.jobs.reports,
                 ready_jobs=sorted(self.jobs.ready_jobs),
                 split=self.splits.current,
             )

@@ -13,6 +13,7 @@ from ringleader.node.agent import job_seniority
 from ringleader.node.agent.rank_assignment import Round
 from ringleader.node.agent.store_tunnel import StoreTunnel
 from ringleader.node.agent.view_state import ViewState
+from ringleader.node.protocol.job_failure import JobFailure
 from ringleader.node.protocol.node_state import JobRequest, PastRound
 
 OnProgress = Callable[[str], None]
@@ -44,6 +45,8 @@ class Job:
     done: set[NodeId] = field(default_factory=set)
     """Nodes of the current or the last round that have finished."""
     failed: set[NodeId] = field(default_factory=set)
+    failures: dict[NodeId, JobFailure] = field(default_factory=dict)
+    """What failed on the nodes of the current round."""
 
     def note_ends(self, view_state: ViewState) -> None:
         """Record which nodes finished or failed; they announce it before they leave."""
@@ -53,6 +56,9 @@ class Job:
             for end in state.ended_jobs if state else ():
                 if current is not None and end.round == current.id:
                     (self.done if end.ok else self.failed).add(node)
+            for failure in state.failures if state else ():
+                if self.round is not None and failure.round == self.round.id:
+                    self.failures[node] = failure
 
     def begin(self, chosen: Round, view_state: ViewState, mine: NodeId) -> None:
         """Record the round that ``view_state`` begins."""

@@ -15,7 +15,10 @@ from ringleader.ids import NodeId
 from ringleader.node.agent import fingerprint_check, rank_assignment
 from ringleader.node.agent.fingerprint_check import Machine
 from ringleader.node.agent.job import Job, JobHistory, OnProgress
+from ringleader.node.agent.job_reports import JobReports
+from ringleader.node.agent.local_node import LocalNode
 from ringleader.node.agent.rank_assignment import Refused, Round, Waiting
+from ringleader.node.agent.round_outcome import round_status
 from ringleader.node.agent.round_stores import RoundStores
 from ringleader.node.agent.store_tunnel import StoreTunnel
 from ringleader.node.agent.view_state import ViewState
@@ -24,7 +27,6 @@ from ringleader.node.peering.peer_connection import PeerConnection
 from ringleader.node.protocol.local_requests import EnterJob, RoundEntered, RoundStatus
 from ringleader.node.protocol.node_state import JobEnded, JobRequest
 
-MAX_ENDED = 16
 MAX_HISTORIES = 16
 ANNOUNCE_END_S = 2.0
 """How long a leaving node waits until the others know how its job ended."""
@@ -35,9 +37,8 @@ class WorkerConfig:
     """Settings for the worker processes of a round."""
 
     credentials: str
-    addresses: Callable[[], list[str]]
-    interface_towards: Callable[[list[list[str]]], str]
-    """Returns the interface that reaches peers, given the addresses of each."""
+    local: LocalNode
+    lost_after_s: float
 
 
 @dataclass(slots=True)
@@ -58,8 +59,7 @@ class Jobs:
     view_state: ViewState | None = None
     ready_jobs: set[str] = field(default_factory=set)
     """Jobs that start without waiting for more machines; set by the leader."""
-    ended_jobs: list[JobEnded] = field(default_factory=list)
-    """How jobs of this node ended, for the other nodes."""
+    reports: JobReports = field(init=False)
     stores: RoundStores = field(default_factory=RoundStores)
     _jobs: dict[str, Job] = field(default_factory=dict)
     _histories: dict[str, JobHistory] = field(default_factory=dict)
@@ -67,6 +67,9 @@ class Jobs:
     _view_changed: asyncio.Event = field(default_factory=asyncio.Event)
     _names: dict[NodeId, str] = field(default_factory=dict)
     """Of all nodes that were in a view."""
+
+    def __post_init__(self) -> None:
+        self.reports = JobReports(self.publish)
 
     def job_requests(self) -> list[JobRequest]:
         """Return the requests for our node state."""
@@ -149,8 +152,9 @@ class Jobs:
             store_port=port,
             names=[self.view_state.names()[node] for node in chosen.nodes],
             credentials=self.worker.credentials,
-            addresses=self.worker.addresses(),
-            interface=self.worker.interface_towards(others),
+            addresses=self.worker.local.addresses,
+            interface=self.worker.local.interface_towards(others),
+            lost_after_s=self.worker.lost_after_s,
         )
 
     @staticmethod
@@ -188,12 +192,17 @@ class Jobs:
         if current is None or ok is None:
             return
         end = JobEnded(name, current.id, ok)
-        self.ended_jobs = [*self.ended_jobs[-MAX_ENDED + 1 :], end]
-        self.publish()
+        self.reports.add_end(end)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANNOUNCE_END_S):
                 while not self._is_announced(end):
                     await self._view_changed.wait()
+
+    def finish(self, name: str) -> None:
+        """Tell the other nodes that our workers have succeeded; stay in the round."""
+        job = self._jobs.get(name)
+        if job is not None and job.round is not None:
+            self.reports.add_end(JobEnded(name, job.round.id, ok=True))
 
     def _is_announced(self, end: JobEnded) -> bool:
         if self.view_state is None:
@@ -265,17 +274,9 @@ class Jobs:
     def check(self, name: str) -> RoundStatus:
         """Return whether our round of a job must be left, and why."""
         job, view_state = self._jobs.get(name), self.view_state
-        if job is None or job.round is None or view_state is None:
+        if job is None or view_state is None:
             return RoundStatus(True, "this machine is in no round")
-        if view_state.view_id == job.first_view:
-            return RoundStatus(False)
-        if not rank_assignment.is_stale(name, job.round, view_state, job.done):
-            return RoundStatus(False)
-        gone = {node for node in job.round.nodes if node not in view_state.states}
-        lost = len(gone - job.done - job.failed)
-        words = [f"{lost} lost"] * bool(lost)
-        words += [f"{len(job.failed)} failed"] * bool(job.failed)
-        return RoundStatus(True, " and ".join(words) or "other machines wait")
+        return round_status(name, job, view_state, self.mine)
 
     def on_tick(self, now_s: float) -> None:
         """Let jobs start that have waited long enough; only the leader decides that."""

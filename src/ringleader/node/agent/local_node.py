@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from ringleader.deadline import Deadline
 from ringleader.ids import Incarnation, NodeId
 from ringleader.membership.member import Member
+from ringleader.node.agent.job_reports import JobReports
 from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.node.protocol.hello import PROTOCOL, AgentHello
 from ringleader.node.protocol.node_state import (
-    JobEnded,
     JobRequest,
     NodeState,
     SplitSeen,
 )
-from ringleader.topology.interfaces import Interface, usable_interfaces
+from ringleader.topology.interfaces import (
+    Interface,
+    interface_towards,
+    usable_interfaces,
+)
 from ringleader.topology.link_profile import LinkProfile
 from ringleader.topology.node_profile import (
     NodeProfile,
@@ -76,6 +80,10 @@ class LocalNode:
         found = [str(a.ip) for each in self.chosen for a in each.addresses]
         return found[:MAX_ADDRESSES]
 
+    def interface_towards(self, peers: Sequence[Collection[str]]) -> str:
+        """Return the interface that reaches peers with these addresses, or ''."""
+        return interface_towards(self.chosen, peers)
+
     def hello(self, purpose: str, subject: str) -> AgentHello:
         """Return our hello for a new connection."""
         return AgentHello(
@@ -99,7 +107,7 @@ class LocalNode:
         links: dict[NodeId, LinkProfile],
         clock_offsets: dict[NodeId, float],
         job_requests: list[JobRequest],
-        ended_jobs: list[JobEnded],
+        reports: JobReports,
         ready_jobs: list[str],
         split: SplitSeen | None,
     ) -> NodeState:
@@ -113,7 +121,8 @@ class LocalNode:
             links=links,
             clock_offsets=clock_offsets,
             job_requests=job_requests,
-            ended_jobs=ended_jobs,
+            ended_jobs=reports.ended_jobs,
+            failures=reports.failures,
             ready_jobs=ready_jobs,
             split=split,
         )

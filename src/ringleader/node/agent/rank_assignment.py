@@ -212,4 +212,4 @@ def _explain_missing_rank0(applicants: Applicants, view: ViewState) -> str:
             f"{short(found[0])}"
         )
     listed = job_seniority.describe(here, view)
-    return f"--rank0 {name}: no machine of that name or id came; here are {listed}"
+    return f"no machine {name} came, which --rank0 names; here are {listed}"

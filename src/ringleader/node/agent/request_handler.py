@@ -13,10 +13,12 @@ from ringleader.node.protocol import framing
 from ringleader.node.protocol.local_requests import (
     CheckRound,
     EnterJob,
+    FinishRound,
     GetSnapshot,
     LeaveJob,
     Progress,
     Reply,
+    ReportFailure,
     Request,
     RequestDone,
     RequestFailed,
@@ -92,16 +94,26 @@ class RequestHandler:
         match request:
             case EnterJob():
                 return await self._jobs.enter(request, lambda t: send(Progress(t)))
-            case StoreOpened(round=round_id, port=port):
-                self._jobs.open_store(round_id, port)
-                return RequestDone()
-            case RoundComplete(round=round_id):
-                self._jobs.note_complete(round_id)
-                return RequestDone()
-            case CheckRound(job=job):
-                return self._jobs.check(job)
             case LeaveJob(job=job, ok=ok):
                 await self._jobs.leave(job, ok=ok)
                 return RequestDone()
+            case CheckRound(job=job):
+                return self._jobs.check(job)
             case GetSnapshot():
                 return self._snapshot()
+            case _:
+                self._note(request)
+                return RequestDone()
+
+    def _note(
+        self, request: StoreOpened | RoundComplete | ReportFailure | FinishRound
+    ) -> None:
+        match request:
+            case StoreOpened(round=round_id, port=port):
+                self._jobs.open_store(round_id, port)
+            case RoundComplete(round=round_id):
+                self._jobs.note_complete(round_id)
+            case ReportFailure(failure=failure):
+                self._jobs.reports.add_failure(failure)
+            case FinishRound(job=job):
+                self._jobs.finish(job)

@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Callable
 
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -22,13 +23,15 @@ from torch.distributed.elastic.rendezvous import (
 from ringleader import settings
 from ringleader.errors import DeadlineExceeded, RingleaderError
 from ringleader.node.launch.agent_process import AgentProcess
+from ringleader.node.launch.failure_policy import FailurePolicy
+from ringleader.node.launch.failure_report import first_failure
 from ringleader.node.launch.job_fingerprint import job_fingerprint
 from ringleader.node.launch.rendezvous import (
     LOOPBACK,
-    check_round,
     join_round,
     leave_job,
 )
+from ringleader.node.launch.round_store import RoundStore
 from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.node.protocol.local_requests import EnterJob
 
@@ -55,6 +58,11 @@ class MdnsRendezvous(RendezvousHandler):
         self._encrypts = encrypts
         self._closed = False
         self.on_progress: Callable[[str], None] = log.warning
+        self.policy = FailurePolicy(
+            agent, request.job, lambda text: self.on_progress(text)
+        )
+        self.has_finished = False
+        """Whether the workers of this machine have succeeded."""
 
     def get_backend(self) -> str:
         """Return the name under which the handler is registered."""
@@ -77,14 +85,19 @@ class MdnsRendezvous(RendezvousHandler):
             raise RendezvousConnectionError(str(exc)) from exc
         rendezvous.export(encrypts=self._encrypts)
         entered = rendezvous.entered
+        self.policy.begin(entered)
         self.on_progress(f"round of {entered.size}: {', '.join(entered.names)}")
         where = RendezvousStoreInfo(LOOPBACK, rendezvous.port)
-        return RendezvousInfo(rendezvous.store, entered.rank, entered.size, where)
+        store = RoundStore(rendezvous.store, self.policy.check)
+        return RendezvousInfo(store, entered.rank, entered.size, where)
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 if the workers must restart in another round, else 0."""
+        """Return 1 if the workers must restart in another round, else 0.
+
+        Raises ``JobFailed`` if a failure on another machine has ended the job.
+        """
         try:
-            status = check_round(self._agent, self._request.job)
+            status = self.policy.check()
         except RingleaderError:
             return 0  # without an agent the workers may still finish
         if status.is_stale:
@@ -109,8 +122,14 @@ class MdnsRendezvous(RendezvousHandler):
         torch calls this while it handles the failure of the job, if there was one.
         """
         self._closed = True
+        error = sys.exception()
         try:
-            leave_job(self._agent, self._request.job, ok=sys.exception() is None)
+            if isinstance(error, ChildFailedError):  # of torchrun
+                job, round_id = self._request.job, self.policy.round
+                failure = first_failure(error.failures, job, round_id)
+                self.policy.report(failure, is_final=True)
+            ok = error is None or self.has_finished
+            leave_job(self._agent, self._request.job, ok=ok)
         except RingleaderError as exc:
             log.info("leaving: %s", exc)
         self._agent.close()

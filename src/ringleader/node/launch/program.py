@@ -9,6 +9,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from ringleader.errors import ConfigError
+from ringleader.node.launch import worker_main
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Program:
     def command(self) -> list[str]:
         """Return the arguments of the Python interpreter that run it."""
         start = ["-m", self.name] if self.is_module else [self.name]
-        return ["-u", *start, *self.args]
+        return ["-u", worker_main.__file__, *start, *self.args]
 
 
 def find_program(name: str, args: list[str], *, is_module: bool) -> Program:

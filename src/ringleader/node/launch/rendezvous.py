@@ -17,7 +17,7 @@ from ringleader import settings
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, InternalError, PeerLost
 from ringleader.node.launch.agent_process import AgentProcess
-from ringleader.node.protocol.agent_client import OnProgress
+from ringleader.node.protocol.agent_client import AgentClient, OnProgress
 from ringleader.node.protocol.local_requests import (
     CheckRound,
     EnterJob,
@@ -137,7 +137,7 @@ def _gather(agent: AgentProcess, job: str, entered: RoundEntered, store: Store) 
     return False
 
 
-def check_round(agent: AgentProcess, job: str) -> RoundStatus:
+def check_round(agent: AgentClient, job: str) -> RoundStatus:
     """Ask the agent whether the round of ``job`` goes on."""
     reply = agent.ask(CheckRound(job), Deadline.after(ASK_S))
     assert isinstance(reply, RoundStatus)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from types import TracebackType
 from typing import Any
 
 from ringleader import settings
 from ringleader.backend import register as backend
+from ringleader.node.launch import worker_main
 from ringleader.transport.name_lookups import no_name_lookups
 
 SCHEME = "mdns"
@@ -21,6 +24,7 @@ def autoload() -> None:
         (_register_scheme, "mdns://"),
         (_wrap_env, "env:// without name look-ups"),
         (_compress, "--compress"),
+        (_record_failures, "the record of failures"),
     ):
         try:
             step()
@@ -34,6 +38,7 @@ def register() -> None:
     _register_scheme()
     _wrap_env()
     _compress()
+    _record_failures()
 
 
 def torchrun_handler() -> Callable[[Any], Any]:
@@ -88,6 +93,25 @@ def _compress() -> None:
         from ringleader.compression import env_hook
 
         env_hook.install()
+
+
+def _record_failures() -> None:
+    """Record the exception that ends a worker of torchrun, for the other machines.
+
+    ``ringleader run`` starts workers through ``worker_main``, which does it itself.
+    """
+    if settings.round_id() and settings.error_file():
+        previous = sys.excepthook
+
+        def record_first(
+            kind: type[BaseException],
+            error: BaseException,
+            traceback: TracebackType | None,
+        ) -> None:
+            worker_main.record(error, traceback)
+            previous(kind, error, traceback)
+
+        sys.excepthook = record_first
 
 
 def _rendezvous(url: str, **options: Any) -> Iterator[tuple[object, int, int]]:  # noqa: ANN401

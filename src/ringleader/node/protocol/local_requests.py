@@ -17,6 +17,7 @@ from ringleader.errors import (
     ProtocolError,
     RingleaderError,
 )
+from ringleader.node.protocol.job_failure import JobFailure
 from ringleader.node.protocol.node_state import (
     Count,
     JobFingerprint,
@@ -66,6 +67,19 @@ class CheckRound(_Tagged, frozen=True):
     job: str
 
 
+class ReportFailure(_Tagged, frozen=True):
+    """A worker of this machine has failed. Reply: ``RequestDone``."""
+
+    failure: JobFailure
+
+
+class FinishRound(_Tagged, frozen=True):
+    """The workers of this machine have succeeded; it stays in the round of ``job``
+    until all have. Reply: ``RequestDone``."""
+
+    job: str
+
+
 class LeaveJob(_Tagged, frozen=True):
     """This process has left ``job``. Reply: ``RequestDone``, once all nodes know."""
 
@@ -96,6 +110,8 @@ class RoundEntered(_Tagged, frozen=True, kw_only=True):
     """Addresses of this node for the workers' data links."""
     interface: str
     """Network interface that reaches the other nodes; empty if there is none."""
+    lost_after_s: float
+    """How long the agents need to notice that a machine is lost."""
 
 
 class Progress(_Tagged, frozen=True):
@@ -135,13 +151,28 @@ class RoundStatus(_Tagged, frozen=True):
     is_stale: bool
     """Whether the workers must leave the round and enter the next one."""
     reason: str = ""
+    unfinished: list[int] = []
+    """Ranks of the other nodes whose workers are still at it."""
+    gone: list[int] = []
+    """Ranks of the nodes that have left the round without finishing it."""
+    failures: dict[int, JobFailure] = {}
+    """What failed on the other nodes, by their ranks."""
 
 
 class RequestDone(_Tagged, frozen=True):
     """The request was carried out."""
 
 
-Request = EnterJob | StoreOpened | RoundComplete | CheckRound | LeaveJob | GetSnapshot
+Request = (
+    EnterJob
+    | StoreOpened
+    | RoundComplete
+    | CheckRound
+    | ReportFailure
+    | FinishRound
+    | LeaveJob
+    | GetSnapshot
+)
 Reply = RoundEntered | Progress | RequestFailed | RoundStatus | RequestDone | Snapshot
 
 _REQUEST: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

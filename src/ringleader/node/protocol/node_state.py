@@ -15,6 +15,7 @@ import msgspec
 from ringleader.errors import ProtocolError
 from ringleader.ids import NodeId
 from ringleader.membership.member import Member
+from ringleader.node.protocol.job_failure import JobFailure
 from ringleader.topology.link_profile import LinkProfile
 from ringleader.topology.node_profile import NodeProfile, Text
 
@@ -30,6 +31,8 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=64)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 ClockSeconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
 """A monotonic clock, or the difference of two."""
+MAX_FAILURES = 2
+"""Failures that a node state holds: with the longest texts half of its limit."""
 
 
 MAX_MODULES = 32
@@ -124,6 +127,8 @@ class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """How far the monotonic clocks of linked nodes are ahead of this node's."""
     job_requests: Annotated[list[JobRequest], msgspec.Meta(max_length=16)] = []
     ended_jobs: Annotated[list[JobEnded], msgspec.Meta(max_length=16)] = []
+    failures: Annotated[list[JobFailure], msgspec.Meta(max_length=MAX_FAILURES)] = []
+    """Why workers of this node failed, the newest last."""
     ready_jobs: Annotated[list[JobName], msgspec.Meta(max_length=64)] = []
     """Set by the leader: these jobs start without waiting for more machines."""
 

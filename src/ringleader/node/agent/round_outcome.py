@@ -1,0 +1,45 @@
+"""``round_status``: what has become of a round and of its other nodes. Pure."""
+
+from __future__ import annotations
+
+from ringleader.ids import NodeId
+from ringleader.node.agent import rank_assignment
+from ringleader.node.agent.job import Job
+from ringleader.node.agent.rank_assignment import Round
+from ringleader.node.agent.view_state import ViewState
+from ringleader.node.protocol.local_requests import RoundStatus
+
+
+def round_status(name: str, job: Job, view: ViewState, mine: NodeId) -> RoundStatus:
+    """Return whether the round of a job goes on, and which nodes are at work or gone.
+
+    A node that is not in the view, or whose request names another round, has left this
+    one; it is gone unless it has finished.
+    """
+    current = job.round
+    if current is None:
+        return RoundStatus(True, "this machine is in no round")
+    others = [rank for rank, node in enumerate(current.nodes) if node != mine]
+    if view.view_id == job.first_view:  # there all nodes still wait
+        return RoundStatus(False, unfinished=others)
+    requests, nodes = view.requests_for(name), current.nodes
+    here = {n for n, request in requests.items() if request.round == current.id}
+    pending = [rank for rank in others if nodes[rank] not in job.done]
+    is_stale = rank_assignment.is_stale(name, current, view, job.done)
+    return RoundStatus(
+        is_stale,
+        _reason(job, current, view) if is_stale else "",
+        unfinished=[rank for rank in pending if nodes[rank] in here],
+        gone=[rank for rank in pending if nodes[rank] not in here],
+        failures={
+            r: job.failures[nodes[r]] for r in others if nodes[r] in job.failures
+        },
+    )
+
+
+def _reason(job: Job, current: Round, view: ViewState) -> str:
+    gone = {node for node in current.nodes if node not in view.states}
+    lost = len(gone - job.done - job.failed)
+    words = [f"{lost} lost"] * bool(lost)
+    words += [f"{len(job.failed)} failed"] * bool(job.failed)
+    return " and ".join(words) or "other machines wait"

@@ -1,0 +1,182 @@
+"""``FailurePolicy``: what a failure means for the job, here and on other machines.
+
+Failures of the program count against ``--max-restarts``; lost machines do not. A
+failure that restarting cannot mend ends the job on all machines.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from ringleader.deadline import Deadline
+from ringleader.node.launch.failure_report import describe, is_hopeless
+from ringleader.node.launch.rendezvous import ASK_S, check_round
+from ringleader.node.protocol.agent_client import AgentClient
+from ringleader.node.protocol.job_failure import JobFailure
+from ringleader.node.protocol.local_requests import (
+    FinishRound,
+    ReportFailure,
+    RoundEntered,
+    RoundStatus,
+)
+
+POLL_S = 0.1
+OTHERS_S = 300.0
+"""How long a machine that has finished waits for the others."""
+SAY_AFTER_S = 2.0
+SHORT_ROUND_S = 60.0
+CAUSE_S = 2.0
+"""How long to wait for the report of a cause after that of a consequence."""
+MAX_UNEXPLAINED = 3
+"""How many short rounds in a row may end with a lost connection nobody explains."""
+
+
+class JobFailed(Exception):
+    """The job has failed on this or another machine and is not started again."""
+
+    def __init__(self, text: str, exit_status: int = 1) -> None:
+        super().__init__(text)
+        self.exit_status = exit_status
+
+
+class FailurePolicy:
+    """Decides between restarting the workers and ending the job, for one job."""
+
+    def __init__(
+        self,
+        agent: AgentClient,
+        job: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self._agent = agent
+        self._job = job
+        self._say = say
+        self._entered: RoundEntered | None = None
+        self._began_s = 0.0
+        self._signatures: set[str] = set()
+        """Of failures in earlier rounds, on any machine."""
+        self._told: set[tuple[str, int]] = set()
+        """Round and rank of the failures elsewhere that the user was told of."""
+        self._cause: Deadline | None = None
+        self._unexplained = 0
+
+    def begin(self, entered: RoundEntered) -> None:
+        """Note the round that has begun."""
+        self._entered = entered
+        self._began_s = time.monotonic()
+        self._cause = None
+
+    @property
+    def round(self) -> str:
+        """Id of the current round."""
+        return self._entered.round if self._entered else ""
+
+    def check(self) -> RoundStatus:
+        """Ask the agent about the round and tell the user what failed elsewhere.
+
+        Raises ``JobFailed`` if a failure elsewhere has ended the job.
+        """
+        status = check_round(self._agent, self._job)
+        final = {r: f for r, f in status.failures.items() if f.is_final}
+        if final and self._is_cause_known(final.values()):
+            raise JobFailed(self._describe(final))
+        for rank, failure in status.failures.items():
+            key = (failure.round, failure.rank)
+            if not failure.is_consequence and key not in self._told:
+                self._told.add(key)
+                self._signatures.add(failure.signature)
+                self._say(self._describe({rank: failure}))
+        return status
+
+    def _is_cause_known(self, failures: Iterable[JobFailure]) -> bool:
+        """Return whether one is no consequence of another, or enough time is over."""
+        if not all(failure.is_consequence for failure in failures):
+            return True
+        self._cause = self._cause or Deadline.after(CAUSE_S)
+        return self._cause.is_over()
+
+    def restarts_left(self, failure: JobFailure, left: int) -> int:
+        """Return how many restarts torch may count down from, after a failure here.
+
+        Raises ``JobFailed`` if the job has ended.
+        """
+        if failure.is_consequence and self._is_explained(failure):
+            return left + 1  # torch counts the restart that follows
+        is_known = bool(failure.signature) and failure.signature in self._signatures
+        is_final = not left or is_hopeless(failure) or is_known
+        self.report(failure, is_final=is_final)
+        text = self._describe({self._rank: failure})
+        if is_final:
+            raise JobFailed(text, exit_status(failure.exit_status))
+        self._signatures.add(failure.signature)
+        self._say(f"{text}\nringleader: starting again, {left - 1} restarts left")
+        return left
+
+    def report(self, failure: JobFailure, *, is_final: bool) -> None:
+        """Tell the other machines why a worker here has failed."""
+        told = msgspec.structs.replace(failure, is_final=is_final)
+        self._agent.ask(ReportFailure(told), Deadline.after(ASK_S))
+
+    def _is_explained(self, failure: JobFailure) -> bool:
+        """Return whether a machine was lost, or failed first, or leaves the round.
+
+        A lost connection that nobody explains counts as a lost machine as well, unless
+        it happens again and again.
+        """
+        lasted_s = time.monotonic() - self._began_s
+        deadline = Deadline.after(self._entered.lost_after_s if self._entered else 0)
+        while not deadline.is_over():
+            status = self.check()
+            causes = [f for f in status.failures.values() if not f.is_consequence]
+            if status.is_stale or status.gone or causes:
+                return True
+            time.sleep(POLL_S)
+        if failure.signature.startswith("DeadlineExceeded@"):
+            return False  # nobody is lost: the program waits for itself
+        self._unexplained = 1 if lasted_s > SHORT_ROUND_S else self._unexplained + 1
+        return self._unexplained < MAX_UNEXPLAINED
+
+    def wait_for_others(self) -> None:
+        """Stay in the round until all machines have finished it.
+
+        Raises ``JobFailed`` if one of them fails or is lost before it has finished.
+        """
+        self._agent.ask(FinishRound(self._job), Deadline.after(ASK_S))
+        deadline, quiet = Deadline.after(OTHERS_S), Deadline.after(SAY_AFTER_S)
+        status, is_said = self.check(), False
+        while status.unfinished and not deadline.is_over():
+            if quiet.is_over() and not is_said:
+                names = self._names(status.unfinished)
+                self._say(f"finished here; waiting for {names} to finish")
+                is_said = True
+            time.sleep(POLL_S)
+            status = self.check()
+        if status.unfinished:
+            names = self._names(status.unfinished)
+            self._say(f"leaving: {names} had not finished after {OTHERS_S:g} s")
+        elif status.failures:
+            raise JobFailed(self._describe(status.failures))
+        elif status.gone:
+            names = self._names(status.gone)
+            raise JobFailed(f"{names} left before the job was finished there")
+
+    @property
+    def _rank(self) -> int:
+        return self._entered.rank if self._entered else 0
+
+    def _names(self, ranks: Iterable[int]) -> str:
+        names = self._entered.names if self._entered else []
+        return ", ".join(names[rank] for rank in ranks if rank < len(names))
+
+    def _describe(self, failures: Mapping[int, JobFailure]) -> str:
+        """Describe the first failure that is no consequence of another."""
+        rank = min(failures, key=lambda r: (failures[r].is_consequence, r))
+        return describe(self._names([rank]) or "this machine", failures[rank])
+
+
+def exit_status(code: int) -> int:
+    """Return the exit status of a command whose worker ended with ``code``."""
+    return 128 - code if code < 0 else code or 1  # shells report a signal so

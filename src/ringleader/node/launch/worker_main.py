@@ -1,0 +1,102 @@
+"""Runs the user's program in a worker and records the exception that ends it.
+
+Started by its path, as ``python worker_main.py train.py ARGS`` or with ``-m MODULE``:
+the program sees the same ``sys.argv``, ``sys.path`` and ``__main__`` as if Python had
+started it. torch's elastic agent reads the record (``TORCHELASTIC_ERROR_FILE``), which
+otherwise exists only for programs decorated with torch's ``@record``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType, TracebackType
+
+from ringleader import settings
+
+MAX_CHARACTERS = 20_000
+_OURS = {__file__, "<frozen runpy>"}
+
+
+def main() -> None:
+    """Run the program named by the arguments; exit as Python would."""
+    try:
+        if sys.argv[1] == "-m":
+            _run_module(sys.argv[2], sys.argv[2:])
+        else:
+            _run_script(sys.argv[1], sys.argv[1:])
+    except KeyboardInterrupt:
+        raise
+    except SystemExit as exc:
+        if exc.code not in (None, 0):
+            record(exc, _without_our_frames(exc))
+        raise
+    except BaseException as exc:  # noqa: BLE001 - Python handles all of them
+        traceback = _without_our_frames(exc)
+        record(exc, traceback)
+        sys.excepthook(type(exc), exc.with_traceback(traceback), traceback)
+        sys.exit(1)
+
+
+def _run_script(path: str, argv: list[str]) -> None:
+    from importlib.machinery import SourceFileLoader
+
+    _set_first_path(os.path.dirname(os.path.realpath(path)))
+    sys.argv = argv
+    main_module = ModuleType("__main__")
+    values = {"__file__": path, "__loader__": SourceFileLoader("__main__", path)}
+    vars(main_module).update(
+        {**values, "__builtins__": __builtins__, "__cached__": None}
+    )
+    sys.modules["__main__"] = main_module
+    with open(path, "rb") as file:
+        source = file.read()
+    exec(compile(source, path, "exec", dont_inherit=True), vars(main_module))
+
+
+def _run_module(name: str, argv: list[str]) -> None:
+    import runpy
+
+    _set_first_path(os.getcwd())
+    sys.argv = argv
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _set_first_path(folder: str) -> None:
+    """Replace our folder by the program's, unless Python adds no folder at all."""
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
+
+
+def _without_our_frames(exc: BaseException) -> TracebackType | None:
+    traceback = exc.__traceback__
+    while traceback and traceback.tb_frame.f_code.co_filename in _OURS:
+        traceback = traceback.tb_next
+    return traceback
+
+
+def record(exc: BaseException, traceback: TracebackType | None) -> None:
+    """Write the exception in the format of torch's error handler."""
+    import json
+    import time
+    from traceback import format_exception, format_exception_only
+
+    path = settings.error_file()
+    if not path or os.path.exists(path):  # the program has recorded it itself
+        return
+    stack = "".join(format_exception(type(exc), exc, traceback))
+    extra = {
+        "py_callstack": stack[-MAX_CHARACTERS:],
+        "timestamp": str(int(time.time())),
+    }
+    said = format_exception_only(exc)
+    error = said[-1 if isinstance(exc, SyntaxError) else 0].strip()[:MAX_CHARACTERS]
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"message": {"message": error, "extraInfo": extra}}, file)
+    except OSError as failure:
+        sys.stderr.write(f"ringleader: cannot record the error in {path}: {failure}\n")
+
+
+if __name__ == "__main__":
+    main()
