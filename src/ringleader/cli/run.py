@@ -186,7 +186,8 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
         )
         code = _run(plan, errors)
     except RingleaderError as exc:
-        errors.print(f"ringleader run: {exc}", style="bold red", markup=False)
+        text = f"ringleader run: {exc}"
+        errors.print(text, style="bold red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from exc
     raise typer.Exit(code)
 
