@@ -31,7 +31,7 @@ class Command:
         assert self.process.stdout is not None
         self.lines.extend(iter(self.process.stdout.readline, ""))
 
-    def wait_for(self, text: str, within_s: float = 60.0, after: int = 0) -> int:
+    def wait_for(self, text: str, within_s: float = 100.0, after: int = 0) -> int:
         """Wait for a line and return its number."""
         until_s = time.monotonic() + within_s
         while time.monotonic() < until_s:
@@ -45,9 +45,13 @@ class Command:
         """Send a signal to the command alone, as a terminal's Ctrl-C would."""
         self.process.send_signal(number)
 
-    def end(self, within_s: float = 60.0) -> int:
+    def end(self, within_s: float = 100.0) -> int:
         """Wait for the end and return the exit status."""
-        code = self.process.wait(within_s)
+        try:
+            code = self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            text = f"has not ended within {within_s} s:\n{''.join(self.lines)}"
+            raise AssertionError(text) from None
         self.close()
         return code
 
