@@ -69,7 +69,8 @@ def load_model(task: Task, file: Path) -> nn.Module:
     try:
         if file.stat().st_size > manifest.num_bytes + _SLACK_BYTES:
             raise ConfigError(f"{file}: larger than any weights of task {task.name}")
-        tensors = bodies.read_weights(manifest, checked_files.read_tensors(file))
+        body = checked_files.read_tensors(file, is_foreign=True)
+        tensors = bodies.read_weights(manifest, body)
     except DamagedFile as exc:
         text = f"{exc}; choose another checkpoint with --version"
         raise ConfigError(text) from exc
