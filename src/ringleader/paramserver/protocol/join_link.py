@@ -12,6 +12,8 @@ from ringleader.identity.secret_value import Secret
 from ringleader.identity.server_key import FINGERPRINT_BYTES, SECRET_BYTES
 
 RECEIPT_BYTES = 16
+JOIN_SCHEME = "Join"
+"""``Authorization: Join CODE`` marks requests before joining as those of a worker."""
 _PINNED = 1
 _PLAIN = 2
 

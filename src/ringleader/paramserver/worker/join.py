@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ringleader.errors import ConfigError, PeerRefused
 from ringleader.identity.secret_value import Secret
+from ringleader.paramserver.protocol.join_link import JOIN_SCHEME
 from ringleader.paramserver.protocol.manifest import Manifest
 from ringleader.paramserver.protocol.messages import (
     ErrorAnswer,
@@ -159,12 +160,21 @@ class Joiner:
 
 
 def _task_of_server(session: Session) -> str:
-    name = session.send(Request("GET", "/v1/status")).decode(Status).task
+    # The request is built for each try: pairing may complete the link in between.
+    response = session.retry(lambda: session.send_once(_status_request(session)))
+    name = response.decode(Status).task
     if name == "digits":
         return name
     built_in = {"chars": "chars:TEXTFILE", "images": "images:DIRECTORY"}
     mine = built_in.get(name, f"your copy of its file, as in --task {name}.py")
     raise ConfigError(f"the server trains {name!r}: pass --task with {mine}")
+
+
+def _status_request(session: Session) -> Request:
+    """Build the request for the status, which the code keeps from being limited."""
+    code = session.address.link.code
+    headers = {"Authorization": f"{JOIN_SCHEME} {code.reveal()}"} if code else {}
+    return Request("GET", "/v1/status", headers)
 
 
 def _describe_differences(refusal: ErrorAnswer) -> str:

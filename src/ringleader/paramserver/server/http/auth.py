@@ -6,6 +6,7 @@ import time
 
 from starlette.requests import Request
 
+from ringleader.paramserver.protocol.join_link import JOIN_SCHEME
 from ringleader.paramserver.server.http.connection_limits import mark_worker
 from ringleader.paramserver.server.http.rate_limit import RateLimiter
 from ringleader.paramserver.server.http.responses import CLOSE, Refusal, refusal
@@ -27,10 +28,13 @@ class Authenticator:
         Raises a refusal for an unknown token, a quarantined worker, or too many
         requests.
         """
-        kind, _, token = request.headers.get("authorization", "").partition(" ")
-        worker = self.training.admission.worker_of(token) if kind == "Bearer" else None
+        kind, credential = _credential(request)
+        worker = (
+            self.training.admission.worker_of(credential) if kind == "Bearer" else None
+        )
         if worker is None:
-            self.limit_stranger(request)
+            # Not limited: a token cannot be guessed, and a worker whose token ended
+            # must learn it, also if strangers use up the rate of its address.
             text = "this server does not know the token: join first"
             raise refusal(401, "unknown", text, headers=CLOSE)
         wait_s = self._workers.wait_s(worker, time.monotonic())
@@ -44,10 +48,26 @@ class Authenticator:
         return worker
 
     def limit_stranger(self, request: Request) -> None:
-        """Refuse a request without a token if its address has sent too many."""
+        """Refuse a request if its address has sent too many as a stranger.
+
+        A request with the code of the join link or a token is not a stranger's: behind
+        a tunnel, all have one address.
+        """
+        kind, credential = _credential(request)
+        admission = self.training.admission
+        if kind == JOIN_SCHEME and admission.is_join_code(credential):
+            return
+        if kind == "Bearer" and admission.worker_of(credential) is not None:
+            return
         host = request.client.host if request.client else ""
         if wait_s := self._strangers.wait_s(host, time.monotonic()):
             raise _too_many_requests(wait_s)
+
+
+def _credential(request: Request) -> tuple[str, str]:
+    """Return the scheme and the value of the Authorization header, or empty texts."""
+    kind, _, credential = request.headers.get("authorization", "").partition(" ")
+    return kind, credential
 
 
 def _too_many_requests(wait_s: int) -> Refusal:
