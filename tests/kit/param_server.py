@@ -96,13 +96,20 @@ class WorkerClient:
     token: str = ""
     worker: str = ""
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
+    source: str | None = None
+    """Address to connect from; None: the system's choice."""
 
     def __post_init__(self) -> None:
         self.http = self.client()
 
     def client(self) -> httpx2.Client:
         return httpx2.Client(
-            base_url=self.url, verify=self.verify, trust_env=False, timeout=20
+            base_url=self.url,
+            transport=httpx2.HTTPTransport(
+                verify=self.verify, trust_env=False, local_address=self.source
+            ),
+            trust_env=False,
+            timeout=20,
         )
 
     def close(self) -> None:
@@ -191,6 +198,7 @@ def server(  # noqa: PLR0913 # each is named where it is given
     tls: bool = False,
     every: int = 3,
     what: Task | None = None,
+    host: str = "127.0.0.1",
     **plan: object,
 ) -> Iterator[Server]:
     """Serve until the block ends."""
@@ -200,14 +208,14 @@ def server(  # noqa: PLR0913 # each is named where it is given
     settings: Any = {"scale_rate": False, **plan}
     chosen = Plan(rounds=rounds, workers=workers, **settings)
     run = open_run(what or task(), chosen, options)
-    listener = ListenAddress(host="127.0.0.1", port=0).listen()
+    listener = ListenAddress(host=host, port=0).listen()
     port = listener.getsockname()[1]
     serving = HttpServer(run.app, listener, run.key.context() if tls else None)
     serving.linger_s = 2.0
     thread = threading.Thread(target=serving.run, name="server")
     thread.start()
     try:
-        yield Server(f"http{'s' * tls}://127.0.0.1:{port}", run, serving)
+        yield Server(f"http{'s' * tls}://{host}:{port}", run, serving)
     finally:
         serving.stop()
         thread.join(20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 import socket
 import ssl
@@ -10,19 +11,25 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
-from ringleader.paramserver.protocol import bodies, zstd_body
+from ringleader.errors import ConfigError
+from ringleader.paramserver.protocol import bodies, join_link, zstd_body
 from ringleader.paramserver.protocol.bodies import Update
 from ringleader.paramserver.server.admission import PIN_ATTEMPTS
 from ringleader.paramserver.server.http import connection_limits, request_limits
 from ringleader.paramserver.server.http.connection_limits import MAX_CONNECTIONS
 from ringleader.paramserver.server.scheduler import MAX_STRIKES
+from ringleader.paramserver.worker.join import prepare_task
+from ringleader.paramserver.worker.observer import Observer
+from ringleader.paramserver.worker.server_address import ServerAddress
+from ringleader.paramserver.worker.session import Session
 from tests.kit.param_server import (
     MANIFEST,
     RestartingServer,
@@ -475,20 +482,108 @@ def test_hundreds_of_slow_connections_do_not_block_workers(
         ExitStack() as lines,
     ):
         joined = set(served.serving._acceptor._open)
-        for i in range(500):
+        expires_s = time.monotonic() + 30
+        for i in itertools.count():
             source = (
                 f"127.0.1.{i % 250 + 1}" if sys.platform == "linux" else "127.0.0.1"
             )
             line = lines.enter_context(raw(served, source))
             line.sendall(SLOW[kind])
+            if i >= 500 and _open(served) >= MAX_CONNECTIONS:
+                break
+            assert time.monotonic() < expires_s, "the server is never full"
         began_s = time.monotonic()
-        with served.clients(1):  # the server has accepted all others before this one
+        with served.clients(1):
             opened = set(served.serving._acceptor._open)
         assert joined <= opened, "a worker's connection was dropped"
         for _ in range(10):
             assert anna.step() is not None
         assert time.monotonic() - began_s < 10
         assert _open(served) <= MAX_CONNECTIONS
+
+
+def test_unfinished_handshakes_are_dropped_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS", 4)
+    with (
+        server(tmp_path, rounds=9, tls=True) as served,
+        raw(served) as plain,
+        raw(served) as oldest,
+        raw(served) as newest,
+    ):
+        anna = WorkerClient(served.url, served.code, verify=TRUSTING)
+        assert anna.join().status_code == 200
+        with TRUSTING.wrap_socket(plain) as stranger:
+            stranger.sendall(_head("/v1/status"))
+            assert stranger.recv(15) == b"HTTP/1.1 200 OK"
+            acceptor = served.serving._acceptor
+            for count, line in enumerate((oldest, newest), 1):
+                line.sendall(_client_hello())
+                expires_s = time.monotonic() + 20
+                while len(acceptor._handshaking) < count:
+                    assert time.monotonic() < expires_s
+                    time.sleep(0.01)
+            ben = WorkerClient(served.url, served.code, verify=TRUSTING)
+            assert ben.join().status_code == 200
+            assert {p.worker for p in acceptor._open} == {"w1", "w2", None}
+            assert len(acceptor._handshaking) == 1
+            oldest.settimeout(20)
+            with suppress(ConnectionResetError):
+                while oldest.recv(65536):  # what the server said of the handshake
+                    pass
+            stranger.sendall(_head("/v1/status"))
+            assert stranger.recv(1), "it goes on"
+        for client in (anna, ben):
+            assert client.step() is not None
+            client.close()
+
+
+def _client_hello() -> bytes:
+    outgoing = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        TRUSTING.wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+    return outgoing.read()
+
+
+def test_who_has_the_code_or_a_token_is_not_limited_with_strangers(
+    tmp_path: Path,
+) -> None:
+    """Behind a tunnel all have one address."""
+    with server(tmp_path, rounds=9) as served, served.clients(1) as (anna,):
+
+        def status(authorization: str = "") -> int:
+            headers = {"Authorization": authorization} if authorization else {}
+            return anna.http.get("/v1/status", headers=headers).status_code
+
+        while status() != 429:
+            pass
+        wrong = "A" * len(served.code)
+        for refused in (
+            "",
+            f"Join {wrong}",
+            f"Bearer {wrong}",
+            f"Bearer {served.code}",
+        ):
+            while status(refused) != 429:  # a moment may have passed
+                pass
+        for _ in range(100):
+            assert status(f"Join {served.code}") == 200
+            assert status(f"Bearer {anna.token}") == 200
+        while status() != 429:
+            pass
+        stale = WorkerClient(served.url, served.code, token=wrong)
+        assert stale.http.get("/v1/work", headers=stale.headers).status_code == 401
+        assert stale.join().status_code == 200, "with the code"
+        link = join_link.build(served.url, served.run.key.secret.reveal(), None)
+        address = ServerAddress.from_links([link.reveal()])
+        nobody = cast("Observer", None)  # it would be told of a wait
+        with (
+            closing(Session.open(address, nobody)) as session,
+            pytest.raises(ConfigError, match="the server trains 'tiny'"),
+        ):
+            prepare_task("", session)  # it learned the task
+        stale.close()
 
 
 def test_guessing_pins_stops_at_the_budget_and_locks_out_nobody(

@@ -15,6 +15,7 @@ import ipaddress
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -22,6 +23,11 @@ from typing import Any
 import h11
 from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from ringleader.paramserver.server.http.waiting_connections import (
+    Pace,
+    WaitingConnections,
+)
 
 HEAD_S = 10.0
 """Time for a request head, from its first byte or from connecting."""
@@ -35,7 +41,11 @@ Those of this machine, such as those of tunnels, are not limited."""
 MAX_PER_WORKER = 3
 """Connections of one worker that are never dropped for others: it sends at most three
 requests at a time. With 64 workers, a quarter of all connections is left for others."""
-_REST_S = 0.05
+_TLS_PER_S = 50.0
+_PLAIN_PER_S = 500.0
+"""Connections per second that begin, with and without TLS: so many take a tenth of a
+core, which leaves the rest for the requests of workers."""
+_BURST = 64.0
 
 
 class ConnectionAcceptor:
@@ -47,31 +57,27 @@ class ConnectionAcceptor:
         make_protocol: Callable[[], LimitedProtocol],
         context: ssl.SSLContext | None,
     ) -> None:
-        self._listener = listener
         self._make = make_protocol
         self._context = context
         self._open: dict[LimitedProtocol, None] = {}
+        self._waiting = WaitingConnections(listener, HEAD_S)
         self._handshaking: dict[LimitedProtocol, asyncio.Task[None]] = {}
 
     async def accept(self) -> None:
         """Accept connections until cancelled."""
-        loop = asyncio.get_running_loop()
-        self._listener.setblocking(False)
+        self._waiting.start()
+        turns = Pace(_TLS_PER_S if self._context else _PLAIN_PER_S, burst=_BURST)
         while True:
-            try:
-                sock, address = await loop.sock_accept(self._listener)
-            except OSError:  # no descriptors are left, or the client is gone
-                await asyncio.sleep(_REST_S)
-                continue
-            host = str(address[0])
+            await turns.take()
+            sock, host = await self._waiting.next()
             if self._make_room(host):
                 self._start_connection(sock, host)
             else:
                 sock.close()
-            await asyncio.sleep(0)  # sock_accept does not yield while more are waiting
 
     async def close(self) -> None:
         """Cancel handshakes and drop all connections."""
+        self._waiting.close()
         tasks = list(self._handshaking.values())
         for task in tasks:
             task.cancel()
@@ -96,6 +102,7 @@ class ConnectionAcceptor:
         """
         if protocol.worker == worker:
             return
+        self._waiting.prefer(protocol.host)
         protocol.worker = worker
         others = [p for p in self._open if p.worker == worker and p is not protocol]
         if len(others) >= MAX_PER_WORKER:
@@ -114,7 +121,6 @@ class ConnectionAcceptor:
             sock.close()
 
     async def _connect(self, sock: socket.socket, protocol: LimitedProtocol) -> None:
-        sock.setblocking(False)
         with suppress(OSError):  # it may have ended already
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop = asyncio.get_running_loop()
@@ -135,10 +141,12 @@ class ConnectionAcceptor:
 
     def _evict(self, host: str | None) -> bool:
         """Drop a stranger's connection; return False if all belong to workers."""
-        for protocol in self._handshaking:
-            if host in (None, protocol.host):
-                self._handshaking.pop(protocol).cancel()
-                return True
+        hosts = Counter(p.host for p in self._handshaking)
+        if hosts[host] if host else hosts:
+            busiest = host or hosts.most_common(1)[0][0]
+            oldest = next(p for p in self._handshaking if p.host == busiest)
+            self._handshaking.pop(oldest).cancel()
+            return True
         strangers = [
             p for p in self._open if p.worker is None and host in (None, p.host)
         ]

@@ -102,7 +102,9 @@ class HttpServer:
 
     def run(self) -> None:
         """Serve until training is over or Ctrl-C; raise the error that ended it."""
-        asyncio.run(self.serve())
+        # Windows has another loop by default, which cannot wait for a first byte.
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            runner.run(self.serve())
 
     async def serve(self) -> None:
         """Like ``run``, in a running event loop."""
