@@ -19,7 +19,7 @@ from ringleader.doctor.diagnose import diagnose
 from ringleader.doctor.examine import Request, examine
 from ringleader.doctor.facts import Facts
 from ringleader.doctor.finding import Finding, Severity
-from ringleader.doctor.report import Check, checks
+from ringleader.doctor.report import Check, checks, conclusion
 from ringleader.node.protocol.agent_config import AGENT_PORT
 
 _SECONDS = 8.0
@@ -80,6 +80,7 @@ def _as_dict(
     return {
         "machine": facts.name,
         "took_s": round(facts.took_s, 3),
+        "conclusion": conclusion(facts, findings),
         "checks": [
             {"name": c.name, "is_ok": c.is_ok, "text": c.text} for c in looked_at
         ],
@@ -109,7 +110,8 @@ def _show(facts: Facts, looked_at: list[Check], findings: list[Finding]) -> None
             console.print(_text(f"the agent of this machine reports: {trouble}", "dim"))
     console.print()
     if not findings:
-        console.print(f"{facts.name}: nothing is wrong ({facts.took_s:.1f} s).")
+        text = f"{conclusion(facts, findings)} ({facts.took_s:.1f} s)"
+        console.print(_text(text), soft_wrap=True)
         return
     for finding in findings:
         title = f"{finding.title} ({finding.severity})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ringleader.doctor.facts import Facts
 from ringleader.doctor.finding import Finding, Severity
+from ringleader.doctor.rules.absent_nodes import lonely_jobs, lost_nodes
 from ringleader.doctor.rules.clocks import clocks
 from ringleader.doctor.rules.cloned_keys import cloned_keys
 from ringleader.doctor.rules.link_speed import slow_links
@@ -25,6 +26,8 @@ RULES = (
     subnets,
     slow_links,
     clocks,
+    lost_nodes,
+    lonely_jobs,
 )
 """Each takes all the facts and yields findings."""
 

@@ -30,7 +30,7 @@ from ringleader.identity.node_key import NodeKey, first_key, key_files
 from ringleader.identity.storage.home import Home
 from ringleader.ids import Incarnation, NodeId
 from ringleader.node.peering.peer_connection import HandshakeContext
-from ringleader.node.peering.status_query import query_status
+from ringleader.node.peering.status_query import query_local_agents
 from ringleader.node.protocol.hello import PROTOCOL, AgentHello
 from ringleader.node.protocol.snapshot import Snapshot
 from ringleader.topology.interfaces import choose_interfaces, list_interfaces
@@ -77,6 +77,7 @@ async def examine(request: Request) -> Facts:
         wanted_port=request.port,
         descriptors=local_machine.descriptors(pids),
         memory=local_machine.shared_memory(),
+        now_s=time.time(),
     )
     local_machine.raise_descriptor_limit()
     own = {str(a.ip) for each in everything for a in each.addresses}
@@ -100,11 +101,11 @@ def _machine_name(agents: Sequence[Snapshot]) -> str:
 async def _query_agents(
     home: Home, cluster: ClusterSecret | None
 ) -> tuple[list[Snapshot], str]:
-    """Return the snapshots of running agents, and why there are none."""
+    """Return the snapshots of agents on this machine, and why there are none."""
     if cluster is None:
         return [], ""
     try:
-        reports = await asyncio.to_thread(query_status, home.path)
+        reports = await asyncio.to_thread(query_local_agents, home.path)
     except RingleaderError as exc:
         return [], str(exc)
     return [report.snapshot for report in reports], ""

@@ -204,6 +204,8 @@ class Facts:
     wanted_port: int = 0
     descriptors: Sequence[Descriptors] = ()
     memory: SharedMemory | None = None
+    now_s: float = 0.0
+    """Wall clock of this machine, seconds since 1970."""
     took_s: float = field(default=0.0, compare=False)
 
     def interface_to(self, address: str) -> Interface | None:

@@ -34,6 +34,8 @@ class Code(StrEnum):
     FEW_DESCRIPTORS = "few_descriptors"
     LITTLE_SHARED_MEMORY = "little_shared_memory"
     NO_CLUSTER = "no_cluster"
+    LOST_NODE = "lost_node"
+    NO_OTHER_NODE = "no_other_node"
 
 
 TITLES = {
@@ -53,6 +55,8 @@ TITLES = {
     Code.FEW_DESCRIPTORS: "no free file descriptors",
     Code.LITTLE_SHARED_MEMORY: "not enough shared memory",
     Code.NO_CLUSTER: "in no cluster",
+    Code.LOST_NODE: "a node was lost",
+    Code.NO_OTHER_NODE: "no trace of another node",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ringleader.doctor.facts import (
@@ -30,7 +30,14 @@ _CODES: dict[str, Collection[Code]] = {
     "interfaces": (Code.ONLY_VIRTUAL, Code.TWO_SUBNETS),
     "discovery": (Code.NO_MULTICAST,),
     "ports": (Code.PORT_TAKEN,),
-    "nodes": (Code.BLOCKED_PORT, Code.UNREACHABLE, Code.OTHER_FAMILY, Code.MTU),
+    "nodes": (
+        Code.BLOCKED_PORT,
+        Code.UNREACHABLE,
+        Code.OTHER_FAMILY,
+        Code.MTU,
+        Code.LOST_NODE,
+        Code.NO_OTHER_NODE,
+    ),
     "secret": (Code.WRONG_SECRET,),
     "versions": (Code.OTHER_VERSION,),
     "identity": (Code.CLONED_IDENTITY,),
@@ -62,6 +69,26 @@ def checks(facts: Facts, findings: Iterable[Finding]) -> list[Check]:
         Check(name, found.isdisjoint(codes), texts[name])
         for name, codes in _CODES.items()
     ]
+
+
+def conclusion(facts: Facts, findings: Sequence[Finding]) -> str:
+    """Return one sentence; it promises nothing about a network that was not tested."""
+    if findings:
+        number = _count(len(findings), "problem", "problems")
+        return f"{facts.name}: {number} found."
+    if any(shot.troubles for shot in facts.agents):
+        return (
+            f"{facts.name}: no cause was found here, but the agent of this machine "
+            "reports problems; see above."
+        )
+    if not facts.members:
+        return (
+            f"{facts.name}: nothing is wrong on this machine, but there is no other "
+            "node, so the network is not tested. Nodes run while a job does: start "
+            "'ringleader run' on another machine, then run this again, and add --peer "
+            "ADDRESS if it finds none."
+        )
+    return f"{facts.name}: nothing is wrong."
 
 
 def _interfaces(facts: Facts) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from ringleader.deadline import Deadline
 from ringleader.identity.cluster_secret import ClusterSecret, store
 from ringleader.identity.secret_value import Secret
 from ringleader.identity.storage.home import Home
@@ -154,6 +155,54 @@ def test_a_healthy_lan_gives_no_finding(tmp_path: Path) -> None:
         assert shown.returncode == 0
         assert "nothing is wrong" in shown.stdout
         assert "Mbit/s" in shown.stdout
+
+
+# An agent whose job waits for another machine.
+WAIT = """
+import sys, time
+from ringleader.deadline import Deadline
+from ringleader.node.launch.agent_process import AgentProcess
+from ringleader.node.protocol.agent_config import AgentConfig
+from ringleader.node.protocol.local_requests import EnterJob
+home, name, port = sys.argv[1:]
+job = EnterJob(job="night", min_nodes=2, max_nodes=2, wait_s=0, timeout_s=90)
+with AgentProcess.start(AgentConfig(home=home, name=name, port=int(port))) as agent:
+    print("ready", flush=True)
+    agent.ask(job, Deadline.after(90))
+    print("ready", flush=True)
+    time.sleep(90)
+"""
+
+
+@pytest.mark.slow
+def test_dead_multicast_and_a_dead_member_are_not_called_healthy(
+    tmp_path: Path,
+) -> None:
+    homes = Homes(tmp_path)
+    with lan(hosts=2, rate="1gbit") as net, ExitStack() as stack:
+        for index in range(2):
+            net.no_multicast(index)
+        alone = ask_doctor(net.hosts[0], homes.get("tin"))
+        assert alone.returncode == 0
+        assert "the network is not tested" in " ".join(alone.stdout.split())
+        nodes = []
+        for host, name in zip(net.hosts, ("tin", "bob"), strict=True):
+            argv = ["-c", WAIT, homes.get(name), name, str(PORT)]
+            nodes.append(start(host, argv, stack))
+        wait_for(*nodes)
+        apart = examine(net.hosts[0], homes.get("tin"))
+        assert [f["code"] for f in apart["findings"]] == ["no_other_node"]
+        assert "Job night on tin waits" in apart["findings"][0]["text"]
+
+        for index in range(2):
+            net.mend(index)
+        wait_for(*nodes)  # the round has begun
+        net.cut(1)
+        deadline = Deadline.after(30)
+        while not (died := examine(net.hosts[0], homes.get("tin"))["findings"]):
+            assert not deadline.is_over()
+        assert [f["code"] for f in died] == ["lost_node"]
+        assert "lost bob" in died[0]["text"]
 
 
 def test_an_invalid_peer_address_is_refused_at_once() -> None:

@@ -29,10 +29,15 @@ from ringleader.doctor.facts import (
 )
 from ringleader.doctor.finding import TITLES, Code, Finding, Severity
 from ringleader.doctor.probe_address import clock_ahead_s
-from ringleader.doctor.report import checks
+from ringleader.doctor.report import checks, conclusion
 from ringleader.ids import Incarnation, NodeId
 from ringleader.node.protocol.agent_config import AGENT_PORT
-from ringleader.node.protocol.snapshot import HealthCounts, NodeRow, Snapshot
+from ringleader.node.protocol.snapshot import (
+    ClusterEvent,
+    HealthCounts,
+    NodeRow,
+    Snapshot,
+)
 from ringleader.topology.interfaces import Interface, InterfaceKind
 from ringleader.topology.link_profile import LinkProfile
 from ringleader.topology.port_owner import PortOwner
@@ -716,3 +721,68 @@ def test_one_node_found_in_three_ways_is_one_candidate() -> None:
     assert len(merged) == 2
     assert merged[0].sources == {Source.SEEN, Source.NAMED, Source.MEMBER}
     assert set(merged[0].addresses) == {("10.0.0.2", 7001), ("fd00::2", 7001)}
+
+
+# -- nodes that should be here ---------------------------------------------------------
+
+
+def lost(node: NodeId, ago_s: float) -> ClusterEvent:
+    text = "lost cat (cccc-cccc): silent for 3.5 s"
+    return ClusterEvent(time_s=1000 - ago_s, kind="lost", text=text, node=node)
+
+
+def agent_here(*events: ClusterEvent, **more: Any) -> Snapshot:  # noqa: ANN401
+    here = row(OURS, "tin", is_here=True, jobs=["default"], **more)
+    return snapshot(nodes=[here], ring=[OURS], events=list(events))
+
+
+def test_a_member_that_just_died_is_a_finding() -> None:
+    finding = only(facts(agents=(agent_here(lost(CAT, 20)),), now_s=1000.0))
+    assert finding.code is Code.LOST_NODE
+    assert finding.severity is Severity.WARNING
+    assert "The agent of tin reports, 20 s ago: lost cat (cccc-cccc)" in finding.text
+
+
+def test_another_agents_loss_is_told_by_its_own_clock() -> None:
+    there = snapshot(nodes=[row(BOB, "bob", is_here=True)], events=[lost(CAT, 20)])
+    bob = candidate(snapshot=there, clock_ahead_s=-1.0)
+    finding = only(facts(bob, now_s=1000.0))
+    assert "The agent of bob reports, 19 s ago" in finding.text
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        facts(agents=(agent_here(lost(CAT, 700)),), now_s=1000.0),
+        facts(cat(), agents=(agent_here(lost(CAT, 20)),), now_s=1000.0),
+        facts(agents=(agent_here(lost(OURS, 20)),), now_s=1000.0),
+    ],
+    ids=["long ago", "it is back", "it is this machine"],
+)
+def test_a_loss_that_is_over_is_no_finding(found: Facts) -> None:
+    assert diagnose(found) == []
+
+
+@pytest.mark.parametrize(
+    ("heard", "words"),
+    [(frozenset(), "keep its clients apart"), ({"10.0.0.9"}, "Multicast of 1 other")],
+)
+def test_a_job_that_waits_alone_is_a_finding(heard: set[str], words: str) -> None:
+    agents = (agent_here(waiting_jobs=["default"]),)
+    finding = only(facts(agents=agents, multicast=(probe(heard=heard),)))
+    assert finding.code is Code.NO_OTHER_NODE
+    assert "Job default on tin waits" in finding.text
+    assert words in finding.text
+    assert "--peer ADDRESS" in finding.mend
+    assert diagnose(facts(cat(), agents=agents)) == [], "there is another node"
+
+
+def test_the_conclusion_promises_nothing_about_an_untested_network() -> None:
+    assert conclusion(facts(candidate()), []) == "tin: nothing is wrong."
+    alone = conclusion(facts(), [])
+    assert "the network is not tested" in alone
+    assert "nothing is wrong." not in alone
+    troubled = facts(candidate(), agents=(snapshot(troubles=["no route"]),))
+    assert "reports problems" in conclusion(troubled, [])
+    found = diagnose(facts(agents=(agent_here(waiting_jobs=["default"]),)))
+    assert conclusion(facts(), found) == "tin: 1 problem found."

@@ -66,6 +66,7 @@ def _row(core: AgentCore, member: Member, *, in_view: bool) -> NodeRow:
     state = core.view_state.states.get(member.node) if core.view_state else None
     if not in_view:
         state = None
+    requests = state.job_requests if state else []
     return NodeRow(
         node=member.node,
         name=core.events.names.get(member.node, "?"),
@@ -80,7 +81,8 @@ def _row(core: AgentCore, member: Member, *, in_view: bool) -> NodeRow:
         host=state.host if state else "",
         profile=state.profile if state else None,
         links={str(k): v for k, v in state.links.items()} if state else {},
-        jobs=sorted(request.job for request in state.job_requests) if state else [],
+        jobs=sorted(request.job for request in requests),
+        waiting_jobs=sorted(each.job for each in requests if not each.round),
     )
 
 

@@ -60,17 +60,17 @@ class EventLog:
         is_new = node not in self.names
         self.names[node] = name
         if is_new:
-            self._add(Kind.FOUND, f"found {self.title(node)} at {address}")
+            self._add(Kind.FOUND, f"found {self.title(node)} at {address}", node)
 
     def health_changed(self, change: HealthChanged) -> None:
         """Record a change of a peer's health; only its end is an event."""
         if change.health is not Health.DEAD:
             return
-        who = self.title(change.peer.node)
+        node = change.peer.node
         if change.why == GOODBYE:
-            self._add(Kind.LEFT, f"{who} left")
+            self._add(Kind.LEFT, f"{self.title(node)} left", node)
         else:
-            self._add(Kind.LOST, f"lost {who}: {change.why}")
+            self._add(Kind.LOST, f"lost {self.title(node)}: {change.why}", node)
 
     def view_installed(self, view: View, names: Mapping[NodeId, str]) -> None:
         """Record a view; an event only if its members differ from the last one's."""
@@ -107,15 +107,16 @@ class EventLog:
         )
         if text not in self.clones:
             self.clones.append(text)
-            self._add(Kind.CLONE, text)
+            self._add(Kind.CLONE, text, clone.refused.node)
 
     def agent_failed(self, error: BaseException | None) -> None:
         """Record a bug in the agent; always printed."""
         self.prints = True
         self._add(Kind.FAILURE, f"bug in the agent, please report it: {error!r}")
 
-    def _add(self, kind: Kind, text: str) -> None:
-        self.events.append(ClusterEvent(time_s=time.time(), kind=kind, text=text))
+    def _add(self, kind: Kind, text: str, node: str = "") -> None:
+        event = ClusterEvent(time_s=time.time(), kind=kind, text=text, node=node)
+        self.events.append(event)
         if self.prints:
             with contextlib.suppress(OSError):  # standard error is a closed pipe
                 sys.stderr.write(f"ringleader: {text}\n")

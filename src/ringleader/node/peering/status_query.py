@@ -42,10 +42,11 @@ def query_status(home: Path) -> list[StatusReport]:
         raise ConfigError(
             "this machine is in no cluster; run 'ringleader init' or 'ringleader join'"
         )
-    return _query_local_agents(home) or _query_network(home, cluster)
+    return query_local_agents(home) or _query_network(home, cluster)
 
 
-def _query_local_agents(home: Path) -> list[StatusReport]:
+def query_local_agents(home: Path) -> list[StatusReport]:
+    """Ask all agents of this machine."""
     found = []
     for path in agent_sockets(home):
         deadline = Deadline.after(QUERY_S)

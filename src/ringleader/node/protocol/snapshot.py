@@ -29,6 +29,8 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     links: dict[str, LinkProfile]
     """Links to other nodes, as this node measured them."""
     jobs: list[str]
+    waiting_jobs: list[str] = []
+    """Those of ``jobs`` that wait for machines."""
 
 
 class HealthCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +56,8 @@ class ClusterEvent(msgspec.Struct, frozen=True, kw_only=True):
     """An ``event_log.Kind``, for programs."""
     text: str
     """Sentence for the user."""
+    node: str = ""
+    """The node it happened to; empty if to several."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag=True):
