@@ -17,6 +17,10 @@ from ringleader.errors import ConfigError
 from ringleader.identity.join_phrase import JoinPhrase
 from ringleader.identity.node_key import public_key
 from ringleader.identity.secret_value import Secret as Secret
+from ringleader.identity.storage.checked_struct import (
+    verify_checksum,
+    with_checksum,
+)
 from ringleader.identity.storage.home import Home, HomeWriter
 from ringleader.ids import NodeId
 
@@ -120,6 +124,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     root: Annotated[bytes, msgspec.Meta(min_length=ROOT_BYTES, max_length=ROOT_BYTES)]
     epoch: Annotated[int, msgspec.Meta(ge=1)]
     admins: Annotated[list[str], msgspec.Meta(max_length=MAX_ADMINS)]
+    sha256: str
 
     def __repr__(self) -> str:
         return "<cluster file>"
@@ -133,7 +138,8 @@ def load(home: Home) -> ClusterSecret | None:
     path = home.path / FILE
     try:
         found = msgspec.json.decode(content.reveal(), type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        verify_checksum(found)
+    except (msgspec.DecodeError, ValueError) as exc:
         raise ConfigError(f"{path}: damaged ({exc}); {_MEND}") from None
     if any(public_key(admin) is None for admin in found.admins):
         raise ConfigError(f"{path}: damaged (an admin is no node id); {_MEND}")
@@ -153,5 +159,6 @@ def store(change: HomeWriter, cluster: ClusterSecret) -> None:
         root=cluster.root.reveal(),
         epoch=cluster.epoch,
         admins=list(cluster.admins),
+        sha256="",
     )
-    change.write(FILE, Secret(msgspec.json.encode(content)))
+    change.write(FILE, Secret(msgspec.json.encode(with_checksum(content))))

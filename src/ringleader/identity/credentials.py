@@ -22,6 +22,10 @@ from ringleader.identity.certificates.sni_auth import SniVerifier, new_server_na
 from ringleader.identity.cluster_secret import NAMESPACE_BYTES, ClusterSecret
 from ringleader.identity.node_key import NodeKey
 from ringleader.identity.secret_value import Secret
+from ringleader.identity.storage.checked_struct import (
+    verify_checksum,
+    with_checksum,
+)
 from ringleader.identity.storage.private_file import read_private, write_private
 from ringleader.ids import NodeId, short
 
@@ -40,6 +44,7 @@ class _File(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=
     key: _Blob
     sni_key: _Key
     namespace: _Namespace
+    sha256: str
 
     def __repr__(self) -> str:
         return "<credentials file>"
@@ -81,6 +86,7 @@ class Credentials:
             raise ConfigError(f"{path}: no credentials there; did the agent end?")
         try:
             found = msgspec.msgpack.decode(content.reveal(), type=_File)
+            verify_checksum(found)
             verifier = CertificateVerifier.for_authority(found.authority)
             leaf = LeafCertificate(found.certificate, Secret(found.key))
             sni_key = Secret(found.sni_key)
@@ -118,8 +124,9 @@ class Credentials:
             key=self._leaf.key.reveal(),
             sni_key=self._knock_key.reveal(),
             namespace=self.namespace,
+            sha256="",
         )
-        write_private(path, Secret(msgspec.msgpack.encode(content)))
+        write_private(path, Secret(msgspec.msgpack.encode(with_checksum(content))))
 
     def server_name(self, label: str = "") -> str:
         """Return the server name (SNI) to dial with, new for every call.

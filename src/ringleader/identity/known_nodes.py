@@ -11,6 +11,10 @@ from ringleader.errors import ConfigError
 from ringleader.identity.cluster_secret import MAX_NAME_BYTES, clean_name
 from ringleader.identity.node_key import public_key
 from ringleader.identity.secret_value import Secret
+from ringleader.identity.storage.checked_struct import (
+    verify_checksum,
+    with_checksum,
+)
 from ringleader.identity.storage.home import Home, HomeWriter
 from ringleader.ids import NodeId, short
 
@@ -36,6 +40,7 @@ class KnownNode:
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     version: Literal[1]
     nodes: Annotated[dict[str, _Name], msgspec.Meta(max_length=MAX_NODES)]
+    sha256: str
 
 
 def load(home: Home) -> dict[NodeId, str]:
@@ -46,7 +51,8 @@ def load(home: Home) -> dict[NodeId, str]:
     path = home.path / FILE
     try:
         found = msgspec.json.decode(content.reveal(), type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        verify_checksum(found)
+    except (msgspec.DecodeError, ValueError) as exc:
         text = f"{path}: damaged ({exc}); delete it, only names are lost"
         raise ConfigError(text) from exc
     strange = [node for node in found.nodes if public_key(node) is None]
@@ -62,5 +68,5 @@ def remember(home: Home, change: HomeWriter, member: KnownNode) -> None:
     nodes.pop(member.node, None)
     nodes[member.node] = clean_name(member.name)
     latest = dict(list(nodes.items())[-MAX_NODES:])
-    content = msgspec.json.encode(_File(1, {str(n): latest[n] for n in latest}))
-    change.write(FILE, Secret(msgspec.json.format(content)))
+    content = with_checksum(_File(1, {str(n): latest[n] for n in latest}, ""))
+    change.write(FILE, Secret(msgspec.json.format(msgspec.json.encode(content))))

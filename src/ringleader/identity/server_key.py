@@ -32,7 +32,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ringleader.errors import ConfigError
 from ringleader.identity.secret_value import Secret
-from ringleader.identity.storage.private_file import read_checked, write_checked
+from ringleader.identity.storage.checked_struct import (
+    verify_checksum,
+    with_checksum,
+)
+from ringleader.identity.storage.private_file import read_private, write_private
 
 FINGERPRINT_BYTES = 16
 SECRET_BYTES = 16
@@ -46,6 +50,7 @@ _UNTIL = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 class _File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     key: bytes
     secret: bytes
+    sha256: str
 
     def __repr__(self) -> str:
         return "<server key file>"
@@ -86,15 +91,16 @@ class ServerKey:
 def load_or_make(out: Path) -> ServerKey:
     """Return the key in the directory ``out``; make one if there is none."""
     path = out / FILE
-    content = read_checked(path, _LIMIT_BYTES)
+    content = read_private(path, _LIMIT_BYTES)
     if content is None:
         return _make(path)
     try:
         found = msgspec.json.decode(content.reveal(), type=_File)
+        verify_checksum(found)
         key = load_der_private_key(found.key, None)
     except (msgspec.DecodeError, ValueError, UnsupportedAlgorithm) as exc:
-        text = f"{path}: not the key of a server ({exc})"
-        raise ConfigError(f"{text}; delete it to make a new one") from None
+        text = f"{path}: damaged ({exc}); put a backup in its place, or delete it"
+        raise ConfigError(f"{text} and give workers the new link") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or (
         len(found.secret) != SECRET_BYTES
     ):
@@ -116,8 +122,8 @@ def _make(path: Path) -> ServerKey:
     key = ec.generate_private_key(ec.SECP256R1())
     made = ServerKey(key, Secret(secrets.token_bytes(SECRET_BYTES)))
     der = key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
-    content = msgspec.json.encode(_File(der, made.secret.reveal()))
-    write_checked(path, Secret(content))
+    content = msgspec.json.encode(with_checksum(_File(der, made.secret.reveal(), "")))
+    write_private(path, Secret(content))
     return made
 
 

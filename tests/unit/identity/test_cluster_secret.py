@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import traceback
 from pathlib import Path
@@ -135,8 +137,15 @@ def good() -> dict[str, object]:
     return {"version": 1, "name": "x", "root": root, "epoch": 1, "admins": []}
 
 
+def signed(content: dict[str, object]) -> bytes:
+    """Encode the content with its checksum."""
+    blank = json.dumps({**content, "sha256": ""}, separators=(",", ":"))
+    digest = hashlib.sha256(blank.encode()).hexdigest()
+    return json.dumps({**content, "sha256": digest}).encode()
+
+
 def test_the_format_of_the_file_is_pinned(home: Home) -> None:
-    write(home, json.dumps(good()).encode())
+    write(home, signed(good()))
     assert cluster_secret.load(home) == ClusterSecret(root=Secret(b"r" * 32), name="x")
 
 
@@ -157,9 +166,21 @@ def test_the_format_of_the_file_is_pinned(home: Home) -> None:
 )
 def test_a_changed_file_is_refused_by_name(home: Home, change: object) -> None:
     assert isinstance(change, dict)
-    write(home, json.dumps({**good(), **change}).encode())
+    write(home, signed({**good(), **change}))
     with pytest.raises(ConfigError, match=f"{home.path / 'cluster'}: damaged"):
         cluster_secret.load(home)
+
+
+def test_a_flipped_bit_is_never_another_cluster(home: Home) -> None:
+    whole = signed(good())
+    write(home, whole)
+    expected = cluster_secret.load(home)
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        write(home, bytes(damaged))
+        with contextlib.suppress(ConfigError):
+            assert cluster_secret.load(home) == expected, place
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import ssl
 import stat
@@ -382,7 +383,7 @@ def test_the_file_does_not_hold_the_secret_of_the_cluster(tmp_path: Path) -> Non
     assert HOME.authority_scalar().to_bytes(32, "big") not in content
 
 
-def fields(path: Path) -> list[bytes | int]:
+def fields(path: Path) -> list[bytes | int | str]:
     CLIENT.to_file(path)
     return list(msgspec.msgpack.decode(path.read_bytes()))
 
@@ -414,9 +415,23 @@ def test_mixed_up_credentials_are_refused(tmp_path: Path) -> None:
         [*mine[:3], theirs[3], *mine[4:]],
         [*mine[:1], foreign[1], *mine[2:]],
         [*mine, 5],
-        mine[:-1],
+        mine[:-2],
     ):
+        blank = msgspec.json.encode([*mixed[:6], ""])
+        mixed[6:7] = [hashlib.sha256(blank).hexdigest()]
         rewrite(path, msgspec.msgpack.encode(mixed))
+        with pytest.raises(ConfigError, match="not credentials of a node"):
+            Credentials.from_file(path)
+
+
+def test_credentials_with_a_flipped_bit_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "credentials"
+    CLIENT.to_file(path)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        rewrite(path, bytes(damaged))
         with pytest.raises(ConfigError, match="not credentials of a node"):
             Credentials.from_file(path)
 

@@ -1,16 +1,11 @@
 """Files that only their owner may read, written atomically.
 
-Files that this package reads back end in a line with the SHA-256 of what precedes it:
-one changed bit would be another key or another cluster. Files that people write, such
-as a join phrase, have none.
-
 Windows has no modes; a user's profile is closed to other users by inheritance there, so
 nothing is checked.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import stat
@@ -24,7 +19,6 @@ from ringleader.identity.secret_value import Secret
 TEMPORARY = ".new-"
 """Prefix of a file that is still being written; a crash leaves it, nobody reads it."""
 
-_CHECKSUM_BYTES = len("\nsha256 \n") + 64
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -66,33 +60,6 @@ def read_private(path: Path, limit_bytes: int) -> Secret[bytes] | None:
         return Secret(os.read(descriptor, limit_bytes))
     finally:
         os.close(descriptor)
-
-
-def write_checked(path: Path, content: Secret[bytes]) -> None:
-    """Like ``write_private``, and append a checksum for ``read_checked``."""
-    write_private(path, Secret(content.reveal() + _checksum(content.reveal())))
-
-
-def read_checked(path: Path, limit_bytes: int) -> Secret[bytes] | None:
-    """Like ``read_private``, for a file that ``write_checked`` wrote.
-
-    Raises ConfigError if the checksum is missing or does not match.
-    """
-    found = read_private(path, limit_bytes + _CHECKSUM_BYTES)
-    if found is None:
-        return None
-    content, checksum = (
-        found.reveal()[:-_CHECKSUM_BYTES],
-        found.reveal()[-_CHECKSUM_BYTES:],
-    )
-    if checksum != _checksum(content):
-        text = f"{path}: damaged, its checksum does not match"
-        raise ConfigError(f"{text}; restore it from a backup, or delete it")
-    return Secret(content)
-
-
-def _checksum(content: bytes) -> bytes:
-    return f"\nsha256 {hashlib.sha256(content).hexdigest()}\n".encode()
 
 
 def check_private(path: Path, found: os.stat_result) -> None:
