@@ -43,8 +43,8 @@ FLAGS = {
     "invite": "--port --seconds --json",
     "leave": "--yes --json",
     "run": "script args -m --module --nodes --min-nodes --wait --nproc-per-node "
-    "--max-restarts --job --peers --interface --port --rank0 --profile --timeout "
-    "--any-script --plaintext --compress --backend",
+    "--max-restarts --job --peers --interface --port --tensor-port --rank0 --profile "
+    "--timeout --any-script --plaintext --compress --backend",
     "status": "--watch --json --mlx",
     "doctor": "--peer --interface --port --seconds --json",
     "serve": "task --workers --rounds --pin --pin-file --host --port --url --http "

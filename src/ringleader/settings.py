@@ -131,10 +131,12 @@ class LinkSettings:
     automatically."""
     credentials: str
     """Path of the credentials that encrypt and authenticate links; empty: none."""
+    ports: range
+    """Ports on which ranks listen; port 0 is any free one."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> Self:
-        """Read RINGLEADER_TRANSPORT, _CONNECTIONS, _ADDRESS, _CREDENTIALS,
+        """Read RINGLEADER_TRANSPORT, _CONNECTIONS, _ADDRESS, _CREDENTIALS, _PORTS,
         _PLAINTEXT."""
         env = os.environ if env is None else env
         connections = 1
@@ -148,6 +150,7 @@ class LinkSettings:
             connections=connections,
             addresses=_addresses(env),
             credentials="" if _is_on(env, "RINGLEADER_PLAINTEXT") else credentials,
+            ports=tensor_ports(env),
         )
 
 
@@ -159,6 +162,22 @@ def _addresses(env: Mapping[str, str]) -> tuple[str, ...]:
     if "" in found:
         raise ConfigError(f"RINGLEADER_ADDRESS is {text!r}; write host,host")
     return found
+
+
+def tensor_ports(env: Mapping[str, str] | None = None) -> range:
+    """Return the ports for tensors, RINGLEADER_PORTS; port 0 is any free one."""
+    env = os.environ if env is None else env
+    text = env.get("RINGLEADER_PORTS", "")
+    if not text:
+        return range(1)
+    first, _, last = text.partition("-")
+    try:
+        ports = range(int(first), int(last or first) + 1)
+    except ValueError as exc:
+        raise ConfigError(f"RINGLEADER_PORTS is {text!r}; write 29600-29650") from exc
+    if not ports or not 0 < ports[0] <= ports[-1] < 65536:
+        raise ConfigError(f"RINGLEADER_PORTS is {text!r}; use ports from 1 to 65535")
+    return ports
 
 
 def _is_on(env: Mapping[str, str], name: str) -> bool:

@@ -18,6 +18,7 @@ from ringleader.testing import link_contract
 from ringleader.testing.link_contract import CHECKS, LEFT, RIGHT, Check, MakePair
 from ringleader.transport import memory_link, shm_segment, tcp_socket
 from ringleader.transport.link import Link, wait_ready
+from ringleader.transport.listening_socket import listen
 from ringleader.transport.secure_socket import SecureSocket
 from ringleader.transport.shm_link import ShmLink, ShmPeer
 from ringleader.transport.socket_link import STRIPE_BYTES, SocketLink, StripedLink
@@ -32,7 +33,7 @@ def memory_pair() -> tuple[Link, Link]:
 
 
 def _tcp_sockets(host: str) -> tuple[socket.socket, socket.socket]:
-    listening = tcp_socket.listen(host, 0)
+    listening = listen(host, 0)
     port: int = listening.getsockname()[1]
     dialled = tcp_socket.dial((host, port), RIGHT, Deadline.after(5.0))
     wait_ready([(listening.fileno(), POLLIN)], 5.0)

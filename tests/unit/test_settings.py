@@ -8,7 +8,12 @@ import pytest
 
 from ringleader import settings
 from ringleader.errors import ConfigError
-from ringleader.settings import Launch, LinkSettings, switch_interval_s
+from ringleader.settings import (
+    Launch,
+    LinkSettings,
+    switch_interval_s,
+    tensor_ports,
+)
 
 FULL = {
     "RANK": "1",
@@ -115,7 +120,11 @@ def test_a_rank_outside_the_group_is_refused(rank: int, size: int) -> None:
 
 def test_without_a_word_ranks_share_memory_where_they_can() -> None:
     assert LinkSettings.from_environment({}) == LinkSettings(
-        transport="auto", connections=1, addresses=(), credentials=""
+        transport="auto",
+        connections=1,
+        addresses=(),
+        credentials="",
+        ports=range(1),
     )
 
 
@@ -125,13 +134,22 @@ def test_the_environment_says_how_ranks_are_connected() -> None:
         "RINGLEADER_CONNECTIONS": "4",
         "RINGLEADER_ADDRESS": "10.1.1.1",
         "RINGLEADER_CREDENTIALS": "/run/credentials",
+        "RINGLEADER_PORTS": "29600-29602",
     }
     assert LinkSettings.from_environment(env) == LinkSettings(
         transport="tcp",
         connections=4,
         addresses=("10.1.1.1",),
         credentials="/run/credentials",
+        ports=range(29600, 29603),
     )
+
+
+@pytest.mark.parametrize("text", ["x", "5-4", "0", "1-65536", "1-2-3", "-5"])
+def test_ports_that_are_no_range_are_refused(text: str) -> None:
+    assert tensor_ports({"RINGLEADER_PORTS": "80"}) == range(80, 81)
+    with pytest.raises(ConfigError, match="RINGLEADER_PORTS is"):
+        tensor_ports({"RINGLEADER_PORTS": text})
 
 
 @pytest.mark.parametrize(

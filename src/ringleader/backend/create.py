@@ -47,6 +47,7 @@ def create_process_group(request: Any, options: object) -> RingleaderGroup:
         num_stripes=options.connections or links.connections,
         addresses=links.addresses,
         credentials=formation.load_credentials(links.credentials),
+        ports=links.ports,
     )
     rank, size, store = request.group_rank, request.group_size, request.store
     # After destroy_process_group torch reuses group ids in the same store: count them.

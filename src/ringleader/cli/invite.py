@@ -27,7 +27,7 @@ from ringleader.identity.pairing.invitation import Invitation, InvitationEvent, 
 from ringleader.identity.pairing.join_client import new_pin
 from ringleader.identity.pairing.protocol import PairingHost
 from ringleader.identity.storage.home import Home
-from ringleader.transport.tcp_socket import listen
+from ringleader.transport.listening_socket import listen
 
 _MOST_S = 3600
 

@@ -101,6 +101,14 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             min=0, max=65535, help=f"Port of the agent; 0: {AGENT_PORT} if free."
         ),
     ] = 0,
+    tensor_port: Annotated[
+        str,
+        typer.Option(
+            metavar="PORT[-PORT]",
+            help="Ports for tensors, to be let through a firewall; every process group "
+            "of every process takes one.",
+        ),
+    ] = "",
     rank0: Annotated[
         str,
         typer.Option(
@@ -156,6 +164,9 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
         need, most = _sizes(nodes, min_nodes)
         if compress:
             settings.export({"RINGLEADER_COMPRESS": compress})
+        if tensor_port:
+            settings.export({"RINGLEADER_PORTS": tensor_port})
+        settings.tensor_ports()  # before anything starts
         if backend:
             settings.export({"RINGLEADER_DEFAULT": _check_backend(backend)})
         program = find_program(script, args or [], is_module=module)

@@ -12,7 +12,7 @@ from ringleader.discovery.multicast import PORT, UnavailableReason, port_trouble
 from ringleader.doctor.facts import Descriptors, SharedMemory, TakenPort
 from ringleader.errors import ConfigError
 from ringleader.topology.port_owner import find_port_owner
-from ringleader.transport import tcp_socket
+from ringleader.transport.listening_socket import listen
 
 if sys.platform != "win32":
     import resource
@@ -96,7 +96,7 @@ def taken_ports(wanted: int, agents: Sequence[int]) -> list[TakenPort]:
         found.append(TakenPort(PORT, "udp", holder, trouble.text))
     if wanted:
         try:
-            tcp_socket.listen("", wanted).close()
+            listen("", wanted).close()
         except ConfigError as exc:
             holder = find_port_owner(wanted, "tcp")
             if holder is None or holder.pid not in agents:

@@ -81,6 +81,8 @@ class Options:
     store."""
     credentials: TlsCredentials | None = None
     """Certificates for mutual TLS; None for plain TCP."""
+    ports: range = range(1)
+    """Ports to listen on, where ``peers`` do not name one; port 0 is any free one."""
 
     def __post_init__(self) -> None:
         if self.transport not in TRANSPORTS:
@@ -148,6 +150,7 @@ def group(
         num_stripes=connections,
         addresses=links.addresses,
         credentials=load_credentials(links.credentials),
+        ports=links.ports,
     )
     if peers is None:
         if rank is not None:
@@ -209,7 +212,7 @@ def over_store(
     claim = f"ringleader/{view_id}/claim/{rank}"
     if store.add(claim, 1) > 1:
         raise ConfigError(f"two processes have rank {rank}; every one needs its own")
-    listener = Listener.open("", 0, options.credentials)
+    listener = Listener.open("", options.ports, options.credentials)
     keys = [f"ringleader/{view_id}/{peer}" for peer in range(size)]
     must_stay = False
     try:

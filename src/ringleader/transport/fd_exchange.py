@@ -17,6 +17,7 @@ import tempfile
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, PeerLost
 from ringleader.transport import tcp_socket
+from ringleader.transport.listening_socket import BACKLOG
 
 YES, NO = b"\1", b"\0"
 
@@ -50,7 +51,7 @@ def open_unix_listener() -> tuple[socket.socket | None, bytes]:
     except OSError as exc:
         sock.close()
         raise ConfigError(f"cannot open a Unix socket: {exc.strerror or exc}") from exc
-    sock.listen(tcp_socket.BACKLOG)
+    sock.listen(BACKLOG)
     sock.setblocking(False)
     return sock, name
 

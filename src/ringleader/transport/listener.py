@@ -1,8 +1,8 @@
 """Listener accepts connections, authenticates them and reads their hello.
 
-It has no thread: whoever waits for a peer calls ``take``, which polls the sockets. If
-several threads wait, one of them polls for all. With
-credentials, the TLS handshake comes before the hello and proceeds step by step.
+It has no thread: whoever waits for a peer calls ``take``, which polls the sockets; of
+several threads, one polls for all. With credentials, the TLS handshake comes before the
+hello and proceeds step by step.
 Connections that have not proven who they are, are bounded in number and time
 (``unauthenticated_limits.py``); a stranger is refused here.
 
@@ -30,6 +30,7 @@ from ringleader.transport.fd_exchange import (
     unix_socket_path,
 )
 from ringleader.transport.link import POLLIN, POLLOUT, wait_ready
+from ringleader.transport.listening_socket import listen
 from ringleader.transport.secure_socket import SecureSocket
 from ringleader.transport.tls_credentials import TlsCredentials
 from ringleader.transport.unauthenticated_limits import (
@@ -91,7 +92,7 @@ class Listener:
     def open(
         cls,
         host: str,
-        port: int,
+        port: int | range,
         credentials: TlsCredentials | None = None,
         *,
         shares_memory: bool = True,
@@ -99,7 +100,7 @@ class Listener:
         """Listen on ``host`` and ``port``, and on a Unix socket to share memory."""
         unix_sock, unix_name = open_unix_listener() if shares_memory else (None, b"")
         try:
-            sock = tcp_socket.listen(host, port)
+            sock = listen(host, port)
             return cls(sock, credentials, unix_sock=unix_sock, unix_name=unix_name)
         except BaseException:
             _close_unix_listener(unix_sock, unix_name)
@@ -108,10 +109,7 @@ class Listener:
     def take(
         self, want: Callable[[wire.Hello], bool], deadline: Deadline, waiting_for: str
     ) -> GreetedConnection:
-        """Return the first connection that ``want`` accepts, or raise DeadlineExceeded.
-
-        ``waiting_for`` names the peer in the error.
-        """
+        """Return the first connection that ``want`` accepts; else DeadlineExceeded."""
         while True:
             with self._changed:
                 connection = self._find(want)

@@ -1,4 +1,4 @@
-"""TCP sockets: listen, dial until the deadline, read and write exact lengths."""
+"""TCP sockets: dial until the deadline, read and write exact lengths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, DeadlineExceeded, PeerLost, PeerUnreachable
 from ringleader.transport.link import POLLIN, POLLOUT, wait_ready
 
-BACKLOG = 512
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
 STAGGER_S = 0.25
@@ -38,36 +37,6 @@ def parse_address(text: str) -> tuple[str, int]:
     if not colon or not host or not is_number or not 0 < int(port) < 65536:
         raise ConfigError(f"address {text!r}: write host:port, or [ipv6]:port")
     return host, int(port)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket on ``host``; "" is every interface, IPv4 and IPv6."""
-    try:
-        if not host and socket.has_dualstack_ipv6():
-            sock = socket.create_server(
-                ("", port),
-                family=socket.AF_INET6,
-                dualstack_ipv6=True,
-                backlog=BACKLOG,
-            )
-        else:
-            family = _family(host)
-            sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as exc:
-        where = f"{host or 'every interface'} port {port}"
-        if exc.errno == errno.EADDRINUSE:
-            text = f"{where} is already in use; stop the other program or choose a port"
-            raise ConfigError(text) from exc
-        raise ConfigError(f"cannot listen on {where}: {exc.strerror or exc}") from exc
-    sock.setblocking(False)
-    return sock
-
-
-def _family(host: str) -> socket.AddressFamily:
-    if not host:
-        return socket.AF_INET
-    infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return socket.AddressFamily(infos[0][0])
 
 
 def tune(sock: socket.socket) -> None:

@@ -19,6 +19,8 @@ from ringleader.groups.measure_links import share
 from ringleader.testing.threaded_world import run_threads, world
 from ringleader.transport import tcp_socket
 from ringleader.transport.free_ports import free_ports
+from ringleader.transport.listener import Listener
+from ringleader.transport.listening_socket import listen
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -113,7 +115,7 @@ def test_several_connections_per_peer_make_one_link() -> None:
 def test_a_port_in_use_is_named() -> None:
     peers = loopback(2)
     host, port = tcp_socket.parse_address(peers[0])
-    taken = tcp_socket.listen(host, port)
+    taken = listen(host, port)
     with pytest.raises(ConfigError, match=f"port {port} is already in use"):
         ringleader.group(peers, 0, timeout_s=SHORT_S)
     taken.close()
@@ -302,3 +304,18 @@ def test_a_group_of_one_needs_nobody() -> None:
     with ringleader.group(loopback(1), 0, timeout_s=SHORT_S) as group:
         assert_works([group])
         assert group.links() == {}
+
+
+def test_ranks_listen_on_the_first_free_port_of_a_range() -> None:
+    first, second = sorted(free_ports(2))
+    taken = listen("", first)
+    try:
+        with pytest.raises(ConfigError, match=f"port {first} is already in use"):
+            Listener.open("", range(first, first + 1))
+        with listen("", second), pytest.raises(ConfigError, match="widen the range"):
+            Listener.open("", range(first, second + 1, second - first))
+        listener = Listener.open("", range(first, second + 1))
+        assert first < listener.port <= second
+        listener.close()
+    finally:
+        taken.close()

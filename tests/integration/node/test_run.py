@@ -135,6 +135,25 @@ def test_torchrun_with_its_own_store_as_documented(machines: Machines) -> None:
         assert any("/2 [" in line for line in run.lines)
 
 
+@pytest.mark.slow
+def test_a_firewall_needs_to_let_through_the_given_ports_only(
+    machines: Machines,
+) -> None:
+    script, hosts = machines.folder / "ours.py", machines.net.hosts[:2]
+    script.write_text(SCRIPT.replace('"gloo"', '"ringleader"'))  # Gloo takes any port
+    flags = ("--nodes", "2", "--tensor-port", "29600-29602", str(script), "0")
+    for host in hosts:
+        host.block_high_ports()
+    try:
+        runs = [machines.run(i, *flags) for i in range(2)]
+        for run in runs:
+            assert run.end(100) == 0, "".join(run.lines)
+            assert any("/2 [" in line for line in run.lines)
+    finally:
+        for host in hosts:
+            host.unblock_high_ports()
+
+
 JOIN = """
 import ringleader
 try:

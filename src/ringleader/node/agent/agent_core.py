@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Self
 
+from ringleader import settings
 from ringleader.discovery.mdns import Mdns
 from ringleader.discovery.static_peers import StaticPeers, parse
 from ringleader.errors import ConfigError, RingleaderError
@@ -38,7 +39,7 @@ from ringleader.node.protocol.hello import Purpose
 from ringleader.node.protocol.node_state import SplitSeen
 from ringleader.node.protocol.snapshot import Snapshot
 from ringleader.topology.node_profile import clean
-from ringleader.transport import tcp_socket
+from ringleader.transport.listening_socket import listen
 
 INTERFACES_EVERY_S = 5.0
 """How often the network interfaces are looked at again."""
@@ -49,11 +50,11 @@ PUBLISH_DELAY_S = 0.05
 def _listen(port: int) -> socket.socket:
     """Listen on ``port``; 0: on ``AGENT_PORT``, or any free port if it is taken."""
     if port:
-        return tcp_socket.listen("", port)
+        return listen("", port)
     try:
-        return tcp_socket.listen("", AGENT_PORT)
+        return listen("", AGENT_PORT)
     except ConfigError:  # another agent of this machine has it
-        return tcp_socket.listen("", 0)
+        return listen("", 0)
 
 
 class AgentCore:
@@ -85,6 +86,7 @@ class AgentCore:
             identity.credentials,
             lambda node: self.directory.dial(node, Purpose.PROBE),
             self._publish,
+            settings.tensor_ports(),
         )
         self.splits = SplitReporter(self.events, self._publish, self._set_payload)
         timing = membership_config(config.profile)

@@ -67,6 +67,7 @@ def join(  # noqa: PLR0913 - all are options, and are given by name
             num_stripes=links.connections,
             addresses=links.addresses,
             credentials=formation.load_credentials(links.credentials),
+            ports=links.ports,
         )
         group = formation.over_store(
             rendezvous.store, entered.rank, entered.size, entered.round, options

@@ -12,7 +12,7 @@ import socket
 from dataclasses import dataclass, field
 
 from ringleader.deadline import Deadline
-from ringleader.errors import PeerError, PeerUnreachable, ProtocolError
+from ringleader.errors import ConfigError, PeerError, PeerUnreachable, ProtocolError
 from ringleader.identity.credentials import Credentials
 from ringleader.ids import NodeId
 from ringleader.node.peering.peer_connection import PeerConnection, connection_error
@@ -22,7 +22,7 @@ from ringleader.node.protocol.probe_port import ProbePort, decode_probe_port
 from ringleader.topology import link_speed
 from ringleader.topology.interfaces import kind_of_peer, list_interfaces
 from ringleader.topology.link_profile import LinkProfile
-from ringleader.transport import tcp_socket
+from ringleader.transport.listening_socket import listen
 
 LIMIT_S = 4.0
 """For one link, including the wait for its turn."""
@@ -36,6 +36,8 @@ class LinkProbe:
     """The probes of one node. Lives on the event loop of the agent."""
 
     credentials: Credentials
+    ports: range
+    """Ports to listen on, as ranks do; port 0 is any free one."""
     _busy: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def ask(self, connection: PeerConnection) -> LinkProfile:
@@ -65,12 +67,13 @@ class LinkProbe:
         node = connection.node
         try:
             async with asyncio.timeout(LIMIT_S), self._busy:
-                listening = tcp_socket.listen("", 0)
+                listening = listen("", self.ports)
                 port: int = listening.getsockname()[1]
                 connection.writer.write(framing.pack(ProbePort(port)))
                 return await asyncio.to_thread(self._accept, listening, node)
-        except TimeoutError as exc:
-            raise PeerUnreachable(node, "the link could not be measured") from exc
+        except (TimeoutError, ConfigError) as exc:
+            text = f"the link could not be measured ({str(exc) or 'no answer in time'})"
+            raise PeerUnreachable(node, text) from exc
         finally:
             connection.close()
 

@@ -24,6 +24,7 @@ class LinkProber:
     credentials: Credentials
     dial: Callable[[NodeId], Awaitable[PeerConnection]]
     on_measured: Callable[[], None]
+    ports: range
     links: dict[NodeId, LinkProfile] = field(default_factory=dict)
     troubles: dict[NodeId, str] = field(default_factory=dict)
     """Links that could not be measured, and why."""
@@ -31,7 +32,7 @@ class LinkProber:
     _task: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
-        self._probe = LinkProbe(self.credentials)
+        self._probe = LinkProbe(self.credentials, self.ports)
 
     def on_view_state(self, states: Mapping[NodeId, NodeState]) -> None:
         """Start measuring the links of a new view that are not measured yet."""

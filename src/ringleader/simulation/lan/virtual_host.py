@@ -173,6 +173,24 @@ class VirtualHost:
         rules = [(c, RECEIVED, way) for c in self._cables.values() for way in ways]
         self._switch.drop(("block", self.number, port, protocol), rules)
 
+    def block_high_ports(self) -> None:
+        """Drop new TCP connections to ports from 32768 up, as a firewall would.
+
+        Connections that this host opens are not affected.
+        """
+        ways = [
+            f"protocol {family} u32 match {prefix} protocol {_NUMBERS['tcp']} 0xff"
+            f" match {prefix} dport 0x8000 0x8000"
+            f" match u8 0x02 0x12 at {flags}"  # SYN without ACK
+            for family, prefix, flags in (("ip", "ip", 33), ("ipv6", "ip6", 53))
+        ]
+        rules = [(c, RECEIVED, way) for c in self._cables.values() for way in ways]
+        self._switch.drop(("high ports", self.number), rules)
+
+    def unblock_high_ports(self) -> None:
+        """Undo ``block_high_ports``."""
+        self._switch.undrop(("high ports", self.number))
+
     def unblock_port(self, port: int, protocol: str = "tcp") -> None:
         """Undo ``block_port``."""
         self._switch.undrop(("block", self.number, port, protocol))
