@@ -42,7 +42,7 @@ GRACE_S = 3.0
 """Time for the other ranks to fail once one has failed."""
 DUMP_S = 0.2
 """Time for a rank to write its stacks; there is no event to wait for."""
-WARM_UP_S = 60.0
+WARM_UP_S = 100.0
 LEAVE_S = 20.0
 LOG_TAIL_CHARS = 6000
 TRACE_FRAMES = 8
