@@ -36,6 +36,7 @@ from ringleader.backend import (
     dynamo,
     error_context,
     monitored_barrier,
+    rank_facts,
 )
 from ringleader.backend.completion_pool import CompletionPool
 from ringleader.backend.device import available_devices, device_of
@@ -101,7 +102,7 @@ class RingleaderGroup(ProcessGroup):
 
         ``ranks`` are the global ranks of its members.
         """
-        is_staged = _any_accelerator(group)
+        is_staged = any(rank.has_accelerator for rank in rank_facts.exchange(group))
         if is_staged:
             handle_of(group).expect_accelerators()
         if not can_subclass():  # else C++ finds our methods through the backend
@@ -569,14 +570,6 @@ def _check_reduction(opts: Any, dtype: torch.dtype) -> None:
     """Raise for an unsupported reduction now: inside an operation it ends the group."""
     if hasattr(opts, "reduceOp"):
         reductions.combine(dtype, reduction(opts.reduceOp).name)
-
-
-def _any_accelerator(group: Group) -> bool:
-    """Return whether any rank has an accelerator; all ranks get the same answer."""
-    mine = torch.tensor([len(available_devices()) > 1], dtype=torch.uint8, device=_CPU)
-    everybody = torch.empty(group.size, dtype=torch.uint8, device=_CPU)
-    group.all_gather(everybody, mine)
-    return bool(everybody.any())
 
 
 def _copy(tensor: Tensor, host: Tensor) -> None:

@@ -38,5 +38,10 @@ def report(version: str) -> None:
         _log.warning("%s", text)
 
 
+def minor(version: str) -> str:
+    """Return "2.13" for "2.13.0+cpu"."""
+    return ".".join(version.split(".")[:2])
+
+
 def _text(release: tuple[int, int]) -> str:
     return f"{release[0]}.{release[1]}"

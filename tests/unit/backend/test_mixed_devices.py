@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from ringleader.backend import process_group, staging
+from ringleader.backend import process_group, rank_facts, staging
 from ringleader.backend.create import create_process_group as form
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.errors import ConfigError
@@ -26,7 +26,8 @@ COUNT = 5000
 @pytest.fixture(autouse=True)
 def a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [torch.device("cpu"), torch.device("cuda")]
-    monkeypatch.setattr(process_group, "available_devices", lambda: devices)
+    for module in (process_group, rank_facts):
+        monkeypatch.setattr(module, "available_devices", lambda: devices)
     monkeypatch.setattr(staging, "SLOT_BYTES", 2048)
 
 
@@ -137,7 +138,8 @@ def test_a_list_must_have_one_tensor_per_rank() -> None:
 def test_coalesced_operations_have_one_handle(
     monkeypatch: pytest.MonkeyPatch, has_gpu: bool
 ) -> None:
-    monkeypatch.setattr(process_group, "_any_accelerator", lambda _: has_gpu)
+    devices = [torch.device(name) for name in ["cpu"] + ["cuda"] * has_gpu]
+    monkeypatch.setattr(rank_facts, "available_devices", lambda: devices)
 
     def live(group: RingleaderGroup) -> None:
         rank = group.group.rank

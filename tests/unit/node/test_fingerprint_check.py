@@ -25,7 +25,7 @@ def machine(name: str, torch: str = "2.13.0", **profile: str) -> Machine:
         host=name,
         addresses=["10.0.0.1"],
         port=4000,
-        profile=msgspec.structs.replace(PROFILE, **profile),
+        profile=msgspec.structs.replace(PROFILE, torch_version=torch, **profile),
     )
     return Machine(
         NodeId(name.ljust(52, "a")),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ringleader.backend.torch_release import minor
 from ringleader.ids import NodeId, short
 from ringleader.node.protocol.node_state import JobFingerprint, NodeState
 
@@ -50,7 +51,7 @@ def differences(wanted: JobFingerprint, got: JobFingerprint) -> list[str]:
     """Return the names of the properties that differ; empty ones are not compared."""
     ours, theirs = msgspec.structs.asdict(got), msgspec.structs.asdict(wanted)
     for values in (ours, theirs):
-        values["torch"] = _minor(values["torch"])
+        values["torch"] = minor(values["torch"])
     both = [k for k in ours if ours[k] and theirs[k]]
     if "script" in both:  # then the modules are known, even if there are none
         both = list(dict.fromkeys([*both, "modules"]))
@@ -59,7 +60,7 @@ def differences(wanted: JobFingerprint, got: JobFingerprint) -> list[str]:
 
 def explain(names: Sequence[str], mine: Machine, other: Machine) -> str:
     """Return why ``mine`` may not train with ``other``, and what to do about it."""
-    needed, here = _minor(other.fingerprint.torch), mine.state.name
+    needed, here = minor(other.fingerprint.torch), mine.state.name
     listed = "; ".join(
         f"{_compare(name, mine, other)}: {_ADVICE[name].format(needed, here)}"
         for name in names
@@ -88,8 +89,8 @@ def warnings(machines: Sequence[Machine]) -> list[str]:
     They can train together all the same.
     """
     profiles = [machine.state.profile for machine in machines]
-    torch = [machine.fingerprint.torch.partition("+")[0] for machine in machines]
-    python = [_minor(profile.python_version) for profile in profiles]
+    torch = [profile.torch_version.partition("+")[0] for profile in profiles]
+    python = [minor(profile.python_version) for profile in profiles]
     ringleader = [profile.ringleader_version for profile in profiles]
     found = []
     for what, releases, effect in (
@@ -104,8 +105,3 @@ def warnings(machines: Sequence[Machine]) -> list[str]:
             )
             found.append(f"warning: {what} is {who}: {effect}")
     return found
-
-
-def _minor(version: str) -> str:
-    """Return "2.13" for "2.13.0+cpu"."""
-    return ".".join(version.split(".")[:2])

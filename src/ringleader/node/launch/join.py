@@ -5,6 +5,8 @@ The process is a node with one rank. Its agent is a separate process, started he
 
 from __future__ import annotations
 
+import msgspec
+
 from ringleader import settings
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
@@ -53,7 +55,8 @@ def join(  # noqa: PLR0913 - all are options, and are given by name
         max_nodes=nodes or MAX_NODES,
         wait_s=wait_s,
         timeout_s=timeout_s,
-        fingerprint=job_fingerprint(None),
+        # Only our own calls are made here, which do not depend on torch's release.
+        fingerprint=msgspec.structs.replace(job_fingerprint(None), torch=""),
         rank0=rank0,
     )
     rendezvous = join_round_here(request, peers)

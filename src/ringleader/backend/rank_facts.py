@@ -1,0 +1,100 @@
+"""What each rank tells the others when a process group forms.
+
+Groups that torchrun or a script forms have no agents that compare the machines; the
+ranks do it themselves. Ranks with different minor releases of torch are refused: of
+2.13 and 2.15, checkpoints cannot read each other's plans and pipelines wait for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ringleader.backend.device import available_devices
+from ringleader.backend.torch_release import minor
+from ringleader.errors import ConfigError
+from ringleader.groups.group import Group
+
+_ROW_BYTES = 128
+"""Of each rank: whether it has an accelerator, its torch, and its host; ASCII."""
+_said: set[str] = set()
+"""The warnings that were logged: once in a process."""
+_log = logging.getLogger("ringleader")
+
+
+@dataclass(frozen=True, slots=True)
+class RankFacts:
+    """One rank, as it describes itself."""
+
+    has_accelerator: bool
+    torch: str
+    host: str
+
+    @classmethod
+    def here(cls) -> RankFacts:
+        """Return the facts of this rank."""
+        has_accelerator = len(available_devices()) > 1
+        return cls(has_accelerator, torch.__version__, socket.gethostname())
+
+    def encode(self) -> bytes:
+        """Return a row of fixed length."""
+        text = f"{int(self.has_accelerator)} {self.torch[:40]} {self.host}"
+        return text.encode("ascii", "replace")[:_ROW_BYTES].ljust(_ROW_BYTES)
+
+    @classmethod
+    def decode(cls, row: bytes) -> RankFacts:
+        """Read a row; what cannot be printed becomes a question mark."""
+        text = "".join(c if c.isprintable() else "?" for c in row.decode("latin-1"))
+        flag, version, host = [*text.split(maxsplit=2), "", "", ""][:3]
+        return cls(flag == "1", version, host.strip())
+
+
+def exchange(group: Group) -> list[RankFacts]:
+    """Return the facts of all ranks; ConfigError on every rank if they do not match.
+
+    All ranks must call it.
+    """
+    mine = torch.frombuffer(bytearray(RankFacts.here().encode()), dtype=torch.uint8)
+    rows = torch.empty(group.size, _ROW_BYTES, dtype=torch.uint8, device="cpu")
+    group.all_gather(rows.view(-1), mine)
+    facts = [RankFacts.decode(bytes(row)) for row in rows.tolist()]
+    check_torch(facts)
+    return facts
+
+
+def check_torch(facts: Sequence[RankFacts]) -> None:
+    """Compare all ranks with rank 0: raise for a minor release, warn for a patch."""
+    first = facts[0]
+    others = [rank for rank, each in enumerate(facts) if _differs(each, first)]
+    # A refusal comes first, and the same rank is named on every rank.
+    others.sort(key=lambda rank: minor(facts[rank].torch) == minor(first.torch))
+    if not others:
+        return
+    other = facts[others[0]]
+    text = (
+        f"torch is {first.torch} on rank 0 ({first.host}) and {other.torch} on rank "
+        f"{others[0]} ({other.host})"
+    )
+    needed = minor(first.torch)
+    if minor(other.torch) != needed:
+        raise ConfigError(
+            f"{text}: checkpoints and pipelines of different minor releases do not "
+            f"make the same calls; run `pip install 'torch=={needed}.*'` on "
+            f"{other.host}"
+        )
+    if text not in _said:
+        _said.add(text)
+        _log.warning("%s: results may differ in the last bits", text)
+
+
+def _differs(one: RankFacts, other: RankFacts) -> bool:
+    return _release(one.torch) != _release(other.torch)
+
+
+def _release(version: str) -> str:
+    """Return "2.13.0" for "2.13.0+cpu": builds of one release count as equal."""
+    return version.partition("+")[0]
