@@ -79,6 +79,10 @@ class Phase:
     """Time that a new worker needed to join in this phase."""
     server_cpu: float
     """Cores that the server used."""
+    server_files: int
+    """Descriptors that the server had open at the end."""
+    server_kb: int
+    """Memory of the server at the end."""
 
 
 def measure(seconds: float, floods: list[Flood], timeout_s: float) -> list[Phase]:
@@ -120,10 +124,10 @@ def main() -> None:
     for worker in workers:
         worker.start()
     time.sleep(1.5)  # they join
-    cpu = _Cpu(serving.pid)
+    usage = _Usage(serving.pid)
     try:
         phases = [
-            _phase(seconds, flood, (url, code), (updates, errors), cpu)
+            _phase(seconds, flood, (url, code), (updates, errors), usage)
             for flood in [None, *(each for f in floods for each in (f, None))]
         ]
     finally:
@@ -135,8 +139,8 @@ def main() -> None:
 
 
 @dataclass(frozen=True)
-class _Cpu:
-    """The processor time of a process."""
+class _Usage:
+    """What a process uses."""
 
     pid: int
 
@@ -144,13 +148,20 @@ class _Cpu:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def files(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def kilobytes(self) -> int:
+        text = Path(f"/proc/{self.pid}/status").read_text()
+        return int(text.partition("VmRSS:")[2].split()[0])
+
 
 def _phase(
     seconds: float,
     flood: Flood | None,
     link: tuple[str, str],
     counters: tuple[Synchronized[int], Synchronized[int]],
-    cpu: _Cpu,
+    usage: _Usage,
 ) -> Phase:
     made, flooding = _FORK.Value("q", 0), None
     if flood is not None:
@@ -158,11 +169,12 @@ def _phase(
         flooding.start()
         time.sleep(1.0)  # the server is full
     before = [counter.value for counter in (*counters, made)]
-    began_s, began_cpu_s = time.monotonic(), cpu.seconds()
+    began_s, began_cpu_s = time.monotonic(), usage.seconds()
     joined_s = _join(*link)
     time.sleep(max(0.0, began_s + seconds - time.monotonic()))
     took_s = time.monotonic() - began_s
-    used_s = cpu.seconds() - began_cpu_s
+    used_s = usage.seconds() - began_cpu_s
+    files, kilobytes = usage.files(), usage.kilobytes()
     after = [counter.value for counter in (*counters, made)]
     if flooding is not None:
         flooding.kill()
@@ -177,6 +189,8 @@ def _phase(
         errors=errors,
         joined_s=joined_s,
         server_cpu=used_s / took_s,
+        server_files=files,
+        server_kb=kilobytes,
     )
 
 

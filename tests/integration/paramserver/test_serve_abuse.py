@@ -10,6 +10,7 @@ import ssl
 import sys
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -24,7 +25,10 @@ from ringleader.paramserver.protocol import bodies, join_link, zstd_body
 from ringleader.paramserver.protocol.bodies import Update
 from ringleader.paramserver.server.admission import PIN_ATTEMPTS
 from ringleader.paramserver.server.http import connection_limits, request_limits
-from ringleader.paramserver.server.http.connection_limits import MAX_CONNECTIONS
+from ringleader.paramserver.server.http.connection_limits import (
+    MAX_CONNECTIONS,
+    MAX_PER_ADDRESS,
+)
 from ringleader.paramserver.server.scheduler import MAX_STRIKES
 from ringleader.paramserver.worker.join import prepare_task
 from ringleader.paramserver.worker.observer import Observer
@@ -584,6 +588,66 @@ def test_who_has_the_code_or_a_token_is_not_limited_with_strangers(
         ):
             prepare_task("", session)  # it learned the task
         stale.close()
+
+
+def sources(count: int) -> list[str]:
+    if sys.platform != "linux":
+        pytest.skip("needs many addresses")
+    return [f"127.0.2.{i + 1}" for i in range(count)]
+
+
+def test_an_address_has_few_connections_and_takes_none_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_limits, "is_loopback", lambda host: False)
+    with (
+        server(tmp_path, rounds=9) as served,
+        served.clients(1) as (anna,),
+        ExitStack() as lines,
+    ):
+        quiet, loud = sources(2)
+        ours = [lines.enter_context(raw(served, quiet)) for _ in range(3)]
+        theirs = [lines.enter_context(raw(served, loud)) for _ in range(60)]
+        for line in (*ours, *theirs):
+            line.sendall(SLOW["head"])
+        expires_s = time.monotonic() + 20
+        while (hosts := _hosts(served))[loud] < MAX_PER_ADDRESS or hosts[quiet] < 3:
+            assert time.monotonic() < expires_s, hosts
+            time.sleep(0.01)
+        for _ in range(5):
+            assert anna.step() is not None
+        hosts = _hosts(served)
+        assert (hosts[loud], hosts[quiet]) == (MAX_PER_ADDRESS, 3)
+
+
+def _hosts(served: Server) -> Counter[str]:
+    return Counter(p.host for p in list(served.serving._acceptor._open))
+
+
+def test_limits_hold_for_many_addresses_at_once(tmp_path: Path) -> None:
+    """Each has its own rate; the attempts for PINs are those of all together."""
+    with (
+        server(tmp_path, rounds=9, pin="4711") as served,
+        served.clients(1) as (anna,),
+        ExitStack() as stack,
+    ):
+        strangers = [
+            WorkerClient(served.url, "", source=source) for source in sources(20)
+        ]
+        for stranger in strangers:
+            stack.callback(stranger.close)
+        codes = Counter(
+            stranger.join(code=None, pin=f"{guess:04d}").status_code
+            for guess in range(5)
+            for stranger in strangers
+        )
+        assert codes == {401: PIN_ATTEMPTS, 403: 100 - PIN_ATTEMPTS}
+        loud, *others = strangers
+        while loud.http.get("/v1/status").status_code == 200:
+            pass
+        for stranger in others:
+            assert stranger.http.get("/v1/status").status_code == 200
+        assert anna.step() is not None
 
 
 def test_guessing_pins_stops_at_the_budget_and_locks_out_nobody(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ringleader.cli import serve
 from ringleader.errors import ConfigError
 from ringleader.paramserver.evaluation import find_weights, load_model
 from ringleader.paramserver.server.plan import Plan
@@ -227,6 +228,21 @@ def test_damaged_weights_are_not_evaluated(whole: Path, tmp_path: Path) -> None:
         ConfigError, match=r"weights.safetensors is damaged: .*--version"
     ):
         load_model(TASK, file)
+
+
+def test_serve_prints_what_was_damaged(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = shutil.copytree(whole, tmp_path / "run")
+    flip(out / "checkpoints" / "000006" / "weights.safetensors", 999, 0)
+    with resumed(out) as run:
+        serve._announce(run, "http://h:1", is_pinned=False)
+    shown = capsys.readouterr()
+    assert shown.err.startswith(
+        f"Warning: {out}/checkpoints/000006/weights.safetensors"
+    )
+    assert "nothing is lost" in shown.err
+    assert "Resumed at version 8" in shown.out
 
 
 def test_a_worker_whose_token_was_lost_joins_again(whole: Path, tmp_path: Path) -> None:

@@ -7,6 +7,11 @@ import sys
 
 import pytest
 
+from ringleader.paramserver.server.http.connection_limits import MAX_CONNECTIONS
+from ringleader.paramserver.server.http.waiting_connections import (
+    MAX_READY,
+    MAX_SILENT,
+)
 from tests.kit.server_flood import Flood, measure, ratios
 
 pytestmark = [
@@ -26,5 +31,8 @@ def test_floods_neither_disconnect_nor_slow_workers() -> None:
     phases = measure(3.0, floods, timeout_s=100)
     assert [phase.errors for phase in phases] == [0] * 5
     assert all(phase.joined_s < 15 for phase in phases), "newcomers get in"
+    most = MAX_CONNECTIONS + MAX_SILENT + MAX_READY + 32
+    assert max(phase.server_files for phase in phases) <= most
+    assert max(phase.server_kb for phase in phases) < phases[0].server_kb + (96 << 10)
     found = ratios(phases)
     assert min(found.values()) >= MIN_RATIO, found

@@ -12,6 +12,7 @@ from ringleader.paramserver.server.admission import (
     Admission,
     AdmissionResult,
 )
+from ringleader.paramserver.server.http.client_network import is_loopback, network_of
 from ringleader.paramserver.server.http.http_server import ListenAddress
 from ringleader.paramserver.server.http.rate_limit import MAX_KEYS, RateLimiter
 from ringleader.paramserver.server.http.upload_buffers import UploadBuffers
@@ -168,3 +169,20 @@ def test_an_open_server_listens_on_this_machine_only(host: str) -> None:
     ListenAddress(host=host).check(is_open=False)
     for here in ("127.0.0.1", "::1", "localhost"):
         ListenAddress(host=here).check(is_open=True)
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("203.0.113.9", "203.0.113.9"),
+        ("::ffff:203.0.113.9", "203.0.113.9"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("2001:db8:1:2::1", "2001:db8:1:2::"),
+        ("fe80::1%eth0", "fe80::"),
+        ("::1", "::1"),
+        ("", ""),
+    ],
+)
+def test_limits_count_an_ipv6_network_as_one_address(host: str, network: str) -> None:
+    assert network_of(host) == network
+    assert is_loopback(network) == (host == "::1")

@@ -7,6 +7,7 @@ import time
 from starlette.requests import Request
 
 from ringleader.paramserver.protocol.join_link import JOIN_SCHEME
+from ringleader.paramserver.server.http.client_network import network_of
 from ringleader.paramserver.server.http.connection_limits import mark_worker
 from ringleader.paramserver.server.http.rate_limit import RateLimiter
 from ringleader.paramserver.server.http.responses import CLOSE, Refusal, refusal
@@ -59,7 +60,7 @@ class Authenticator:
             return
         if kind == "Bearer" and admission.worker_of(credential) is not None:
             return
-        host = request.client.host if request.client else ""
+        host = network_of(request.client.host) if request.client else ""
         if wait_s := self._strangers.wait_s(host, time.monotonic()):
             raise _too_many_requests(wait_s)
 

@@ -11,7 +11,6 @@ which a worker joined or showed its token is never dropped for a new one.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 import ssl
 import time
@@ -24,6 +23,7 @@ import h11
 from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from ringleader.paramserver.server.http.client_network import is_loopback
 from ringleader.paramserver.server.http.waiting_connections import (
     Pace,
     WaitingConnections,
@@ -35,6 +35,8 @@ HANDSHAKE_S = 5.0
 STALL_S = 15.0
 """Longest time that a client may read nothing while there is something to send."""
 MAX_CONNECTIONS = 256
+MAX_HANDSHAKES = 64
+"""TLS handshakes under way; each takes a quarter of a megabyte."""
 MAX_PER_ADDRESS = 32
 """Connections of strangers from one address: enough for a household behind one router.
 Those of this machine, such as those of tunnels, are not limited."""
@@ -134,9 +136,12 @@ class ConnectionAcceptor:
         """Return whether to accept a connection; drop another one for it if needed."""
         strangers = [p.host for p in self._open if p.worker is None]
         mine = [*strangers, *(p.host for p in self._handshaking)].count(host)
-        if mine >= MAX_PER_ADDRESS and not _is_loopback(host):
+        if mine >= MAX_PER_ADDRESS and not is_loopback(host):
             return self._evict(host)
-        is_full = len(self._open) + len(self._handshaking) >= MAX_CONNECTIONS
+        is_full = (
+            len(self._handshaking) >= MAX_HANDSHAKES
+            or len(self._open) + len(self._handshaking) >= MAX_CONNECTIONS
+        )
         return not is_full or self._evict(None)
 
     def _evict(self, host: str | None) -> bool:
@@ -256,10 +261,3 @@ def mark_worker(request: Request, worker: str) -> None:
 def unmark_worker(request: Request) -> None:
     """Note that the connection of a request is a stranger's again."""
     request.state.connection.worker = None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

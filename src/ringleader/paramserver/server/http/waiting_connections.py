@@ -14,6 +14,8 @@ import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
+from ringleader.paramserver.server.http.client_network import network_of
+
 MAX_SILENT = 64
 """Connections on which nothing has arrived. An honest client sends at once."""
 MAX_READY = 128
@@ -89,7 +91,7 @@ class WaitingConnections:
                 wait_s = _REST_S
                 break
             sock.setblocking(False)
-            self._add(sock, str(address[0]))
+            self._add(sock, network_of(str(address[0])))
         if wait_s:
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._listener)
