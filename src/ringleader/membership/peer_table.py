@@ -23,6 +23,7 @@ from math import inf
 
 from ringleader.membership.config import MembershipConfig
 from ringleader.membership.events import (
+    GOODBYE,
     Action,
     Health,
     HealthChanged,
@@ -49,6 +50,7 @@ class PeerTable:
         self._config = config
         self._out = out
         self._contests: list[Peer] = []
+        self._departed: dict[Member, None] = {}
 
     def present(self) -> Iterator[Peer]:
         """Iterate over the peers that may be members, in no order."""
@@ -69,6 +71,9 @@ class PeerTable:
 
     def up(self, member: Member, now_s: float) -> Peer | None:
         """Record an open link; return another life that must show that it is alive."""
+        if member in self._departed:  # a link that was being opened meanwhile
+            self._out.append(PeerForgotten(member))
+            return None
         peer = self.peers.get(member)
         is_new = peer is None
         if peer is None:
@@ -100,6 +105,14 @@ class PeerTable:
         elif peer.health is Health.HEALTHY:
             self._change(peer, Health.SUSPECT, "its link broke")
         self.due_at_s = min(self.due_at_s, peer.due_at_s(self._config))
+
+    def leave(self, peer: Peer, now_s: float) -> None:
+        """Forget a peer that said goodbye; this life of its node is over for good."""
+        self.down(peer.member, now_s, gone=GOODBYE)
+        self.forget(peer)
+        self._departed[peer.member] = None
+        if len(self._departed) > MAX_PEERS:
+            del self._departed[next(iter(self._departed))]
 
     def beat(self, peer: Peer, beat: Heartbeat, now_s: float) -> bool:
         """Record a heartbeat; return whether it brought a new report."""

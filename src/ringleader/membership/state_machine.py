@@ -34,7 +34,6 @@ from ringleader.errors import ConfigError
 from ringleader.ids import NodeId
 from ringleader.membership.config import MembershipConfig
 from ringleader.membership.events import (
-    GOODBYE,
     Action,
     Event,
     KeyCloned,
@@ -266,8 +265,7 @@ class MembershipMachine:
         self._view_change.refused(message)
 
     def _on_goodbye(self, peer: Peer, _: Goodbye, now_s: float) -> None:
-        self._peer_table.down(peer.member, now_s, gone=GOODBYE)
-        self._peer_table.forget(peer)
+        self._peer_table.leave(peer, now_s)
 
     def _is_linked(self, member: Member) -> bool:
         peer = self._peer_table.peers.get(member)

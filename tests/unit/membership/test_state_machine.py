@@ -424,6 +424,18 @@ def test_a_peer_that_is_known_to_be_gone_is_dead_at_once(event: Event) -> None:
     )
 
 
+def test_a_link_of_a_peer_that_said_goodbye_comes_too_late() -> None:
+    """Both sides dial at once; the second link may open after the goodbye."""
+    desk = Desk(ADA)
+    desk.meet(BOB)
+    desk.step(MessageReceived(BOB, Goodbye()))
+    assert desk.step(LinkUp(BOB)) == [PeerForgotten(BOB)]
+    desk.step(LinkDown(BOB, gone=True))
+    assert desk.machine.health.summary().total == 0, "nobody is mourned"
+    desk.meet(BOB_AGAIN)
+    assert desk.machine.health.summary().healthy == 1, "its next life is welcome"
+
+
 def desk_report() -> Report:
     return Report(NO_VIEW, NO_VIEW, 0, BOB, (ADA,), (), (), (), 0)
 

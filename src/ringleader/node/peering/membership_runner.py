@@ -117,8 +117,9 @@ class MembershipRunner:
 
     def up(self, link: ControlLink) -> None:
         """Tell the state machine that a link has opened."""
-        self._listener.on_link(link)
         self._step(LinkUp(link.member))
+        if self.links.get(link.member) is link:  # else that member has left
+            self._listener.on_link(link)
 
     def heard(self, link: ControlLink, body: bytes) -> None:
         """Pass a message to the state machine; an invalid one cuts the link."""
