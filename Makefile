@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Tests start hundreds of processes: each module is compiled once, not once per process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-all test-torch check bench map clean
+.PHONY: setup demo test test-all test-torch test-ecosystem check bench map clean
 
 setup: $(STAMP)
 
@@ -42,6 +42,21 @@ test-torch: .venv-torch-$(VERSION)/.installed
 	$(TORCH_BIN)/python -m pytest -n 2 --dist worksteal $(TORCH_TESTS)
 	$(TORCH_BIN)/python -m tests.conformance.driver --jobs 2 --within 1200
 
+# Lightning, Accelerate and others in an environment of their own, two real ranks each.
+ECOSYSTEM := .venv-ecosystem
+PIP_ECOSYSTEM := $(ECOSYSTEM)/bin/pip install --quiet --constraint constraints.txt
+
+test-ecosystem: $(ECOSYSTEM)/.installed
+	$(ECOSYSTEM)/bin/python -m pytest -o faulthandler_timeout=0 tests/ecosystem
+
+$(ECOSYSTEM)/.installed: pyproject.toml constraints.txt tests/ecosystem/requirements.txt
+	$(PYTHON) -m venv $(ECOSYSTEM)
+	$(PIP_ECOSYSTEM) torch
+	$(PIP_ECOSYSTEM) --requirement tests/ecosystem/requirements.txt --editable .
+	-$(PIP_ECOSYSTEM) 'ray[train]>=2.60'  # no wheel on some platforms: its tests are skipped
+	-$(PIP_ECOSYSTEM) --no-build-isolation 'deepspeed>=0.19'  # likewise
+	touch $@
+
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -54,4 +69,4 @@ map: setup
 	$(BIN)/python -m tests.kit.architecture_map
 
 clean:
-	rm -rf $(VENV) .venv-torch-* build dist
+	rm -rf $(VENV) .venv-torch-* $(ECOSYSTEM) build dist
