@@ -126,3 +126,22 @@ def test_a_value_that_means_nothing_is_refused(switch: pytest.MonkeyPatch) -> No
     switch.setenv("RINGLEADER_DEFAULT", "yes")
     with pytest.raises(ConfigError, match="RINGLEADER_DEFAULT is 'yes'; use 1 or 0"):
         world("gloo")
+
+
+@pytest.mark.slow
+def test_compression_finds_the_group_behind_the_name(
+    switch: pytest.MonkeyPatch,
+) -> None:
+    """``run --compress int8 --backend ringleader`` with a script that says gloo."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    from ringleader.compression import env_hook
+
+    init = DistributedDataParallel.__init__
+    switch.setattr(DistributedDataParallel, "__init__", init)  # restored at the end
+    switch.setenv("RINGLEADER_COMPRESS", "int8")
+    env_hook.install()
+    world("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    model(torch.ones(1, 2)).sum().backward()
+    assert len(model._comm_hooks) == 1
