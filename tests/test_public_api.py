@@ -49,8 +49,8 @@ FLAGS = {
     "doctor": "--peer --interface --port --seconds --json",
     "serve": "task --workers --rounds --pin --pin-file --host --port --url --http "
     "--open --out --mode --steps --staleness --quorum --round-timeout --elastic "
-    "--scale-rate --no-scale-rate --warmup --outer --batch-size --seed --codec "
-    "--weights-codec --checkpoint-every",
+    "--scale-rate --no-scale-rate --warmup --aggregate --clip --max-move --outer "
+    "--batch-size --seed --codec --weights-codec --checkpoint-every",
     "work": "link --pin --pin-file --server --server-file --task --name --device "
     "--threads --codec --weights-codec --max-batch-size --json",
     "evaluate": "task --weights --version --export --picture --samples --device --json",

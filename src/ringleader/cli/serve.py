@@ -81,6 +81,16 @@ def serve(  # noqa: PLR0913 # one argument per flag
     warmup: Annotated[
         int, _Flag(help="Rounds until the rate reaches its full value.")
     ] = 5,
+    aggregate: Annotated[
+        str,
+        _Flag(help="Combine updates by mean, or for strangers by trimmed or median."),
+    ] = "mean",
+    clip: Annotated[
+        float, _Flag(help="Scale updates down to this multiple of the median norm.")
+    ] = 0.0,
+    max_move: Annotated[
+        float, _Flag(help="Refuse updates that move the weights by more norms; 0: any.")
+    ] = 10.0,
     outer: Annotated[
         str, _Flag(help="How to apply local steps: average, sgd or nesterov.")
     ] = "average",
@@ -105,6 +115,7 @@ def serve(  # noqa: PLR0913 # one argument per flag
         task = task or _ask("Task (digits, chars:FILE, a .py file): ", "TASK")
         workers = workers or _ask_number("How many workers? ", "--workers")
         rounds = rounds or _ask_number("How many rounds? ", "--rounds")
+        from ringleader.paramserver.server.aggregation import Aggregation
         from ringleader.paramserver.server.http.http_server import ListenAddress
         from ringleader.paramserver.server.plan import Plan
         from ringleader.paramserver.server.run import ServerOptions
@@ -120,6 +131,7 @@ def serve(  # noqa: PLR0913 # one argument per flag
             elastic=elastic,
             scale_rate=scale_rate,
             warmup=warmup,
+            aggregation=Aggregation(aggregate, clip),  # type: ignore[arg-type]
         )
         options = ServerOptions(
             out=out or Path(f"ringleader-{Path(task.partition(':')[0]).stem}"),
@@ -131,6 +143,7 @@ def serve(  # noqa: PLR0913 # one argument per flag
             weights_codec=weights_codec,
             checkpoint_every=checkpoint_every,
             outer=_outer(outer),
+            max_move=max_move,
         )
         here = "127.0.0.1" if http or is_open else "0.0.0.0"
         address = ListenAddress(host=host or here, port=port)

@@ -29,7 +29,7 @@ from ringleader.paramserver.server.http.connection_limits import (
     MAX_CONNECTIONS,
     MAX_PER_ADDRESS,
 )
-from ringleader.paramserver.server.scheduler import MAX_STRIKES
+from ringleader.paramserver.server.worker_record import MAX_STRIKES
 from ringleader.paramserver.worker.join import prepare_task
 from ringleader.paramserver.worker.observer import Observer
 from ringleader.paramserver.worker.server_address import ServerAddress
@@ -125,7 +125,7 @@ def test_invalid_updates_are_refused_and_their_sender_quarantined(
     tmp_path: Path, name: str
 ) -> None:
     with (
-        server(tmp_path, rounds=1) as served,
+        server(tmp_path, rounds=MAX_STRIKES) as served,
         served.clients(2) as (bad, good),
     ):
         body = INVALID[name]()
@@ -134,11 +134,81 @@ def test_invalid_updates_are_refused_and_their_sender_quarantined(
             assert work is not None
             answer = bad.put(work, body)
             assert (answer.status_code, answer.json()["error"]) == (422, "rubbish")
+            assert good.step() == work, "others do the rest of the round"
         answer = bad.http.get("/v1/work", headers=bad.headers)
         assert (answer.status_code, answer.json()["error"]) == (403, "quarantined")
-        while good.step() is not None:
-            pass
-    np.testing.assert_allclose(weights_in(tmp_path), expected(1, 1), atol=1e-5)
+        assert good.work() is not None
+    want = expected(MAX_STRIKES, 1)
+    np.testing.assert_allclose(weights_in(tmp_path), want, atol=1e-5)
+
+
+def _quarantine(client: WorkerClient) -> None:
+    for _ in range(MAX_STRIKES):
+        work = client.work()
+        assert work is not None
+        assert client.put(work, _update(np.nan)).status_code == 422
+    assert client.http.get("/v1/work", headers=client.headers).status_code == 403
+
+
+def test_a_new_name_does_not_end_a_quarantine(tmp_path: Path) -> None:
+    with server(tmp_path, rounds=50) as served, served.clients(2) as (bad, good):
+        good.http.post("/v1/leave", headers=good.headers, json={})
+        _quarantine(bad)
+        again = WorkerClient(served.url, served.code)
+        answer = again.join()
+        assert answer.status_code == 429
+        assert "was quarantined" in answer.json()["message"]
+        assert 1 <= int(answer.headers["retry-after"]) <= 10
+        assert bad.join().status_code == 200, "the same nonce is the same worker"
+        assert bad.http.get("/v1/work", headers=bad.headers).status_code == 403
+        sources = served.training._quarantined._sources
+        sources[""] = (1, 0.0)  # as if the wait were over
+        assert again.join().status_code == 200
+        work = again.work()
+        assert work is not None
+        again.put(work, _update(np.nan))
+        answer = again.http.get("/v1/work", headers=again.headers)
+        assert answer.status_code == 403, "one invalid update is enough now"
+        again.close()
+
+
+@pytest.mark.parametrize("mode", ["bulk", "async"])
+def test_tiny_updates_quarantine_nobody(tmp_path: Path, mode: str) -> None:
+    with (
+        server(tmp_path, rounds=200, workers=3, mode=mode) as served,
+        served.clients(3) as (anna, ben, eve),
+    ):
+        for _ in range(20):
+            if mode == "bulk":
+                anna.step()
+                ben.step()
+            work = eve.work()
+            assert work is not None
+            assert eve.put(work, _update(1e-9)).status_code == 200
+        for _ in range(MAX_STRIKES):
+            for client in (anna, ben, eve):
+                work = client.work()
+                assert work is not None
+                assert client.put(work).json()["counted"] is True
+        states = {w.is_quarantined for w in served.training.scheduler.workers.values()}
+    assert states == {False}
+
+
+def test_the_first_update_is_bounded_by_the_model(tmp_path: Path) -> None:
+    with (
+        server(tmp_path, rounds=50, workers=2) as served,
+        served.clients(2) as (anna, eve),
+    ):
+        limit = served.training.store.weights.norm_limit()
+        assert limit < 200
+        work = eve.work()
+        assert work is not None
+        value = 1.1 * limit / MANIFEST.num_parameters**0.5
+        answer = eve.put(work, _update(value))
+        assert answer.status_code == 422
+        assert "--max-move" in answer.json()["message"]
+        assert anna.step() is not None
+        assert served.training.scheduler.workers[eve.worker].strikes == 0
 
 
 def test_quarantine_outlives_a_restart(tmp_path: Path) -> None:
@@ -193,18 +263,22 @@ def test_a_worker_that_was_given_nothing_counts_nothing(tmp_path: Path) -> None:
 
 
 def test_an_update_with_an_unusual_norm_is_refused(tmp_path: Path) -> None:
-    with server(tmp_path, rounds=50) as served, served.clients(1) as (anna,):
-        for _ in range(8):
-            anna.step()
+    with (
+        server(tmp_path, rounds=50, workers=3) as served,
+        served.clients(3) as (anna, ben, carl),
+    ):
+        for client in (anna, ben, carl):
+            client.step()
         work = anna.work()
         assert work is not None
         answer = anna.put(work, _update(4000.0))
         assert answer.status_code == 422
         assert "usual" in answer.json()["message"]
         assert anna.put(work).json()["error"] == "unassigned", "it was taken back"
-        again = anna.work()
-        assert again is not None
-        assert anna.put(again).status_code == 200
+        for client in (ben, carl, ben):
+            assert client.step() is not None
+        assert anna.step() is not None
+        assert served.training.scheduler.workers[anna.worker].updates == 2
 
 
 def _head(path: str, *lines: str, method: str = "GET") -> bytes:

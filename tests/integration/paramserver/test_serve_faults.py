@@ -16,6 +16,9 @@ import numpy as np
 import pytest
 
 from ringleader.errors import ConfigError, InternalError
+from ringleader.paramserver.protocol import bodies
+from ringleader.paramserver.protocol.bodies import Update
+from ringleader.paramserver.server.aggregation import Aggregation
 from ringleader.paramserver.server.plan import Plan
 from ringleader.paramserver.server.run import ServerOptions, open_run
 from ringleader.paramserver.server.storage import journal
@@ -25,9 +28,11 @@ from ringleader.paramserver.server.update_headers import UpdateHeaders
 from ringleader.testing.full_disk import FullDisk
 from tests.kit.param_server import (
     MANIFEST,
+    RATE,
     RestartingServer,
     WorkerClient,
     expected,
+    model,
     server,
     task,
     update_body,
@@ -147,6 +152,48 @@ def test_a_server_killed_after_any_record_resumes(tmp_path: Path, mode: str) -> 
             assert process.training.scheduler.version == updates
             weights = MANIFEST.values(process.training.store.weights.model)
         np.testing.assert_allclose(weights, expected(updates, 1), atol=1e-5)
+
+
+def test_another_rule_after_a_restart_counts_from_the_next_round(
+    tmp_path: Path,
+) -> None:
+    def given(value: float) -> bytes:
+        values = np.full(MANIFEST.num_parameters, value, np.float32)
+        return bodies.pack_update(
+            MANIFEST, Update(values, np.zeros(MANIFEST.num_buffers, np.float32))
+        )
+
+    def play(clients: list[WorkerClient], values: tuple[float, ...]) -> None:
+        for client, value in zip(clients, values, strict=True):
+            work = client.work()
+            assert work is not None
+            assert client.put(work, given(value)).json()["counted"] is True
+
+    with (
+        server(tmp_path, rounds=9, workers=3, every=9) as process,
+        process.clients(3) as clients,
+    ):
+        play(clients[:2], (0.0, 0.5))  # the mean is asked for
+        left = clients[2]
+    for _ in range(2):  # the second restart replays the change as well
+        median = Aggregation("median")
+        with server(
+            tmp_path, rounds=9, workers=3, every=9, aggregation=median
+        ) as process:
+            scheduler = process.training.scheduler
+            for old in clients:
+                old.url = process.url
+                old.http = old.client()
+                old.work(0.0)
+            if not scheduler.version:
+                play([left], (2.5,))
+                play(clients, (0.0, 0.5, 2.5))
+            assert scheduler.version == 2
+            weights = MANIFEST.values(process.training.store.weights.model)
+            for old in clients:
+                old.close()
+        want = MANIFEST.values(model()) - RATE * (1.0 + 0.5)
+        np.testing.assert_allclose(weights, want, atol=1e-5)
 
 
 def test_a_run_killed_before_its_last_checkpoint_has_its_final_weights(

@@ -6,13 +6,15 @@ import json
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 import torch
 import typer
@@ -27,7 +29,7 @@ from ringleader.paramserver.protocol.manifest import Manifest
 from ringleader.paramserver.server.plan import Plan
 from ringleader.paramserver.tasks.batch_order import batch_indices
 from ringleader.paramserver.tasks.loading import load_task
-from tests.kit.param_server import server
+from tests.kit.param_server import WorkerClient, server
 from tests.kit.warm_python import WarmProcess, WarmPython
 
 pytestmark = pytest.mark.timeout(110)
@@ -171,6 +173,78 @@ def test_two_workers_reach_96_percent_and_the_weights_of_a_single_run(
     assert (tmp_path / "evaluation.png").stat().st_size > 1000
     exported = torch.load(tmp_path / "trained_model.pth", weights_only=True)
     assert exported.keys() == load_task("digits").model().state_dict().keys()
+
+
+class Attacker(threading.Thread):
+    """Does all that is asked of a worker, but pulls all weights to zero and beyond."""
+
+    PULL = 10.0
+    """Below every limit of norms, and above all gradients together."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(name="attacker", daemon=True)
+        self._task = load_task("digits")
+        self._manifest = Manifest.of(self._task.model())
+        self._client = WorkerClient(url, "")
+        self.counted = 0
+
+    def run(self) -> None:
+        client = self._client
+        fingerprint = self._task.fingerprint()
+        with suppress(httpx2.TransportError):
+            assert client.join(task=fingerprint).status_code == 200
+            while (work := client.work()) is None or work["kind"] == "step":
+                if work is not None:
+                    path = f"/v1/weights/{work['version']}"
+                    got = client.http.get(path, headers=client.headers)
+                    if got.status_code == 200:
+                        answer = client.put(work, self._poison(got.content))
+                        self.counted += answer.json().get("counted", False)
+            client.http.post("/v1/leave", headers=client.headers, json={})
+        client.close()
+
+    def _poison(self, weights: bytes) -> bytes:
+        manifest = self._manifest
+        pull = self.PULL * manifest.gather(bodies.read_weights(manifest, weights))
+        rest = np.zeros(manifest.num_buffers, np.float32)
+        return bodies.pack_update(manifest, bodies.Update(pull, rest))
+
+
+def accuracy_of(out: Path) -> float:
+    task = load_task("digits")
+    model = load_model(task, out / "weights.safetensors")
+    images, labels = task.samples("test").batch(torch.arange(360))
+    with torch.no_grad():
+        return float((model(images).argmax(dim=1) == labels).double().mean())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_an_attacker_ruins_the_mean_and_fails_against_robust_rules(
+    tmp_path: Path, running: Run
+) -> None:
+    accuracy = {}
+    for rule in ("mean", "median"):
+        out = tmp_path / rule
+        serve = ("digits", "--workers", "3", "--rounds", "60", "--port", "0")
+        flags = ("--open", "--http", "--aggregate", rule, "--out", out)
+        with ExitStack() as stack:
+            server = stack.enter_context(running("serve", *serve, *flags))
+            url = file_of(server, out).read_text()
+            attacker = Attacker(url)
+            attacker.start()
+            honest = [
+                stack.enter_context(running("work", url, "--threads", "1"))
+                for _ in range(2)
+            ]
+            for process in (*honest, server):
+                output_of(process)
+            attacker.join(30)
+        assert not attacker.is_alive()
+        assert attacker.counted >= 10
+        accuracy[rule] = accuracy_of(out)
+    assert accuracy["median"] >= 0.9, accuracy
+    assert accuracy["mean"] < accuracy["median"] - 0.1, accuracy
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from ringleader.paramserver.protocol import bodies, tensorfile, zstd_body
 from ringleader.paramserver.protocol.bodies import Update
 from ringleader.paramserver.protocol.manifest import Manifest
 from ringleader.paramserver.server.global_weights import GlobalWeights, OuterOptimizer
-from ringleader.paramserver.server.update_checks import norm_of
+from ringleader.paramserver.server.update_checks import check_update
 
 MODEL = nn.Sequential(nn.Linear(40, 30), nn.BatchNorm1d(30), nn.Linear(30, 10))
 MANIFEST = Manifest.of(MODEL)
@@ -229,16 +229,16 @@ def test_sparse_places_must_ascend_inside_the_vector(places: list[int]) -> None:
         bodies.read_update(MANIFEST, wire(header, data + bytes(rest)), "topk")
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30, 2e6])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
 def test_values_that_would_ruin_a_model_are_refused(value: float) -> None:
     sent = update()
     sent.parameters[7] = value
     with pytest.raises(ProtocolError, match="refused"):
-        norm_of(sent)
+        check_update(MANIFEST, bodies.pack_update(MANIFEST, sent), "none")
     sent = update()
     sent.buffers[0] = value
     with pytest.raises(ProtocolError, match="refused"):
-        norm_of(sent)
+        check_update(MANIFEST, bodies.pack_update(MANIFEST, sent), "none")
 
 
 def test_codecs_that_do_not_exist_are_refused() -> None:
@@ -295,7 +295,7 @@ def test_a_round_is_one_step_with_the_mean_weighted_by_samples() -> None:
             buffers = np.ones(known.num_buffers, np.float32) * samples
             one = Update(parameters.astype(np.float32), buffers)
             updates.append((one, samples))
-            weights.add(one, samples)
+            weights.add("w1", one, samples)
         weights.apply(factor)
         mean = _mean(updates, "parameters").astype(np.float32)
         for name, part in known.split(mean).items():
@@ -322,8 +322,8 @@ def test_differences_are_averaged_or_drive_an_outer_optimizer() -> None:
         before = [p.detach().clone() for p in model.parameters()]
         weights = GlobalWeights(model, outer.make, is_difference=True)
         ones = np.ones(weights.manifest.num_parameters, np.float32)
-        weights.add(Update(ones * 3, np.zeros(0, np.float32)), 1)
-        weights.add(Update(ones * 1, np.zeros(0, np.float32)), 1)
+        weights.add("w1", Update(ones * 3, np.zeros(0, np.float32)), 1)
+        weights.add("w1", Update(ones * 1, np.zeros(0, np.float32)), 1)
         weights.apply(1.0)
         for then, now in zip(before, model.parameters(), strict=True):
             torch.testing.assert_close(now.detach(), then + 2.0 * gain)

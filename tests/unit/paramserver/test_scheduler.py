@@ -7,9 +7,9 @@ import random
 import pytest
 
 from ringleader.errors import ConfigError
+from ringleader.paramserver.server.aggregation import Aggregation
 from ringleader.paramserver.server.plan import Plan, age_weight
 from ringleader.paramserver.server.scheduler import (
-    MAX_STRIKES,
     MIN_PATIENCE_S,
     RECENT_S,
     Scheduler,
@@ -17,7 +17,7 @@ from ringleader.paramserver.server.scheduler import (
 from ringleader.paramserver.server.storage import scheduler_state
 from ringleader.paramserver.server.update_headers import UpdateKey
 from ringleader.paramserver.server.update_verdict import Verdict
-from ringleader.paramserver.server.worker_record import ShardLease
+from ringleader.paramserver.server.worker_record import MAX_STRIKES, ShardLease
 from ringleader.paramserver.server.worker_table import PRESENT_S
 
 
@@ -202,7 +202,7 @@ def test_shards_follow_the_workers_only_when_elastic() -> None:
 
 
 def test_quarantine_needs_refusals_in_a_row_and_frees_the_shard() -> None:
-    scheduler = machine()
+    scheduler = machine(1)
     scheduler.assign("w1", 0.0)
     for _ in range(MAX_STRIKES - 1):
         assert not scheduler.reject("w1")
@@ -211,7 +211,7 @@ def test_quarantine_needs_refusals_in_a_row_and_frees_the_shard() -> None:
     for _ in range(MAX_STRIKES):
         scheduler.reject("w1")
     assert scheduler.workers["w1"].is_quarantined
-    assert scheduler.workers.present(0.0) == ["w2"]
+    assert scheduler.workers.present(0.0) == []
     assert "w1" not in scheduler.leases
 
 
@@ -421,3 +421,69 @@ def test_each_batch_counts_once_whatever_is_lost(mode: str, oldest: int) -> None
         updates = sum(w.updates for w in weather.scheduler.workers.values())
         assert updates == len(weather.counted), f"seed {seed}"
         assert weather.oldest <= oldest, f"seed {seed}"
+
+
+def robust(workers: int, **settings: object) -> Scheduler:
+    return machine(workers, aggregation=Aggregation("median"), **settings)
+
+
+def test_a_robust_round_has_updates_of_a_majority_of_workers() -> None:
+    scheduler = robust(5, round_timeout_s=30.0)
+    leases = {f"w{i}": key_of(scheduler.assign(f"w{i}", 0.0)) for i in range(1, 6)}
+    submit(scheduler, "w1", leases["w1"], 0.1)
+    for now_s in (10.0, 20.0):  # it may take two shards of the slow ones, not more
+        submit(scheduler, "w1", key_of(scheduler.assign("w1", now_s)), now_s)
+    assert scheduler.assign("w1", 25.0) is None
+    assert not scheduler.can_close(60.0), "three shards, but of one worker"
+    left = [w for w in leases if leases[w].shard not in scheduler.counted]
+    for worker in left:
+        assert submit(scheduler, worker, leases[worker], 61.0) is Verdict.ACCEPT
+    assert scheduler.version == 1
+
+
+def test_a_robust_round_that_is_late_needs_a_majority_of_workers() -> None:
+    scheduler = robust(5, round_timeout_s=30.0)
+    for worker in ("w1", "w2", "w3"):
+        assert not scheduler.can_close(60.0)
+        scheduler.accept(
+            worker, key_of(scheduler.assign(worker, 0.0)), samples=8, loss=1.0
+        )
+    assert scheduler.can_close(60.0)
+
+
+def test_a_robust_run_waits_for_workers_and_says_how_many() -> None:
+    scheduler = robust(3)
+    for worker in ("w1", "w2", "w3"):
+        submit(scheduler, worker, key_of(scheduler.assign(worker, 0.0)), 0.0)
+    scheduler.leave("w3")
+    assert (scheduler.missing(1.0), scheduler.assign("w1", 1.0)) == (1, None)
+    new = scheduler.workers.join("new", "cpu", 2.0)
+    assert scheduler.assign(new, 2.0) is not None
+    assert scheduler.assign("w1", 2.0) is not None
+
+
+def test_after_a_failed_check_the_round_is_left_to_others() -> None:
+    scheduler = machine(2)
+    for worker in ("w1", "w2"):
+        submit(scheduler, worker, key_of(scheduler.assign(worker, 0.0)), 0.0)
+    bad = key_of(scheduler.assign("w1", 1.0))
+    assert not scheduler.reject("w1", is_strike=False)
+    assert scheduler.workers["w1"].strikes == 0
+    assert scheduler.assign("w1", 1.0) is None
+    new = scheduler.workers.join("the same under a new name", "cpu", 1.0)
+    assert scheduler.assign(new, 1.0) is None
+    mine = key_of(scheduler.assign("w2", 1.0))
+    submit(scheduler, "w2", mine, 2.0)
+    other = key_of(scheduler.assign("w2", 2.0))
+    assert {mine.shard, other.shard} == {0, 1}
+    assert bad in (mine, other)
+    submit(scheduler, "w2", other, 3.0)
+    assert scheduler.version == 2
+    assert scheduler.assign("w1", 3.0) is not None
+
+
+def test_a_lone_worker_may_try_again_after_a_failed_check() -> None:
+    scheduler = machine(1)
+    mine = key_of(scheduler.assign("w1", 0.0))
+    scheduler.reject("w1")
+    assert key_of(scheduler.assign("w1", 0.0)) == mine

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ringleader.errors import ConfigError
 from ringleader.paramserver.protocol.messages import MAX_STEPS, MODES, Mode
+from ringleader.paramserver.server.aggregation import MIN_WORKERS, Aggregation
 
 MAX_WORKERS = 64
 """Workers present at once. Each may hold one upload in memory."""
@@ -38,6 +39,8 @@ class Plan:
     """Multiply the learning rate by the number of shards (gradients only)."""
     warmup: int = 5
     """Rounds over which that factor grows from 1 to its full value."""
+    aggregation: Aggregation = Aggregation()  # noqa: RUF009 - it is immutable
+    """How the updates of a round become one."""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -54,6 +57,12 @@ class Plan:
                 raise ConfigError(f"{name}: {value} is not between {least} and {most}")
         if not (math.isfinite(self.round_timeout_s) and self.round_timeout_s > 0):
             raise ConfigError("round_timeout_s: must be a number above 0")
+        if self.aggregation.is_robust and not self.is_bulk:
+            text = "--aggregate and --clip compare the workers of a round"
+            raise ConfigError(f"{text}: they need --mode bulk, not {self.mode}")
+        if self.aggregation.is_robust and self.workers < MIN_WORKERS:
+            text = f"--aggregate and --clip need --workers {MIN_WORKERS} or more"
+            raise ConfigError(f"{text}: of two, nobody can tell who is right")
 
     @property
     def is_bulk(self) -> bool:
@@ -63,6 +72,15 @@ class Plan:
     def quorum_of(self, shards: int) -> int:
         """Return how many of ``shards`` suffice when the round has timed out."""
         return min(self.quorum, shards) or shards // 2 + 1
+
+    def least_workers(self, shards: int) -> int:
+        """Return how many different workers a round of ``shards`` needs.
+
+        To outvote a minority takes a majority: a fast worker must not get most shards.
+        """
+        if not self.aggregation.is_robust:
+            return 1
+        return max(MIN_WORKERS, self.quorum_of(shards))
 
     def rate_factor(self, version: int, shards: int) -> float:
         """Return the factor for learning rates in the round that begins at ``version``.

@@ -29,6 +29,19 @@ class RoundShards:
             return None
         return free[0] if free else None
 
+    def may_take(self, identity: str, shard: int, least_workers: int) -> bool:
+        """Return whether a worker may compute ``shard``.
+
+        One that has counted already may, if enough shards are left for others to
+        have updates of ``least_workers`` workers in the end.
+        """
+        counted = set(self.counted.values())
+        if identity not in counted:
+            return True
+        again = {a.shard for w, a in self.leases.items() if w in counted}
+        left = set(range(self.num_shards)) - self.counted.keys() - again - {shard}
+        return len(counted) + len(left) >= least_workers
+
     def late(self, now_s: float, patience_s: float) -> int | None:
         """Find the shard with the oldest latest lease, if that is too old."""
         newest: dict[int, float] = {}

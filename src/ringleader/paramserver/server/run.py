@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.messages import MAX_BATCH_SIZE, MAX_INTEGER
 from ringleader.paramserver.server.admission import Admission
 from ringleader.paramserver.server.global_weights import (
+    MAX_MOVE,
     GlobalWeights,
     OuterOptimizer,
     warm_up,
@@ -40,6 +42,8 @@ class ServerOptions:
     """Codec of updates, for workers that choose none themselves."""
     weights_codec: str = "none"
     checkpoint_every: int = 10
+    max_move: float = MAX_MOVE
+    """Largest move of the weights by one update, in norms of the weights; 0: any."""
     outer: OuterOptimizer = field(default_factory=OuterOptimizer)
 
     def __post_init__(self) -> None:
@@ -52,6 +56,8 @@ class ServerOptions:
         if self.batch_size is not None and not 1 <= self.batch_size <= MAX_BATCH_SIZE:
             text = f"{self.batch_size} is not between 1 and {MAX_BATCH_SIZE}"
             raise ConfigError(f"batch_size: {text}")
+        if not 0 <= self.max_move < math.inf:
+            raise ConfigError("max_move: must be a number above 0, or 0 for no limit")
         if not 0 <= self.seed <= MAX_INTEGER:
             raise ConfigError(f"seed: {self.seed} is not between 0 and {MAX_INTEGER}")
 
@@ -106,7 +112,13 @@ def _open_app(
 ) -> tuple[App, int]:
     warm_up()
     make = options.outer.make if plan.steps > 1 else task.optimizer
-    weights = GlobalWeights(task.model(), make, is_difference=plan.steps > 1)
+    weights = GlobalWeights(
+        task.model(),
+        make,
+        is_difference=plan.steps > 1,
+        aggregation=plan.aggregation,
+        max_move=options.max_move,
+    )
     store = RunStore(options.out, weights, every=options.checkpoint_every)
     admission = Admission(
         key.secret, options.pin, options.is_open, fingerprint=key.fingerprint

@@ -26,8 +26,12 @@ from ringleader.paramserver.server.plan import Plan, age_weight
 from ringleader.paramserver.server.round_shards import RoundShards
 from ringleader.paramserver.server.shard_durations import ShardDurations
 from ringleader.paramserver.server.update_headers import UpdateKey
-from ringleader.paramserver.server.update_verdict import Verdict
-from ringleader.paramserver.server.worker_record import ShardLease
+from ringleader.paramserver.server.update_verdict import (
+    Verdict,
+    is_leased,
+    is_stale,
+)
+from ringleader.paramserver.server.worker_record import MAX_STRIKES, ShardLease
 from ringleader.paramserver.server.worker_table import WorkerTable
 
 RECENT_S = 10.0
@@ -36,8 +40,6 @@ MIN_PATIENCE_S = 2.0
 """A shard is not leased to a second worker earlier: network jitter takes as long."""
 PATIENCE = 3.0
 """Nor before this many times the median duration of shards."""
-MAX_STRIKES = 3
-"""Invalid updates in a row that put a worker in quarantine."""
 _MAX_LOSSES = 2000
 
 
@@ -58,6 +60,8 @@ class Scheduler:
     """Shards of this version that were counted, and the workers they came from."""
     _began_s: float | None = None
     _sum: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    _rejected: set[str] = field(default_factory=set)
+    """Workers with an update of this version that failed a check."""
     _durations: ShardDurations = field(default_factory=ShardDurations)
 
     def __post_init__(self) -> None:
@@ -79,11 +83,13 @@ class Scheduler:
         self.workers[identity].seen_s = now_s
 
     def missing(self, now_s: float) -> int:
-        """Return how many workers the first round still waits for; later ones begin
-        at once."""
-        if self.version or self.counted or self.leases:
-            return 0
-        return max(0, self.plan.workers - len(self.workers.present(now_s)))
+        """Return how many more workers the run needs to go on.
+
+        The first round waits for all of ``plan.workers``.
+        """
+        has_begun = self.version or self.counted or self.leases
+        least = self.plan.least_workers(self.shards) if has_begun else self.plan.workers
+        return max(0, least - len({*self.workers.present(now_s), *self.leases}))
 
     def awaited(self) -> list[str]:
         """Return the workers whose updates the round waits for."""
@@ -126,9 +132,10 @@ class Scheduler:
             return Verdict.EXCLUDED
         if self.is_finished:
             return Verdict.FINISHED
-        if self._is_stale(worker.last, key):
+        if is_stale(self.plan, self.version, worker.last, key):
             return Verdict.STALE
-        if not self._is_leased(identity, key):
+        lease = self.leases.get(identity)
+        if key.version > self.version or not is_leased(self.plan, lease, key):
             return Verdict.NOT_LEASED
         is_counted = self.plan.is_bulk and key.shard in self.counted
         return Verdict.ALREADY_COUNTED if is_counted else Verdict.ACCEPT
@@ -158,11 +165,15 @@ class Scheduler:
             old = worker.samples_per_s or speed
             worker.samples_per_s = 0.7 * old + 0.3 * speed
 
-    def reject(self, identity: str) -> bool:
-        """Note an invalid update; return whether the worker is in quarantine now."""
+    def reject(self, identity: str, *, is_strike: bool = True) -> bool:
+        """Take back the batches of an update that failed a check.
+
+        Returns whether the worker is in quarantine now, which follows from strikes.
+        """
         worker = self.workers[identity]
-        worker.strikes += 1
+        worker.strikes += is_strike
         self.leases.pop(identity, None)
+        self._rejected.add(identity)
         if worker.strikes >= MAX_STRIKES:
             worker.is_quarantined = True
             self._durations.forget(identity)
@@ -175,7 +186,9 @@ class Scheduler:
         if not self.plan.is_bulk or len(self.counted) >= self.shards:
             return True
         is_late = self.deadline_s() <= now_s
-        return is_late and len(self.counted) >= self.plan.quorum_of(self.shards)
+        least = self.plan.least_workers(self.shards)
+        is_enough = len(self.counted) >= self.plan.quorum_of(self.shards)
+        return is_late and is_enough and len(set(self.counted.values())) >= least
 
     def deadline_s(self) -> float:
         """Return when the round times out; never if no shard of it was leased yet."""
@@ -187,7 +200,8 @@ class Scheduler:
         """Return how many shards the next version has."""
         if not (self.plan.elastic and self.plan.is_bulk):
             return self.plan.workers
-        return max(1, len(self.workers.present(now_s)))
+        present = len(self.workers.present(now_s))
+        return max(1, present, self.plan.least_workers(present))
 
     def step_factor(self) -> float:
         """Return the factor for learning rates in the step that ends this version."""
@@ -208,6 +222,7 @@ class Scheduler:
         self.version += 1
         self.shards = shards
         self.counted.clear()
+        self._rejected.clear()
         self._sum = [0.0, 0.0]
         self._began_s = None
 
@@ -222,19 +237,37 @@ class Scheduler:
         mine = self.leases.get(identity)
         if mine is not None and mine.shard not in self.counted:
             return mine
+        if self._gives_way(identity, now_s):
+            return None
         shards = RoundShards(self.shards, self.leases, self.counted)
         patience_s = self.patience_s()
         began_s = now_s if self._began_s is None else self._began_s
-        is_early = now_s - began_s < patience_s
-        shard = shards.free(
-            identity, self.workers.present(now_s, RECENT_S) if is_early else ()
-        )
+        waiting = []
+        if now_s - began_s < patience_s:
+            recent = self.workers.present(now_s, RECENT_S)
+            waiting = [w for w in recent if not self._gives_way(w, now_s)]
+        shard = shards.free(identity, waiting)
         if shard is None:
             shard = shards.late(now_s, patience_s)
-        if shard is None:
+        least = self.plan.least_workers(self.shards)
+        if shard is None or not shards.may_take(identity, shard, least):
             return None
         batch = self._first_batch(shard)
         return ShardLease(self.version, shard, self.shards, batch, now_s)
+
+    def _gives_way(self, identity: str, now_s: float) -> bool:
+        """Return whether a worker leaves the rest of this round to others.
+
+        After a failed check its sender does, and workers without any counted update:
+        else invalid updates under ever new names could hold up a shard for ever.
+        """
+        if not self._rejected:
+            return False
+        others = set(self.workers.present(now_s)) - self._rejected - {identity}
+        if identity in self._rejected:
+            return bool(others)
+        has_counted = any(self.workers[w].updates for w in others)
+        return not self.workers[identity].updates and has_counted
 
     def _assign_outside_rounds(self, identity: str, now_s: float) -> ShardLease | None:
         mine = self.leases.get(identity)
@@ -247,27 +280,6 @@ class Scheduler:
         slot = self.workers[identity].slot
         shards = max(self.plan.workers, slot + 1)
         return ShardLease(self.version, slot, shards, batch, now_s)
-
-    def _is_stale(self, last: UpdateKey | None, key: UpdateKey) -> bool:
-        """Return whether an update is of a round that is over, too old, or not new."""
-        age = self.version - key.version
-        if self.plan.is_bulk:
-            return age > 0
-        if self.plan.mode == "bounded" and age > self.plan.staleness:
-            return True
-        return last is not None and key.first_batch <= last.first_batch
-
-    def _is_leased(self, identity: str, key: UpdateKey) -> bool:
-        """Return whether the worker was given these batches, for that version.
-
-        Outside rounds it may compute them on newer weights than it was told to.
-        """
-        lease = self.leases.get(identity)
-        if lease is None or key.version > self.version:
-            return False
-        if self.plan.is_bulk:
-            return lease.key == key
-        return (lease.shard, lease.first_batch) == (key.shard, key.first_batch)
 
     def _skip_batches_of(self, key: UpdateKey) -> None:
         """Outside rounds, never give out these batches again."""

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
 
-from ringleader.errors import InternalError, ProtocolError, RingleaderError
+from ringleader.errors import ProtocolError, RingleaderError
 from ringleader.paramserver.protocol.messages import RunSummary
 from ringleader.paramserver.server.admission import Admission, sha256_hex
+from ringleader.paramserver.server.quarantined_sources import QuarantinedSources
 from ringleader.paramserver.server.scheduler import Scheduler
 from ringleader.paramserver.server.storage.checkpoint import State
 from ringleader.paramserver.server.storage.journal_records import (
@@ -28,16 +26,15 @@ from ringleader.paramserver.server.storage.journal_records import (
 )
 from ringleader.paramserver.server.storage.run_store import RunStore
 from ringleader.paramserver.server.traffic import Traffic
-from ringleader.paramserver.server.update_checks import NormFilter, check_update
+from ringleader.paramserver.server.update_checks import check_update
 from ringleader.paramserver.server.update_headers import UpdateHeaders
+from ringleader.paramserver.server.update_norms import UpdateNorms
 from ringleader.paramserver.server.update_verdict import Verdict
+from ringleader.paramserver.server.weights_thread import WeightsThread
 from ringleader.paramserver.server.worker_record import ShardLease
 
 TICK_S = 0.25
 """Interval between two looks at the clock. Time-outs of rounds are seconds."""
-
-_T = TypeVar("_T")
-_P = ParamSpec("_P")
 
 
 class Training:
@@ -50,16 +47,20 @@ class Training:
         self.admission = admission
         self.store = store
         self.traffic = Traffic()
-        self.failure: RingleaderError | None = None
-        """The error that ended the run, such as a full disk."""
-        self._norm_filter = NormFilter()
+        self._norms = UpdateNorms()
+        self._quarantined = QuarantinedSources()
         self._bodies: dict[str, tuple[int, memoryview]] = {}
         self._began_s = time.monotonic()
-        self._thread = ThreadPoolExecutor(1, "ringleader-weights")
+        self._thread = WeightsThread(self._wake)
         self._lock = asyncio.Lock()
         self._changed = asyncio.Event()
         self._is_stopping = False
         self._running: set[asyncio.Task[None]] = set()
+
+    @property
+    def failure(self) -> RingleaderError | None:
+        """The error that ended the run, such as a full disk."""
+        return self._thread.failure
 
     def open(self) -> int:
         """Resume the run from its files, or begin it.
@@ -83,7 +84,7 @@ class Training:
 
     def close(self) -> None:
         """Stop the thread and close the files, after the event loop has ended."""
-        self._thread.shutdown()
+        self._thread.close()
         self.store.close()
 
     def stop(self) -> None:
@@ -96,10 +97,22 @@ class Training:
         while self._running:
             await asyncio.wait(set(self._running), timeout=TICK_S)
 
-    async def join(self, name: str, device: str, nonce: str) -> tuple[str, str] | None:
+    def join_wait_s(self, nonce: str, source: str) -> int:
+        """Return for how many seconds no new worker may join from ``source``.
+
+        A repeated nonce is no new worker.
+        """
+        if nonce and sha256_hex(nonce) in self.store.nonces:
+            return 0
+        return self._quarantined.wait_s(source, time.monotonic())
+
+    async def join(
+        self, name: str, device: str, nonce: str, source: str = ""
+    ) -> tuple[str, str] | None:
         """Add a worker; return its id and token, or None if the server is full.
 
-        A repeated nonce gives the same worker with a new token.
+        A repeated nonce gives the same worker with a new token. ``source`` is where
+        it comes from, as ``source_of`` returns it.
         """
         async with self._lock:
             now_s = time.monotonic()
@@ -109,13 +122,15 @@ class Training:
                 if not self.scheduler.workers.has_room(now_s):
                     return None
                 identity = self.scheduler.workers.join(name, device, now_s)
+                is_suspect = self._quarantined.is_known(source)
+                self.scheduler.workers[identity].begin(source, is_suspect=is_suspect)
             self.scheduler.mark_seen(identity, now_s)
             token, digest = self.admission.issue_token(identity)
             self.store.remember_nonce(mark, identity)
             record = Joined(
                 worker=identity, token=digest, name=name, device=device, nonce=mark
             )
-            await self._run(self.store.record_event, record)
+            await self._thread.run(self.store.record_event, record)
         self._wake()
         return identity, token
 
@@ -123,9 +138,10 @@ class Training:
         """Remove a worker and end its token."""
         async with self._lock:
             self.scheduler.leave(identity)
+            self._norms.forget(identity)
             self.admission.revoke_tokens(identity)
             self.store.forget_nonce(identity)
-            await self._run(self.store.record_event, Left(identity))
+            await self._thread.run(self.store.record_event, Left(identity))
         self._wake()
 
     async def wait_for_work(self, identity: str, wait_s: float) -> ShardLease | None:
@@ -138,7 +154,7 @@ class Training:
             found = self.scheduler.assign(identity, now_s)
             if found is not None and (held is None or held.key != found.key):
                 record = Leased.of(identity, found.key)
-                await self._run(self.store.record_event, record)
+                await self._thread.run(self.store.record_event, record)
             is_over = self.scheduler.is_finished or self._is_stopping
             if found is not None or is_over or now_s >= end_s:
                 return found
@@ -155,7 +171,7 @@ class Training:
             if version != self.scheduler.version:
                 version = self.scheduler.version
                 self._bodies.pop(codec, None)
-                body = await self._run(self.store.weights.pack, codec)
+                body = await self._thread.run(self.store.weights.pack, codec)
                 self._bodies[codec] = version, body
         return version, body
 
@@ -195,7 +211,7 @@ class Training:
                 answer.set_result(await self._check_and_apply(identity, headers, body))
                 await self._checkpoint_if_due()
         except Exception as exc:  # noqa: BLE001 - ends the server
-            failure = self._fail(exc)
+            failure = self._thread.fail(exc)
             if not answer.done():
                 answer.set_exception(failure)
 
@@ -206,27 +222,42 @@ class Training:
         verdict = scheduler.verdict(identity, key)
         if verdict is not Verdict.ACCEPT:
             return verdict, ""
+        weights = self.store.weights
         try:
-            update, norm = await self._run(
-                check_update, self.store.weights.manifest, body, headers.codec
+            update, norm = await self._thread.run(
+                check_update, weights.manifest, body, headers.codec
             )
-            self._norm_filter.check(norm)
         except ProtocolError as exc:
-            if scheduler.reject(identity):
-                await self._run(self.store.record_event, Quarantined(identity))
-            return Verdict.INVALID, exc.text
+            return await self._reject(identity, exc.text, is_strike=True)
+        limit = await self._thread.run(weights.norm_limit)
+        present = scheduler.workers.present(time.monotonic())
+        refused = self._norms.check(identity, norm, limit, present)
+        if refused is not None:
+            text = f"update refused: {refused.reason}"
+            return await self._reject(identity, text, is_strike=refused.is_unusual)
         record = AcceptedUpdate.of(identity, headers)
-        await self._run(self.store.record_update, record, body, update)
+        await self._thread.run(self.store.record_update, record, body, update)
         scheduler.record_duration(identity, headers.samples, time.monotonic())
         scheduler.accept(identity, key, samples=headers.samples, loss=headers.loss)
         if scheduler.can_close(time.monotonic()):
             await self._close_version()
         return Verdict.ACCEPT, ""
 
+    async def _reject(
+        self, identity: str, reason: str, *, is_strike: bool
+    ) -> tuple[Verdict, str]:
+        """Refuse an update; quarantine its worker if that was one too many."""
+        if self.scheduler.reject(identity, is_strike=is_strike):
+            self._norms.forget(identity)
+            source = self.scheduler.workers[identity].source
+            self._quarantined.add(source, time.monotonic())
+            await self._thread.run(self.store.record_event, Quarantined(identity))
+        return Verdict.INVALID, reason
+
     async def _close_version(self) -> None:
         scheduler = self.scheduler
         shards = scheduler.next_shards(time.monotonic())
-        await self._run(
+        await self._thread.run(
             self.store.apply, scheduler.version, shards, scheduler.step_factor()
         )
         scheduler.close_version(shards)
@@ -235,9 +266,9 @@ class Training:
     async def _checkpoint_if_due(self) -> None:
         if self.store.is_checkpoint_due(self.scheduler):
             state = self._checkpoint_state()
-            await self._run(self.store.checkpoint, self.scheduler.version, state)
+            await self._thread.run(self.store.checkpoint, self.scheduler.version, state)
             if self.scheduler.is_finished:
-                await self._run(self.store.write_summary, self.summary())
+                await self._thread.run(self.store.write_summary, self.summary())
 
     def _checkpoint_state(self) -> State:
         return self.store.checkpoint_state(
@@ -266,29 +297,3 @@ class Training:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-    async def _run(
-        self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
-    ) -> _T:
-        """Call in the thread for weights and files; any error but ProtocolError ends
-        the run."""
-        if self.failure is not None:
-            raise self.failure
-        loop = asyncio.get_running_loop()
-        future = self._thread.submit(call, *args, **kwargs)
-        try:
-            return await asyncio.wrap_future(future, loop=loop)
-        except ProtocolError:
-            raise
-        except Exception as exc:  # noqa: BLE001 - it may have made half a change
-            failure = self._fail(exc)
-        raise failure
-
-    def _fail(self, exc: Exception) -> RingleaderError:
-        """End the run: the state may hold half a change, or lack what was recorded."""
-        if self.failure is None:
-            if not isinstance(exc, RingleaderError):
-                exc = InternalError(f"serving failed: {exc!r}")
-            self.failure = exc
-            self._wake()
-        return self.failure

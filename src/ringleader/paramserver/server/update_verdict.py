@@ -1,8 +1,12 @@
-"""The verdicts that the scheduler can give on an update."""
+"""The verdicts that the scheduler can give on an update, and rules behind them."""
 
 from __future__ import annotations
 
 from enum import Enum, auto
+
+from ringleader.paramserver.server.plan import Plan
+from ringleader.paramserver.server.update_headers import UpdateKey
+from ringleader.paramserver.server.worker_record import ShardLease
 
 
 class Verdict(Enum):
@@ -21,3 +25,28 @@ class Verdict(Enum):
     """These batches were not given to this worker, or were taken back."""
     EXCLUDED = auto()
     """Its worker has left, or was quarantined while the update arrived."""
+
+
+def is_stale(plan: Plan, version: int, last: UpdateKey | None, key: UpdateKey) -> bool:
+    """Return whether an update is of a round that is over, too old, or not new.
+
+    ``version`` is the server's, ``last`` the worker's last update that was counted.
+    """
+    age = version - key.version
+    if plan.is_bulk:
+        return age > 0
+    if plan.mode == "bounded" and age > plan.staleness:
+        return True
+    return last is not None and key.first_batch <= last.first_batch
+
+
+def is_leased(plan: Plan, lease: ShardLease | None, key: UpdateKey) -> bool:
+    """Return whether the worker with ``lease`` was given the batches of an update.
+
+    Outside rounds it may compute them on newer weights than it was told to.
+    """
+    if lease is None:
+        return False
+    if plan.is_bulk:
+        return lease.key == key
+    return (lease.shard, lease.first_batch) == (key.shard, key.first_batch)

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from ringleader.paramserver.server.update_headers import UpdateKey
 
+MAX_STRIKES = 3
+"""Invalid updates in a row that put a worker in quarantine."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShardLease:
@@ -44,6 +47,13 @@ class WorkerRecord:
     """Updates in a row that failed a check."""
     is_quarantined: bool = False
     has_left: bool = False
+    source: str = ""
+    """Where it joined from, since the server was started."""
+
+    def begin(self, source: str, *, is_suspect: bool) -> None:
+        """Note where a new worker comes from; of a suspect, one strike is enough."""
+        self.source = source
+        self.strikes = MAX_STRIKES - 1 if is_suspect else 0
 
     @property
     def is_excluded(self) -> bool:

@@ -46,6 +46,7 @@ from ringleader.paramserver.server.http.responses import (
 )
 from ringleader.paramserver.server.http.status import build_status
 from ringleader.paramserver.server.http.update_endpoint import UpdateEndpoint
+from ringleader.paramserver.server.quarantined_sources import source_of
 from ringleader.paramserver.server.training import Training
 
 PIECE_BYTES = 256 << 10
@@ -130,7 +131,11 @@ class App:
         self._compare_fingerprints(join.task)
         name = clean_name(join.name) or "somebody"
         device = clean_name(join.device) or "unknown"
-        joined = await self.training.join(name, device, join.nonce)
+        source = source_of(request.client.host if request.client else "")
+        if wait_s := self.training.join_wait_s(join.nonce, source):
+            text = f"a worker from your address was quarantined; wait {wait_s} s"
+            raise refusal(429, "busy", text, headers={"Retry-After": str(wait_s)})
+        joined = await self.training.join(name, device, join.nonce, source)
         if joined is None:
             text = "the server has as many workers as it can take"
             raise refusal(503, "full", text, headers=SOON)

@@ -144,10 +144,8 @@ class HttpServer:
         finished_s: float | None = None
         while training.failure is None:
             await asyncio.sleep(TICK_S)
-            try:
+            with suppress(RingleaderError):  # it is training.failure now
                 await training.tick()
-            except RingleaderError as exc:
-                training.failure = exc
             self._app.updates.sweep()
             self.on_version()
             if training.scheduler.is_finished:

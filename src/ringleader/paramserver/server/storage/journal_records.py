@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ringleader.paramserver.server.aggregation import Rule
 from ringleader.paramserver.server.update_headers import UpdateHeaders, UpdateKey
 
 
@@ -52,6 +53,13 @@ class Leased(_Record, frozen=True, tag="leased"):
         return UpdateKey(*self.key)
 
 
+class AggregationChanged(_Record, frozen=True, tag="aggregation"):
+    """A restarted server combines updates in another way than the one before."""
+
+    rule: Rule
+    clip: float
+
+
 class VersionClosed(_Record, frozen=True, tag="closed"):
     """A version was closed by an optimizer step."""
 
@@ -89,5 +97,12 @@ class HistoryLost(_Record, frozen=True, tag="lost"):
 
 
 JournalRecord = (
-    Joined | Left | Quarantined | Leased | VersionClosed | AcceptedUpdate | HistoryLost
+    Joined
+    | Left
+    | Quarantined
+    | Leased
+    | AggregationChanged
+    | VersionClosed
+    | AcceptedUpdate
+    | HistoryLost
 )

@@ -7,6 +7,7 @@ only one thread calls this, and it is not the event loop's.
 from __future__ import annotations
 
 import time
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ringleader.errors import ConfigError
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.messages import RunSummary
 from ringleader.paramserver.server.admission import Admission
+from ringleader.paramserver.server.aggregation import Aggregation
 from ringleader.paramserver.server.global_weights import GlobalWeights
 from ringleader.paramserver.server.scheduler import Scheduler
 from ringleader.paramserver.server.storage import checkpoint, scheduler_state
@@ -23,6 +25,7 @@ from ringleader.paramserver.server.storage.checkpoint import CheckpointContent
 from ringleader.paramserver.server.storage.journal import Journal
 from ringleader.paramserver.server.storage.journal_records import (
     AcceptedUpdate,
+    AggregationChanged,
     HistoryLost,
     Joined,
     JournalRecord,
@@ -64,6 +67,7 @@ class RunStore:
                 scheduler.version, self.checkpoint_state(scheduler, admission, 0.0)
             )
             return 0
+        wanted = self.weights.aggregation
         self._restore(files.content, scheduler, admission)
         checkpoint.publish(
             self.out, files.content.found.version
@@ -75,6 +79,9 @@ class RunStore:
         if files.has_lost:
             self._journal.append(HistoryLost())
             admission.revoke_all_tokens()
+        if wanted != self.weights.aggregation:
+            self._journal.append(AggregationChanged(wanted.rule, wanted.clip))
+            self.weights.use(wanted)
         self.notes = files.notes
         self._must_checkpoint = bool(files.notes)
         return replay.num_updates
@@ -84,6 +91,7 @@ class RunStore:
     ) -> None:
         checkpoint.load(content, self.weights)
         state = content.state
+        self.weights.use(Aggregation(*state.get("aggregation", ("mean", 0.0))))
         try:
             scheduler_state.restore(scheduler, state["run"], time.monotonic())
             for digest, worker in state["tokens"].items():
@@ -126,7 +134,7 @@ class RunStore:
         In this order, an update that was acknowledged can always be applied again.
         """
         self._journal.append(record, body)
-        self.weights.add(update, record.samples)
+        self.weights.add(record.worker, update, record.samples)
 
     def apply(self, version: int, shards: int, factor: float) -> None:
         """Record the end of a version, and make the optimizer step to the next."""
@@ -155,6 +163,7 @@ class RunStore:
             "tokens": admission.tokens,
             "nonces": dict(self.nonces),
             "seconds": seconds,
+            "aggregation": astuple(self.weights.aggregation),
         }
 
     def checkpoint(self, version: int, state: dict[str, Any]) -> None:
@@ -196,6 +205,20 @@ class _Replay:
     def apply(self, record: JournalRecord, body: bytes) -> None:
         """Apply one record."""
         match record:
+            case Joined() | Left() | Quarantined() | Leased():
+                self._apply_to_worker(record)
+            case AggregationChanged(rule, clip):
+                self._store.weights.use(Aggregation(rule, clip))
+            case VersionClosed():
+                self._store.weights.apply(record.factor)
+                self._scheduler.close_version(record.shards)
+            case HistoryLost():
+                self._admission.revoke_all_tokens()
+            case AcceptedUpdate():
+                self._update(record, body)
+
+    def _apply_to_worker(self, record: Joined | Left | Quarantined | Leased) -> None:
+        match record:
             case Joined():
                 self._join(record)
             case Left(worker):
@@ -204,17 +227,9 @@ class _Replay:
                 self._store.forget_nonce(worker)
             case Quarantined(worker):
                 self._scheduler.workers[worker].is_quarantined = True
-            case Leased():
-                now_s = time.monotonic()
-                key = record.update_key
-                self._scheduler.restore_lease(record.worker, key, now_s)
-            case VersionClosed():
-                self._store.weights.apply(record.factor)
-                self._scheduler.close_version(record.shards)
-            case HistoryLost():
-                self._admission.revoke_all_tokens()
-            case AcceptedUpdate():
-                self._update(record, body)
+            case Leased(worker):
+                now_s, key = time.monotonic(), record.update_key
+                self._scheduler.restore_lease(worker, key, now_s)
 
     def _join(self, record: Joined) -> None:
         worker = record.worker
@@ -227,7 +242,7 @@ class _Replay:
 
     def _update(self, record: AcceptedUpdate, body: bytes) -> None:
         update, _ = check_update(self._store.weights.manifest, body, record.codec)
-        self._store.weights.add(update, record.samples)
+        self._store.weights.add(record.worker, update, record.samples)
         self._scheduler.accept(
             record.worker, record.update_key, samples=record.samples, loss=record.loss
         )
