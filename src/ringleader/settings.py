@@ -222,12 +222,6 @@ def master_address(env: Mapping[str, str] | None = None) -> str:
     return env.get("MASTER_ADDR", "")
 
 
-def replace_all(variables: Mapping[str, str]) -> None:
-    """Replace the whole environment of this process."""
-    os.environ.clear()
-    os.environ.update(variables)
-
-
 def round_id(env: Mapping[str, str] | None = None) -> str:
     """Return the id of the round that this worker is in: RINGLEADER_ROUND."""
     env = os.environ if env is None else env
@@ -245,6 +239,12 @@ def shutdown_timeout_s(default: int, env: Mapping[str, str] | None = None) -> in
     env = os.environ if env is None else env
     name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
     return max(0, _number(env, name)) if name in env else default
+
+
+def replace_all(variables: Mapping[str, str]) -> None:
+    """Replace the whole environment of this process."""
+    os.environ.clear()
+    os.environ.update(variables)
 
 
 def export(values: Mapping[str, str]) -> None:

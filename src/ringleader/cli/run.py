@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated
@@ -16,6 +18,8 @@ from ringleader import settings
 from ringleader.errors import ConfigError, GroupAborted, PeerLost, RingleaderError
 from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.launch.end_with_parent import end_with_parent
+from ringleader.node.launch.environment_changes import changes_environment
+from ringleader.node.launch.fork_server import ForkServer, can_fork
 from ringleader.node.launch.job_fingerprint import job_fingerprint
 from ringleader.node.launch.program import Program, find_program
 from ringleader.node.peering.membership_profiles import MembershipProfile
@@ -221,16 +225,32 @@ def _check_backend(backend: str) -> str:
 
 def _run(plan: _Plan, errors: Console) -> int:
     """Start the agent while torch is being imported: both are slow."""
-    importing = threading.Thread(
-        target=import_module, args=("torch.distributed.launcher.api",), daemon=True
-    )
+    if plan.nproc > 1:  # OpenMP reads it when torch is imported
+        threads = max(1, (os.cpu_count() or 1) // plan.nproc)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    importing = threading.Thread(target=_import_torch, daemon=True)
     importing.start()
     if plan.compress:
         importing.join()
         import_module("ringleader.compression.scheme").parse(plan.compress)
-    with AgentProcess.start(plan.agent) as agent:
+    with AgentProcess.start(plan.agent) as agent:  # which a fork forgets
         importing.join()
-        return _launch(plan, agent, errors)
+        with _fork_server(plan.program) as server:
+            return _launch(plan, agent, server, errors)
+
+
+def _import_torch() -> None:
+    gc.disable()  # it would take a sixth of the time
+    import_module("torch.distributed.launcher.api")
+    gc.freeze()
+    gc.enable()
+
+
+def _fork_server(program: Program) -> AbstractContextManager[ForkServer | None]:
+    """Fork the server of the workers, unless they must import torch themselves."""
+    if not can_fork() or changes_environment(program):
+        return nullcontext()
+    return ForkServer.start()
 
 
 def _as_ours(error: Exception) -> RingleaderError:
@@ -239,7 +259,9 @@ def _as_ours(error: Exception) -> RingleaderError:
     return cause if isinstance(cause, RingleaderError) else GroupAborted(str(error))
 
 
-def _launch(plan: _Plan, agent: AgentProcess, errors: Console) -> int:
+def _launch(
+    plan: _Plan, agent: AgentProcess, server: ForkServer | None, errors: Console
+) -> int:
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.rendezvous import RendezvousError
@@ -251,11 +273,9 @@ def _launch(plan: _Plan, agent: AgentProcess, errors: Console) -> int:
 
     handler = MdnsRendezvous(agent, plan.request, encrypts=not plan.plaintext)
     handler.on_progress = lambda text: errors.print(f"ringleader: {text}", markup=False)
-    if plan.nproc > 1:
-        threads = max(1, (os.cpu_count() or 1) // plan.nproc)
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    command = [sys.executable, *plan.program.command()]
     workers = Workers(
-        command=end_with_parent([sys.executable, *plan.program.command()]),
+        command=end_with_parent(server.command(command) if server else command),
         count=plan.nproc,
         max_restarts=plan.max_restarts,
         start_s=plan.request.timeout_s,

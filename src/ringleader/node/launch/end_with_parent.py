@@ -28,13 +28,16 @@ def end_with_parent(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
-def _kill_on_death_of_parent() -> None:
+def kill_on_death_of_parent(parent: int) -> None:
+    """Let the kernel kill this process when ``parent``, its parent, ends; Linux."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:  # it ended before we were ready
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def watch(parent: int, worker: int) -> None:
@@ -72,11 +75,9 @@ def _is_alive(pid: int) -> bool:
 def main(parent: int, command: list[str]) -> None:
     """Replace this process by ``command``, which ends with process ``parent``."""
     if sys.platform == "linux":
-        _kill_on_death_of_parent()
+        kill_on_death_of_parent(parent)
     else:
         watch(parent, os.getpid())
-    if os.getppid() != parent:  # it ended before we were ready
-        os.kill(os.getpid(), signal.SIGKILL)
     os.execv(command[0], command)
 
 

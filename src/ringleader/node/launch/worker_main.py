@@ -34,6 +34,7 @@ def main() -> None:
     except BaseException as exc:  # noqa: BLE001 - Python handles all of them
         traceback = _without_our_frames(exc)
         record(exc, traceback)
+        sys.last_value = exc  # as Python sets it: open groups tell the others why
         sys.excepthook(type(exc), exc.with_traceback(traceback), traceback)
         sys.exit(1)
 
