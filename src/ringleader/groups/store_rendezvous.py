@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -29,6 +30,9 @@ from ringleader.transport.dialer import MAX_ADDRESSES, Endpoint
 
 OUTSIDE = "192.0.2.1"
 """An address that no host has (RFC 5737); its route leads out of this machine."""
+
+MAX_WAIT_S = 1.0
+"""Longest wait inside a store: so long a Ctrl-C may have to wait."""
 
 MAX_VALUE_BYTES = 4096
 """Limit of one rank's value: its addresses, which may be names, and its node id."""
@@ -55,12 +59,30 @@ def publish(
 def look_up(store: Store, key: str, peer: int, deadline: Deadline) -> Endpoint:
     """The endpoint that ``peer`` publishes; waits for it."""
     try:
-        store.wait([key], timedelta(seconds=max(0.001, deadline.left_s())))
+        while not _wait(store, key, deadline):
+            pass
         value = store.get(key)
     except RuntimeError as exc:
         text = f"did not join within {deadline.after_s:.1f} s ({first_line(exc)})"
         raise PeerUnreachable(peer, text) from exc
     return read(value, peer)
+
+
+def _wait(store: Store, key: str, deadline: Deadline) -> bool:
+    """Wait a moment for a key: Python handles no signal while the store waits.
+
+    Raises what the store raises if the deadline is over or the store is gone.
+    """
+    limit_s = min(MAX_WAIT_S, deadline.left_s())
+    started_s = time.monotonic()
+    try:
+        store.wait([key], timedelta(seconds=max(0.001, limit_s)))
+    except RuntimeError:
+        # Stores raise different errors after the time; a broken one raises at once.
+        if deadline.is_over() or time.monotonic() - started_s < limit_s / 2:
+            raise
+        return False
+    return True
 
 
 def read(value: bytes, peer: int) -> Endpoint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from ringleader.transport import tcp_socket
 from ringleader.transport.free_ports import free_ports
 from ringleader.transport.listener import Listener
 from ringleader.transport.listening_socket import listen
+from tests.kit.warm_python import WarmPython
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -319,3 +321,21 @@ def test_ranks_listen_on_the_first_free_port_of_a_range() -> None:
         listener.close()
     finally:
         taken.close()
+
+
+def test_ctrl_c_ends_the_wait_for_a_peer_in_the_store(warm_python: WarmPython) -> None:
+    program = """
+import threading
+from torch.distributed import HashStore
+from ringleader.deadline import Deadline
+from ringleader.groups.store_rendezvous import look_up
+try:
+    threading.Timer(0.5, print, ["waits"], {"flush": True}).start()
+    look_up(HashStore(), "rank 1", 1, Deadline.after(60))
+except KeyboardInterrupt:
+    print("stopped")
+"""
+    process = warm_python.popen("-c", program)
+    assert process.stdout.readline() == "waits\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30)[0] == "stopped\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from signal import Signals
 from typing import Any
 
 from torch.distributed import DistError
@@ -110,6 +111,10 @@ class ElasticAgent(LocalElasticAgent):
         self._handler.policy.wait_for_others()
 
 
+def _signal_error(number: Signals) -> SignalException:
+    return SignalException(f"received {number.name}", number)
+
+
 def run_workers(handler: MdnsRendezvous, workers: Workers) -> RunResult:
     """Run the workers through all rounds of the job, and leave it.
 
@@ -132,7 +137,8 @@ def run_workers(handler: MdnsRendezvous, workers: Workers) -> RunResult:
     with tempfile.TemporaryDirectory(prefix="ringleader-") as folder:
         logs = DefaultLogsSpecs(log_dir=folder)
         agent = ElasticAgent(handler, spec, logs, workers.start_s)
-        with Interrupts(agent.live_workers, agent.shutdown_s + LEAVE_S):
+        patience_s = agent.shutdown_s + LEAVE_S
+        with Interrupts(agent.live_workers, _signal_error, patience_s):
             try:
                 result: RunResult = agent.run()
             except SignalException:

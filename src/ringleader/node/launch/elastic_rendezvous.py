@@ -133,6 +133,8 @@ class MdnsRendezvous(RendezvousHandler):
         except RingleaderError as exc:
             log.info("leaving: %s", exc)
         self._agent.close()
+        if error is None and self.policy.failed is not None:
+            raise self.policy.failed  # torchrun has ignored it at its exit barrier
         return True
 
 

@@ -62,6 +62,8 @@ class FailurePolicy:
         """Round and rank of the failures elsewhere that the user was told of."""
         self._cause: Deadline | None = None
         self._unexplained = 0
+        self.failed: JobFailed | None = None
+        """How a failure on another machine has ended the job, if one has."""
 
     def begin(self, entered: RoundEntered) -> None:
         """Note the round that has begun."""
@@ -82,7 +84,8 @@ class FailurePolicy:
         status = check_round(self._agent, self._job)
         final = {r: f for r, f in status.failures.items() if f.is_final}
         if final and self._is_cause_known(final.values()):
-            raise JobFailed(self._describe(final))
+            self.failed = JobFailed(self._describe(final))
+            raise self.failed
         for rank, failure in status.failures.items():
             key = (failure.round, failure.rank)
             if not failure.is_consequence and key not in self._told:

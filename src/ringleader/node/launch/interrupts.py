@@ -17,8 +17,6 @@ from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any, Self
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
-
 SIGNALS = frozenset(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP")
@@ -30,13 +28,18 @@ class Interrupts:
     """Context in which signals end this process and its workers; for the main thread.
 
     ``workers`` returns the process ids of the workers that are alive; each leads a
-    process group. ``patience_s`` is the time for an orderly end.
+    process group. The first signal raises what ``error`` makes of it, in the main
+    thread; ``patience_s`` is the time for an orderly end.
     """
 
     def __init__(
-        self, workers: Callable[[], Collection[int]], patience_s: float
+        self,
+        workers: Callable[[], Collection[int]],
+        error: Callable[[signal.Signals], BaseException],
+        patience_s: float,
     ) -> None:
         self._workers = workers
+        self._error = error
         self._patience_s = patience_s
         self._received = 0
         self._previous: dict[int, Any] = {}
@@ -67,8 +70,7 @@ class Interrupts:
     def _raise_once(self, number: int, frame: FrameType | None) -> None:
         self._received += 1
         if self._received == 1:
-            name = signal.Signals(number)
-            raise SignalException(f"received {name.name}", name)
+            raise self._error(signal.Signals(number))
 
     def _watch(self) -> None:
         first = self._next_signal(None)
