@@ -107,12 +107,14 @@ class RunFiles:
     def _set_aside(self, current: Path) -> None:
         """Rename what is damaged, or was lost and must not be replayed later."""
         try:
-            for version in self._damaged:
-                _rename(self.out / checkpoint.FOLDER / f"{version:06d}")
+            for damaged in self._damaged.values():
+                _rename(damaged.path.parent)
             if self.has_lost:
-                begin = self.content.found.version
-                for version, path in checkpoint.find_journals(self.out).items():
-                    if version > begin and path > current:
+                journals = checkpoint.find_journals(self.out)
+                versions = {path: version for version, path in journals.items()}
+                last = versions.get(current, self.content.found.version)
+                for version, path in journals.items():
+                    if version > last:
                         _rename(path)
                 if current.exists():
                     shutil.copyfile(current, f"{current}{DAMAGED}")

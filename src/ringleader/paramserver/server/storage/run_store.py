@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from ringleader.errors import ConfigError
+from ringleader.identity.storage.private_file import sync_directory
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.messages import RunSummary
 from ringleader.paramserver.server.admission import Admission
@@ -173,8 +174,12 @@ class RunStore:
         it is lost.
         """
         path = checkpoint.journal_path(self.out, version)
-        path.touch()
-        self._journal.sync()
+        try:
+            path.touch()
+            sync_directory(self.out)
+            self._journal.sync()
+        except OSError as exc:
+            raise ConfigError(f"{path}: cannot be written: {exc.strerror}") from exc
         checkpoint.write(self.out, version, self.weights, state)
         self._must_checkpoint = False
         self._journal.close()
