@@ -644,13 +644,11 @@ def test_who_has_the_code_or_a_token_is_not_limited_with_strangers(
             f"Bearer {wrong}",
             f"Bearer {served.code}",
         ):
-            while status(refused) != 429:  # a moment may have passed
-                pass
+            assert status(refused) == 429, refused
         for _ in range(100):
             assert status(f"Join {served.code}") == 200
             assert status(f"Bearer {anna.token}") == 200
-        while status() != 429:
-            pass
+        assert status() == 429
         stale = WorkerClient(served.url, served.code, token=wrong)
         assert stale.http.get("/v1/work", headers=stale.headers).status_code == 401
         assert stale.join().status_code == 200, "with the code"
