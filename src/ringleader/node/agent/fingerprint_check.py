@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ringleader.backend.torch_release import minor
-from ringleader.ids import NodeId, short
+from ringleader.ids import NodeId, short, tell_apart
 from ringleader.node.protocol.node_state import JobFingerprint, NodeState
 
 _ADVICE = {
@@ -88,6 +88,7 @@ def warnings(machines: Sequence[Machine]) -> list[str]:
 
     They can train together all the same.
     """
+    names = tell_apart({machine.node: machine.state.name for machine in machines})
     profiles = [machine.state.profile for machine in machines]
     torch = [profile.torch_version.partition("+")[0] for profile in profiles]
     python = [minor(profile.python_version) for profile in profiles]
@@ -100,7 +101,7 @@ def warnings(machines: Sequence[Machine]) -> list[str]:
     ):
         if len({each for each in releases if each}) > 1:
             who = ", ".join(
-                f"{release or 'unknown'} on {machine.state.name}"
+                f"{release or 'unknown'} on {names[machine.node]}"
                 for release, machine in zip(releases, machines, strict=True)
             )
             found.append(f"warning: {what} is {who}: {effect}")
