@@ -29,8 +29,6 @@ pytestmark = pytest.mark.timeout(900)
 
 PROGRAMS = Path(__file__).parent / "programs"
 WITHIN_S = 280.0
-EXTENSIONS = TemporaryDirectory()
-"""What DeepSpeed compiles. In its usual folder, a killed run leaves a lock for ever."""
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
@@ -103,7 +101,6 @@ def run(program: Program, backend: str = "", **variables: str) -> Ended:
             "RAY_TRAIN_V2_ENABLED": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
             "TOKENIZERS_PARALLELISM": "false",
-            "TORCH_EXTENSIONS_DIR": EXTENSIONS.name,
             **variables,
         }
         with subprocess.Popen(
