@@ -58,7 +58,8 @@ def describe_wait(scheduler: Scheduler, now_s: float, *, is_long: bool) -> str:
     if missing := scheduler.missing(now_s):
         silent = [w for w in workers.connected(now_s) if not workers[w].has_asked]
         more = f"; {_names(scheduler, silent)} joined without asking" if silent else ""
-        return f", the first round waits for {missing} more to ask for work{more}"
+        which = "the round" if scheduler.version else "the first round"
+        return f", {which} waits for {missing} more to ask for work{more}"
     if is_long and (awaited := scheduler.awaited()):
         return f", the round waits for {_names(scheduler, awaited)}"
     return ""
