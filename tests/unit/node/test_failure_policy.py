@@ -195,3 +195,16 @@ def test_a_machine_that_has_finished_waits_for_the_others(
     with policy(WORKING) as (made, _, said):
         made.wait_for_others()
         assert said == ["leaving: barn had not finished after 0 s"]
+
+
+def test_without_an_agent_the_failure_is_still_shown() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    said: list[str] = []
+    made = FailurePolicy(AgentClient(ours), "job", said.append)
+    made.begin(ENTERED)
+    for failure in (FAILURE, LOST):
+        with pytest.raises(JobFailed, match="rank 1 on attic failed"):
+            made.restarts_left(failure, 0)
+    assert "do not know of the failure" in said[0]
+    ours.close()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from ringleader.deadline import Deadline
+from ringleader.errors import RingleaderError
 from ringleader.node.launch.failure_report import describe, is_hopeless
 from ringleader.node.launch.rendezvous import ASK_S, check_round
 from ringleader.node.protocol.agent_client import AgentClient
@@ -106,11 +107,14 @@ class FailurePolicy:
 
         Raises ``JobFailed`` if the job has ended.
         """
-        if failure.is_consequence and self._is_explained(failure):
+        if failure.is_consequence and self._find_cause(failure):
             return left + 1  # torch counts the restart that follows
         is_known = bool(failure.signature) and failure.signature in self._signatures
         is_final = not left or is_hopeless(failure) or is_known
-        self.report(failure, is_final=is_final)
+        try:
+            self.report(failure, is_final=is_final)
+        except RingleaderError as exc:
+            self._say(f"the other machines do not know of the failure here: {exc}")
         text = self._describe({self._rank: failure})
         if is_final:
             raise JobFailed(text, exit_status(failure.exit_status))
@@ -122,6 +126,12 @@ class FailurePolicy:
         """Tell the other machines why a worker here has failed."""
         told = msgspec.structs.replace(failure, is_final=is_final)
         self._agent.ask(ReportFailure(told), Deadline.after(ASK_S))
+
+    def _find_cause(self, failure: JobFailure) -> bool:
+        try:
+            return self._is_explained(failure)
+        except RingleaderError:
+            return False  # without an agent nobody can tell
 
     def _is_explained(self, failure: JobFailure) -> bool:
         """Return whether a machine was lost, or failed first, or leaves the round.
