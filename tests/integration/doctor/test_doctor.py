@@ -226,7 +226,7 @@ NODES: dict[str, tuple[str, ...]] = {
     "slow": (),
     "mtu": (),
     "blocked": (),
-    "newer": ("protocol=3",),
+    "newer": ("protocol=4",),
     "clock": ("clock=3600",),
     "six": (),
 }
@@ -314,7 +314,7 @@ TROUBLES = [
     ("blocked", "blocked_port", ("10.77.0.8:7001",), "TCP port 7001"),
     ("lost", "wrong_secret", ("another secret", ":7001"), "ringleader join"),
     ("lost-named", "wrong_secret", ("10.77.0.1:7001",), "ringleader join"),
-    ("newer", "other_version", ("newer", "protocol 3", "protocol 2"), "Upgrade"),
+    ("newer", "other_version", ("newer", "protocol 4", "protocol 3"), "Upgrade"),
     ("clock", "clock_skew", ("clock", "60.0 minutes ahead"), "set-ntp"),
     ("copied", "cloned_identity", ("bob", "10.77.0.1:7001"), "ringleader leave"),
     ("vpn", "only_virtual_interface", ("tun0", "docker0"), "--interface tun0"),
