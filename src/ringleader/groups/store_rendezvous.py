@@ -12,7 +12,6 @@ import re
 import socket
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
@@ -31,8 +30,7 @@ from ringleader.transport.dialer import MAX_ADDRESSES, Endpoint
 OUTSIDE = "192.0.2.1"
 """An address that no host has (RFC 5737); its route leads out of this machine."""
 
-MAX_WAIT_S = 1.0
-"""Longest wait inside a store: so long a Ctrl-C may have to wait."""
+MIN_POLL_S, MAX_POLL_S = 0.005, 0.1
 
 MAX_VALUE_BYTES = 4096
 """Limit of one rank's value: its addresses, which may be names, and its node id."""
@@ -59,30 +57,29 @@ def publish(
 def look_up(store: Store, key: str, peer: int, deadline: Deadline) -> Endpoint:
     """The endpoint that ``peer`` publishes; waits for it."""
     try:
-        while not _wait(store, key, deadline):
-            pass
+        _wait(store, key, peer, deadline)
         value = store.get(key)
+    except PeerUnreachable:
+        raise
     except RuntimeError as exc:
-        text = f"did not join within {deadline.after_s:.1f} s ({first_line(exc)})"
+        text = f"cannot be looked up, the store is gone ({first_line(exc)})"
         raise PeerUnreachable(peer, text) from exc
     return read(value, peer)
 
 
-def _wait(store: Store, key: str, deadline: Deadline) -> bool:
-    """Wait a moment for a key: Python handles no signal while the store waits.
+def _wait(store: Store, key: str, peer: int, deadline: Deadline) -> None:
+    """Wait for a key by asking for it: a wait inside the store is deaf to signals.
 
-    Raises what the store raises if the deadline is over or the store is gone.
+    When such a wait times out, torch prints a warning with the name of 127.0.0.1, for
+    which it asks name servers.
     """
-    limit_s = min(MAX_WAIT_S, deadline.left_s())
-    started_s = time.monotonic()
-    try:
-        store.wait([key], timedelta(seconds=max(0.001, limit_s)))
-    except RuntimeError:
-        # Stores raise different errors after the time; a broken one raises at once.
-        if deadline.is_over() or time.monotonic() - started_s < limit_s / 2:
-            raise
-        return False
-    return True
+    pause_s = MIN_POLL_S
+    while not store.check([key]):
+        if deadline.is_over():
+            text = f"did not join within {deadline.after_s:.1f} s"
+            raise PeerUnreachable(peer, text)
+        time.sleep(min(pause_s, max(0.0, deadline.left_s())))
+        pause_s = min(2 * pause_s, MAX_POLL_S)
 
 
 def read(value: bytes, peer: int) -> Endpoint:
