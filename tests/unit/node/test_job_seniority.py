@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ import pytest
 
 from ringleader.ids import NodeId, short
 from ringleader.node.agent import job_seniority
+from ringleader.node.agent.jobs import Jobs, WorkerConfig
+from ringleader.node.agent.local_node import LocalNode
 from ringleader.node.agent.rank_assignment import (
     MEASURE_S,
     Refused,
@@ -21,6 +24,9 @@ from ringleader.node.agent.rank_assignment import (
     patience_s,
 )
 from ringleader.node.agent.view_state import ViewState
+from ringleader.node.peering.peer_connection import PeerConnection
+from ringleader.node.protocol.agent_config import AgentConfig
+from ringleader.node.protocol.local_requests import EnterJob, RoundEntered
 from ringleader.node.protocol.node_state import (
     JobFingerprint,
     JobRequest,
@@ -347,3 +353,40 @@ def test_no_training_is_ever_lost_to_a_newcomer() -> None:
 
 def is_rotation(ranks: Sequence[str], ring: Sequence[str]) -> bool:
     return "".join(ranks) in "".join([*ring, *ring])
+
+
+def test_a_view_without_a_node_of_the_round_may_come_before_the_round_is_told() -> None:
+    """The agent then names the machines of the view in which the round began."""
+    told = asyncio.run(enter_and_lose_a_node())
+    assert (told.rank, told.names) == (0, ["a", "b"])
+
+
+async def enter_and_lose_a_node() -> RoundEntered:
+    local = LocalNode.measure(ID["a"], AgentConfig(home=""), port=4000)
+
+    async def dial(_node: NodeId, _round: str) -> PeerConnection:
+        raise AssertionError("rank 0 dials no store")
+
+    jobs = Jobs(
+        ID["a"],
+        publish=lambda: None,
+        set_payload=lambda: None,
+        dial_store=dial,
+        worker=WorkerConfig("", local, 3.5),
+        troubles=list,
+    )
+    request = EnterJob(
+        job="job",
+        min_nodes=2,
+        max_nodes=2,
+        wait_s=3.0,
+        timeout_s=30.0,
+        fingerprint=JobFingerprint(),
+    )
+    entering = asyncio.create_task(jobs.enter(request, lambda _text: None))
+    await asyncio.sleep(0)
+    (mine,) = jobs.job_requests()
+    theirs = msgspec.structs.replace(mine, request_id="2", started_s=mine.started_s + 1)
+    jobs.on_view_state(view({"a": mine, "b": theirs}))
+    jobs.on_view_state(view({"a": mine}, epoch=10))
+    return await asyncio.wait_for(entering, 30)

@@ -36,8 +36,8 @@ class Job:
     on_progress: OnProgress
     outcome: asyncio.Future[Round]
     round: Round | None = None
-    first_view: str = ""
-    """Id of the view that began the round: only later views can end it."""
+    first_view: ViewState | None = None
+    """The view that began the round: only later views can end it."""
     tunnel: StoreTunnel | None = None
     last_progress: str = ""
     last_round: Round | None = None
@@ -63,7 +63,7 @@ class Job:
     def begin(self, chosen: Round, view_state: ViewState, mine: NodeId) -> None:
         """Record the round that ``view_state`` begins."""
         requests = view_state.requests_for(self.request.job)
-        self.round, self.first_view = chosen, view_state.view_id
+        self.round, self.first_view = chosen, view_state
         self._remember(job_seniority.enter_round(view_state, requests, mine))
 
     def note_complete(self) -> None:

@@ -135,22 +135,23 @@ class Jobs:
         return history
 
     async def _begin(self, job: Job, chosen: Round) -> RoundEntered:
-        assert self.view_state is not None
-        for text in self._warnings(job.request.job, chosen, self.view_state):
+        view = job.first_view  # the current one may lack a node of the round already
+        assert view is not None
+        for text in self._warnings(job.request.job, chosen, view):
             job.on_progress(text)
         rank, port = chosen.nodes.index(self.mine), 0
         if rank > 0:
             first = chosen.nodes[0]
             job.tunnel = StoreTunnel(lambda: self.dial_store(first, chosen.id))
             port = await job.tunnel.listen()
-        states = [self.view_state.states[node] for node in chosen.nodes]
+        states = [view.states[node] for node in chosen.nodes]
         others = [s.addresses for s in states[:rank] + states[rank + 1 :]]
         return RoundEntered(
             round=chosen.id,
             rank=rank,
             size=len(chosen.nodes),
             store_port=port,
-            names=[self.view_state.names()[node] for node in chosen.nodes],
+            names=[view.names()[node] for node in chosen.nodes],
             credentials=self.worker.credentials,
             addresses=self.worker.local.addresses,
             interface=self.worker.local.interface_towards(others),

@@ -20,7 +20,8 @@ def round_status(name: str, job: Job, view: ViewState, mine: NodeId) -> RoundSta
     if current is None:
         return RoundStatus(True, "this machine is in no round")
     others = [rank for rank, node in enumerate(current.nodes) if node != mine]
-    if view.view_id == job.first_view:  # there all nodes still wait
+    first = job.first_view
+    if first is not None and view.view_id == first.view_id:  # all nodes still wait
         return RoundStatus(False, unfinished=others)
     requests, nodes = view.requests_for(name), current.nodes
     here = {n for n, request in requests.items() if request.round == current.id}
