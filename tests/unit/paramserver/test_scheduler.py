@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
@@ -487,3 +488,83 @@ def test_a_lone_worker_may_try_again_after_a_failed_check() -> None:
     mine = key_of(scheduler.assign("w1", 0.0))
     scheduler.reject("w1")
     assert key_of(scheduler.assign("w1", 0.0)) == mine
+
+
+def closes(scheduler: Scheduler, now_s: float, *, within_s: float) -> bool:
+    """Return whether the round ends if from now on all present workers are honest."""
+    version, end_s = scheduler.version, now_s + within_s
+    present = scheduler.workers.present(now_s)
+    while scheduler.version == version and now_s < end_s:
+        now_s += 1.0
+        for worker in present:
+            scheduler.mark_seen(worker, now_s)
+            if (lease := scheduler.assign(worker, now_s)) is not None:
+                submit(scheduler, worker, lease.key, now_s)
+    return scheduler.version > version
+
+
+@pytest.mark.parametrize(("workers", "bad"), [(3, 1), (4, 2), (5, 3)])
+def test_a_robust_round_goes_on_with_workers_whose_check_failed(
+    workers: int, bad: int
+) -> None:
+    scheduler = robust(workers)
+    names = list(scheduler.workers)
+    for worker in names:
+        submit(scheduler, worker, key_of(scheduler.assign(worker, 0.0)), 0.0)
+    leases = {worker: key_of(scheduler.assign(worker, 1.0)) for worker in names}
+    for worker in names[:bad]:
+        scheduler.reject(worker)
+    for worker in names[bad:]:
+        submit(scheduler, worker, leases[worker], 1.0)
+    assert closes(scheduler, 1.0, within_s=5.0), "long before the time-out"
+
+
+def test_a_newcomer_takes_the_shard_that_no_other_worker_may_take() -> None:
+    scheduler = robust(3)
+    leases = {
+        worker: key_of(scheduler.assign(worker, 0.0)) for worker in scheduler.workers
+    }
+    scheduler.reject("w1")
+    for worker in ("w2", "w3"):
+        submit(scheduler, worker, leases[worker], 0.0)
+    scheduler.leave("w1")
+    new = scheduler.workers.join("new", "cpu", 1.0)
+    submit(scheduler, new, key_of(scheduler.assign(new, 1.0)), 1.0)
+    assert scheduler.version == 1
+
+
+def test_nobody_gives_way_after_the_time_out() -> None:
+    scheduler = machine(2, round_timeout_s=30.0)
+    leases = [key_of(scheduler.assign(worker, 0.0)) for worker in ("w1", "w2")]
+    scheduler.reject("w1")
+    assert scheduler.assign("w1", 29.0) is None, "w2 is there"
+    assert scheduler.assign("w1", 31.0) is not None, "but it does not take the shard"
+    assert leases[0] == scheduler.leases["w1"].key
+
+
+@pytest.mark.parametrize(
+    ("rule", "workers"), [("mean", 3), ("median", 3), ("median", 5)]
+)
+def test_a_round_can_always_end_whatever_was_refused(rule: str, workers: int) -> None:
+    for seed in range(30):
+        chance, now_s = random.Random(seed), 0.0
+        scheduler = machine(
+            workers, aggregation=Aggregation(rule), round_timeout_s=20.0
+        )
+        for _ in range(30):
+            now_s += chance.random()
+            alive = [w for w, s in scheduler.workers.items() if not s.is_excluded]
+            worker, roll = chance.choice(alive), chance.random()
+            scheduler.mark_seen(worker, now_s)
+            lease = scheduler.assign(worker, now_s)
+            if roll < 0.05 and len(alive) > workers:
+                scheduler.leave(worker)
+            elif roll < 0.15 or len(alive) < workers:
+                scheduler.workers.join("new", "cpu", now_s)
+            elif roll < 0.6 and lease is not None:
+                scheduler.reject(worker, is_strike=chance.random() < 0.5)
+            elif lease is not None:
+                submit(scheduler, worker, lease.key, now_s)
+            if not scheduler.missing(now_s):
+                later = copy.deepcopy(scheduler)
+                assert closes(later, now_s, within_s=60.0), f"seed {seed}"

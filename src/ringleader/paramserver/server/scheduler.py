@@ -26,11 +26,7 @@ from ringleader.paramserver.server.plan import Plan, age_weight
 from ringleader.paramserver.server.round_shards import RoundShards
 from ringleader.paramserver.server.shard_durations import ShardDurations
 from ringleader.paramserver.server.update_headers import UpdateKey
-from ringleader.paramserver.server.update_verdict import (
-    Verdict,
-    is_leased,
-    is_stale,
-)
+from ringleader.paramserver.server.update_verdict import Verdict, is_leased, is_stale
 from ringleader.paramserver.server.worker_record import MAX_STRIKES, ShardLease
 from ringleader.paramserver.server.worker_table import WorkerTable
 
@@ -230,9 +226,6 @@ class Scheduler:
         """Return how long a shard is leased to one worker alone."""
         return max(MIN_PATIENCE_S, PATIENCE * self._durations.usual_s())
 
-    def _first_batch(self, shard: int) -> int:
-        return (self.position + shard) * self.plan.steps
-
     def _assign_in_round(self, identity: str, now_s: float) -> ShardLease | None:
         mine = self.leases.get(identity)
         if mine is not None and mine.shard not in self.counted:
@@ -252,18 +245,22 @@ class Scheduler:
         least = self.plan.least_workers(self.shards)
         if shard is None or not shards.may_take(identity, shard, least):
             return None
-        batch = self._first_batch(shard)
+        batch = (self.position + shard) * self.plan.steps
         return ShardLease(self.version, shard, self.shards, batch, now_s)
 
     def _gives_way(self, identity: str, now_s: float) -> bool:
         """Return whether a worker leaves the rest of this round to others.
 
         After a failed check its sender does, and workers without any counted update:
-        else invalid updates under ever new names could hold up a shard for ever.
+        else invalid updates under ever new names could hold up a shard for ever. They
+        leave it only to workers that may take it, and only until the time-out.
         """
-        if not self._rejected:
+        if not self._rejected or self.deadline_s() <= now_s:
             return False
         others = set(self.workers.present(now_s)) - self._rejected - {identity}
+        counted = set(self.counted.values())
+        if len(counted) < self.plan.least_workers(self.shards):
+            others -= counted
         if identity in self._rejected:
             return bool(others)
         has_counted = any(self.workers[w].updates for w in others)
