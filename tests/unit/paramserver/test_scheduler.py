@@ -8,7 +8,7 @@ import random
 import pytest
 
 from ringleader.errors import ConfigError
-from ringleader.paramserver.server.aggregation import Aggregation
+from ringleader.paramserver.server.aggregation import Aggregation, Rule
 from ringleader.paramserver.server.plan import Plan, age_weight
 from ringleader.paramserver.server.scheduler import (
     MIN_PATIENCE_S,
@@ -279,6 +279,19 @@ def test_outside_rounds_a_lease_survives_a_restart() -> None:
     assert key_of(again.assign("w1", 100.0)).first_batch > two.first_batch
 
 
+@pytest.mark.parametrize("mode", ["bulk", "bounded", "async"])
+def test_a_lease_that_was_recorded_too_late_is_not_restored(mode: str) -> None:
+    scheduler = machine(1, mode=mode)
+    key = key_of(scheduler.assign("w1", 0.0))
+    submit(scheduler, "w1", key, 0.0)
+    scheduler.restore_lease("w1", key, 1.0)  # in the journal it follows the update
+    new = key_of(scheduler.assign("w1", 1.0))
+    assert submit(scheduler, "w1", new, 1.0) is Verdict.ACCEPT
+    scheduler.leave("w1")
+    scheduler.restore_lease("w1", UpdateKey(2, 0, 2), 2.0)
+    assert not scheduler.leases
+
+
 @pytest.mark.parametrize("mode", ["bulk", "async"])
 def test_excluded_workers_get_no_work_and_do_not_count(
     mode: str,
@@ -545,7 +558,7 @@ def test_nobody_gives_way_after_the_time_out() -> None:
 @pytest.mark.parametrize(
     ("rule", "workers"), [("mean", 3), ("median", 3), ("median", 5)]
 )
-def test_a_round_can_always_end_whatever_was_refused(rule: str, workers: int) -> None:
+def test_a_round_can_always_end_whatever_was_refused(rule: Rule, workers: int) -> None:
     for seed in range(30):
         chance, now_s = random.Random(seed), 0.0
         scheduler = machine(

@@ -109,10 +109,16 @@ class Scheduler:
         return found
 
     def restore_lease(self, identity: str, key: UpdateKey, now_s: float) -> None:
-        """Lease a shard again that the server before a restart had leased."""
-        lease = ShardLease(key.version, key.shard, self.shards, key.first_batch, now_s)
-        self.leases[identity] = lease
+        """Lease a shard again that the server before a restart had leased.
+
+        The journal can name a lease after the end of its version, or of its worker.
+        """
         self._skip_batches_of(key)
+        worker, batch = self.workers[identity], key.first_batch
+        is_old = is_stale(self.plan, self.version, worker.last, key)
+        if not (is_old or worker.is_excluded):
+            lease = ShardLease(key.version, key.shard, self.shards, batch, now_s)
+            self.leases[identity] = lease
 
     def use_newest_weights(self, identity: str) -> None:
         """Note that a worker fetched the newest weights, and will compute on them."""
