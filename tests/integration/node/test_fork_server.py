@@ -5,9 +5,12 @@ The launcher of these tests imports no torch, so that a test costs little.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,20 +19,24 @@ from typing import Any
 
 import pytest
 
+from ringleader.node.launch import fork_server
 from ringleader.node.launch.fork_server import can_fork
+from ringleader.node.launch.forked_worker import receive
 from ringleader.simulation.lan import can_make_lan, lan
 from ringleader.testing.node_process import make_home
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="needs Linux")
 
 LAUNCHER = """
-import os, subprocess, sys
+import os, signal, subprocess, sys
 from ringleader.node.launch import worker_main
 from ringleader.node.launch.fork_server import ForkServer
 
 with ForkServer.start(preloaded=["fractions", "absent_module"]) as server:
     command = server.command([sys.executable, "-u", worker_main.__file__])
     print(" ".join(command), flush=True)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, lambda *_: None)
     sys.stdin.read()
 """
 
@@ -62,6 +69,11 @@ match sys.argv[1]:
         raise ValueError("on purpose")
     case "signal":
         os.kill(os.getpid(), signal.SIGUSR1)
+    case "child":
+        import subprocess
+        child = subprocess.Popen(["sleep", "600"])
+        print(child.pid, flush=True)
+        time.sleep(60)
     case "wait":
         signal.signal(signal.SIGTERM, stop)
         print(os.getpid(), flush=True)
@@ -82,6 +94,7 @@ class Launcher:
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "ONLY_LAUNCHER": "1"},
+            start_new_session=True,
         )
         assert self.process.stdout is not None
         self.command = self.process.stdout.readline().split()
@@ -180,6 +193,81 @@ def test_signals_reach_a_forked_worker_and_it_dies_with_those_above(
     late = launcher.worker("signal")  # there is no server any more
     assert "this worker imports torch itself" in late.communicate(timeout=60)[1]
     assert late.returncode == -signal.SIGUSR1
+
+
+def _first_line(worker: subprocess.Popen[str]) -> int:
+    assert worker.stdout is not None
+    return int(worker.stdout.readline())
+
+
+def test_signals_to_the_group_of_the_launcher_leave_the_server_alone(
+    launcher: Launcher,
+) -> None:
+    """Was: the server ended, and the kernel killed its workers at once."""
+    worker = launcher.worker("wait")
+    pid = _first_line(worker)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        os.killpg(launcher.process.pid, number)
+    later = launcher.worker("fail")  # the server lives and has had the signals
+    later.communicate(timeout=60)
+    assert later.returncode == 1
+    assert not _is_gone(pid)
+    worker.send_signal(signal.SIGTERM)
+    assert worker.communicate(timeout=60)[0] == "stopped\n"
+
+
+@pytest.mark.parametrize("how", ["killed", "closed"])
+def test_children_of_workers_end_with_the_launcher(
+    launcher: Launcher, how: str
+) -> None:
+    """Was: the kernel killed the worker, and its children lived on."""
+    worker = launcher.worker("child")
+    child = _first_line(worker)
+    if how == "killed":
+        launcher.process.kill()
+    else:
+        launcher.process.communicate(timeout=60)
+        assert launcher.process.returncode == 0
+    _wait_until_gone(child)
+    worker.communicate(timeout=60)
+
+
+def test_a_worker_may_end_in_the_moment_of_a_signal() -> None:
+    """Was: ProcessLookupError ended the server."""
+    ours, theirs = socket.socketpair()
+    lifeline, other = socket.socketpair()
+    ended = subprocess.Popen(["true"])
+    server = fork_server._Server(socket.socket(socket.AF_UNIX), lifeline)
+    worker = fork_server._Worker(ended.pid, os.pidfd_open(ended.pid), theirs)
+    for source in (worker.pidfd, theirs):
+        server._selector.register(source, selectors.EVENT_READ, worker)
+    server._workers[ended.pid] = worker
+    ours.send(bytes([signal.SIGTERM]))
+    server._reap(worker)
+    server._forward(worker)
+    fork_server._signal(ended.pid, signal.SIGTERM)
+    server._selector.close()
+    for each in (ours, lifeline, other, server._listening):
+        each.close()
+    ended.returncode = 0
+
+
+def test_descriptors_of_a_broken_request_are_closed() -> None:
+    ours, theirs = socket.socketpair()
+    socket.send_fds(ours, [(4).to_bytes(4, "little")], [0, 1, 2])
+    ours.send(b"oops")
+    before = len(os.listdir("/proc/self/fd"))
+    with theirs, ours, pytest.raises(ValueError, match="Expecting value"):
+        receive(theirs)
+    assert len(os.listdir("/proc/self/fd")) == before - 2
+
+
+def test_a_kernel_without_pidfd_cannot_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_pid: int) -> int:
+        raise OSError(errno.ENOSYS, "not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert not can_fork()
 
 
 TRAINING = """

@@ -37,9 +37,9 @@ def main(name: str, command: list[str]) -> None:
     def forward(number: int, _frame: FrameType | None) -> None:
         server.send(bytes([number]))
 
-    for each in FORWARDED:
-        signal.signal(each, forward)
     _request(server, command)
+    for each in FORWARDED:  # from now on bytes are signals
+        signal.signal(each, forward)
     reply = b""
     while len(reply) < STATUS_BYTES and (part := server.recv(STATUS_BYTES)):
         reply += part

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import os
 import secrets
+import select
 import selectors
 import signal
 import socket
@@ -25,16 +26,23 @@ from importlib import import_module
 from typing import NoReturn, Self
 
 from ringleader.node.launch import fork_client
-from ringleader.node.launch.end_with_parent import kill_on_death_of_parent
 from ringleader.node.launch.forked_worker import Request, become, receive
 
 PRELOADED = ("torch._dynamo", "ringleader.backend.process_group")
 """What nearly every training program imports sooner or later."""
+CLOSE_S = 2.0
+"""Limit for the end of the server. While it imports, it has no workers to end."""
 
 
 def can_fork() -> bool:
     """Return whether this system has what a fork server needs."""
-    return sys.platform == "linux" and hasattr(os, "pidfd_open")
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:  # an old kernel, or a sandbox that forbids it
+        return False
+    return True
 
 
 @dataclass(slots=True)
@@ -44,6 +52,8 @@ class ForkServer:
     _name: str
     """Name of its socket in Linux's abstract namespace, which needs no cleaning up."""
     _pid: int
+    _lifeline: socket.socket
+    """Nobody else holds this end: when it is closed, the launcher has ended."""
 
     @classmethod
     def start(cls, preloaded: Sequence[str] = PRELOADED) -> Self:
@@ -58,12 +68,14 @@ class ForkServer:
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(f"\0{name}")
         listening.listen()
-        launcher = os.getpid()
+        ours, theirs = socket.socketpair()
         pid = _fork()
         if pid == 0:
-            _Server(listening).run(launcher, preloaded)
+            ours.close()
+            _Server(listening, theirs).run(preloaded)
         listening.close()
-        return cls(name, pid)
+        theirs.close()
+        return cls(name, pid, ours)
 
     def command(self, worker: list[str]) -> list[str]:
         """Return the command that runs the command ``worker`` in a fork."""
@@ -72,7 +84,11 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server, and with it the workers that still run."""
-        os.kill(self._pid, signal.SIGKILL)
+        self._lifeline.close()
+        server = os.pidfd_open(self._pid)
+        if not select.select([server], [], [], CLOSE_S)[0]:
+            os.kill(self._pid, signal.SIGKILL)
+        os.close(server)
         os.waitpid(self._pid, 0)
 
     def __enter__(self) -> Self:
@@ -99,35 +115,41 @@ class _Worker:
 
 
 class _Server:
-    def __init__(self, listening: socket.socket) -> None:
+    def __init__(self, listening: socket.socket, lifeline: socket.socket) -> None:
         self._listening = listening
+        self._lifeline = lifeline
+        self._workers: dict[int, _Worker] = {}
+        """By process id."""
         self._selector = selectors.DefaultSelector()
 
-    def run(self, launcher: int, preloaded: Sequence[str]) -> NoReturn:
+    def run(self, preloaded: Sequence[str]) -> NoReturn:
         """Serve until the launcher ends; in a worker, leave by ``SystemExit``."""
         server = os.getpid()
         try:
-            self._serve(launcher, preloaded)
+            self._serve(preloaded)
         except BaseException:
             if os.getpid() == server:
                 traceback.print_exc()
                 os._exit(1)  # the launcher above us on the stack must not go on twice
             raise
 
-    def _serve(self, launcher: int, preloaded: Sequence[str]) -> NoReturn:
-        kill_on_death_of_parent(launcher)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher
+    def _serve(self, preloaded: Sequence[str]) -> NoReturn:
+        # A signal to our process group is for the launcher. Workers let them pass.
+        signal.pthread_sigmask(signal.SIG_BLOCK, fork_client.FORWARDED)
         gc.disable()  # it would take a sixth of the time of the imports
         for name in preloaded:
             with suppress(Exception):  # the program meets the same error, or none
                 import_module(name)
         gc.freeze()  # else the collector would copy what the processes share
         gc.enable()
-        self._selector.register(self._listening, selectors.EVENT_READ)
+        for each in (self._listening, self._lifeline):
+            self._selector.register(each, selectors.EVENT_READ)
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listening:
                     self._accept()
+                elif key.fileobj is self._lifeline:
+                    self._end()
                 elif isinstance(key.fileobj, int):
                     self._reap(key.data)
                 else:
@@ -147,6 +169,7 @@ class _Server:
         for stream in request.streams:
             os.close(stream)
         worker = _Worker(pid, os.pidfd_open(pid), client)
+        self._workers[pid] = worker
         for source in (worker.pidfd, client):
             self._selector.register(source, selectors.EVENT_READ, worker)
 
@@ -162,6 +185,8 @@ class _Server:
 
     def _forward(self, worker: _Worker) -> None:
         """Pass signals on; if the client is gone, kill the worker and its children."""
+        if worker.pid not in self._workers:
+            return  # reaped a moment ago, in the same round of the loop
         try:
             numbers = worker.client.recv(64)
         except OSError:
@@ -171,8 +196,15 @@ class _Server:
         if not numbers:
             self._selector.unregister(worker.client)
 
+    def _end(self) -> NoReturn:
+        """Kill the workers and their children: the kernel would kill workers only."""
+        for pid in self._workers:
+            _signal(pid, signal.SIGKILL)
+        os._exit(0)
+
     def _reap(self, worker: _Worker) -> None:
         status = os.waitpid(worker.pid, 0)[1]
+        del self._workers[worker.pid]
         with suppress(OSError):  # the client may be gone
             size = fork_client.STATUS_BYTES
             worker.client.sendall(status.to_bytes(size, "little"))
@@ -188,4 +220,5 @@ def _signal(pid: int, number: int) -> None:
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
-        os.kill(pid, number)
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -49,6 +49,17 @@ def receive(client: socket.socket) -> Request:
     if user != os.geteuid():
         raise PermissionError(f"process {pid} belongs to user {user}")
     size, streams, _, _ = socket.recv_fds(client, LENGTH_BYTES, 3)
+    try:
+        return _read_request(client, pid, size, streams)
+    except BaseException:
+        for stream in streams:
+            os.close(stream)
+        raise
+
+
+def _read_request(
+    client: socket.socket, pid: int, size: bytes, streams: list[int]
+) -> Request:
     left = int.from_bytes(size, "little")
     parts = []
     while left and (part := client.recv(left)):
@@ -59,7 +70,7 @@ def receive(client: socket.socket) -> Request:
     pairs = [os.fsdecode(line).partition("=") for line in lines if line]
     return Request(
         command=json.loads(b"".join(parts)),
-        streams=list(streams),
+        streams=streams,
         variables={name: value for name, _, value in pairs},
         directory=os.readlink(f"/proc/{pid}/cwd"),
         cpus=os.sched_getaffinity(pid),
@@ -83,6 +94,7 @@ def become(request: Request, server: int) -> NoReturn:
     _refresh()
     sys.argv = request.command[2:]
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # the server blocks them
         worker_main.main()
     except KeyboardInterrupt as exc:  # the launcher's command must not handle it
         sys.excepthook(type(exc), exc, exc.__traceback__)
