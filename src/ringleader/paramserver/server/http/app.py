@@ -178,7 +178,7 @@ class App:
         worker = self._auth.authenticate(request)
         self.updates.uploads.drop(worker)
         await self.training.leave(worker)
-        unmark_worker(request)
+        unmark_worker(request, worker)
         return Response(status_code=204)
 
     async def _work(self, request: Request) -> Response:

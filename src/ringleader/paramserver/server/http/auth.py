@@ -8,7 +8,10 @@ from starlette.requests import Request
 
 from ringleader.paramserver.protocol.join_link import JOIN_SCHEME
 from ringleader.paramserver.server.http.client_network import network_of
-from ringleader.paramserver.server.http.connection_limits import mark_worker
+from ringleader.paramserver.server.http.connection_limits import (
+    mark_worker,
+    unmark_worker,
+)
 from ringleader.paramserver.server.http.rate_limit import RateLimiter
 from ringleader.paramserver.server.http.responses import CLOSE, Refusal, refusal
 from ringleader.paramserver.server.training import Training
@@ -42,6 +45,7 @@ class Authenticator:
         if wait_s:
             raise _too_many_requests(wait_s)
         if self.training.scheduler.workers[worker].is_quarantined:
+            unmark_worker(request, worker)
             text = "quarantined: this worker's updates failed checks again and again"
             raise refusal(403, "quarantined", text, headers=CLOSE)
         self.training.scheduler.mark_seen(worker, time.monotonic())

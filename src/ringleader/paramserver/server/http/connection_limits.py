@@ -110,6 +110,15 @@ class ConnectionAcceptor:
         if len(others) >= MAX_PER_WORKER:
             min(others, key=lambda p: (not p.is_idle, p.idle_since_s)).worker = None
 
+    def unprotect(self, protocol: LimitedProtocol, worker: str) -> None:
+        """Treat the connections of ``worker`` as a stranger's; this is one of them."""
+        gone = {protocol, *(p for p in self._open if p.worker == worker)}
+        for each in gone:
+            each.worker = None
+        kept = {p.host for p in self._open if p.worker is not None}
+        for host in {p.host for p in gone} - kept:
+            self._waiting.forget(host)
+
     def _start_connection(self, sock: socket.socket, host: str) -> None:
         protocol = self._make()
         protocol.host = host
@@ -258,6 +267,7 @@ def mark_worker(request: Request, worker: str) -> None:
     protocol.acceptor.protect(protocol, worker)
 
 
-def unmark_worker(request: Request) -> None:
-    """Note that the connection of a request is a stranger's again."""
-    request.state.connection.worker = None
+def unmark_worker(request: Request, worker: str) -> None:
+    """Note that a worker, which sent this request, no longer takes part."""
+    protocol: LimitedProtocol = request.state.connection
+    protocol.acceptor.unprotect(protocol, worker)

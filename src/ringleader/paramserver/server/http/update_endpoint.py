@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.messages import UpdateAnswer
 from ringleader.paramserver.server.http.auth import Authenticator
+from ringleader.paramserver.server.http.connection_limits import unmark_worker
 from ringleader.paramserver.server.http.request_parsing import (
     parse_number,
     parse_update_headers,
@@ -85,6 +86,8 @@ class UpdateEndpoint:
             verdict, reason = await self.training.submit(worker, headers, body.data)
         finally:
             self.uploads.release(body)
+        if self.training.scheduler.workers[worker].is_quarantined:
+            unmark_worker(request, worker)
         return self._respond(verdict, reason)
 
     def _begin_upload(

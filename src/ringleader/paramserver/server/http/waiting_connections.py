@@ -3,7 +3,7 @@
 A stranger can open thousands of connections in a second. So until the first byte of
 one arrives, it is a bare socket, and only few are kept; the oldest goes first. Then it
 waits for its turn, because a TLS handshake costs the server a hundred times more than
-the stranger: addresses take turns, and those where workers are come first.
+the stranger: addresses take turns, and every second turn is for those with workers.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class WaitingConnections:
         self._ready: OrderedDict[str, deque[socket.socket]] = OrderedDict()
         self._num_ready = 0
         self._known: OrderedDict[str, None] = OrderedDict()
+        self._was_known = False
         self._has_ready = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
 
@@ -108,19 +109,24 @@ class WaitingConnections:
             self._expiry = loop.call_later(self._silent_s, self._expire)
 
     def prefer(self, host: str) -> None:
-        """Give precedence to connections from ``host``, because a worker is there."""
+        """Give every second turn to such hosts, because a worker is at ``host``."""
         self._known[host] = None
         self._known.move_to_end(host)
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
+
+    def forget(self, host: str) -> None:
+        """Treat connections from ``host`` as a stranger's again."""
+        self._known.pop(host, None)
 
     async def next(self) -> tuple[socket.socket, str]:
         """Wait for the next connection whose turn it is; return it and its address."""
         while not self._ready:
             self._has_ready.clear()
             await self._has_ready.wait()
-        host = next((h for h in self._ready if h in self._known), None)
-        host = next(iter(self._ready)) if host is None else host
+        wanted = (h for h in self._ready if (h in self._known) != self._was_known)
+        host = next(wanted, None) or next(iter(self._ready))
+        self._was_known = host in self._known
         sock = self._take(host)
         if host in self._ready:
             self._ready.move_to_end(host)
