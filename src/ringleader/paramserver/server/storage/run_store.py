@@ -57,6 +57,8 @@ class RunStore:
         """What was damaged on disk when the run was resumed, and what is lost by it."""
         self._every = every
         self._must_checkpoint = False
+        self._checkpointed = -1
+        """Version of the newest checkpoint that is intact."""
         self._journal = Journal(out)
 
     def open(self, scheduler: Scheduler, admission: Admission) -> int:
@@ -85,6 +87,7 @@ class RunStore:
             self.weights.use(wanted)
         self.notes = files.notes
         self._must_checkpoint = bool(files.notes)
+        self._checkpointed = files.content.found.version
         return replay.num_updates
 
     def _restore(
@@ -145,12 +148,10 @@ class RunStore:
     def is_checkpoint_due(self, scheduler: Scheduler) -> bool:
         """Return whether to write a checkpoint; never in the middle of a version."""
         version = scheduler.version
-        if scheduler.counted:
+        if scheduler.counted or version == self._checkpointed:
             return False
         if self._must_checkpoint:  # in place of a damaged one
             return True
-        if self.journal_path == checkpoint.journal_path(self.out, version):
-            return False
         size = max(self.weights.manifest.num_bytes, 1 << 20)
         is_long = self._journal.num_bytes > _MAX_JOURNAL_RATIO * size
         return version % self._every == 0 or is_long or scheduler.is_finished
@@ -181,7 +182,7 @@ class RunStore:
         except OSError as exc:
             raise ConfigError(f"{path}: cannot be written: {exc.strerror}") from exc
         checkpoint.write(self.out, version, self.weights, state)
-        self._must_checkpoint = False
+        self._must_checkpoint, self._checkpointed = False, version
         self._journal.close()
         self._journal = Journal(path)
         self._journal.begin()
