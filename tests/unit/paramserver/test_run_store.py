@@ -16,10 +16,13 @@ from ringleader.paramserver.server.plan import Plan
 from ringleader.paramserver.server.scheduler import Scheduler
 from ringleader.paramserver.server.storage.journal_records import (
     Joined,
+    Leased,
     Left,
+    Quarantined,
 )
 from ringleader.paramserver.server.storage.run_store import RunStore
 from ringleader.paramserver.server.training import Training
+from ringleader.paramserver.server.update_headers import UpdateKey
 
 
 @contextmanager
@@ -65,3 +68,14 @@ def test_a_token_that_ended_by_lost_history_stays_ended(tmp_path: Path) -> None:
         assert not training.store.notes
         assert training.admission.worker_of(token) is None, "valid again"
         assert list(training.scheduler.workers) == kept
+
+
+def test_a_quarantined_worker_has_no_lease_after_a_restart(tmp_path: Path) -> None:
+    with opened(tmp_path, "w1") as (training, _):
+        training.store.record_event(Leased.of("w1", UpdateKey(0, 0, 0)))
+    with opened(tmp_path) as (training, _):
+        assert training.scheduler.awaited() == ["w1"]
+        training.store.record_event(Quarantined("w1"))
+    with opened(tmp_path) as (training, _):
+        assert training.scheduler.workers["w1"].is_quarantined
+        assert not training.scheduler.leases

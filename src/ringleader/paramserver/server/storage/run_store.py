@@ -233,6 +233,7 @@ class _Replay:
                 self._store.forget_nonce(worker)
             case Quarantined(worker):
                 self._scheduler.workers[worker].is_quarantined = True
+                self._scheduler.leases.pop(worker, None)
             case Leased(worker):
                 now_s, key = time.monotonic(), record.update_key
                 self._scheduler.restore_lease(worker, key, now_s)
