@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated
@@ -18,9 +18,10 @@ from ringleader import settings
 from ringleader.errors import ConfigError, GroupAborted, PeerLost, RingleaderError
 from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.launch.end_with_parent import end_with_parent
-from ringleader.node.launch.environment_changes import changes_environment
 from ringleader.node.launch.fork_server import ForkServer, can_fork
 from ringleader.node.launch.job_fingerprint import job_fingerprint
+from ringleader.node.launch.local_modules import find_sources
+from ringleader.node.launch.new_interpreter import needs_new_interpreter
 from ringleader.node.launch.program import Program, find_program
 from ringleader.node.peering.membership_profiles import MembershipProfile
 from ringleader.node.protocol.agent_config import AGENT_PORT, AgentConfig
@@ -37,6 +38,8 @@ class _Plan:
     """The command line, checked."""
 
     program: Program
+    may_fork: bool
+    """Whether workers may start as forks of a process that has imported torch."""
     nproc: int
     max_restarts: int
     plaintext: bool
@@ -161,7 +164,9 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
 
     Run the same command on every machine, in any order. When a machine
     is lost, the others restart the workers without it; when one comes,
-    they restart with it. The exit status is that of the script.
+    they restart with it. The exit status is 0 if the script succeeded here
+    and no other machine failed, that of the script if it failed here,
+    128 + N after signal N, and else 1.
     """
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
@@ -174,8 +179,10 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
         if backend:
             settings.export({"RINGLEADER_DEFAULT": _check_backend(backend)})
         program = find_program(script, args or [], is_module=module)
+        sources = find_sources(program)
         plan = _Plan(
             program=program,
+            may_fork=can_fork() and not needs_new_interpreter(sources),
             nproc=nproc_per_node,
             max_restarts=max_restarts,
             plaintext=plaintext,
@@ -186,7 +193,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
                 max_nodes=most,
                 wait_s=wait,
                 timeout_s=timeout,
-                fingerprint=job_fingerprint(None if any_script else program),
+                fingerprint=job_fingerprint(None if any_script else sources),
                 rank0=rank0,
             ),
             agent=AgentConfig(
@@ -235,7 +242,7 @@ def _run(plan: _Plan, errors: Console) -> int:
         import_module("ringleader.compression.scheme").parse(plan.compress)
     with AgentProcess.start(plan.agent) as agent:  # which a fork forgets
         importing.join()
-        with _fork_server(plan.program) as server:
+        with ForkServer.start() if plan.may_fork else nullcontext() as server:
             return _launch(plan, agent, server, errors)
 
 
@@ -244,13 +251,6 @@ def _import_torch() -> None:
     import_module("torch.distributed.launcher.api")
     gc.freeze()
     gc.enable()
-
-
-def _fork_server(program: Program) -> AbstractContextManager[ForkServer | None]:
-    """Fork the server of the workers, unless they must import torch themselves."""
-    if not can_fork() or changes_environment(program):
-        return nullcontext()
-    return ForkServer.start()
 
 
 def _as_ours(error: Exception) -> RingleaderError:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringleader.node.launch.environment_changes import changes_environment
+from ringleader.node.launch.local_modules import find_sources
 from ringleader.node.launch.program import find_program
 
 CHANGING = [
@@ -40,13 +41,13 @@ def test_setting_is_told_from_reading(
     script = tmp_path / "train.py"
     script.write_text(source)
     program = find_program(str(script), [], is_module=False)
-    assert changes_environment(program) is changes
+    assert changes_environment(find_sources(program)) is changes
 
 
 def test_modules_beside_the_program_count(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import tools")
     program = find_program(str(script), [], is_module=False)
-    assert not changes_environment(program)
+    assert not changes_environment(find_sources(program))
     (tmp_path / "tools.py").write_text(CHANGING[0])
-    assert changes_environment(program)
+    assert changes_environment(find_sources(program))

@@ -11,7 +11,8 @@ import pytest
 from ringleader.ids import NodeId
 from ringleader.node.agent.fingerprint_check import Machine, differences, explain
 from ringleader.node.launch.job_fingerprint import job_fingerprint
-from ringleader.node.launch.local_modules import local_modules
+from ringleader.node.launch.local_modules import MAX_BYTES, find_sources
+from ringleader.node.launch.new_interpreter import needs_new_interpreter
 from ringleader.node.launch.program import find_program
 from ringleader.node.protocol.node_state import (
     MAX_MODULES,
@@ -39,8 +40,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def modules_of(script: Path) -> dict[str, str]:
+    return find_sources(find_program(str(script), [], is_module=False)).hashes()
+
+
 def test_direct_indirect_and_relative_imports_are_found(folder: Path) -> None:
-    found = local_modules(folder / "train.py", folder)
+    found = modules_of(folder / "train.py")
     assert sorted(found) == [
         "deep/er/module.py",
         "helper.py",
@@ -56,16 +61,16 @@ def test_a_module_of_a_package_searches_above_it(
     monkeypatch.chdir(folder)
     program = find_program("net.layers", [], is_module=True)
     assert program.root == folder
-    assert "net/sizes.py" in local_modules(Path(program.path), program.root)
+    assert "net/sizes.py" in find_sources(program).hashes()
     (folder / "net" / "__main__.py").write_text("import helper")
     program = find_program("net", [], is_module=True)
     assert program.root == folder
-    assert "helper.py" in local_modules(Path(program.path), program.root)
+    assert "helper.py" in find_sources(program).hashes()
 
 
 def test_installed_packages_are_not_local() -> None:
-    installed = Path(sysconfig.get_paths()["purelib"])
-    assert local_modules(installed / "psutil" / "__init__.py", installed) == {}
+    installed = Path(sysconfig.get_paths()["stdlib"])
+    assert modules_of(installed / "statistics.py") == {}
 
 
 def test_many_modules_fit_into_a_node_state(tmp_path: Path) -> None:
@@ -73,10 +78,10 @@ def test_many_modules_fit_into_a_node_state(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / f"{name}.py").touch()
     (tmp_path / "train.py").write_text("\n".join(f"import {name}" for name in names))
-    found = local_modules(tmp_path / "train.py", tmp_path)
+    found = modules_of(tmp_path / "train.py")
     assert len(found) == MAX_MODULES
     (tmp_path / f"{names[-1]}.py").write_text("changed = True")
-    assert local_modules(tmp_path / "train.py", tmp_path) != found
+    assert modules_of(tmp_path / "train.py") != found
     fingerprint = JobFingerprint(modules=found)
     data = msgspec.msgpack.encode(fingerprint)
     assert len(data) < 4096
@@ -88,10 +93,10 @@ def test_a_changed_module_is_named_with_what_to_do(
 ) -> None:
     monkeypatch.chdir(folder)
     program = find_program("train.py", [], is_module=False)
-    theirs = job_fingerprint(program)
+    theirs = job_fingerprint(find_sources(program))
     (folder / "helper.py").write_text("x = 1\r\nimport new\r\n")
     (folder / "new.py").touch()
-    ours = job_fingerprint(program)
+    ours = job_fingerprint(find_sources(program))
     assert differences(theirs, ours) == ["modules"]
     assert differences(theirs, job_fingerprint(None)) == [], "--any-script"
     state = NodeState(
@@ -103,8 +108,37 @@ def test_a_changed_module_is_named_with_what_to_do(
     assert "new.py are missing there" in text
     assert "copy the same files to both, or start both with --any-script" in text
     (folder / "helper.py").write_bytes(SOURCES["helper.py"].encode())
-    assert job_fingerprint(program) == theirs
+    assert job_fingerprint(find_sources(program)) == theirs
     (folder / "helper.py").write_bytes(
         SOURCES["helper.py"].replace("\n", "\r\n").encode()
     )
-    assert job_fingerprint(program) == theirs, "line ends of the platform"
+    assert job_fingerprint(find_sources(program)) == theirs, "line ends of the platform"
+
+
+def test_sources_are_read_up_to_a_limit(folder: Path) -> None:
+    """Was: up to 256 MiB were parsed, twice, before anything started."""
+    (folder / "helper.py").write_text("x = 1\n" * (MAX_BYTES // 6))
+    program = find_program(str(folder / "train.py"), [], is_module=False)
+    found = find_sources(program)
+    assert not found.is_complete
+    assert "helper.py" not in found.hashes()
+    assert "net/sizes.py" in found.hashes(), "what fits is compared"
+
+
+@pytest.mark.parametrize(
+    ("name", "hides"),
+    [("statistics.py", True), ("numpy/__init__.py", True), ("my_tools.py", False)],
+)
+def test_a_module_named_like_an_installed_one_is_noticed(
+    name: str, hides: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Was: a forked worker got the one that torch had imported."""
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    module = name.partition("/")[0].removesuffix(".py")
+    (tmp_path / "train.py").write_text(f"import {module}")
+    program = find_program(str(tmp_path / "train.py"), [], is_module=False)
+    assert needs_new_interpreter(find_sources(program)) is hides
+    monkeypatch.syspath_prepend(tmp_path)
+    assert needs_new_interpreter(find_sources(program)) is hides, "it is no other"

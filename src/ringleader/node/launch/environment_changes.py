@@ -7,32 +7,21 @@ one expects that torch is imported after that.
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
-from ringleader.node.launch.local_modules import local_modules
-from ringleader.node.launch.program import Program
+from ringleader.node.launch.local_modules import LocalSources
 
 _CHANGING = {"setdefault", "update", "pop", "popitem", "clear", "__setitem__"}
 _FUNCTIONS = {"putenv", "unsetenv", "load_dotenv"}
 
 
-def changes_environment(program: Program) -> bool:
+def changes_environment(sources: LocalSources) -> bool:
     """Return whether a program, or a module beside it, may set variables.
 
-    Also if one of the files is not a Python source that can be read.
+    Also if not all of the sources are known.
     """
-    path = Path(program.path)
-    beside = local_modules(path, program.root)
-    files = [path, *(program.root / name for name in beside)]
-    return any(_may_change(file) for file in files)
-
-
-def _may_change(file: Path) -> bool:
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, ValueError, SyntaxError, RecursionError):
+    if not sources.is_complete:
         return True
-    return any(_is_change(node) for node in ast.walk(tree))
+    return any(_is_change(node) for tree in sources.trees for node in ast.walk(tree))
 
 
 def _is_change(node: ast.AST) -> bool:

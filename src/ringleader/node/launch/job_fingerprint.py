@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from pathlib import Path
 
 from ringleader import settings
-from ringleader.node.launch.local_modules import file_hash, local_modules
-from ringleader.node.launch.program import Program
+from ringleader.node.launch.local_modules import LocalSources
 from ringleader.node.protocol.hello import PROTOCOL
 from ringleader.node.protocol.node_state import JobFingerprint
 from ringleader.wire import hello as wire_hello
 
 
-def job_fingerprint(program: Program | None) -> JobFingerprint:
-    """Return the fingerprint of this machine; ``program`` None: they may differ."""
+def job_fingerprint(sources: LocalSources | None) -> JobFingerprint:
+    """Return the fingerprint of this machine; ``sources`` None: they may differ."""
     return JobFingerprint(
-        script=file_hash(Path(program.path).read_bytes()) if program else "",
-        modules=local_modules(Path(program.path), program.root) if program else {},
+        script=sources.script_hash if sources else "",
+        modules=sources.hashes() if sources else {},
         torch=version("torch"),
         ringleader=f"{PROTOCOL}.{wire_hello.VERSION}",
         compress=settings.compress() or "none",

@@ -1,4 +1,4 @@
-"""``local_modules``: the modules beside a program that it imports, and their hashes.
+"""``find_sources``: a program and the modules beside it that it imports.
 
 Found by reading the sources; nothing is imported or run. Modules that a program
 imports by a computed name are not found.
@@ -11,13 +11,15 @@ import hashlib
 import site
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from ringleader.node.launch.program import Program
 from ringleader.node.protocol.node_state import MAX_MODULES, MAX_NAME
 
 MAX_FILES = 256
-MAX_FILE_BYTES = 1 << 20
-"""Generated sources may be larger; reading them would delay the start."""
+MAX_BYTES = 1 << 20
+"""Of all sources together: parsing more would delay the start."""
 
 
 def file_hash(data: bytes) -> str:
@@ -25,29 +27,57 @@ def file_hash(data: bytes) -> str:
     return hashlib.sha256(data.replace(b"\r\n", b"\n")).hexdigest()[:16]
 
 
-def local_modules(program: Path, root: Path) -> dict[str, str]:
-    """Return path -> hash of the modules under ``root`` that ``program`` imports.
+@dataclass(slots=True)
+class LocalSources:
+    """What was found."""
 
-    ``root`` is the directory that its absolute imports search first. Indirect imports
-    count; installed packages do not.
+    root: Path
+    """The directory that absolute imports of the program search first."""
+    script_hash: str
+    trees: list[ast.Module] = field(default_factory=list)
+    """The program and its modules, parsed."""
+    modules: dict[Path, str] = field(default_factory=dict)
+    """Path -> hash of the modules under ``root``, without the program."""
+    is_complete: bool = True
+    """Whether all of them could be read and parsed, within the limits."""
+
+    def hashes(self) -> dict[str, str]:
+        """Return relative path -> hash of the modules, to fit into a node state."""
+        named = {
+            path.relative_to(self.root).as_posix(): value
+            for path, value in self.modules.items()
+        }
+        return _shortened(dict(sorted(named.items())))
+
+
+def find_sources(program: Program) -> LocalSources:
+    """Read a program and the modules under its root that it imports.
+
+    Indirect imports count; installed packages do not. What exceeds the limits is left
+    out, apart from the hash of the program itself.
     """
-    if _is_installed(root):
-        return {}
-    found: dict[Path, bytes] = {}
-    todo = [program]
-    while todo and len(found) < MAX_FILES:
-        path = todo.pop(0)
-        if path in found:
+    path, root = Path(program.path), program.root
+    data = path.read_bytes()
+    found = LocalSources(root, file_hash(data))
+    searches = not _is_installed(root)
+    todo, left = [path], MAX_BYTES
+    for current in todo:  # which grows
+        if current != path:
+            data = _read(current, left + 1)
+        if len(data) > left or len(found.modules) >= MAX_FILES:
+            found.is_complete = False
             continue
-        data = _read(path)
-        found[path] = data
-        todo += sorted(set(_imported_files(data, path, root)))
-    del found[program]
-    hashes = {
-        path.relative_to(root).as_posix(): file_hash(data)
-        for path, data in found.items()
-    }
-    return _shortened(dict(sorted(hashes.items())))
+        left -= len(data)
+        if current != path:
+            found.modules[current] = file_hash(data)
+        tree = _parse(data)
+        if tree is None:
+            found.is_complete = False
+            continue
+        found.trees.append(tree)
+        if searches:
+            todo += sorted(set(_imported_files(tree, current, root)) - set(todo))
+    return found
 
 
 def _is_installed(root: Path) -> bool:
@@ -58,19 +88,22 @@ def _is_installed(root: Path) -> bool:
     return root.resolve() in {Path(place).resolve() for place in places}
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, size: int) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(MAX_FILE_BYTES)
+            return file.read(size)
     except OSError:
         return b""  # the import will fail, and say so
 
 
-def _imported_files(data: bytes, path: Path, root: Path) -> Iterator[Path]:
+def _parse(data: bytes) -> ast.Module | None:
     try:
-        tree = ast.parse(data)
+        return ast.parse(data)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # the workers will report it
+        return None  # the workers will report it
+
+
+def _imported_files(tree: ast.Module, path: Path, root: Path) -> Iterator[Path]:
     package = path.parent.relative_to(root).parts
     for node in ast.walk(tree):
         for name in _imported_names(node, package):
