@@ -226,7 +226,8 @@ class Status(_Answer, frozen=True, kw_only=True):
     shards: _Positive
     counted: _Count
     waiting_for: _Count
-    """Workers that are missing until the first round begins."""
+    """Workers that are missing. The first round needs ``--workers`` of them, later ones
+    one, or with ``--aggregate`` and ``--clip`` as many as the quorum, at least three."""
     awaited: Annotated[list[_WorkerId], Meta(max_length=1000)]
     """Workers whose updates this round waits for."""
     seconds: _Real

@@ -62,7 +62,8 @@ class Plan:
             raise ConfigError(f"{text}: they need --mode bulk, not {self.mode}")
         if self.aggregation.is_robust and self.workers < MIN_WORKERS:
             text = f"--aggregate and --clip need --workers {MIN_WORKERS} or more"
-            raise ConfigError(f"{text}: of two, nobody can tell who is right")
+            why = "with fewer, a wrong update cannot be told from a right one"
+            raise ConfigError(f"{text}: {why}")
 
     @property
     def is_bulk(self) -> bool:
@@ -76,7 +77,8 @@ class Plan:
     def least_workers(self, shards: int) -> int:
         """Return how many different workers a round of ``shards`` needs.
 
-        To outvote a minority takes a majority: a fast worker must not get most shards.
+        A robust rule needs as many as the quorum, and at least three: else a few fast
+        workers could compute most shards, and decide the result alone.
         """
         if not self.aggregation.is_robust:
             return 1
