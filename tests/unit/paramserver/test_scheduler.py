@@ -139,7 +139,22 @@ def test_one_fast_worker_does_not_decide_how_long_a_shard_may_take() -> None:
         leases = {w: key_of(scheduler.assign(w, now_s)) for w in ("w1", "w2", "w3")}
         for took_s, worker in ((0.01, "w1"), (10.0, "w2"), (9.0, "w3")):
             submit(scheduler, worker, leases[worker], now_s + took_s)
-    assert scheduler.patience_s() > 20.0
+    assert scheduler.patience_s(60.0) > 20.0
+
+
+def test_workers_that_vanished_do_not_decide_how_long_a_shard_may_take() -> None:
+    scheduler = machine(3)
+    leases = {w: key_of(scheduler.assign(w, 0.0)) for w in ("w1", "w2", "w3")}
+    for took_s, worker in ((5.0, "w1"), (40.0, "w2"), (50.0, "w3")):
+        submit(scheduler, worker, leases[worker], took_s)
+    assert scheduler.patience_s(50.0) == 120.0
+    scheduler.mark_seen("w1", 100.0)
+    assert scheduler.patience_s(100.0) == 15.0, "only w1 is there"
+    assert scheduler.assign("w1", 100.0) is not None
+    scheduler.mark_seen("w2", 100.0)
+    assert scheduler.assign("w2", 100.0) is not None
+    scheduler.mark_seen("w1", 190.0)
+    assert scheduler.patience_s(190.0) == 67.5, "w2 computes, and is silent meanwhile"
 
 
 def test_the_shard_of_a_dead_worker_is_given_to_an_idle_one_in_time() -> None:

@@ -227,7 +227,7 @@ class Status(_Answer, frozen=True, kw_only=True):
     counted: _Count
     waiting_for: _Count
     """Workers that are missing. The first round needs ``--workers`` of them, later ones
-    one, or with ``--aggregate`` and ``--clip`` as many as the quorum, at least three."""
+    one, or as many as the quorum (three or more) with ``--aggregate`` or ``--clip``."""
     awaited: Annotated[list[_WorkerId], Meta(max_length=1000)]
     """Workers whose updates this round waits for."""
     seconds: _Real

@@ -109,10 +109,8 @@ class Scheduler:
         return found
 
     def restore_lease(self, identity: str, key: UpdateKey, now_s: float) -> None:
-        """Lease a shard again that the server before a restart had leased.
-
-        The journal can name a lease after the end of its version, or of its worker.
-        """
+        """Lease a shard again as before a restart, unless that lease is over."""
+        # The journal can name a lease after the end of its version or worker.
         self._skip_batches_of(key)
         worker, batch = self.workers[identity], key.first_batch
         is_old = is_stale(self.plan, self.version, worker.last, key)
@@ -228,9 +226,10 @@ class Scheduler:
         self._sum = [0.0, 0.0]
         self._began_s = None
 
-    def patience_s(self) -> float:
+    def patience_s(self, now_s: float) -> float:
         """Return how long a shard is leased to one worker alone."""
-        return max(MIN_PATIENCE_S, PATIENCE * self._durations.usual_s())
+        there = {*self.workers.present(now_s), *self.leases}
+        return max(MIN_PATIENCE_S, PATIENCE * self._durations.usual_s(there))
 
     def _assign_in_round(self, identity: str, now_s: float) -> ShardLease | None:
         mine = self.leases.get(identity)
@@ -239,7 +238,7 @@ class Scheduler:
         if self._gives_way(identity, now_s):
             return None
         shards = RoundShards(self.shards, self.leases, self.counted)
-        patience_s = self.patience_s()
+        patience_s = self.patience_s(now_s)
         began_s = now_s if self._began_s is None else self._began_s
         waiting = []
         if now_s - began_s < patience_s:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 _KEPT = 8
@@ -24,7 +25,8 @@ class ShardDurations:
         """Forget a worker that no longer takes part."""
         self._by_worker.pop(worker, None)
 
-    def usual_s(self) -> float:
-        """Return the median over workers of each worker's median; 0 if unknown."""
-        medians = [statistics.median(own) for own in self._by_worker.values()]
+    def usual_s(self, workers: Collection[str]) -> float:
+        """Return the median over ``workers`` of each one's median; 0 if unknown."""
+        by_worker = self._by_worker.items()
+        medians = [statistics.median(own) for w, own in by_worker if w in workers]
         return statistics.median(medians) if medians else 0.0
