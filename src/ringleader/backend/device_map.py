@@ -50,6 +50,8 @@ def with_us_everywhere(asked: str) -> str:
 
 
 def _create(arguments: dict[str, Any], make: Callable[[], Any]) -> Any:
+    if "backend" not in arguments:
+        return make()  # a torch that calls it otherwise
     asked = str(arguments["backend"]).lower()
     if not is_mixed(asked):
         return make()

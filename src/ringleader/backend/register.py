@@ -37,7 +37,8 @@ def register() -> None:
 
     torch_patches.install()
     device_map.install()
-    default_backend.install()  # its names come before ours
+    # Wrapped last, it runs first: a map that it replaces is no device map any more.
+    default_backend.install()
 
 
 def create(request: Any, options: object) -> ProcessGroup | Backend:

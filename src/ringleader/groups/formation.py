@@ -22,7 +22,7 @@ from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError
 from ringleader.groups.group import Group, handle_of, open_group
 from ringleader.groups.handle import view_hash
-from ringleader.groups.launcher_store import open_store
+from ringleader.groups.launcher_store import has_formed, open_store
 from ringleader.groups.measure_links import measure, share
 from ringleader.groups.store_rendezvous import (
     check_alike,
@@ -202,7 +202,9 @@ def from_environment(launch: Launch, options: Options) -> Group:
         return _form(0, alone, listener, "alone", options)
     store = open_store(launch, options.deadline)
     view_id = f"env:{launch.size}:{launch.attempt}"  # no address: it may be a tunnel
-    return over_store(store, launch.rank, launch.size, view_id, options)
+    formed = over_store(store, launch.rank, launch.size, view_id, options)
+    has_formed()
+    return formed
 
 
 def over_store(

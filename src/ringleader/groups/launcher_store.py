@@ -11,9 +11,8 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
-from itertools import count
 from pathlib import Path
 
 from torch._C._distributed_c10d import TCPStore
@@ -26,8 +25,27 @@ from ringleader.transport import tcp_socket
 from ringleader.transport.name_lookups import no_name_lookups
 
 _POLL_S = 0.02
-_numbers: Iterator[int] = count()
-"""Numbers the groups that a process forms, so that each has a file of its own."""
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """Where the ranks of an mpirun meet next: each group has a file of its own.
+
+    An attempt to form a group may fail on some ranks before others begin. So the number
+    and the store stay until a group has formed.
+    """
+
+    number: int = 0
+    store: TCPStore | None = None
+
+
+_meeting = _Meeting()
+
+
+def has_formed() -> None:
+    """Note that a group has formed over the store: the next one gets another."""
+    _meeting.number += 1
+    _meeting.store = None
 
 
 def open_store(launch: Launch, deadline: Deadline) -> TCPStore:
@@ -37,7 +55,9 @@ def open_store(launch: Launch, deadline: Deadline) -> TCPStore:
     not there until the deadline.
     """
     if launch.directory:
-        return _meet(launch, Path(launch.directory), deadline)
+        store = _meeting.store or _meet(launch, Path(launch.directory), deadline)
+        _meeting.store = store
+        return store
     where = f"{launch.master}:{launch.port}"
     keeps_store = launch.rank == 0 and not launch.store_exists
     if not keeps_store:
@@ -74,7 +94,7 @@ def _store(
 
 def _meet(launch: Launch, directory: Path, deadline: Deadline) -> TCPStore:
     """Serve the store and write its port, or wait for the port and connect."""
-    file = directory / f"ringleader-{next(_numbers)}"
+    file = directory / f"ringleader-{_meeting.number}"
     _check_private(directory)
     if launch.rank != 0:
         port = _wait_for_port(file, deadline)

@@ -1,8 +1,8 @@
-"""``no_name_lookups``: keeps torch from asking name servers about loopback addresses.
+"""``no_name_lookups``: keeps torch from asking name servers.
 
-torch's TCPStore looks up the name of ``::ffff:127.0.0.1``, and its elastic agent the
-full name of this host, both only for messages. Where no name server answers, each takes
-ten seconds.
+torch's TCPStore looks up the name of the address that it connects to, and its elastic
+agent the full name of this host, both only for messages. Where no name server answers,
+each takes ten seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DEFAULT = "files dns"
 
 @contextmanager
 def no_name_lookups(host: str) -> Iterator[None]:
-    """Let this process find names in /etc/hosts only; other names do not exist.
+    """Let this process, with all threads, find names in /etc/hosts only.
 
     ``host`` is the address to be used meanwhile; if it is a name, which must be looked
     up, this does nothing. Nor does it where the C library is not glibc.
@@ -51,6 +51,11 @@ def _change(configure: _Configure, users: int) -> None:
         _users += users
         if _users == 0:
             configure(b"hosts", _sources().encode())
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether ``host`` is a numeric address of this host itself."""
+    return _is_numeric(host) and ipaddress.ip_address(host).is_loopback
 
 
 def _is_numeric(host: str) -> bool:

@@ -158,6 +158,35 @@ def test_a_script_started_by_mpirun_alone_finds_its_group(tmp_path: Path) -> Non
         assert done.stdout.count(f"rank {rank} of 2: [3.0, 3.0, 3.0]") == 2
 
 
+def join_again(group: Group, _: Ready, folder: str) -> str:
+    """Rank 0 tries it alone, then both; the test has made ``group`` before."""
+    os.environ.update(
+        OMPI_COMM_WORLD_SIZE="2",
+        OMPI_COMM_WORLD_LOCAL_SIZE="2",
+        OMPI_COMM_WORLD_RANK=str(group.rank),
+        OMPI_FILE_LOCATION=f"{folder}/{group.rank}",
+    )
+    if group.rank == 0:
+        with pytest.raises(ringleader.PeerUnreachable):
+            ringleader.group(timeout_s=0.2)
+    group.barrier()
+    said = ""
+    for _turn in range(2):
+        with ringleader.group(timeout_s=20.0) as made:
+            said += f"rank {made.rank} of {made.size} "
+    return said
+
+
+def test_ranks_of_mpirun_meet_after_an_attempt_of_one_has_failed(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    """Was: each went on to another number, and they never met again."""
+    (job := tmp_path / "job").mkdir(mode=0o700)
+    with spawn_ranks(2, join_again, str(job), fork_server=fork_server) as ranks:
+        said = [rank.result(WITHIN_S) for rank in ranks]
+    assert said == ["rank 0 of 2 " * 2, "rank 1 of 2 " * 2]
+
+
 def test_a_directory_that_others_can_write_is_refused(
     run_all: Run, tmp_path: Path
 ) -> None:

@@ -8,11 +8,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from ringleader.backend import register
+from ringleader.backend import default_backend, device_map, register
 from ringleader.node.launch import torch_entry_points as node_register
 
 WITHIN_S = 60.0
@@ -176,3 +177,27 @@ def test_the_entry_points_are_those_of_the_installed_package() -> None:
     assert found.load() is node_register.autoload
     (handler,) = entry_points(group="torchrun.handlers", name="mdns")
     assert callable(handler.load()())
+
+
+@pytest.mark.parametrize(
+    ("address", "round_id", "expected"),
+    [
+        ("127.0.0.1", "", "127.0.0.1"),
+        ("192.168.1.7", "", ""),
+        ("192.168.1.7", "r1", "192.168.1.7"),
+        ("localhost", "", ""),
+        ("", "", ""),
+    ],
+)
+def test_name_lookups_are_off_only_where_that_harms_nobody(
+    address: str, round_id: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Was: in every program of torch whose MASTER_ADDR was numeric."""
+    monkeypatch.setenv("MASTER_ADDR", address)
+    monkeypatch.setenv("RINGLEADER_ROUND", round_id)
+    assert node_register._address_without_names() == expected
+
+
+@pytest.mark.parametrize("module", [default_backend, device_map])
+def test_a_torch_that_creates_groups_otherwise_is_left_alone(module: Any) -> None:  # noqa: ANN401
+    assert module._create({"group_size": 1}, lambda: "made") == "made"

@@ -197,6 +197,18 @@ def test_a_machine_that_has_finished_waits_for_the_others(
         assert said == ["leaving: barn had not finished after 0 s"]
 
 
+def test_without_an_agent_what_has_finished_has_succeeded() -> None:
+    """Was: exit status 1 for a job that had finished."""
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    said: list[str] = []
+    client = AgentClient(ours)
+    FailurePolicy(client, "job", said.append).wait_for_others()
+    client.close()
+    (text,) = said
+    assert text.startswith("finished here; whether the others have is not known: ")
+
+
 def test_without_an_agent_the_failure_is_still_shown() -> None:
     ours, theirs = socket.socketpair()
     theirs.close()

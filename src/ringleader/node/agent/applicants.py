@@ -83,10 +83,10 @@ def find_applicants(job: str, view: ViewState) -> Applicants:
     reference = next(node for node in seniority if node in candidates)
     fingerprint = requests[reference].fingerprint
     trained = frozenset(running) | job_seniority.last_rounds(requests).keys()
-    # A newcomer has no say where others have trained.
     equal = [
         n for n in seniority if not differences(fingerprint, requests[n].fingerprint)
     ]
+    # --rank0 counts only from machines that have trained, if there are any.
     deciding = [n for n in equal if n in trained] or equal
     return Applicants(
         waiting,

@@ -49,10 +49,8 @@ class MdnsRendezvous(RendezvousHandler):
         agent: AgentProcess,
         request: EnterJob,
         *,
-        name: str = "mdns",
         encrypts: bool = True,
     ) -> None:
-        self._name = name
         self._agent = agent
         self._request = request
         self._encrypts = encrypts
@@ -66,7 +64,7 @@ class MdnsRendezvous(RendezvousHandler):
 
     def get_backend(self) -> str:
         """Return the name under which the handler is registered."""
-        return self._name
+        return "mdns"
 
     @property
     def use_agent_store(self) -> bool:

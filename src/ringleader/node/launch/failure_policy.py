@@ -155,8 +155,15 @@ class FailurePolicy:
     def wait_for_others(self) -> None:
         """Stay in the round until all machines have finished it.
 
-        Raises ``JobFailed`` if one of them fails or is lost before it has finished.
+        Raises ``JobFailed`` if one of them fails or is lost before it has finished. If
+        the agent has died, nobody can tell, and what was done here counts.
         """
+        try:
+            self._wait_for_others()
+        except RingleaderError as exc:
+            self._say(f"finished here; whether the others have is not known: {exc}")
+
+    def _wait_for_others(self) -> None:
         self._agent.ask(FinishRound(self._job), Deadline.after(ASK_S))
         deadline, quiet = Deadline.after(OTHERS_S), Deadline.after(SAY_AFTER_S)
         status, is_said = self.check(), False

@@ -12,7 +12,7 @@ from typing import Any
 from ringleader import settings
 from ringleader.backend import register as backend
 from ringleader.node.launch import worker_main
-from ringleader.transport.name_lookups import no_name_lookups
+from ringleader.transport.name_lookups import is_loopback, no_name_lookups
 
 SCHEME = "mdns"
 
@@ -67,7 +67,11 @@ def _register_scheme() -> None:
 
 
 def _wrap_env() -> None:
-    """Open the store of ``env://`` without name look-ups, if its address is numeric."""
+    """Open the store of ``env://`` without name look-ups, where that harms nobody.
+
+    They are off for all threads. So only if the store is on this host, or if our
+    launcher started this worker and hence gave it an address.
+    """
     import torch.distributed as dist
 
     if not dist.is_available():
@@ -79,12 +83,18 @@ def _wrap_env() -> None:
 
     def handler(*args: Any, **options: Any) -> Iterator[Any]:  # noqa: ANN401
         rounds = torch_handler(*args, **options)
-        with no_name_lookups(settings.master_address()):
+        with no_name_lookups(_address_without_names()):
             first = next(rounds)
         yield first
         yield from rounds
 
     handlers["env"] = handler
+
+
+def _address_without_names() -> str:
+    """Return the address of the store if name look-ups may be off, else nothing."""
+    address = settings.master_address()
+    return address if settings.round_id() or is_loopback(address) else ""
 
 
 def _compress() -> None:
