@@ -763,13 +763,15 @@ def test_memory_stays_flat_whatever_is_sent(tmp_path: Path) -> None:
         for _ in range(10):
             good.step()
         before_kb = _memory_kb(process.pid)
-        for _ in range(8):  # each is quarantined after three
-            bad = WorkerClient(url, restarting.code)
-            bad.join()
+        strangers = [WorkerClient(url, restarting.code) for _ in range(8)]
+        for bad in strangers:  # before one is quarantined: then no other may join
+            assert bad.join().status_code == 200
+        for bad in strangers:
             for body in (_zstd_bomb(), bytes(4000), _torch_save()):
                 work = bad.work()
                 assert work is not None
-                bad.put(work, body)
+                assert bad.put(work, body).status_code == 422
+                assert good.step() is not None, "the round is left to it"
             bad.close()
         for _ in range(300):
             line = s.enter_context(
