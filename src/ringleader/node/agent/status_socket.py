@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import stat
 from pathlib import Path
 
 from ringleader.node.agent.request_handler import RequestHandler
+from ringleader.node.protocol.socket_path import short_path
 
 
 class StatusSocket:
@@ -32,7 +34,14 @@ class StatusSocket:
         ) -> None:
             await self._handler.serve(reader, writer, is_parent=False)
 
-        self._server = await asyncio.start_unix_server(serve, self._path)
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            with short_path(self._path) as path:
+                sock.bind(path)
+                self._server = await asyncio.start_unix_server(serve, sock=sock)
+        except BaseException:
+            sock.close()
+            raise
 
     def close(self) -> None:
         """Stop listening and remove the socket."""

@@ -18,6 +18,7 @@ from ringleader.node.protocol.local_requests import (
     RequestFailed,
     decode_reply,
 )
+from ringleader.node.protocol.socket_path import short_path
 from ringleader.transport import tcp_socket
 
 AGENT = "the agent of this machine"
@@ -95,7 +96,8 @@ def connect_to_agent(path: Path, deadline: Deadline) -> AgentClient | None:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(max(0.01, deadline.left_s()))
     try:
-        sock.connect(str(path))
+        with short_path(path) as address:
+            sock.connect(address)
     except OSError:
         sock.close()
         return None
