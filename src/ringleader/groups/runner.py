@@ -188,14 +188,16 @@ class Runner:
         if isinstance(exc, HeaderMismatch):
             exc = mismatch.explain(exc, self.control)
         if self.failure is None:
+            # Errors are kept without tracebacks: their frames keep the engine alive.
             if isinstance(exc, RingleaderError):
-                # Without its traceback, whose frames would keep the engine alive.
                 self.failure = same_again(self._attribute(exc))
             elif not isinstance(exc, Exception):  # Ctrl-C, sys.exit
                 text = f"interrupted by {type(exc).__name__} during an operation"
                 self.failure = GroupAborted(text)
             else:
                 self.failure = InternalError(f"{type(exc).__name__}: {exc}")
+            if self.control.aborted is not None:
+                self.control.aborted = same_again(self.control.aborted)
             with contextlib.suppress(OSError, RingleaderError):
                 self.control.say_broken(self.failure)
         self._fail_all(self.failure)  # again: a message may have been posted since

@@ -240,10 +240,13 @@ def test_a_closed_group_keeps_nothing_until_the_collector_runs(transport: str) -
         group.broadcast(tensor, src=0)
         group.all_reduce(tensor, codec="int8")
         group.all_reduce(tensor, async_op=True).wait()
-        if group.rank == 1:
-            group.abort()
-        with pytest.raises(GroupAborted):
-            group.all_reduce(tensor)
+        if group.rank == 1:  # while it waits for the other rank
+            threading.Timer(0.1, group.abort).start()
+            with pytest.raises(GroupAborted):
+                group.all_reduce(tensor)
+        else:
+            with pytest.raises(GroupAborted):
+                group.recv(tensor, 1)
         group.close()
         assert group.progress().count == 1 << 18, "known after the end as well"
 
