@@ -20,7 +20,7 @@ from ringleader.errors import ConfigError
 from ringleader.groups.group import Group
 
 _ROW_BYTES = 128
-"""Of each rank: whether it has an accelerator, its torch, and its host; ASCII."""
+"""Length of what one rank tells, in ASCII: its accelerator, its torch and its host."""
 _said: set[str] = set()
 """The warnings that were logged: once in a process."""
 _log = logging.getLogger("ringleader")

@@ -66,7 +66,7 @@ class Jobs:
     _ready_since: dict[str, float] = field(default_factory=dict)
     _view_changed: asyncio.Event = field(default_factory=asyncio.Event)
     _names: dict[NodeId, str] = field(default_factory=dict)
-    """Of all nodes that were in a view."""
+    """Names of all nodes that were in a view."""
 
     def __post_init__(self) -> None:
         self.reports = JobReports(self.publish)

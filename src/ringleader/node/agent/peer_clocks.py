@@ -14,9 +14,9 @@ class PeerClocks:
     """Differences in seconds, measured when a link opened; off by its latency."""
 
     wall: dict[NodeId, float] = field(default_factory=dict)
-    """Of all nodes that were linked, for the user."""
+    """Seconds that wall clocks of nodes are ahead, as status shows them."""
     monotonic: dict[NodeId, float] = field(default_factory=dict)
-    """Of linked nodes. They compare start times, whatever the wall clocks show."""
+    """Seconds that monotonic clocks of linked nodes are ahead; compares start times."""
 
     def on_link(self, hello: AgentHello) -> None:
         """Compare the clocks in a hello that has just arrived with ours."""

@@ -58,7 +58,7 @@ class FailurePolicy:
         self._entered: RoundEntered | None = None
         self._began_s = 0.0
         self._signatures: set[str] = set()
-        """Of failures in earlier rounds, on any machine."""
+        """Signatures of failures in earlier rounds, on any machine."""
         self._told: set[tuple[str, int]] = set()
         """Round and rank of the failures elsewhere that the user was told of."""
         self._cause: Deadline | None = None

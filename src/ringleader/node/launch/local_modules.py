@@ -19,7 +19,7 @@ from ringleader.node.protocol.node_state import MAX_MODULES, MAX_NAME
 
 MAX_FILES = 256
 MAX_BYTES = 1 << 20
-"""Of all sources together: parsing more would delay the start."""
+"""Limit for all sources together: parsing more would delay the start."""
 
 
 def file_hash(data: bytes) -> str:

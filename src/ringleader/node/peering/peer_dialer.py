@@ -32,7 +32,8 @@ MAX_DIALS = 4
 ASK_AFTER_S = 0.3
 """A node that our peers hear is usually found by ourselves within this time."""
 MAX_ASKS = 2
-"""Of its own: a peer that names nodes which do not exist delays no other dial."""
+"""Questions at a time. They have a limit of their own, so that a peer that names
+nodes which do not exist delays no other dial."""
 RESOLVE_S = 5.0
 FIRST_RETRY_S = 0.5
 LONGEST_RETRY_S = 10.0

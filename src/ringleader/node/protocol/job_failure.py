@@ -23,7 +23,7 @@ class JobFailure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     rank: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
     """Rank of the worker among all workers of the job."""
     exit_status: Annotated[int, msgspec.Meta(ge=-256, le=1 << 32)]
-    """Of the worker; negative: the number of the signal that ended it."""
+    """Exit status of the worker; if negative, the signal that ended it."""
     error: ErrorText
     """Type and message of the exception, or the exit status in words."""
     lines: Annotated[list[Line], msgspec.Meta(max_length=MAX_LINES)] = []
