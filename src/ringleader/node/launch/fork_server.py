@@ -9,6 +9,7 @@ expects a process that it started. CUDA stays untouched before the fork.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import secrets
@@ -141,6 +142,7 @@ class _Server:
             with suppress(Exception):  # the program meets the same error, or none
                 import_module(name)
         gc.freeze()  # else the collector would copy what the processes share
+        atexit.register(gc.unfreeze)  # else libraries report what is left as leaked
         gc.enable()
         for each in (self._listening, self._lifeline):
             self._selector.register(each, selectors.EVENT_READ)
