@@ -50,7 +50,9 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 value = torch.full((2,), dist.get_rank() + 1.0)
 dist.all_reduce(value)
-print(type(dist.group.WORLD).__name__, dist.get_backend(), value[0].item(), flush=True)
+# One argument: torchrun's "python -u" writes each of several on its own, and two
+# ranks that share a pipe then mix their lines.
+print(f"{type(dist.group.WORLD).__name__} {dist.get_backend()} {value[0].item()}")
 dist.destroy_process_group()
 """
 
