@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ringleader.collectives import ring
-from ringleader.collectives.schedule import Move, Program, copy, reduce, send
+from ringleader.collectives.schedule import Kind, Move, Program, copy, reduce, send
 
 Rooted = Callable[[int, int, int], Program]
 """(rank, size, root) -> program on one chunk."""
@@ -40,18 +40,24 @@ def all_reduce(
     across: Callable[[int, int], Program],
     local_broadcast: Rooted,
 ) -> Program:
-    """Reduce inside each host, all_reduce among the local roots, broadcast inside."""
+    """Reduce inside each host, all_reduce among the local roots, broadcast inside.
+
+    A host reduces the chunks in the order in which its local root sends or adds them,
+    and broadcasts them in the order in which they are complete: links are ordered, so
+    in another order the wire would wait for chunks behind those it does not need yet.
+    """
     host = next(h for h in hosts if rank in h)
     me = host.index(rank)
     local_roots = [h[0] for h in hosts]
-    num_chunks = 1 + max((m.chunk for m in across(0, len(hosts))), default=0)
+    outside = across(hosts.index(host), len(hosts))
+    departures = list(dict.fromkeys(m.chunk for m in outside)) or [0]
+    arrivals = {m.chunk: i for i, m in enumerate(outside) if m.kind is not Kind.SEND}
     moves: Program = []
-    for chunk in range(num_chunks):
+    for chunk in departures:
         moves += _translate(local_reduce(me, len(host), 0), host, chunk)
     if me == 0:
-        mine = across(hosts.index(host), len(hosts))
-        moves += (Move(m.kind, local_roots[m.peer], m.chunk) for m in mine)
-    for chunk in range(num_chunks):
+        moves += (Move(m.kind, local_roots[m.peer], m.chunk) for m in outside)
+    for chunk in sorted(departures, key=lambda c: arrivals.get(c, -1)):
         moves += _translate(local_broadcast(me, len(host), 0), host, chunk)
     return moves
 

@@ -158,6 +158,28 @@ def test_unequal_hosts_count_every_rank_once(across: str) -> None:
             check_all_reduce(programs)
 
 
+def test_hosts_reduce_first_what_leaves_first_and_broadcast_what_is_complete() -> None:
+    """In the order of the chunks, the wire waits 20 ms of 560 for 64 MiB."""
+    hosts = [[0, 1], [2, 3]]
+    for number, (local_root, member) in enumerate(hosts):
+        root, leaf = (
+            hierarchy.all_reduce(
+                rank,
+                hosts,
+                local_reduce=star.reduce_to,
+                across=ring.all_reduce,
+                local_broadcast=star.broadcast,
+            )
+            for rank in (local_root, member)
+        )
+        leaving = [m.chunk for m in root if m.kind is Kind.SEND and m.peer != member]
+        assert [m.chunk for m in leaf if m.kind is Kind.SEND] == leaving
+        # The chunk that this host completes is sent last, and is complete first.
+        completed, other = leaving[-1], leaving[0]
+        assert [m.chunk for m in leaf if m.kind is Kind.COPY] == [completed, other]
+        assert completed == number
+
+
 def test_hierarchies_gather_and_scatter_every_chunk_and_return_none() -> None:
     for total in range(1, 8):
         for sizes in compositions(total):
