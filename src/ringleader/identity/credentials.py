@@ -12,12 +12,22 @@ from pathlib import Path
 from typing import Annotated, Literal, NoReturn, Self, SupportsIndex
 
 import msgspec
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_der_private_key,
+)
 
 from ringleader.errors import ConfigError, InternalError, PeerUntrusted
 from ringleader.identity.certificates import tls_context
-from ringleader.identity.certificates.authority import Authority, LeafCertificate
+from ringleader.identity.certificates.authority import (
+    MEMBER_HOST_NAME,
+    Authority,
+    LeafCertificate,
+)
 from ringleader.identity.certificates.cert_binding import CertificateVerifier
+from ringleader.identity.certificates.pem import PemCredentials
 from ringleader.identity.certificates.sni_auth import SniVerifier, new_server_name
 from ringleader.identity.cluster_secret import NAMESPACE_BYTES, ClusterSecret
 from ringleader.identity.node_key import NodeKey
@@ -127,6 +137,18 @@ class Credentials:
             sha256="",
         )
         write_private(path, Secret(msgspec.msgpack.encode(with_checksum(content))))
+
+    def pem(self) -> PemCredentials:
+        """Return certificate, key and authority as gRPC takes them."""
+        key = load_der_private_key(self._leaf.key.reveal(), None)
+        return PemCredentials(
+            authority=self._verifier.authority.public_bytes(Encoding.PEM),
+            certificate=ssl.DER_cert_to_PEM_cert(self._leaf.certificate).encode(),
+            key=Secret(
+                key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+            ),
+            host_name=MEMBER_HOST_NAME,
+        )
 
     def server_name(self, label: str = "") -> str:
         """Return the server name (SNI) to dial with, new for every call.

@@ -52,6 +52,11 @@ _USAGES = (
 )
 
 
+MEMBER_HOST_NAME = "member.ringleader.internal"
+"""In the certificate of every node: gRPC verifies a host name, and only this one is
+known before the peer has answered."""
+
+
 def certificate_host_name(node: NodeId) -> str:
     """Return the host name in a node's certificate, for TLS stacks that require one."""
     return f"{node}.node.internal"
@@ -97,12 +102,13 @@ class Authority:
         public = key.public_key()
         bound = bind(node, self.verifier.authority_hash, key_hash(public))
         purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        name = x509.DNSName(certificate_host_name(node.node_id))
+        own_name = certificate_host_name(node.node_id)
+        names = [x509.DNSName(name) for name in (own_name, MEMBER_HOST_NAME)]
         certificate = (
             _blank(public, self._key.public_key())
             .subject_name(x509.Name([]))
             .serial_number(x509.random_serial_number())
-            .add_extension(x509.SubjectAlternativeName([name]), critical=True)
+            .add_extension(x509.SubjectAlternativeName(names), critical=True)
             .add_extension(x509.BasicConstraints(False, None), critical=True)
             .add_extension(_usage(_SPEAKS), critical=True)
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)

@@ -14,7 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringleader.errors import PeerUntrusted
-from ringleader.identity.certificates.authority import Authority, certificate_host_name
+from ringleader.identity.certificates.authority import (
+    MEMBER_HOST_NAME,
+    Authority,
+    certificate_host_name,
+)
 from ringleader.identity.certificates.cert_binding import (
     EXTENSION,
     EXTENSION_BYTES,
@@ -84,7 +88,8 @@ def test_a_leaf_names_its_node_and_cannot_issue() -> None:
     certificate = x509.load_der_x509_certificate(HOME.issue(ME).certificate)
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     assert names.value.get_values_for_type(x509.DNSName) == [
-        certificate_host_name(ME.node_id)
+        certificate_host_name(ME.node_id),
+        MEMBER_HOST_NAME,
     ]
     basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
     assert not basic.value.ca

@@ -1,4 +1,4 @@
-"""Settings from the environment; no other module reads environment variables."""
+"""Settings from the environment; no other package reads environment variables."""
 
 from __future__ import annotations
 

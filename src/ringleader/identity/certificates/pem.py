@@ -1,0 +1,21 @@
+"""PemCredentials: a certificate, its key and its authorities as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringleader.identity.secret_value import Secret
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PemCredentials:
+    """What one side of a mutual TLS connection needs, in PEM."""
+
+    authority: bytes
+    """Certificates of all authorities that may have signed the peer's."""
+    certificate: bytes
+    """Our certificate, then intermediate ones."""
+    key: Secret[bytes]
+    """Private key of our certificate, not encrypted."""
+    host_name: str = ""
+    """The name that a server must prove; empty: the one by which it was dialled."""
