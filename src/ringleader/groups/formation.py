@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,8 @@ from torch._C._distributed_c10d import Store
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError
+from ringleader.groups.connectors import Connector, SocketConnector
 from ringleader.groups.group import Group, handle_of, open_group
-from ringleader.groups.handle import view_hash
 from ringleader.groups.launcher_store import has_formed, open_store
 from ringleader.groups.measure_links import measure, share
 from ringleader.groups.store_rendezvous import (
@@ -31,14 +31,11 @@ from ringleader.groups.store_rendezvous import (
     publish,
 )
 from ringleader.settings import Launch, LinkSettings
-from ringleader.transport import mesh as meshes
 from ringleader.transport import tcp_socket
 from ringleader.transport.dialer import Endpoint
 from ringleader.transport.listener import Listener
-from ringleader.transport.mesh import Mesh, MeshConfig
+from ringleader.transport.mesh import Mesh
 from ringleader.transport.tls_credentials import TlsCredentials
-
-TRANSPORTS = ("auto", "tcp")
 
 _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
@@ -90,39 +87,6 @@ class Options:
             raise ConfigError(f"transport {self.transport!r}; there are: {known}")
 
 
-class _Connector:
-    """Connects the meshes of a group and its sub-groups over one listener."""
-
-    def __init__(
-        self,
-        rank: int,
-        endpoints: Sequence[Endpoint],
-        listener: Listener,
-        options: Options,
-    ) -> None:
-        self._rank = rank
-        self._endpoints = endpoints
-        self._listener = listener
-        self._options = options
-
-    def __call__(self, ranks: Sequence[int], name: str, deadline: Deadline) -> Mesh:
-        credentials = self._options.credentials
-        config = MeshConfig(
-            rank=list(ranks).index(self._rank),
-            size=len(ranks),
-            group=view_hash(name),
-            endpoints=tuple(self._endpoints[r] for r in ranks),
-            namespace=bytes(16) if credentials is None else credentials.namespace,
-            share_memory=self._options.transport == "auto",
-            num_stripes=self._options.num_stripes,
-        )
-        return meshes.connect(config, self._listener, deadline)
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._listener.close()
-
-
 def group(
     peers: Sequence[str] | None = None,
     rank: int | None = None,
@@ -162,7 +126,8 @@ def group(
     listener = Listener.open(*addresses[rank], options.credentials)
     view_id = "peers:" + ",".join(f"{host}:{port}" for host, port in addresses)
     endpoints = [Endpoint((address,)) for address in addresses]
-    return _form(rank, endpoints, listener, view_id, options)
+    connector = _over_sockets(rank, endpoints, listener, options)
+    return _form(rank, len(peers), connector, view_id, options)
 
 
 def load_credentials(path: str) -> TlsCredentials | None:
@@ -199,7 +164,8 @@ def from_environment(launch: Launch, options: Options) -> Group:
     if launch.size == 1:
         listener = Listener.open("127.0.0.1", 0, shares_memory=False)
         alone = [Endpoint((("127.0.0.1", listener.port),))]
-        return _form(0, alone, listener, "alone", options)
+        connector = _over_sockets(0, alone, listener, options)
+        return _form(0, 1, connector, "alone", options)
     store = open_store(launch, options.deadline)
     view_id = f"env:{launch.size}:{launch.attempt}"  # no address: it may be a tunnel
     formed = over_store(store, launch.rank, launch.size, view_id, options)
@@ -210,12 +176,31 @@ def from_environment(launch: Launch, options: Options) -> Group:
 def over_store(
     store: Store, rank: int, size: int, view_id: str, options: Options
 ) -> Group:
-    """Publish this rank's addresses in a torch store, read the others' and connect."""
+    """Meet the other ranks in a torch store, and connect."""
     claim = f"ringleader/{view_id}/claim/{rank}"
     if store.add(claim, 1) > 1:
         raise ConfigError(f"two processes have rank {rank}; every one needs its own")
-    listener = Listener.open("", options.ports, options.credentials)
     keys = [f"ringleader/{view_id}/{peer}" for peer in range(size)]
+    meet = _MEETINGS[options.transport]
+    try:
+        connector = meet(store, rank, keys, options)
+        try:
+            return _form(rank, size, connector, view_id, options)
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # so that forming can be repeated
+                store.delete_key(keys[rank])
+            raise
+    except BaseException:
+        with contextlib.suppress(RuntimeError):
+            store.add(claim, -1)
+        raise
+
+
+def _meet_by_address(
+    store: Store, rank: int, keys: Sequence[str], options: Options
+) -> Connector:
+    """Publish this rank's addresses and read the others'."""
+    listener = Listener.open("", options.ports, options.credentials)
     must_stay = False
     try:
         hosts = options.addresses or (own_address(store),)
@@ -226,29 +211,41 @@ def over_store(
         ]
         must_stay = True  # late readers must see whether this rank encrypts
         check_alike(endpoints, encrypts=options.credentials is not None)
-        must_stay = False
-        return _form(rank, endpoints, listener, view_id, options)
     except BaseException:
         listener.close()
-        with contextlib.suppress(RuntimeError):  # so that forming can be repeated
+        with contextlib.suppress(RuntimeError):
             if not must_stay:
                 store.delete_key(keys[rank])
-            store.add(claim, -1)
         raise
+    return _over_sockets(rank, endpoints, listener, options)
+
+
+Meeting = Callable[[Store, int, Sequence[str], Options], Connector]
+_MEETINGS: dict[str, Meeting] = {"auto": _meet_by_address, "tcp": _meet_by_address}
+"""Transport -> what publishes this rank in a store, under its key, and reads the
+others."""
+TRANSPORTS = tuple(_MEETINGS)
+
+
+def _over_sockets(
+    rank: int, endpoints: Sequence[Endpoint], listener: Listener, options: Options
+) -> Connector:
+    return SocketConnector(
+        rank,
+        endpoints,
+        listener,
+        share_memory=options.transport == "auto",
+        num_stripes=options.num_stripes,
+    )
 
 
 def _form(
-    rank: int,
-    endpoints: Sequence[Endpoint],
-    listener: Listener,
-    view_id: str,
-    options: Options,
+    rank: int, size: int, connector: Connector, view_id: str, options: Options
 ) -> Group:
-    connector = _Connector(rank, endpoints, listener, options)
     deadline = options.deadline
     formed: Group | None = None
     try:
-        mesh = connector(range(len(endpoints)), view_id, deadline)
+        mesh = connector(range(size), view_id, deadline)
         formed = open_group(
             rank, mesh, view_id=view_id, connect=connector, config=options.config
         )
@@ -257,7 +254,7 @@ def _form(
     except BaseException:
         if formed is not None:
             formed.close()
-        listener.close()
+        connector.close()
         raise
     _open_groups.add(formed)
     return formed
