@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Tests start hundreds of processes: each module is compiled once, not once per process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-all test-torch test-ecosystem check bench map clean
+.PHONY: setup demo test test-all test-torch test-ecosystem check bench map proto clean
 
 setup: $(STAMP)
 
@@ -67,6 +67,11 @@ bench: setup
 
 map: setup
 	$(BIN)/python -m tests.kit.architecture_map
+
+# The messages and stubs of gRPC, which are committed; a test compares them.
+proto: setup
+	cd proto && find ringleader -name '*.proto' | xargs ../$(BIN)/python -m grpc_tools.protoc \
+		-I . --python_out=../src --pyi_out=../src --grpc_python_out=../src
 
 clean:
 	rm -rf $(VENV) .venv-torch-* $(ECOSYSTEM) build dist

@@ -35,6 +35,11 @@ HOMES = {
     "cryptography": {"identity"},
     "spake2": {"identity"},
     "zeroconf": {"discovery"},
+    "grpc": {"coordinator"},
+    "grpc_health": {"coordinator"},
+    "grpc_reflection": {"coordinator"},
+    "google": {"coordinator"},
+    "sqlite3": {"coordinator"},
     "psutil": {"topology"},
     "msgspec": {
         "identity",
@@ -70,6 +75,7 @@ LIMIT_LINES = 300
 LONGER = {
     "backend/process_group.py": (590, "one method per operation that torch knows"),
     "groups/group.py": (465, "the whole public surface of a group, mostly signatures"),
+    "coordinator/v1/coordinator_pb2_grpc.py": (400, "generated"),
     "groups/runner.py": (370, "all ways in which an operation begins and ends"),
     "transport/mesh.py": (390, "both sides of one handshake are read together"),
     "testing/processes.py": (360, "the two sides of a fork are read together"),

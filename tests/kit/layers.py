@@ -124,6 +124,18 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
             ),
             room_order="protocol | tasks | server worker",
         ),
+        Package(
+            "coordinator",
+            "workers find each other by gRPC where multicast does not work",
+            CONTROL,
+            rooms=(
+                ("client", "the worker's side: registers, beats, watches peers"),
+                ("registry", "ranks, leases and checkpoints, as a state machine"),
+                ("server", "the coordinator process: service, state file, TLS"),
+                ("v1", "messages and stubs, generated from `proto/`"),
+            ),
+            room_order="v1 registry | client server",
+        ),
     ),
     (
         Package(

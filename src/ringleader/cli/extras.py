@@ -9,6 +9,11 @@ from ringleader.errors import ConfigError
 
 _PACKAGES = {
     "bench": {"matplotlib": "matplotlib"},
+    "coordinator": {
+        "grpc": "grpcio",
+        "grpc_health": "grpcio-health-checking",
+        "grpc_reflection": "grpcio-reflection",
+    },
     "demo": {"sklearn": "scikit-learn"},
     "internet": {
         "httpx2": "httpx2",

@@ -102,6 +102,10 @@ class ClusterSecret:
         """Return the 32 byte key that authenticates server names (``sni_auth``)."""
         return self._derive("knock", 32)
 
+    def coordinator_key(self) -> Secret[bytes]:
+        """Return the 32 byte key of this cluster's namespace at a coordinator."""
+        return self._derive("coordinator", 32)
+
     def authority_scalar(self) -> int:
         """Return the private key of the certificate authority, a P-256 scalar."""
         wide = self._derive("ca/p256", 48)  # 128 bits more than the order: unbiased

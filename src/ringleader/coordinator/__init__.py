@@ -1,0 +1,1 @@
+"""The gRPC coordinator: workers find each other where multicast does not work."""

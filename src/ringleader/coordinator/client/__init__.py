@@ -1,0 +1,1 @@
+"""The worker's side: registers, sends heartbeats, watches peers."""

@@ -1,0 +1,148 @@
+"""CoordinatorChannel: single calls to a coordinator, with deadlines and our errors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from ringleader.coordinator.grpc_tls import TlsSource, channel_credentials
+from ringleader.coordinator.v1 import coordinator_pb2 as pb
+from ringleader.coordinator.v1.coordinator_pb2_grpc import CoordinatorStub
+from ringleader.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    PeerError,
+    PeerRefused,
+    PeerUnreachable,
+    PeerUntrusted,
+    RingleaderError,
+)
+from ringleader.identity.certificates.pem import PemCredentials
+from ringleader.identity.secret_value import Secret
+
+MAX_UPDATE_BYTES = 4 << 20
+"""Largest message that a coordinator may send us; its own limit is a third of it."""
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_UPDATE_BYTES),
+    # A coordinator that restarts is found within a second or two.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # A coordinator that vanished without a word is noticed after 15 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Each channel has a connection of its own, with its own certificate.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+_TLS_WORDS = ("handshake", "ssl", "tls", "certificate", "hostname")
+
+
+@dataclass(frozen=True, slots=True)
+class JobNamespace:
+    """The job in which a worker registers."""
+
+    key: Secret[bytes]
+    """``ClusterSecret.coordinator_key()``."""
+    job: str = ""
+
+    def message(self) -> pb.Namespace:
+        """Return it as a message."""
+        return pb.Namespace(key=self.key.reveal(), job=self.job)
+
+
+class CoordinatorChannel:
+    """A connection to a coordinator. Use it from one asyncio loop.
+
+    Certificates that have changed are used for the next call.
+    """
+
+    def __init__(self, address: str, tls: TlsSource | None) -> None:
+        self.address = address
+        self._tls = tls
+        self._pem: PemCredentials | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
+
+    async def call(self, method: str, request: Any, timeout_s: float) -> Any:  # noqa: ANN401 # any message
+        """Make one call; RingleaderError says why it failed."""
+        stub = await self._connected()
+        try:
+            return await getattr(stub, method)(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as exc:
+            raise self._error(exc, method) from None
+
+    async def watch(
+        self, request: pb.WatchPeersRequest
+    ) -> AsyncGenerator[pb.PeersUpdate]:
+        """Yield updates until the connection breaks, which is an error.
+
+        There is no deadline: keepalive notices a coordinator that vanished.
+        """
+        stub = await self._connected()
+        stream = stub.WatchPeers(request)
+        try:
+            async for update in stream:
+                yield update
+        except grpc.aio.AioRpcError as exc:
+            raise self._error(exc, "WatchPeers") from None
+        finally:
+            stream.cancel()
+        raise PeerUnreachable(self._name, "ended the list of peers")
+
+    async def close(self) -> None:
+        """Close the connection."""
+        channel, self._channel, self._stub = self._channel, None, None
+        if channel is not None:
+            await channel.close()
+
+    @property
+    def _name(self) -> str:
+        return f"coordinator {self.address}"
+
+    async def _connected(self) -> Any:  # noqa: ANN401 # the stub is generated, untyped
+        pem = self._tls() if self._tls is not None else None
+        if self._channel is not None and pem is not self._pem:
+            await self.close()
+        if self._channel is None:
+            self._pem = pem
+            self._channel = _open(self.address, pem)
+            self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
+        return self._stub
+
+    def _error(self, exc: grpc.aio.AioRpcError, method: str) -> RingleaderError:
+        text = f"{method}: {exc.details()}"
+        if exc.code() == grpc.StatusCode.INVALID_ARGUMENT:
+            return ConfigError(f"{self._name}: {text}")
+        if exc.code() == grpc.StatusCode.UNAVAILABLE:
+            return self._unavailable(exc.details() or "", text)
+        kind = _ERRORS.get(exc.code(), PeerRefused)
+        return kind(self._name, text)
+
+    def _unavailable(self, details: str, text: str) -> PeerError:
+        if any(word in details.lower() for word in _TLS_WORDS):
+            how = "both need certificates of the same authority, or none (--plaintext)"
+            return PeerUntrusted(self._name, f"{text}; {how}")
+        return PeerUnreachable(self._name, text)
+
+
+_ERRORS: dict[grpc.StatusCode, Callable[[str, str], PeerError]] = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.UNAUTHENTICATED: PeerUntrusted,
+    grpc.StatusCode.CANCELLED: PeerUnreachable,
+}
+
+
+def _open(address: str, pem: PemCredentials | None) -> grpc.aio.Channel:
+    if pem is None:
+        return grpc.aio.insecure_channel(address, options=_OPTIONS)
+    options: list[tuple[str, int | str]] = list(_OPTIONS)
+    if pem.host_name:
+        options.append(("grpc.ssl_target_name_override", pem.host_name))
+    credentials = channel_credentials(pem)
+    return grpc.aio.secure_channel(address, credentials, options=options)

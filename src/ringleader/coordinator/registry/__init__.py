@@ -1,0 +1,1 @@
+"""The rules of the coordinator, as a state machine without sockets and clocks."""

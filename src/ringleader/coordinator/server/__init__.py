@@ -1,0 +1,1 @@
+"""The coordinator process: gRPC service, state file, TLS."""

@@ -1,0 +1,135 @@
+"""CoordinatorServer: the gRPC server with all its services."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from ringleader.coordinator.grpc_tls import TlsSource, server_credentials
+from ringleader.coordinator.registry.limits import MAX_REQUEST_BYTES
+from ringleader.coordinator.registry.state_machine import Registry
+from ringleader.coordinator.server.listen_address import ListenAddress
+from ringleader.coordinator.server.peer_feed import PeerFeed
+from ringleader.coordinator.server.registry_runner import RegistryRunner
+from ringleader.coordinator.server.service import CoordinatorService, render
+from ringleader.coordinator.server.state_file import StateFile
+from ringleader.coordinator.v1 import coordinator_pb2 as pb
+from ringleader.coordinator.v1.coordinator_pb2_grpc import (
+    add_CoordinatorServicer_to_server,
+)
+from ringleader.errors import ConfigError
+
+MIN_TIMEOUT_S = 0.1
+MAX_TIMEOUT_S = 3600.0
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
+_STOP_S = 1.0
+_CHANNEL_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # a second coordinator on the port is an error
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.max_concurrent_streams", 64),
+    ("grpc.server_handshake_timeout_ms", 5000),
+    # A watcher that vanished without a word is noticed after 40 s.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Clients may ask as often as that whether we are alive, also between calls.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """What the command line says."""
+
+    listen: ListenAddress
+    heartbeat_timeout_s: float = 10.0
+    state: Path | None = None
+    """None keeps the state in memory only."""
+    tls: TlsSource | None = None
+    """None is plaintext; the caller has checked that this is allowed."""
+
+    def __post_init__(self) -> None:
+        if not MIN_TIMEOUT_S <= self.heartbeat_timeout_s <= MAX_TIMEOUT_S:
+            text = f"--heartbeat-timeout is {self.heartbeat_timeout_s:g} s"
+            text = f"{text}; use {MIN_TIMEOUT_S:g} to {MAX_TIMEOUT_S:g}"
+            raise ConfigError(text)
+
+
+class CoordinatorServer:
+    """A coordinator on one asyncio loop: ``start``, then ``stop``."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        self.port = 0
+        """The port that it listens on, after ``start``."""
+        self.warnings: list[str] = []
+        self.num_restored = 0
+        """Workers that were registered before the restart."""
+        self._state: StateFile | None = None
+        self._server: grpc.aio.Server | None = None
+        self._ticks: asyncio.Task[None] | None = None
+        self._health: health.aio.HealthServicer | None = None
+
+    async def start(self) -> None:
+        """Load the state and listen; ConfigError says why that is impossible."""
+        registry = self._load()
+        feed: PeerFeed[Sequence[pb.PeersUpdate]] = PeerFeed(registry, render)
+        runner = RegistryRunner(registry, feed.notify, self._state)
+        server = grpc.aio.server(options=_CHANNEL_OPTIONS)
+        service = CoordinatorService(registry, runner, feed)
+        add_CoordinatorServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        self.port = self._bind(server)
+        await server.start()
+        self._server = server
+        for name in ("", _SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._ticks = asyncio.create_task(runner.tick_forever())
+
+    def _load(self) -> Registry:
+        registry = Registry(self._options.heartbeat_timeout_s)
+        if self._options.state is None:
+            return registry
+        self._state, content, warning = StateFile.open(self._options.state)
+        if warning:
+            self.warnings.append(warning)
+        registry.restore(content, time.monotonic())
+        self.num_restored = sum(len(job.leases) for job in registry.jobs.values())
+        return registry
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        address = self._options.listen
+        try:
+            if self._options.tls is None:
+                return int(server.add_insecure_port(str(address)))
+            credentials = server_credentials(self._options.tls)
+            return int(server.add_secure_port(str(address), credentials))
+        except RuntimeError as exc:  # gRPC's only error here, without an errno
+            reason = address.why_not() or str(exc)
+            raise ConfigError(f"cannot listen on {address}: {reason}") from None
+
+    async def stop(self) -> None:
+        """Stop serving; may be called at any time."""
+        if self._ticks is not None:
+            self._ticks.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticks
+        if self._health is not None:
+            await self._health.enter_graceful_shutdown()
+        if self._server is not None:
+            await self._server.stop(_STOP_S)
+        if self._state is not None:
+            self._state.close()

@@ -1,0 +1,1 @@
+"""Messages and stubs of the coordinator, generated from ``proto/`` by ``make proto``."""
