@@ -113,8 +113,8 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
         str,
         typer.Option(
             metavar="PORT[-PORT]",
-            help="Ports for tensors, to be let through a firewall; every process group "
-            "of every process takes one.",
+            help="Ports for tensors, to be let through a firewall; every worker takes "
+            "one, and the agent one more.",
         ),
     ] = "",
     rank0: Annotated[

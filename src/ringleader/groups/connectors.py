@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ringleader.deadline import Deadline
@@ -36,12 +36,14 @@ class SocketConnector:
         *,
         share_memory: bool,
         num_stripes: int,
+        stop_listening: Callable[[], None],
     ) -> None:
         self._rank = rank
         self._endpoints = endpoints
         self._listener = listener
         self._share_memory = share_memory
         self._num_stripes = num_stripes
+        self.close = stop_listening
 
     def __call__(self, ranks: Sequence[int], name: str, deadline: Deadline) -> Mesh:
         """See Connector."""
@@ -56,7 +58,3 @@ class SocketConnector:
             num_stripes=self._num_stripes,
         )
         return meshes.connect(config, self._listener, deadline)
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._listener.close()

@@ -35,9 +35,12 @@ from ringleader.transport import tcp_socket
 from ringleader.transport.dialer import Endpoint
 from ringleader.transport.listener import Listener
 from ringleader.transport.mesh import Mesh
+from ringleader.transport.shared_listener import ListenerLease
 from ringleader.transport.tls_credentials import TlsCredentials
 
 _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+_credentials: dict[tuple[object, ...], TlsCredentials] = {}
+"""The credentials loaded last, by their file and its state."""
 
 
 @atexit.register
@@ -126,14 +129,16 @@ def group(
     listener = Listener.open(*addresses[rank], options.credentials)
     view_id = "peers:" + ",".join(f"{host}:{port}" for host, port in addresses)
     endpoints = [Endpoint((address,)) for address in addresses]
-    connector = _over_sockets(rank, endpoints, listener, options)
+    connector = _over_sockets(rank, endpoints, listener, options, listener.close)
     return _form(rank, len(peers), connector, view_id, options)
 
 
 def load_credentials(path: str) -> TlsCredentials | None:
     """Load the credentials at ``path``; None if it is empty: plain TCP.
 
-    Raises ConfigError if the file cannot be used; it never falls back to plain TCP.
+    As long as the file stays as it is, the result is the same object, by which the
+    groups of a process find that they can share a listener. Raises ConfigError if the
+    file cannot be used; it never falls back to plain TCP.
     """
     if not path:
         return None
@@ -143,7 +148,19 @@ def load_credentials(path: str) -> TlsCredentials | None:
     except ImportError as exc:
         text = f"RINGLEADER_CREDENTIALS is {path}, and {exc.name} is not installed"
         raise ConfigError(text) from exc
-    return Credentials.from_file(Path(path))
+    key = _state_of(path)
+    if key not in _credentials:
+        loaded = Credentials.from_file(Path(path))
+        _credentials.clear()
+        _credentials[key] = loaded
+    return _credentials[key]
+
+
+def _state_of(path: str) -> tuple[object, ...]:
+    with contextlib.suppress(OSError):
+        found = os.stat(path)
+        return path, found.st_ino, found.st_mtime_ns, found.st_mode, found.st_uid
+    return (path,)
 
 
 def _check_peers(peers: Sequence[str], rank: int) -> list[tuple[str, int]]:
@@ -164,7 +181,7 @@ def from_environment(launch: Launch, options: Options) -> Group:
     if launch.size == 1:
         listener = Listener.open("127.0.0.1", 0, shares_memory=False)
         alone = [Endpoint((("127.0.0.1", listener.port),))]
-        connector = _over_sockets(0, alone, listener, options)
+        connector = _over_sockets(0, alone, listener, options, listener.close)
         return _form(0, 1, connector, "alone", options)
     store = open_store(launch, options.deadline)
     view_id = f"env:{launch.size}:{launch.attempt}"  # no address: it may be a tunnel
@@ -200,24 +217,25 @@ def _meet_by_address(
     store: Store, rank: int, keys: Sequence[str], options: Options
 ) -> Connector:
     """Publish this rank's addresses and read the others'."""
-    listener = Listener.open("", options.ports, options.credentials)
+    lease = ListenerLease.take(options.ports, options.credentials)
     must_stay = False
     try:
         hosts = options.addresses or (own_address(store),)
         node = options.credentials.node if options.credentials else None
-        publish(store, keys[rank], hosts, listener.port, node)
+        port = lease.listener.port
+        publish(store, keys[rank], hosts, port, node, lease.channel)
         endpoints = [
             look_up(store, key, peer, options.deadline) for peer, key in enumerate(keys)
         ]
         must_stay = True  # late readers must see whether this rank encrypts
         check_alike(endpoints, encrypts=options.credentials is not None)
     except BaseException:
-        listener.close()
+        lease.close()
         with contextlib.suppress(RuntimeError):
             if not must_stay:
                 store.delete_key(keys[rank])
         raise
-    return _over_sockets(rank, endpoints, listener, options)
+    return _over_sockets(rank, endpoints, lease.listener, options, lease.close)
 
 
 Meeting = Callable[[Store, int, Sequence[str], Options], Connector]
@@ -228,7 +246,11 @@ TRANSPORTS = tuple(_MEETINGS)
 
 
 def _over_sockets(
-    rank: int, endpoints: Sequence[Endpoint], listener: Listener, options: Options
+    rank: int,
+    endpoints: Sequence[Endpoint],
+    listener: Listener,
+    options: Options,
+    stop_listening: Callable[[], None],
 ) -> Connector:
     return SocketConnector(
         rank,
@@ -236,6 +258,7 @@ def _over_sockets(
         listener,
         share_memory=options.transport == "auto",
         num_stripes=options.num_stripes,
+        stop_listening=stop_listening,
     )
 
 

@@ -1,8 +1,10 @@
 """Exchange of addresses and node ids through a torch store.
 
-One value per rank: its addresses as ``[host]:port``, separated by commas, and, if links
-are encrypted, a blank and its node id. A process that can write to the store can direct
-ranks to a wrong endpoint, but with encrypted links only a member can answer there.
+One value per rank, with blanks between its fields: the addresses as ``[host]:port``,
+separated by commas, the channel of the group at the listener there (16 hexadecimal
+digits), and, if links are encrypted, the node id. A process that can write to the store
+can direct ranks to a wrong endpoint, but with encrypted links only a member can answer
+there.
 """
 
 from __future__ import annotations
@@ -35,14 +37,20 @@ MIN_POLL_S, MAX_POLL_S = 0.005, 0.1
 MAX_VALUE_BYTES = 4096
 """Limit of one rank's value: its addresses, which may be names, and its node id."""
 
+_CHANNEL = re.compile(r"[0-9a-f]{16}")
 _NODE = re.compile(r"[a-z2-7]{52}")
 
 
 def publish(
-    store: Store, key: str, hosts: Sequence[str], port: int, node: NodeId | None
+    store: Store,
+    key: str,
+    hosts: Sequence[str],
+    port: int,
+    node: NodeId | None,
+    channel: int = 0,
 ) -> None:
-    """Publish this rank's addresses and node id."""
-    text = ",".join(f"[{host}]:{port}" for host in hosts)
+    """Publish this rank's addresses, its channel at that port and its node id."""
+    text = ",".join(f"[{host}]:{port}" for host in hosts) + f" {channel:016x}"
     if node is not None:
         text = f"{text} {node}"
     try:
@@ -87,18 +95,21 @@ def read(value: bytes, peer: int) -> Endpoint:
     if len(value) > MAX_VALUE_BYTES:
         text = f"published {len(value)} bytes as its address, limit {MAX_VALUE_BYTES}"
         raise ProtocolError(peer, text)
-    text, _, node = value.decode(errors="replace").partition(" ")
+    text, _, rest = value.decode(errors="replace").partition(" ")
+    channel, _, node = rest.partition(" ")
     parts = text.split(",")
     if len(parts) > MAX_ADDRESSES:
         text = f"published {len(parts)} addresses, limit {MAX_ADDRESSES}"
         raise ProtocolError(peer, text)
+    if not _CHANNEL.fullmatch(channel):
+        raise ProtocolError(peer, f"published {channel[:64]!r} as its channel")
     if node and not _NODE.fullmatch(node):
         raise ProtocolError(peer, f"published {node[:64]!r} as its node id")
     try:
         addresses = tuple(tcp_socket.parse_address(part) for part in parts)
     except ConfigError as exc:
         raise ProtocolError(peer, f"published an {exc.text[:300]}") from exc
-    return Endpoint(addresses, NodeId(node) if node else None)
+    return Endpoint(addresses, NodeId(node) if node else None, int(channel, 16))
 
 
 def check_alike(endpoints: Sequence[Endpoint], *, encrypts: bool) -> None:

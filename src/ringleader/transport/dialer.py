@@ -41,6 +41,8 @@ class Endpoint:
     addresses: tuple[tcp_socket.Address, ...]
     node: NodeId | None = None
     """None: any member of the cluster may answer."""
+    channel: int = 0
+    """64 bits that tell apart the groups at one listener; 0: there is one only."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.addresses) <= MAX_ADDRESSES:

@@ -7,6 +7,7 @@ and where the system tells which user is on the other side, it must be ours.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -54,6 +55,13 @@ def open_unix_listener() -> tuple[socket.socket | None, bytes]:
     sock.listen(BACKLOG)
     sock.setblocking(False)
     return sock, name
+
+
+def remove_unix_name(name: bytes) -> None:
+    """Remove the file of a Unix socket, where it has one."""
+    if name and not name.startswith(b"@"):
+        with contextlib.suppress(OSError):
+            os.unlink(unix_socket_path(name))
 
 
 def is_same_user(sock: socket.socket) -> bool:

@@ -13,7 +13,6 @@ unread, so a peer that is early waits in its socket instead of being refused.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 import time
@@ -27,7 +26,7 @@ from ringleader.transport import tcp_socket
 from ringleader.transport.fd_exchange import (
     is_same_user,
     open_unix_listener,
-    unix_socket_path,
+    remove_unix_name,
 )
 from ringleader.transport.link import POLLIN, POLLOUT, wait_ready
 from ringleader.transport.listening_socket import listen
@@ -81,6 +80,7 @@ class Listener:
         """Name of the Unix socket for ranks of this host; empty if there is none."""
         self.rejected: list[str] = []
         """Why the last connections were refused, for status and tests."""
+        self._num_rejected = 0
         self._pending: list[PendingConnection] = []
         self._parked: list[GreetedConnection] = []
         self._unix_sock = unix_sock
@@ -103,22 +103,26 @@ class Listener:
             sock = listen(host, port)
             return cls(sock, credentials, unix_sock=unix_sock, unix_name=unix_name)
         except BaseException:
-            _close_unix_listener(unix_sock, unix_name)
+            if unix_sock is not None:
+                unix_sock.close()
+            remove_unix_name(unix_name)
             raise
 
     def take(
         self, want: Callable[[wire.Hello], bool], deadline: Deadline, waiting_for: str
     ) -> GreetedConnection:
         """Return the first connection that ``want`` accepts; else DeadlineExceeded."""
+        rejected_before = self._num_rejected
         while True:
             with self._changed:
                 connection = self._find(want)
                 if connection is not None:
                     return connection
                 if deadline.is_over():
-                    refused = "; refused meanwhile: ".join(["", *self.rejected[-1:]])
                     text = f"did not connect to us within {deadline.after_s:.1f} s"
-                    raise DeadlineExceeded(waiting_for, text + refused)
+                    if self._num_rejected > rejected_before:
+                        text += f"; refused meanwhile: {self.rejected[-1]}"
+                    raise DeadlineExceeded(waiting_for, text)
                 if self._is_polled:  # by another thread, for all of them
                     self._changed.wait(min(deadline.left_s(), POLL_S))
                     continue
@@ -277,22 +281,17 @@ class Listener:
 
     def _note_rejection(self, why: str) -> None:
         self.rejected = [*self.rejected[1 - MAX_REJECTIONS :], why]
+        self._num_rejected += 1
 
     def close(self) -> None:
         """Stop listening and close all connections that nobody has taken."""
-        self.sock.close()
-        for pending in self._pending:
-            pending.sock.close()
-        for connection in self._parked:
-            connection.sock.close()
+        self.hang_up()
+        remove_unix_name(self.unix_name)
+
+    def hang_up(self) -> None:
+        """Close the sockets, as a forked child must: the Unix name is its parent's."""
+        waiting = [p.sock for p in self._pending] + [p.sock for p in self._parked]
+        for sock in self._listening() + waiting:
+            sock.close()
         self._pending.clear()
         self._parked.clear()
-        _close_unix_listener(self._unix_sock, self.unix_name)
-
-
-def _close_unix_listener(sock: socket.socket | None, name: bytes) -> None:
-    if sock is not None:
-        sock.close()
-    if name and not name.startswith(b"@"):
-        with contextlib.suppress(OSError):
-            os.unlink(unix_socket_path(name))

@@ -50,6 +50,6 @@ def _explain(host: str, ports: range, exc: OSError) -> str:
     if len(ports) == 1:
         return f"{where} is already in use; stop the other program or choose a port"
     return (
-        f"ports {ports[0]}-{ports[-1]} are all in use on this machine; every process "
-        "group of every process needs one, and the agent one more: widen the range"
+        f"ports {ports[0]}-{ports[-1]} are all in use on this machine; every rank "
+        "here needs one port, and the agent one more: widen the range"
     )

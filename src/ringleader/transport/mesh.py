@@ -53,6 +53,10 @@ class MeshConfig:
             )
             raise ConfigError(text)
 
+    def group_at(self, rank: int) -> int:
+        """Return the number of this group at the listener of ``rank``."""
+        return self.group ^ self.endpoints[rank].channel
+
 
 @dataclass(slots=True)
 class Mesh:
@@ -100,7 +104,7 @@ class _Builder:
     def hello(self, to: int, purpose: wire.Purpose, stripe: int = 0) -> bytes:
         hello = wire.Hello(
             purpose=purpose,
-            group=self.config.group,
+            group=self.config.group_at(to),
             from_rank=self.config.rank,
             to_rank=to,
             size=self.config.size,
@@ -222,7 +226,7 @@ class _Builder:
                 raise
 
     def _for_us(self, hello: wire.Hello) -> bool:
-        return hello.group == self.config.group
+        return hello.group == self.config.group_at(self.config.rank)
 
     def _answer_hello(self, connection: GreetedConnection) -> None:
         hello, rank = connection.hello, connection.hello.from_rank
@@ -318,7 +322,8 @@ class _Builder:
             f"{where} {why}; is it started, with the same peer list in the same "
             "order as ours?"
         )
-        if others := self.listener.num_parked():
+        is_alone = not self.config.endpoints[self.config.rank].channel
+        if is_alone and (others := self.listener.num_parked()):
             text += f" {others} connections wait here for a group with another list"
         return PeerUnreachable(rank, text)
 

@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
 import ringleader
 from ringleader import ConfigError, Group, PeerUnreachable
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.collectives.cost_model import Network
 from ringleader.deadline import Deadline
+from ringleader.groups import formation
 from ringleader.groups.measure_links import share
 from ringleader.testing.threaded_world import run_threads, world
 from ringleader.transport import tcp_socket
@@ -321,6 +323,59 @@ def test_ranks_listen_on_the_first_free_port_of_a_range() -> None:
         listener.close()
     finally:
         taken.close()
+
+
+def test_all_groups_of_a_process_share_one_port() -> None:
+    """Also ranks that are threads of one process, and groups with the same name."""
+    (port,) = free_ports(1)
+    options = formation.Options(
+        deadline=Deadline.after(30.0), ports=range(port, port + 1)
+    )
+    stores = [HashStore(), HashStore()]
+
+    def form_both(rank: int) -> list[Group]:
+        return [
+            formation.over_store(stores[i], rank, 2, "view", options) for i in (0, 1)
+        ]
+
+    made = run_threads([lambda: form_both(0), lambda: form_both(1)])
+    first, second = zip(*made, strict=True)
+    assert_works(first)
+    close(first)
+    assert_works(second)
+    with pytest.raises(ConfigError, match="is already in use"):
+        listen("", port)
+    close(second)
+    listen("", port).close()
+
+
+FORK = """
+import os
+from torch.distributed import HashStore
+from ringleader.deadline import Deadline
+from ringleader.groups import formation
+from ringleader.transport.free_ports import free_ports
+from ringleader.transport.listening_socket import listen
+
+(port,) = free_ports(1)
+options = formation.Options(deadline=Deadline.after(20.0), ports=range(port, port + 1))
+group = formation.over_store(HashStore(), 0, 1, "view", options)
+reading, writing = os.pipe()
+child = os.fork()
+if not child:
+    os.close(writing)
+    os.read(reading, 1)  # ends with the parent's end of the pipe
+    os._exit(0)
+group.close()
+listen("", port).close()
+os.close(writing)
+print("free", os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_forked_child_does_not_keep_the_port(warm_python: WarmPython) -> None:
+    output, _ = warm_python.popen("-c", FORK).communicate(timeout=30)
+    assert output == "free 0\n"
 
 
 def test_ctrl_c_ends_the_wait_for_a_peer_in_the_store(warm_python: WarmPython) -> None:

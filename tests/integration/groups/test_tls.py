@@ -317,10 +317,15 @@ def test_all_addresses_of_a_rank_are_tried() -> None:
         started_s = time.monotonic()
 
         def publish(
-            where: Store, key: str, _: Sequence[str], own: int, node: NodeId | None
+            where: Store,
+            key: str,
+            _: Sequence[str],
+            own: int,
+            node: NodeId | None,
+            channel: int,
         ) -> None:
-            text = f"127.0.0.2:{port},127.0.0.1:{nobody},127.0.0.1:{own} {node}"
-            where.set(key, text)
+            text = f"127.0.0.2:{port},127.0.0.1:{nobody},127.0.0.1:{own}"
+            where.set(key, f"{text} {channel:016x} {node}")
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(formation, "publish", publish)

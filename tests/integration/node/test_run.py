@@ -141,13 +141,25 @@ def test_torchrun_with_its_own_store_as_documented(machines: Machines) -> None:
 def test_a_firewall_needs_to_let_through_the_given_ports_only(
     machines: Machines,
 ) -> None:
+    """One for the agent, one per rank for all its groups, and one for the store."""
     script, hosts = machines.folder / "ours.py", machines.net.hosts[:2]
-    script.write_text(SCRIPT.replace('"gloo"', '"ringleader"'))  # Gloo takes any port
-    flags = ("--nodes", "2", "--tensor-port", "29600-29602", str(script), "0")
+    beside = 'dist.new_group(backend="gloo")'  # Gloo takes any port
+    script.write_text(SCRIPT.replace(beside, "[dist.new_group() for _ in range(4)][3]"))
+    flags = ("--nodes", "2", "--tensor-port", "29600-29601", str(script), "0")
+    # With c10d, torchrun itself opens a store on any free port of rank 0.
+    store = ("--nnodes=2", f"--master-addr={hosts[0].address}", "--master-port=29500")
+    torchrun = ("env", "RINGLEADER_PORTS=29600", *TORCHRUN, *store)
     for host in hosts:
         host.block_high_ports()
     try:
         runs = [machines.run(i, *flags) for i in range(2)]
+        for run in runs:
+            assert run.end(100) == 0, "".join(run.lines)
+            assert any("/2 [" in line for line in run.lines)
+        runs = [
+            machines.start(i, *torchrun, f"--node-rank={i}", str(script), "0")
+            for i in range(2)
+        ]
         for run in runs:
             assert run.end(100) == 0, "".join(run.lines)
             assert any("/2 [" in line for line in run.lines)

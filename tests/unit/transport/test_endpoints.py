@@ -27,13 +27,15 @@ from ringleader.transport.dialer import MAX_ADDRESSES, Endpoint
 
 NODE = NodeId("a2" * 26)
 HERE = ("10.0.0.1", 5)
+CHANNEL = b" " + b"0" * 16
+HEAD = b"10.0.0.1:5" + CHANNEL + b" "
 
 
 def test_what_is_published_is_found() -> None:
     store = HashStore()
-    publish(store, "0", ["10.0.0.1", "fd00::1", "pc.local"], 4711, NODE)
+    publish(store, "0", ["10.0.0.1", "fd00::1", "pc.local"], 4711, NODE, 0xABC)
     assert look_up(store, "0", 0, Deadline.after(1.0)) == Endpoint(
-        (("10.0.0.1", 4711), ("fd00::1", 4711), ("pc.local", 4711)), NODE
+        (("10.0.0.1", 4711), ("fd00::1", 4711), ("pc.local", 4711)), NODE, 0xABC
     )
     publish(store, "1", ["10.0.0.2"], 1, None)
     assert look_up(store, "1", 1, Deadline.after(1.0)) == Endpoint((("10.0.0.2", 1),))
@@ -48,14 +50,17 @@ def test_who_publishes_nothing_is_named() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (b"", "published an address"),
-        (b"10.0.0.1", "published an address"),
-        (b"10.0.0.1:5,", "published an address"),
-        (b"10.0.0.1:99999", "published an address"),
-        (b"\xff\xfe:5:", "published an address"),
-        (b"10.0.0.1:5 " + b"a" * 51, "as its node id"),
-        (b"10.0.0.1:5 " + b"A" * 52, "as its node id"),
-        (b"10.0.0.1:5 " + b"a" * 52 + b" more", "as its node id"),
+        (b"" + CHANNEL, "published an address"),
+        (b"10.0.0.1" + CHANNEL, "published an address"),
+        (b"10.0.0.1:5," + CHANNEL, "published an address"),
+        (b"10.0.0.1:99999" + CHANNEL, "published an address"),
+        (b"\xff\xfe:5:" + CHANNEL, "published an address"),
+        (b"10.0.0.1:5", "as its channel"),
+        (b"10.0.0.1:5 " + b"a" * 15, "as its channel"),
+        (b"10.0.0.1:5 " + b"a" * 17, "as its channel"),
+        (HEAD + b"a" * 51, "as its node id"),
+        (HEAD + b"A" * 52, "as its node id"),
+        (HEAD + b"a" * 52 + b" more", "as its node id"),
         (b",".join([b"10.0.0.1:5"] * (MAX_ADDRESSES + 1)), "17 addresses, limit 16"),
         (b"x" * (MAX_VALUE_BYTES + 1) + b":5", f"limit {MAX_VALUE_BYTES}"),
     ],
