@@ -2,51 +2,26 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
-import os
-import sys
-import threading
-from contextlib import nullcontext
-from dataclasses import dataclass
-from importlib import import_module
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from ringleader import settings
-from ringleader.errors import ConfigError, GroupAborted, PeerLost, RingleaderError
-from ringleader.node.launch.agent_process import AgentProcess
-from ringleader.node.launch.end_with_parent import end_with_parent
-from ringleader.node.launch.fork_server import ForkServer, can_fork
+from ringleader.cli.run_job import RunPlan, run_job
+from ringleader.errors import ConfigError, RingleaderError
+from ringleader.node.launch.fork_server import can_fork
 from ringleader.node.launch.job_fingerprint import job_fingerprint
 from ringleader.node.launch.local_modules import find_sources
 from ringleader.node.launch.new_interpreter import needs_new_interpreter
-from ringleader.node.launch.program import Program, find_program
+from ringleader.node.launch.program import find_program
 from ringleader.node.peering.membership_profiles import MembershipProfile
 from ringleader.node.protocol.agent_config import AGENT_PORT, AgentConfig
 from ringleader.node.protocol.local_requests import EnterJob
-from ringleader.transport.name_lookups import no_name_lookups
 
 _MOST = 64
 _WAIT_S = 10.0
 _TIMEOUT_S = 900.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
-    """The command line, checked."""
-
-    program: Program
-    may_fork: bool
-    """Whether workers may start as forks of a process that has imported torch."""
-    nproc: int
-    max_restarts: int
-    plaintext: bool
-    compress: str
-    request: EnterJob
-    agent: AgentConfig
 
 
 def run(  # noqa: PLR0913 - one parameter per option of the command
@@ -181,7 +156,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             settings.export({"RINGLEADER_DEFAULT": _check_backend(backend)})
         program = find_program(script, args or [], is_module=module)
         sources = find_sources(program)
-        plan = _Plan(
+        plan = RunPlan(
             program=program,
             may_fork=can_fork() and not needs_new_interpreter(sources),
             nproc=nproc_per_node,
@@ -207,7 +182,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
                 prints_events=True,
             ),
         )
-        code = _run(plan, errors)
+        code = run_job(plan, errors)
     except RingleaderError as exc:
         text = f"ringleader run: {exc}"
         errors.print(text, style="bold red", markup=False, soft_wrap=True)
@@ -229,72 +204,3 @@ def _check_backend(backend: str) -> str:
         text = f"--backend {backend}: only ringleader can replace the script's backend"
         raise ConfigError(f"{text}; for another one, change the script")
     return "1"
-
-
-def _run(plan: _Plan, errors: Console) -> int:
-    """Start the agent while torch is being imported: both are slow."""
-    if plan.nproc > 1:  # OpenMP reads it when torch is imported
-        threads = max(1, (os.cpu_count() or 1) // plan.nproc)
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    importing = threading.Thread(target=_import_torch, daemon=True)
-    importing.start()
-    if plan.compress:
-        importing.join()
-        import_module("ringleader.compression.scheme").parse(plan.compress)
-    with AgentProcess.start(plan.agent) as agent:  # which a fork forgets
-        importing.join()
-        with ForkServer.start() if plan.may_fork else nullcontext() as server:
-            return _launch(plan, agent, server, errors)
-
-
-def _import_torch() -> None:
-    gc.disable()  # it would take a sixth of the time
-    import_module("torch.distributed.launcher.api")
-    gc.freeze()
-    atexit.register(gc.unfreeze)  # else libraries report what is left as leaked
-    gc.enable()
-
-
-def _as_ours(error: Exception) -> RingleaderError:
-    """The error of ours that torch has wrapped into its ``error``."""
-    cause = error.__cause__
-    return cause if isinstance(cause, RingleaderError) else GroupAborted(str(error))
-
-
-def _launch(
-    plan: _Plan, agent: AgentProcess, server: ForkServer | None, errors: Console
-) -> int:
-    from torch.distributed import DistError
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.rendezvous import RendezvousError
-
-    from ringleader.node.launch.elastic_agent import Workers, run_workers
-    from ringleader.node.launch.elastic_rendezvous import MdnsRendezvous
-    from ringleader.node.launch.failure_policy import JobFailed
-    from ringleader.node.launch.rendezvous import LOOPBACK
-
-    handler = MdnsRendezvous(agent, plan.request, encrypts=not plan.plaintext)
-    handler.on_progress = lambda text: errors.print(f"ringleader: {text}", markup=False)
-    command = [sys.executable, *plan.program.command()]
-    workers = Workers(
-        command=end_with_parent(server.command(command) if server else command),
-        count=plan.nproc,
-        max_restarts=plan.max_restarts,
-        start_s=plan.request.timeout_s,
-    )
-    try:
-        with no_name_lookups(LOOPBACK):  # torch asks for this host's full name
-            run_workers(handler, workers)
-    except JobFailed as exc:
-        text = f"ringleader run: job {plan.request.job}: {exc}"
-        errors.print(text, style="bold red", markup=False, soft_wrap=True)
-        return exc.exit_status
-    except RendezvousError as exc:
-        raise _as_ours(exc) from exc
-    except SignalException as exc:
-        return 128 + int(exc.sigval)
-    except DistError as exc:
-        reason = str(exc).splitlines()[0]
-        text = f"lost while the workers started ({reason}); run it again"
-        raise PeerLost("a machine", text) from exc
-    return 0
