@@ -46,7 +46,7 @@ FLAGS = {
     "--max-restarts --job --peers --interface --port --tensor-port --rank0 --profile "
     "--timeout --any-script --plaintext --compress --backend",
     "status": "--watch --json --mlx",
-    "doctor": "--peer --interface --port --seconds --json",
+    "doctor": "--peer --interface --port --tensor-port --seconds --json",
     "serve": "task --workers --rounds --pin --pin-file --host --port --url --http "
     "--open --out --mode --steps --staleness --quorum --round-timeout --elastic "
     "--scale-rate --no-scale-rate --warmup --aggregate --clip --max-move --outer "

@@ -42,6 +42,14 @@ def doctor(
             help="Also check that the agent could listen on this port.",
         ),
     ] = 0,
+    tensor_port: Annotated[
+        str,
+        typer.Option(
+            metavar="PORT[-PORT]",
+            help="The ports for tensors that 'ringleader run' is given, to name the "
+            "rule that a firewall needs.",
+        ),
+    ] = "",
     seconds: Annotated[
         float, typer.Option(min=3, max=60, help="Stop after this many seconds.")
     ] = _SECONDS,
@@ -55,6 +63,8 @@ def doctor(
     nothing and changes nothing. Exits with 0 if nothing is wrong, else 1.
     """
     with exit_on_error("doctor"):
+        if tensor_port:
+            settings.export({"RINGLEADER_PORTS": tensor_port})
         request = Request(
             home=settings.home_directory(),
             peers=parse(
@@ -62,6 +72,7 @@ def doctor(
             ),
             interfaces=interface or settings.interfaces(),
             port=port,
+            tensor_ports=settings.tensor_ports(),
             seconds=seconds,
         )
         facts = asyncio.run(examine(request))

@@ -21,6 +21,7 @@ from ringleader.deadline import Deadline
 from ringleader.discovery.static_peers import StaticPeer
 from ringleader.doctor import local_machine
 from ringleader.doctor.facts import Facts
+from ringleader.doctor.local_firewall import local_firewall
 from ringleader.doctor.node_search import NodeSearch
 from ringleader.errors import RingleaderError
 from ringleader.identity import cluster_secret
@@ -48,6 +49,7 @@ class Request:
     peers: Sequence[StaticPeer] = ()
     interfaces: Sequence[str] = ()
     port: int = 0
+    tensor_ports: range = range(1)
     seconds: float = 8.0
 
 
@@ -75,6 +77,8 @@ async def examine(request: Request) -> Facts:
         agent_trouble=agent_trouble,
         taken=local_machine.taken_ports(request.port, pids),
         wanted_port=request.port,
+        tensor_ports=request.tensor_ports,
+        firewall=await asyncio.to_thread(local_firewall),
         descriptors=local_machine.descriptors(pids),
         memory=local_machine.shared_memory(),
         now_s=time.time(),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ringleader.discovery.multicast_check import MulticastReport
+from ringleader.doctor.firewall_command import Firewall
 from ringleader.ids import Incarnation, NodeId, short
 from ringleader.node.protocol.snapshot import Snapshot
 from ringleader.topology.interfaces import Interface
@@ -130,6 +131,13 @@ class Candidate:
         return [d for d in self.dials if d.outcome is DialOutcome.REACHED]
 
     @property
+    def system(self) -> str:
+        """Name of its operating system; empty if unknown."""
+        shots = [dial.snapshot for dial in self.reached if dial.snapshot is not None]
+        rows = [row for shot in shots for row in shot.nodes if row.is_here]
+        return next((row.profile.system for row in rows if row.profile), "")
+
+    @property
     def where(self) -> str:
         """Its addresses, for the user."""
         formatted = ", ".join(format_address(address) for address in self.addresses)
@@ -202,6 +210,10 @@ class Facts:
     agent_trouble: str = ""
     taken: Sequence[TakenPort] = ()
     wanted_port: int = 0
+    tensor_ports: range = range(1)
+    """Ports on which ranks listen, as the user gave them; port 0: any free one."""
+    firewall: Firewall | None = None
+    """The firewall of this machine, if one was found."""
     descriptors: Sequence[Descriptors] = ()
     memory: SharedMemory | None = None
     now_s: float = 0.0
@@ -212,6 +224,12 @@ class Facts:
         """Return the chosen interface whose network contains an address."""
         ip = ipaddress.ip_address(address)
         return next((each for each in self.chosen if each.holds(ip)), None)
+
+    def network_of(self, address: str) -> str:
+        """Return the network of ours that contains an address; empty if none does."""
+        ip = ipaddress.ip_address(address)
+        found = [a.network for each in self.chosen for a in each.addresses]
+        return next((str(network) for network in found if ip in network), "")
 
     @property
     def families(self) -> set[int]:

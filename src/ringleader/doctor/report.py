@@ -13,7 +13,9 @@ from ringleader.doctor.facts import (
     Source,
 )
 from ringleader.doctor.finding import Code, Finding
+from ringleader.doctor.firewall_command import allow
 from ringleader.ids import short
+from ringleader.node.protocol.agent_config import AGENT_PORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ _CODES: dict[str, Collection[Code]] = {
     "interfaces": (Code.ONLY_VIRTUAL, Code.TWO_SUBNETS),
     "discovery": (Code.NO_MULTICAST,),
     "ports": (Code.PORT_TAKEN,),
+    "firewall": (),
     "nodes": (
         Code.BLOCKED_PORT,
         Code.UNREACHABLE,
@@ -56,6 +59,7 @@ def checks(facts: Facts, findings: Iterable[Finding]) -> list[Check]:
         "interfaces": _interfaces(facts),
         "discovery": _discovery(facts),
         "ports": _ports(facts),
+        "firewall": _firewall(facts),
         "nodes": _nodes(facts),
         "secret": _secret(facts),
         "versions": _versions(facts),
@@ -113,6 +117,22 @@ def _discovery(facts: Facts) -> str:
 def _ports(facts: Facts) -> str:
     wanted = f" and TCP {facts.wanted_port}" if facts.wanted_port else ""
     return f"UDP 5353{wanted}"
+
+
+def _firewall(facts: Facts) -> str:
+    """Name the firewall of this machine and the rule that it needs for others."""
+    if facts.firewall is None:
+        return "none found here"
+    agent = facts.wanted_port or AGENT_PORT
+    ports = [range(agent, agent + 1)]
+    if facts.tensor_ports[0]:
+        ports.append(facts.tensor_ports)
+    networks = [str(a.network) for each in facts.chosen for a in each.addresses]
+    rule = allow(facts.firewall, ports, next(iter(networks), ""))
+    text = f"{facts.firewall.kind}; the rule for other machines, if it lacks it: {rule}"
+    if not facts.tensor_ports[0]:
+        text += "; it needs fixed ports for tensors, too: add --tensor-port 29600-29603"
+    return text
 
 
 def _nodes(facts: Facts) -> str:

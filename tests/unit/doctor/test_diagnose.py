@@ -28,6 +28,7 @@ from ringleader.doctor.facts import (
     TakenPort,
 )
 from ringleader.doctor.finding import TITLES, Code, Finding, Severity
+from ringleader.doctor.firewall_command import Firewall, FirewallKind
 from ringleader.doctor.probe_address import clock_ahead_s
 from ringleader.doctor.report import checks, conclusion
 from ringleader.ids import Incarnation, NodeId
@@ -366,6 +367,7 @@ def test_a_silent_port_of_a_host_that_answers_is_blocked_and_nothing_else() -> N
     assert finding.code is Code.BLOCKED_PORT
     assert "10.0.0.2:7001" in finding.text
     assert "TCP port 7001" in finding.mend
+    assert "ufw allow proto tcp from 10.0.0.0/24 to any port 7001" in finding.mend
 
 
 def test_a_silent_port_on_our_lan_is_blocked_even_if_nothing_else_is_heard() -> None:
@@ -391,6 +393,20 @@ def test_blocked_new_ports_are_reported_although_the_agent_answers() -> None:
     finding = only(facts(candidate(link=LinkMeasurement(LinkOutcome.BLOCKED))))
     assert finding.code is Code.BLOCKED_PORT
     assert "bob" in finding.text
+    assert "--tensor-port 29600-29603" in finding.mend
+
+
+def test_ports_that_the_user_has_chosen_are_named_in_the_rule() -> None:
+    blocked = candidate(link=LinkMeasurement(LinkOutcome.BLOCKED))
+    finding = only(facts(blocked, tensor_ports=range(4000, 4003)))
+    assert "any port 4000:4002" in finding.mend
+    assert "--tensor-port" not in finding.mend
+
+
+def test_the_firewall_of_this_machine_is_named_with_its_rule() -> None:
+    found = facts(tensor_ports=range(4000, 4003), firewall=Firewall(FirewallKind.UFW))
+    (line,) = [c.text for c in checks(found, []) if c.name == "firewall"]
+    assert "from 10.0.0.0/24 to any port 29471,4000:4002" in line
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,11 @@ from ringleader.doctor.facts import (
     format_address,
 )
 from ringleader.doctor.finding import Code, Finding
+from ringleader.doctor.firewall_command import allow_over_there
 from ringleader.doctor.rules.secrets import has_other_secret
+
+EXAMPLE_PORTS = range(29600, 29604)
+"""Ports for tensors to advise, where the user has not chosen any."""
 
 
 def reachability(facts: Facts) -> Iterator[Finding]:
@@ -76,15 +80,23 @@ def _other_ports(facts: Facts, candidate: Candidate) -> Iterator[Finding]:
         f"{candidate.title} answers, but a new port that it opened for {facts.name} "
         "cannot be reached. Tensors travel over such ports."
     )
-    yield Finding(Code.BLOCKED_PORT, text, _open_firewall("a program, or all ports"))
+    ports, before = facts.tensor_ports, ""
+    if not ports[0]:
+        ports = EXAMPLE_PORTS
+        option = f"--tensor-port {ports[0]}-{ports[-1]}"
+        before = (
+            f"Start all machines with `ringleader run {option} script.py` (elsewhere "
+            f"RINGLEADER_PORTS={ports[0]}-{ports[-1]}). "
+        )
+    yield Finding(Code.BLOCKED_PORT, text, before + _rule(facts, candidate, ports))
 
 
-def _open_firewall(what: str) -> str:
-    return (
-        f"In the firewall over there allow {what} from the local network for Python: "
-        "'ufw allow from YOUR-NETWORK' on Linux, System Settings > Network > Firewall "
-        "on a Mac, 'Allow an app through firewall' on Windows."
-    )
+def _rule(facts: Facts, candidate: Candidate, ports: range) -> str:
+    """Return what to do on the machine of ``candidate``, which blocks ``ports``."""
+    network = facts.network_of(candidate.addresses[0][0])
+    which = f"TCP port {ports[0]}" + (f" to {ports[-1]}" if len(ports) > 1 else "")
+    commands = allow_over_there(candidate.system, [ports], network)
+    return f"In the firewall over there allow {which}: {commands}."
 
 
 def _blocked(facts: Facts, candidate: Candidate) -> Finding:
@@ -95,7 +107,8 @@ def _blocked(facts: Facts, candidate: Candidate) -> Finding:
         f"not answer {facts.name}: a firewall drops what is sent there."
     )
     port = candidate.addresses[0][1]
-    return Finding(Code.BLOCKED_PORT, text, _open_firewall(f"TCP port {port}"))
+    rule = _rule(facts, candidate, range(port, port + 1))
+    return Finding(Code.BLOCKED_PORT, text, rule)
 
 
 def _is_firewall(facts: Facts, candidate: Candidate) -> bool:
