@@ -34,6 +34,7 @@ CANDIDATES: dict[str, dict[str, str]] = {
     "ring": {"algorithm": "ring"},
     "hierarchy": {"algorithm": "hierarchy"},
     "chosen": {},
+    "int8, hierarchy": {"algorithm": "hierarchy", "codec": "int8"},
     "int8, ring": {"algorithm": "ring", "codec": "int8"},
     "int8, chosen": {"codec": "int8"},
 }
@@ -42,6 +43,7 @@ LAYOUTS = ("2+2", "3+1")
 LIMITS = {
     ("hierarchy", "ring"): 1.4,
     ("hierarchy", "gloo"): 1.4,
+    ("int8, hierarchy", "gloo"): 3.0,
 }
 """(candidate, compared with) -> times faster that it has to be."""
 EXACT_BOUND = 2.0**-20

@@ -26,7 +26,11 @@ CODED_ALGORITHMS: dict[str, tuple[str, ...]] = {
     "all_gather": ("ring", "direct", "doubling", "tree", "star"),
 }
 """The algorithms that support codecs: one rank computes the result of each chunk and
-the others copy it, and no partial sum passes through a rank that cannot store it."""
+the others copy it, and no partial sum passes through a rank that cannot store it. In a
+hierarchical all_reduce they are the algorithms across hosts."""
+CODED_HIERARCHICAL = frozenset({"all_reduce", "all_gather"})
+"""Operations whose hierarchy supports codecs. An all_reduce sends raw values inside
+hosts; a reduce_scatter would keep partial sums that have no output."""
 INT8_SHARE = 1028 / 4096
 """Size of int8 data, scales included, as a share of float32."""
 INT8_ADDITIONS = 5.0
@@ -81,25 +85,42 @@ def choose_algorithm(
 
 
 def choose_coded_algorithm(
-    operation: str, num_bytes: int, network: Network, algorithm: str | None = None
+    operation: str,
+    num_bytes: int,
+    network: Network,
+    algorithm: str | None = None,
+    *,
+    raw_bytes: int,
+    config: CollectiveConfig | None = None,
 ) -> tuple[str, int, str]:
     """Return (algorithm, arity, reason) for a call that sends ``num_bytes`` encoded.
 
-    The algorithms in the configuration apply to calls without a codec only.
+    ``raw_bytes`` is the size of the values as float32. Of the configuration only the
+    hierarchy applies; its other algorithms are for calls without a codec.
     """
+    config = config or CollectiveConfig()
     known = CODED_ALGORITHMS.get(operation, ())
+    across = _across(config)[0]
+    if operation in CODED_HIERARCHICAL and (
+        operation != "all_reduce" or across in known
+    ):
+        known = (*known, "hierarchy")
     if algorithm is not None and algorithm != AUTO:
         name, arity = parse_strategy(operation, algorithm, 2)
         if name not in known:
             can = ", ".join(known) or "none"
+            at = f" with {across} across hosts" if name == "hierarchy" else ""
             raise ConfigError(
-                f"{operation}: algorithm {name} supports no codec; these do: {can}"
+                f"{operation}: algorithm {name}{at} supports no codec; these do: {can}"
             )
         return name, arity, "requested in the call"
     if network.size == 1:
         return known[0], 2, "a group of one"
-    prices = _prices(operation, num_bytes, network, 0, 2)
-    return _cheapest({name: prices[name] for name in known}, 2)
+    if config.num_nodes is not None and "hierarchy" in known:
+        _check_hosts(network, config)
+        return "hierarchy", config.tree_arity, "num_nodes is set in the configuration"
+    prices = _coded_prices(operation, num_bytes, raw_bytes, network)
+    return _cheapest({n: p for n, p in prices.items() if n in known}, 2)
 
 
 def choose_codec(operation: str, num_bytes: int, network: Network) -> str | None:
@@ -107,12 +128,32 @@ def choose_codec(operation: str, num_bytes: int, network: Network) -> str | None
     if network.size == 1 or network.shares_memory:
         return None
     uncoded_s = min(_prices(operation, num_bytes, network, 0, 2).values())
-    coded = _prices(operation, round(num_bytes * INT8_SHARE), network, 0, 2)
+    int8_bytes = round(num_bytes * INT8_SHARE)
+    coded_s = min(_coded_prices(operation, int8_bytes, num_bytes, network).values())
+    coded_s += CODED_PEER_S * (network.size - 1)
+    return "int8" if coded_s < MIN_GAIN * uncoded_s else None
+
+
+def _coded_prices(
+    operation: str, num_bytes: int, raw_bytes: int, network: Network
+) -> dict[str, float]:
+    """Return algorithm -> predicted seconds, with encoding and decoding.
+
+    Every rank encodes and decodes, except in a hierarchical all_reduce: there the local
+    roots do, one of each host, and what travels inside hosts is not encoded.
+    """
+    prices = _prices(operation, num_bytes, network, 0, 2)
     ranks_per_core = max(len(ranks) for ranks in network.host_lists()) / network.cores
-    speed = network.reduce_bandwidth / INT8_ADDITIONS / max(1.0, ranks_per_core)
-    int8_s = min(coded[n] for n in CODED_ALGORITHMS[operation]) + num_bytes / speed
-    int8_s += CODED_PEER_S * (network.size - 1)
-    return "int8" if int8_s < MIN_GAIN * uncoded_s else None
+    speed = network.reduce_bandwidth / INT8_ADDITIONS
+    codec_s = raw_bytes / speed * max(1.0, ranks_per_core)
+    coded = {name: prices[name] + codec_s for name in CODED_ALGORITHMS[operation]}
+    if "hierarchy" in prices and operation == "all_reduce":
+        shape = _hierarchy_profile(operation, network, 0)
+        price_s = predict_s(shape, num_bytes, network, host_bytes=raw_bytes)
+        coded["hierarchy"] = price_s + raw_bytes / speed
+    elif "hierarchy" in prices and operation in CODED_HIERARCHICAL:
+        coded["hierarchy"] = prices["hierarchy"] + codec_s
+    return coded
 
 
 def _check_hosts(network: Network, config: CollectiveConfig) -> None:
@@ -170,10 +211,7 @@ def hierarchy_program(
     local_reduce = _rooted("reduce", (config.local_reduce, inner), config)
     local_broadcast = _rooted("broadcast", (config.local_broadcast, inner), config)
     if operation == "all_reduce":
-        strategy = config.global_all_reduce or AUTO
-        across, arity = parse_strategy(operation, strategy, config.tree_arity)
-        if across not in algorithms(operation) or across == "exchange":
-            across = "ring"
+        across, arity = _across(config)
         return hierarchy.all_reduce(
             rank,
             hosts,
@@ -195,6 +233,15 @@ def hierarchy_program(
         return hierarchy.reduce_scatter(rank, hosts)
     known = ", ".join(sorted(HIERARCHICAL))
     raise ConfigError(f"{operation}: only {known} support the algorithm hierarchy")
+
+
+def _across(config: CollectiveConfig) -> tuple[str, int]:
+    """Return (algorithm, arity) of an all_reduce among local roots."""
+    strategy = config.global_all_reduce or AUTO
+    name, arity = parse_strategy("all_reduce", strategy, config.tree_arity)
+    if name not in algorithms("all_reduce") or name == "exchange":
+        name = "ring"
+    return name, arity
 
 
 def _rooted(

@@ -172,8 +172,18 @@ def _depth(programs: list[Program]) -> int:
     return max(ready.values(), default=0)
 
 
-def predict_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float:
-    """Predict the seconds of one operation on ``num_bytes``."""
+def predict_s(
+    shape: ScheduleProfile,
+    num_bytes: int,
+    network: Network,
+    *,
+    host_bytes: int | None = None,
+) -> float:
+    """Predict the seconds of one operation on ``num_bytes``.
+
+    ``host_bytes`` is the size inside hosts, where it differs: what is encoded between
+    hosts may travel as it is inside.
+    """
     used = [network.links[a][b] for a, b in shape.links]
     latency_s = max((link.latency_s for link in used if link), default=0.0)
     most = max(len(ranks) for ranks in network.host_lists())
@@ -182,8 +192,10 @@ def predict_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float
     steps_s += shape.messages * MESSAGE_SHARE * software_s
     if not shape.is_exchange:
         steps_s += STREAM_SHARE * software_s
+    if host_bytes is None:
+        host_bytes = num_bytes
     return steps_s + max(
-        _wire_s(shape, num_bytes, network), _host_s(shape, num_bytes, network)
+        _wire_s(shape, num_bytes, network), _host_s(shape, host_bytes, network)
     )
 
 

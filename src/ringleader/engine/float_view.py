@@ -38,6 +38,11 @@ class FloatView:
         is_half = dtype in (torch.float16, torch.bfloat16)
         self._half = dtype if is_half else None
 
+    @property
+    def is_float32(self) -> bool:
+        """Whether ``read`` returns the memory itself."""
+        return self._is_plain and self._residual is None
+
     def read(self, at: slice, scratch: Floats) -> Floats:
         """The values at ``at``; in ``scratch`` unless they are float32 in memory."""
         floats = self.room(at, scratch)

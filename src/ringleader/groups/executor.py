@@ -135,7 +135,12 @@ class Executor:
         if call.codec is not None:
             num_bytes = make_codec(call.codec).num_bytes(call.count)
             return choose_coded_algorithm(
-                call.operation, num_bytes, self.network, algorithm
+                call.operation,
+                num_bytes,
+                self.network,
+                algorithm,
+                raw_bytes=4 * call.count,
+                config=self.config,
             )
         return choose_algorithm(
             call.operation,

@@ -32,7 +32,9 @@ def mean(size: int, count: int, dtype: torch.dtype) -> Tensor:
 
 
 def names(operation: str, place: str) -> list[str | None]:
-    return [None] if place == "shm" else [None, *algorithms(operation)]
+    if place == "shm":
+        return [None]
+    return [None, *algorithms(operation), "hierarchy"]
 
 
 def check_all_reduce(group: Group, place: str) -> None:

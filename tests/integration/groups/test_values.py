@@ -352,7 +352,7 @@ def test_all_to_all_is_right_even_and_uneven(size: int, place: str) -> None:
 
 
 def test_hosts_of_unequal_size_weigh_what_they_should() -> None:
-    """The mean over 3 + 1 ranks on two hosts is over ranks, not over hosts."""
+    """ZF-3: the mean over 3 + 1 ranks on two hosts is over ranks, not over hosts."""
     from dataclasses import replace
 
     from ringleader.collectives.cost_model import Network
@@ -386,6 +386,7 @@ def test_hosts_of_unequal_size_weigh_what_they_should() -> None:
 
 @pytest.mark.parametrize("place", ["memory", "tcp"])
 def test_what_a_hierarchy_copies_arrives_from_everybody(place: str) -> None:
+    """ZF-15: from every root, also where it is not the first rank of its host."""
     from dataclasses import replace
 
     from ringleader.collectives.cost_model import Network

@@ -28,25 +28,30 @@ class FramesOut:
     """The frames to one peer."""
 
     def __init__(
-        self, link: Link, moves: list[FrameMove], header: bytes, frames: FrameCodec
+        self,
+        link: Link,
+        moves: list[FrameMove],
+        header: bytes,
+        outbox: Bytes,
+        frames: FrameCodec,
     ) -> None:
         self.link = link
         self._moves = [m for m in moves if m.num_frames]
         self._header = OutgoingHeader(link, header)
+        self._outbox = outbox
         self._frames = frames
         self._next = 0
-        self._sent = 0
+        self._left: memoryview | None = None
+        """What is left of the frame that is being sent."""
 
     def is_finished(self) -> bool:
         return not self._header and self._next == len(self._moves)
 
     def has_work(self) -> bool:
         """Whether there is something to send now."""
-        if self._header:
+        if self._header or self._left is not None:
             return True
-        move = self._moves[self._next]
-        is_coded = move.version.num_coded > move.done
-        return is_coded or self._frames.can_encode(move.version)
+        return self._frames.can_send(self._moves[self._next])
 
     def push(self) -> bool:
         """Send what can be sent; return whether anything moved."""
@@ -55,20 +60,16 @@ class FramesOut:
             if self._header or self._next == len(self._moves):
                 return moved
         move = self._moves[self._next]
-        version = move.version
-        if version.num_coded == move.done:
-            if not self._frames.can_encode(version):
+        if self._left is None:
+            if not self._frames.can_send(move):
                 return False
-            self._frames.encode(version)
-        frame = self._frames.coded(version, move.done)
-        sent = self.link.try_send(bytes_of(frame)[self._sent :])
-        self._sent += sent
-        if self._sent == len(frame):
-            self._sent = 0
-            move.done += 1
+            self._left = bytes_of(self._frames.outgoing(move, self._outbox))
+        sent = self.link.try_send(self._left)
+        self._left = self._left[sent:]
+        if not self._left:
+            self._left = None
+            self._frames.after_send(move)
             self._next += move.done == move.num_frames
-            if version.stored_in_output and version.is_sent(move.done - 1):
-                self._frames.decode_result(version, move.done - 1)
         return sent > 0
 
 
@@ -144,8 +145,10 @@ class CodedEngine:
         frames = FrameCodec(codec, chunks, self.slots, divide)
         links = self._links
         outs = [
-            FramesOut(links[p], moves, headers[p][0], frames)
-            for p, moves in plan.sends.items()
+            FramesOut(links[p], moves, headers[p][0], outbox, frames)
+            for (p, moves), outbox in zip(
+                plan.sends.items(), plan.outboxes, strict=True
+            )
         ]
         ins = [
             FramesIn(links[p], moves, headers[p][1], inbox, frames)
@@ -156,7 +159,8 @@ class CodedEngine:
     def _plan(self, key: PlanKey) -> CodedPlan:
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = CodedPlan(self._programs.make(key))
+            program, raw_peers = self._programs.make(key), self._programs.raw_peers(key)
+            plan = self._plans[key] = CodedPlan(program, raw_peers)
         return plan
 
     def prepare(self, _call: Call, _next_header: NextHeader) -> Prepared | None:

@@ -11,11 +11,15 @@ frames of partial sums live in a few slots that are used in turn. The coded fram
 result that is forwarded are stored in the result's own output, which is larger, until
 every peer has them: however long a peer is late, there is room for what arrives, and no
 extra memory is needed.
+
+Inside a host of a hierarchy nothing is encoded: frames to and from these peers are raw,
+that is float32 values. A raw frame of a result is sent when the result has been
+decoded, so that all ranks of the host get the values that all other hosts decode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -50,6 +54,11 @@ class ChunkMemory:
     output: FloatView | None
     error_out: Floats | None
 
+    @property
+    def is_float32(self) -> bool:
+        """Whether its values can be sent from where they are."""
+        return all(v is None or v.is_float32 for v in (self.input, self.output))
+
 
 def chunk_memory(call: Call, num_chunks: int) -> list[ChunkMemory]:
     """The memory of every chunk of ``call``."""
@@ -82,6 +91,8 @@ class Version:
         self.write = write
         """The move that writes it; None for this rank's input."""
         self.sends: list[FrameMove] = []
+        """The moves that send it encoded."""
+        self.raw_sends: list[FrameMove] = []
         self.is_final = True
         self.num_coded = 0
         """Frames whose coded form exists or existed."""
@@ -92,8 +103,15 @@ class Version:
     @property
     def is_encoded(self) -> bool:
         """Whether this rank encodes it."""
-        is_copy = self.write is not None and self.write.kind is Kind.COPY
-        return bool(self.sends) and not is_copy
+        write = self.write
+        is_coded_copy = write and write.kind is Kind.COPY and not write.is_raw
+        return bool(self.sends) and not is_coded_copy
+
+    @property
+    def moves(self) -> list[FrameMove]:
+        """All moves that write or send it."""
+        write = [] if self.write is None else [self.write]
+        return [*self.sends, *self.raw_sends, *write]
 
     def has_room(self) -> bool:
         """Whether the next coded frame has a slot: its last content was sent."""
@@ -110,10 +128,20 @@ class Version:
 class FrameMove:
     """One move of a program, and how many of its frames are done."""
 
-    __slots__ = ("before", "chunk", "done", "kind", "num_frames", "peer", "version")
+    __slots__ = (
+        "before",
+        "chunk",
+        "done",
+        "is_raw",
+        "kind",
+        "num_frames",
+        "peer",
+        "version",
+    )
 
-    def __init__(self, move: Move, history: list[Version]) -> None:
+    def __init__(self, move: Move, history: list[Version], *, is_raw: bool) -> None:
         self.kind, self.peer, self.chunk = move
+        self.is_raw = is_raw
         self.done = 0
         self.num_frames = 0
         self.before = history[-1]
@@ -121,7 +149,7 @@ class FrameMove:
         self.version = self.before
         """The version that is held when the move is done."""
         if self.kind is Kind.SEND:
-            self.before.sends.append(self)
+            (self.before.raw_sends if is_raw else self.before.sends).append(self)
         else:
             self.before.is_final = False
             self.version = Version(self.chunk, self)
@@ -132,20 +160,23 @@ class FrameMove:
         frame, before = self.done, self.before
         if before.write is not None and before.write.done <= frame:
             return False
+        if any(move.done <= frame for move in before.raw_sends):
+            return False
         return not before.sends or before.num_coded > frame
 
 
 class CodedPlan:
     """A program as versions of chunks, reusable for any tensor."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, raw_peers: Container[int] = ()) -> None:
         self.sends: dict[int, list[FrameMove]] = {}
         self.recvs: dict[int, list[FrameMove]] = {}
         self.versions: dict[int, list[Version]] = {}
         for move in program:
             history = self.versions.setdefault(move.chunk, [Version(move.chunk, None)])
             lanes = self.sends if move.kind is Kind.SEND else self.recvs
-            lanes.setdefault(move.peer, []).append(FrameMove(move, history))
+            frame_move = FrameMove(move, history, is_raw=move.peer in raw_peers)
+            lanes.setdefault(move.peer, []).append(frame_move)
         self.num_chunks = 1 + max(self.versions, default=0)
         self._sent = [v for h in self.versions.values() for v in h if v.sends]
 
@@ -156,10 +187,7 @@ class CodedPlan:
             num_frames = -(-memory.length // slots.frame)
             for version in history:
                 version.num_coded, version.slots = 0, []
-                for move in (
-                    *version.sends,
-                    *([version.write] if version.write else []),
-                ):
+                for move in version.moves:
                     move.done, move.num_frames = 0, num_frames
             _check(history, memory)
             if memory.error_out is not None and not any(v.is_encoded for v in history):
@@ -168,19 +196,35 @@ class CodedPlan:
         for version in self._sent:
             has_output = chunks[version.chunk].output is not None
             version.stored_in_output = version.is_final and has_output
-            in_slots += [] if version.stored_in_output else [version] * NUM_SLOTS
-        lengths = [chunks[v.chunk].length for v in in_slots]
-        given = slots.allocate(codec, [*lengths, *(slots.frame for _ in self.recvs)])
-        for i, version in enumerate(in_slots[::NUM_SLOTS]):
-            version.slots = given[i * NUM_SLOTS : (i + 1) * NUM_SLOTS]
-        self.inboxes = given[len(lengths) :]
+            in_slots += [] if version.stored_in_output else [version]
+        self._allocate(in_slots, chunks, codec, slots)
+
+    def _allocate(
+        self,
+        in_slots: Sequence[Version],
+        chunks: Sequence[ChunkMemory],
+        codec: Codec,
+        slots: Slots,
+    ) -> None:
+        """Set the slots of these versions, and the boxes of all lanes."""
+        lengths = [min(chunks[v.chunk].length, slots.frame) for v in in_slots]
+        sizes = [n for n in map(codec.num_bytes, lengths) for _ in range(NUM_SLOTS)]
+        raw, coded = 4 * slots.frame, codec.num_bytes(slots.frame)
+        sizes += [raw if moves[0].is_raw else coded for moves in self.recvs.values()]
+        outbox = 0 if all(c.is_float32 for c in chunks) else raw
+        sizes += [outbox if moves[0].is_raw else 0 for moves in self.sends.values()]
+        given = slots.allocate(codec, sizes)
+        for version in in_slots:
+            version.slots, given = given[:NUM_SLOTS], given[NUM_SLOTS:]
+        self.inboxes, self.outboxes = given[: len(self.recvs)], given[len(self.recvs) :]
 
 
 def _check(history: list[Version], memory: ChunkMemory) -> None:
-    """Raise if a sum without an output is not sent as soon as it is computed."""
+    """Raise if a sum without an output is not encoded as soon as it is computed."""
     for version in history:
         is_sum = version.write is not None and version.write.kind is Kind.REDUCE
-        if is_sum and memory.output is None and not version.sends:
+        is_encoded = version.sends and not version.raw_sends
+        if is_sum and memory.output is None and not is_encoded:
             text = "this algorithm keeps partial sums, which a coded call cannot"
             raise ConfigError(f"{text}; choose another algorithm, or no codec")
 
@@ -196,13 +240,12 @@ class Slots:
         """Room to encode one frame in."""
         self._memory: Bytes = np.empty(0, np.uint8)
 
-    def allocate(self, codec: Codec, lengths: Sequence[int]) -> list[Bytes]:
-        """One slot each for coded frames of chunks of these lengths."""
+    def allocate(self, codec: Codec, sizes: Sequence[int]) -> list[Bytes]:
+        """One slot each of these sizes, in bytes."""
         if not len(self.floats[0]):
             self.floats = [np.empty(self.frame, np.float32) for _ in self.floats]
         if len(self.spare) < codec.num_bytes(self.frame):
             self.spare = np.empty(codec.num_bytes(self.frame), np.uint8)
-        sizes = [codec.num_bytes(min(n, self.frame)) for n in lengths]
         starts = np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)])
         if len(self._memory) < starts[-1]:
             self._memory = np.empty(starts[-1], np.uint8)

@@ -3,7 +3,8 @@
 Frames are encoded at the sender and decoded and added at the receiver. A call can ask
 for the encoding error: every element of an all_reduce is encoded exactly once by every
 rank, on its way to a sum or as the result, so the errors of all ranks add up to the
-difference between the result and the exact sum.
+difference between the result and the exact sum. Raw frames lose nothing: in a hierarchy
+only the local roots encode, and the others report an error of 0.
 """
 
 from __future__ import annotations
@@ -67,16 +68,50 @@ class FrameCodec:
         if not move.may_write():
             return None
         version = move.version
-        has_output = self._chunks[move.chunk].output is not None
-        is_encoded_later = move.kind is Kind.REDUCE and has_output
+        output = self._chunks[move.chunk].output
+        is_coded_copy = move.kind is Kind.COPY and not move.is_raw
+        is_encoded_later = output is not None and not is_coded_copy
         if version.sends and not is_encoded_later and not version.has_room():
             return None
-        if move.kind is Kind.COPY and version.sends:
+        if is_coded_copy and version.sends:
             return self.coded(version, move.done)
         at = self.elements(move.chunk, move.done)
-        return memory[: self._codec.num_bytes(at.stop - at.start)]
+        if not move.is_raw:
+            return memory[: self._codec.num_bytes(at.stop - at.start)]
+        if move.kind is Kind.COPY and output is not None and output.is_float32:
+            return output.bytes(at)
+        return memory[: 4 * (at.stop - at.start)]
 
-    def can_encode(self, version: Version) -> bool:
+    def can_send(self, move: FrameMove) -> bool:
+        """Whether the next frame of ``move`` can be sent now."""
+        version = move.version
+        if not move.is_raw:
+            return version.num_coded > move.done or self._can_encode(version)
+        if version.stored_in_output:
+            return version.is_sent(move.done)  # and so decoded
+        return version.write is None or version.write.done > move.done
+
+    def outgoing(self, move: FrameMove, memory: Bytes) -> Bytes:
+        """The next frame of ``move``, which can be sent; ``memory``: room for it."""
+        version = move.version
+        if not move.is_raw:
+            if version.num_coded == move.done:
+                self._encode_next(version)
+            return self.coded(version, move.done)
+        chunk, at = self._chunks[move.chunk], self.elements(move.chunk, move.done)
+        is_input = version.write is None and not version.stored_in_output
+        held = _present(chunk.input if is_input else chunk.output)
+        room = memory[: 4 * (at.stop - at.start)].view(np.float32)
+        return held.read(at, room).view(np.uint8)
+
+    def after_send(self, move: FrameMove) -> None:
+        """Count a frame of ``move`` that was sent; decode it if it was the last one."""
+        version, frame = move.version, move.done
+        move.done += 1
+        if version.stored_in_output and not move.is_raw and version.is_sent(frame):
+            self._decode_result(version, frame)
+
+    def _can_encode(self, version: Version) -> bool:
         """Whether the next frame has its values and room for its coded form."""
         write = version.write
         if not version.is_encoded or not version.has_room():
@@ -86,7 +121,7 @@ class FrameCodec:
         has_output = self._chunks[version.chunk].output is not None
         return has_output and write.done > version.num_coded
 
-    def encode(self, version: Version) -> None:
+    def _encode_next(self, version: Version) -> None:
         """Encode the next frame from the values that are held."""
         memory = self._chunks[version.chunk]
         held = memory.input if version.write is None else memory.output
@@ -106,13 +141,21 @@ class FrameCodec:
     def take_in(self, move: FrameMove, data: Bytes) -> None:
         """Process a frame that has arrived: add it to what is held, or keep it."""
         version = move.version
-        if move.kind is Kind.COPY:
+        if move.kind is Kind.REDUCE:
+            self._add(move, data)
+        elif move.is_raw:
+            self._keep_raw(move, data)
+        else:
             if not version.stored_in_output:
                 self._keep(move, data)
             version.num_coded += 1
-        else:
-            self._add(move, data)
         move.done += 1
+
+    def _keep_raw(self, move: FrameMove, data: Bytes) -> None:
+        output = self._chunks[move.chunk].output
+        if output is not None and not output.is_float32:
+            at = self.elements(move.chunk, move.done)
+            output.write(at, data.view(np.float32))
 
     def _keep(self, move: FrameMove, data: Bytes) -> None:
         output = self._chunks[move.chunk].output
@@ -122,8 +165,11 @@ class FrameCodec:
 
     def _add(self, move: FrameMove, data: Bytes) -> None:
         memory, at = self._chunks[move.chunk], self.elements(move.chunk, move.done)
-        values = self._b[: at.stop - at.start]
-        self._read(move.peer, data, values)
+        if move.is_raw:
+            values = data.view(np.float32)
+        else:
+            values = self._b[: at.stop - at.start]
+            self._read(move.peer, data, values)
         held = memory.input if move.before.write is None else memory.output
         mine = _present(held).read(at, self._a[: len(values)])
         if memory.output is not None:
@@ -135,7 +181,7 @@ class FrameCodec:
             total = self._a[: len(values)]
             self._encode(move.version, at, np.add(mine, values, total))
 
-    def decode_result(self, version: Version, frame: int) -> None:
+    def _decode_result(self, version: Version, frame: int) -> None:
         """Decode a frame that is stored in the output, once every peer has it."""
         at = self.elements(version.chunk, frame)
         peer = -1 if version.write is None else version.write.peer

@@ -26,3 +26,16 @@ class Programs:
         if algorithm == "hierarchy":
             return hierarchy_program(operation, rank, network, root, self._config)
         return program(operation, algorithm, rank, network.size, root=root, arity=arity)
+
+    def raw_peers(self, key: PlanKey) -> list[int]:
+        """The peers to which a call with a codec sends values as they are.
+
+        In a hierarchical all_reduce these are the ranks of the same host. An all_gather
+        is encoded by the rank that contributes the values, whose error is then known
+        there, and the same bytes are forwarded inside hosts and across.
+        """
+        operation, algorithm, *_ = key
+        if (operation, algorithm) != ("all_reduce", "hierarchy"):
+            return []
+        hosts, rank = self.network.hosts, self._rank
+        return [p for p, h in enumerate(hosts) if h == hosts[rank] and p != rank]
