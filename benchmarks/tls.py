@@ -132,6 +132,7 @@ def work(job: dict[str, Any]) -> None:
             os.environ["RINGLEADER_CREDENTIALS"] = (
                 job["credentials"] if kind == "tls" else ""
             )
+            os.environ["RINGLEADER_PLAINTEXT"] = "0" if kind == "tls" else "1"
             peers = [f"{host}:{port + i}" for i, host in enumerate(job["hosts"])]
             group = ringleader.group(peers, job["rank"], transport=transport)
             groups[kind] = stack.enter_context(group)

@@ -71,6 +71,10 @@ class TestCa:
         self, key: Key, since: timedelta, until: timedelta
     ) -> x509.CertificateBuilder:
         now = datetime.now(UTC)
+        subject = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(
+            self._key.public_key()
+        )
         return (
             x509.CertificateBuilder()
             .issuer_name(self._name)
@@ -78,6 +82,8 @@ class TestCa:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - since)
             .not_valid_after(now + until)
+            .add_extension(subject, critical=False)  # two authorities of one name
+            .add_extension(issuer, critical=False)
         )
 
 

@@ -7,6 +7,7 @@ JSON line per task.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -74,6 +75,7 @@ def main() -> None:
     """Form the group and do the tasks in order."""
     torch.set_num_threads(1)
     job = json.loads(sys.argv[1])
+    os.environ["RINGLEADER_PLAINTEXT"] = "1"
     with ringleader.group(job["peers"], job["rank"], timeout_s=60) as group:
         for task in job["tasks"]:
             result = TASKS[task["do"]](group, task)

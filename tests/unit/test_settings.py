@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from ringleader.settings import (
     switch_interval_s,
     tensor_ports,
 )
+from ringleader.settings.tls_files import TlsFiles
 
 FULL = {
     "RANK": "1",
@@ -173,6 +175,14 @@ def test_a_machine_may_have_several_addresses(
 def test_a_list_of_addresses_with_a_hole_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="write host,host"):
         LinkSettings.from_environment({"RINGLEADER_ADDRESS": text})
+
+
+def test_certificates_and_plaintext_exclude_each_other() -> None:
+    files = TlsFiles(Path("/ca"), Path("/cert"), Path("/key"))
+    assert LinkSettings.from_environment(files.environment()).tls == files
+    env = {**files.environment(), "RINGLEADER_PLAINTEXT": "1"}
+    with pytest.raises(ConfigError, match="encrypted or not"):
+        LinkSettings.from_environment(env)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from ringleader.backend.process_group import RingleaderGroup
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError
 from ringleader.groups import formation
+from ringleader.groups.link_credentials import load_credentials
 from ringleader.settings import LinkSettings
 
 
@@ -46,7 +47,8 @@ def create_process_group(request: Any, options: object) -> RingleaderGroup:
         transport=options.transport or links.transport,
         num_stripes=options.connections or links.connections,
         addresses=links.addresses,
-        credentials=formation.load_credentials(links.credentials),
+        credentials=load_credentials(links),
+        plaintext=links.plaintext,
         ports=links.ports,
     )
     rank, size, store = request.group_rank, request.group_size, request.store

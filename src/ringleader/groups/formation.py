@@ -12,7 +12,6 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from torch._C._distributed_c10d import Store
@@ -23,7 +22,9 @@ from ringleader.errors import ConfigError
 from ringleader.groups.connectors import Connector, SocketConnector
 from ringleader.groups.group import Group, handle_of, open_group
 from ringleader.groups.launcher_store import has_formed, open_store
+from ringleader.groups.link_credentials import load_credentials
 from ringleader.groups.measure_links import measure, share
+from ringleader.groups.plaintext_check import require_this_machine
 from ringleader.groups.store_rendezvous import (
     check_alike,
     look_up,
@@ -39,8 +40,6 @@ from ringleader.transport.shared_listener import ListenerLease
 from ringleader.transport.tls_credentials import TlsCredentials
 
 _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
-_credentials: dict[tuple[object, ...], TlsCredentials] = {}
-"""The credentials loaded last, by their file and its state."""
 
 
 @atexit.register
@@ -81,6 +80,8 @@ class Options:
     store."""
     credentials: TlsCredentials | None = None
     """Certificates for mutual TLS; None for plain TCP."""
+    plaintext: bool = False
+    """True if ranks on other machines may be connected without TLS."""
     ports: range = range(1)
     """Ports to listen on, where ``peers`` do not name one; port 0 is any free one."""
 
@@ -106,8 +107,9 @@ def group(
     torchrun, mpirun or Slurm is used. ``transport`` "auto" uses shared memory between
     ranks of one host, "tcp" never does. ``connections`` > 1 opens several TCP
     connections per peer, for networks with high bandwidth and latency. ``timeout_s``
-    bounds the forming; operations take their limit from ``config``. If the environment
-    variable RINGLEADER_CREDENTIALS names a file, all connections are encrypted.
+    bounds the forming; operations take their limit from ``config``. Ranks on other
+    machines need certificates, from RINGLEADER_TLS_CA, _CERT and _KEY or from
+    RINGLEADER_CREDENTIALS, or RINGLEADER_PLAINTEXT=1.
     """
     links = LinkSettings.from_environment()
     options = Options(
@@ -116,7 +118,8 @@ def group(
         transport=transport,
         num_stripes=connections,
         addresses=links.addresses,
-        credentials=load_credentials(links.credentials),
+        credentials=load_credentials(links),
+        plaintext=links.plaintext,
         ports=links.ports,
     )
     if peers is None:
@@ -126,41 +129,19 @@ def group(
     if rank is None:
         raise ConfigError("peers without rank: give the index of this process, too")
     addresses = _check_peers(peers, rank)
+    endpoints = [Endpoint((address,)) for address in addresses]
+    _check_encryption(endpoints, options)
+    if options.credentials is not None:
+        options.credentials.announceable([addresses[rank][0]])
     listener = Listener.open(*addresses[rank], options.credentials)
     view_id = "peers:" + ",".join(f"{host}:{port}" for host, port in addresses)
-    endpoints = [Endpoint((address,)) for address in addresses]
     connector = _over_sockets(rank, endpoints, listener, options, listener.close)
     return _form(rank, len(peers), connector, view_id, options)
 
 
-def load_credentials(path: str) -> TlsCredentials | None:
-    """Load the credentials at ``path``; None if it is empty: plain TCP.
-
-    As long as the file stays as it is, the result is the same object, by which the
-    groups of a process find that they can share a listener. Raises ConfigError if the
-    file cannot be used; it never falls back to plain TCP.
-    """
-    if not path:
-        return None
-    try:
-        # Imported here, so that plain groups do not need cryptography.
-        from ringleader.identity.credentials import Credentials
-    except ImportError as exc:
-        text = f"RINGLEADER_CREDENTIALS is {path}, and {exc.name} is not installed"
-        raise ConfigError(text) from exc
-    key = _state_of(path)
-    if key not in _credentials:
-        loaded = Credentials.from_file(Path(path))
-        _credentials.clear()
-        _credentials[key] = loaded
-    return _credentials[key]
-
-
-def _state_of(path: str) -> tuple[object, ...]:
-    with contextlib.suppress(OSError):
-        found = os.stat(path)
-        return path, found.st_ino, found.st_mtime_ns, found.st_mode, found.st_uid
-    return (path,)
+def _check_encryption(endpoints: Sequence[Endpoint], options: Options) -> None:
+    if options.credentials is None and not options.plaintext:
+        require_this_machine(endpoints)
 
 
 def _check_peers(peers: Sequence[str], rank: int) -> list[tuple[str, int]]:
@@ -221,7 +202,10 @@ def _meet_by_address(
     must_stay = False
     try:
         hosts = options.addresses or (own_address(store),)
-        node = options.credentials.node if options.credentials else None
+        node = None
+        if options.credentials is not None:
+            node = options.credentials.node
+            hosts = options.credentials.announceable(hosts)
         port = lease.listener.port
         publish(store, keys[rank], hosts, port, node, lease.channel)
         endpoints = [
@@ -229,6 +213,7 @@ def _meet_by_address(
         ]
         must_stay = True  # late readers must see whether this rank encrypts
         check_alike(endpoints, encrypts=options.credentials is not None)
+        _check_encryption(endpoints, options)
     except BaseException:
         lease.close()
         with contextlib.suppress(RuntimeError):

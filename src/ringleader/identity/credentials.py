@@ -7,6 +7,7 @@ workers the path of a file with these credentials.
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn, Self, SupportsIndex
@@ -150,12 +151,13 @@ class Credentials:
             host_name=MEMBER_HOST_NAME,
         )
 
-    def server_name(self, label: str = "") -> str:
+    def server_name(self, label: str = "", *, host: str = "") -> str:
         """Return the server name (SNI) to dial with, new for every call.
 
         ``label`` is the one by which the server is announced; empty if it is dialed by
-        its address.
+        its address. Members prove who they are, not the ``host`` they are at.
         """
+        del host
         return new_server_name(self._knock_key, label)
 
     def set_labels(self, *labels: str) -> None:
@@ -178,6 +180,15 @@ class Credentials:
         is_allowed = siblings or expect == self.node
         own = None if is_allowed else self.node
         return self._verifier.verify(der, expect=expect, own=own, peer=peer)
+
+    def announceable(self, hosts: Sequence[str]) -> tuple[str, ...]:
+        """Return ``hosts``: a certificate of the cluster is for every address."""
+        return tuple(hosts)
+
+    def check_hosts(
+        self, der: bytes | None, hosts: Sequence[str], peer: int | str
+    ) -> None:
+        """Accept a member at every address: ``verify`` tells who it is."""
 
     def check_alpn(
         self, sslobj: ssl.SSLObject | ssl.SSLSocket, peer: int | str = "the peer"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from ringleader.errors import ConfigError
+from ringleader.settings.tls_files import TlsFiles, tls_files
 
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
@@ -133,11 +134,15 @@ class LinkSettings:
     """Path of the credentials that encrypt and authenticate links; empty: none."""
     ports: range
     """Ports on which ranks listen; port 0 is any free one."""
+    tls: TlsFiles | None = None
+    """The user's own certificates, which come before ``credentials``."""
+    plaintext: bool = False
+    """True if the user wants links to other machines without encryption."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> Self:
         """Read RINGLEADER_TRANSPORT, _CONNECTIONS, _ADDRESS, _CREDENTIALS, _PORTS,
-        _PLAINTEXT."""
+        _PLAINTEXT and _TLS_*."""
         env = os.environ if env is None else env
         connections = 1
         if "RINGLEADER_CONNECTIONS" in env:
@@ -145,12 +150,18 @@ class LinkSettings:
         if connections < 1:
             raise ConfigError(f"RINGLEADER_CONNECTIONS is {connections}; use 1 or more")
         credentials = env.get("RINGLEADER_CREDENTIALS", "")
+        tls, plaintext = tls_files(env=env), _is_on(env, "RINGLEADER_PLAINTEXT")
+        if tls is not None and plaintext:
+            text = "RINGLEADER_PLAINTEXT is 1 and RINGLEADER_TLS_CERT is set; encrypted"
+            raise ConfigError(f"{text} or not? unset one of them")
         return cls(
             transport=env.get("RINGLEADER_TRANSPORT", "auto"),
             connections=connections,
             addresses=_addresses(env),
-            credentials="" if _is_on(env, "RINGLEADER_PLAINTEXT") else credentials,
+            credentials="" if plaintext else credentials,
             ports=tensor_ports(env),
+            tls=tls,
+            plaintext=plaintext,
         )
 
 

@@ -78,7 +78,7 @@ class Dialer:
         while True:
             sock, address = self._dial()
             try:
-                sock, answer = self._handshake(sock, greet)
+                sock, answer = self._handshake(sock, address, greet)
             except PeerError as exc:
                 self._learn(address, exc)
             else:
@@ -111,30 +111,31 @@ class Dialer:
             raise self._refusal or exc from exc
 
     def _handshake(
-        self, sock: socket.socket, greet: Greet
+        self, sock: socket.socket, address: tcp_socket.Address, greet: Greet
     ) -> tuple[socket.socket, wire.HelloReply]:
         deadline = self._deadline
         if len(self._addresses) > 1:
             deadline = Deadline.after(min(SILENCE_S, deadline.left_s()))
         try:
             if self._credentials is not None:
-                sock = secure(sock, self._credentials, self._to, deadline, self._node)
+                made = SecureSocket(
+                    sock,
+                    self._credentials,
+                    self._to,
+                    expect=self._node,
+                    host=address[0],
+                )
+                sock = secure(made, deadline)
             return sock, greet(sock, deadline)
         except BaseException:
             sock.close()
             raise
 
 
-def secure(
-    sock: socket.socket,
-    credentials: TlsCredentials,
-    who: int | str,
-    deadline: Deadline,
-    node: NodeId | None = None,
-) -> SecureSocket:
-    """Run the TLS handshake as the client; both sides are proven before
+def secure(made: SecureSocket, deadline: Deadline) -> SecureSocket:
+    """Run the TLS handshake as the client; the server is proven before
     ``deadline``."""
-    made = SecureSocket(sock, credentials, who, expect=node)
+    who = made.who
     try:
         while events := _step(made, who):
             if deadline.is_over():

@@ -19,6 +19,7 @@ from ringleader.errors import (
     PeerLost,
     PeerRefused,
     PeerUnreachable,
+    PeerUntrusted,
     ProtocolError,
 )
 from ringleader.transport import fd_exchange, secure_socket, shm_segment, tcp_socket
@@ -221,6 +222,7 @@ class _Builder:
                 # It will dial again or give up; in both cases we go on.
                 connection.sock.close()
                 self.mesh.notes[connection.hello.from_rank] = str(exc)
+                self.listener.note_rejection(str(exc))
             except BaseException:
                 connection.sock.close()
                 raise
@@ -231,11 +233,17 @@ class _Builder:
     def _answer_hello(self, connection: GreetedConnection) -> None:
         hello, rank = connection.hello, connection.hello.from_rank
         status = self._judge(hello, connection.node)
+        reason = wire.EXPLANATION.get(status, "")
+        if status is wire.Status.OK:
+            try:
+                self._check_host(connection)
+            except PeerUntrusted as exc:
+                status, reason = wire.Status.WRONG_HOST, exc.text
         answer = wire.encode_reply(self.answer(status))
         tcp_socket.send_all(connection.sock, answer, rank, self.deadline)
         if status is not wire.Status.OK:
             who = f" (node {connection.node})" if connection.node else ""
-            raise PeerRefused(rank, f"refused by us{who}: {wire.EXPLANATION[status]}")
+            raise PeerRefused(rank, f"refused by us{who}: {reason}")
         if isinstance(connection.sock, secure_socket.SecureSocket):
             connection.sock.who = rank
         if hello.purpose is wire.Purpose.CONTROL:
@@ -246,6 +254,13 @@ class _Builder:
             self._accept_shm_peer(connection)
         else:
             self._add_stripe(rank, hello.stripe, connection.sock)
+
+    def _check_host(self, connection: GreetedConnection) -> None:
+        """Raise PeerUntrusted if its certificate is not for the host of its rank."""
+        if isinstance(connection.sock, secure_socket.SecureSocket):
+            rank = connection.hello.from_rank
+            hosts = [host for host, _ in self.config.endpoints[rank].addresses]
+            connection.sock.check_hosts(hosts, rank)
 
     def _judge(self, hello: wire.Hello, node: str) -> wire.Status:
         """Return the status to answer; ``node`` is the sender if TLS has proven it."""

@@ -15,7 +15,7 @@ import contextlib
 import errno
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ringleader.errors import PeerError, PeerUntrusted
@@ -53,7 +53,7 @@ class SecureSocket(socket.socket):
 
     It takes over the descriptor of the socket it is made of. Use it from one thread at
     a time, like a link: OpenSSL's state is not safe for two. ``who`` names the peer in
-    errors.
+    errors, ``host`` is where it was dialled.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class SecureSocket(socket.socket):
         *,
         is_server: bool = False,
         expect: NodeId | None = None,
+        host: str = "",
     ) -> None:
         super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
         self.setblocking(False)
@@ -81,7 +82,7 @@ class SecureSocket(socket.socket):
             self._incoming,
             self._outgoing,
             server_side=is_server,
-            server_hostname=None if is_server else credentials.server_name(),
+            server_hostname=None if is_server else credentials.server_name(host=host),
         )
         self._fetched = memoryview(bytearray(RECORD_BYTES))
         self._has_stock = False
@@ -233,6 +234,11 @@ class SecureSocket(socket.socket):
         return self._credentials.verify(
             der, expect=self._expect, siblings=True, peer=self.who
         )
+
+    def check_hosts(self, hosts: Sequence[str], who: int) -> None:
+        """Raise PeerUntrusted if the peer's certificate is for none of ``hosts``."""
+        der = self._tls.getpeercert(binary_form=True)
+        self._credentials.check_hosts(der, hosts, who)
 
     def _require_handshake(self) -> None:
         if not self.node and self.shake():

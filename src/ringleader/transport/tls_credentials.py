@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 from typing import Protocol
 
 from ringleader.ids import NodeId
@@ -11,7 +12,8 @@ from ringleader.ids import NodeId
 class TlsCredentials(Protocol):
     """What TLS needs: our certificate, and the verification of the peer's.
 
-    ``ringleader.identity.credentials.Credentials`` implements it.
+    ``identity.credentials.Credentials`` implements it for the cluster's certificates,
+    ``identity.user_credentials.UserCredentials`` for the user's.
     """
 
     @property
@@ -31,11 +33,21 @@ class TlsCredentials(Protocol):
 
     @property
     def client(self) -> ssl.SSLContext:
-        """The context for links that we dial, with ``server_name()`` as host name."""
+        """The context for links that we dial, with ``server_name`` as host name."""
         ...
 
-    def server_name(self, label: str = "") -> str:
-        """Return the server name (SNI) to dial with, new for every call."""
+    def server_name(self, label: str = "", *, host: str = "") -> str:
+        """Return the server name (SNI) with which to dial ``host``."""
+        ...
+
+    def announceable(self, hosts: Sequence[str]) -> tuple[str, ...]:
+        """Return the hosts of ours that our certificate is for; ConfigError if none."""
+        ...
+
+    def check_hosts(
+        self, der: bytes | None, hosts: Sequence[str], peer: int | str
+    ) -> None:
+        """Raise PeerUntrusted if a certificate is for none of its owner's hosts."""
         ...
 
     def verify(

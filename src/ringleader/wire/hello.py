@@ -61,6 +61,7 @@ class Status(IntEnum):
     WRONG_RANK = 4
     WRONG_SIZE = 5
     DUPLICATE = 6
+    WRONG_HOST = 7
 
 
 EXPLANATION = {
@@ -71,6 +72,7 @@ EXPLANATION = {
     Status.WRONG_SIZE: "it expects another number of ranks, or of connections per peer",
     Status.DUPLICATE: "a process with the same rank is already connected; "
     "every process needs a rank of its own",
+    Status.WRONG_HOST: "the certificate is for another host than this rank's address",
 }
 
 

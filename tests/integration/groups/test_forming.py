@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from socket import gethostname
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from ringleader.collectives.cost_model import Network
 from ringleader.deadline import Deadline
 from ringleader.groups import formation
 from ringleader.groups.measure_links import share
+from ringleader.groups.plaintext_check import is_own
+from ringleader.groups.store_rendezvous import own_address
 from ringleader.testing.threaded_world import run_threads, world
 from ringleader.transport import tcp_socket
 from ringleader.transport.free_ports import free_ports
@@ -125,9 +128,32 @@ def test_a_port_in_use_is_named() -> None:
     taken.close()
 
 
-def test_an_address_of_another_machine_is_no_place_to_listen() -> None:
+def test_an_address_of_another_machine_is_no_place_to_listen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RINGLEADER_PLAINTEXT", "1")
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1 port 4711"):
         ringleader.group(["192.0.2.1:4711", "127.0.0.1:1"], 0, timeout_s=SHORT_S)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_another_machine_without_encryption_is_refused_with_three_ways_out(
+    rank: int,
+) -> None:
+    """ZF-9: links between workers were plain, whatever the user had asked for."""
+    peers = ["127.0.0.1:4711", "192.0.2.1:4711"]
+    with pytest.raises(ConfigError, match="rank 1 is on another machine") as caught:
+        ringleader.group(peers, rank, timeout_s=SHORT_S)
+    for way in ("ringleader run", "RINGLEADER_TLS_CERT", "RINGLEADER_PLAINTEXT=1"):
+        assert way in str(caught.value)
+
+
+def test_all_addresses_of_this_machine_are_local() -> None:
+    own = own_address(HashStore())
+    for host in (own, "127.0.0.1", "127.3.2.1", "::1", "localhost", gethostname()):
+        assert is_own(host), host
+    for host in ("192.0.2.1", "2001:db8::1", "no.such.host.invalid"):
+        assert not is_own(host)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -141,8 +167,11 @@ def test_a_peer_that_never_comes_is_named_with_its_address(rank: int) -> None:
     assert f"within {SHORT_S} s" in str(outcome)
 
 
-def test_a_machine_that_does_not_answer_is_named_in_time() -> None:
+def test_a_machine_that_does_not_answer_is_named_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """192.0.2.1 is reserved for documentation: packets to it go nowhere."""
+    monkeypatch.setenv("RINGLEADER_PLAINTEXT", "1")
     outcome = attempt(["192.0.2.1:4711", loopback(1)[0]], 1, SHORT_S)
     assert isinstance(outcome, PeerUnreachable)
     assert outcome.peer == 0

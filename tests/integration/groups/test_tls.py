@@ -28,7 +28,7 @@ from ringleader.errors import (
     PeerUntrusted,
     RingleaderError,
 )
-from ringleader.groups import formation, store_rendezvous
+from ringleader.groups import formation, link_credentials, store_rendezvous
 from ringleader.groups.control_channel import ControlChannel
 from ringleader.groups.control_stream import ControlStream
 from ringleader.groups.group import Group, handle_of
@@ -36,6 +36,7 @@ from ringleader.identity.cluster_secret import ClusterSecret, Secret
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
 from ringleader.ids import NodeId
+from ringleader.settings import LinkSettings
 from ringleader.testing.processes import ForkServer, Rank, Ready, spawn_ranks
 from ringleader.testing.threaded_world import run_threads
 from ringleader.transport import memory_link
@@ -243,9 +244,12 @@ import sys
 for name in ("cryptography", "spake2", "zeroconf", "msgspec", "psutil"):
     sys.modules[name] = None
 import ringleader.groups.formation, ringleader.backend.create
-assert ringleader.groups.formation.load_credentials("") is None
+from ringleader.settings import LinkSettings
+def links(path):
+    return LinkSettings.from_environment({"RINGLEADER_CREDENTIALS": path})
+assert ringleader.groups.link_credentials.load_credentials(links("")) is None
 try:
-    ringleader.groups.formation.load_credentials("/credentials")
+    ringleader.groups.link_credentials.load_credentials(links("/credentials"))
 except ringleader.ConfigError as exc:
     assert "is not installed" in str(exc), exc
 else:
@@ -438,8 +442,9 @@ def test_a_secret_is_in_no_error_and_no_repr(tmp_path: Path) -> None:
     credentials.to_file(path)
     raw = path.read_bytes()
     path.write_bytes(raw[:-1])
+    links = LinkSettings.from_environment({"RINGLEADER_CREDENTIALS": str(path)})
     with pytest.raises(ConfigError) as caught:
-        formation.load_credentials(str(path))
+        link_credentials.load_credentials(links)
     shown = repr(credentials) + repr(options(credentials)) + repr(caught.value.args)
     for start in range(0, len(raw) - 16, 16):
         assert repr(raw[start : start + 16])[2:-1] not in shown

@@ -313,4 +313,5 @@ def test_purposes_and_statuses_are_append_only() -> None:
         ("WRONG_RANK", 4),
         ("WRONG_SIZE", 5),
         ("DUPLICATE", 6),
+        ("WRONG_HOST", 7),
     ]

@@ -20,22 +20,56 @@ _REASONS = (
     ),
     (
         ("UNRECOGNIZED_NAME",),
-        "refused the connection: it is in another cluster (other secret?)",
+        "refused the connection: it is in another cluster (other secret?), or it uses "
+        "the cluster's certificates and we use the user's",
     ),
     (
         ("CALLBACK_FAILED",),  # our own check of the server name said no
         "does not know our secret: a stranger, or in another cluster (other secret?)",
     ),
     (
-        ("VERIFY_FAILED",),
-        "its certificate is not from this cluster (other secret?)",
+        ("DID_NOT_RETURN_A_CERTIFICATE",),
+        "showed no certificate; one from our authority is required",
     ),
     (
-        ("ALERT_UNKNOWN_CA", "BAD_CERTIFICATE", "ALERT_CERTIFICATE", "DECRYPT_ERROR"),
-        "does not accept our certificate: it is in another cluster (other secret?)",
+        ("CERTIFICATE_REQUIRED",),
+        "requires a certificate, and this process showed none",
+    ),
+    (
+        ("ALERT_CERTIFICATE_EXPIRED",),
+        "does not accept our certificate: it has expired",
+    ),
+    (
+        ("ALERT_UNSUPPORTED_CERTIFICATE",),
+        "does not accept our certificate: its extended key usage lacks clientAuth or "
+        "serverAuth",
+    ),
+    (
+        ("ALERT_BAD_CERTIFICATE",),
+        "does not accept our certificate: it is for another host than was dialled, or "
+        "not valid yet",
+    ),
+    (
+        ("VERIFY_FAILED",),
+        "its certificate is not from this cluster (other secret?) or authority",
+    ),
+    (
+        ("ALERT_UNKNOWN_CA", "ALERT_CERTIFICATE", "DECRYPT_ERROR"),
+        "does not accept our certificate: it is in another cluster (other secret?) or "
+        "trusts another authority",
     ),
 )
 """(parts of OpenSSL's names, what they mean here); the first match counts."""
+
+
+_VERIFY_REASONS = {
+    9: "its certificate is not valid yet; is a clock wrong?",
+    10: "its certificate has expired",
+    26: "its certificate may not be used for this side of a connection",
+    62: "its certificate is for another host",
+    64: "its certificate is for another address",
+}
+"""Error codes of OpenSSL's verification; other codes mean an unknown authority."""
 
 
 def name_of(exc: ssl.SSLError) -> str:
@@ -55,5 +89,5 @@ def explain(peer: int | str, exc: ssl.SSLError) -> PeerError:
     name = name_of(exc)
     known = next((t for words, t in _REASONS if any(w in name for w in words)), "")
     if isinstance(exc, ssl.SSLCertVerificationError):
-        known += f": {exc.verify_message}"
+        known = _VERIFY_REASONS.get(exc.verify_code, known) + f": {exc.verify_message}"
     return PeerUntrusted(peer, known or f"could not prove who it is ({name})")

@@ -13,6 +13,7 @@ from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError
 from ringleader.groups import formation
 from ringleader.groups.group import Group, handle_of
+from ringleader.groups.link_credentials import load_credentials
 from ringleader.node.launch.job_fingerprint import job_fingerprint
 from ringleader.node.launch.own_agent import (
     join_round_here,
@@ -69,7 +70,8 @@ def join(  # noqa: PLR0913 - all are options, and are given by name
             transport=transport,
             num_stripes=links.connections,
             addresses=links.addresses,
-            credentials=formation.load_credentials(links.credentials),
+            credentials=load_credentials(links),
+            plaintext=links.plaintext,
             ports=links.ports,
         )
         group = formation.over_store(
