@@ -25,7 +25,7 @@ PUBLIC = (
     "BackendOptions CallMismatch CollectiveConfig ConfigError DeadlineExceeded Group "
     "GroupAborted InternalError PeerError PeerFailed PeerLost PeerRefused "
     "PeerUnreachable PeerUntrusted ProtocolError RingleaderError SyncBatchNorm "
-    "Work __version__ backends compression group join require_backend "
+    "Work WorkerNode __version__ backends compression group join require_backend "
     "should_rejoin sync_module_states"
 )
 
@@ -43,8 +43,9 @@ FLAGS = {
     "invite": "--port --seconds --json",
     "leave": "--yes --json",
     "run": "script args -m --module --nodes --min-nodes --wait --nproc-per-node "
-    "--max-restarts --job --peers --interface --port --tensor-port --rank0 --profile "
-    "--timeout --any-script --plaintext --compress --backend",
+    "--max-restarts --job --peers --coordinator --mdns --interface --port "
+    "--tensor-port --rank0 --profile --timeout --any-script --plaintext --compress "
+    "--backend",
     "status": "--watch --json --mlx",
     "doctor": "--peer --interface --port --tensor-port --seconds --json",
     "serve": "task --workers --rounds --pin --pin-file --host --port --url --http "

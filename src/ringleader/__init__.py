@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ringleader.groups.group import Group
     from ringleader.groups.work import Work
     from ringleader.node.launch.join import join, should_rejoin
+    from ringleader.node.worker.worker_node import WorkerNode
     from ringleader.parallel.sync_batch_norm import SyncBatchNorm
     from ringleader.parallel.sync_module_states import sync_module_states
 
@@ -55,6 +56,7 @@ __all__ = [
     "RingleaderError",
     "SyncBatchNorm",
     "Work",
+    "WorkerNode",
     "__version__",
     "backends",
     "compression",
@@ -73,6 +75,7 @@ _LAZY = {
     "Group": "ringleader.groups.group",
     "SyncBatchNorm": "ringleader.parallel.sync_batch_norm",
     "Work": "ringleader.groups.work",
+    "WorkerNode": "ringleader.node.worker.worker_node",
     "backends": "ringleader.backend.availability",
     "group": "ringleader.groups.formation",
     "join": "ringleader.node.launch.join",

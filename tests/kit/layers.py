@@ -70,8 +70,9 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
                 ("launch", "code in user processes: starts an agent, joins rounds"),
                 ("peering", "links between agents: accept, dial, authenticate, probe"),
                 ("protocol", "messages between agents, and with local processes"),
+                ("worker", "`WorkerNode`: start, readiness, health, shutdown"),
             ),
-            room_order="protocol | peering launch | agent",
+            room_order="protocol | peering launch | agent worker",
         ),
     ),
     (

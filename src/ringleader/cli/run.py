@@ -10,13 +10,14 @@ from rich.console import Console
 from ringleader import settings
 from ringleader.cli.run_job import RunPlan, run_job
 from ringleader.errors import ConfigError, RingleaderError
+from ringleader.node.launch.agent_settings import agent_config
 from ringleader.node.launch.fork_server import can_fork
 from ringleader.node.launch.job_fingerprint import job_fingerprint
 from ringleader.node.launch.local_modules import find_sources
 from ringleader.node.launch.new_interpreter import needs_new_interpreter
 from ringleader.node.launch.program import find_program
 from ringleader.node.peering.membership_profiles import MembershipProfile
-from ringleader.node.protocol.agent_config import AGENT_PORT, AgentConfig
+from ringleader.node.protocol.agent_config import AGENT_PORT
 from ringleader.node.protocol.local_requests import EnterJob
 
 _MOST = 64
@@ -75,6 +76,18 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             "one that all can reach is enough."
         ),
     ] = "",
+    coordinator: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Find the other machines through this coordinator instead of "
+            "multicast (see: ringleader coordinator).",
+        ),
+    ] = "",
+    mdns: Annotated[
+        bool,
+        typer.Option("--mdns", help="With --coordinator, use multicast, too."),
+    ] = False,
     interface: Annotated[
         list[str] | None, typer.Option(help="Use this network interface; repeatable.")
     ] = None,
@@ -172,11 +185,12 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
                 fingerprint=job_fingerprint(None if any_script else sources),
                 rank0=rank0,
             ),
-            agent=AgentConfig(
-                home=str(settings.home_directory()),
-                peers=f"{settings.peers()},{peers}",
-                interfaces=interface or settings.interfaces(),
-                name=settings.node_name(),
+            agent=agent_config(
+                coordinator=coordinator,
+                peers=peers,
+                interfaces=interface or (),
+                uses_mdns=mdns or None,
+                plaintext=plaintext or None,
                 port=port,
                 profile=profile.value,
                 prints_events=True,

@@ -76,11 +76,11 @@ def _launch(
     from torch.distributed.elastic.rendezvous import RendezvousError
 
     from ringleader.node.launch.elastic_agent import Workers, run_workers
-    from ringleader.node.launch.elastic_rendezvous import MdnsRendezvous
+    from ringleader.node.launch.elastic_rendezvous import AgentRendezvous
     from ringleader.node.launch.failure_policy import JobFailed
     from ringleader.node.launch.rendezvous import LOOPBACK
 
-    handler = MdnsRendezvous(agent, plan.request, encrypts=not plan.plaintext)
+    handler = AgentRendezvous(agent, plan.request, encrypts=not plan.plaintext)
     handler.on_progress = lambda text: errors.print(f"ringleader: {text}", markup=False)
     command = [sys.executable, *plan.program.command()]
     workers = Workers(

@@ -150,7 +150,7 @@ class LinkSettings:
         if connections < 1:
             raise ConfigError(f"RINGLEADER_CONNECTIONS is {connections}; use 1 or more")
         credentials = env.get("RINGLEADER_CREDENTIALS", "")
-        tls, plaintext = tls_files(env=env), _is_on(env, "RINGLEADER_PLAINTEXT")
+        tls, plaintext = tls_files(env=env), is_on(env, "RINGLEADER_PLAINTEXT")
         if tls is not None and plaintext:
             text = "RINGLEADER_PLAINTEXT is 1 and RINGLEADER_TLS_CERT is set; encrypted"
             raise ConfigError(f"{text} or not? unset one of them")
@@ -191,7 +191,8 @@ def tensor_ports(env: Mapping[str, str] | None = None) -> range:
     return ports
 
 
-def _is_on(env: Mapping[str, str], name: str) -> bool:
+def is_on(env: Mapping[str, str], name: str) -> bool:
+    """Return whether a switch is 1; raises ConfigError unless it is 1, 0 or unset."""
     value = env.get(name, "")
     if value not in ("", "0", "1"):
         raise ConfigError(f"{name} is {value!r}; use 1 or 0")
@@ -224,7 +225,7 @@ def compress(env: Mapping[str, str] | None = None) -> str:
 
 def is_default_backend(env: Mapping[str, str] | None = None) -> bool:
     """Return whether we replace Gloo and torch's default: RINGLEADER_DEFAULT."""
-    return _is_on(os.environ if env is None else env, "RINGLEADER_DEFAULT")
+    return is_on(os.environ if env is None else env, "RINGLEADER_DEFAULT")
 
 
 def master_address(env: Mapping[str, str] | None = None) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from ringleader.coordinator.client import unavailable
 from ringleader.coordinator.grpc_tls import TlsSource, channel_credentials
 from ringleader.coordinator.v1 import coordinator_pb2 as pb
 from ringleader.coordinator.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -40,7 +41,6 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
-_TLS_WORDS = ("handshake", "ssl", "tls", "certificate", "hostname")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +120,12 @@ class CoordinatorChannel:
         if exc.code() == grpc.StatusCode.INVALID_ARGUMENT:
             return ConfigError(f"{self._name}: {text}")
         if exc.code() == grpc.StatusCode.UNAVAILABLE:
-            return self._unavailable(exc.details() or "", text)
+            details = exc.details() or ""
+            if unavailable.is_about_trust(details):
+                return PeerUntrusted(self._name, unavailable.NOT_TRUSTED)
+            return PeerUnreachable(self._name, unavailable.reason(details))
         kind = _ERRORS.get(exc.code(), PeerRefused)
         return kind(self._name, text)
-
-    def _unavailable(self, details: str, text: str) -> PeerError:
-        if any(word in details.lower() for word in _TLS_WORDS):
-            how = "both need certificates of the same authority, or none (--plaintext)"
-            return PeerUntrusted(self._name, f"{text}; {how}")
-        return PeerUnreachable(self._name, text)
 
 
 _ERRORS: dict[grpc.StatusCode, Callable[[str, str], PeerError]] = {

@@ -54,8 +54,8 @@ class CoordinatorSession:
     """One worker at one coordinator. Use it from one asyncio loop.
 
     ``on_peers`` is called with all workers by rank, this one included, at every change;
-    ``on_trouble`` with the reason when the coordinator is lost, and with an empty text
-    when it is back.
+    ``on_trouble`` with the error when the coordinator is lost, and with None when it is
+    back.
     """
 
     def __init__(
@@ -65,12 +65,13 @@ class CoordinatorSession:
         *,
         tls: TlsSource | None = None,
         on_peers: Callable[[Mapping[int, Peer]], None] = _ignore,
-        on_trouble: Callable[[str], None] = _ignore,
+        on_trouble: Callable[[RingleaderError | None], None] = _ignore,
     ) -> None:
         self.worker = worker
         self.rank = -1
         """The rank of this worker; -1 before it is registered."""
-        self.trouble = ""
+        self.trouble: RingleaderError | None = None
+        """Why the coordinator cannot be used now."""
         self._channel = CoordinatorChannel(address, tls)
         self._list = PeerList(f"coordinator {address}")
         self._on_peers = on_peers
@@ -79,7 +80,7 @@ class CoordinatorSession:
         self._is_announced = False
         """Whether the coordinator has the current addresses."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._troubles: dict[str, str] = {}
+        self._troubles: dict[str, RingleaderError | None] = {}
 
     @property
     def peers(self) -> Mapping[int, Peer]:
@@ -157,10 +158,12 @@ class CoordinatorSession:
                 await self._register(min(_CALL_S, max(deadline.left_s(), 0.1)))
             except (PeerRefused, ProtocolError):
                 raise
-            except PeerError:
+            except PeerError as exc:
+                self._set_trouble("register", exc)
                 if deadline.left_s() <= wait_s:
                     raise
             else:
+                self._set_trouble("register", None)
                 return
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
@@ -200,13 +203,15 @@ class CoordinatorSession:
             try:
                 is_replaced = await self._beat()
             except (PeerError, ConfigError) as exc:
-                self._set_trouble("heartbeat", str(exc))
+                self._set_trouble("heartbeat", exc)
                 continue
             if is_replaced:
                 who = f"another process registered as {self.worker.worker_id}"
-                self._set_trouble("heartbeat", f"{who}; this one is not registered")
+                text = f"{who}; this one is not registered"
+                coordinator = f"coordinator {self._channel.address}"
+                self._set_trouble("heartbeat", PeerRefused(coordinator, text))
                 return
-            self._set_trouble("heartbeat", "")
+            self._set_trouble("heartbeat", None)
 
     async def _beat(self) -> bool:
         """Send one heartbeat; return whether another process took our place."""
@@ -232,18 +237,18 @@ class CoordinatorSession:
                 async with contextlib.aclosing(self._channel.watch(request)) as updates:
                     async for update in updates:
                         wait_s = _FIRST_WAIT_S
-                        self._set_trouble("watch", "")
+                        self._set_trouble("watch", None)
                         if self._list.apply(update):
                             self._on_peers(self._list.peers)
             except (PeerError, ConfigError) as exc:
-                self._set_trouble("watch", str(exc))
+                self._set_trouble("watch", exc)
             await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
-    def _set_trouble(self, source: str, text: str) -> None:
-        self._troubles[source] = text
-        trouble = next((each for each in self._troubles.values() if each), "")
-        if bool(trouble) != bool(self.trouble):
+    def _set_trouble(self, source: str, error: RingleaderError | None) -> None:
+        self._troubles[source] = error
+        trouble = next((each for each in self._troubles.values() if each), None)
+        if (trouble is None) != (self.trouble is None):
             self._on_trouble(trouble)
         self.trouble = trouble
 

@@ -11,10 +11,11 @@ from typing import Self
 from ringleader import settings
 from ringleader.discovery.mdns import Mdns
 from ringleader.discovery.static_peers import StaticPeers, parse
-from ringleader.errors import ConfigError, RingleaderError
+from ringleader.errors import RingleaderError
 from ringleader.membership.events import HealthChanged, KeyCloned, Split
 from ringleader.membership.member import Member, View
 from ringleader.node.agent.agent_identity import AgentIdentity
+from ringleader.node.agent.coordinator_setup import link_to_coordinator
 from ringleader.node.agent.event_log import EventLog
 from ringleader.node.agent.jobs import Jobs, WorkerConfig
 from ringleader.node.agent.local_node import LocalNode
@@ -23,7 +24,7 @@ from ringleader.node.agent.peer_directory import PeerDirectory
 from ringleader.node.agent.split_reporter import SplitReporter
 from ringleader.node.agent.view_state import ViewState
 from ringleader.node.peering import link_plan
-from ringleader.node.peering.acceptor import Acceptor
+from ringleader.node.peering.acceptor import Acceptor, listen_for_agents
 from ringleader.node.peering.control_links import ControlLink
 from ringleader.node.peering.link_prober import LinkProber
 from ringleader.node.peering.membership_profiles import membership_config
@@ -39,22 +40,11 @@ from ringleader.node.protocol.hello import Purpose
 from ringleader.node.protocol.node_state import SplitSeen
 from ringleader.node.protocol.snapshot import Snapshot
 from ringleader.topology.node_profile import clean
-from ringleader.transport.listening_socket import listen
 
 INTERFACES_EVERY_S = 5.0
 """How often the network interfaces are looked at again."""
 PUBLISH_DELAY_S = 0.05
 """Changes of the node state within this time make one view."""
-
-
-def _listen(port: int) -> socket.socket:
-    """Listen on ``port``; 0: on ``AGENT_PORT``, or any free port if it is taken."""
-    if port:
-        return listen("", port)
-    try:
-        return listen("", AGENT_PORT)
-    except ConfigError:  # another agent of this machine has it
-        return listen("", 0)
 
 
 class AgentCore:
@@ -119,6 +109,11 @@ class AgentCore:
             StaticPeers(parse(config.peers, default_port=AGENT_PORT)),
             lambda connection: self.membership.add(connection, dialled_by_us=True),
             self.directory,
+            lambda: self.coordinator.others,
+        )
+        self._uses_mdns = config.uses_mdns
+        self.coordinator = link_to_coordinator(
+            config, identity, local, self._publish, self.events.coordinator_changed
         )
 
     @classmethod
@@ -129,7 +124,7 @@ class AgentCore:
         build_snapshot: Callable[[AgentCore], Snapshot],
     ) -> Self:
         """Measure this machine and open the listening socket of the agent."""
-        sock = _listen(config.port)
+        sock = listen_for_agents(config.port)
         try:
             port: int = sock.getsockname()[1]
             local = LocalNode.measure(identity.node, config, port)
@@ -144,8 +139,8 @@ class AgentCore:
         """Accept connections, announce this node, start dialling others."""
         self.membership.start(self._payload())
         self._run(self.acceptor.serve())
-        await self.mdns.start(self.local.chosen)
-        self.identity.credentials.set_labels(*self.mdns.labels)
+        await self._announce()
+        self._run(self.coordinator.run())
         self._run(self.dialer.run())
         self._run(self._tick_forever())
         self._run(self._follow_interfaces_forever())
@@ -155,7 +150,7 @@ class AgentCore:
         """Leave the cluster and close everything."""
         self.jobs.close()
         self.link_prober.stop()
-        await self.membership.leave()
+        await asyncio.gather(self.membership.leave(), self.coordinator.close())
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -189,14 +184,19 @@ class AgentCore:
             before = self.local.addresses
             try:
                 self.local.find_interfaces()
-                await self.mdns.update(self.local.chosen)
-                self.identity.credentials.set_labels(*self.mdns.labels)
+                await self._announce()
             except (RingleaderError, OSError) as exc:  # an adapter was pulled out
                 self.dialer.troubles["network interfaces"] = str(exc)
             else:
                 self.dialer.troubles.pop("network interfaces", None)
             if self.local.addresses != before:
                 self._publish()
+
+    async def _announce(self) -> None:
+        """Announce this node on the chosen interfaces, unless multicast is off."""
+        if self._uses_mdns:
+            await self.mdns.update(self.local.chosen)
+            self.identity.credentials.set_labels(*self.mdns.labels)
 
     async def _find_accelerators(self) -> None:
         if await asyncio.to_thread(self.local.find_accelerators):
@@ -213,6 +213,7 @@ class AgentCore:
                 reports=self.jobs.reports,
                 ready_jobs=sorted(self.jobs.ready_jobs),
                 split=self.splits.current,
+                coordinator_rank=self.coordinator.rank,
             )
         )
 

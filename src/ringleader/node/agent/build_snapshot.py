@@ -120,6 +120,8 @@ def _join(host: str, port: int) -> str:
 
 def _troubles(core: AgentCore) -> list[str]:
     found = list(core.events.clones)
+    if core.coordinator.trouble:
+        found.append(core.coordinator.trouble)
     if core.mdns.trouble is not None:
         found.append(str(core.mdns.trouble))
     if not core.local.chosen:

@@ -33,6 +33,7 @@ class Kind(StrEnum):
     SPLIT = "split"
     CLONE = "clone"
     FAILURE = "failure"
+    COORDINATOR = "coordinator"
 
 
 @dataclass(slots=True)
@@ -108,6 +109,10 @@ class EventLog:
         if text not in self.clones:
             self.clones.append(text)
             self._add(Kind.CLONE, text, clone.refused.node)
+
+    def coordinator_changed(self, text: str) -> None:
+        """Record that the coordinator is lost, or back."""
+        self._add(Kind.COORDINATOR, text)
 
     def agent_failed(self, error: BaseException | None) -> None:
         """Record a bug in the agent; always printed."""

@@ -2,7 +2,8 @@
 
 DDP starts every rank with the weights of rank 0, so rank 0 must be a machine that has
 trained. Nodes of the newest round come first, in the order they had in it; newcomers
-follow, the one whose job was started first in front. So a newcomer gets rank 0 only if
+follow, the one with the lowest rank at the coordinator or, without a coordinator, the
+one whose job was started first in front. So a newcomer gets rank 0 only if
 nobody else has trained, or if the user named it.
 
 A round counts once one of its nodes has seen that all of them entered it: then it
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ringleader.ids import NodeId, short
+from ringleader.node.agent.coordinator_order import coordinator_ranks
 from ringleader.node.agent.view_state import ViewState
 from ringleader.node.protocol.node_state import JobRequest, PastRound
 
@@ -32,11 +34,14 @@ def order_by_seniority(
     leader = view.by_seniority[0]
     offsets = {**view.states[leader].clock_offsets, leader: 0.0}
     last = last_rounds(requests)
+    given = coordinator_ranks([node for node in requests if node not in last], view)
 
     def rank(node: NodeId) -> tuple[float, ...]:
         request, age = requests[node], view.by_seniority.index(node)
         if node in last:
             return (0, -last[node].epoch, last[node].place, age)
+        if node in given:
+            return (1, given[node])
         started_s = request.started_s - offsets.get(node, 0.0)
         return (1, node not in offsets, started_s, age)
 

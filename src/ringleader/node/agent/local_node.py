@@ -101,7 +101,7 @@ class LocalNode:
             subject=subject,
         )
 
-    def state(
+    def state(  # noqa: PLR0913 - one for each part of the agent that knows something
         self,
         *,
         links: dict[NodeId, LinkProfile],
@@ -110,6 +110,7 @@ class LocalNode:
         reports: JobReports,
         ready_jobs: list[str],
         split: SplitSeen | None,
+        coordinator_rank: int,
     ) -> NodeState:
         """Return the state to publish, with what other parts of the agent know."""
         return NodeState(
@@ -125,4 +126,5 @@ class LocalNode:
             failures=reports.failures,
             ready_jobs=ready_jobs,
             split=split,
+            coordinator_rank=coordinator_rank,
         )

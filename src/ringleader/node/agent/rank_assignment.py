@@ -15,7 +15,11 @@ from dataclasses import dataclass
 import msgspec
 
 from ringleader.ids import NodeId, short
-from ringleader.node.agent import fingerprint_check, job_seniority
+from ringleader.node.agent import (
+    coordinator_order,
+    fingerprint_check,
+    job_seniority,
+)
 from ringleader.node.agent.applicants import Applicants, find_applicants
 from ringleader.node.agent.fingerprint_check import Machine
 from ringleader.node.agent.view_state import ViewState
@@ -110,6 +114,7 @@ def assign_ranks(job: str, view: ViewState, mine: NodeId) -> Round | Refused | W
     if not is_complete and not view.is_ready(job):
         return Waiting(tuple(matching), (), 0)
     ring = [node for node in matching if node in chosen]
+    ring = coordinator_order.order_ring(ring, view)
     ranks = job_seniority.start_ring_at(first, ring, view)
     return Round(round_id(view.view_id, job), ranks)
 

@@ -97,6 +97,16 @@ class AgentProcess(AgentClient):
         """Process id of the agent."""
         return self._process.pid
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the agent runs."""
+        return self._process.poll() is None
+
+    def interrupt(self) -> None:
+        """Let the agent leave the cluster and end; pending requests raise
+        ``PeerLost``. Any thread may call it."""
+        self._process.terminate()
+
     def forget(self) -> None:
         """Drop the agent without ending it: a forked child does not own it."""
         super().close()

@@ -31,7 +31,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from ringleader import settings
 from ringleader.deadline import Deadline
-from ringleader.node.launch.elastic_rendezvous import MdnsRendezvous
+from ringleader.node.launch.elastic_rendezvous import AgentRendezvous
 from ringleader.node.launch.failure_report import first_failure
 from ringleader.node.launch.interrupts import Interrupts
 
@@ -62,7 +62,7 @@ class ElasticAgent(LocalElasticAgent):
 
     def __init__(
         self,
-        handler: MdnsRendezvous,
+        handler: AgentRendezvous,
         spec: WorkerSpec,
         logs: DefaultLogsSpecs,
         start_s: float,
@@ -115,7 +115,7 @@ def _signal_error(number: Signals) -> SignalException:
     return SignalException(f"received {number.name}", number)
 
 
-def run_workers(handler: MdnsRendezvous, workers: Workers) -> RunResult:
+def run_workers(handler: AgentRendezvous, workers: Workers) -> RunResult:
     """Run the workers through all rounds of the job, and leave it.
 
     Raises ``JobFailed`` if the job failed here or elsewhere, and what torch's elastic

@@ -1,6 +1,6 @@
-"""``MdnsRendezvous``: rendezvous of torch's elastic agent through a ringleader agent.
+"""``AgentRendezvous``: rendezvous of torch's elastic agent through a ringleader agent.
 
-Used by ``torchrun --rdzv-backend=mdns`` and by ``ringleader run``.
+Used by ``torchrun --rdzv-backend=mdns`` or ``grpc``, and by ``ringleader run``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from ringleader import settings
 from ringleader.errors import DeadlineExceeded, RingleaderError
 from ringleader.node.launch.agent_process import AgentProcess
+from ringleader.node.launch.agent_settings import agent_config
 from ringleader.node.launch.failure_policy import FailurePolicy
 from ringleader.node.launch.failure_report import first_failure
 from ringleader.node.launch.job_fingerprint import job_fingerprint
@@ -32,7 +32,6 @@ from ringleader.node.launch.rendezvous import (
     leave_job,
 )
 from ringleader.node.launch.round_store import RoundStore
-from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.node.protocol.local_requests import EnterJob
 
 log = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ DEFAULT_WAIT_S = 10.0
 DEFAULT_TIMEOUT_S = 900.0
 
 
-class MdnsRendezvous(RendezvousHandler):
+class AgentRendezvous(RendezvousHandler):
     """Rounds of one job in the form that torch's elastic agent expects."""
 
     def __init__(
@@ -50,10 +49,12 @@ class MdnsRendezvous(RendezvousHandler):
         request: EnterJob,
         *,
         encrypts: bool = True,
+        backend: str = "mdns",
     ) -> None:
         self._agent = agent
         self._request = request
         self._encrypts = encrypts
+        self._backend = backend
         self._closed = False
         self.on_progress: Callable[[str], None] = log.warning
         self.policy = FailurePolicy(
@@ -64,7 +65,7 @@ class MdnsRendezvous(RendezvousHandler):
 
     def get_backend(self) -> str:
         """Return the name under which the handler is registered."""
-        return "mdns"
+        return self._backend
 
     @property
     def use_agent_store(self) -> bool:
@@ -139,13 +140,13 @@ class MdnsRendezvous(RendezvousHandler):
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """Start an agent for torchrun.
 
+    The endpoint is a peer that all can reach, or with ``grpc`` the coordinator.
     ``--rdzv-conf`` may set wait, timeout, profile and rank0.
     """
-    config = AgentConfig(
-        home=str(settings.home_directory()),
-        peers=f"{settings.peers()},{params.endpoint}",
-        interfaces=settings.interfaces(),
-        name=settings.node_name(),
+    through_coordinator = params.backend == "grpc"
+    config = agent_config(
+        coordinator=params.endpoint if through_coordinator else "",
+        peers="" if through_coordinator else params.endpoint,
         profile=str(params.get("profile", "lan")),
     )
     request = EnterJob(
@@ -157,4 +158,5 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         fingerprint=job_fingerprint(None),
         rank0=str(params.get("rank0", "")),
     )
-    return MdnsRendezvous(AgentProcess.start(config), request)
+    agent = AgentProcess.start(config)
+    return AgentRendezvous(agent, request, backend=params.backend)

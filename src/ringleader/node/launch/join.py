@@ -14,6 +14,7 @@ from ringleader.errors import ConfigError
 from ringleader.groups import formation
 from ringleader.groups.group import Group, handle_of
 from ringleader.groups.link_credentials import load_credentials
+from ringleader.node.launch.agent_settings import agent_config
 from ringleader.node.launch.job_fingerprint import job_fingerprint
 from ringleader.node.launch.own_agent import (
     join_round_here,
@@ -21,6 +22,7 @@ from ringleader.node.launch.own_agent import (
     own_agent,
 )
 from ringleader.node.launch.rendezvous import check_round
+from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.node.protocol.local_requests import EnterJob, GetSnapshot
 from ringleader.node.protocol.snapshot import Snapshot
 
@@ -37,6 +39,7 @@ def join(  # noqa: PLR0913 - all are options, and are given by name
     wait_s: float = WAIT_S,
     job: str = "default",
     peers: str = "",
+    coordinator: str = "",
     rank0: str = "",
     transport: str = "auto",
     config: CollectiveConfig | None = None,
@@ -44,6 +47,7 @@ def join(  # noqa: PLR0913 - all are options, and are given by name
 ) -> Group:
     """Find other machines of the cluster, form a group with them and return it.
 
+    They are found by multicast and ``peers``, or through the coordinator at HOST:PORT.
     With ``nodes`` exactly that many take part; else at least ``min_nodes``, and all
     that come within ``wait_s`` after that. ``rank0`` names the machine that must be
     rank 0; by default it is the one that has taken part longest. When a machine is
@@ -60,12 +64,24 @@ def join(  # noqa: PLR0913 - all are options, and are given by name
         fingerprint=msgspec.structs.replace(job_fingerprint(None), torch=""),
         rank0=rank0,
     )
-    rendezvous = join_round_here(request, peers)
-    entered = rendezvous.entered
+    found_by = agent_config(coordinator=coordinator, peers=peers)
+    return join_group(request, found_by, transport=transport, config=config)
+
+
+def join_group(
+    request: EnterJob,
+    agent: AgentConfig,
+    *,
+    transport: str = "auto",
+    config: CollectiveConfig | None = None,
+) -> Group:
+    """Form a group with the nodes that request the same job, and return it."""
+    rendezvous = join_round_here(request, agent)
+    entered, job = rendezvous.entered, request.job
     try:
         links = settings.LinkSettings.from_environment()
         options = formation.Options(
-            deadline=Deadline.after(timeout_s),
+            deadline=Deadline.after(request.timeout_s),
             config=config,
             transport=transport,
             num_stripes=links.connections,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 
-from ringleader import settings
 from ringleader.errors import RingleaderError
 from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.launch.rendezvous import Rendezvous, join_round, leave_job
@@ -17,7 +16,8 @@ _agents: list[AgentProcess] = []
 
 
 @atexit.register
-def _close() -> None:
+def close_own_agent() -> None:
+    """Leave the cluster: end the agent of this process, if there is one."""
     while _agents:
         _agents.pop().close()
 
@@ -27,25 +27,19 @@ def own_agent() -> AgentProcess | None:
     return _agents[0] if _agents else None
 
 
-def _start_agent(peers: str) -> AgentProcess:
+def _start_agent(config: AgentConfig) -> AgentProcess:
     """Return the agent of this process; start it if there is none."""
     if not _agents:
-        config = AgentConfig(
-            home=str(settings.home_directory()),
-            peers=f"{settings.peers()},{peers}",
-            interfaces=settings.interfaces(),
-            name=settings.node_name(),
-        )
         _agents.append(AgentProcess.start(config))
     return _agents[0]
 
 
-def join_round_here(request: EnterJob, peers: str) -> Rendezvous:
+def join_round_here(request: EnterJob, config: AgentConfig) -> Rendezvous:
     """Join a round with this process as the only worker of its node.
 
     Sets the environment variables that the workers of a round read.
     """
-    rendezvous = join_round(_start_agent(peers), request, lambda _text: None)
+    rendezvous = join_round(_start_agent(config), request, lambda _text: None)
     rendezvous.export()
     return rendezvous
 

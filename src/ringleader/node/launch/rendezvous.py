@@ -1,7 +1,7 @@
 """``join_round``: brings a process into a round, with its rank and the shared store.
 
-All ways to train use it: ``ringleader run``, torchrun with the ``mdns`` rendezvous,
-``init_method="mdns://"`` and ``ringleader.join``.
+All ways to train use it: ``ringleader run``, torchrun with the ``mdns`` or the ``grpc``
+rendezvous, ``init_method="mdns://"`` and ``"grpc://"``, and ``ringleader.join``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Entry points that torch loads: the backend, ``mdns://`` and torchrun's ``mdns``."""
+"""Entry points that torch loads: the backend, ``mdns://``, ``grpc://``, torchrun's."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ringleader.backend import register as backend
 from ringleader.node.launch import worker_main
 from ringleader.transport.name_lookups import is_loopback, no_name_lookups
 
-SCHEME = "mdns"
+SCHEMES = ("mdns", "grpc")
 
 
 def autoload() -> None:
     """Register everything; never raises, which would break ``import torch``."""
     backend.autoload()
     for step, what in (
-        (_register_scheme, "mdns://"),
+        (_register_schemes, "mdns:// and grpc://"),
         (_wrap_env, "env:// without name look-ups"),
         (_compress, "--compress"),
         (_record_failures, "the record of failures"),
@@ -35,14 +35,14 @@ def autoload() -> None:
 def register() -> None:
     """Register everything, for torch 2.14 and later, which loads a single backend."""
     backend.register()
-    _register_scheme()
+    _register_schemes()
     _wrap_env()
     _compress()
     _record_failures()
 
 
 def torchrun_handler() -> Callable[[Any], Any]:
-    """Return what makes the handler of ``torchrun --rdzv-backend=mdns``.
+    """Return what makes the handler of ``torchrun --rdzv-backend=mdns`` or ``grpc``.
 
     torch calls this while its package of rendezvous handlers is being imported. Our
     handler's module imports that package, so it is imported only when it is used.
@@ -56,14 +56,15 @@ def _create_handler(parameters: Any) -> Any:  # noqa: ANN401 - torch's types
     return create_handler(parameters)
 
 
-def _register_scheme() -> None:
-    """Register the URL scheme once: torch refuses a scheme that it knows."""
+def _register_schemes() -> None:
+    """Register the URL schemes once: torch refuses a scheme that it knows."""
     import torch.distributed as dist
 
     if dist.is_available():
         known = import_module("torch.distributed.rendezvous")
-        if SCHEME not in known._rendezvous_handlers:
-            known.register_rendezvous_handler(SCHEME, _rendezvous)
+        for scheme in SCHEMES:
+            if scheme not in known._rendezvous_handlers:
+                known.register_rendezvous_handler(scheme, _rendezvous)
 
 
 def _wrap_env() -> None:
@@ -125,6 +126,6 @@ def _record_failures() -> None:
 
 
 def _rendezvous(url: str, **options: Any) -> Iterator[tuple[object, int, int]]:  # noqa: ANN401
-    from ringleader.node.launch.mdns_init_method import mdns_rendezvous
+    from ringleader.node.launch.init_method import rendezvous
 
-    return mdns_rendezvous(url, **options)
+    return rendezvous(url, **options)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ringleader.errors import PeerError, ProtocolError
+from ringleader.errors import ConfigError, PeerError, ProtocolError
 from ringleader.ids import NodeId
 from ringleader.node.peering.peer_authentication import (
     authenticate,
@@ -30,11 +30,23 @@ from ringleader.node.peering.peer_connection import (
     PeerConnection,
 )
 from ringleader.node.protocol import framing
+from ringleader.node.protocol.agent_config import AGENT_PORT
 from ringleader.node.protocol.hello import AgentHello, read_hello
+from ringleader.transport.listening_socket import listen
 
 MAX_HALF_OPEN = 64
 """asyncio allocates 256 KiB per TLS connection, so all of them take 16 MiB."""
 MAX_PER_ADDRESS = 8
+
+
+def listen_for_agents(port: int) -> socket.socket:
+    """Listen on ``port``; 0: on ``AGENT_PORT``, or any free port if it is taken."""
+    if port:
+        return listen("", port)
+    try:
+        return listen("", AGENT_PORT)
+    except ConfigError:  # another agent of this machine has it
+        return listen("", 0)
 
 
 @dataclass(slots=True, eq=False)

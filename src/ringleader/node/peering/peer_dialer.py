@@ -1,8 +1,9 @@
 """``PeerDialer``: keeps control links to all nodes that can be found.
 
-Targets are the nodes mDNS saw, the peers the user named, the members of the view, and
-the nodes that our peers hear: those peers are asked for their addresses. So one machine
-that all others know is enough for all of them to find each other.
+Targets are the nodes mDNS saw, the peers the user named, the workers registered at the
+coordinator, the members of the view, and the nodes that our peers hear: those peers are
+asked for their addresses. So one machine that all others know is enough for all of them
+to find each other.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ringleader.deadline import Deadline
 from ringleader.discovery.mdns import Mdns
 from ringleader.discovery.static_peers import StaticPeers
 from ringleader.errors import PeerError
+from ringleader.identity.node_key import public_key
 from ringleader.ids import NodeId, short
 from ringleader.node.peering.connect import connect
 from ringleader.node.peering.peer_connection import (
@@ -80,6 +82,8 @@ class PeerDialer:
     static: StaticPeers
     on_connected: Callable[[PeerConnection], None]
     directory: Directory
+    registered: Callable[[], Mapping[str, Sequence[Address]]] = dict
+    """Returns the other workers at the coordinator with their addresses."""
     troubles: dict[str, str] = field(default_factory=dict)
     """Targets that could not be reached and why, for ``status`` and ``doctor``."""
     _labels: dict[str, NodeId] = field(default_factory=dict)
@@ -94,6 +98,7 @@ class PeerDialer:
         try:
             while True:
                 self._dial_sightings()
+                self._dial_registered()
                 self._dial_members()
                 self._dial_unheard()
                 await asyncio.sleep(EVERY_S)
@@ -111,6 +116,17 @@ class PeerDialer:
         for target in self._targets.values():
             if target.reached == node:
                 target.failed(time.monotonic())
+
+    def _dial_registered(self) -> None:
+        """Dial the workers at the coordinator: hints, as sightings are."""
+        found = {f"worker {name}": (name, to) for name, to in self.registered().items()}
+        for key in [k for k in self._targets if k.startswith("worker ")]:
+            if key not in found:
+                del self._targets[key]
+        for key, (name, addresses) in found.items():
+            node = NodeId(name) if public_key(name) is not None else None
+            if addresses and not (node is not None and self.directory.is_linked(node)):
+                self._try(key, addresses, node)
 
     def _dial_members(self) -> None:
         for node, addresses in self.directory.members().items():

@@ -39,6 +39,14 @@ class AgentConfig(
     home: str
     peers: str = ""
     """host[:port],... of agents that mDNS does not find."""
+    coordinator: str = ""
+    """host:port of a coordinator to register at; empty: none."""
+    worker_id: str = ""
+    """Name under which to register there; empty: the node id."""
+    plaintext: bool = False
+    """Whether the coordinator is reached without TLS."""
+    uses_mdns: bool = True
+    """Whether to announce this node and to look for others by multicast."""
     interfaces: list[str] = []
     """Names of the network interfaces to use; empty: chosen automatically."""
     port: int = 0

@@ -132,6 +132,9 @@ class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ready_jobs: Annotated[list[JobName], msgspec.Meta(max_length=64)] = []
     """Set by the leader: these jobs start without waiting for more machines."""
 
+    coordinator_rank: Annotated[int, msgspec.Meta(ge=-1, le=(1 << 32) - 1)] = -1
+    """Rank that a coordinator gave this node; -1: none."""
+
     split: SplitSeen | None = None
     """A split this node noticed within the last half minute."""
 
