@@ -28,7 +28,7 @@ HOMES = {
     "rich": {"cli"},
     "matplotlib": {"cli"},
     "sklearn": {"cli"},
-    "mpi4py": {"cli"},
+    "mpi4py": {"cli", "transport"},
     "mmap": {"transport"},
     "fcntl": {"identity", "transport"},
     "ssl": {"identity", "transport", "node", "paramserver"},

@@ -176,6 +176,7 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
             "transport",
             "links to peers: TCP, TLS, shared memory; listening, dialing, the mesh",
             DATA,
+            rooms=(("mpi", "links over MPI messages, for jobs that mpirun starts"),),
         ),
     ),
     (

@@ -11,12 +11,14 @@ from ringleader.collectives.config import CollectiveConfig
 class BackendOptions:
     """``pg_options`` of ``init_process_group`` and ``new_group``.
 
-    Fields that are None are read from the environment: RINGLEADER_TRANSPORT ("auto" or
-    "tcp") and RINGLEADER_CONNECTIONS. RINGLEADER_CREDENTIALS encrypts all connections.
+    Fields that are None are read from the environment: RINGLEADER_TRANSPORT ("auto",
+    "tcp" or "mpi") and RINGLEADER_CONNECTIONS. RINGLEADER_CREDENTIALS encrypts all
+    connections.
     """
 
     transport: str | None = None
-    """"auto" shares memory between ranks of one host, "tcp" never does."""
+    """"auto" shares memory between ranks of one host, "tcp" never does, "mpi" sends MPI
+    messages."""
     connections: int | None = None
     """TCP connections per peer; more than one helps on long fat networks."""
     config: CollectiveConfig | None = None

@@ -12,6 +12,9 @@ from ringleader.transport.dialer import Endpoint
 from ringleader.transport.listener import Listener
 from ringleader.transport.mesh import Mesh, MeshConfig
 
+at_end: dict[str, Callable[[], None]] = {}
+"""Transport -> what must end before the process does, after all groups are closed."""
+
 
 class Connector(Protocol):
     """Connects the mesh of a group, and later those of its sub-groups."""

@@ -13,17 +13,17 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from torch._C._distributed_c10d import Store
 
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError
-from ringleader.groups.connectors import Connector, SocketConnector
+from ringleader.groups import mpi_connector
+from ringleader.groups.connectors import Connector, SocketConnector, at_end
 from ringleader.groups.group import Group, handle_of, open_group
 from ringleader.groups.launcher_store import has_formed, open_store
 from ringleader.groups.link_credentials import load_credentials
-from ringleader.groups.measure_links import measure, share
+from ringleader.groups.measure_links import learn_network
 from ringleader.groups.plaintext_check import require_this_machine
 from ringleader.groups.store_rendezvous import (
     check_alike,
@@ -35,7 +35,6 @@ from ringleader.settings import Launch, LinkSettings
 from ringleader.transport import tcp_socket
 from ringleader.transport.dialer import Endpoint
 from ringleader.transport.listener import Listener
-from ringleader.transport.mesh import Mesh
 from ringleader.transport.shared_listener import ListenerLease
 from ringleader.transport.tls_credentials import TlsCredentials
 
@@ -52,6 +51,8 @@ def close_open_groups() -> None:
                 name = type(reason).__name__
                 each.abort(f"rank {each.rank} ended with {name}: {reason}")
             each.close()
+    for end in list(at_end.values()):
+        end()
 
 
 def _forget_open_groups() -> None:
@@ -73,7 +74,8 @@ class Options:
     deadline: Deadline
     config: CollectiveConfig | None = None
     transport: str = "auto"
-    """ "auto" uses shared memory between ranks of one host, "tcp" never does."""
+    """ "auto" shares memory between ranks of one host, "tcp" never does, "mpi" sends
+    MPI messages."""
     num_stripes: int = 1
     addresses: tuple[str, ...] = ()
     """Addresses by which other ranks reach this one; empty: that of the route to the
@@ -89,6 +91,11 @@ class Options:
         if self.transport not in TRANSPORTS:
             known = ", ".join(TRANSPORTS)
             raise ConfigError(f"transport {self.transport!r}; there are: {known}")
+        if self.transport == "mpi" and self.credentials is not None:
+            text = "MPI does not encrypt, and certificates are given for the links"
+            raise ConfigError(f"{text}; set RINGLEADER_PLAINTEXT=1, or use tcp")
+        if self.transport == "mpi" and self.num_stripes != 1:
+            raise ConfigError("connections= is for TCP; MPI has connections of its own")
 
 
 def group(
@@ -105,11 +112,12 @@ def group(
     ``peers`` are the "host:port" of all ranks, in the same order everywhere, and
     ``rank`` is the index of this process in it. Without them the environment of
     torchrun, mpirun or Slurm is used. ``transport`` "auto" uses shared memory between
-    ranks of one host, "tcp" never does. ``connections`` > 1 opens several TCP
-    connections per peer, for networks with high bandwidth and latency. ``timeout_s``
-    bounds the forming; operations take their limit from ``config``. Ranks on other
-    machines need certificates, from RINGLEADER_TLS_CA, _CERT and _KEY or from
-    RINGLEADER_CREDENTIALS, or RINGLEADER_PLAINTEXT=1.
+    ranks of one host, "tcp" never does, "mpi" sends MPI messages between ranks of one
+    mpirun. ``connections`` > 1 opens several TCP connections per peer, for networks
+    with high bandwidth and latency. ``timeout_s`` bounds the forming; operations take
+    their limit from ``config``. Ranks on other machines need certificates, from
+    RINGLEADER_TLS_CA, _CERT and _KEY or from RINGLEADER_CREDENTIALS, or
+    RINGLEADER_PLAINTEXT=1.
     """
     links = LinkSettings.from_environment()
     options = Options(
@@ -125,7 +133,12 @@ def group(
     if peers is None:
         if rank is not None:
             raise ConfigError("rank without peers: give both or neither")
+        if transport == "mpi":
+            place, size, job = mpi_connector.whole_job(options.deadline)
+            return _form(place, size, job, f"mpi:{size}", options)
         return from_environment(Launch.from_environment(), options)
+    if transport == "mpi":
+        raise ConfigError("transport mpi has no peers=: mpirun says who they are")
     if rank is None:
         raise ConfigError("peers without rank: give the index of this process, too")
     addresses = _check_peers(peers, rank)
@@ -223,8 +236,18 @@ def _meet_by_address(
     return _over_sockets(rank, endpoints, lease.listener, options, lease.close)
 
 
+def _meet_by_mpi(
+    store: Store, rank: int, keys: Sequence[str], options: Options
+) -> Connector:
+    return mpi_connector.meet(store, rank, keys, options.deadline)
+
+
 Meeting = Callable[[Store, int, Sequence[str], Options], Connector]
-_MEETINGS: dict[str, Meeting] = {"auto": _meet_by_address, "tcp": _meet_by_address}
+_MEETINGS: dict[str, Meeting] = {
+    "auto": _meet_by_address,
+    "tcp": _meet_by_address,
+    "mpi": _meet_by_mpi,
+}
 """Transport -> what publishes this rank in a store, under its key, and reads the
 others."""
 TRANSPORTS = tuple(_MEETINGS)
@@ -266,14 +289,3 @@ def _form(
         raise
     _open_groups.add(formed)
     return formed
-
-
-def learn_network(formed: Group, mesh: Mesh, deadline: Deadline) -> None:
-    """Measure the links, unless all ranks share memory; all ranks get equal results."""
-    if formed.size == 1:
-        return
-    if len(mesh.shm_peers) == formed.size - 1:
-        row = np.full(formed.size, 1e-6), np.full(formed.size, 5e9)
-        handle_of(formed).network = share(formed, *row, deadline)
-    else:
-        handle_of(formed).network = measure(formed, mesh.bulk, deadline)

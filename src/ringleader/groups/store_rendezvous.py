@@ -2,7 +2,8 @@
 
 One value per rank, with blanks between its fields: the addresses as ``[host]:port``,
 separated by commas, the channel of the group at the listener there (16 hexadecimal
-digits), and, if links are encrypted, the node id. A process that can write to the store
+digits), and, if links are encrypted, the node id. Ranks that do not meet at addresses
+publish ``link:KIND`` and what that link needs. A process that can write to the store
 can direct ranks to a wrong endpoint, but with encrypted links only a member can answer
 there.
 """
@@ -38,6 +39,8 @@ MAX_VALUE_BYTES = 4096
 """Limit of one rank's value: its addresses, which may be names, and its node id."""
 
 _CHANNEL = re.compile(r"[0-9a-f]{16}")
+_LINK = "link:"
+
 _NODE = re.compile(r"[a-z2-7]{52}")
 
 
@@ -64,15 +67,18 @@ def publish(
 
 def look_up(store: Store, key: str, peer: int, deadline: Deadline) -> Endpoint:
     """The endpoint that ``peer`` publishes; waits for it."""
+    return read(_value(store, key, peer, deadline), peer)
+
+
+def _value(store: Store, key: str, peer: int, deadline: Deadline) -> bytes:
     try:
         _wait(store, key, peer, deadline)
-        value = store.get(key)
+        return bytes(store.get(key))
     except PeerUnreachable:
         raise
     except RuntimeError as exc:
         text = f"cannot be looked up, the store is gone ({first_line(exc)})"
         raise PeerUnreachable(peer, text) from exc
-    return read(value, peer)
 
 
 def _wait(store: Store, key: str, peer: int, deadline: Deadline) -> None:
@@ -90,8 +96,29 @@ def _wait(store: Store, key: str, peer: int, deadline: Deadline) -> None:
         pause_s = min(2 * pause_s, MAX_POLL_S)
 
 
+def publish_link(store: Store, key: str, kind: str, value: str) -> None:
+    """Publish what a rank needs to know of this one to open a link of ``kind``."""
+    store.set(key, f"{_LINK}{kind} {value}")
+
+
+def look_up_link(
+    store: Store, key: str, kind: str, peer: int, deadline: Deadline
+) -> str:
+    """What ``peer`` publishes for links of ``kind``; waits for it."""
+    value = _value(store, key, peer, deadline).decode(errors="replace")
+    name, _, rest = value.removeprefix(_LINK).partition(" ")
+    if not value.startswith(_LINK) or name != kind:
+        text = f"does not use the transport {kind}, and we do"
+        raise PeerRefused(peer, f"{text}; choose the same one on all ranks")
+    return rest
+
+
 def read(value: bytes, peer: int) -> Endpoint:
     """Parse a value of the store; raise ProtocolError if it is invalid."""
+    if value.startswith(_LINK.encode()):
+        kind = value.decode(errors="replace").removeprefix(_LINK).split(" ")[0]
+        text = f"uses the transport {kind[:16]!r}, and we do not"
+        raise PeerRefused(peer, f"{text}; choose the same one on all ranks")
     if len(value) > MAX_VALUE_BYTES:
         text = f"published {len(value)} bytes as its address, limit {MAX_VALUE_BYTES}"
         raise ProtocolError(peer, text)

@@ -1,0 +1,1 @@
+"""Links over MPI messages, for jobs that mpirun starts."""

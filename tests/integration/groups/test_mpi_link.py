@@ -1,0 +1,33 @@
+"""Groups over the link mpi, in one real job of mpirun."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kit.mpi_jobs import needs_mpirun, run_job
+
+WITHIN_S = 180.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@needs_mpirun
+def test_the_link_mpi_keeps_its_contract_computes_and_never_hangs() -> None:
+    """One job for all: three interpreters with torch cost more than what they check."""
+    done = run_job(
+        3,
+        *("-m", "tests.kit.mpi_program"),
+        *("absent", "contract", "collectives", "stopped"),
+        within_s=WITHIN_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout
+    for rank in (0, 1):  # rank 2 forms no group at first
+        assert f"rank {rank}: rank 2: did not join over MPI within 1.0 s" in said
+    for rank in range(3):
+        assert f"rank {rank} is in a group of 3" in said
+        assert f"rank {rank} of 3 is done" in said
+        assert f"rank {rank}: rank {0 if rank == 1 else 1}: called all_reduce(" in said
+    assert said.count("the contract holds") == 3
+    for rank in (0, 2):  # rank 1 was stopped in the middle of an all_reduce
+        assert f"rank {rank} in time: rank 1: waited 1.0 s for it" in said
