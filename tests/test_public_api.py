@@ -46,6 +46,8 @@ FLAGS = {
     "--max-restarts --job --peers --coordinator --mdns --interface --port "
     "--tensor-port --rank0 --profile --timeout --any-script --plaintext --compress "
     "--backend",
+    "coordinator": "--listen --heartbeat-timeout --state --tls-ca --tls-cert --tls-key "
+    "--plaintext",
     "status": "--watch --json --mlx",
     "doctor": "--peer --interface --port --tensor-port --seconds --json",
     "serve": "task --workers --rounds --pin --pin-file --host --port --url --http "

@@ -20,6 +20,7 @@ SUMMARIES = {
     "invite": "Show a PIN with which one more machine can join the cluster.",
     "leave": "Remove this machine from its cluster.",
     "run": "Find the other machines of the cluster and run SCRIPT on all of them.",
+    "coordinator": "Let workers find each other by gRPC where multicast does not work.",
     "status": "Show the nodes of the cluster, their health, links, and the latest "
     "events.",
     "doctor": "Find out why machines do not reach each other, and what to do about it.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from ringleader.cli.extras import require_extra
 from ringleader.cli.interrupt import exit_on_sigterm
+from ringleader.cli.own_address import own_address
 from ringleader.cli.serve_progress import ServeProgress
 from ringleader.cli.terminal import exit_on_error, is_interactive, prompt, read_pin
 from ringleader.cli.units import format_bytes, format_seconds
@@ -165,7 +165,7 @@ class _Endpoint:
         if self.url:
             return self.url
         host = self.address.host
-        host = _own_address() if host in ("0.0.0.0", "::") else host
+        host = own_address() if host in ("0.0.0.0", "::") else host
         host = f"[{host}]" if ":" in host else host
         return f"{'http' if self.is_http else 'https'}://{host}:{port}"
 
@@ -243,16 +243,6 @@ def _announce(run: Run, where: str, *, is_pinned: bool) -> None:
     typer.echo("or with 'ringleader work' alone, which asks for the link.")
     if admission.pin is not None:
         typer.echo(f"or with: ringleader work {where} --pin -")
-
-
-def _own_address() -> str:
-    """Return this machine's address in its network; no packet is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
-        try:
-            udp.connect(("192.0.2.1", 9))
-        except OSError:
-            return "127.0.0.1"
-        return str(udp.getsockname()[0])
 
 
 def _outer(name: str) -> OuterOptimizer:

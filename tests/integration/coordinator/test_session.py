@@ -7,16 +7,31 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from ringleader.coordinator.client.channel import JobNamespace
+import pytest
+
+from ringleader.coordinator.client.channel import CoordinatorChannel, JobNamespace
 from ringleader.coordinator.client.session import CoordinatorSession, WorkerInfo
 from ringleader.coordinator.grpc_tls import TlsSource
 from ringleader.coordinator.server.listen_address import ListenAddress
 from ringleader.coordinator.server.server import CoordinatorServer, ServerOptions
+from ringleader.coordinator.v1 import coordinator_pb2 as pb
 from ringleader.deadline import Deadline
+from ringleader.errors import (
+    ConfigError,
+    PeerError,
+    PeerRefused,
+    PeerUnreachable,
+    RingleaderError,
+)
+from ringleader.identity.certificates.rotation import RotatingPem
+from ringleader.identity.cluster_secret import ROOT_BYTES, ClusterSecret
+from ringleader.identity.credentials import Credentials
+from ringleader.identity.node_key import NodeKey
 from ringleader.identity.secret_value import Secret
+from tests.kit.certificates import TestCa
 
 RED, BLUE = Secret(b"r" * 32), Secret(b"b" * 32)
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @asynccontextmanager
@@ -40,17 +55,19 @@ async def coordinator(
 
 
 def session(
-    server: CoordinatorServer,
+    port: int,
     worker_id: str,
     key: Secret[bytes] = RED,
-    *,
-    job: str = "",
     tls: TlsSource | None = None,
 ) -> CoordinatorSession:
     worker = WorkerInfo(
-        namespace=JobNamespace(key, job), worker_id=worker_id, addresses=("10.0.0.1:1",)
+        namespace=JobNamespace(key), worker_id=worker_id, addresses=("10.0.0.1:1",)
     )
-    return CoordinatorSession(f"127.0.0.1:{server.port}", worker, tls=tls)
+    return CoordinatorSession(f"127.0.0.1:{port}", worker, tls=tls)
+
+
+async def begin(each: CoordinatorSession) -> int:
+    return await each.start(Deadline.after(WAIT_S))
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -69,19 +86,239 @@ def test_every_worker_learns_of_all_others_by_rank() -> None:
 
     async def scenario() -> None:
         async with coordinator() as server:
-            workers = [session(server, name) for name in "abc"]
-            for rank, each in enumerate(workers):
-                assert await each.start(Deadline.after(WAIT_S)) == rank
+            workers = [session(server.port, name) for name in "abc"]
+            assert [await begin(each) for each in workers] == [0, 1, 2]
             everybody = {0: "a", 1: "b", 2: "c"}
             await until(lambda: all(names(each) == everybody for each in workers))
             await workers[1].close()
             others = {0: "a", 2: "c"}
             await until(lambda: names(workers[0]) == names(workers[2]) == others)
-            late = session(server, "d")
-            assert await late.start(Deadline.after(WAIT_S)) == 1
+            late = session(server.port, "d")
+            assert await begin(late) == 1
             await until(lambda: names(workers[0]) == {0: "a", 1: "d", 2: "c"})
+            await late.update_addresses(("10.0.0.9:9",))
+            await until(lambda: workers[0].peers[1].addresses == ("10.0.0.9:9",))
             for each in (workers[0], workers[2], late):
                 await each.close()
             await late.close()  # twice
+
+    asyncio.run(scenario())
+
+
+def test_a_restart_of_the_coordinator_loses_nobody(tmp_path: Path) -> None:
+    """ZF-7: heartbeats are sent; without its state the coordinator learns everybody
+    again, with it everybody keeps the rank."""
+
+    async def scenario() -> None:
+        async with coordinator(timeout_s=2.0, state=tmp_path / "state") as first:
+            port = first.port
+            red = [session(port, name) for name in "ab"]
+            blue = session(port, "a", BLUE)
+            assert [await begin(each) for each in (*red, blue)] == [0, 1, 0]
+            await red[0].close()
+            red[0] = session(port, "c")
+            assert await begin(red[0]) == 0
+        await until(lambda: all(each.trouble for each in (*red, blue)))
+        assert f"coordinator 127.0.0.1:{port}" in str(red[1].trouble)
+        async with coordinator(
+            port=port, timeout_s=2.0, state=tmp_path / "state"
+        ) as second:
+            assert second.num_restored == 3
+            await until(lambda: not any(each.trouble for each in (*red, blue)))
+        await until(lambda: bool(red[0].trouble))
+        async with coordinator(port=port, timeout_s=2.0):  # the state is lost
+            everybody = {0: "c", 1: "b"}
+            # Whoever registers first gets rank 0 now; both know both.
+            await until(
+                lambda: (
+                    sorted(names(red[0]).values()) == ["b", "c"]
+                    and names(red[0]) == names(red[1])
+                    and not blue.trouble
+                )
+            )
+            assert sorted(names(red[0])) == sorted(everybody)
+            assert names(blue) == {0: "a"}
+            for each in (*red, blue):
+                await each.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_was_replaced_stops_and_says_so() -> None:
+    async def scenario() -> None:
+        async with coordinator(timeout_s=0.8) as server:
+            old, new = session(server.port, "a"), session(server.port, "a")
+            assert await begin(old) == 0
+            assert await begin(new) == 0
+            await until(lambda: "another process registered as a" in str(old.trouble))
+            await old.close()  # must not remove its successor
+            await asyncio.sleep(0.3)
+            assert names(new) == {0: "a"}
+            assert not new.trouble
+            await new.close()
+
+    asyncio.run(scenario())
+
+
+def test_errors_have_codes_and_sentences() -> None:
+    """ZF-16: a failed start leaves no worker behind."""
+
+    async def refusal(channel: CoordinatorChannel, name: str, request: object) -> str:
+        with pytest.raises(RingleaderError) as caught:
+            await channel.call(name, request, WAIT_S)
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+    async def scenario() -> None:
+        red = pb.Namespace(key=RED.reveal())
+        async with coordinator() as server:
+            channel = CoordinatorChannel(f"127.0.0.1:{server.port}", None)
+            where = f"coordinator 127.0.0.1:{server.port}"
+            request = pb.RegisterWorkerRequest(namespace=red, worker_id="a b")
+            text = await refusal(channel, "RegisterWorker", request)
+            assert text.startswith(f"ConfigError: {where}: RegisterWorker: worker_id")
+            beat = pb.HeartbeatRequest(namespace=pb.Namespace(key=b"short"))
+            assert "namespace.key has 5 bytes" in await refusal(
+                channel, "Heartbeat", beat
+            )
+            end = pb.EndCheckpointRequest(namespace=red, worker_id="a", step=1)
+            text = await refusal(channel, "EndCheckpoint", end)
+            assert text.startswith(f"{PeerRefused.__name__}: {where}: EndCheckpoint")
+            large = pb.HeartbeatRequest(namespace=red, worker_id="x" * 100_000)
+            assert "larger than max" in await refusal(channel, "Heartbeat", large)
+            await channel.close()
+            port = server.port
+        lonely = session(port, "a")
+        with pytest.raises(PeerUnreachable, match=f"coordinator 127.0.0.1:{port}"):
+            await lonely.start(Deadline.after(0.5))
+        assert lonely.rank == -1
+
+    asyncio.run(scenario())
+
+
+def test_checkpoints_over_grpc() -> None:
+    """ZF-18: started by one, seen by all, complete when all are done."""
+
+    async def scenario() -> None:
+        async with coordinator() as server:
+            a, b = session(server.port, "a"), session(server.port, "b")
+            await begin(a)
+            await begin(b)
+            begun = await a.start_checkpoint(100, "/nas/run/100")
+            assert [p.worker_id for p in begun.participants] == ["a", "b"]
+            assert await b.start_checkpoint(100, "/nas/run/100") == begun
+            await a.end_checkpoint(100)
+            [seen] = await b.checkpoints()
+            assert [p.is_done for p in seen.participants] == [True, False]
+            assert not seen.is_complete
+            ended = await b.end_checkpoint(100)
+            assert ended.is_complete
+            assert ended.completed_at_s >= ended.started_at_s > 1.7e9
+            await a.close()
+            [seen] = await b.checkpoints()
+            assert [p.is_registered for p in seen.participants] == [False, True]
+            await b.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_long_list_of_peers_comes_in_parts() -> None:
+    """ZF-12: no list of workers comes near the limit of a message."""
+
+    async def scenario() -> None:
+        async with coordinator() as server:
+            channel = CoordinatorChannel(f"127.0.0.1:{server.port}", None)
+            red = pb.Namespace(key=RED.reveal())
+            longest = [f"{'h' * 250}.{n:02}:65535" for n in range(16)]
+            for number in range(300):
+                request = pb.RegisterWorkerRequest(
+                    namespace=red,
+                    worker_id=f"w{number}",
+                    incarnation="1",
+                    addresses=longest,
+                )
+                await channel.call("RegisterWorker", request, WAIT_S)
+            worker = session(server.port, "last")
+            assert await begin(worker) == 300
+            await until(lambda: len(worker.peers) == 301)
+            await worker.close()
+            await channel.close()
+
+    asyncio.run(scenario())
+
+
+def _cluster(byte: bytes) -> TlsSource:
+    cluster = ClusterSecret(root=Secret(byte * ROOT_BYTES))
+    pem = Credentials.issue(cluster, NodeKey.ephemeral()).pem()
+    return lambda: pem
+
+
+async def _refused(each: CoordinatorSession) -> str:
+    with pytest.raises(PeerError) as caught:
+        await each.start(Deadline.after(0.5))
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_a_cluster_uses_its_own_certificates() -> None:
+    async def scenario() -> None:
+        async with coordinator(tls=_cluster(b"1")) as server:
+            member = session(server.port, "a", tls=_cluster(b"1"))
+            assert await begin(member) == 0
+            text = await _refused(session(server.port, "b", tls=_cluster(b"2")))
+            assert text.startswith("PeerUntrusted")
+            await _refused(session(server.port, "b"))  # plaintext
+            await until(lambda: names(member) == {0: "a"})
+            await member.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_new_certificates_are_used_and_old_ones_refused_without_a_restart(
+    tmp_path: Path,
+) -> None:
+    """The user's files: a worker that is connected is disconnected, too."""
+    old, new = TestCa("old"), TestCa("new")
+    files = old.files(tmp_path / "server", "127.0.0.1")
+    mine = RotatingPem.of(old.files(tmp_path / "a", "127.0.0.1"), print)
+    other = RotatingPem.of(old.files(tmp_path / "b", "127.0.0.1"), print)
+
+    async def scenario() -> None:
+        source = RotatingPem.of(files, print).current
+        async with coordinator(timeout_s=4.0, tls=source) as server:
+            a = session(server.port, "a", tls=mine.current)
+            b = session(server.port, "b", tls=other.current)
+            assert [await begin(a), await begin(b)] == [0, 1]
+            await until(lambda: len(a.peers) == len(b.peers) == 2)
+            new.files(tmp_path / "server", "127.0.0.1")
+            new.files(tmp_path / "a", "127.0.0.1")
+            await until(lambda: "certificate" in str(b.trouble))
+            await until(lambda: names(a) == {0: "a"} and not a.trouble)
+            await a.close()
+            await b.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_certificate_for_another_name_is_refused(tmp_path: Path) -> None:
+    ca = TestCa()
+    server_files = ca.files(tmp_path / "server", "elsewhere.example")
+    mine = RotatingPem.of(ca.files(tmp_path / "a", "127.0.0.1"), print)
+
+    async def scenario() -> None:
+        source = RotatingPem.of(server_files, print).current
+        async with coordinator(tls=source) as server:
+            text = await _refused(session(server.port, "a", tls=mine.current))
+            assert text.startswith("PeerUntrusted")
+            assert "127.0.0.1" in text
+
+    asyncio.run(scenario())
+
+
+def test_only_one_coordinator_per_port() -> None:
+    async def scenario() -> None:
+        async with coordinator() as server:
+            with pytest.raises(ConfigError, match="another program listens there"):
+                async with coordinator(port=server.port):
+                    pass
 
     asyncio.run(scenario())

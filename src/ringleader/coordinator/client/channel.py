@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +77,9 @@ class CoordinatorChannel:
             return await getattr(stub, method)(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as exc:
             raise self._error(exc, method) from None
+        except asyncio.CancelledError:
+            self._check_not_closed(method)
+            raise
 
     async def watch(
         self, request: pb.WatchPeersRequest
@@ -91,6 +95,9 @@ class CoordinatorChannel:
                 yield update
         except grpc.aio.AioRpcError as exc:
             raise self._error(exc, "WatchPeers") from None
+        except asyncio.CancelledError:
+            self._check_not_closed("WatchPeers")
+            raise
         finally:
             stream.cancel()
         raise PeerUnreachable(self._name, "ended the list of peers")
@@ -100,6 +107,16 @@ class CoordinatorChannel:
         channel, self._channel, self._stub = self._channel, None, None
         if channel is not None:
             await channel.close()
+
+    def _check_not_closed(self, method: str) -> None:
+        """Raise PeerUnreachable if not our task was cancelled, but the call alone.
+
+        That is what gRPC does to the calls of a channel that is closed, as is the one
+        with the former certificates.
+        """
+        task = asyncio.current_task()
+        if task is not None and not task.cancelling():
+            raise PeerUnreachable(self._name, f"{method}: the connection was replaced")
 
     @property
     def _name(self) -> str:

@@ -23,6 +23,7 @@ from ringleader.errors import (
     ConfigError,
     PeerError,
     PeerRefused,
+    PeerUntrusted,
     ProtocolError,
     RingleaderError,
 )
@@ -156,7 +157,7 @@ class CoordinatorSession:
         while True:
             try:
                 await self._register(min(_CALL_S, max(deadline.left_s(), 0.1)))
-            except (PeerRefused, ProtocolError):
+            except (PeerRefused, PeerUntrusted, ProtocolError):
                 raise
             except PeerError as exc:
                 self._set_trouble("register", exc)

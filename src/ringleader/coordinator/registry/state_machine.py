@@ -14,8 +14,8 @@ one caller at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Self
 
 from ringleader.coordinator.registry.checkpoints import end_checkpoint, start_checkpoint
 from ringleader.coordinator.registry.events import (
@@ -86,9 +86,30 @@ class Registry:
         self._out.clear()
         return reply, out
 
-    def restore(self, actions: Iterable[Action], now_s: float) -> None:
-        """Take over what an earlier process stored; ValueError if it contradicts
-        itself."""
+    @classmethod
+    def restored(
+        cls, heartbeat_timeout_s: float, saved: Iterable[Action], now_s: float
+    ) -> Self:
+        """Return a registry with what an earlier process stored.
+
+        Raises ValueError if that contradicts itself.
+        """
+        made = cls(heartbeat_timeout_s)
+        made._restore(saved, now_s)
+        made._out.clear()
+        return made
+
+    def everything(self) -> Iterator[Action]:
+        """Yield the actions that store the whole state."""
+        for namespace, job in self.jobs.items():
+            for former in job.former.values():
+                yield SaveWorker(namespace, former, False)
+            for lease in job.leases.values():
+                yield SaveWorker(namespace, lease.worker, True)
+            for checkpoint in job.checkpoints.values():
+                yield SaveCheckpoint(namespace, checkpoint)
+
+    def _restore(self, actions: Iterable[Action], now_s: float) -> None:
         expires_at_s = now_s + self.heartbeat_timeout_s * GRACE_TIMEOUTS
         for action in actions:
             job = self._job(action.namespace, now_s)

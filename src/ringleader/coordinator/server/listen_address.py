@@ -41,6 +41,11 @@ class ListenAddress:
         host = self.host or "::"
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
+    def for_workers(self, own: str, port: int) -> str:
+        """Return where workers connect; ``own`` is this machine's address."""
+        is_any = self.host in ("", "0.0.0.0", "::")
+        return ListenAddress(own if is_any else self.host, port).with_port(port)
+
     def is_loopback(self) -> bool:
         """Return whether only processes of this machine can connect.
 

@@ -32,7 +32,7 @@ class RegistryRunner:
         reply, actions = self._registry.step(event, self._clock())
         if actions:
             if self._state is not None:
-                self._state.save(actions)
+                self._state.save(actions, self._registry.everything)
             changed: dict[Namespace, None] = {
                 action.namespace: None
                 for action in actions

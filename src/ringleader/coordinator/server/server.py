@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,12 +32,16 @@ MAX_TIMEOUT_S = 3600.0
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
 _STOP_S = 1.0
+_ROTATION_CHECK_S = 1.0
 _CHANNEL_OPTIONS = (
     ("grpc.so_reuseport", 0),  # a second coordinator on the port is an error
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_metadata_size", 16 << 10),
     ("grpc.max_concurrent_streams", 64),
     ("grpc.server_handshake_timeout_ms", 5000),
+    # Certificates are verified again at least every hour.
+    ("grpc.max_connection_age_ms", 3_600_000),
+    ("grpc.max_connection_age_grace_ms", 5_000),
     # A watcher that vanished without a word is noticed after 40 s.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -65,53 +69,78 @@ class ServerOptions:
             raise ConfigError(text)
 
 
+def _ignore(_: str) -> None:
+    pass
+
+
 class CoordinatorServer:
     """A coordinator on one asyncio loop: ``start``, then ``stop``."""
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(
+        self, options: ServerOptions, report: Callable[[str], None] = _ignore
+    ) -> None:
         self._options = options
-        self.port = 0
+        self._report = report
+        self.port = options.listen.port
         """The port that it listens on, after ``start``."""
-        self.warnings: list[str] = []
         self.num_restored = 0
         """Workers that were registered before the restart."""
         self._state: StateFile | None = None
+        self._service: CoordinatorService | None = None
         self._server: grpc.aio.Server | None = None
-        self._ticks: asyncio.Task[None] | None = None
-        self._health: health.aio.HealthServicer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Load the state and listen; ConfigError says why that is impossible."""
         registry = self._load()
         feed: PeerFeed[Sequence[pb.PeersUpdate]] = PeerFeed(registry, render)
         runner = RegistryRunner(registry, feed.notify, self._state)
-        server = grpc.aio.server(options=_CHANNEL_OPTIONS)
-        service = CoordinatorService(registry, runner, feed)
-        add_CoordinatorServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
-        self.port = self._bind(server)
-        await server.start()
-        self._server = server
-        for name in ("", _SERVICE):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        self._ticks = asyncio.create_task(runner.tick_forever())
+        self._service = CoordinatorService(registry, runner, feed)
+        await self._listen()
+        self._tasks.append(asyncio.create_task(runner.tick_forever()))
+        if self._options.tls is not None:
+            watch = self._watch_certificates(self._options.tls)
+            self._tasks.append(asyncio.create_task(watch))
+
+    async def stop(self) -> None:
+        """Stop serving; may be called at any time."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        if self._server is not None:
+            await self._server.stop(_STOP_S)
+        if self._state is not None:
+            self._state.close()
 
     def _load(self) -> Registry:
-        registry = Registry(self._options.heartbeat_timeout_s)
-        if self._options.state is None:
-            return registry
-        self._state, content, warning = StateFile.open(self._options.state)
-        if warning:
-            self.warnings.append(warning)
-        registry.restore(content, time.monotonic())
+        timeout_s, path = self._options.heartbeat_timeout_s, self._options.state
+        if path is None:
+            return Registry(timeout_s)
+        self._state, registry = StateFile.open(
+            path,
+            lambda saved: Registry.restored(timeout_s, saved, time.monotonic()),
+            self._report,
+        )
         self.num_restored = sum(len(job.leases) for job in registry.jobs.values())
         return registry
 
+    async def _listen(self) -> None:
+        server = grpc.aio.server(options=_CHANNEL_OPTIONS)
+        add_CoordinatorServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
+        checks = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+        names = (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        for name in ("", _SERVICE):
+            await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self.port = self._bind(server)
+        await server.start()
+        self._server = server
+
     def _bind(self, server: grpc.aio.Server) -> int:
-        address = self._options.listen
+        address = ListenAddress(self._options.listen.host, self.port)
         try:
             if self._options.tls is None:
                 return int(server.add_insecure_port(str(address)))
@@ -121,15 +150,25 @@ class CoordinatorServer:
             reason = address.why_not() or str(exc)
             raise ConfigError(f"cannot listen on {address}: {reason}") from None
 
-    async def stop(self) -> None:
-        """Stop serving; may be called at any time."""
-        if self._ticks is not None:
-            self._ticks.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._ticks
-        if self._health is not None:
-            await self._health.enter_graceful_shutdown()
-        if self._server is not None:
-            await self._server.stop(_STOP_S)
-        if self._state is not None:
-            self._state.close()
+    async def _watch_certificates(self, tls: TlsSource) -> None:
+        """Disconnect all clients when the certificates change.
+
+        New connections use new certificates anyway. Those that exist would outlive the
+        authority that vouched for them; workers connect again within seconds.
+        """
+        current = tls()
+        while True:
+            await asyncio.sleep(_ROTATION_CHECK_S)
+            if tls() is current:
+                continue
+            current = tls()
+            assert self._server is not None
+            await self._server.stop(None)
+            while True:
+                try:
+                    await self._listen()
+                except ConfigError as exc:
+                    self._report(f"{exc}; trying again")
+                    await asyncio.sleep(_ROTATION_CHECK_S)
+                else:
+                    break

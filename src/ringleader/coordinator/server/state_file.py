@@ -11,9 +11,9 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ringleader.coordinator.registry import limits
 from ringleader.coordinator.registry.events import (
@@ -26,6 +26,8 @@ from ringleader.coordinator.registry.events import (
 )
 from ringleader.coordinator.registry.records import Checkpoint, Namespace, Worker
 from ringleader.errors import ConfigError
+
+T = TypeVar("T")
 
 _VERSION = 1
 _SCHEMA = """
@@ -44,58 +46,88 @@ CREATE TABLE checkpoints (
 class StateFile:
     """The state file of one coordinator. Use it from one thread."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+    def __init__(
+        self,
+        path: Path,
+        connection: sqlite3.Connection,
+        report: Callable[[str], None],
+    ) -> None:
         self.path = path
         self._connection = connection
-        self.trouble = ""
-        """Why the last change could not be stored; empty if it was."""
+        self._report = report
+        self._is_behind = False
+        """True after a failure: the next change stores everything."""
 
     @classmethod
-    def open(cls, path: Path) -> tuple[StateFile, list[Action], str]:
-        """Open or make a state file; return it, its content and a warning.
+    def open(
+        cls,
+        path: Path,
+        build: Callable[[Iterable[Action]], T],
+        report: Callable[[str], None],
+    ) -> tuple[StateFile, T]:
+        """Open or make a state file; return it and what ``build`` made of its content.
 
-        A damaged file is renamed, and a new one is made: workers register again.
-        ConfigError if the file cannot be used at all, or another process uses it.
+        A damaged file, also one that ``build`` refuses with ValueError, is renamed and
+        a new one is made: workers register again. ConfigError if the file cannot be
+        used at all, or another process uses it. ``report`` is told of trouble.
         """
         try:
-            return *_open(path), ""
+            return _open(path, build, report)
         except (sqlite3.DatabaseError, ValueError) as exc:
-            if isinstance(exc, sqlite3.OperationalError) and not _is_damage(exc):
+            if isinstance(exc, ConfigError) or not _is_damage(exc):
                 raise ConfigError(f"{path}: {_why(exc)}") from None
             aside = _set_aside(path)
             text = f"{path} was damaged ({exc}) and is now {aside.name}"
-            made, content = _open(path)
-            return made, content, f"{text}; workers register again by themselves"
+            report(f"{text}; workers register again by themselves")
+            return _open(path, build, report)
 
-    def save(self, actions: Sequence[Action]) -> None:
-        """Store changes. If the disk is full, ``trouble`` says so; serving goes on."""
+    def save(
+        self, actions: Iterable[Action], everything: Callable[[], Iterable[Action]]
+    ) -> None:
+        """Store changes. If that fails, report it once; serving goes on.
+
+        ``everything`` is stored instead after an earlier failure.
+        """
         try:
             with self._connection:
+                if self._is_behind:
+                    self._connection.execute("DELETE FROM workers")
+                    self._connection.execute("DELETE FROM checkpoints")
+                    actions = everything()
                 for action in actions:
                     _save(self._connection, action)
         except sqlite3.Error as exc:
-            self.trouble = f"{self.path}: cannot store the state: {exc}"
+            if not self._is_behind:
+                text = f"{self.path}: cannot store the state: {exc}; serving goes on"
+                self._report(f"{text}, but a restart would lose what changes now")
+            self._is_behind = True
         else:
-            self.trouble = ""
+            if self._is_behind:
+                self._report(f"{self.path}: the state is stored again")
+            self._is_behind = False
 
     def close(self) -> None:
         """Close the file; it is complete at any time, also without this."""
         self._connection.close()
 
 
-def _open(path: Path) -> tuple[StateFile, list[Action]]:
+def _open(
+    path: Path,
+    build: Callable[[Iterable[Action]], T],
+    report: Callable[[str], None],
+) -> tuple[StateFile, T]:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError as exc:
-        raise ConfigError(f"{path}: cannot be opened: {exc.strerror}") from None
-    connection = sqlite3.connect(path, timeout=2.0)
+        raise ConfigError(f"cannot be opened: {exc.strerror}") from None
+    connection = sqlite3.connect(path, timeout=0.5)
     try:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         _check(connection)
-        return StateFile(path, connection), list(_content(connection))
+        return StateFile(path, connection, report), build(_content(connection))
     except BaseException:
         connection.close()
         raise
@@ -115,14 +147,19 @@ def _check(connection: sqlite3.Connection) -> None:
     connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version={_VERSION};COMMIT;")
 
 
-def _is_damage(exc: sqlite3.OperationalError) -> bool:
-    return exc.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
+def _is_damage(exc: Exception) -> bool:
+    """Return whether the content is wrong, and not the disk, the rights or a lock."""
+    if not isinstance(exc, sqlite3.OperationalError):
+        return True
+    code = exc.sqlite_errorcode & 0xFF
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
 
 
-def _why(exc: sqlite3.OperationalError) -> str:
-    if exc.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+def _why(exc: Exception) -> str:
+    code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_BUSY:
         return "another coordinator uses it; stop that one, or choose another --state"
-    return f"cannot be used: {exc}"
+    return f"cannot be used: {exc}" if code else str(exc)
 
 
 def _set_aside(path: Path) -> Path:

@@ -1,0 +1,141 @@
+"""``ringleader coordinator``: let workers find each other without multicast."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ringleader.cli.extras import require_extra
+from ringleader.cli.own_address import own_address
+from ringleader.cli.terminal import exit_on_error
+from ringleader.errors import ConfigError
+from ringleader.identity import cluster_secret
+from ringleader.identity.storage.home import Home
+from ringleader.settings import home_directory
+from ringleader.settings.tls_files import TlsFiles, tls_files
+
+if TYPE_CHECKING:
+    from ringleader.coordinator.grpc_tls import TlsSource
+    from ringleader.coordinator.server.listen_address import ListenAddress
+    from ringleader.coordinator.server.server import ServerOptions
+
+STATE = "coordinator.sqlite"
+
+_Flag = typer.Option
+
+
+def coordinator(  # noqa: PLR0913 # one argument per flag
+    listen: Annotated[
+        str,
+        _Flag(help="HOST:PORT to listen on; :PORT is every interface."),
+    ] = "127.0.0.1:7070",
+    heartbeat_timeout: Annotated[
+        float, _Flag(help="Seconds without heartbeats after which a worker is evicted.")
+    ] = 10.0,
+    state: Annotated[
+        Path | None,
+        _Flag(help="SQLite file of the state; default: in ~/.ringleader."),
+    ] = None,
+    tls_ca: Annotated[
+        Path | None, _Flag(help="Certificates of the authorities of workers, PEM.")
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, _Flag(help="Certificate of this machine, PEM.")
+    ] = None,
+    tls_key: Annotated[Path | None, _Flag(help="Key of --tls-cert, PEM.")] = None,
+    plaintext: Annotated[
+        bool, _Flag("--plaintext", help="Use no TLS, also on a routable address.")
+    ] = False,
+) -> None:
+    """Let workers find each other by gRPC where multicast does not work."""
+    with exit_on_error("coordinator"):
+        require_extra("coordinator")
+        from ringleader.coordinator.server.listen_address import ListenAddress
+        from ringleader.coordinator.server.server import ServerOptions
+
+        home = Home(home_directory())
+        address = ListenAddress.parse(listen)
+        files = tls_files(tls_ca, tls_cert, tls_key)
+        if files is not None and plaintext:
+            text = "--plaintext and certificates exclude each other; give only one"
+            raise ConfigError(text)
+        security = _security(files, home, address, is_plaintext=plaintext)
+        options = ServerOptions(
+            listen=address,
+            heartbeat_timeout_s=heartbeat_timeout,
+            state=state or home.path / STATE,
+            tls=security.source,
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(_serve(options, security))
+
+
+@dataclass(frozen=True, slots=True)
+class _Security:
+    """How connections are protected, and what workers need for that."""
+
+    source: TlsSource | None
+    title: str
+    flags: str
+    """What a worker adds to its command."""
+
+
+def _security(
+    files: TlsFiles | None, home: Home, address: ListenAddress, *, is_plaintext: bool
+) -> _Security:
+    """Choose certificates: the user's, else the cluster's, else none on loopback."""
+    if files is not None:
+        from ringleader.identity.certificates.rotation import RotatingPem
+
+        flags = " --tls-ca CA --tls-cert CERT --tls-key KEY"
+        source = RotatingPem.of(files, _report).current
+        return _Security(source, f"TLS with {files.cert}", flags)
+    cluster = None if is_plaintext else cluster_secret.load(home)
+    if cluster is None:
+        address.check_plaintext(is_allowed=is_plaintext)
+        return _Security(None, "plaintext", " --plaintext")
+    from ringleader.identity.credentials import Credentials
+    from ringleader.identity.node_key import NodeKey
+
+    pem = Credentials.issue(cluster, NodeKey.ephemeral()).pem()
+    return _Security(lambda: pem, f"TLS of cluster {cluster.title}", "")
+
+
+async def _serve(options: ServerOptions, security: _Security) -> None:
+    from ringleader.coordinator.server.server import CoordinatorServer
+
+    end = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C raises
+            loop.add_signal_handler(number, end.set)
+    server = CoordinatorServer(options, _report)
+    try:
+        await server.start()
+        _announce(server.port, server.num_restored, options, security)
+        await end.wait()
+        typer.echo("Stopped. Workers keep training, and register again at a restart.")
+    finally:
+        await server.stop()
+
+
+def _announce(
+    port: int, num_restored: int, options: ServerOptions, security: _Security
+) -> None:
+    listen = options.listen
+    typer.echo(f"Coordinator on {listen.with_port(port)} ({security.title}).")
+    before = f"; {num_restored} workers were registered before" if num_restored else ""
+    typer.echo(f"State: {options.state}{before}.")
+    where = listen.for_workers(own_address(), port)
+    typer.echo("Start the same command on each machine:\n")
+    typer.echo(f"    ringleader run --coordinator {where}{security.flags} SCRIPT\n")
+
+
+def _report(text: str) -> None:
+    typer.echo(f"ringleader coordinator: {text}", err=True)

@@ -1,0 +1,182 @@
+"""The command ``ringleader coordinator``, as a process that is killed and restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from ringleader.coordinator.client.channel import JobNamespace
+from ringleader.coordinator.client.session import CoordinatorSession, WorkerInfo
+from ringleader.deadline import Deadline
+from ringleader.identity.secret_value import Secret
+
+RED, BLUE = JobNamespace(Secret(b"r" * 32)), JobNamespace(Secret(b"b" * 32))
+SERVICE = "ringleader.coordinator.v1.Coordinator"
+TIMEOUT_S = 1.0
+WAIT_S = 60.0
+
+
+class Command:
+    """Runs the command in a home of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self.env = os.environ | {"RINGLEADER_HOME": str(home)}
+        self.running: list[subprocess.Popen[str]] = []
+
+    def start(self, listen: str, *options: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-m", "ringleader.cli.main", "coordinator"]
+        process = subprocess.Popen(
+            [*argv, "--listen", listen, *options],
+            env=self.env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self.running.append(process)
+        return process
+
+    def serve(
+        self, port: int = 0, timeout_s: float = TIMEOUT_S
+    ) -> tuple[subprocess.Popen[str], int]:
+        """Start it and wait until it listens; return it and its port."""
+        process = self.start(f"127.0.0.1:{port}", "--heartbeat-timeout", str(timeout_s))
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("Coordinator on 127.0.0.1:"), line
+        return process, int(line.split(":")[1].split()[0])
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Command]:
+    made = Command(tmp_path / "home")
+    yield made
+    for process in made.running:
+        process.kill()
+        process.communicate()
+
+
+def worker(port: int, name: str, where: JobNamespace = RED) -> CoordinatorSession:
+    info = WorkerInfo(namespace=where, worker_id=name, addresses=("10.0.0.1:1",))
+    return CoordinatorSession(f"127.0.0.1:{port}", info)
+
+
+async def begin(each: CoordinatorSession) -> int:
+    return await each.start(Deadline.after(WAIT_S))
+
+
+def names(of: CoordinatorSession) -> dict[int, str]:
+    return {rank: peer.worker_id for rank, peer in of.peers.items()}
+
+
+async def wait_for_names(of: CoordinatorSession, expected: dict[int, str]) -> None:
+    deadline = Deadline.after(WAIT_S)
+    while names(of) != expected or of.trouble:
+        assert not deadline.is_over(), (names(of), of.trouble)
+        await asyncio.sleep(0.02)
+
+
+def _kill_silently(each: CoordinatorSession) -> None:
+    """End a worker as a power cut does: it stops beating and says nothing."""
+    for task in each._tasks:
+        task.cancel()
+
+
+def test_a_coordinator_that_is_killed_loses_nobody(command: Command) -> None:
+    """ZF-6, ZF-7, ZF-8: workers really register, beat, are evicted and come back."""
+    first, port = command.serve()
+
+    async def scenario() -> None:
+        a, b, c = (worker(port, name) for name in "abc")
+        other = worker(port, "a", BLUE)
+        assert [await begin(each) for each in (a, b, c, other)] == [0, 1, 2, 0]
+        everybody = {0: "a", 1: "b", 2: "c"}
+        for each in (a, b, c):
+            await wait_for_names(each, everybody)
+        await _check_standard_services(port)
+
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        second, _ = command.serve(port)
+        for each in (a, b, c):
+            await wait_for_names(each, everybody)
+        assert [each.rank for each in (a, b, c)] == [0, 1, 2]
+
+        killed_at_s = time.monotonic()
+        _kill_silently(b)
+        await wait_for_names(a, {0: "a", 2: "c"})
+        took_s = time.monotonic() - killed_at_s
+        assert took_s >= 0.5 * TIMEOUT_S, "a worker is not evicted without a reason"
+        again = worker(port, "b")
+        assert await begin(again) == 1
+        await wait_for_names(a, everybody)
+        await wait_for_names(other, {0: "a"})
+        for each in (a, again, c, other):
+            await each.close()
+        second.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(second.wait, WAIT_S) == 0
+
+    asyncio.run(scenario())
+
+
+async def _check_standard_services(port: int) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for name in ("", SERVICE):
+            request = health_pb2.HealthCheckRequest(service=name)
+            reply = await health.Check(request, timeout=WAIT_S)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        asked = reflection_pb2.ServerReflectionRequest(list_services="")
+        info = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
+        call = info(iter([asked]), timeout=WAIT_S)
+        reply = await call.read()
+        listed = {each.name for each in reply.list_services_response.service}
+        assert {SERVICE, "grpc.health.v1.Health"} <= listed
+
+
+@pytest.mark.slow
+def test_a_worker_alive_for_twenty_timeouts_stays_registered(command: Command) -> None:
+    """ZF-7: no worker ever sent a heartbeat, so every one was evicted."""
+    timeout_s = 1.5
+    _, port = command.serve(timeout_s=timeout_s)
+
+    async def scenario() -> None:
+        changes: list[dict[int, str]] = []
+        info = WorkerInfo(namespace=RED, worker_id="a", addresses=("10.0.0.1:1",))
+        a = CoordinatorSession(
+            f"127.0.0.1:{port}", info, on_peers=lambda p: changes.append(names(a))
+        )
+        b = worker(port, "b")
+        assert [await begin(a), await begin(b)] == [0, 1]
+        await wait_for_names(a, {0: "a", 1: "b"})
+        seen = len(changes)
+        await asyncio.sleep(20 * timeout_s)
+        assert names(a) == {0: "a", 1: "b"}
+        assert changes[seen:] == []
+        await a.close()
+        await b.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_work_is_one_sentence(command: Command) -> None:
+    """ZF-9: no plaintext on an address that others reach."""
+    runs = {
+        "no TLS": command.start("0.0.0.0:0"),
+        "does not have that address": command.start("192.0.2.77:0", "--plaintext"),
+    }
+    for words, process in runs.items():
+        said, _ = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 2, said
+        assert words in said
+        assert "Traceback" not in said

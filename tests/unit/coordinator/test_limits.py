@@ -1,0 +1,54 @@
+"""Fields of requests: each refusal is a sentence that names the field."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringleader.coordinator.registry import limits
+from ringleader.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["10.0.0.1:1", "host:65535", "a.b-c.example:80", "[::1]:7", "[fe80::1%eth0]:7"],
+)
+def test_addresses_that_are_accepted(address: str) -> None:
+    assert limits.check_addresses([address, address]) == (address,)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("", "host", "host:", ":1", "host:0", "host:65536", "host:01", "::1:7"),
+        *("[::1]7", "[host]:1", "a b:1", "host:1\n", "-h:1", "x" * 254 + ":1"),
+        *("h\u00f6st:1", "[fe80::1%" + "e" * 17 + "]:7"),
+    ],
+)
+def test_addresses_that_are_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="address"):
+        limits.check_addresses([address])
+
+
+def test_other_fields_that_are_refused() -> None:
+    def refused(text: str) -> pytest.RaisesExc[ConfigError]:
+        return pytest.raises(ConfigError, match=text)
+
+    with refused("addresses are missing"):
+        limits.check_addresses([])
+    with refused("17 addresses"):
+        limits.check_addresses(f"h:{port}" for port in range(1, 18))
+    with refused("namespace.key has 31 bytes"):
+        limits.check_key(b"k" * 31)
+    with refused("worker_id is missing"):
+        limits.check_id("worker_id", "")
+    for bad in ("x" * 129, "a b", "\x00", ".a", "a\n"):
+        with refused("worker_id is "):
+            limits.check_id("worker_id", bad)
+    with refused("namespace.job"):
+        limits.check_job("j" * 65)
+    assert limits.check_job("") == ""
+    with refused("step"):
+        limits.check_step(2**53 + 1)
+    for path in ("", "a\nb", "\u00f6" * 513):
+        with refused("path"):
+            limits.check_path(path)
