@@ -73,7 +73,7 @@ HOMES = {
 
 LIMIT_LINES = 300
 LONGER = {
-    "backend/process_group.py": (590, "one method per operation that torch knows"),
+    "backend/process_group.py": (620, "one method per operation that torch knows"),
     "groups/group.py": (465, "the whole public surface of a group, mostly signatures"),
     "coordinator/v1/coordinator_pb2_grpc.py": (400, "generated"),
     "groups/runner.py": (370, "all ways in which an operation begins and ends"),

@@ -71,7 +71,8 @@ def _gloo() -> tuple[bool, str]:
     return False, "this torch was built without Gloo"
 
 
-def _nccl() -> tuple[bool, str]:
+def nccl_status() -> tuple[bool, str]:
+    """Return whether NCCL can run here, and on what it runs or why not."""
     if not dist.is_nccl_available():
         return False, "this torch was built without NCCL"
     if not torch.cuda.is_available():
@@ -95,7 +96,7 @@ def _ucc() -> tuple[bool, str]:
 _PROBES: dict[str, Callable[[], tuple[bool, str]]] = {
     NAME: _ringleader,
     "gloo": _gloo,
-    "nccl": _nccl,
+    "nccl": nccl_status,
     "mpi": _mpi,
     "ucc": _ucc,
 }

@@ -61,7 +61,8 @@ def create_process_group(request: Any, options: object) -> RingleaderGroup:
         group = formation.over_store(store, rank, size, f"{name}#{turn}", chosen)
         group.timeout_s = timeout_s
         ranks = list(request.global_ranks_in_group) or list(range(size))
-        return RingleaderGroup.wrap(group, store, ranks)
+        intra_host = options.intra_host or links.intra_host
+        return RingleaderGroup.wrap(group, store, ranks, intra_host)
     except BaseException:
         if group is not None:
             group.close()

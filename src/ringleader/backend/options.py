@@ -12,8 +12,8 @@ class BackendOptions:
     """``pg_options`` of ``init_process_group`` and ``new_group``.
 
     Fields that are None are read from the environment: RINGLEADER_TRANSPORT ("auto",
-    "tcp" or "mpi") and RINGLEADER_CONNECTIONS. RINGLEADER_CREDENTIALS encrypts all
-    connections.
+    "tcp" or "mpi"), RINGLEADER_CONNECTIONS and RINGLEADER_INTRA_HOST.
+    RINGLEADER_CREDENTIALS encrypts all connections.
     """
 
     transport: str | None = None
@@ -23,3 +23,8 @@ class BackendOptions:
     """TCP connections per peer; more than one helps on long fat networks."""
     config: CollectiveConfig | None = None
     """The algorithms to use; torch's ``timeout`` replaces its ``timeout_s``."""
+    intra_host: str | None = None
+    """"nccl": ranks of one host all_reduce and broadcast CUDA tensors by NCCL, and one
+    rank of each host communicates with the other hosts. Each rank needs its own GPU,
+    and all ranks must pass CUDA tensors. "gloo" does the same for CPU tensors, where
+    shared memory is faster. Off if neither this nor the environment names one."""

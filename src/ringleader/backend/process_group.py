@@ -41,6 +41,12 @@ from ringleader.backend import (
 from ringleader.backend.completion_pool import CompletionPool
 from ringleader.backend.device import available_devices, device_of
 from ringleader.backend.device_backend import can_subclass, register_devices
+from ringleader.backend.intra_host import (
+    IntraHostLayer,
+    Steps,
+    check_name,
+    unavailable_reason,
+)
 from ringleader.backend.name import NAME
 from ringleader.backend.staging import HostStaging, is_one_chunk, run_on_host
 from ringleader.backend.torch_options import (
@@ -92,22 +98,32 @@ class RingleaderGroup(ProcessGroup):
         """Tensors that share a staging slot: one per rank, and our own."""
         self.is_staged = is_staged
         """Whether any rank may stage its tensors: then all ranks use its chunks."""
+        self.layer: IntraHostLayer | None = None
+        """Other collectives inside a host, for some tensors; on all ranks or none."""
         self._coalesced: list[BackendWork] | None = None
         self._error_context = error_context.ErrorContext(group, self._identity)
         register_devices(self, available_devices())
 
     @classmethod
-    def wrap(cls, group: Group, store: Store, ranks: list[int]) -> Self:
+    def wrap(
+        cls, group: Group, store: Store, ranks: list[int], intra_host: str = ""
+    ) -> Self:
         """Wrap ``group`` for torch; communicates, so that all ranks agree on staging.
 
-        ``ranks`` are the global ranks of its members.
+        ``ranks`` are the global ranks of its members; ``intra_host`` is the backend for
+        tensors inside a host, see intra_host.py.
         """
-        is_staged = any(rank.has_accelerator for rank in rank_facts.exchange(group))
+        can_run = not intra_host or not unavailable_reason(check_name(intra_host))
+        facts = rank_facts.exchange(group, intra_host if can_run else f"!{intra_host}")
+        is_staged = any(rank.has_accelerator for rank in facts)
         if is_staged:
             handle_of(group).expect_accelerators()
         if not can_subclass():  # else C++ finds our methods through the backend
             dispatcher_kernels.install(cls)
-        return cls(group, store, ranks, is_staged=is_staged)
+        wrapped = cls(group, store, ranks, is_staged=is_staged)
+        if intra_host:
+            wrapped.layer = IntraHostLayer.create(intra_host, group, store)
+        return wrapped
 
     # -- identity ------------------------------------------------------------------
 
@@ -174,6 +190,7 @@ class RingleaderGroup(ProcessGroup):
             (not self.is_staged or is_one_chunk(tensor.nbytes))
             and self._coalesced is None
             and tensor.is_cpu
+            and (self.layer is None or not self.layer.serves(tensor))
             and tensor.layout is torch.strided
             and timeout_of(opts) is None
         )
@@ -192,8 +209,23 @@ class RingleaderGroup(ProcessGroup):
         works = [self._all_reduce(opts, tensor, op) for tensor in tensors]
         return self._all_of(works, tensors)
 
+    def _in_layers(self, opts: Any, tensors: Tensors, steps: Steps) -> BackendWork:
+        """Run one operation by ``layer``; the first tensor is its result."""
+        how, deliver = self._call_options(opts), None
+        with self._error_context:
+            if tensors[0].is_cpu:
+                run = partial(steps.run, tensors)
+                work = handle_of(self.group).together(run, **how)
+            else:
+                stage = self._stage(tensors[0].device)
+                work, deliver = stage.in_layers(self.group, steps, tensors, **how)
+            return self._make_handle(work, tensors[:1], deliver)
+
     def _all_reduce(self, opts: Any, tensor: Tensor, op: Reduction) -> BackendWork:
         """Reduce by a relay if possible; a device takes part in it without staging."""
+        layer = self.layer
+        if layer is not None and op.factor is None and layer.serves(tensor, op.name):
+            return self._in_layers(opts, [tensor], layer.all_reduce(op.name))
         relay, both = None, [tensor]
         if self.is_staged and op.factor is None:
             relay = handle_of(self.group).relay(tensor.nbytes)
@@ -228,11 +260,15 @@ class RingleaderGroup(ProcessGroup):
 
         tensor = unwrap(tensor)
         outs = [tensor] if error_out is None else [tensor, error_out]
+        if self.layer is not None and self.layer.serves(tensor):
+            return self._in_layers(opts, outs, self.layer.all_reduce(op, codec))
         return self._start(opts, [tensor], outs, body, [tensor], width=len(outs))
 
     def broadcast(self, tensors: Any, opts: Any = None, **named: Any) -> BackendWork:
         opts = options_of(BroadcastOptions, opts, named)
         tensor, root = single_tensor(tensors, "broadcast"), opts.rootRank
+        if self.layer is not None and self.layer.serves(tensor):
+            return self._in_layers(opts, [tensor], self.layer.broadcast(root))
 
         def body(ins: Tensors, outs: Tensors, **how: Any) -> Work:
             return self.group.broadcast((ins or outs)[0], root, **how)
@@ -546,9 +582,13 @@ class RingleaderGroup(ProcessGroup):
         return self._sequence
 
     def abort(self) -> None:
+        if self.layer is not None:
+            self.layer.abort()
         self.group.abort("torch.distributed aborted the group")
 
     def shutdown(self) -> None:
+        if self.layer is not None:
+            self.layer.close()
         self.group.close()
         for stage in self._staging.values():
             stage.close()

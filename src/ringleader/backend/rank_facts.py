@@ -33,37 +33,59 @@ class RankFacts:
     has_accelerator: bool
     torch: str
     host: str
+    intra_host: str = ""
+    """The inner layer that it asks for; with a leading "!" where that cannot run."""
 
     @classmethod
-    def here(cls) -> RankFacts:
+    def here(cls, intra_host: str = "") -> RankFacts:
         """Return the facts of this rank."""
         has_accelerator = len(available_devices()) > 1
-        return cls(has_accelerator, torch.__version__, socket.gethostname())
+        return cls(has_accelerator, torch.__version__, socket.gethostname(), intra_host)
 
     def encode(self) -> bytes:
         """Return a row of fixed length."""
-        text = f"{int(self.has_accelerator)} {self.torch[:40]} {self.host}"
+        flag, host = int(self.has_accelerator), self.host[:64].replace(" ", "?")
+        text = f"{flag} {self.torch[:40]} {host or '?'} {self.intra_host[:8]}"
         return text.encode("ascii", "replace")[:_ROW_BYTES].ljust(_ROW_BYTES)
 
     @classmethod
     def decode(cls, row: bytes) -> RankFacts:
         """Read a row; what cannot be printed becomes a question mark."""
         text = "".join(c if c.isprintable() else "?" for c in row.decode("latin-1"))
-        flag, version, host = [*text.split(maxsplit=2), "", "", ""][:3]
-        return cls(flag == "1", version, host.strip())
+        flag, version, host, intra_host = [*text.split(), "", "", "", ""][:4]
+        return cls(flag == "1", version, host, intra_host)
 
 
-def exchange(group: Group) -> list[RankFacts]:
+def exchange(group: Group, intra_host: str = "") -> list[RankFacts]:
     """Return the facts of all ranks; ConfigError on every rank if they do not match.
 
     All ranks must call it.
     """
-    mine = torch.frombuffer(bytearray(RankFacts.here().encode()), dtype=torch.uint8)
+    own = RankFacts.here(intra_host)
+    mine = torch.frombuffer(bytearray(own.encode()), dtype=torch.uint8)
     rows = torch.empty(group.size, _ROW_BYTES, dtype=torch.uint8, device="cpu")
     group.all_gather(rows.view(-1), mine)
     facts = [RankFacts.decode(bytes(row)) for row in rows.tolist()]
     check_torch(facts)
+    check_intra_host(facts)
     return facts
+
+
+def check_intra_host(facts: Sequence[RankFacts]) -> None:
+    """Raise unless all ranks ask for the same inner layer and can run it."""
+    for rank, each in enumerate(facts):
+        if each.intra_host.startswith("!"):
+            name = each.intra_host[1:]
+            raise ConfigError(
+                f"intra_host is {name!r}, which cannot run on rank {rank} ({each.host})"
+                f": there, ringleader.backends()[{name!r}] says why; or leave it out"
+            )
+        if each.intra_host != facts[0].intra_host:
+            raise ConfigError(
+                f"intra_host is {facts[0].intra_host or 'not set'} on rank 0 "
+                f"({facts[0].host}) and {each.intra_host or 'not set'} on rank {rank} "
+                f"({each.host}); set RINGLEADER_INTRA_HOST alike on all"
+            )
 
 
 def check_torch(facts: Sequence[RankFacts]) -> None:

@@ -13,7 +13,6 @@ back itself, see device_relay.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,6 +20,8 @@ from torch import Tensor
 
 from ringleader.backend.device import Device, Event
 from ringleader.backend.device_relay import DeviceRelay, RelayBuffers
+from ringleader.backend.intra_host import Steps
+from ringleader.backend.staged_chunk import ALIGN, EDGE, Chunk, cut, key_of
 from ringleader.engine.shared_memory.relay import Relay
 from ringleader.groups.group import Group, handle_of
 from ringleader.groups.tensors import check_writable
@@ -31,9 +32,6 @@ SLOT_BYTES = 8 << 20
 NUM_SLOTS = 3
 AHEAD = NUM_SLOTS - 1
 """Chunks that are copied to the host before they are needed."""
-EDGE = 4
-"""The first and the last chunk are this many times shorter than the others."""
-ALIGN = 64
 
 Body = Callable[[list[Tensor], list[Tensor]], object]
 """Runs the collective on host tensors: (inputs, outputs)."""
@@ -79,6 +77,16 @@ class HostStaging:
         check_writable(tensor, "all_reduce")
         return self._start(
             group, lambda ready: self._relay(ready, group, relay, tensor, op), **how
+        )
+
+    def in_layers(
+        self, group: Group, steps: Steps, tensors: Sequence[Tensor], **how: Any
+    ) -> tuple[Work, Callable[[], None]]:
+        """Run ``steps``, whose middle one is staged; returns as ``run``."""
+        for tensor in tensors:
+            check_writable(tensor, "a result")
+        return self._start(
+            group, lambda ready: self._in_layers(ready, steps, tensors), **how
         )
 
     def _start(
@@ -131,6 +139,33 @@ class HostStaging:
             self._last = device.record_event()
         return self._last
 
+    def _in_layers(
+        self, ready: Event, steps: Steps, tensors: Sequence[Tensor]
+    ) -> Event:
+        device = self._device
+        with device.d2h_stream():
+            device.wait_event(ready)
+            if self._last is not None:
+                device.wait_event(self._last)
+            flat = [self._flat(tensor) for tensor in tensors]
+            steps.before(flat)
+            ready = device.record_event()
+        across = steps.across
+        if across is not None:
+            ready = self._run(
+                ready, flat[:1], flat, lambda _, outs: across(outs), len(flat)
+            )
+        with device.h2d_stream():
+            device.wait_event(ready)
+            for tensor in (*flat, *tensors):
+                device.record_stream(tensor)
+            steps.after(flat)
+            for tensor, each in zip(tensors, flat, strict=True):
+                if each.data_ptr() != tensor.data_ptr():
+                    tensor.detach().copy_(each.view(tensor.shape))
+            self._last = device.record_event()
+        return self._last
+
     def _run(
         self,
         ready: Event,
@@ -165,7 +200,7 @@ class HostStaging:
         self._device.record_stream(tensor)
         return tensor.detach().contiguous().view(-1)
 
-    def _run_chunks(self, chunks: list[_Chunk], body: Body) -> None:
+    def _run_chunks(self, chunks: list[Chunk], body: Body) -> None:
         """Run ``body`` on one chunk after the other."""
         device = self._device
         copied_in: list[Event] = []
@@ -187,15 +222,15 @@ class HostStaging:
 
     def _chunks(
         self, sources: list[Tensor], targets: list[Tensor], width: int
-    ) -> list[_Chunk]:
+    ) -> list[Chunk]:
         """Cut all tensors alike; into one chunk if their lengths differ."""
         tensors: dict[tuple[int, int], Tensor] = {}
         for tensor in (*sources, *targets):
-            tensors.setdefault(_key(tensor), tensor)
+            tensors.setdefault(key_of(tensor), tensor)
         chunks = []
         for k, run in enumerate(_runs([*sources, *targets], width)):
             hosts = self._hosts(k % NUM_SLOTS, tensors, run)
-            chunks.append(_Chunk(sources, targets, hosts, run))
+            chunks.append(Chunk(sources, targets, hosts, run))
         return chunks
 
     def _hosts(
@@ -215,30 +250,6 @@ class HostStaging:
             hosts[key] = self._slots[slot][at : at + size].view(tensor.dtype)
             at += -(-size // ALIGN) * ALIGN
         return hosts
-
-
-class _Chunk:
-    """The same part of every tensor, on the device and in host memory."""
-
-    def __init__(
-        self,
-        sources: list[Tensor],
-        targets: list[Tensor],
-        hosts: dict[tuple[int, int], Tensor],
-        run: slice,
-    ) -> None:
-        self.sent = [hosts[_key(t)] for t in sources]
-        self.received = [hosts[_key(t)] for t in targets]
-        self._out = [(hosts[_key(t)], t[run]) for t in sources]
-        self._in = [(t[run], hosts[_key(t)]) for t in targets]
-
-    def copy_out(self) -> None:
-        for host, tensor in self._out:
-            host.copy_(tensor, non_blocking=True)
-
-    def copy_in(self) -> None:
-        for tensor, host in self._in:
-            tensor.copy_(host, non_blocking=True)
 
 
 def run_on_host(
@@ -279,21 +290,3 @@ def _runs(tensors: Sequence[Tensor], width: int) -> list[slice]:
     if not width or len(lengths) != 1:
         return [slice(0, longest)]
     return cut(longest, SLOT_BYTES // width // tensors[0].element_size())
-
-
-def cut(length: int, step: int) -> list[slice]:
-    """Cut into slices of at most ``step`` elements; the first and last are short.
-
-    Nothing travels while the first is copied out and while the last is copied in.
-    """
-    step = max(EDGE * ALIGN, step // ALIGN * ALIGN)
-    edge = step // EDGE // ALIGN * ALIGN
-    if length <= 2 * edge:
-        return [slice(0, length)]
-    bounds = [0, *range(edge, length - edge, step), length - edge, length]
-    bounds[-2] = bounds[-2] // ALIGN * ALIGN
-    return [slice(a, b) for a, b in pairwise(bounds) if a < b]
-
-
-def _key(tensor: Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), tensor.numel()

@@ -138,11 +138,12 @@ class LinkSettings:
     """The user's own certificates, which come before ``credentials``."""
     plaintext: bool = False
     """True if the user wants links to other machines without encryption."""
+    intra_host: str = ""
+    """Backend of torch that ranks of one host use among themselves."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> Self:
-        """Read RINGLEADER_TRANSPORT, _CONNECTIONS, _ADDRESS, _CREDENTIALS, _PORTS,
-        _PLAINTEXT and _TLS_*."""
+        """Read RINGLEADER_TRANSPORT and the other variables of these fields."""
         env = os.environ if env is None else env
         connections = 1
         if "RINGLEADER_CONNECTIONS" in env:
@@ -162,6 +163,7 @@ class LinkSettings:
             ports=tensor_ports(env),
             tls=tls,
             plaintext=plaintext,
+            intra_host=env.get("RINGLEADER_INTRA_HOST", ""),
         )
 
 
