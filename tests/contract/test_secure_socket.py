@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from ringleader.deadline import Deadline
 from ringleader.errors import PeerError, PeerLost, PeerUntrusted
+from ringleader.identity.certificates.pem import PemCredentials
 from ringleader.identity.cluster_secret import ClusterSecret, Secret
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
@@ -71,6 +72,9 @@ class Odd:
         peer: int | str = "the peer",
     ) -> NodeId:
         return self.inner.verify(der, expect=expect, siblings=siblings, peer=peer)
+
+    def pem(self) -> PemCredentials:
+        return self.inner.pem()
 
 
 def odd(inner: Credentials | None = None, name: str | None = None) -> Odd:

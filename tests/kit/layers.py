@@ -176,7 +176,10 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
             "transport",
             "links to peers: TCP, TLS, shared memory; listening, dialing, the mesh",
             DATA,
-            rooms=(("mpi", "links over MPI messages, for jobs that mpirun starts"),),
+            rooms=(
+                ("mpi", "links over MPI messages, for jobs that mpirun starts"),
+                ("star", "links that pass through rank 0, over gRPC"),
+            ),
         ),
     ),
     (

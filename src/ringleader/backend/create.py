@@ -50,6 +50,7 @@ def create_process_group(request: Any, options: object) -> RingleaderGroup:
         credentials=load_credentials(links),
         plaintext=links.plaintext,
         ports=links.ports,
+        world_ranks=tuple(request.global_ranks_in_group or range(request.group_size)),
     )
     rank, size, store = request.group_rank, request.group_size, request.store
     # After destroy_process_group torch reuses group ids in the same store: count them.

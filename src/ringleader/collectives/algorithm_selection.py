@@ -81,7 +81,7 @@ def choose_algorithm(
     if network.shares_memory:
         return "shm", 2, "all ranks share memory"
     prices = _prices(operation, num_bytes, network, root, config.tree_arity)
-    return _cheapest(prices, config.tree_arity)
+    return _cheapest(prices, config.tree_arity, network)
 
 
 def choose_coded_algorithm(
@@ -120,7 +120,7 @@ def choose_coded_algorithm(
         _check_hosts(network, config)
         return "hierarchy", config.tree_arity, "num_nodes is set in the configuration"
     prices = _coded_prices(operation, num_bytes, raw_bytes, network)
-    return _cheapest({n: p for n, p in prices.items() if n in known}, 2)
+    return _cheapest({n: p for n, p in prices.items() if n in known}, 2, network)
 
 
 def choose_codec(operation: str, num_bytes: int, network: Network) -> str | None:
@@ -184,12 +184,17 @@ def _prices(
     return prices
 
 
-def _cheapest(prices: dict[str, float], arity: int) -> tuple[str, int, str]:
+def _cheapest(
+    prices: dict[str, float], arity: int, network: Network
+) -> tuple[str, int, str]:
     ranked = sorted(prices, key=lambda name: prices[name])
     best = ranked[0]
     reason = f"predicted {prices[best] * 1e6:.0f} us"
     if len(ranked) > 1:
         reason += f", next {ranked[1]} {prices[ranked[1]] * 1e6:.0f} us"
+    if network.hub is not None:
+        who = f"rank {network.hub}" if network.hub >= 0 else "a rank outside the group"
+        reason += f"; all bytes pass through {who}"
     return best, arity, reason
 
 

@@ -61,6 +61,9 @@ class Network:
     cores: int = 2
     reduce_bandwidth: float = 5e9
     """Bytes per second that one core adds."""
+    hub: int | None = None
+    """The rank through which the others reach each other; -1: one outside this group;
+    None: they reach each other directly."""
 
     @property
     def size(self) -> int:
@@ -77,7 +80,11 @@ class Network:
     def part(self, ranks: Sequence[int]) -> Self:
         """Return the network of a subset of ranks."""
         links = tuple(tuple(self.links[a][b] for b in ranks) for a in ranks)
-        return replace(self, links=links, hosts=tuple(self.hosts[r] for r in ranks))
+        hub = self.hub
+        if hub is not None:
+            hub = list(ranks).index(hub) if hub in ranks else -1
+        hosts = tuple(self.hosts[r] for r in ranks)
+        return replace(self, links=links, hosts=hosts, hub=hub)
 
     def host_lists(self) -> list[list[int]]:
         """Return the ranks of each host, hosts ordered by their first rank."""
@@ -194,9 +201,31 @@ def predict_s(
         steps_s += STREAM_SHARE * software_s
     if host_bytes is None:
         host_bytes = num_bytes
+    wire_s = _wire_s if network.hub is None else _hub_s
     return steps_s + max(
-        _wire_s(shape, num_bytes, network), _host_s(shape, host_bytes, network)
+        wire_s(shape, num_bytes, network), _host_s(shape, host_bytes, network)
     )
+
+
+def _hub_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float:
+    """Return the time of the busiest link, or of the hub through which all bytes pass.
+
+    The hub receives what every other rank sends, whomever it is for, and sends what
+    every other rank receives.
+    """
+    sent = received = slowest = fastest = 0.0
+    for (a, b), share in shape.links.items():
+        link = network.links[a][b]
+        if link is None:
+            continue
+        received += share * (a != network.hub)
+        sent += share * (b != network.hub)
+        slowest = max(slowest, share / link.bandwidth)
+        fastest = max(fastest, link.bandwidth)
+    senders = {a for a, _ in shape.links if a != network.hub}
+    if fastest:
+        slowest = max(slowest, max(sent, received) / fastest)
+    return num_bytes * slowest * (1 + WIRE_FAN_IN * max(0, len(senders) - 1))
 
 
 def _wire_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float:

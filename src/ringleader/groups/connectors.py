@@ -19,6 +19,11 @@ at_end: dict[str, Callable[[], None]] = {}
 class Connector(Protocol):
     """Connects the mesh of a group, and later those of its sub-groups."""
 
+    @property
+    def hub(self) -> int | None:
+        """The rank that relays for all others, -1 if it is no member; usually None."""
+        ...
+
     def __call__(self, ranks: Sequence[int], name: str, deadline: Deadline) -> Mesh:
         """Connect to ``ranks`` of the first group, which form a group ``name``."""
         ...
@@ -30,6 +35,8 @@ class Connector(Protocol):
 
 class SocketConnector:
     """Connects by TCP or TLS over one listener, and by shared memory on one host."""
+
+    hub = None
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from ringleader import errors
 from ringleader.deadline import Deadline
-from ringleader.errors import GroupAborted, PeerLost, RingleaderError
+from ringleader.errors import GroupAborted, RingleaderError
 from ringleader.groups.control_stream import ControlStream
 from ringleader.groups.messages import Messages, Outgoing, PendingRecv
 from ringleader.groups.mismatch import call_mismatch, is_same_call
@@ -148,7 +148,7 @@ class ControlChannel:
                     self._act(stream, frame, payload)
                 stream.write()
             elif not stream.said_goodbye and stalled_s >= GRACE_S:
-                raise PeerLost(stream.peer, "vanished: its process ended or was killed")
+                raise stream.lost()
         if time.monotonic() >= self._expire_at_s:
             self._messages.expire()
             self._expire_at_s = time.monotonic() + EXPIRE_S

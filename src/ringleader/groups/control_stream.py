@@ -7,9 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import takewhile
 
+from ringleader.errors import PeerLost
 from ringleader.groups.work import Work
 from ringleader.transport.link import POLLIN, POLLOUT
 from ringleader.transport.secure_socket import SecureSocket
+from ringleader.transport.star.stream_socket import explain
 from ringleader.wire import control_frames
 from ringleader.wire.control_frames import Frame
 
@@ -34,6 +36,11 @@ class ControlStream:
         self._frame: Frame | None = None
         self._left = _NOTHING
         self._stored = bytearray()
+
+    def lost(self) -> PeerLost:
+        """Return the error of a stream that ended without a goodbye."""
+        text = "vanished: its process ended or was killed"
+        return explain(self.sock, PeerLost(self.peer, text))
 
     def wanted(self) -> tuple[int, int]:
         """Descriptor and events to wait for."""

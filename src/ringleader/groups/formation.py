@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Store
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError
-from ringleader.groups import mpi_connector
+from ringleader.groups import mpi_connector, star_rendezvous
 from ringleader.groups.connectors import Connector, SocketConnector, at_end
 from ringleader.groups.group import Group, handle_of, open_group
 from ringleader.groups.launcher_store import has_formed, open_store
@@ -75,7 +75,7 @@ class Options:
     config: CollectiveConfig | None = None
     transport: str = "auto"
     """ "auto" shares memory between ranks of one host, "tcp" never does, "mpi" sends
-    MPI messages."""
+    MPI messages, "grpc" sends everything through rank 0."""
     num_stripes: int = 1
     addresses: tuple[str, ...] = ()
     """Addresses by which other ranks reach this one; empty: that of the route to the
@@ -86,6 +86,8 @@ class Options:
     """True if ranks on other machines may be connected without TLS."""
     ports: range = range(1)
     """Ports to listen on, where ``peers`` do not name one; port 0 is any free one."""
+    world_ranks: tuple[int, ...] = ()
+    """Ranks of the members in torch's world; empty: the group is no part of one."""
 
     def __post_init__(self) -> None:
         if self.transport not in TRANSPORTS:
@@ -113,11 +115,11 @@ def group(
     ``rank`` is the index of this process in it. Without them the environment of
     torchrun, mpirun or Slurm is used. ``transport`` "auto" uses shared memory between
     ranks of one host, "tcp" never does, "mpi" sends MPI messages between ranks of one
-    mpirun. ``connections`` > 1 opens several TCP connections per peer, for networks
-    with high bandwidth and latency. ``timeout_s`` bounds the forming; operations take
-    their limit from ``config``. Ranks on other machines need certificates, from
-    RINGLEADER_TLS_CA, _CERT and _KEY or from RINGLEADER_CREDENTIALS, or
-    RINGLEADER_PLAINTEXT=1.
+    mpirun, "grpc" sends everything through rank 0, which alone must be reachable.
+    ``connections`` > 1 opens several TCP connections per peer, for networks with high
+    bandwidth and latency. ``timeout_s`` bounds the forming; operations take their limit
+    from ``config``. Ranks on other machines need certificates, from RINGLEADER_TLS_CA,
+    _CERT and _KEY or from RINGLEADER_CREDENTIALS, or RINGLEADER_PLAINTEXT=1.
     """
     links = LinkSettings.from_environment()
     options = Options(
@@ -141,6 +143,9 @@ def group(
         raise ConfigError("transport mpi has no peers=: mpirun says who they are")
     if rank is None:
         raise ConfigError("peers without rank: give the index of this process, too")
+    if transport == "grpc":
+        star, name = star_rendezvous.meet_peers(peers, rank, options)
+        return _form(rank, len(peers), star, name, options)
     addresses = _check_peers(peers, rank)
     endpoints = [Endpoint((address,)) for address in addresses]
     _check_encryption(endpoints, options)
@@ -247,6 +252,7 @@ _MEETINGS: dict[str, Meeting] = {
     "auto": _meet_by_address,
     "tcp": _meet_by_address,
     "mpi": _meet_by_mpi,
+    "grpc": star_rendezvous.meet,
 }
 """Transport -> what publishes this rank in a store, under its key, and reads the
 others."""
@@ -281,7 +287,7 @@ def _form(
             rank, mesh, view_id=view_id, connect=connector, config=options.config
         )
         handle_of(formed).on_close = connector.close
-        learn_network(formed, mesh, deadline)
+        learn_network(formed, mesh, deadline, connector.hub)
     except BaseException:
         if formed is not None:
             formed.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -32,15 +33,21 @@ ENOUGH_S = 0.01
 """A burst of this duration exceeds scheduling noise and is short for a user."""
 
 
-def learn_network(formed: Group, mesh: Mesh, deadline: Deadline) -> None:
-    """Measure the links, unless all ranks share memory; all ranks get equal results."""
+def learn_network(
+    formed: Group, mesh: Mesh, deadline: Deadline, hub: int | None = None
+) -> None:
+    """Measure the links, unless all ranks share memory; all ranks get equal results.
+
+    ``hub`` is the rank that relays for the others; see Network.
+    """
     if formed.size == 1:
         return
     if len(mesh.shm_peers) == formed.size - 1:
         row = np.full(formed.size, 1e-6), np.full(formed.size, 5e9)
-        handle_of(formed).network = share(formed, *row, deadline)
+        network = share(formed, *row, deadline)
     else:
-        handle_of(formed).network = measure(formed, mesh.bulk, deadline)
+        network = measure(formed, mesh.bulk, deadline)
+    handle_of(formed).network = replace(network, hub=hub)
 
 
 def measure(group: Group, links: dict[int, Link], deadline: Deadline) -> Network:

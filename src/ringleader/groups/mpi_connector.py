@@ -21,6 +21,8 @@ from ringleader.transport.mpi.poller import poller
 class MpiConnector:
     """Connects the meshes of a group and its sub-groups by MPI messages."""
 
+    hub = None
+
     def __init__(self, world: World, rank: int, places: Sequence[int]) -> None:
         """``places`` are the MPI ranks of the ranks of the group."""
         self._world = world

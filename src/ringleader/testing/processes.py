@@ -31,6 +31,7 @@ import torch
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, InternalError
+from ringleader.groups.formation import close_open_groups
 from ringleader.groups.formation import group as form_group
 from ringleader.groups.group import Group
 from ringleader.transport.free_ports import free_ports
@@ -217,10 +218,10 @@ def spawn_ranks(
 ) -> Iterator[list[Rank]]:
     """Start ``size`` processes that form a group and run ``body(group, ready, *args)``.
 
-    ``transport``: "tcp" or "shm". ``timeout_s`` is the group's. ``env`` is added to the
-    environment of each process. Every process has ended and been reaped when the block
-    ends, however it ends. Without a ``fork_server`` one is started for this world only,
-    which takes the time to import torch.
+    ``transport``: "tcp", "shm" or "grpc". ``timeout_s`` is the group's. ``env`` is
+    added to the environment of each process. Every process has ended and been reaped
+    when the block ends, however it ends. Without a ``fork_server`` one is started for
+    this world only, which takes the time to import torch.
     """
     with contextlib.ExitStack() as stack:
         home = fork_server or stack.enter_context(ForkServer())
@@ -334,7 +335,7 @@ def _outcome(
         group = form_group(
             spec.peers,
             spec.rank,
-            transport="tcp" if spec.transport == "tcp" else "auto",
+            transport="auto" if spec.transport == "shm" else spec.transport,
             config=CollectiveConfig(timeout_s=spec.timeout_s),
             timeout_s=FORM_S,
         )
@@ -347,6 +348,7 @@ def _outcome(
     finally:
         if group is not None:
             group.close()
+            close_open_groups()  # which the exit of the process skips
 
 
 def _portable(exc: Exception) -> Exception:

@@ -85,7 +85,7 @@ def world(
 ) -> Iterator[list[Group]]:
     """Yield ``size`` connected groups in this process and close them on exit.
 
-    ``transport``: "memory" (socketpairs), "tcp" or "shm" (both on loopback).
+    ``transport``: "memory" (socketpairs), "tcp", "shm" or "grpc" (on loopback).
     """
     if transport == "memory":
         connector = SubgroupConnector()
@@ -103,12 +103,12 @@ def world(
                 each.close()
             connector.close()
         return
-    if transport not in ("tcp", "shm"):
+    if transport not in ("tcp", "shm", "grpc"):
         raise ConfigError(
-            f"world: unknown transport {transport!r}; use memory, tcp or shm"
+            f"world: unknown transport {transport!r}; use memory, tcp, shm or grpc"
         )
     peers = [f"127.0.0.1:{port}" for port in free_ports(size)]
-    form_transport = "auto" if transport == "shm" else "tcp"
+    form_transport = "auto" if transport == "shm" else transport
 
     def form(rank: int) -> Group:
         return form_group(

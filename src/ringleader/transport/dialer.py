@@ -5,8 +5,9 @@ answers.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ringleader.deadline import Deadline
 from ringleader.errors import (
@@ -20,6 +21,7 @@ from ringleader.ids import NodeId
 from ringleader.transport import tcp_socket
 from ringleader.transport.link import wait_ready
 from ringleader.transport.secure_socket import SecureSocket
+from ringleader.transport.socket_link import SocketLink
 from ringleader.transport.tls_credentials import TlsCredentials
 from ringleader.wire import hello as wire
 
@@ -130,6 +132,44 @@ class Dialer:
         except BaseException:
             sock.close()
             raise
+
+
+class Opener(Protocol):
+    """Opens connections to one rank, as Dialer does."""
+
+    def open(self, greet: Greet) -> tuple[socket.socket, wire.HelloReply]:
+        """Return a connection to the rank, and its answer to the hello."""
+        ...
+
+
+class Routes(Protocol):
+    """How the ranks of a group reach each other."""
+
+    def dialer(self, to: int, deadline: Deadline) -> Opener:
+        """Return what opens connections to rank ``to``."""
+        ...
+
+    def link(self, sock: socket.socket, peer: int) -> SocketLink:
+        """Return a link over an open connection."""
+        ...
+
+
+class DirectRoutes:
+    """Every rank dials the others at their own addresses."""
+
+    def __init__(
+        self, endpoints: Sequence[Endpoint], credentials: TlsCredentials | None
+    ) -> None:
+        self._endpoints = endpoints
+        self._credentials = credentials
+
+    def dialer(self, to: int, deadline: Deadline) -> Dialer:
+        """See Routes."""
+        return Dialer(to, self._endpoints[to], self._credentials, deadline)
+
+    def link(self, sock: socket.socket, peer: int) -> SocketLink:
+        """See Routes."""
+        return SocketLink(sock, peer, "tcp" if self._credentials is None else "tls")
 
 
 def secure(made: SecureSocket, deadline: Deadline) -> SecureSocket:

@@ -73,7 +73,8 @@ class Listener:
         unix_name: bytes,
     ) -> None:
         self.sock = sock
-        self.port: int = sock.getsockname()[1]
+        address = sock.getsockname()
+        self.port: int = address[1] if isinstance(address, tuple) else 0
         self.credentials = credentials
         """Credentials for TLS, both to accept and to dial; None: plain TCP."""
         self.unix_name = unix_name

@@ -23,12 +23,12 @@ from ringleader.errors import (
     ProtocolError,
 )
 from ringleader.transport import fd_exchange, secure_socket, shm_segment, tcp_socket
-from ringleader.transport.dialer import Dialer, Endpoint
+from ringleader.transport.dialer import DirectRoutes, Endpoint, Opener, Routes
 from ringleader.transport.host_token import host_token, new_incarnation
 from ringleader.transport.link import Link
 from ringleader.transport.listener import GreetedConnection, Listener
 from ringleader.transport.shm_link import ShmLink, ShmPeer
-from ringleader.transport.socket_link import SocketLink, StripedLink
+from ringleader.transport.socket_link import StripedLink
 from ringleader.wire import hello as wire
 
 
@@ -87,10 +87,15 @@ class _Builder:
     """The state of one mesh while it is being connected."""
 
     def __init__(
-        self, config: MeshConfig, listener: Listener, deadline: Deadline
+        self,
+        config: MeshConfig,
+        listener: Listener,
+        deadline: Deadline,
+        routes: Routes | None,
     ) -> None:
         self.config = config
         self.listener = listener
+        self.routes = routes or DirectRoutes(config.endpoints, listener.credentials)
         self.deadline = deadline
         self.incarnation = new_incarnation()
         self.mesh = Mesh(incarnation=self.incarnation)
@@ -100,7 +105,7 @@ class _Builder:
         self.shares = config.share_memory and bool(listener.unix_name)
         self.host = host_token() if self.shares else bytes(16)
         self.waiting: dict[int, dict[int, socket.socket]] = {}
-        self.dialers: dict[int, Dialer] = {}
+        self.dialers: dict[int, Opener] = {}
 
     def hello(self, to: int, purpose: wire.Purpose, stripe: int = 0) -> bytes:
         hello = wire.Hello(
@@ -152,8 +157,7 @@ class _Builder:
         self, to: int, purpose: wire.Purpose, stripe: int = 0
     ) -> tuple[socket.socket, wire.HelloReply]:
         if to not in self.dialers:
-            endpoint, credentials = self.config.endpoints[to], self.listener.credentials
-            self.dialers[to] = Dialer(to, endpoint, credentials, self.deadline)
+            self.dialers[to] = self.routes.dialer(to, self.deadline)
         hello = self.hello(to, purpose, stripe)
         try:
             return self.dialers[to].open(
@@ -325,8 +329,7 @@ class _Builder:
         if len(stripes) == self.config.num_stripes:
             if rank in self.mesh.bulk:  # the dialer missed our answer, dialed again
                 self.mesh.bulk[rank].close()
-            kind = "tcp" if self.listener.credentials is None else "tls"
-            links = [SocketLink(stripes[i], rank, kind) for i in sorted(stripes)]
+            links = [self.routes.link(stripes[i], rank) for i in sorted(stripes)]
             self.mesh.bulk[rank] = links[0] if len(links) == 1 else StripedLink(links)
             del self.waiting[rank]
 
@@ -374,9 +377,14 @@ class _Builder:
                 sock.close()
 
 
-def connect(config: MeshConfig, listener: Listener, deadline: Deadline) -> Mesh:
+def connect(
+    config: MeshConfig,
+    listener: Listener,
+    deadline: Deadline,
+    routes: Routes | None = None,
+) -> Mesh:
     """Connect to all other ranks in time, or raise and leave nothing open."""
-    builder = _Builder(config, listener, deadline)
+    builder = _Builder(config, listener, deadline, routes)
     try:
         for to in range(config.rank):
             builder.dial(to)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ringleader.ids import NodeId
+
+if TYPE_CHECKING:
+    from ringleader.identity.certificates.pem import PemCredentials
 
 
 class TlsCredentials(Protocol):
@@ -34,6 +37,10 @@ class TlsCredentials(Protocol):
     @property
     def client(self) -> ssl.SSLContext:
         """The context for links that we dial, with ``server_name`` as host name."""
+        ...
+
+    def pem(self) -> PemCredentials:
+        """Return certificate, key and authority as gRPC takes them."""
         ...
 
     def server_name(self, label: str = "", *, host: str = "") -> str:

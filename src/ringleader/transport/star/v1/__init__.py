@@ -1,0 +1,1 @@
+"""Messages and stubs of the star, generated from ``proto/`` by ``make proto``."""
