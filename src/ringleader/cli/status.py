@@ -116,6 +116,10 @@ def _parts(report: StatusReport) -> list[RenderableType]:
         f"cluster {snapshot.cluster}   epoch {snapshot.epoch}   leader {leader}   "
         f"(seen from {report.source})"
     )
+    if snapshot.coordinator:
+        rank = snapshot.coordinator_rank
+        title += f"   coordinator {snapshot.coordinator}"
+        title += f" (rank {rank})" if rank >= 0 else ""
     parts: list[RenderableType] = [
         Text(title, style="bold"),
         _health(snapshot),

@@ -7,6 +7,7 @@ from ringleader.doctor.finding import Finding, Severity
 from ringleader.doctor.rules.absent_nodes import lonely_jobs, lost_nodes
 from ringleader.doctor.rules.clocks import clocks
 from ringleader.doctor.rules.cloned_keys import cloned_keys
+from ringleader.doctor.rules.coordinators import coordinators
 from ringleader.doctor.rules.link_speed import slow_links
 from ringleader.doctor.rules.machine import machine
 from ringleader.doctor.rules.multicast import multicast
@@ -18,6 +19,7 @@ from ringleader.doctor.rules.versions import unreadable_announcements, versions
 RULES = (
     machine,
     multicast,
+    coordinators,
     wrong_secrets,
     versions,
     reachability,

@@ -36,6 +36,7 @@ class Code(StrEnum):
     NO_CLUSTER = "no_cluster"
     LOST_NODE = "lost_node"
     NO_OTHER_NODE = "no_other_node"
+    COORDINATOR_LOST = "coordinator_lost"
 
 
 TITLES = {
@@ -57,6 +58,7 @@ TITLES = {
     Code.NO_CLUSTER: "in no cluster",
     Code.LOST_NODE: "a node was lost",
     Code.NO_OTHER_NODE: "no trace of another node",
+    Code.COORDINATOR_LOST: "no coordinator",
 }
 
 

@@ -30,7 +30,7 @@ class Check:
 _CODES: dict[str, Collection[Code]] = {
     "cluster": (Code.NO_CLUSTER,),
     "interfaces": (Code.ONLY_VIRTUAL, Code.TWO_SUBNETS),
-    "discovery": (Code.NO_MULTICAST,),
+    "discovery": (Code.NO_MULTICAST, Code.COORDINATOR_LOST),
     "ports": (Code.PORT_TAKEN,),
     "firewall": (),
     "nodes": (
@@ -106,6 +106,9 @@ def _interfaces(facts: Facts) -> str:
 
 
 def _discovery(facts: Facts) -> str:
+    used = {agent.coordinator for agent in facts.agents if agent.coordinator}
+    if used:
+        return f"through the coordinator {', '.join(sorted(used))}"
     hosts = {host for r in facts.multicast for host in r.heard | r.answered}
     if not facts.multicast:
         return "not tried"

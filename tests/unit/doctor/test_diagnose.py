@@ -333,6 +333,18 @@ def test_a_named_peer_that_works_and_is_never_heard_means_no_multicast() -> None
     assert "--port" not in mend, "it has this port in the next run, too"
 
 
+def test_nodes_with_a_coordinator_need_no_multicast_but_the_coordinator() -> None:
+    bob = candidate(source=Source.NAMED)
+    silent = probe(answered_directly={"10.0.0.2"})
+    found = snapshot(coordinator="10.0.0.9:7070", coordinator_rank=1)
+    assert diagnose(facts(bob, multicast=(silent,), agents=(found,))) == []
+    trouble = "coordinator 10.0.0.9:7070 does not answer since 14:03:11: refused"
+    lost = snapshot(coordinator="10.0.0.9:7070", coordinator_trouble=trouble)
+    finding = only(facts(bob, multicast=(silent,), agents=(lost, lost)))
+    assert finding.code is Code.COORDINATOR_LOST
+    assert "10.0.0.9:7070 does not answer since 14:03:11" in finding.text
+
+
 def test_a_peer_beyond_a_router_need_not_be_heard() -> None:
     bob = candidate(source=Source.NAMED, address=("192.168.7.2", 7001))
     assert diagnose(facts(bob)) == []

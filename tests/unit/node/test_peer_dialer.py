@@ -17,7 +17,11 @@ from ringleader.identity.node_key import NodeKey
 from ringleader.identity.secret_value import Secret
 from ringleader.ids import NodeId
 from ringleader.node.peering import peer_dialer
-from ringleader.node.peering.peer_connection import Address, HandshakeContext
+from ringleader.node.peering.peer_connection import (
+    Address,
+    HandshakeContext,
+    PeerConnection,
+)
 from ringleader.node.peering.peer_dialer import MAX_ASKS, PeerDialer
 from ringleader.node.protocol import framing
 from ringleader.node.protocol.hello import AgentHello
@@ -115,3 +119,46 @@ def test_a_peer_that_names_ever_new_nodes_costs_no_more_than_a_few_questions(
     asyncio.run(asyncio.wait_for(dial(), 30))
     assert peer.most_asking <= MAX_ASKS
     assert len(dialer.troubles) <= MAX_ASKS, "they go with the node that is not there"
+
+
+def test_workers_at_the_coordinator_are_dialled_as_the_nodes_they_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peer_dialer, "EVERY_S", 0.001)
+    dialled: list[tuple[Sequence[Address], NodeId | None]] = []
+
+    async def connect(
+        _: HandshakeContext,
+        addresses: Sequence[Address],
+        purpose: str,
+        *,
+        expect: NodeId | None = None,
+    ) -> PeerConnection:
+        dialled.append((addresses, expect))
+        raise PeerUnreachable("peer", "is not there")
+
+    monkeypatch.setattr(peer_dialer, "connect", connect)
+    key = NodeKey.ephemeral().node_id
+    registered: dict[str, Sequence[Address]] = {
+        key: [("10.0.0.2", 1)],
+        "trainer-3": [("10.0.0.3", 1)],
+        "no-address": [],
+    }
+    peer = LyingPeer()
+    dialer = PeerDialer(
+        handshake(), None, StaticPeers([]), lambda _: None, peer, lambda: registered
+    )
+
+    async def dial() -> None:
+        running = asyncio.create_task(dialer.run())
+        while len(dialled) < 2:  # noqa: ASYNC110 - the dialer reports nothing
+            await asyncio.sleep(0.005)
+        registered.clear()
+        while any(name.startswith("worker") for name in dialer._targets):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        running.cancel()
+
+    asyncio.run(asyncio.wait_for(dial(), 30))
+    assert sorted(dialled[:2], key=str) == sorted(
+        [([("10.0.0.2", 1)], key), ([("10.0.0.3", 1)], None)], key=str
+    )

@@ -140,7 +140,10 @@ class CoordinatorChannel:
             details = exc.details() or ""
             if unavailable.is_about_trust(details):
                 return PeerUntrusted(self._name, unavailable.NOT_TRUSTED)
-            return PeerUnreachable(self._name, unavailable.reason(details))
+            reason = unavailable.reason(details)
+            if reason == unavailable.BROKE and self._tls is None:
+                reason = f"{reason}; if it uses TLS, leave out --plaintext"
+            return PeerUnreachable(self._name, reason)
         kind = _ERRORS.get(exc.code(), PeerRefused)
         return kind(self._name, text)
 

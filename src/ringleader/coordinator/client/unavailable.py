@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+BROKE = "the connection broke"
 _REASONS = (
     (
         "connection refused",
@@ -18,8 +19,8 @@ _REASONS = (
         "no answer; is it running, and does a firewall let the port through?",
     ),
     ("timeout", "no answer; is it running, and does a firewall let the port through?"),
-    ("connection reset", "the connection broke"),
-    ("socket closed", "the connection broke"),
+    ("connection reset", BROKE),
+    ("socket closed", BROKE),
     ("goaway", "it is ending"),
 )
 _TLS_WORDS = ("handshake", "ssl", "tls", "certificate", "hostname verification")

@@ -61,6 +61,11 @@ def lonely_jobs(facts: Facts) -> Iterator[Finding]:
     is_alone = all(len(shot.ring) < 2 for shot in facts.agents)
     if not jobs or not is_alone or not facts.chosen:
         return
+    used = {shot.coordinator for shot in facts.agents if shot.coordinator}
+    if used:
+        if not any(shot.coordinator_trouble for shot in facts.agents):
+            yield _alone_at_coordinator(facts, jobs, ", ".join(sorted(used)))
+        return
     others = len({host for r in facts.multicast for host in r.heard | r.answered})
     heard = (
         f"Multicast of {others} other devices arrives, so it is not blocked everywhere"
@@ -79,3 +84,18 @@ def lonely_jobs(facts: Facts) -> Iterator[Finding]:
         "turn off 'client isolation' ('AP isolation', 'guest network')."
     )
     yield Finding(Code.NO_OTHER_NODE, text, mend)
+
+
+def _alone_at_coordinator(facts: Facts, jobs: list[str], address: str) -> Finding:
+    text = (
+        f"Job {', '.join(jobs)} on {facts.name} waits for other machines, and the "
+        f"coordinator {address} answers, but no other node of {facts.cluster} that can "
+        "be reached is registered there."
+    )
+    mend = (
+        f"Start 'ringleader run --coordinator {address}' on the other machines, with "
+        "this address and in this cluster. If it runs there, run 'ringleader doctor "
+        "--peer ADDRESS' here with the address of one of them: nodes connect to each "
+        "other, not only to the coordinator."
+    )
+    return Finding(Code.NO_OTHER_NODE, text, mend)

@@ -15,8 +15,11 @@ def multicast(facts: Facts) -> Iterator[Finding]:
     """Find interfaces on which multicast does not work.
 
     Silence alone proves nothing: the machine may be the only one. A node that is
-    reached by unicast and never heard by multicast is proof.
+    reached by unicast and never heard by multicast is proof. Nodes that find each other
+    through a coordinator do without.
     """
+    if any(agent.coordinator for agent in facts.agents):
+        return
     by_name: dict[str, list[MulticastReport]] = {}
     for report in facts.multicast:
         by_name.setdefault(report.interface, []).append(report)

@@ -79,6 +79,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Problems this node knows of: cloned keys, unreachable peers, no mDNS."""
     clones: list[str] = []
     """The subset of ``troubles`` that reports two machines with one key."""
+    coordinator: str = ""
+    """host:port of the coordinator that it uses; empty: none."""
+    coordinator_rank: int = -1
+    """Its rank there; -1: none yet."""
+    coordinator_trouble: str = ""
+    """The one of ``troubles`` that concerns the coordinator."""
     rejected: int
     """Number of connections the acceptor refused."""
     pid: int
