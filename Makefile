@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Tests start hundreds of processes: each module is compiled once, not once per process.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-all test-torch test-ecosystem check bench map proto clean
+.PHONY: setup demo test test-all test-torch test-ecosystem test-recipes check bench map proto clean
 
 setup: $(STAMP)
 
@@ -55,6 +55,17 @@ $(ECOSYSTEM)/.installed: pyproject.toml constraints.txt tests/ecosystem/requirem
 	$(PIP_ECOSYSTEM) --requirement tests/ecosystem/requirements.txt --editable .
 	-$(PIP_ECOSYSTEM) 'ray[train]>=2.60'  # no wheel on some platforms: its tests are skipped
 	-$(PIP_ECOSYSTEM) --no-build-isolation 'deepspeed>=0.19'  # likewise
+	touch $@
+
+# The files of examples/recipes, by the packages of the systems that read them.
+RECIPES := .venv-recipes
+
+test-recipes: $(RECIPES)/.installed
+	$(RECIPES)/bin/python -m pytest --noconftest -c /dev/null --rootdir . tests/recipes
+
+$(RECIPES)/.installed: tests/recipes/requirements.txt
+	$(PYTHON) -m venv $(RECIPES)
+	$(RECIPES)/bin/pip install --quiet --requirement tests/recipes/requirements.txt
 	touch $@
 
 check: setup

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -185,3 +186,31 @@ def test_trainer_and_lightning_do_shard_and_average() -> None:
         assert {str(f["kinds"]) for f in on_gloo(program).found} == {"['DTensor']"}
     first, second = on_gloo(LIGHTNING).found
     assert first["logged"] == second["logged"]
+
+
+RECIPES = Path(__file__).resolve().parents[2] / "examples/recipes"
+
+
+def test_the_recipe_for_ray_trains_as_under_torchrun() -> None:
+    require(RAY)
+    losses = re.compile(r"epoch \d: loss [\d.]+|2 processes, ringleader: accuracy .*%")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    found = []
+    for command in (
+        (*torchrun, "--standalone", str(RECIPES / "train.py")),
+        (sys.executable, str(RECIPES / "ray_train.py")),
+    ):
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        env |= {"RAY_TRAIN_V2_ENABLED": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+        ended = subprocess.run(
+            command,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=WITHIN_S,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        found.append(losses.findall(ended.stdout + ended.stderr))
+    assert len(found[0]) == 7
+    assert found[0] == found[1]

@@ -129,6 +129,7 @@ def test_torchrun_with_its_own_store_as_documented(machines: Machines) -> None:
             *("--rdzv-conf", f"is_host={int(i == 0)}"),
             *("--local-addr", machines.net.hosts[i].address, script, "1"),
             GLOO_SOCKET_IFNAME="eth0",
+            RINGLEADER_PLAINTEXT="1",
         )
         for i in range(2)
     ]
@@ -148,7 +149,8 @@ def test_a_firewall_needs_to_let_through_the_given_ports_only(
     flags = ("--nodes", "2", "--tensor-port", "29600-29601", str(script), "0")
     # With c10d, torchrun itself opens a store on any free port of rank 0.
     store = ("--nnodes=2", f"--master-addr={hosts[0].address}", "--master-port=29500")
-    torchrun = ("env", "RINGLEADER_PORTS=29600", *TORCHRUN, *store)
+    variables = ("RINGLEADER_PORTS=29600", "RINGLEADER_PLAINTEXT=1")
+    torchrun = ("env", *variables, *TORCHRUN, *store)
     for host in hosts:
         host.block_high_ports()
     try:

@@ -1,0 +1,158 @@
+"""The commands of the recipes train, on hosts without multicast."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringleader.simulation.lan import VirtualLan, can_make_lan, lan
+from tests.kit.machines import RINGLEADER, Command, Machines
+
+ROOT = Path(__file__).resolve().parents[3]
+RECIPES = ROOT / "examples/recipes"
+RESULT = re.compile(r"2 processes, ringleader: accuracy 9\d\.\d%")
+
+
+def shell_blocks(name: str) -> list[str]:
+    """Return the shell programs of a YAML file: its block scalars, in their order."""
+    found, lines = [], (RECIPES / name).read_text().splitlines()
+    for number, line in enumerate(lines):
+        if line.endswith("|"):
+            indent = len(line) - len(line.lstrip())
+            block = []
+            for each in lines[number + 1 :]:
+                if each.strip() and len(each) - len(each.lstrip()) <= indent:
+                    break
+                block.append(each)
+            found.append(textwrap.dedent("\n".join(block)).strip())
+    return found
+
+
+def test_kubernetes_runs_what_docker_runs() -> None:
+    ports = " --port 29471 --tensor-port 29600-29601"
+    names = {"/run/secrets/ringleader/": "/run/secrets/", ports: ""}
+    blocks = shell_blocks("kubernetes.yaml")
+    for theirs, ours in {**names, "ringleader-coordinator:": "coordinator:"}.items():
+        blocks = [block.replace(theirs, ours) for block in blocks]
+    assert blocks == shell_blocks("compose.yaml")
+    assert len(blocks) == 2
+
+
+def test_dstack_runs_what_skypilot_runs() -> None:
+    text = (RECIPES / "dstack.yml").read_text()
+    commands = re.findall(r"^  - (.*ringleader.*|.*phrase.*)$", text, re.MULTILINE)
+    block = shell_blocks("skypilot.yaml")[1]
+    block = block.replace('"$head"', '"$DSTACK_MASTER_NODE_IP"')
+    block = block.replace("SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM")
+    words = ("phrase", "ringleader")
+    ours = [line for line in block.splitlines() if any(w in line for w in words)]
+    assert commands == ours
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[VirtualLan]:
+    is_possible, reason = can_make_lan()
+    if not is_possible:
+        pytest.skip(reason)
+    with lan(hosts=3, rate="1gbit") as made:
+        for index in range(3):
+            made.no_multicast(index)
+        yield made
+
+
+@pytest.fixture
+def machines(net: VirtualLan, tmp_path: Path) -> Iterator[Machines]:
+    made = Machines(net, tmp_path)
+    shutil.copy(RECIPES / "train.py", tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def phrase(machines: Machines) -> str:
+    env = {**machines.environment(0), "RINGLEADER_HOME": str(machines.folder / "init")}
+    made = subprocess.run(
+        [*RINGLEADER, "init", "--json"], env=env, capture_output=True, check=True
+    )
+    return str(json.loads(made.stdout)["phrase"])
+
+
+def start(machines: Machines, index: int, program: str, **variables: str) -> Command:
+    """Run a shell program on a host that is in no cluster yet."""
+    home = machines.folder / f"fresh{index}"
+    home.mkdir()
+    return machines.start(
+        index,
+        *("sh", "-ec", f"cd {machines.folder}\n{program}"),
+        RINGLEADER_HOME=str(home / "ringleader"),
+        HOME=str(home),
+        PATH=f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
+        **variables,
+    )
+
+
+def expect_training(runs: list[Command]) -> None:
+    for run in runs:
+        assert run.end() == 0, "".join(run.lines)
+    assert RESULT.search("".join(line for run in runs for line in run.lines))
+
+
+@pytest.mark.slow
+def test_skypilot_and_dstack(machines: Machines, phrase: str) -> None:
+    program = shell_blocks("skypilot.yaml")[1].replace("examples/recipes/", "")
+    variables = {
+        "SKYPILOT_NODE_IPS": "\n".join(host.address for host in machines.net.hosts[:2]),
+        "SKYPILOT_NUM_NODES": "2",
+        "RINGLEADER_PHRASE": phrase,
+    }
+    expect_training([start(machines, i, program, **variables) for i in (0, 1)])
+
+
+SRUN = """#!{python}
+import os, subprocess, sys
+tasks = [
+    subprocess.Popen(sys.argv[1:], env={{**os.environ, "SLURM_PROCID": str(task),
+        "SLURM_NTASKS": "2", "SLURM_LOCALID": str(task)}})
+    for task in range(2)
+]
+sys.exit(max(task.wait() for task in tasks))
+"""
+SCONTROL = "#!/bin/sh\necho 127.0.0.1\necho other\n"
+
+
+@pytest.mark.slow
+def test_slurm_with_its_variables(tmp_path: Path) -> None:
+    """``srun`` and ``scontrol`` are replaced by what they would start and print."""
+    for name, text in (
+        ("srun", SRUN.format(python=sys.executable)),
+        ("scontrol", SCONTROL),
+    ):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    ended = subprocess.run(
+        ["bash", str(RECIPES / "slurm.sh")],
+        cwd=ROOT,
+        env={
+            "PATH": f"{tmp_path}:{Path(sys.executable).parent}:/usr/bin:/bin",
+            "HOME": str(tmp_path),
+            "SLURM_JOB_ID": "4711",
+            "SLURM_JOB_NODELIST": "n[0-1]",
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert RESULT.search(ended.stdout)

@@ -1,0 +1,60 @@
+"""Every ``ringleader`` command line in the documentation and the recipes can be typed.
+
+Recipes rot: an option is renamed, and a page or a manifest keeps the old name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringleader.cli.main import SUMMARIES, load_command
+
+ROOT = Path(__file__).resolve().parents[3]
+RECIPES = sorted((ROOT / "examples/recipes").iterdir())
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES += [ROOT / "CONTRIBUTING.md", *(ROOT / "examples").glob("*.md"), *RECIPES]
+
+CALL = re.compile(r"(?:^|[\s`$;&|(])ringleader ([a-z]+)((?:[ \t][^`#\n]*)?)")
+OPTION = re.compile(r"--?[a-z][a-z0-9-]*")
+END = re.compile(r"\s(?:&&|\|\|?|;|>|<)|[;)]\s|\)$")
+
+
+def commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name and the options of each command line, without values."""
+    for found in CALL.finditer(text.replace("\\\n", " ")):
+        name, rest = found.groups()
+        if name in SUMMARIES:
+            rest = END.split(rest)[0]
+            words = re.sub(r"[\[\]]|\.\.\.", " ", rest).split()
+            if name == "run":  # what follows the program is the program's
+                ends = [i for i, word in enumerate(words) if word.endswith(".py")]
+                words = words[: ends[0]] if ends else words
+            options = [is_one[0] for w in words if (is_one := OPTION.match(w))]
+            yield name, options
+
+
+@cache
+def known_options(name: str) -> frozenset[str]:
+    command: Any = load_command(name)
+    return frozenset(o for p in command.params for o in p.opts) | {"--help"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_its_commands_have_these_options(page: Path) -> None:
+    for name, options in commands(page.read_text()):
+        unknown = set(options) - known_options(name)
+        assert not unknown, f"ringleader {name} has no {', '.join(sorted(unknown))}"
+
+
+def test_commands_are_found_in_pages_and_recipes() -> None:
+    text = "Type `ringleader run --nodes 2 a.py --lr 1`, or ringleader join --pin."
+    assert list(commands(text)) == [("run", ["--nodes"]), ("join", ["--pin"])]
+    usage = "ringleader doctor [--peer HOST[:PORT] ...] [--json]\n"
+    assert list(commands(usage)) == [("doctor", ["--peer", "--json"])]
+    assert sum(1 for p in RECIPES for _ in commands(p.read_text())) >= 8
