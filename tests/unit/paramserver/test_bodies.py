@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ringleader.errors import ConfigError, ProtocolError
-from ringleader.paramserver.protocol import bodies, tensorfile, zstd_body
+from ringleader.paramserver.protocol import bodies, zstd_body
 from ringleader.paramserver.protocol.bodies import Update
 from ringleader.paramserver.protocol.manifest import Manifest
 from ringleader.paramserver.server.global_weights import GlobalWeights, OuterOptimizer
 from ringleader.paramserver.server.update_checks import check_update
+from ringleader.wire import tensor_file
 
 MODEL = nn.Sequential(nn.Linear(40, 30), nn.BatchNorm1d(30), nn.Linear(30, 10))
 MANIFEST = Manifest.of(MODEL)
@@ -332,17 +333,17 @@ def test_differences_are_averaged_or_drive_an_outer_optimizer() -> None:
 
 
 def test_a_file_is_never_longer_than_it_may_be() -> None:
-    specs = {"a" * 500: tensorfile.TensorSpec("F32", (1, 2, 3, 4)), "b": RANK0}
+    specs = {"a" * 500: tensor_file.TensorSpec("F32", (1, 2, 3, 4)), "b": RANK0}
     parts = [
-        tensorfile.TensorData(n, f, memoryview(bytes(f.num_bytes)))
+        tensor_file.TensorData(n, f, memoryview(bytes(f.num_bytes)))
         for n, f in specs.items()
     ]
-    file = b"".join(tensorfile.write(parts))
-    assert len(file) <= tensorfile.max_bytes(specs)
-    assert tensorfile.read(memoryview(file), specs).keys() == specs.keys()
+    file = b"".join(tensor_file.write(parts))
+    assert len(file) <= tensor_file.max_bytes(specs)
+    assert tensor_file.read(memoryview(file), specs).keys() == specs.keys()
 
 
-RANK0 = tensorfile.TensorSpec("I64", ())
+RANK0 = tensor_file.TensorSpec("I64", ())
 
 
 def test_a_buffer_with_infinities_is_refused_by_name() -> None:

@@ -16,9 +16,10 @@ from ringleader.codec import registry as codecs
 from ringleader.compression import sparse_format as sparse
 from ringleader.compression.topk import topk_count, topk_indices
 from ringleader.errors import ConfigError, ProtocolError
-from ringleader.paramserver.protocol import tensorfile, zstd_body
+from ringleader.paramserver.protocol import zstd_body
 from ringleader.paramserver.protocol.manifest import DTYPES, Manifest, Vector
-from ringleader.paramserver.protocol.tensorfile import TensorData, TensorSpec
+from ringleader.wire import tensor_file
+from ringleader.wire.tensor_file import TensorData, TensorSpec
 
 CODECS = ("none", "bf16", "fp16", "int8", "onebit", "topk")
 """Codecs of updates."""
@@ -72,7 +73,7 @@ def pack_update(manifest: Manifest, update: Update, codec: str = "none") -> byte
         parts.append(
             TensorData(_BUFFERS, TensorSpec("F32", (len(buffers),)), _view(buffers))
         )
-    return bytes(zstd_body.pack(tensorfile.write(parts)))
+    return bytes(zstd_body.pack(tensor_file.write(parts)))
 
 
 def max_update_bytes(manifest: Manifest) -> int:
@@ -86,10 +87,10 @@ def max_bytes(manifest: Manifest, codec: str) -> int:
     total = manifest.num_parameters
     if codec == _TOPK:
         length = sparse.num_bytes(total, _max_entries(total))
-        return tensorfile.max_bytes(
+        return tensor_file.max_bytes(
             _specs(manifest, _ENTRIES, TensorSpec("U8", (length,)))
         )
-    return tensorfile.max_bytes(_update_specs(manifest, codec))
+    return tensor_file.max_bytes(_update_specs(manifest, codec))
 
 
 def read_update(
@@ -102,7 +103,7 @@ def read_update(
         file = zstd_body.unpack(body, max_bytes(manifest, codec))
         if codec == _TOPK:
             return _read_sparse(manifest, file)
-        found = tensorfile.read(file, _update_specs(manifest, codec))
+        found = tensor_file.read(file, _update_specs(manifest, codec))
         data = np.frombuffer(found[_PARAMETERS], np.uint8)
         values = _decode(data, manifest.num_parameters, codec)
         return Update(values, _buffers(manifest, found))
@@ -124,7 +125,7 @@ def pack_weights(
         spec = TensorSpec(DTYPES[entry.dtype], entry.shape)
         raw = tensors[entry.name].contiguous().reshape(-1).view(torch.uint8).numpy()
         parts.append(TensorData(entry.name, spec, _view(raw)))
-    return zstd_body.pack(tensorfile.write(parts))
+    return zstd_body.pack(tensor_file.write(parts))
 
 
 def read_weights(
@@ -133,8 +134,8 @@ def read_weights(
     """Decode a body of weights to tensors by name; ProtocolError if it is not valid."""
     specs = _weights_specs(manifest, codec)
     try:
-        file = zstd_body.unpack(body, tensorfile.max_bytes(specs))
-        found = tensorfile.read(file, specs)
+        file = zstd_body.unpack(body, tensor_file.max_bytes(specs))
+        found = tensor_file.read(file, specs)
         return _tensors(manifest, found, codec)
     except ValueError as exc:
         raise ProtocolError("the server", f"weights refused: {exc}") from exc
@@ -188,7 +189,7 @@ def _specs(manifest: Manifest, name: str, spec: TensorSpec) -> dict[str, TensorS
 def _read_sparse(manifest: Manifest, file: memoryview) -> Update:
     """Decode sparse values. Their number follows from the length, which is bounded."""
     total = manifest.num_parameters
-    head = tensorfile.max_bytes(_specs(manifest, _ENTRIES, TensorSpec("U8", (0,))))
+    head = tensor_file.max_bytes(_specs(manifest, _ENTRIES, TensorSpec("U8", (0,))))
     found = _read_any_length(manifest, file, len(file) - 4 * manifest.num_buffers, head)
     data = np.frombuffer(found[_ENTRIES], np.uint8)
     count, rest = divmod(len(data) - sparse.num_bytes(total, 0), sparse.ENTRY_BYTES)
@@ -211,7 +212,7 @@ def _read_any_length(
     size = most - 8 - length
     if size < 0 or length > head:
         raise ValueError("not safetensors: the length of its header is impossible")
-    return tensorfile.read(file, _specs(manifest, _ENTRIES, TensorSpec("U8", (size,))))
+    return tensor_file.read(file, _specs(manifest, _ENTRIES, TensorSpec("U8", (size,))))
 
 
 def _max_entries(total: int) -> int:

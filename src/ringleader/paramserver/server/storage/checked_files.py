@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from ringleader.errors import ConfigError
-from ringleader.paramserver.protocol import tensorfile
-from ringleader.paramserver.protocol.tensorfile import TensorData
+from ringleader.wire import tensor_file
+from ringleader.wire.tensor_file import TensorData
 
 _SHA256 = "sha256"
 _BLANK = "0" * 64
@@ -38,7 +38,7 @@ class _CheckedJson(msgspec.Struct, forbid_unknown_fields=True):
 
 def write_tensors(path: Path, parts: Sequence[TensorData]) -> None:
     """Write tensors to a new file, and sync it."""
-    pieces = tensorfile.write(parts, {_SHA256: _BLANK})
+    pieces = tensor_file.write(parts, {_SHA256: _BLANK})
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
@@ -53,7 +53,7 @@ def read_tensors(path: Path, *, is_foreign: bool = False) -> bytes:
     """
     file = _read(path)
     try:
-        metadata, data = tensorfile.read_metadata(memoryview(file))
+        metadata, data = tensor_file.read_metadata(memoryview(file))
     except ValueError as exc:
         raise DamagedFile(path, str(exc)) from None
     expected = metadata.get(_SHA256, "")

@@ -21,11 +21,12 @@ from torch import Tensor
 
 from ringleader.errors import ConfigError, ProtocolError
 from ringleader.identity.storage.private_file import sync_directory
-from ringleader.paramserver.protocol import bodies, tensorfile
+from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.manifest import DTYPES
-from ringleader.paramserver.protocol.tensorfile import TensorData, TensorSpec
 from ringleader.paramserver.server.global_weights import GlobalWeights
 from ringleader.paramserver.server.storage import checked_files
+from ringleader.wire import tensor_file
+from ringleader.wire.tensor_file import TensorData, TensorSpec
 
 WEIGHTS = "weights.safetensors"
 FOLDER = "checkpoints"
@@ -194,7 +195,7 @@ def _restore(file: bytes, kept: State) -> dict[str, Any]:
         name: TensorSpec(d, tuple(shape))
         for name, (d, shape) in kept["tensors"].items()
     }
-    data = tensorfile.read(memoryview(bytearray(file)), specs)
+    data = tensor_file.read(memoryview(bytearray(file)), specs)
     dtypes = {word: dtype for dtype, word in DTYPES.items()}
     state: dict[int, dict[str, Any]] = {
         int(index): dict(values) for index, values in kept["values"].items()

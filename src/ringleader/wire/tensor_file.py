@@ -22,7 +22,8 @@ _ALIGNMENT = 8
 _METADATA = "__metadata__"
 
 SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
-SIZES |= {"I8": 1, "U8": 1, "BOOL": 1}
+SIZES |= {"I8": 1, "U8": 1, "BOOL": 1, "U64": 8, "U32": 4, "U16": 2, "C64": 8}
+SIZES |= {"F8_E4M3": 1, "F8_E5M2": 1}
 
 
 class TensorSpec(NamedTuple):
@@ -55,20 +56,28 @@ def write(
     parts: Iterable[TensorData], metadata: Mapping[str, str] | None = None
 ) -> list[bytes | memoryview]:
     """Return the pieces of a file in order. The data is not copied."""
-    header: dict[str, object] = {_METADATA: metadata} if metadata else {}
-    pieces: list[bytes | memoryview] = []
+    parts = list(parts)
+    text = header({part.name: part.spec for part in parts}, metadata)
+    length, rest = text[:_LENGTH_BYTES], text[_LENGTH_BYTES:]
+    return [length, rest, *(part.data for part in parts)]
+
+
+def header(
+    specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """Return the length of the header and the header of a file with these tensors."""
+    entries: dict[str, object] = {_METADATA: metadata} if metadata else {}
     end = 0
-    for name, spec, data in parts:
-        begin, end = end, end + data.nbytes
-        header[name] = {
+    for name, spec in specs.items():
+        begin, end = end, end + spec.num_bytes
+        entries[name] = {
             "dtype": spec.dtype,
             "shape": list(spec.shape),
             "data_offsets": [begin, end],
         }
-        pieces.append(data)
-    text = msgspec.json.encode(header)
+    text = msgspec.json.encode(entries)
     text += b" " * (-len(text) % _ALIGNMENT)
-    return [len(text).to_bytes(_LENGTH_BYTES, "little"), text, *pieces]
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 def max_bytes(specs: Mapping[str, TensorSpec]) -> int:
