@@ -3,6 +3,11 @@
 DistributedDataParallel averages the gradients over all processes in every step.
 
     torchrun --standalone --nproc-per-node 2 examples/ddp.py
+
+With a folder for checkpoints, a run that was interrupted continues where it was, also
+on another number of machines, which need no common disk:
+
+    ringleader run --checkpoint ~/digits examples/ddp.py
 """
 
 from __future__ import annotations
@@ -16,6 +21,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import ringleader
 
 EPOCHS = 8
 BATCH = 32  # per process
@@ -36,7 +43,11 @@ def main() -> None:
     sampler: DistributedSampler = DistributedSampler(data)  # a share for each process
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
 
-    for epoch in range(1, EPOCHS + 1):
+    resumable = ringleader.resume()  # None in the first run
+    done = resumable.load(model, optimizer).step if resumable else 0
+    if done:
+        print_once(f"resumed after epoch {done}")
+    for epoch in range(done + 1, EPOCHS + 1):
         sampler.set_epoch(epoch)  # a new order in every epoch
         total = torch.zeros(())
         for images, labels in loader:
@@ -48,6 +59,8 @@ def main() -> None:
         dist.all_reduce(total)
         mean = total.item() / len(loader) / dist.get_world_size()
         print_once(f"epoch {epoch}: loss {mean:.4f}")
+        if folder := ringleader.checkpoint.folder():
+            ringleader.checkpoint.save(folder, epoch, model, optimizer)
 
     print_once(f"accuracy {accuracy(model, *test):.1%}")
     dist.destroy_process_group()

@@ -25,8 +25,8 @@ PUBLIC = (
     "BackendOptions CallMismatch CollectiveConfig ConfigError DeadlineExceeded Group "
     "GroupAborted InternalError PeerError PeerFailed PeerLost PeerRefused "
     "PeerUnreachable PeerUntrusted ProtocolError RingleaderError SyncBatchNorm "
-    "Work WorkerNode __version__ backends compression group join require_backend "
-    "should_rejoin sync_module_states"
+    "Work WorkerNode __version__ backends checkpoint compression group join "
+    "require_backend resume should_rejoin sync_module_states"
 )
 
 COMPRESSION = "Compressor Hook compressor fsdp hook"
@@ -45,11 +45,12 @@ FLAGS = {
     "run": "script args -m --module --nodes --min-nodes --wait --nproc-per-node "
     "--max-restarts --job --peers --coordinator --mdns --interface --port "
     "--tensor-port --rank0 --profile --timeout --any-script --plaintext --compress "
-    "--backend",
+    "--checkpoint --backend",
     "coordinator": "--listen --heartbeat-timeout --state --tls-ca --tls-cert --tls-key "
     "--plaintext",
     "status": "--watch --json --mlx",
     "doctor": "--peer --interface --port --tensor-port --seconds --json",
+    "checkpoint": "action folder --step --to --hugging-face --keep --json",
     "serve": "task --workers --rounds --pin --pin-file --host --port --url --http "
     "--open --out --mode --steps --staleness --quorum --round-timeout --elastic "
     "--scale-rate --no-scale-rate --warmup --aggregate --clip --max-move --outer "

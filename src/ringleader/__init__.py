@@ -23,9 +23,10 @@ from ringleader.errors import (
 )
 
 if TYPE_CHECKING:
-    from ringleader import compression
+    from ringleader import checkpoint, compression
     from ringleader.backend.availability import backends, require_backend
     from ringleader.backend.options import BackendOptions
+    from ringleader.checkpoint.resume import resume
     from ringleader.collectives.config import CollectiveConfig
     from ringleader.groups.formation import group
     from ringleader.groups.group import Group
@@ -59,10 +60,12 @@ __all__ = [
     "WorkerNode",
     "__version__",
     "backends",
+    "checkpoint",
     "compression",
     "group",
     "join",
     "require_backend",
+    "resume",
     "should_rejoin",
     "sync_module_states",
 ]
@@ -80,6 +83,7 @@ _LAZY = {
     "group": "ringleader.groups.formation",
     "join": "ringleader.node.launch.join",
     "require_backend": "ringleader.backend.availability",
+    "resume": "ringleader.checkpoint.resume",
     "should_rejoin": "ringleader.node.launch.join",
     "sync_module_states": "ringleader.parallel.sync_module_states",
 }
@@ -88,8 +92,8 @@ _LAZY = {
 def __getattr__(name: str) -> object:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
-    if name == "compression":
-        return import_module("ringleader.compression")
+    if name in ("checkpoint", "compression"):
+        return import_module(f"ringleader.{name}")
     raise AttributeError(f"module 'ringleader' has no attribute {name!r}")
 
 

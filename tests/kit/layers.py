@@ -109,6 +109,11 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
     ),
     (
         Package(
+            "checkpoint",
+            "crash-safe checkpoints on DCP, without a shared disk",
+            DATA,
+        ),
+        Package(
             "parallel",
             "SyncBatchNorm and equal model states across ranks",
             DATA,

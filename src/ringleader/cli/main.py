@@ -24,6 +24,7 @@ SUMMARIES = {
     "status": "Show the nodes of the cluster, their health, links, and the latest "
     "events.",
     "doctor": "Find out why machines do not reach each other, and what to do about it.",
+    "checkpoint": "List, verify, export or prune the checkpoints in a folder.",
     "serve": "Serve a training run to workers on the internet.",
     "work": "Compute updates for a server until training is over, or Ctrl-C.",
     "evaluate": "Test trained weights, and export them for torch.load.",

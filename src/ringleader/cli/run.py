@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -141,6 +142,14 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             help="Compress DDP gradients: auto, int8, bf16, topk:0.01, powersgd:2..."
         ),
     ] = "",
+    checkpoint: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="Where ringleader.checkpoint keeps the run's checkpoints on this "
+            "machine; ringleader.resume() finds them.",
+        ),
+    ] = "",
     backend: Annotated[
         str,
         typer.Option(
@@ -162,6 +171,9 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
         need, most = _sizes(nodes, min_nodes)
         if compress:
             settings.export({"RINGLEADER_COMPRESS": compress})
+        if checkpoint:
+            folder = checkpoint if "://" in checkpoint else os.path.abspath(checkpoint)
+            settings.export({"RINGLEADER_CHECKPOINT": folder})
         if tensor_port:
             settings.export({"RINGLEADER_PORTS": tensor_port})
         settings.tensor_ports()  # before anything starts

@@ -216,6 +216,9 @@ class Compressor:
         self._state.clear()
         self._agreed.clear()
 
+    state_is_per_rank = True
+    """Tells ``ringleader.checkpoint`` to store it for each rank."""
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state for a checkpoint. It differs between ranks."""
         return {

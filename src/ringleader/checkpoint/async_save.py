@@ -1,0 +1,127 @@
+"""Saves in the background: training goes on after the state was copied.
+
+The copy is the only extra memory: it is made into the same buffers each time, and the
+next save waits until the last one is done with them. The background thread has a
+process group of its own, so its collectives do not mix with those of the training.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ringleader.checkpoint.byte_exchange import ByteExchange
+from ringleader.checkpoint.save import KEEP, Saved, exchange_of, write_state
+from ringleader.checkpoint.training_state import Optimizers, State, collect
+
+
+def async_save(
+    folder: str | os.PathLike[str],
+    step: int,
+    model: nn.Module | None = None,
+    optimizer: Optimizers = None,
+    *,
+    keep: int = KEEP,
+    group: dist.ProcessGroup | None = None,
+    **others: object,
+) -> Future[Saved]:
+    """Copy the training state and save it in the background; all ranks call it.
+
+    The arguments are those of ``save``. Returns at once, unless the save before this
+    one is not done: then it waits for that, and raises its error. The program waits
+    for the last save before it ends.
+    """
+    exchange = exchange_of(group)
+    saver = _saver_of(exchange)
+    saver.wait()
+    state = collect(model, optimizer, others, exchange.rank)
+    return saver.start(folder, step, state, keep)
+
+
+class _Saver:
+    """The background saves of one group."""
+
+    def __init__(self, exchange: ByteExchange) -> None:
+        group = exchange.group
+        if group is not None:
+            ranks = dist.get_process_group_ranks(group)
+            group = dist.new_group(ranks, use_local_synchronization=True)
+        self._exchange = ByteExchange(group)
+        self._copies: dict[tuple[object, ...], Tensor] = {}
+        self._pending: Future[Saved] | None = None
+
+    def wait(self) -> None:
+        """Wait for the last save; raise its error, if the user has not seen it."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def start(
+        self, folder: str | os.PathLike[str], step: int, state: State, keep: int
+    ) -> Future[Saved]:
+        copied = self._copied(state, ())
+        future: Future[Saved] = Future()
+        future.set_running_or_notify_cancel()
+        self._pending = future
+
+        def run() -> None:
+            try:
+                saved = write_state(folder, step, copied, keep, self._exchange)
+            except BaseException as exc:  # noqa: BLE001  # the waiting thread gets it
+                future.set_exception(exc)
+            else:
+                future.set_result(saved)
+
+        # Not a daemon: the interpreter waits for it, so the last save is complete.
+        threading.Thread(target=run, name="ringleader-checkpoint").start()
+        return future
+
+    def _copied(self, value: Any, path: tuple[object, ...]) -> Any:  # noqa: ANN401
+        """Copy all tensors into the buffers of the last copy; keep the structure."""
+        if isinstance(value, dict):
+            return {k: self._copied(v, (*path, k)) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            parts = [self._copied(v, (*path, i)) for i, v in enumerate(value)]
+            return type(value)(parts) if type(value) in (list, tuple) else parts
+        if not isinstance(value, Tensor):
+            return value
+        local = value.to_local() if isinstance(value, DTensor) else value
+        copy = self._copies.get(path)
+        if copy is None or copy.shape != local.shape or copy.dtype != local.dtype:
+            copy = self._copies[path] = torch.empty_like(local, device="cpu")
+        copy.copy_(local.detach())
+        if not isinstance(value, DTensor):
+            return copy
+        return DTensor.from_local(
+            copy,
+            value.device_mesh,
+            value.placements,
+            run_check=False,
+            shape=value.shape,
+            stride=value.stride(),
+        )
+
+
+_alone: list[_Saver] = []
+_savers: weakref.WeakKeyDictionary[dist.ProcessGroup, _Saver] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _saver_of(exchange: ByteExchange) -> _Saver:
+    """Return the saver of a group; made once, because it has buffers and a group."""
+    if exchange.group is None:
+        if not _alone:
+            _alone.append(_Saver(exchange))
+        return _alone[0]
+    if exchange.group not in _savers:
+        _savers[exchange.group] = _Saver(exchange)
+    return _savers[exchange.group]

@@ -1,0 +1,126 @@
+"""Bytes between the ranks of a process group, over whatever backend it has.
+
+Nothing is pickled: small messages are bytes that the caller encodes, files travel in
+pieces from rank to rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+PIECE_BYTES = 8 << 20
+"""A transfer holds one piece in memory at each end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """``num_bytes`` go from one rank to another; ``name`` says of what."""
+
+    source: int
+    target: int
+    name: str
+    num_bytes: int
+
+
+Read = Callable[[Transfer, int, int], bytes]
+
+
+class ByteExchange:
+    """Exchanges bytes with the other ranks of a group; alone without a group."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self.group = group
+        self.rank = dist.get_rank(group) if group is not None else 0
+        self.size = dist.get_world_size(group) if group is not None else 1
+        self._device = _device_of(group)
+
+    def gather(self, message: bytes) -> list[bytes]:
+        """Return the messages of all ranks, by rank."""
+        if self.size == 1:
+            return [message]
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        sizes = [size.to(self._device) for size in sizes]
+        mine = torch.tensor([len(message)], dtype=torch.int64, device=self._device)
+        dist.all_gather(sizes, mine, group=self.group)
+        longest = max(int(size) for size in sizes)
+        padded = _tensor(message.ljust(max(longest, 1), b"\0"), self._device)
+        found = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(found, padded, group=self.group)
+        return [_bytes(f)[: int(n)] for f, n in zip(found, sizes, strict=True)]
+
+    def broadcast(self, message: bytes, source: int) -> bytes:
+        """Return the message of one rank."""
+        if self.size == 1:
+            return message
+        size = torch.tensor([len(message)], dtype=torch.int64, device=self._device)
+        dist.broadcast(size, group=self.group, group_src=source)
+        if self.rank != source:
+            message = bytes(int(size))
+        data = _tensor(message, self._device)
+        dist.broadcast(data, group=self.group, group_src=source)
+        return _bytes(data)
+
+    def transfer(
+        self,
+        transfers: Sequence[Transfer],
+        read: Read,
+        write: Callable[[Transfer, bytes], None],
+    ) -> None:
+        """Run the transfers, of which all ranks give the same list, in pieces.
+
+        ``read(transfer, begin, num_bytes)`` is called at the source, ``write(transfer,
+        piece)`` at the target, in order. All ranks take piece after piece of all
+        transfers, so no two of them wait for each other.
+        """
+        mine = [t for t in transfers if self.rank in (t.source, t.target)]
+        largest = max((t.num_bytes for t in mine), default=0)
+        for begin in range(0, largest, PIECE_BYTES):
+            pending = [
+                self._start(transfer, begin, read)
+                for transfer in mine
+                if begin < transfer.num_bytes
+            ]
+            for transfer, piece, work in pending:
+                if work is not None:
+                    work.wait()
+                if transfer.target == self.rank:
+                    write(transfer, _bytes(piece))
+
+    def _start(
+        self,
+        transfer: Transfer,
+        begin: int,
+        read: Read,
+    ) -> tuple[Transfer, Tensor, dist.Work | None]:
+        num_bytes = min(PIECE_BYTES, transfer.num_bytes - begin)
+        if transfer.source == self.rank:
+            piece = _tensor(read(transfer, begin, num_bytes), self._device)
+            if transfer.target == self.rank:
+                return transfer, piece, None
+            work = dist.isend(piece, group=self.group, group_dst=transfer.target)
+            return transfer, piece, work
+        piece = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        work = dist.irecv(piece, group=self.group, group_src=transfer.source)
+        return transfer, piece, work
+
+
+def _device_of(group: dist.ProcessGroup | None) -> torch.device:
+    """Return the CPU, unless the group has no backend for its tensors."""
+    if group is None or torch.device("cpu") in group._device_types:
+        return torch.device("cpu")
+    return torch.device(
+        group._device_types[0].type, torch.accelerator.current_device_index()
+    )
+
+
+def _tensor(data: bytes, device: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.cpu().numpy().tobytes()

@@ -1,0 +1,109 @@
+"""Reader: the storage plug-in that torch.distributed.checkpoint (DCP) reads with."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+)
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from ringleader.checkpoint import dtypes
+from ringleader.checkpoint.catalog import newest_here
+from ringleader.checkpoint.dcp_metadata import as_metadata
+from ringleader.checkpoint.manifest import Manifest, Place
+from ringleader.checkpoint.place_reader import PlaceReader
+from ringleader.checkpoint.storage import Storage, open_storage
+
+
+class Reader(StorageReader):
+    """Reads what each rank needs, each byte verified against the manifest.
+
+    Without ``found``, it reads the newest checkpoint in a folder that all ranks share.
+    """
+
+    def __init__(
+        self, root: str | os.PathLike[str], found: PlaceReader | None = None
+    ) -> None:
+        self.storage: Storage = open_storage(root)
+        self._found = found
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin another checkpoint; DCP calls it where a path is given."""
+        if checkpoint_id is not None:
+            self.storage = open_storage(checkpoint_id)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return False: DCP shall not choose this class by itself."""
+        return False
+
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
+        """Return the manifest in DCP's terms."""
+        return as_metadata(self._places().manifest)
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: object, **kwargs: object
+    ) -> None:
+        """Do nothing; the places are known from the manifest."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Copy what this rank needs into its tensors."""
+        reader = self._places()
+        places = as_metadata(reader.manifest).storage_data
+        wanted: dict[Place, list[ReadItem]] = {}
+        for item in plan.items:
+            wanted.setdefault(places[item.storage_index], []).append(item)
+        for place, data in reader.fetch(list(wanted)):
+            for item in wanted[place]:
+                _load_item(item, data, planner, reader.manifest)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _places(self) -> PlaceReader:
+        if self._found is None:
+            found = newest_here(self.storage)
+            self._found = PlaceReader(self.storage, found.folder, found.manifest)
+        return self._found
+
+
+def _load_item(item: ReadItem, data: bytes, planner: LoadPlanner, of: Manifest) -> None:
+    if item.type == LoadItemType.BYTE_IO:
+        planner.load_bytes(item, io.BytesIO(data))
+        return
+    index = item.storage_index
+    saved = of.tensors[index.fqn]
+    sizes = next(
+        c.sizes for c in saved.chunks if c.offsets == tuple(index.offset or ())
+    )
+    dtype = dtypes.dtype_of(saved.dtype)
+    chunk = (
+        torch.frombuffer(bytearray(data), dtype=dtype)
+        if data
+        else torch.empty(0, dtype=dtype)
+    )
+    part = chunk.reshape(sizes)
+    for dim, (begin, length) in enumerate(
+        zip(item.storage_offsets, item.lengths, strict=True)
+    ):
+        part = part.narrow(dim, begin, length)
+    target = planner.resolve_tensor(item).detach()
+    target.copy_(part)
+    planner.commit_tensor(item, target)

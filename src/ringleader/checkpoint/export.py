@@ -1,0 +1,122 @@
+"""Export: one safetensors file, or Hugging Face's layout, from the shards on disk."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import torch
+
+from ringleader.checkpoint import dtypes
+from ringleader.checkpoint.catalog import Found
+from ringleader.checkpoint.manifest import SavedTensor
+from ringleader.checkpoint.place_reader import DamagedCheckpoint, PlaceReader
+from ringleader.checkpoint.storage import FolderStorage, Storage, write
+from ringleader.errors import ConfigError
+from ringleader.wire import tensor_file
+from ringleader.wire.tensor_file import TensorSpec
+
+_MODEL = "model."
+_SHARD_BYTES = 5 << 30
+"""Size of the files in Hugging Face's layout."""
+
+_METADATA = {"format": "pt"}
+"""Without it, transformers refuses a file."""
+
+
+def export_file(storage: Storage, found: Found, target: Path) -> int:
+    """Write the model's weights to one safetensors file; return its tensors."""
+    tensors = _model_tensors(found)
+    _write_file(storage, found, target, tensors)
+    return len(tensors)
+
+
+def export_hugging_face(storage: Storage, found: Found, target: Path) -> int:
+    """Write the model's weights as ``transformers`` reads them; return the tensors.
+
+    A model above 5 GiB is split, with an index of which tensor is in which file. The
+    configuration and the tokenizer are the user's to add.
+    """
+    tensors = _model_tensors(found)
+    parts = _split(tensors)
+    if len(parts) == 1:
+        _write_file(storage, found, target / "model.safetensors", tensors)
+        return len(tensors)
+    index: dict[str, str] = {}
+    for number, part in enumerate(parts, 1):
+        name = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        _write_file(storage, found, target / name, part)
+        index |= dict.fromkeys(part, name)
+    total = sum(_spec(tensor).num_bytes for tensor in tensors.values())
+    text = msgspec.json.encode({"metadata": {"total_size": total}, "weight_map": index})
+    write(FolderStorage(target), "model.safetensors.index.json", [text])
+    return len(tensors)
+
+
+def _model_tensors(found: Found) -> dict[str, SavedTensor]:
+    """Return the model's tensors by the names that the plain model has."""
+    tensors = found.manifest.tensors
+    names = {n: t for n, t in tensors.items() if n.startswith(_MODEL)}
+    if not names:
+        raise ConfigError(f"{found.folder}: no model in this checkpoint")
+    return {name.removeprefix(_MODEL): tensor for name, tensor in names.items()}
+
+
+def _split(tensors: dict[str, SavedTensor]) -> list[dict[str, SavedTensor]]:
+    parts: list[dict[str, SavedTensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        num_bytes = _spec(tensor).num_bytes
+        if parts[-1] and size + num_bytes > _SHARD_BYTES:
+            parts.append({})
+            size = 0
+        parts[-1][name] = tensor
+        size += num_bytes
+    return parts
+
+
+def _write_file(
+    storage: Storage, found: Found, target: Path, tensors: dict[str, SavedTensor]
+) -> None:
+    header = tensor_file.header(
+        {name: _spec(tensor) for name, tensor in tensors.items()}, _METADATA
+    )
+
+    def pieces() -> Iterator[bytes | memoryview]:
+        yield header
+        for name, tensor in tensors.items():
+            yield _assembled(storage, found, name, tensor)
+
+    write(FolderStorage(target.parent), target.name, pieces())
+
+
+def _assembled(
+    storage: Storage, found: Found, name: str, tensor: SavedTensor
+) -> memoryview:
+    """Return a whole tensor from its chunks."""
+    dtype = dtypes.dtype_of(tensor.dtype)
+    whole = torch.empty(tensor.shape, dtype=dtype)
+    reader = PlaceReader(storage, found.folder, found.manifest)
+    for chunk in tensor.chunks:
+        data = reader.read_here(chunk.place)
+        if data is None:
+            path = os.path.join(str(storage), found.folder, chunk.place.file)
+            raise DamagedCheckpoint(
+                f"{path}: {name} is missing or damaged here; export on a machine that "
+                f"holds all shards, or load the checkpoint on all machines together"
+            )
+        if math.prod(chunk.sizes):
+            part = torch.frombuffer(bytearray(data), dtype=dtype).reshape(chunk.sizes)
+            box = tuple(
+                slice(begin, begin + size)
+                for begin, size in zip(chunk.offsets, chunk.sizes, strict=True)
+            )
+            whole[box] = part
+    return whole.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _spec(tensor: SavedTensor) -> TensorSpec:
+    return TensorSpec(tensor.dtype, tensor.shape)

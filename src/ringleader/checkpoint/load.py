@@ -1,0 +1,151 @@
+"""Loads the newest complete checkpoint, from whichever machines hold its parts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as load_state_dict
+
+from ringleader.checkpoint import catalog
+from ringleader.checkpoint import manifest as manifests
+from ringleader.checkpoint.byte_exchange import ByteExchange
+from ringleader.checkpoint.catalog import Candidate, Listed
+from ringleader.checkpoint.dcp_reader import Reader
+from ringleader.checkpoint.place_reader import DamagedCheckpoint, PlaceReader
+from ringleader.checkpoint.planners import LoadPlanner
+from ringleader.checkpoint.save import exchange_of
+from ringleader.checkpoint.storage import Storage, open_storage
+from ringleader.checkpoint.training_state import (
+    Optimizers,
+    restore_tensors,
+    restore_values,
+    template,
+    tensors_of,
+)
+from ringleader.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A checkpoint that was loaded: its step, and the values saved with it."""
+
+    step: int
+    path: str
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def load(
+    folder: str | os.PathLike[str],
+    model: nn.Module | None = None,
+    optimizer: Optimizers = None,
+    *,
+    step: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    **others: object,
+) -> Loaded | None:
+    """Load the newest complete checkpoint; None if there is none. All ranks call it.
+
+    The number of ranks and the way the model is sharded may differ from those that
+    saved it. What a machine lacks, it gets from another. A checkpoint that is damaged
+    on all machines is reported and the one before it is loaded; with ``step``, only
+    that one is tried.
+
+    Raises ConfigError if the checkpoint is of another model, or DamagedCheckpoint if
+    checkpoints exist but none is intact.
+    """
+    return load_state(folder, (model, optimizer), others, exchange_of(group), step)
+
+
+def load_state(
+    folder: str | os.PathLike[str],
+    targets: tuple[nn.Module | None, Optimizers],
+    others: dict[str, object],
+    exchange: ByteExchange,
+    step: int | None = None,
+) -> Loaded | None:
+    """Load into model, optimizer and other objects; see ``load``."""
+    storage = open_storage(folder)
+    found = _find(storage, exchange, step)
+    problems: list[str] = []
+    for candidate in found:
+        try:
+            return _load(candidate, storage, exchange, targets, others)
+        except DamagedCheckpoint as exc:
+            problems.append(str(exc))
+            _log.warning("%s; trying an older checkpoint", exc)
+    if problems:
+        text = "; ".join(problems)
+        raise DamagedCheckpoint(f"{storage}: no intact checkpoint: {text}")
+    if step is not None:
+        raise ConfigError(f"{storage}: no checkpoint of step {step}")
+    return None
+
+
+def _find(
+    storage: Storage, exchange: ByteExchange, step: int | None
+) -> list[Candidate]:
+    """Return the checkpoints to try, the newest first, the same on all ranks."""
+    listed, damaged = catalog.list_here(storage)
+    for sentence in damaged:
+        _log.warning("%s", sentence)
+    gathered = exchange.gather(msgspec.json.encode(listed))
+    listings = [msgspec.json.decode(g, type=list[Listed]) for g in gathered]
+    found = catalog.candidates(listings)
+    return [c for c in found if step is None or c.listed.step == step]
+
+
+def find_complete(storage: Storage, exchange: ByteExchange) -> list[Candidate]:
+    """Return the checkpoints whose files all exist on some machine, newest first."""
+    return [c for c in _find(storage, exchange, None) if not c.missing]
+
+
+def _load(
+    candidate: Candidate,
+    storage: Storage,
+    exchange: ByteExchange,
+    targets: tuple[nn.Module | None, Optimizers],
+    others: dict[str, object],
+) -> Loaded:
+    name = candidate.listed.folder
+    if candidate.missing:
+        files = ", ".join(candidate.missing[:3])
+        raise DamagedCheckpoint(f"{name}: {files} is missing on all machines")
+    source = candidate.manifest_holders[0]
+    path = f"{name}/{manifests.NAME}"
+    mine = storage.read(path) if exchange.rank == source else b""
+    manifest = manifests.decode(exchange.broadcast(mine, source))
+    state = {**tensors_of(*targets), **template(manifest, others, exchange.rank)}
+    reader = PlaceReader(storage, name, manifest, exchange, candidate.holders)
+    _read(state, Reader(str(storage), reader), exchange)
+    restore_tensors(*targets, state)
+    same_size = manifest.world_size == exchange.size
+    rest = restore_values(state, others, exchange.rank, same_size)
+    return Loaded(manifest.step, f"{storage}/{name}", rest)
+
+
+def _read(state: dict[str, Any], reader: Reader, exchange: ByteExchange) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            load_state_dict(
+                state,
+                storage_reader=reader,
+                planner=LoadPlanner(),
+                process_group=exchange.group,
+                no_dist=exchange.group is None,
+            )
+    except CheckpointException as exc:
+        rank, (cause, _) = min(exc.failures.items())
+        if isinstance(cause, DamagedCheckpoint):
+            raise cause from None
+        raise ConfigError(f"cannot load the checkpoint: rank {rank}: {cause}") from exc

@@ -1,0 +1,180 @@
+"""PlaceReader fetches verified bytes of a checkpoint, from this machine or another."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ringleader.checkpoint.byte_exchange import ByteExchange, Transfer
+from ringleader.checkpoint.manifest import Manifest, Place
+from ringleader.checkpoint.storage import Storage
+from ringleader.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+_WAVE_BYTES = 64 << 20
+"""Bytes that a rank receives from others before it uses them."""
+
+
+class DamagedCheckpoint(ConfigError):
+    """Bytes of a checkpoint are missing or damaged on all machines."""
+
+
+class _Request(msgspec.Struct, frozen=True):
+    place: Place
+    not_from: list[int]
+    """Ranks whose machine has no intact copy."""
+
+
+class PlaceReader:
+    """Reads places of one checkpoint; with an exchange, all ranks must fetch together.
+
+    ``holders`` names the ranks whose machine holds a file.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        folder: str,
+        manifest: Manifest,
+        exchange: ByteExchange | None = None,
+        holders: dict[str, list[int]] | None = None,
+    ) -> None:
+        self.manifest = manifest
+        self._storage = storage
+        self._folder = folder
+        self._exchange = exchange or ByteExchange(None)
+        self._holders = holders or {}
+
+    def fetch(self, places: Sequence[Place]) -> Iterator[tuple[Place, bytes]]:
+        """Return the bytes of the places, in any order.
+
+        Raises DamagedCheckpoint, on all ranks, if no machine has intact bytes that one
+        of them needs.
+        """
+        missing: list[Place] = []
+        for place in places:
+            data = self.read_here(place)
+            if data is None:
+                missing.append(place)
+            else:
+                yield place, data
+        yield from self._fetch_from_others(missing)
+
+    def read_here(self, place: Place) -> bytes | None:
+        """Return bytes of a file of this machine; None if missing or damaged."""
+        data = self._read_piece(place, 0, place.num_bytes)
+        if data is not None and hashlib.sha256(data).hexdigest() == place.sha256:
+            return data
+        if data is not None:
+            _log.warning("%s is damaged: looking for another copy", self._path(place))
+        return None
+
+    def _fetch_from_others(
+        self, places: Sequence[Place]
+    ) -> Iterator[tuple[Place, bytes]]:
+        me = self._exchange.rank
+        wanted = [_Request(place, [me]) for place in places]
+        while True:
+            encoded = self._exchange.gather(msgspec.json.encode(wanted))
+            requests = [msgspec.json.decode(e, type=list[_Request]) for e in encoded]
+            if not any(requests):
+                return
+            sources = self._sources(requests)
+            wanted = []
+            for wave in _waves(sources):
+                received = self._receive(wave)
+                for _, request, source in (w for w in wave if w[0] == me):
+                    data = bytes(received[_name(request.place)])
+                    if hashlib.sha256(data).hexdigest() == request.place.sha256:
+                        yield request.place, data
+                    else:
+                        refused = [*request.not_from, source]
+                        wanted.append(_Request(request.place, refused))
+
+    def _sources(
+        self, requests: list[list[_Request]]
+    ) -> list[tuple[int, _Request, int]]:
+        """Choose a source for each request of each rank; the same on all ranks."""
+        found: list[tuple[int, _Request, int]] = []
+        for rank, wanted in enumerate(requests):
+            for number, request in enumerate(wanted):
+                holders = self._holders.get(request.place.file, [])
+                usable = [r for r in holders if r not in request.not_from]
+                if not usable:
+                    raise DamagedCheckpoint(self._lost(request.place, rank))
+                found.append((rank, request, usable[(rank + number) % len(usable)]))
+        return found
+
+    def _receive(self, wave: list[tuple[int, _Request, int]]) -> dict[str, bytearray]:
+        """Run the transfers of a wave; return what came to this rank, by name."""
+        places = {_name(request.place): request.place for _, request, _ in wave}
+        received: dict[str, bytearray] = {name: bytearray() for name in places}
+
+        def read(transfer: Transfer, begin: int, num_bytes: int) -> bytes:
+            piece = self._read_piece(places[transfer.name], begin, num_bytes)
+            # The digest of zeros is wrong, so the target asks somebody else.
+            return piece if piece is not None else bytes(num_bytes)
+
+        self._exchange.transfer(
+            [
+                Transfer(source, rank, _name(request.place), request.place.num_bytes)
+                for rank, request, source in wave
+            ],
+            read,
+            lambda transfer, piece: received[transfer.name].extend(piece),
+        )
+        return received
+
+    def _read_piece(self, place: Place, begin: int, num_bytes: int) -> bytes | None:
+        path = f"{self._folder}/{place.file}"
+        try:
+            data = self._storage.read(path, place.begin + begin, num_bytes)
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            _log.warning("%s cannot be read: %s", self._path(place), exc.strerror)
+            return None
+        return data if len(data) == num_bytes else None
+
+    def _path(self, place: Place) -> str:
+        return f"{self._storage}/{self._folder}/{place.file}"
+
+    def _lost(self, place: Place, rank: int) -> str:
+        names = [name for name, at in _named_places(self.manifest) if at == place]
+        holders = self._holders.get(place.file, [])
+        where = f"damaged on the machines of ranks {holders}" if holders else "missing"
+        return (
+            f"{self._folder}/{place.file} is {where}: rank {rank} cannot load "
+            f"{', '.join(names[:3]) or 'a value'}"
+        )
+
+
+def _waves(
+    sources: list[tuple[int, _Request, int]],
+) -> Iterator[list[tuple[int, _Request, int]]]:
+    """Split the transfers so that no rank receives more than the limit in a wave."""
+    waves: list[list[tuple[int, _Request, int]]] = []
+    sums: dict[int, int] = {}
+    for transfer in sources:
+        rank, request, _ = transfer
+        begun = sums.get(rank, 0)
+        sums[rank] = begun + request.place.num_bytes
+        number = begun // _WAVE_BYTES
+        waves += [[] for _ in range(number + 1 - len(waves))]
+        waves[number].append(transfer)
+    yield from (wave for wave in waves if wave)
+
+
+def _name(place: Place) -> str:
+    return f"{place.file}:{place.begin}:{place.num_bytes}"
+
+
+def _named_places(manifest: Manifest) -> Iterator[tuple[str, Place]]:
+    for name, tensor in manifest.tensors.items():
+        for chunk in tensor.chunks:
+            yield name, chunk.place
+    yield from manifest.values.items()

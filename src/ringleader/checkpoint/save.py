@@ -1,0 +1,137 @@
+"""Saves a checkpoint from all ranks, without a shared disk.
+
+1. DCP plans which rank saves what; each rank writes its shard.
+2. Each machine sends its shards to the next one, which verifies its copies.
+3. Each machine writes the manifest. Until then, nobody sees the new files.
+4. Old checkpoints are removed, when all machines have the new one.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import save as save_state_dict
+
+from ringleader.checkpoint import manifest as manifests
+from ringleader.checkpoint.agreement import together
+from ringleader.checkpoint.byte_exchange import ByteExchange
+from ringleader.checkpoint.catalog import checkpoint_name
+from ringleader.checkpoint.copies import send_copies
+from ringleader.checkpoint.dcp_writer import Writer
+from ringleader.checkpoint.manifest import Manifest
+from ringleader.checkpoint.planners import SavePlanner
+from ringleader.checkpoint.retention import remove_old
+from ringleader.checkpoint.shared_folders import find_disks
+from ringleader.checkpoint.storage import Storage, open_storage, write
+from ringleader.checkpoint.training_state import Optimizers, State, collect
+from ringleader.errors import ConfigError
+
+KEEP = 3
+"""Checkpoints that are kept unless the caller says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint that was saved; ``path`` is its folder on this machine."""
+
+    step: int
+    path: str
+    num_bytes: int
+
+
+def save(
+    folder: str | os.PathLike[str],
+    step: int,
+    model: nn.Module | None = None,
+    optimizer: Optimizers = None,
+    *,
+    keep: int = KEEP,
+    group: dist.ProcessGroup | None = None,
+    **others: object,
+) -> Saved:
+    """Save the training state after ``step``; all ranks of the group call it.
+
+    ``others`` are objects with ``state_dict`` (a scheduler, a sampler) and values (an
+    epoch, a best loss). ``folder`` may be on a disk of each machine, on one that they
+    share, or a URL that fsspec knows. The newest ``keep`` checkpoints stay.
+
+    Raises ConfigError on all ranks, with the rank and the reason, if one of them cannot
+    save; earlier checkpoints stay as they are.
+    """
+    exchange = exchange_of(group)
+    state = collect(model, optimizer, others, exchange.rank)
+    return write_state(folder, step, state, keep, exchange)
+
+
+def exchange_of(group: dist.ProcessGroup | None) -> ByteExchange:
+    """Return the exchange of a group, by default of all ranks."""
+    if group is None and dist.is_available() and dist.is_initialized():
+        group = dist.group.WORLD
+    return ByteExchange(group)
+
+
+def write_state(
+    folder: str | os.PathLike[str],
+    step: int,
+    state: State,
+    keep: int,
+    exchange: ByteExchange,
+) -> Saved:
+    """Save a state that was collected; all ranks call it."""
+    if not 0 <= step < 1 << 53 or keep < 1:
+        raise ConfigError(f"step {step}, keep {keep}: step >= 0 and keep >= 1 needed")
+    storage = open_storage(folder)
+    disks = find_disks(storage, exchange)
+    manifest = _write_shards(folder, step, state, exchange)
+    name = checkpoint_name(step, manifest.id)
+    leads = disks[exchange.rank] == exchange.rank
+    try:
+        send_copies(storage, name, manifest, exchange, disks)
+    except ConfigError:
+        if leads:
+            storage.remove(name)
+        raise
+    together(
+        exchange,
+        "write the manifest",
+        lambda: _publish(storage, name, manifest) if leads else None,
+    )
+    if leads:
+        remove_old(storage, keep, name)
+    return Saved(step, f"{storage}/{name}", manifest.num_bytes)
+
+
+def _write_shards(
+    folder: str | os.PathLike[str], step: int, state: State, exchange: ByteExchange
+) -> Manifest:
+    """Write the shard of this rank; return the manifest, on all ranks."""
+    writer = Writer(folder, step, publish=False)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            save_state_dict(
+                state,
+                storage_writer=writer,
+                planner=SavePlanner(),
+                process_group=exchange.group,
+                no_dist=exchange.group is None,
+            )
+    except CheckpointException as exc:
+        raise ConfigError(_reasons(exc)) from exc
+    mine = manifests.encode(writer.manifest) if writer.manifest else b""
+    return manifests.decode(exchange.broadcast(mine, 0))
+
+
+def _publish(storage: Storage, name: str, manifest: Manifest) -> None:
+    write(storage, f"{name}/{manifests.NAME}", [manifests.encode(manifest)])
+
+
+def _reasons(exc: CheckpointException) -> str:
+    failures = exc.failures.items()
+    texts = [f"rank {rank}: {failure[0]}" for rank, failure in sorted(failures)]
+    return f"cannot save a checkpoint: {'; '.join(texts)}"

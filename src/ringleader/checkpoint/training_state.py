@@ -1,0 +1,181 @@
+"""Training state as DCP's nested dict: model, optimizer, other objects, random numbers.
+
+Model and optimizer become tensors under the names of the plain model, whichever way
+they are sharded (torch's ``get_state_dict``). Schedulers, samplers and values are small
+and become one encoded value each. What differs between the ranks, such as the state of
+random generators, is stored for each rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.optim import Optimizer
+
+from ringleader.checkpoint import values
+from ringleader.checkpoint.manifest import Manifest
+from ringleader.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+Optimizers = Optimizer | list[Optimizer] | None
+State = dict[str, Any]
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object whose state is saved: a scheduler, a sampler, a data loader."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state: Any) -> object:  # noqa: ANN401  # as torch's
+        """Take over a state."""
+        ...
+
+
+def collect(
+    model: nn.Module | None,
+    optimizer: Optimizers,
+    others: Mapping[str, object],
+    rank: int,
+) -> State:
+    """Return all that is saved; the tensors are the live ones, not copies."""
+    state = tensors_of(model, optimizer)
+    of_rank: State = {"random": random_states()}
+    shared: State = {}
+    for name, other in others.items():
+        content = other.state_dict() if isinstance(other, Stateful) else other
+        (of_rank if is_per_rank(other) else shared)[name] = content
+    state["values"] = {name: _encoded(name, value) for name, value in shared.items()}
+    state["ranks"] = {
+        str(rank): {name: _encoded(name, value) for name, value in of_rank.items()}
+    }
+    return state
+
+
+def tensors_of(model: nn.Module | None, optimizer: Optimizers) -> State:
+    """Return the state of model and optimizer, sharded as they are."""
+    if model is None:
+        if optimizer is not None:
+            raise ConfigError("an optimizer is saved together with its model")
+        return {}
+    if optimizer is None:
+        return {"model": get_model_state_dict(model)}
+    weights, moments = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": moments}
+
+
+def restore_tensors(
+    model: nn.Module | None, optimizer: Optimizers, state: State
+) -> None:
+    """Put loaded tensors into model and optimizer."""
+    if model is not None and optimizer is None:
+        set_model_state_dict(model, state["model"])
+    elif model is not None and optimizer is not None:
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+
+
+def template(manifest: Manifest, others: Mapping[str, object], rank: int) -> State:
+    """Return the nested dict into which the values of a checkpoint are loaded.
+
+    Raises ConfigError if the checkpoint lacks the state of an object.
+    """
+    shared = names_under(manifest, "values")
+    of_rank = names_under(manifest, "ranks", str(rank))
+    for name, other in others.items():
+        if name not in shared and not is_per_rank(other):
+            known = ", ".join(sorted(shared)) or "nothing else"
+            raise ConfigError(f"no {name!r} in this checkpoint; it holds {known}")
+    return {
+        "values": dict.fromkeys(shared, b""),
+        "ranks": {str(rank): dict.fromkeys(of_rank, b"")},
+    }
+
+
+def names_under(manifest: Manifest, *path: str) -> list[str]:
+    """Return the keys of the values under a path of keys."""
+    depth = len(path)
+    return [
+        str(keys[depth])
+        for name, keys in manifest.paths.items()
+        if name in manifest.values and keys[:depth] == path and len(keys) == depth + 1
+    ]
+
+
+def restore_values(
+    state: State, others: Mapping[str, object], rank: int, same_size: bool
+) -> dict[str, Any]:
+    """Give the objects their states; return the values that are no object's."""
+    rest = {name: values.decode(data) for name, data in state["values"].items()}
+    of_rank = state["ranks"][str(rank)] if same_size else {}
+    for name, other in others.items():
+        if is_per_rank(other):
+            if name in of_rank:
+                _load(name, other, values.decode(of_rank[name]))
+            else:
+                _log.warning("%s begins anew: it belongs to its number of ranks", name)
+        elif name in rest:
+            _load(name, other, rest.pop(name))
+    if "random" in of_rank:
+        restore_random_states(values.decode(of_rank["random"]))
+    return rest
+
+
+def is_per_rank(other: object) -> bool:
+    """True if each rank has a state of its own, as error feedback has."""
+    return bool(getattr(other, "state_is_per_rank", False))
+
+
+def random_states() -> State:
+    """Return the states of all random generators of this process."""
+    states: State = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),  # the state of users' programs
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def restore_random_states(states: State) -> None:
+    """Continue the random numbers where they were."""
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    cuda = states.get("cuda", [])
+    if cuda and torch.cuda.is_available() and len(cuda) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(cuda)
+
+
+def _encoded(name: str, value: object) -> bytes:
+    try:
+        return values.encode(value)
+    except ConfigError as exc:
+        raise ConfigError(f"{name}: {exc}") from None
+
+
+def _load(name: str, other: object, state: object) -> None:
+    if not isinstance(other, Stateful):
+        text = f"{name!r} is a {type(other).__name__} without load_state_dict"
+        raise ConfigError(f"{text}; values that were saved are in the result's .values")
+    other.load_state_dict(state)

@@ -1,0 +1,181 @@
+"""``ringleader checkpoint``: list, verify, export or prune checkpoints."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ringleader.cli.terminal import exit_on_error
+from ringleader.errors import ConfigError
+
+if TYPE_CHECKING:  # torch takes a second to import, which --help must not wait for
+    from ringleader.checkpoint.catalog import Found
+    from ringleader.checkpoint.inspection import Report
+    from ringleader.checkpoint.storage import Storage
+
+
+class Action(StrEnum):
+    """What to do."""
+
+    LIST = "list"
+    VERIFY = "verify"
+    EXPORT = "export"
+    PRUNE = "prune"
+
+
+def checkpoint(  # noqa: PLR0913 - one parameter per option of the command
+    action: Annotated[Action, typer.Argument(help="What to do.")],
+    folder: Annotated[str, typer.Argument(help="Folder of the checkpoints, or a URL.")],
+    step: Annotated[
+        int | None,
+        typer.Option(min=0, help="Take this step, not the newest (verify: not all)."),
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(help="export: the file, or with --hugging-face the directory."),
+    ] = None,
+    hugging_face: Annotated[
+        bool,
+        typer.Option(
+            "--hugging-face", help="export: write the layout of transformers."
+        ),
+    ] = False,
+    keep: Annotated[
+        int, typer.Option(min=1, help="prune: how many checkpoints stay.")
+    ] = 1,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON.")
+    ] = False,
+) -> None:
+    """List, verify, export or prune the checkpoints in a folder.
+
+    It sees the files of this machine. Without a shared folder, each machine
+    holds its own shards and those of one other machine.
+    """
+    with exit_on_error("checkpoint"):
+        from ringleader.checkpoint.storage import open_storage
+
+        storage = open_storage(folder)
+        if action is Action.LIST:
+            _list(storage, as_json=as_json)
+        elif action is Action.VERIFY:
+            _verify(storage, step, as_json=as_json)
+        elif action is Action.EXPORT:
+            _export(storage, step, to, hugging_face=hugging_face, as_json=as_json)
+        else:
+            _prune(storage, keep, as_json=as_json)
+
+
+def _list(storage: Storage, *, as_json: bool) -> None:
+    from ringleader.checkpoint.inspection import inspect
+
+    reports = inspect(storage)
+    if as_json:
+        typer.echo(json.dumps([_as_dict(report) for report in reports], indent=2))
+        return
+    if not reports:
+        raise ConfigError(f"{storage}: no checkpoints here")
+    table = Table("folder", "step", "saved", "MB", "ranks", "files here", box=None)
+    for report in reports:
+        each = _as_dict(report)
+        if report.found is None:
+            table.add_row(report.folder, "", report.problem)
+        else:
+            files = f"{each['files_here']} of {each['files']}"
+            saved = str(each["created"])[:19].replace("T", " ")
+            megabytes = f"{report.found.manifest.num_bytes / 1e6:.1f}"
+            ranks = str(each["ranks"])
+            table.add_row(
+                report.folder, str(each["step"]), saved, megabytes, ranks, files
+            )
+    Console(soft_wrap=True).print(table)
+
+
+def _as_dict(report: Report) -> dict[str, object]:
+    if report.found is None:
+        return {"folder": report.folder, "problem": report.problem}
+    kept = report.found.manifest
+    return {
+        "folder": report.folder,
+        "step": kept.step,
+        "created": kept.created,
+        "bytes": kept.num_bytes,
+        "ranks": kept.world_size,
+        "files": len(kept.files),
+        "files_here": report.held,
+    }
+
+
+def _verify(storage: Storage, step: int | None, *, as_json: bool) -> None:
+    from ringleader.checkpoint.inspection import inspect, verify
+
+    reports = [r for r in inspect(storage) if step in (None, _step(r))]
+    if not reports:
+        raise ConfigError(f"{storage}: no checkpoint{_of(step)} here")
+    results: list[dict[str, object]] = []
+    for report in reports:
+        problems = [report.problem] if report.found is None else []
+        if report.found is not None:
+            problems = verify(storage, report.found)
+        results.append({"folder": report.folder, "problems": problems})
+        if not as_json:
+            typer.echo(f"{report.folder}: {'; '.join(problems) or 'intact'}")
+    if as_json:
+        typer.echo(json.dumps(results, indent=2))
+    if any(result["problems"] for result in results):
+        raise typer.Exit(1)
+
+
+def _export(
+    storage: Storage,
+    step: int | None,
+    to: Path | None,
+    *,
+    hugging_face: bool,
+    as_json: bool,
+) -> None:
+    from ringleader.checkpoint.export import export_file, export_hugging_face
+
+    found = _find(storage, step)
+    target = to or Path("." if hugging_face else "model.safetensors")
+    export = export_hugging_face if hugging_face else export_file
+    count = export(storage, found, target)
+    if as_json:
+        done = {"step": found.manifest.step, "tensors": count, "path": str(target)}
+        typer.echo(json.dumps(done))
+    else:
+        typer.echo(f"{target}: {count} tensors of step {found.manifest.step}")
+
+
+def _prune(storage: Storage, keep: int, *, as_json: bool) -> None:
+    from ringleader.checkpoint.retention import remove_old
+
+    removed = remove_old(storage, keep, _find(storage, None).folder)
+    if as_json:
+        typer.echo(json.dumps(removed))
+    else:
+        typer.echo(f"removed: {', '.join(removed) or 'nothing'}")
+
+
+def _find(storage: Storage, step: int | None) -> Found:
+    """Return the newest checkpoint, or the newest of a step."""
+    from ringleader.checkpoint.inspection import inspect
+
+    for report in inspect(storage):
+        if report.found is not None and step in (None, _step(report)):
+            return report.found
+    raise ConfigError(f"{storage}: no checkpoint{_of(step)} here")
+
+
+def _step(report: Report) -> int | None:
+    return report.found.manifest.step if report.found is not None else None
+
+
+def _of(step: int | None) -> str:
+    return "" if step is None else f" of step {step}"
