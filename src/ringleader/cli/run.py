@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ringleader import settings
 from ringleader.cli.run_job import RunPlan, run_job
+from ringleader.cli.tls_options import TlsCa, TlsCert, TlsKey, use_tls
 from ringleader.errors import ConfigError, RingleaderError
 from ringleader.node.launch.agent_settings import agent_config
 from ringleader.node.launch.fork_server import can_fork
@@ -136,6 +137,9 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             "--plaintext", help="Do not encrypt tensors; only for a trusted network."
         ),
     ] = False,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     compress: Annotated[
         str,
         typer.Option(
@@ -177,6 +181,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
         if tensor_port:
             settings.export({"RINGLEADER_PORTS": tensor_port})
         settings.tensor_ports()  # before anything starts
+        use_tls(tls_ca, tls_cert, tls_key, plaintext=plaintext)
         if backend:
             settings.export({"RINGLEADER_DEFAULT": _check_backend(backend)})
         program = find_program(script, args or [], is_module=module)

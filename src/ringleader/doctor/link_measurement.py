@@ -140,7 +140,8 @@ class LinkMeasurer:
         ours = self.handshake.credentials
         raw.settimeout(max(0.01, limit.left_s()))
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with ours.client.wrap_socket(raw, server_hostname=ours.server_name()) as sock:
+        name = ours.server_name(host=raw.getpeername()[0])
+        with ours.client.wrap_socket(raw, server_hostname=name) as sock:
             ours.check_alpn(sock)
             ours.verify(sock.getpeercert(True), expect=node)
             return measure_sending(sock, limit, peer=node)

@@ -186,7 +186,7 @@ async def _shake_hands(
         sock=sock,
         limit=framing.MAX_BYTES,
         ssl=ours.client,
-        server_hostname=ours.server_name(),
+        server_hostname=ours.server_name(host=address[0]),
         ssl_shutdown_timeout=TLS_SHUTDOWN_S,
     )
     try:

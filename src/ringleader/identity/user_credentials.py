@@ -67,6 +67,13 @@ class UserCredentials:
         """
         return Secret(self._derive("mdns"))
 
+    def coordinator_key(self) -> Secret[bytes]:
+        """Return the key of this cluster's namespace at a coordinator.
+
+        As ``mdns_key``; who may speak to the coordinator, certificates decide.
+        """
+        return Secret(self._derive("coordinator"))
+
     @property
     def title(self) -> str:
         """The name of the authority, for people."""

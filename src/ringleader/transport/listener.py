@@ -146,7 +146,7 @@ class Listener:
             if not tcp_socket.has_hung_up(connection.sock):
                 return connection
             connection.sock.close()
-            self.note_rejection(f"{connection.address}: hung up while it waited")
+            self._note_rejection(f"{connection.address}: hung up while it waited")
         return None
 
     def _poll(self, deadline: Deadline) -> None:
@@ -173,7 +173,7 @@ class Listener:
             except BlockingIOError:
                 return
             except OSError as exc:  # no descriptor left, or the peer is gone already
-                self.note_rejection(f"a connection was not accepted: {exc.strerror}")
+                self._note_rejection(f"a connection was not accepted: {exc.strerror}")
                 time.sleep(ACCEPT_RETRY_S)
                 return
             host, name = "", "this host"
@@ -183,7 +183,7 @@ class Listener:
                 self._begin_handshake(sock, host, name)
             except (OSError, PeerError) as exc:
                 sock.close()
-                self.note_rejection(f"{name}: {exc}")
+                self._note_rejection(f"{name}: {exc}")
 
     def _begin_handshake(self, sock: socket.socket, host: str, name: str) -> None:
         """Add a pending connection and read at once: its hello may be here already."""
@@ -267,7 +267,7 @@ class Listener:
             if len(self._parked) < MAX_PARKED:
                 self._parked.append(connection)
                 return
-        self.note_rejection(f"{connection.address}: too many connections wait")
+        self._note_rejection(f"{connection.address}: too many connections wait")
         connection.sock.close()
 
     def _drop_closed(self) -> None:
@@ -278,10 +278,9 @@ class Listener:
     def _refuse(self, pending: PendingConnection, why: str) -> None:
         self._pending.remove(pending)
         tcp_socket.close_gently(pending.sock)
-        self.note_rejection(why)
+        self._note_rejection(why)
 
-    def note_rejection(self, why: str) -> None:
-        """Remember why a connection was refused, for the errors of those who wait."""
+    def _note_rejection(self, why: str) -> None:
         self.rejected = [*self.rejected[1 - MAX_REJECTIONS :], why]
         self._num_rejected += 1
 

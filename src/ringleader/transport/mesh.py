@@ -226,7 +226,6 @@ class _Builder:
                 # It will dial again or give up; in both cases we go on.
                 connection.sock.close()
                 self.mesh.notes[connection.hello.from_rank] = str(exc)
-                self.listener.note_rejection(str(exc))
             except BaseException:
                 connection.sock.close()
                 raise
@@ -340,6 +339,8 @@ class _Builder:
             f"{where} {why}; is it started, with the same peer list in the same "
             "order as ours?"
         )
+        if note := self.mesh.notes.get(rank):
+            text += f" It was {note.partition(': ')[2]}"
         is_alone = not self.config.endpoints[self.config.rank].channel
         if is_alone and (others := self.listener.num_parked()):
             text += f" {others} connections wait here for a group with another list"

@@ -26,6 +26,7 @@ from ringleader.errors import (
 )
 from ringleader.identity.cluster_secret import ClusterSecret
 from ringleader.identity.credentials import Credentials
+from ringleader.identity.node_credentials import NodeCredentials
 from ringleader.identity.node_key import NodeKey
 from ringleader.identity.secret_value import Secret
 from ringleader.ids import Incarnation, NodeId
@@ -247,7 +248,9 @@ def test_a_stranger_is_shown_no_certificate(sni: str | None) -> None:
 
 
 def test_a_server_name_works_only_once() -> None:
-    async def open_tls(at: Host, credentials: Credentials, server_name: str) -> None:
+    async def open_tls(
+        at: Host, credentials: NodeCredentials, server_name: str
+    ) -> None:
         _, writer = await asyncio.open_connection(
             HERE, at.port, ssl=credentials.client, server_hostname=server_name
         )

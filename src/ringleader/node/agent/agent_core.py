@@ -86,7 +86,7 @@ class AgentCore:
             self._set_payload,
             lambda node, name: self.directory.dial(node, Purpose.STORE, name),
             WorkerConfig(
-                str(identity.credentials_file),
+                identity.worker_credentials,
                 local,
                 timing.dead_after_s + timing.patience_s,
             ),
@@ -128,6 +128,8 @@ class AgentCore:
         try:
             port: int = sock.getsockname()[1]
             local = LocalNode.measure(identity.node, config, port)
+            if local.addresses:  # with the user's certificate: is it for one of them?
+                identity.credentials.announceable(local.addresses)
             return cls(identity, config, local, sock, build_snapshot)
         except BaseException:
             sock.close()

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ringleader.identity.certificates.rotation import RotatingPem
+from ringleader.identity.user_credentials import UserCredentials
 from ringleader.node.agent.agent_identity import AgentIdentity
 from ringleader.node.agent.local_node import LocalNode
 from ringleader.node.peering.coordinator_link import CoordinatorLink
 from ringleader.node.protocol.agent_config import AgentConfig
-from ringleader.settings.tls_files import tls_files
 
 if TYPE_CHECKING:
     from ringleader.coordinator.grpc_tls import TlsSource
@@ -37,8 +36,7 @@ def link_to_coordinator(
 
 def _certificates(identity: AgentIdentity) -> TlsSource:
     """Return the user's own certificates, or else those of the cluster."""
-    files = tls_files()
-    if files is not None:
-        return RotatingPem.of(files).current
+    if isinstance(identity.credentials, UserCredentials):
+        return identity.credentials.pem
     pem = identity.credentials.pem()
     return lambda: pem

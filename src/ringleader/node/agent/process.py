@@ -24,6 +24,7 @@ from ringleader.node.protocol import framing
 from ringleader.node.protocol.agent_config import CONFIG, AgentConfig
 from ringleader.node.protocol.local_requests import RequestDone, RequestFailed
 from ringleader.node.protocol.socket_handover import take_socket
+from ringleader.settings.tls_files import tls_files
 
 LEAVE_S = 2.0
 """Limit for leaving the cluster when the agent ends."""
@@ -35,7 +36,9 @@ async def run_agent(sock: socket.socket, config: AgentConfig) -> int:
     reader, writer = await asyncio.open_connection(sock=sock)
     with contextlib.ExitStack() as stack:
         try:
-            identity = stack.enter_context(AgentIdentity.claim(config.home))
+            identity = stack.enter_context(
+                AgentIdentity.claim(config.home, tls_files())
+            )
             core = AgentCore.listen(identity, config, build_snapshot)
             await core.start()
         except (RingleaderError, OSError) as exc:

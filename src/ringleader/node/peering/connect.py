@@ -100,7 +100,7 @@ async def _connect_one(
                 *address,
                 limit=framing.MAX_BYTES,
                 ssl=handshake.credentials.client,
-                server_hostname=handshake.credentials.server_name(),
+                server_hostname=handshake.credentials.server_name(host=address[0]),
                 ssl_handshake_timeout=HANDSHAKE_S,
                 ssl_shutdown_timeout=TLS_SHUTDOWN_S,
             )

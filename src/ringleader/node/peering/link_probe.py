@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, PeerError, PeerUnreachable, ProtocolError
-from ringleader.identity.credentials import Credentials
+from ringleader.identity.node_credentials import NodeCredentials
 from ringleader.ids import NodeId
 from ringleader.node.peering.peer_connection import PeerConnection, connection_error
 from ringleader.node.protocol import framing
@@ -35,7 +35,7 @@ SHARED_MEMORY = LinkProfile(1e-6, 5e9, 5e9)
 class LinkProbe:
     """The probes of one node. Lives on the event loop of the agent."""
 
-    credentials: Credentials
+    credentials: NodeCredentials
     ports: range
     """Ports to listen on, as ranks do; port 0 is any free one."""
     _busy: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -101,7 +101,8 @@ class LinkProbe:
     ) -> LinkProfile:
         ours = self.credentials
         context = ours.server if is_server else ours.client
-        name = None if is_server else ours.server_name()
+        host = raw.getpeername()[0]
+        name = None if is_server else ours.server_name(host=host)
         try:
             raw.settimeout(deadline.left_s())
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

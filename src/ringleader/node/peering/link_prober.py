@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from ringleader.errors import PeerError
-from ringleader.identity.credentials import Credentials
+from ringleader.identity.node_credentials import NodeCredentials
 from ringleader.ids import NodeId
 from ringleader.node.peering import link_plan
 from ringleader.node.peering.link_probe import LinkProbe
@@ -21,7 +21,7 @@ class LinkProber:
     """The measured links of this node. Lives on the event loop of the agent."""
 
     mine: NodeId
-    credentials: Credentials
+    credentials: NodeCredentials
     dial: Callable[[NodeId], Awaitable[PeerConnection]]
     on_measured: Callable[[], None]
     ports: range

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 
 from ringleader.errors import ProtocolError
-from ringleader.identity.credentials import Credentials
+from ringleader.identity.node_credentials import NodeCredentials
 from ringleader.ids import NodeId
 from ringleader.node.protocol.hello import AgentHello
 
 
 def authenticate(
-    credentials: Credentials, writer: asyncio.StreamWriter, expect: NodeId | None
+    credentials: NodeCredentials, writer: asyncio.StreamWriter, expect: NodeId | None
 ) -> NodeId:
     """Return the node at the other end of a finished TLS handshake.
 

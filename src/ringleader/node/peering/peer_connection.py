@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ringleader.errors import PeerError, PeerUnreachable, PeerUntrusted
 from ringleader.identity.certificates import tls_errors
-from ringleader.identity.credentials import Credentials
+from ringleader.identity.node_credentials import NodeCredentials
 from ringleader.ids import NodeId
 from ringleader.node.protocol.hello import AgentHello
 
@@ -45,7 +45,7 @@ class PeerConnection:
 class HandshakeContext:
     """Credentials and hello for the handshake, in both directions."""
 
-    credentials: Credentials
+    credentials: NodeCredentials
     hello: Callable[[str, str], AgentHello]
     """Makes our hello from (purpose, subject)."""
 
