@@ -52,7 +52,8 @@ FLAGS = {
     "doctor": "--peer --interface --port --tensor-port --seconds --json",
     "checkpoint": "action folder --step --to --hugging-face --keep --json",
     "serve": "task --workers --rounds --pin --pin-file --host --port --url --http "
-    "--open --out --mode --steps --staleness --quorum --round-timeout --elastic "
+    "--tls-cert --tls-key --open --out --mode --steps --staleness --quorum "
+    "--round-timeout --elastic "
     "--scale-rate --no-scale-rate --warmup --aggregate --clip --max-move --outer "
     "--batch-size --seed --codec --weights-codec --checkpoint-every",
     "work": "link --pin --pin-file --server --server-file --task --name --device "

@@ -25,6 +25,7 @@ from torch import nn
 
 from ringleader.identity import server_key
 from ringleader.identity.secret_value import Secret
+from ringleader.identity.server_certificate import ServerCertificate
 from ringleader.paramserver.protocol import bodies, join_link
 from ringleader.paramserver.protocol.bodies import Update
 from ringleader.paramserver.protocol.manifest import Manifest
@@ -199,6 +200,7 @@ def server(  # noqa: PLR0913 # each is named where it is given
     every: int = 3,
     what: Task | None = None,
     host: str = "127.0.0.1",
+    certificate: ServerCertificate | None = None,
     **plan: object,
 ) -> Iterator[Server]:
     """Serve until the block ends."""
@@ -210,7 +212,8 @@ def server(  # noqa: PLR0913 # each is named where it is given
     run = open_run(what or task(), chosen, options)
     listener = ListenAddress(host=host, port=0).listen()
     port = listener.getsockname()[1]
-    serving = HttpServer(run.app, listener, run.key.context() if tls else None)
+    own = certificate.context if certificate is not None else run.key.context()
+    serving = HttpServer(run.app, listener, own if tls else None)
     serving.linger_s = 2.0
     thread = threading.Thread(target=serving.run, name="server")
     thread.start()

@@ -12,21 +12,18 @@ import typer
 from ringleader.cli.extras import require_extra
 from ringleader.cli.interrupt import exit_on_sigterm
 from ringleader.cli.own_address import own_address
+from ringleader.cli.serve_announcement import announce
 from ringleader.cli.serve_progress import ServeProgress
 from ringleader.cli.terminal import exit_on_error, is_interactive, prompt, read_pin
 from ringleader.cli.units import format_bytes, format_seconds
 from ringleader.errors import ConfigError
-from ringleader.identity.secret_value import Secret
-from ringleader.identity.storage.private_file import write_private
 
 if TYPE_CHECKING:
+    from ringleader.identity.server_certificate import ServerCertificate
     from ringleader.paramserver.server.global_weights import OuterOptimizer
     from ringleader.paramserver.server.http.http_server import HttpServer, ListenAddress
     from ringleader.paramserver.server.plan import Plan
     from ringleader.paramserver.server.run import Run, ServerOptions
-
-LINK = "join-link"
-"""The file with the join link, for ``ringleader work --server-file``."""
 
 _Flag = typer.Option
 
@@ -53,6 +50,17 @@ def serve(  # noqa: PLR0913 # one argument per flag
     http: Annotated[
         bool, _Flag("--http", help="Use plain HTTP, behind a tunnel or proxy.")
     ] = False,
+    tls_cert: Annotated[
+        Path | None,
+        _Flag(
+            metavar="FILE",
+            help="Your own certificate (PEM) instead of one made here; read again when "
+            "it changes.",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, _Flag(metavar="FILE", help="Key of --tls-cert.")
+    ] = None,
     is_open: Annotated[
         bool, _Flag("--open", help="Accept every worker, on 127.0.0.1 only.")
     ] = False,
@@ -115,6 +123,7 @@ def serve(  # noqa: PLR0913 # one argument per flag
         task = task or _ask("Task (digits, chars:FILE, a .py file): ", "TASK")
         workers = workers or _ask_number("How many workers? ", "--workers")
         rounds = rounds or _ask_number("How many rounds? ", "--rounds")
+        from ringleader.identity.server_certificate import ServerCertificate
         from ringleader.paramserver.server.aggregation import Aggregation
         from ringleader.paramserver.server.http.http_server import ListenAddress
         from ringleader.paramserver.server.plan import Plan
@@ -148,8 +157,11 @@ def serve(  # noqa: PLR0913 # one argument per flag
         here = "127.0.0.1" if http or is_open else "0.0.0.0"
         address = ListenAddress(host=host or here, port=port)
         address.check(is_open=is_open)
+        own = ServerCertificate.load(tls_cert, tls_key)
+        if own is not None and http:
+            raise ConfigError("--http and --tls-cert exclude each other; give one")
         with exit_on_sigterm():
-            _serve(task, plan, options, _Endpoint(address, url.rstrip("/"), http))
+            _serve(task, plan, options, _Endpoint(address, url.rstrip("/"), http, own))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +171,7 @@ class _Endpoint:
     address: ListenAddress
     url: str
     is_http: bool
+    certificate: ServerCertificate | None
 
     def url_for_workers(self, port: int) -> str:
         """Return the address that workers use."""
@@ -181,9 +194,10 @@ def _serve(name: str, plan: Plan, options: ServerOptions, endpoint: _Endpoint) -
     run = open_run(load_task(name), plan, options)
     try:
         listener = endpoint.address.listen()
-        context = None if endpoint.is_http else run.key.context()
+        context = None if endpoint.is_http else run.tls(endpoint.certificate)
         where = endpoint.url_for_workers(listener.getsockname()[1])
-        _announce(run, where, is_pinned=not endpoint.is_http)
+        is_pinned = not endpoint.is_http and endpoint.certificate is None
+        announce(run, where, is_pinned=is_pinned)
         serving = HttpServer(run.app, listener, context)
         serving.on_version = ServeProgress(run.app.training.scheduler).show
         _serve_until_done(run, serving)
@@ -210,39 +224,6 @@ def _serve_until_done(run: Run, serving: HttpServer) -> None:
         return
     typer.echo("Run the same command again to resume.")
     raise typer.Exit(130)
-
-
-def _announce(run: Run, where: str, *, is_pinned: bool) -> None:
-    """Print the join link, and write it to a file that only this user can read.
-
-    The link contains a secret code, so it must not go anywhere else.
-    """
-    from ringleader.paramserver.protocol import join_link
-
-    admission, scheduler = run.app.training.admission, run.app.training.scheduler
-    text = Secret(where)
-    if is_pinned or not admission.is_open:
-        fingerprint = run.key.fingerprint if is_pinned else None
-        text = join_link.build(where, run.key.secret.reveal(), fingerprint)
-    try:
-        join_link.parse(text.reveal())
-    except ConfigError as exc:
-        raise ConfigError(f"--url {where}: {exc}") from None
-    write_private(run.app.training.store.out / LINK, Secret(text.reveal().encode()))
-    for note in run.notes:
-        typer.echo(f"Warning: {note}", err=True)
-    if scheduler.version:
-        replayed = (
-            f", {run.replayed} updates after the checkpoint" if run.replayed else ""
-        )
-        typer.echo(f"Resumed at version {scheduler.version}{replayed}.")
-    if scheduler.is_finished:
-        typer.echo("This run is finished. Increase --rounds, or choose another --out.")
-    typer.echo(f"Status page: {where}/")
-    typer.echo(f"Workers join with:\n\n    ringleader work '{text.reveal()}'\n")
-    typer.echo("or with 'ringleader work' alone, which asks for the link.")
-    if admission.pin is not None:
-        typer.echo(f"or with: ringleader work {where} --pin -")
 
 
 def _outer(name: str) -> OuterOptimizer:

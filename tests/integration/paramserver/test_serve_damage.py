@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ringleader.cli import serve
+from ringleader.cli.serve_announcement import announce
 from ringleader.errors import ConfigError
 from ringleader.paramserver.evaluation import find_weights, load_model
 from ringleader.paramserver.server.plan import Plan
@@ -236,7 +236,7 @@ def test_serve_prints_what_was_damaged(
     out = shutil.copytree(whole, tmp_path / "run")
     flip(out / "checkpoints" / "000006" / "weights.safetensors", 999, 0)
     with resumed(out) as run:
-        serve._announce(run, "http://h:1", is_pinned=False)
+        announce(run, "http://h:1", is_pinned=False)
     shown = capsys.readouterr()
     assert shown.err.startswith(
         f"Warning: {out}/checkpoints/000006/weights.safetensors"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringleader.errors import ConfigError
 from ringleader.identity import server_key
 from ringleader.identity.secret_value import Secret
+from ringleader.identity.server_certificate import ServerCertificate
 from ringleader.identity.server_key import ServerKey
 from ringleader.identity.storage.home import LOCK, FileLock, Home
 from ringleader.paramserver.protocol import bodies
@@ -26,6 +29,9 @@ from ringleader.paramserver.server.scheduler import Scheduler
 from ringleader.paramserver.server.storage.run_store import RunStore
 from ringleader.paramserver.server.training import Training
 from ringleader.paramserver.tasks.task import Task
+
+ContextSource = ssl.SSLContext | Callable[[], ssl.SSLContext]
+"""A TLS context, or what returns the one for the next connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +82,20 @@ class Run:
     def notes(self) -> list[str]:
         """Sentences about damage on disk that resuming found."""
         return self.app.training.store.notes
+
+    def tls(self, own: ServerCertificate | None) -> ContextSource:
+        """Return the TLS context: with ``own``, what returns that of a connection.
+
+        Pairing by PIN verifies the key of the certificate in use.
+        """
+        if own is None:
+            return self.key.context()
+        own.on_key = self._set_key
+        self._set_key(own.fingerprint)
+        return own.context
+
+    def _set_key(self, fingerprint: bytes) -> None:
+        self.app.training.admission.fingerprint = fingerprint
 
     def close(self) -> None:
         """Close the files and release the lock."""

@@ -57,7 +57,7 @@ class ConnectionAcceptor:
         self,
         listener: socket.socket,
         make_protocol: Callable[[], LimitedProtocol],
-        context: ssl.SSLContext | None,
+        context: Callable[[], ssl.SSLContext] | None,
     ) -> None:
         self._make = make_protocol
         self._context = context
@@ -137,7 +137,7 @@ class ConnectionAcceptor:
         loop = asyncio.get_running_loop()
         more: dict[str, Any] = {}
         if self._context is not None:
-            more = {"ssl": self._context, "ssl_handshake_timeout": HANDSHAKE_S}
+            more = {"ssl": self._context(), "ssl_handshake_timeout": HANDSHAKE_S}
         with suppress(OSError):  # ssl.SSLError is one
             await loop.connect_accepted_socket(lambda: protocol, sock, **more)
 

@@ -74,8 +74,12 @@ class HttpServer:
     """Serves one application: ``run`` in the main thread, or ``serve`` in a loop."""
 
     def __init__(
-        self, app: App, listener: socket.socket, context: ssl.SSLContext | None
+        self,
+        app: App,
+        listener: socket.socket,
+        context: ssl.SSLContext | Callable[[], ssl.SSLContext] | None,
     ) -> None:
+        """``context`` is for TLS; a function is called for each connection."""
         self._app = app
         self._training: Training = app.training
         self._listener = listener
@@ -109,7 +113,9 @@ class HttpServer:
     async def serve(self) -> None:
         """Like ``run``, in a running event loop."""
         self._config.load()
-        acceptor = ConnectionAcceptor(self._listener, self._protocol, self._context)
+        context = self._context
+        source = (lambda: context) if isinstance(context, ssl.SSLContext) else context
+        acceptor = ConnectionAcceptor(self._listener, self._protocol, source)
         self._acceptor = acceptor
         accepting = asyncio.create_task(acceptor.accept())
         ticking = asyncio.create_task(self._tick())
