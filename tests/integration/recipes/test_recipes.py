@@ -48,12 +48,13 @@ def test_kubernetes_runs_what_docker_runs() -> None:
 
 def test_dstack_runs_what_skypilot_runs() -> None:
     text = (RECIPES / "dstack.yml").read_text()
-    commands = re.findall(r"^  - (.*ringleader.*|.*phrase.*)$", text, re.MULTILINE)
+    commands = re.findall(r"^  - (.*ringleader (?:join|run).*)$", text, re.MULTILINE)
     block = shell_blocks("skypilot.yaml")[1]
     block = block.replace('"$head"', '"$DSTACK_MASTER_NODE_IP"')
     block = block.replace("SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM")
-    words = ("phrase", "ringleader")
-    ours = [line for line in block.splitlines() if any(w in line for w in words)]
+    ours = [
+        line for line in block.splitlines() if re.search("ringleader (join|run)", line)
+    ]
     assert commands == ours
 
 
@@ -105,6 +106,20 @@ def expect_training(runs: list[Command]) -> None:
     for run in runs:
         assert run.end() == 0, "".join(run.lines)
     assert RESULT.search("".join(line for run in runs for line in run.lines))
+
+
+@pytest.mark.slow
+def test_docker_compose_and_kubernetes(machines: Machines, phrase: str) -> None:
+    secret = machines.folder / "phrase"
+    secret.write_text(phrase + "\n")
+    address = machines.net.hosts[0].address
+    names = {"/run/secrets/phrase": str(secret), "coordinator:7070": f"{address}:7070"}
+    programs = shell_blocks("compose.yaml")
+    for name, here in names.items():
+        programs = [program.replace(name, here) for program in programs]
+    coordinator, worker = programs
+    start(machines, 0, coordinator)
+    expect_training([start(machines, i, worker) for i in (1, 2)])
 
 
 @pytest.mark.slow

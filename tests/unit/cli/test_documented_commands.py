@@ -58,3 +58,32 @@ def test_commands_are_found_in_pages_and_recipes() -> None:
     usage = "ringleader doctor [--peer HOST[:PORT] ...] [--json]\n"
     assert list(commands(usage)) == [("doctor", ["--peer", "--json"])]
     assert sum(1 for p in RECIPES for _ in commands(p.read_text())) >= 8
+
+
+LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.suffix == ".md"],
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
+def test_its_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for found in LINK.finditer(text):
+        target, anchor = found.groups()
+        if "://" in target:
+            continue
+        file = (page.parent / target).resolve()
+        assert file.exists(), f"{page.name}: {target} is not there"
+        if anchor and file.suffix == ".md":
+            assert anchor[1:] in anchors(file), f"{page.name}: {target}{anchor}"
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", title.lower()) for title in titles)
+    return frozenset(title.strip().replace(" ", "-") for title in plain)
