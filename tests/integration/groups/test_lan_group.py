@@ -81,6 +81,7 @@ def of_two_hosts() -> Answers:
     tasks: list[dict[str, Any]] = [
         {"do": "describe"},
         {**timed, "algorithm": "hierarchy"},
+        {**timed, "algorithm": "hierarchy", "codec": "int8"},
         {**timed, "algorithm": "ring"},
         timed,
     ]
@@ -139,5 +140,6 @@ def test_namespaces_count_as_hosts_and_ranks_of_one_share_memory(
 def test_a_hierarchy_sends_every_byte_out_of_a_host_once(of_two_hosts: Answers) -> None:
     # A ring of two hosts sends S from each per all_reduce; the frames of TCP add a few
     # per cent, acknowledgements and barriers a little more.
-    for _, hierarchy, *_ in of_two_hosts:
+    for _, hierarchy, coded, *_ in of_two_hosts:
         assert 1.0 < hierarchy["sent"] / (2 * (2 << 20)) < 1.1
+        assert 1.0 < coded["sent"] / (2 * (2 << 20) / 4) < 1.1, "as int8, a quarter"

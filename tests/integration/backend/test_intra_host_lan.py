@@ -1,0 +1,35 @@
+"""Another backend inside real hosts, ours between them: processes in namespaces."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ringleader.simulation.lan import can_make_lan, lan
+
+POSSIBLE, REASON = can_make_lan()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not POSSIBLE, reason=REASON)
+def test_three_ranks_of_one_host_and_one_of_another_agree() -> None:
+    """ZF-3, ZF-15: means over 3 + 1 ranks, and broadcasts from every one of them."""
+    with lan(hosts=2) as net:
+        places = [net.hosts[0]] * 3 + [net.hosts[1]]
+        workers = []
+        for rank, host in enumerate(places):
+            job = {
+                "rank": rank,
+                "size": len(places),
+                "store": f"tcp://{places[0].address}:5000",
+                "address": host.address,
+            }
+            command = [sys.executable, "-m", "tests.kit.layer_worker", json.dumps(job)]
+            workers.append(host.popen(command, stdout=subprocess.PIPE, text=True))
+        outputs = [worker.communicate(timeout=280)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * len(places)
+    assert all(json.loads(text) == [[0, 1, 2], [3]] for text in outputs)
