@@ -44,8 +44,8 @@ FLAGS = {
     "leave": "--yes --json",
     "run": "script args -m --module --nodes --min-nodes --wait --nproc-per-node "
     "--max-restarts --job --peers --coordinator --mdns --interface --port "
-    "--tensor-port --rank0 --profile --timeout --any-script --plaintext --tls-ca "
-    "--tls-cert --tls-key --compress --checkpoint --backend",
+    "--tensor-port --transport --rank0 --profile --timeout --any-script --plaintext "
+    "--tls-ca --tls-cert --tls-key --compress --checkpoint --backend",
     "coordinator": "--listen --heartbeat-timeout --state --tls-ca --tls-cert --tls-key "
     "--plaintext",
     "status": "--watch --json --mlx",

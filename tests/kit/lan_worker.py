@@ -79,7 +79,10 @@ def main() -> None:
     torch.set_num_threads(1)
     job = json.loads(sys.argv[1])
     os.environ["RINGLEADER_PLAINTEXT"] = "1"
-    with ringleader.group(job["peers"], job["rank"], timeout_s=60) as group:
+    transport = job.get("transport", "auto")
+    with ringleader.group(
+        job["peers"], job["rank"], transport=transport, timeout_s=60
+    ) as group:
         for task in job["tasks"]:
             result = TASKS[task["do"]](group, task)
             print(json.dumps(result), flush=True)  # noqa: T201

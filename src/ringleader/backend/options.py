@@ -12,13 +12,13 @@ class BackendOptions:
     """``pg_options`` of ``init_process_group`` and ``new_group``.
 
     Fields that are None are read from the environment: RINGLEADER_TRANSPORT ("auto",
-    "tcp" or "mpi"), RINGLEADER_CONNECTIONS and RINGLEADER_INTRA_HOST.
+    "tcp", "mpi" or "grpc"), RINGLEADER_CONNECTIONS and RINGLEADER_INTRA_HOST.
     RINGLEADER_CREDENTIALS encrypts all connections.
     """
 
     transport: str | None = None
     """"auto" shares memory between ranks of one host, "tcp" never does, "mpi" sends MPI
-    messages."""
+    messages, "grpc" sends everything through rank 0."""
     connections: int | None = None
     """TCP connections per peer; more than one helps on long fat networks."""
     config: CollectiveConfig | None = None

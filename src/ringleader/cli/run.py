@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from ringleader import settings
+from ringleader.cli.extras import require_extra
 from ringleader.cli.run_job import RunPlan, run_job
 from ringleader.cli.tls_options import TlsCa, TlsCert, TlsKey, use_tls
 from ringleader.errors import ConfigError, RingleaderError
@@ -107,6 +108,13 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             "one, and the agent one more.",
         ),
     ] = "",
+    transport: Annotated[
+        str,
+        typer.Option(
+            help="How tensors travel: auto, tcp, or grpc: all through rank 0, the only "
+            "machine that must be reachable for them."
+        ),
+    ] = "",
     rank0: Annotated[
         str,
         typer.Option(
@@ -182,6 +190,8 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             settings.export({"RINGLEADER_PORTS": tensor_port})
         settings.tensor_ports()  # before anything starts
         use_tls(tls_ca, tls_cert, tls_key, plaintext=plaintext)
+        if transport:
+            settings.export({"RINGLEADER_TRANSPORT": _check_transport(transport)})
         if backend:
             settings.export({"RINGLEADER_DEFAULT": _check_backend(backend)})
         program = find_program(script, args or [], is_module=module)
@@ -227,6 +237,14 @@ def _sizes(nodes: int | None, min_nodes: int | None) -> tuple[int, int]:
     if nodes is not None:
         return nodes, nodes
     return (2 if min_nodes is None else min_nodes), _MOST
+
+
+def _check_transport(transport: str) -> str:
+    if transport not in ("auto", "tcp", "grpc"):
+        raise ConfigError(f"--transport {transport}: use auto, tcp or grpc")
+    if transport == "grpc":
+        require_extra("coordinator")
+    return transport
 
 
 def _check_backend(backend: str) -> str:

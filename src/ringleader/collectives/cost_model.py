@@ -208,24 +208,34 @@ def predict_s(
 
 
 def _hub_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float:
-    """Return the time of the busiest link, or of the hub through which all bytes pass.
+    """Return the time of the slowest connection to the hub, or of the hub itself.
 
-    The hub receives what every other rank sends, whomever it is for, and sends what
-    every other rank receives.
+    A rank has one connection, for all its peers. The hub receives what every other
+    rank sends, whomever it is for, and sends what every other rank receives.
     """
     sent = received = slowest = fastest = 0.0
-    for (a, b), share in shape.links.items():
-        link = network.links[a][b]
-        if link is None:
-            continue
-        received += share * (a != network.hub)
-        sent += share * (b != network.hub)
-        slowest = max(slowest, share / link.bandwidth)
-        fastest = max(fastest, link.bandwidth)
-    senders = {a for a, _ in shape.links if a != network.hub}
-    if fastest:
-        slowest = max(slowest, max(sent, received) / fastest)
-    return num_bytes * slowest * (1 + WIRE_FAN_IN * max(0, len(senders) - 1))
+    others = [rank for rank in range(network.size) if rank != network.hub]
+    for rank in others:
+        speed = _speed_to_hub(network, rank)
+        busiest = max(shape.sent[rank], shape.received[rank])
+        slowest, fastest = max(slowest, busiest / speed), max(fastest, speed)
+        sent += shape.received[rank]
+        received += shape.sent[rank]
+    slowest = max(slowest, max(sent, received) / fastest)
+    senders = sum(shape.sent[rank] > 0 for rank in others)
+    return num_bytes * slowest * (1 + WIRE_FAN_IN * max(0, senders - 1))
+
+
+def _speed_to_hub(network: Network, rank: int) -> float:
+    """Return the bandwidth of a rank's connection to the hub.
+
+    If the hub is outside the group, it was measured only as a part of other ways.
+    """
+    if network.hub is not None and network.hub >= 0:
+        link = network.links[rank][network.hub]
+        assert link is not None
+        return link.bandwidth
+    return max(link.bandwidth for link in network.links[rank] if link is not None)
 
 
 def _wire_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float:

@@ -15,19 +15,27 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
+from ringleader.backend.options import BackendOptions
 from ringleader.deadline import Deadline
 from ringleader.errors import (
     CallMismatch,
     ConfigError,
     DeadlineExceeded,
+    PeerError,
     PeerLost,
     PeerRefused,
     PeerUnreachable,
+    PeerUntrusted,
 )
 from ringleader.groups.formation import group as form_group
 from ringleader.groups.group import Group
 from ringleader.groups.handle import view_hash
+from ringleader.identity.cluster_secret import ClusterSecret, Secret
+from ringleader.identity.credentials import Credentials
+from ringleader.identity.node_key import NodeKey
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from ringleader.testing.threaded_world import run_threads
 from ringleader.transport.free_ports import free_ports
@@ -303,3 +311,100 @@ def test_a_killed_rank_is_named_on_all_others(
             assert isinstance(error, PeerLost), error
             assert error.peer == victim, error
             assert rank.ended_at_s - killed_at_s < 15.0, "later than the deadline"
+
+
+# -- torch -------------------------------------------------------------------------
+
+
+def form_torch_groups(group: Group, ready: Ready, store: str) -> list[float]:
+    """Groups of torch's world share one star: a worker can reach nothing else."""
+    options = BackendOptions(transport="grpc")
+    before = num_connections()
+    dist.init_process_group(
+        "ringleader",
+        store=FileStore(store, group.size),
+        rank=group.rank,
+        world_size=group.size,
+        pg_options=options,
+    )
+    sums = []
+    for ranks in (None, [1, 2, 3], [3, 0]):
+        part = dist.new_group(ranks, pg_options=options) if ranks else dist.group.WORLD
+        if ranks is None or group.rank in ranks:
+            value = torch.tensor([dist.get_rank() + 1.0])
+            dist.all_reduce(value, group=part)
+            sums.append(value.item())
+    sums.append(float(num_connections() - before))
+    group.barrier()
+    dist.destroy_process_group()
+    return sums
+
+
+def test_torch_groups_share_one_connection_per_worker(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    store = str(tmp_path / "store")
+    with spawn_ranks(
+        SIZE, form_torch_groups, store, transport="shm", fork_server=fork_server
+    ) as ranks:
+        results = [rank.result(WITHIN_S) for rank in ranks]
+    # The sums over all, {1, 2, 3} and {0, 3}, and the number of connections.
+    assert results == [[10, 5, 3], [10, 9, 1], [10, 9, 1], [10, 9, 5, 1]]
+
+
+# -- certificates ------------------------------------------------------------------
+
+
+def in_cluster(secret: int) -> Credentials:
+    root = Secret(secret.to_bytes(32, "big"))
+    return Credentials.issue(ClusterSecret(root=root), NodeKey.ephemeral())
+
+
+def add_up(group: Group, ready: Ready) -> tuple[float, set[str]]:
+    value = torch.full((100_000,), group.rank + 1.0)
+    group.all_reduce(value, algorithm="ring")
+    return value.sum().item(), set(group.links().values())
+
+
+def test_a_cluster_encrypts_its_star(fork_server: ForkServer, tmp_path: Path) -> None:
+    in_cluster(1).to_file(tmp_path / "credentials")
+    env = {"RINGLEADER_CREDENTIALS": str(tmp_path / "credentials")}
+    with spawn_ranks(
+        3, add_up, transport="grpc", timeout_s=30.0, fork_server=fork_server, env=env
+    ) as ranks:
+        assert [r.result(WITHIN_S) for r in ranks] == [(600_000.0, {"grpc"})] * 3
+
+
+def test_strangers_are_refused_before_they_say_who_they_are() -> None:
+    member = Member(world=5, rank=0, size=2)
+    deadline = Deadline.after(30.0)
+    ours = in_cluster(1).pem()
+    root = Star.listen(member, ("127.0.0.1", range(1)), ours, deadline)
+    worker = Member(world=5, rank=1, size=2)
+    try:
+        theirs = in_cluster(2).pem()
+        with pytest.raises(PeerError, match="root of the star at 127") as caught:
+            Star.dial(worker, [(root.address, theirs)], Deadline.after(2.0))
+        assert isinstance(caught.value, PeerUntrusted | PeerUnreachable)
+        with pytest.raises(PeerUnreachable, match="root of the star at 127"):
+            Star.dial(worker, [(root.address, None)], Deadline.after(1.0))
+        Star.dial(worker, [(root.address, in_cluster(1).pem())], deadline).close()
+    finally:
+        root.close()
+        root.wait_until_left(WITHIN_S)
+
+
+def test_a_plain_star_is_for_this_machine_only() -> None:
+    with pytest.raises(ConfigError, match="another machine"):
+        form_group(["192.0.2.1:5", "worker"], 1, transport="grpc", timeout_s=1.0)
+    member = Member(world=5, rank=0, size=2)
+    deadline = Deadline.after(30.0)
+    address = ("127.0.0.1", range(1))
+    root = Star.listen(member, address, None, deadline, accepts=lambda host: False)
+    worker = Member(world=5, rank=1, size=2)
+    try:
+        with pytest.raises(PeerRefused, match="nothing encrypts this star"):
+            Star.dial(worker, [(root.address, None)], deadline)
+    finally:
+        root.close()
+        root.wait_until_left(WITHIN_S)

@@ -197,3 +197,31 @@ def test_configurations_that_make_no_sense_are_refused(
     """The arity inside a strategy is checked like the general one."""
     with pytest.raises(ConfigError):
         CollectiveConfig(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [4, 8])
+@pytest.mark.parametrize("num_bytes", [4096, 64 * MIB])
+def test_where_all_bytes_pass_one_rank_it_is_the_centre(
+    size: int, num_bytes: int
+) -> None:
+    network = replace(gigabit(size), hub=0)
+    name, _, reason = choose_algorithm("all_reduce", num_bytes, network)
+    assert name == "star"
+    assert "all bytes pass through rank 0" in reason
+
+
+def test_a_hub_pays_for_what_it_relays() -> None:
+    """A ring sends 2 (n-1)/n of the tensor on each of n links; the hub is on one."""
+    network = replace(gigabit(4), hub=0)
+    star, ring = (profile("all_reduce", name, 4, 0, 2) for name in ("star", "ring"))
+    ratio = predict_s(ring, 64 * MIB, network) / predict_s(star, 64 * MIB, network)
+    assert ratio == pytest.approx(4.5 / 3, rel=0.01)
+
+
+def test_a_part_of_a_star_knows_where_its_hub_is() -> None:
+    network = replace(gigabit(4), hub=0)
+    assert network.part([3, 0]).hub == 1
+    assert network.part([1, 2, 3]).hub == -1
+    assert gigabit(4).part([1, 2]).hub is None
+    _, _, reason = choose_algorithm("all_reduce", MIB, network.part([1, 2, 3]))
+    assert "a rank outside the group" in reason

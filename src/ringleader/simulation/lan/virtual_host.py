@@ -20,7 +20,7 @@ from typing import Any
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, DeadlineExceeded, RingleaderError
 from ringleader.simulation.lan.ip_command import ip, run, set_hosts, set_name_server
-from ringleader.simulation.lan.switch import RECEIVED, Cable, Switch
+from ringleader.simulation.lan.switch import RECEIVED, Cable, Fault, Switch
 
 WAIT_S = 10.0
 """Limit for a killed process to end or a small one to start, both of which take
@@ -178,14 +178,27 @@ class VirtualHost:
 
         Connections that this host opens are not affected.
         """
+        self._drop_new(("high ports", self.number), ["dport 0x8000 0x8000"])
+
+    def accept_only(self, port: int) -> None:
+        """Drop new TCP connections to all ports but one; to all if it is 0.
+
+        Connections that this host opens are not affected.
+        """
+        # Another port differs from it in one of its bits.
+        others = [f"dport {~port & 1 << bit:#x} {1 << bit:#x}" for bit in range(16)]
+        self._drop_new(("accept only", self.number), others)
+
+    def _drop_new(self, fault: Fault, matches: Sequence[str]) -> None:
         ways = [
             f"protocol {family} u32 match {prefix} protocol {_NUMBERS['tcp']} 0xff"
-            f" match {prefix} dport 0x8000 0x8000"
+            f" match {prefix} {match}"
             f" match u8 0x02 0x12 at {flags}"  # SYN without ACK
             for family, prefix, flags in (("ip", "ip", 33), ("ipv6", "ip6", 53))
+            for match in matches
         ]
         rules = [(c, RECEIVED, way) for c in self._cables.values() for way in ways]
-        self._switch.drop(("high ports", self.number), rules)
+        self._switch.drop(fault, rules)
 
     def unblock_high_ports(self) -> None:
         """Undo ``block_high_ports``."""
