@@ -256,7 +256,7 @@ class World:
             return f"no world of {self.size} could be formed:\n{self._trouble}"
         for rank in self._ranks:
             rank.pipe.send(call)
-        trouble = self._collect()
+        trouble = self._collect(call.limit_s)
         if trouble:
             self.end()
             self.open()
@@ -281,9 +281,9 @@ class World:
         for rank in ranks:
             self._server.reap(rank)
 
-    def _collect(self) -> str:
+    def _collect(self, limit_s: float = SCENARIO_LIMIT_S) -> str:
         """The failures among one report of every rank; one failure ends the waiting."""
-        until_s = time.monotonic() + SCENARIO_LIMIT_S + GRACE_S
+        until_s = time.monotonic() + limit_s + GRACE_S
         waiting = {rank.pipe: rank for rank in self._ranks}
         failures = []
         while waiting:

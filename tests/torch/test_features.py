@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.scenario_worlds import ScenarioCall, ScenarioServer, World, backend
+from tests.kit.scenario_worlds import (
+    SCENARIO_LIMIT_S,
+    ScenarioCall,
+    ScenarioServer,
+    World,
+    backend,
+)
 
 HERE = Path(__file__).parent
 
@@ -57,6 +63,7 @@ def is_scenario(function: ast.FunctionDef) -> bool:
 SCENARIOS = {name: module for module, name in scenarios()}
 COMPILED = "ddp_compiled"
 """Compiling takes as long as all other scenarios together."""
+LIMITS_S = {COMPILED: 100.0}
 CASES = [
     pytest.param(name, size, marks=pytest.mark.slow if is_slow else ())
     for name in SCENARIOS
@@ -84,7 +91,9 @@ def worlds(scenario_server: ScenarioServer) -> Iterator[dict[int, World]]:
 def test_feature(worlds: dict[int, World], name: str, size: int) -> None:
     if backend() == "gloo" and name in GLOO_CANNOT:
         pytest.skip(GLOO_CANNOT[name])
-    trouble = worlds[size].play(ScenarioCall(module=SCENARIOS[name], name=name))
+    limit_s = LIMITS_S.get(name, SCENARIO_LIMIT_S)
+    call = ScenarioCall(module=SCENARIOS[name], name=name, limit_s=limit_s)
+    trouble = worlds[size].play(call)
     if trouble:
         pytest.fail(trouble, pytrace=False)
 
