@@ -158,7 +158,9 @@ def _find_inviting_machine() -> list[Address]:
     if not addresses:
         text = f"no machine on this network invites (looked for {_SEARCH_S:g} s)"
         remedy = "run 'ringleader invite' on a machine of the cluster"
-        raise PeerUnreachable("pairing", f"{text}; {remedy}, or pass --at HOST:PORT")
+        raise PeerUnreachable(
+            "pairing", f"{text}; {remedy}, or pass the --at HOST:PORT that it prints"
+        )
     if len({port for _, port in addresses}) > 1:
         seen = ", ".join(f"{host}:{port}" for host, port in addresses)
         raise ConfigError(f"several machines invite; choose one with --at: {seen}")

@@ -18,6 +18,7 @@ from ringleader.node.launch.fork_server import can_fork
 from ringleader.node.launch.job_fingerprint import job_fingerprint
 from ringleader.node.launch.local_modules import find_sources
 from ringleader.node.launch.new_interpreter import needs_new_interpreter
+from ringleader.node.launch.process_exit import leave
 from ringleader.node.launch.program import find_program
 from ringleader.node.peering.membership_profiles import MembershipProfile
 from ringleader.node.protocol.agent_config import AGENT_PORT
@@ -227,8 +228,8 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
     except RingleaderError as exc:
         text = f"ringleader run: {exc}"
         errors.print(text, style="bold red", markup=False, soft_wrap=True)
-        raise typer.Exit(1) from exc
-    raise typer.Exit(code)
+        code = 1
+    leave(code)
 
 
 def _sizes(nodes: int | None, min_nodes: int | None) -> tuple[int, int]:

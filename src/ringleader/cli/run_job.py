@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import sys
@@ -58,7 +57,6 @@ def _import_torch() -> None:
     gc.disable()  # it would take a sixth of the time
     import_module("torch.distributed.launcher.api")
     gc.freeze()
-    atexit.register(gc.unfreeze)  # else libraries report what is left as leaked
     gc.enable()
 
 

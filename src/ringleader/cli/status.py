@@ -113,8 +113,7 @@ def _parts(report: StatusReport) -> list[RenderableType]:
     snapshot = report.snapshot
     leader = _names(snapshot).get(NodeId(snapshot.leader), "none")
     title = (
-        f"cluster {snapshot.cluster}   epoch {snapshot.epoch}   leader {leader}   "
-        f"(seen from {report.source})"
+        f"cluster {snapshot.cluster}   leader {leader}   (seen from {report.source})"
     )
     if snapshot.coordinator:
         rank = snapshot.coordinator_rank

@@ -113,7 +113,7 @@ def _discovery(facts: Facts) -> str:
     if not facts.multicast:
         return "not tried"
     if not hosts:
-        return "multicast leaves this machine; none of another machine was heard"
+        return "multicast leaves this machine; no other machine was heard"
     return f"multicast of {_count(len(hosts), 'other address', 'other addresses')}"
 
 

@@ -59,8 +59,8 @@ def test_a_view_is_an_event_only_if_its_members_change() -> None:
     log.view_installed(view(A, counter=2), {})
     log.view_installed(view(A, B, counter=3), {B: "barn"})
     assert [event.text for event in log.events] == [
-        "epoch 1: attic; leader attic",
-        "epoch 3: attic, barn; leader attic",
+        "members: attic; leader attic",
+        "members: attic, barn; leader attic",
     ]
 
 
@@ -94,5 +94,5 @@ def test_nodes_with_one_name_are_told_apart_in_a_view() -> None:
     log = EventLog({}, prints=False)
     log.view_installed(view(A, B, C), {A: "pi", B: "pi", C: "desk"})
     (event,) = log.events
-    expected = "epoch 1: pi (aaaa-aaaa), pi (bbbb-bbbb), desk; leader pi (aaaa-aaaa)"
+    expected = "members: pi (aaaa-aaaa), pi (bbbb-bbbb), desk; leader pi (aaaa-aaaa)"
     assert event.text == expected

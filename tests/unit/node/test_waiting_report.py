@@ -65,7 +65,7 @@ def test_machines_that_do_not_take_part_are_named() -> None:
     assert who_is_missing(waiting, seen, {C: "desk"}) == [
         "desk was in the last round and is gone",
         "pie (bbbb-bbbb) is here, but it is in job other",
-        "pie (dddd-dddd) is here, but it runs no job",
+        "pie (dddd-dddd) is here, but it has entered no job yet",
     ]
 
 

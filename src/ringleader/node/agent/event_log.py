@@ -81,7 +81,7 @@ class EventLog:
         self._members = set(view.members)
         shown = tell_apart({m.node: self.names.get(m.node, "?") for m in view.members})
         listed, leader = ", ".join(shown.values()), shown.get(view.id.leader, "?")
-        self._add(Kind.VIEW, f"epoch {view.id.counter}: {listed}; leader {leader}")
+        self._add(Kind.VIEW, f"members: {listed}; leader {leader}")
 
     def split_seen(self, split: SplitSeen) -> None:
         """Record a split that this node or another member noticed."""

@@ -58,7 +58,7 @@ def who_is_missing(
     for node, state in view.states.items():
         if node not in taking_part:
             jobs = ", ".join(sorted(request.job for request in state.job_requests))
-            where = f"it is in job {jobs}" if jobs else "it runs no job"
+            where = f"it is in job {jobs}" if jobs else "it has entered no job yet"
             lines.append(f"{view.names()[node]} is here, but {where}")
     if len(view.states) == 1:
         lines.append("no other node of this cluster is in sight")

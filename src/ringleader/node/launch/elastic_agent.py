@@ -6,6 +6,7 @@ end. Here the cluster decides about all three: see ``failure_policy``.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import (
+    DEFAULT_ROLE,
     RunResult,
     WorkerGroup,
     WorkerSpec,
@@ -43,6 +45,11 @@ LEAVE_S = 5.0
 """Time to leave the job after that."""
 _TORCH_SIGNALS = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT"}
 """What torch may handle: all others are for ``Interrupts``."""
+_QUIET = (
+    "torch.distributed.elastic.agent.server.api",
+    "torch.distributed.elastic.multiprocessing.api",
+)
+"""Loggers of torch that repeat in other words what we tell the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +113,19 @@ class ElasticAgent(LocalElasticAgent):
             self._remaining_restarts = left
         return result
 
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        try:
+            result: RunResult = super()._invoke_run(role)
+        except SignalException as exc:
+            say = self._handler.on_progress
+            if self.live_workers():
+                text = f"{exc.sigval.name}: ending the workers, within"
+                say(f"{text} {self.shutdown_s} s; a second one kills them at once")
+            else:
+                say(f"{exc.sigval.name}: leaving the job")
+            raise
+        return result
+
     def _exit_barrier(self) -> None:
         self._handler.has_finished = True
         self._handler.policy.wait_for_others()
@@ -134,6 +154,8 @@ def run_workers(handler: AgentRendezvous, workers: Workers) -> RunResult:
         **spec_options,
     )
     settings.export(_TORCH_SIGNALS)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="ringleader-") as folder:
         logs = DefaultLogsSpecs(log_dir=folder)
         agent = ElasticAgent(handler, spec, logs, workers.start_s)

@@ -142,7 +142,7 @@ class _Server:
             with suppress(Exception):  # the program meets the same error, or none
                 import_module(name)
         gc.freeze()  # else the collector would copy what the processes share
-        atexit.register(gc.unfreeze)  # else libraries report what is left as leaked
+        atexit.register(_unfreeze)
         gc.enable()
         for each in (self._listening, self._lifeline):
             self._selector.register(each, selectors.EVENT_READ)
@@ -215,6 +215,16 @@ class _Server:
         with suppress(KeyError):
             self._selector.unregister(worker.client)
         worker.client.close()
+
+
+def _unfreeze() -> None:
+    """Let the end of the interpreter collect what was frozen, where it must.
+
+    That takes a second of a core. triton 3.9 (torch 2.15) prints pages about its
+    objects that were not collected.
+    """
+    if "triton" in sys.modules:
+        gc.unfreeze()
 
 
 def _signal(pid: int, number: int) -> None:
