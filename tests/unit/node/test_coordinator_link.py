@@ -82,6 +82,8 @@ def test_a_lost_coordinator_is_told_once_with_the_time(
         ("errors resolving x:5: [field:hostname lookup error]", "cannot be resolved"),
         ("last error: No route to host", "no route"),
         ("connect: Connection timed out", "firewall"),
+        ("ipv4:10.77.0.200:7070: tcp handshaker shutdown", "firewall"),
+        ("Handshake read failed (Endpoint closing)", "firewall"),
         ("Socket closed", "broke"),
         ("something else " * 50, "something else"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 BROKE = "the connection broke"
+_NO_ANSWER = "no answer; is it running, and does a firewall let the port through?"
 _REASONS = (
     (
         "connection refused",
@@ -14,16 +15,15 @@ _REASONS = (
     ("dns resolution failed", "the name cannot be resolved"),
     ("no route to host", "there is no route to it"),
     ("network is unreachable", "there is no route to it"),
-    (
-        "timed out",
-        "no answer; is it running, and does a firewall let the port through?",
-    ),
-    ("timeout", "no answer; is it running, and does a firewall let the port through?"),
+    ("timed out", _NO_ANSWER),
+    ("timeout", _NO_ANSWER),
+    ("tcp handshaker shutdown", _NO_ANSWER),
+    ("handshake read failed", _NO_ANSWER),
     ("connection reset", BROKE),
     ("socket closed", BROKE),
     ("goaway", "it is ending"),
 )
-_TLS_WORDS = ("handshake", "ssl", "tls", "certificate", "hostname verification")
+_TLS_WORDS = ("tls handshake failed", "ssl_error", "certificate", "hostname verif")
 NOT_TRUSTED = (
     "no certificate that both sides trust: it serves another cluster, or was started "
     "with certificates of its own (--tls-ca) or with --plaintext, and this side was not"
