@@ -20,11 +20,13 @@ from tests.kit.machines import RINGLEADER, Command, Machines
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not can_make_faults()[0], reason=can_make_faults()[1]),
 ]
 
-HEARTBEAT_S = 3.0
+HEARTBEAT_S = 6.0
+WAIT_S = 200.0
+"""For a machine that is busy with other things."""
 
 SCRIPT = """
 import os, sys, time, torch
@@ -75,7 +77,7 @@ class Watch:
 
     def wait_for(self, ranks: set[int], after_s: float = 0.0) -> dict[str, Any]:
         """Return the first entry after a moment with exactly these ranks."""
-        until_s = time.monotonic() + 60
+        until_s = time.monotonic() + WAIT_S
         while time.monotonic() < until_s:
             for line in list(self.command.lines):
                 entry = json.loads(line)
@@ -95,14 +97,14 @@ def steps(run: Command) -> list[int]:
 
 def wait_for_steps(run: Command, more: int) -> None:
     before = len(steps(run))
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + WAIT_S
     while len(steps(run)) < before + more:
         assert time.monotonic() < until_s, "".join(run.lines[-30:])
         time.sleep(0.05)
 
 
 def rank_of(run: Command, size: int, after: int = 0) -> int:
-    number = run.wait_for(f"/{size} from step", after=after)
+    number = run.wait_for(f"/{size} from step", WAIT_S, after)
     found = re.search(r"rank (\d+)/", run.lines[number])
     assert found is not None
     return int(found[1])
@@ -186,7 +188,7 @@ def kill_and_restart_the_coordinator(world: World, workers: object) -> None:
     for run in world.runs:
         run.wait_for(f"coordinator {world.address} answers again")
     assert world.watch.wait_for({0, 1, 2, 3}, back_s)["workers"] == workers
-    time.sleep(2.5 * HEARTBEAT_S)  # who sends no heartbeats is evicted by now
+    time.sleep(2.2 * HEARTBEAT_S)  # who sends no heartbeats is evicted by now
     assert json.loads(world.watch.command.lines[-1])["workers"] == workers
     for run in world.runs:
         assert sum("ringleader: round of" in line for line in run.lines) == 1

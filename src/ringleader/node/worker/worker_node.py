@@ -15,6 +15,7 @@ from typing import Self
 import msgspec
 
 from ringleader.collectives.config import CollectiveConfig
+from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, GroupAborted, RingleaderError
 from ringleader.groups.group import Group, handle_of
 from ringleader.node.launch.agent_settings import agent_config
@@ -156,14 +157,20 @@ class WorkerNode:
             state, self._state = self._state, _State.CLOSED
         errors = self._closers.run()
         if state is _State.STARTING:
-            agent = own_agent()
-            if agent is not None:
-                agent.interrupt()
-            self._is_idle.wait(STOP_S)
+            self._interrupt_start()
         elif state is _State.STARTED:
             errors += self._parts.run()
         if errors:
             raise ExceptionGroup("closing the worker node", errors)
+
+    def _interrupt_start(self) -> None:
+        """Let a ``start`` in another thread give up, also if it is still about to
+        start its agent."""
+        deadline = Deadline.after(STOP_S)
+        while not self._is_idle.wait(0.1) and not deadline.is_over():
+            agent = own_agent()
+            if agent is not None:
+                agent.interrupt()
 
     def __enter__(self) -> Self:
         self.start()
