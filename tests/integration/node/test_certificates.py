@@ -13,7 +13,7 @@ import pytest
 from ringleader.settings.tls_files import TlsFiles
 from ringleader.simulation.lan import VirtualLan, can_make_lan, lan
 from tests.kit.certificates import TestCa
-from tests.kit.machines import TORCHRUN, Machines
+from tests.kit.machines import RINGLEADER, TORCHRUN, Machines
 
 pytestmark = [
     pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1]),
@@ -88,15 +88,20 @@ def assert_unreadable(capture: Path) -> None:
 
 @pytest.mark.slow
 def test_a_wiretap_reads_nothing_of_a_run_with_certificates(machines: Machines) -> None:
-    """ZF-9: agents, the store and tensors; no machine is in a cluster."""
-    script = str(machines.folder / SCRIPT_NAME)
+    """ZF-9: coordinator, agents, store and tensors; no machine is in a cluster."""
+    script, first = str(machines.folder / SCRIPT_NAME), machines.net.hosts[0].address
+    files = certificates(machines, TestCa())
+    homes = [str(machines.folder / f"empty{i}") for i in range(2)]
     with wiretap(machines.net, machines.folder / "run") as capture:
+        serving = (*RINGLEADER, "coordinator", "--listen", f"{first}:7070")
+        own = files[0].environment()
+        machines.start(0, *serving, RINGLEADER_HOME=homes[0], **own)
         runs = []
-        for i, own in enumerate(certificates(machines, TestCa())):
-            flags = ["--tls-ca", str(own.ca), "--tls-cert", str(own.cert)]
-            flags += ["--tls-key", str(own.key), "--nodes", "2", script]
-            home = str(machines.folder / f"empty{i}")
-            runs.append(machines.run(i, *flags, RINGLEADER_HOME=home))
+        for i, own_files in enumerate(files):
+            flags = ["--tls-ca", str(own_files.ca), "--tls-cert", str(own_files.cert)]
+            flags += ["--tls-key", str(own_files.key), "--nodes", "2"]
+            flags += ["--coordinator", f"{first}:7070", script]
+            runs.append(machines.run(i, *flags, RINGLEADER_HOME=homes[i]))
         for run in runs:
             assert run.end(END_S) == 0, "".join(run.lines)
             assert "sum 2.0 of 2" in "".join(run.lines)

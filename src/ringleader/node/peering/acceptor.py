@@ -11,13 +11,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import msgspec
 
 from ringleader.errors import ConfigError, PeerError, ProtocolError
+from ringleader.identity.user_credentials import UserCredentials
 from ringleader.ids import NodeId
 from ringleader.node.peering.peer_authentication import (
     authenticate,
@@ -29,6 +32,7 @@ from ringleader.node.peering.peer_connection import (
     HandshakeContext,
     PeerConnection,
 )
+from ringleader.node.peering.tls_refusals import AlertSender, note_refusal
 from ringleader.node.protocol import framing
 from ringleader.node.protocol.agent_config import AGENT_PORT
 from ringleader.node.protocol.hello import AgentHello, read_hello
@@ -76,6 +80,9 @@ class Acceptor:
     sock: socket.socket
     on_connection: Callable[[PeerConnection], Awaitable[None]]
     num_rejected: int = 0
+    refusals: dict[str, str] = field(default_factory=dict)
+    """Address -> why its certificate was refused; only with the user's certificates,
+    because strangers who do not know a cluster's secret are just counted."""
     _half_open: list[_PendingHandshake] = field(default_factory=list)
     """The oldest first."""
     _handlers: set[asyncio.Task[None]] = field(default_factory=set)
@@ -141,6 +148,8 @@ class Acceptor:
         try:
             return await self._shake_hands(pending)
         except (OSError, PeerError) as exc:
+            if isinstance(self.handshake.credentials, UserCredentials):
+                note_refusal(self.refusals, pending.address, exc)
             _forget_frames(exc)
             return None
 
@@ -151,13 +160,7 @@ class Acceptor:
         async with asyncio.timeout(HANDSHAKE_S):
             await _wait_for_bytes(pending.sock)
             pending.is_silent = False
-            transport, _ = await loop.connect_accepted_socket(
-                lambda: protocol,
-                pending.sock,
-                ssl=self.handshake.credentials.server,
-                ssl_handshake_timeout=HANDSHAKE_S,
-                ssl_shutdown_timeout=TLS_SHUTDOWN_S,
-            )
+            transport = await self._start_tls(pending.sock, protocol)
             writer = asyncio.StreamWriter(transport, protocol, reader, loop)
             try:
                 node = authenticate(self.handshake.credentials, writer, None)
@@ -170,6 +173,27 @@ class Acceptor:
                 raise
         address = (pending.address, hello.port)
         return PeerConnection(node, hello, reader, writer, address)
+
+    async def _start_tls(
+        self, sock: socket.socket, protocol: asyncio.StreamReaderProtocol
+    ) -> asyncio.Transport:
+        loop = asyncio.get_running_loop()
+        context = self.handshake.credentials.server
+        sender: AlertSender | None = None
+        if isinstance(self.handshake.credentials, UserCredentials):
+            sender = AlertSender(context, sock)
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol,
+                sock,
+                ssl=cast("ssl.SSLContext", sender or context),
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=TLS_SHUTDOWN_S,
+            )
+        finally:
+            if sender is not None:
+                sender.close()
+        return transport
 
     async def _read_hello(
         self,

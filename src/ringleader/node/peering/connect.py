@@ -6,10 +6,12 @@ Addresses are tried with a stagger, as in Happy Eyeballs (RFC 8305).
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 
 from ringleader.errors import (
     PeerError,
+    PeerLost,
     PeerRefused,
     PeerUnreachable,
     PeerUntrusted,
@@ -121,7 +123,12 @@ async def _connect_one(
 async def _read_reply(
     reader: asyncio.StreamReader, who: str, node: NodeId
 ) -> AgentHello:
-    hello = await read_hello(reader, who)
+    try:
+        hello = await read_hello(reader, who)
+    except PeerLost as exc:
+        if isinstance(exc.__cause__, ssl.SSLError):  # it refuses our certificate
+            raise connection_error(who, exc.__cause__) from exc
+        raise
     if hello.refusal:
         raise PeerRefused(who, hello.refusal)
     check_hello_owner(hello, node, who)
