@@ -102,8 +102,9 @@ def start(
 
 
 def quiet(target, *args: object) -> None:  # noqa: ANN001
-    """Run a rank; the errors of survivors are expected."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    """Run a rank; the errors of survivors are expected and go to a file."""
+    errors = Path(str(args[1])) / "errors"
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     target(*args)
     os._exit(0)
 
@@ -131,6 +132,14 @@ def kill_while_saving(root: Path, first: int, chance: random.Random) -> tuple[in
     return saved, "all" if victim is None else f"rank {victim}"
 
 
+def answer(pipe: Connection) -> tuple[int, bool] | None:
+    """Return what a loader says; None if it failed."""
+    try:
+        return pipe.recv() if pipe.poll(60) else None
+    except EOFError:
+        return None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=300)
@@ -146,10 +155,7 @@ def main() -> None:
         saved, who = kill_while_saving(root, newest + 1, chance)
         if trial % 2:
             shutil.rmtree(root / f"machine{chance.randrange(RANKS)}")
-        loaded = [
-            pipe.recv() if pipe.poll(60) else None
-            for _, pipe in start(loader, root, trial)
-        ]
+        loaded = [answer(pipe) for _, pipe in start(loader, root, trial)]
         steps = {each and each[0] for each in loaded}
         right = all(each and each[1] for each in loaded)
         if len(steps) != 1 or not right or not (step := steps.pop()) or step < saved:
