@@ -66,6 +66,7 @@ HOMES = {
         "compression",
         "backend",
         "checkpoint",
+        "data",
         "parallel",
         "paramserver",
         "node",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ringleader.backend.options import BackendOptions
     from ringleader.checkpoint.resume import resume
     from ringleader.collectives.config import CollectiveConfig
+    from ringleader.data.shard import shard
     from ringleader.groups.formation import group
     from ringleader.groups.group import Group
     from ringleader.groups.work import Work
@@ -66,6 +67,7 @@ __all__ = [
     "join",
     "require_backend",
     "resume",
+    "shard",
     "should_rejoin",
     "sync_module_states",
 ]
@@ -84,6 +86,7 @@ _LAZY = {
     "join": "ringleader.node.launch.join",
     "require_backend": "ringleader.backend.availability",
     "resume": "ringleader.checkpoint.resume",
+    "shard": "ringleader.data.shard",
     "should_rejoin": "ringleader.node.launch.join",
     "sync_module_states": "ringleader.parallel.sync_module_states",
 }

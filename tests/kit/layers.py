@@ -114,6 +114,11 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
             DATA,
         ),
         Package(
+            "data",
+            "each rank's samples: shuffled, weighted, resumable in mid-epoch",
+            DATA,
+        ),
+        Package(
             "parallel",
             "SyncBatchNorm and equal model states across ranks",
             DATA,

@@ -1,0 +1,1 @@
+"""Samples for each rank: disjoint, complete, resumable, in proportion to weights."""
