@@ -42,7 +42,10 @@ _SALT = b"ringleader/v1/cluster"
 
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _FILE_LIMIT_BYTES = 4096
-_MEND = "run 'ringleader leave', then join again"
+_MEND = (
+    "run 'ringleader join --force' and give the phrase again: the machine keeps its "
+    "key, so the others recognise it"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +147,10 @@ def load(home: Home) -> ClusterSecret | None:
         found = msgspec.json.decode(content.reveal(), type=_File)
         verify_checksum(found)
     except (msgspec.DecodeError, ValueError) as exc:
-        raise ConfigError(f"{path}: damaged ({exc}); {_MEND}") from None
+        what = "damaged"
+        if b'"sha256"' not in content.reveal():
+            what = "damaged, or of a release before checksums"
+        raise ConfigError(f"{path}: {what} ({exc}); {_MEND}") from None
     if any(public_key(admin) is None for admin in found.admins):
         raise ConfigError(f"{path}: damaged (an admin is no node id); {_MEND}")
     return ClusterSecret(

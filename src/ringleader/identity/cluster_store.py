@@ -29,10 +29,17 @@ def store_cluster(
     """Store a cluster and the node that let us in; return False if it was stored
     before.
 
-    Being in another cluster is a ConfigError, unless ``replace``.
+    Being in another cluster is a ConfigError, unless ``replace``; so is a damaged file,
+    which it replaces. Node keys stay.
     """
     with home.writing() as change:
-        existing = cluster_secret.load(home)
+        existing = None
+        try:
+            existing = cluster_secret.load(home)
+        except ConfigError:
+            if not replace:
+                raise
+            change.remove(known_nodes.FILE)
         is_same = existing is not None and existing.root == cluster.root
         if existing is not None and not is_same:
             if not replace:

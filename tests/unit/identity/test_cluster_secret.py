@@ -183,6 +183,12 @@ def test_a_flipped_bit_is_never_another_cluster(home: Home) -> None:
             assert cluster_secret.load(home) == expected, place
 
 
+def test_a_file_from_before_checksums_is_named_as_such(home: Home) -> None:
+    write(home, json.dumps(good()).encode())
+    with pytest.raises(ConfigError, match="of a release before checksums"):
+        cluster_secret.load(home)
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"\xff\xfe", b"[" * 3000, json.dumps(good()).encode()[:-9]]
 )
@@ -190,7 +196,7 @@ def test_a_damaged_file_is_refused_and_its_secret_not_shown(
     home: Home, content: bytes
 ) -> None:
     write(home, content)
-    with pytest.raises(ConfigError, match="run 'ringleader leave', then join") as error:
+    with pytest.raises(ConfigError, match="run 'ringleader join --force'") as error:
         cluster_secret.load(home)
     trace = traceback.TracebackException.from_exception(
         error.value, capture_locals=True

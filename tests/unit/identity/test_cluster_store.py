@@ -80,10 +80,21 @@ def test_leaving_mends_a_damaged_file(home: Home) -> None:
     with home.writing() as change:
         change.write(cluster_secret.FILE, Secret(b"garbage"))
         change.write("node_key", Secret(b"garbage"))
-    with pytest.raises(ConfigError, match="leave"):
+    with pytest.raises(ConfigError, match="join --force"):
         cluster_store.store_cluster(home, ONE)
     assert cluster_store.forget_cluster(home) is None
     assert cluster_store.store_cluster(home, ONE)
+
+
+def test_joining_by_force_mends_a_damaged_file_and_keeps_the_key(home: Home) -> None:
+    """Also files from before checksums: the list of known nodes goes with it."""
+    before = first_key(home).node_id
+    with home.writing() as change:
+        change.write(cluster_secret.FILE, Secret(b'{"version": 1}'))
+        change.write(known_nodes.FILE, Secret(b'{"version": 1, "nodes": {}}'))
+    assert cluster_store.store_cluster(home, ONE, met=FRIEND, replace=True)
+    assert cluster_secret.load(home) == ONE
+    assert first_key(home).node_id == before
 
 
 # -- known nodes -------------------------------------------------------------------

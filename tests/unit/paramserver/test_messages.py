@@ -69,3 +69,12 @@ def test_the_openapi_page_has_the_schema_of_every_message() -> None:
         and not name.startswith("_")
     }
     assert DESCRIPTION["components"]["schemas"].keys() == structs
+
+
+def test_the_openapi_page_has_both_schemes_of_authorization() -> None:
+    schemes = DESCRIPTION["components"]["securitySchemes"]
+    assert {s["scheme"].lower() for s in schemes.values()} == {"bearer", "join"}
+    for path in ("/v1/status", "/v1/openapi.json", "/v1/pair"):
+        for operation in DESCRIPTION["paths"][path].values():
+            assert {} in operation["security"], "anybody may ask"
+            assert {"join": []} in operation["security"]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 
 from ringleader.errors import RingleaderError
 from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.launch.rendezvous import Rendezvous, join_round, leave_job
 from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.node.protocol.local_requests import EnterJob
+
+log = logging.getLogger("ringleader")
 
 _agents: list[AgentProcess] = []
 """Holds at most one agent."""
@@ -37,9 +40,11 @@ def _start_agent(config: AgentConfig) -> AgentProcess:
 def join_round_here(request: EnterJob, config: AgentConfig) -> Rendezvous:
     """Join a round with this process as the only worker of its node.
 
-    Sets the environment variables that the workers of a round read.
+    While it waits, it logs why, as warnings: without a logging configuration they
+    appear on standard error. Sets the environment variables that the workers of a round
+    read.
     """
-    rendezvous = join_round(_start_agent(config), request, lambda _text: None)
+    rendezvous = join_round(_start_agent(config), request, log.warning)
     rendezvous.export()
     return rendezvous
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from ringleader.paramserver.protocol import bodies, messages
+from ringleader.paramserver.protocol.join_link import JOIN_SCHEME
 
 _MESSAGES = (
     messages.PairRequest,
@@ -79,30 +80,47 @@ _SCHEMAS = msgspec.json.schema_components(
     _MESSAGES, ref_template="#/components/schemas/{name}"
 )[1]
 
+_OPTIONAL: list[dict[str, list[str]]] = [{}, {"join": []}, {"token": []}]
+"""Anybody may ask; who authenticates is not limited together with strangers."""
+
 DESCRIPTION: dict[str, Any] = {
     "openapi": "3.1.0",
     "info": {"title": "Ringleader over the internet", "version": "1"},
     "components": {
-        "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        "securitySchemes": {
+            "token": {"type": "http", "scheme": "bearer"},
+            "join": {
+                "type": "http",
+                "scheme": JOIN_SCHEME,
+                "description": "The code of the join link, before joining: such a "
+                "request is not limited together with strangers of its address.",
+            },
+        },
         "schemas": _SCHEMAS,
     },
     "security": [{"token": []}],
     "paths": {
         "/": {
-            "get": {"security": [], "responses": _answers(c200="the status page")},
+            "get": {
+                "security": _OPTIONAL,
+                "responses": _answers(c200="the status page"),
+            },
         },
         "/v1/status": {
             "get": {
-                "security": [],
+                "security": _OPTIONAL,
                 "responses": {"200": _answer("the run", messages.Status)},
             },
         },
         "/v1/openapi.json": {
-            "get": {"security": [], "responses": _answers(c200="this description")},
+            "get": {
+                "security": _OPTIONAL,
+                "responses": _answers(c200="this description"),
+            },
         },
         "/v1/pair": {
             "post": {
-                "security": [],
+                "security": _OPTIONAL,
                 "requestBody": {
                     "required": True,
                     "content": _json(messages.PairRequest),
@@ -124,7 +142,7 @@ DESCRIPTION: dict[str, Any] = {
         },
         "/v1/join": {
             "post": {
-                "security": [],
+                "security": _OPTIONAL,
                 "parameters": [_header("X-Auth-Pin", _TEXT, required=False)],
                 "requestBody": {
                     "required": True,
