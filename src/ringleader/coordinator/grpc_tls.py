@@ -12,21 +12,17 @@ TlsSource = Callable[[], PemCredentials]
 """Returns the certificates to use now; another object when they have changed."""
 
 
-def server_credentials(source: TlsSource) -> grpc.ServerCredentials:
-    """Return credentials that ask ``source`` anew for each connection.
+def server_credentials(pem: PemCredentials) -> grpc.ServerCredentials:
+    """Return the credentials of a server; clients must show a certificate.
 
-    Clients must show a certificate. A configuration is returned every time, also an
-    unchanged one: otherwise gRPC would resume sessions without checking certificates.
+    Not gRPC's dynamic ones, which ask for certificates at each connection: version 1.85
+    replaces them without a lock, and crashes when clients connect at the same time. A
+    server with new certificates listens anew instead.
     """
-
-    def fetch() -> grpc.ServerCertificateConfiguration:
-        pem = source()
-        return grpc.ssl_server_certificate_configuration(
-            [(pem.key.reveal(), pem.certificate)], pem.authority
-        )
-
-    return grpc.dynamic_ssl_server_credentials(
-        fetch(), fetch, require_client_authentication=True
+    return grpc.ssl_server_credentials(
+        [(pem.key.reveal(), pem.certificate)],
+        root_certificates=pem.authority,
+        require_client_auth=True,
     )
 
 

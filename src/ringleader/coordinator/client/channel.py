@@ -32,7 +32,9 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_UPDATE_BYTES),
     # A coordinator that restarts is found within a second or two.
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 1000),
+    # Time for one attempt to connect: when all workers come back at once, the last
+    # handshakes wait for seconds, and giving up would make them begin again.
+    ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 2000),
     # A coordinator that vanished without a word is noticed after 15 s.
     ("grpc.keepalive_time_ms", 10_000),

@@ -23,7 +23,6 @@ from ringleader.errors import (
     ConfigError,
     PeerError,
     PeerRefused,
-    PeerUntrusted,
     ProtocolError,
     RingleaderError,
 )
@@ -157,7 +156,7 @@ class CoordinatorSession:
         while True:
             try:
                 await self._register(min(_CALL_S, max(deadline.left_s(), 0.1)))
-            except (PeerRefused, PeerUntrusted, ProtocolError):
+            except (PeerRefused, ProtocolError):
                 raise
             except PeerError as exc:
                 self._set_trouble("register", exc)
@@ -200,7 +199,7 @@ class CoordinatorSession:
         """Send heartbeats; register again when told so. Ends if we were replaced."""
         while True:
             # Spread, so that workers that started together do not beat together.
-            await asyncio.sleep(self._interval_s * random.uniform(0.8, 1.0))
+            await asyncio.sleep(self._interval_s * random.uniform(0.9, 1.1))
             try:
                 is_replaced = await self._beat()
             except (PeerError, ConfigError) as exc:
@@ -216,7 +215,8 @@ class CoordinatorSession:
 
     async def _beat(self) -> bool:
         """Send one heartbeat; return whether another process took our place."""
-        timeout_s = max(min(_CALL_S, self._interval_s), 0.5)
+        # A late answer is better than a repeated call: it renewed the lease, too.
+        timeout_s = max(min(_CALL_S, 3 * self._interval_s), 0.5)
         request = pb.HeartbeatRequest(
             namespace=self.worker.namespace.message(),
             worker_id=self.worker.worker_id,

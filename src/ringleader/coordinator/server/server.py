@@ -26,6 +26,7 @@ from ringleader.coordinator.v1.coordinator_pb2_grpc import (
     add_CoordinatorServicer_to_server,
 )
 from ringleader.errors import ConfigError
+from ringleader.identity.certificates.pem import PemCredentials
 
 MIN_TIMEOUT_S = 0.1
 MAX_TIMEOUT_S = 3600.0
@@ -88,6 +89,7 @@ class CoordinatorServer:
         self._state: StateFile | None = None
         self._service: CoordinatorService | None = None
         self._server: grpc.aio.Server | None = None
+        self._pem: PemCredentials | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -96,7 +98,11 @@ class CoordinatorServer:
         feed: PeerFeed[Sequence[pb.PeersUpdate]] = PeerFeed(registry, render)
         runner = RegistryRunner(registry, feed.notify, self._state)
         self._service = CoordinatorService(registry, runner, feed)
-        await self._listen()
+        try:
+            await self._listen()
+        except ConfigError:
+            await self.stop()
+            raise
         self._tasks.append(asyncio.create_task(runner.tick_forever()))
         if self._options.tls is not None:
             watch = self._watch_certificates(self._options.tls)
@@ -135,7 +141,11 @@ class CoordinatorServer:
         reflection.enable_server_reflection(names, server)
         for name in ("", _SERVICE):
             await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
-        self.port = self._bind(server)
+        try:
+            self.port = self._bind(server)
+        except ConfigError:
+            await server.stop(None)
+            raise
         await server.start()
         self._server = server
 
@@ -144,24 +154,23 @@ class CoordinatorServer:
         try:
             if self._options.tls is None:
                 return int(server.add_insecure_port(str(address)))
-            credentials = server_credentials(self._options.tls)
+            self._pem = self._options.tls()
+            credentials = server_credentials(self._pem)
             return int(server.add_secure_port(str(address), credentials))
         except RuntimeError as exc:  # gRPC's only error here, without an errno
             reason = address.why_not() or str(exc)
             raise ConfigError(f"cannot listen on {address}: {reason}") from None
 
     async def _watch_certificates(self, tls: TlsSource) -> None:
-        """Disconnect all clients when the certificates change.
+        """Listen anew when the certificates change.
 
-        New connections use new certificates anyway. Those that exist would outlive the
-        authority that vouched for them; workers connect again within seconds.
+        That disconnects all clients, and should: a connection would outlive the
+        authority that vouched for it. Workers connect again within seconds.
         """
-        current = tls()
         while True:
             await asyncio.sleep(_ROTATION_CHECK_S)
-            if tls() is current:
+            if tls() is self._pem:
                 continue
-            current = tls()
             assert self._server is not None
             await self._server.stop(None)
             while True:
