@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,20 @@ def clean_environment() -> dict[str, str]:
 
 
 def run_job(
-    ranks: int, *argv: str, within_s: float, **variables: str
+    ranks: int,
+    *argv: str,
+    within_s: float,
+    before: Sequence[str] = (),
+    options: Sequence[str] = ("--oversubscribe",),
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``python ARGV...`` in ``ranks`` processes of one mpirun."""
-    options = ["--allow-run-as-root", "--oversubscribe", "-n", str(ranks)]
+    """Run ``python ARGV...`` in ``ranks`` processes of one mpirun.
+
+    ``before`` are words before mpirun, ``options`` its own.
+    """
+    words = ["--allow-run-as-root", *options, "-n", str(ranks)]
     return subprocess.run(
-        [str(MPIRUN), *options, sys.executable, *argv],
+        [*before, str(MPIRUN), *words, sys.executable, *argv],
         env={**clean_environment(), **variables},
         cwd=ROOT,
         capture_output=True,

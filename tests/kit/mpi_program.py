@@ -1,4 +1,4 @@
-"""Programs that tests start with mpirun, by name, one after the other."""
+"""Programs that tests start with mpirun or srun, by name, one after the other."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def check_messages(group: ringleader.Group) -> None:
 
 
 def backend() -> None:
-    """The torch backend, with nothing set by hand but the transport."""
+    """The torch backend, with no variable of torch set by hand."""
     dist.init_process_group("ringleader")
     tensor = torch.full((4,), float(dist.get_rank() + 1))
     dist.all_reduce(tensor)
@@ -105,6 +105,15 @@ def backend() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     say(f"rank {rank} of {size}, {local} here: {tensor.tolist()}")
     dist.destroy_process_group()
+
+
+def groups() -> None:
+    """Two groups, one after the other, while torch's may be open."""
+    for turn in range(2):
+        with ringleader.group(timeout_s=LIMIT_S) as group:
+            tensor = torch.full((3,), float(group.rank + 1))
+            group.all_reduce(tensor)
+            say(f"group {turn}, rank {group.rank} of {group.size}: {tensor.tolist()}")
 
 
 def stopped() -> None:
@@ -145,7 +154,8 @@ def absent() -> None:
 
 
 PROGRAMS: dict[str, Callable[[], None]] = {
-    each.__name__: each for each in (absent, contract, collectives, backend, stopped)
+    each.__name__: each
+    for each in (absent, contract, collectives, backend, groups, stopped)
 }
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ import pytest
 from ringleader import settings
 from ringleader.errors import ConfigError
 from ringleader.settings import (
-    Launch,
     LinkSettings,
     switch_interval_s,
     tensor_ports,
 )
+from ringleader.settings.launch import Launch
 from ringleader.settings.tls_files import TlsFiles
 
 FULL = {
@@ -51,6 +51,7 @@ def test_torchrun_keeps_the_store_and_counts_restarts() -> None:
         ("PMIX_RANK", "OMPI_COMM_WORLD_SIZE"),
         ("PMI_RANK", "PMI_SIZE"),
         ("SLURM_PROCID", "SLURM_NTASKS"),
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ],
 )
 def test_the_names_of_other_launchers_are_read(rank: str, size: str) -> None:
@@ -75,10 +76,44 @@ def test_ranks_of_mpirun_on_one_machine_meet_in_its_directory() -> None:
     assert (launch.master, launch.port, launch.directory) == ("10.0.0.1", 29500, "")
 
 
-def test_mpirun_on_several_machines_needs_to_say_where_ranks_meet() -> None:
+def test_ranks_of_mpirun_on_several_machines_ask_mpi_where_they_meet() -> None:
     env = {**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
-    with pytest.raises(ConfigError, match="mpirun -x MASTER_ADDR=<host of rank 0>"):
-        Launch.from_environment(env)
+    launch = Launch.from_environment(env)
+    assert (launch.asks_mpi, launch.master, launch.directory) == (True, "", "")
+    place = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    launch = Launch.from_environment({**env, **place})
+    assert (launch.asks_mpi, launch.master, launch.port) == (False, "10.0.0.1", 29500)
+
+
+HYDRA = {
+    "PMI_RANK": "3",
+    "PMI_SIZE": "4",
+    "MPI_LOCALRANKID": "1",
+    "MPI_LOCALNRANKS": "2",
+}
+
+
+def test_mpich_and_intel_mpi_are_asked_as_well() -> None:
+    launch = Launch.from_environment(HYDRA)
+    assert (launch.rank, launch.size, launch.local_rank) == (3, 4, 1)
+    assert (launch.asks_mpi, launch.master) == (True, "")
+    launch = Launch.from_environment({**HYDRA, "MPI_LOCALNRANKS": "4"})
+    assert (launch.asks_mpi, launch.master) == (True, "127.0.0.1")
+
+
+def test_mpirun_inside_a_slurm_job_is_not_a_step_of_srun() -> None:
+    """Its processes inherit SLURM_PROCID of the script, or of Hydra's proxy."""
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a,b", "SLURM_NTASKS": "4"}
+    script = {**job, "SLURM_PROCID": "0"}
+    proxy = {**script, "SLURM_STEP_ID": "0"}
+    env = {**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", **script}
+    for launch in (
+        Launch.from_environment(env),
+        Launch.from_environment({**HYDRA, **proxy}),
+    ):
+        assert launch.asks_mpi
+        assert launch.rank in (1, 3)
+        assert launch.master == "a"  # where mpi4py is missing
 
 
 def test_the_names_of_torch_come_first() -> None:

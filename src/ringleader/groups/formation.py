@@ -21,7 +21,7 @@ from ringleader.errors import ConfigError
 from ringleader.groups import mpi_connector, star_rendezvous
 from ringleader.groups.connectors import Connector, SocketConnector, at_end
 from ringleader.groups.group import Group, handle_of, open_group
-from ringleader.groups.launcher_store import has_formed, open_store
+from ringleader.groups.launcher_store import has_formed, next_name, open_store
 from ringleader.groups.link_credentials import load_credentials
 from ringleader.groups.measure_links import learn_network
 from ringleader.groups.plaintext_check import require_this_machine
@@ -31,7 +31,8 @@ from ringleader.groups.store_rendezvous import (
     own_address,
     publish,
 )
-from ringleader.settings import Launch, LinkSettings
+from ringleader.settings import LinkSettings
+from ringleader.settings.launch import Launch
 from ringleader.transport import tcp_socket
 from ringleader.transport.dialer import Endpoint
 from ringleader.transport.listener import Listener
@@ -183,8 +184,8 @@ def from_environment(launch: Launch, options: Options) -> Group:
         connector = _over_sockets(0, alone, listener, options, listener.close)
         return _form(0, 1, connector, "alone", options)
     store = open_store(launch, options.deadline)
-    view_id = f"env:{launch.size}:{launch.attempt}"  # no address: it may be a tunnel
-    formed = over_store(store, launch.rank, launch.size, view_id, options)
+    name = next_name(launch)
+    formed = over_store(store, launch.rank, launch.size, name, options)
     has_formed()
     return formed
 

@@ -2,7 +2,7 @@
 
 It is at MASTER_ADDR:MASTER_PORT, served by rank 0 or by the launcher. mpirun sets
 neither: on one machine its ranks meet in the directory of the job, where rank 0 leaves
-the port of its store.
+the port of its store; on several machines rank 0 tells its addresses by MPI.
 """
 
 from __future__ import annotations
@@ -19,45 +19,65 @@ from torch._C._distributed_c10d import TCPStore
 
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, PeerUnreachable
+from ringleader.groups import mpi_connector
 from ringleader.groups.store_rendezvous import first_line
-from ringleader.settings import Launch
+from ringleader.settings.launch import Launch
 from ringleader.transport import tcp_socket
+from ringleader.transport.dialer import MAX_ADDRESSES
+from ringleader.transport.mpi import library
 from ringleader.transport.name_lookups import no_name_lookups
+from ringleader.transport.own_addresses import own_addresses
 
 _POLL_S = 0.02
 
 
 @dataclass(slots=True)
 class _Meeting:
-    """Where the ranks of an mpirun meet next: each group has a file of its own.
+    """The store of this process's job, kept for all groups that it forms.
 
-    An attempt to form a group may fail on some ranks before others begin. So the number
-    and the store stay until a group has formed.
+    A store of its own for each group would end while late ranks of the last group, or
+    early ranks of the next one, still use it.
     """
 
-    number: int = 0
+    job: tuple[Launch, int] | None = None
+    """The launch, and the process: a forked one needs a connection of its own."""
     store: TCPStore | None = None
+    num_formed: int = 0
 
 
 _meeting = _Meeting()
 
 
+def next_name(launch: Launch) -> str:
+    """Return the name under which the next group meets; an attempt that failed on some
+    ranks is repeated under the same one."""
+    # No address: it may be a tunnel.
+    return f"env:{launch.size}:{launch.attempt}:{_meeting.num_formed}"
+
+
 def has_formed() -> None:
-    """Note that a group has formed over the store: the next one gets another."""
-    _meeting.number += 1
-    _meeting.store = None
+    """Note that a group has formed over the store: the next one has another name."""
+    _meeting.num_formed += 1
 
 
 def open_store(launch: Launch, deadline: Deadline) -> TCPStore:
-    """Open the store, or connect to it.
+    """Open the store, or connect to it; later calls return the same one.
 
     Raises ``ConfigError`` if rank 0 cannot serve it and ``PeerUnreachable`` if it is
     not there until the deadline.
     """
+    job = (launch, os.getpid())
+    if _meeting.store is None or _meeting.job != job:
+        _meeting.store = _open(launch, deadline)
+        _meeting.job, _meeting.num_formed = job, 0
+    return _meeting.store
+
+
+def _open(launch: Launch, deadline: Deadline) -> TCPStore:
     if launch.directory:
-        store = _meeting.store or _meet(launch, Path(launch.directory), deadline)
-        _meeting.store = store
-        return store
+        return _meet(launch, Path(launch.directory), deadline)
+    if launch.asks_mpi and (library.is_installed() or not launch.master):
+        return _meet_by_mpi(launch, deadline)
     where = f"{launch.master}:{launch.port}"
     keeps_store = launch.rank == 0 and not launch.store_exists
     if not keeps_store:
@@ -88,13 +108,14 @@ def _store(
             is_master=is_master,
             timeout=timedelta(seconds=max(1.0, deadline.left_s())),
             wait_for_workers=False,
+            multi_tenant=listening is None,  # torch may have opened it, too
             master_listen_fd=listening,
         )
 
 
 def _meet(launch: Launch, directory: Path, deadline: Deadline) -> TCPStore:
     """Serve the store and write its port, or wait for the port and connect."""
-    file = directory / f"ringleader-{_meeting.number}"
+    file = directory / "ringleader"
     _check_private(directory)
     if launch.rank != 0:
         port = _wait_for_port(file, deadline)
@@ -108,6 +129,33 @@ def _meet(launch: Launch, directory: Path, deadline: Deadline) -> TCPStore:
     draft.write_text(str(port))
     draft.replace(file)
     return store
+
+
+def _meet_by_mpi(launch: Launch, deadline: Deadline) -> TCPStore:
+    """Serve the store and tell its addresses by MPI, or hear of them and connect."""
+    if not library.is_installed():
+        text = "mpirun does not say on which machine rank 0 is, and mpi4py, which could"
+        example = "mpirun -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=29500"
+        raise ConfigError(
+            f"{text}, is not installed; run: {library.INSTALL}, or start with {example}"
+        )
+    mpi_connector.check_size(library.load().COMM_WORLD.size, launch.size)
+    if launch.rank == 0:
+        listening = socket.create_server((launch.master, launch.port))
+        port = listening.getsockname()[1]
+        hosts = [launch.master] if launch.master else own_addresses()
+        store = _store(
+            hosts[0], port, deadline, is_master=True, listening=listening.detach()
+        )
+        library.share_address(
+            ",".join(f"{host}:{port}" for host in hosts[:MAX_ADDRESSES]), deadline
+        )
+        return store
+    told = library.share_address("", deadline).split(",")[:MAX_ADDRESSES]
+    addresses = [tcp_socket.parse_address(each) for each in told]
+    sock, (host, port) = tcp_socket.dial_any(addresses, 0, deadline)
+    sock.close()
+    return _store(host, port, deadline, is_master=False)
 
 
 def _wait_for_port(file: Path, deadline: Deadline) -> int:

@@ -29,9 +29,7 @@ from ringleader.errors import (
 from ringleader.ids import NodeId
 from ringleader.transport import tcp_socket
 from ringleader.transport.dialer import MAX_ADDRESSES, Endpoint
-
-OUTSIDE = "192.0.2.1"
-"""An address that no host has (RFC 5737); its route leads out of this machine."""
+from ringleader.transport.own_addresses import OUTSIDE
 
 MIN_POLL_S, MAX_POLL_S = 0.005, 0.1
 

@@ -9,102 +9,8 @@ from pathlib import Path
 from typing import Self
 
 from ringleader.errors import ConfigError
+from ringleader.settings.numbers import number
 from ringleader.settings.tls_files import TlsFiles, tls_files
-
-_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
-_MPI_LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """Rank and rendezvous of a job, as torchrun, mpirun or Slurm set them."""
-
-    rank: int
-    size: int
-    master: str
-    port: int
-    store_exists: bool
-    """True if the launcher runs the store at ``master``; nobody else may open it."""
-    attempt: str
-    """Changes when the launcher restarts the job, so that ranks of an earlier
-    attempt are not met again."""
-    directory: str = ""
-    """Directory of the job in which the ranks meet, instead of at ``port``."""
-
-    @classmethod
-    def from_environment(cls, env: Mapping[str, str] | None = None) -> Self:
-        """Read the variables; ConfigError names what is missing."""
-        env = os.environ if env is None else env
-        rank, size = _first(env, _RANK), _first(env, _SIZE)
-        directory = _mpi_directory(env, size)
-        is_here = size == 1 or bool(directory)
-        master = env.get("MASTER_ADDR", "127.0.0.1" if is_here else "")
-        port = _number(env, "MASTER_PORT") if "MASTER_PORT" in env else None
-        missing = [
-            name
-            for name, value in (
-                ("RANK", rank),
-                ("WORLD_SIZE", size),
-                ("MASTER_ADDR", master or None),
-                ("MASTER_PORT", 0 if is_here else port),
-            )
-            if value is None
-        ]
-        if missing or rank is None or size is None:
-            text = f"not set in the environment: {', '.join(missing)}"
-            raise ConfigError(f"{text}; {_how_to_meet(env)}")
-        if size < 1 or not 0 <= rank < size:
-            raise ConfigError(
-                f"environment variables: no rank {rank} in a world of {size}"
-            )
-        agent = env.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
-        # Machines that joined later count fewer restarts; the round is equal on all.
-        attempt = env.get("RINGLEADER_ROUND") or env.get(
-            "TORCHELASTIC_RESTART_COUNT", "0"
-        )
-        return cls(
-            rank=rank,
-            size=size,
-            master=master,
-            port=port or 0,
-            store_exists=agent,
-            attempt=attempt,
-            directory=directory,
-        )
-
-
-def _mpi_directory(env: Mapping[str, str], size: int | None) -> str:
-    """Return the job's directory of an mpirun whose ranks are all on this machine.
-
-    Empty if the user has said where the ranks meet.
-    """
-    if "MASTER_ADDR" in env or "MASTER_PORT" in env or size in (None, 1):
-        return ""
-    if env.get(_MPI_LOCAL_SIZE) != str(size):
-        return ""
-    return os.path.dirname(env.get("OMPI_FILE_LOCATION", ""))
-
-
-def _how_to_meet(env: Mapping[str, str]) -> str:
-    if _MPI_LOCAL_SIZE in env:
-        example = "mpirun -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=29500"
-        return f"on several machines, start with {example}"
-    return "use a launcher, or pass peers= and rank="
-
-
-def _first(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    for name in names:
-        if name in env:
-            return _number(env, name)
-    return None
-
-
-def _number(env: Mapping[str, str], name: str) -> int:
-    try:
-        return int(env[name])
-    except ValueError as exc:
-        raise ConfigError(f"{name} is {env[name]!r}, not a number") from exc
 
 
 def switch_interval_s(env: Mapping[str, str] | None = None) -> float:
@@ -147,7 +53,7 @@ class LinkSettings:
         env = os.environ if env is None else env
         connections = 1
         if "RINGLEADER_CONNECTIONS" in env:
-            connections = _number(env, "RINGLEADER_CONNECTIONS")
+            connections = number(env, "RINGLEADER_CONNECTIONS")
         if connections < 1:
             raise ConfigError(f"RINGLEADER_CONNECTIONS is {connections}; use 1 or more")
         credentials = env.get("RINGLEADER_CREDENTIALS", "")
@@ -252,7 +158,7 @@ def shutdown_timeout_s(default: int, env: Mapping[str, str] | None = None) -> in
     """Return how long workers may take to end: TORCH_ELASTIC_SHUTDOWN_TIMEOUT."""
     env = os.environ if env is None else env
     name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-    return max(0, _number(env, name)) if name in env else default
+    return max(0, number(env, name)) if name in env else default
 
 
 def replace_all(variables: Mapping[str, str]) -> None:

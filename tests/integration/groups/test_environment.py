@@ -139,23 +139,22 @@ def test_a_script_started_by_torchrun_finds_its_group(tmp_path: Path) -> None:
         assert f"rank {rank} of 2: [3.0, 3.0, 3.0]" in done.stdout
 
 
-MPIRUN = Path(sys.executable).with_name("mpirun")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not MPIRUN.exists(), reason="needs the extra bench")
-def test_a_script_started_by_mpirun_alone_finds_its_group(tmp_path: Path) -> None:
-    """Was: not set in the environment: MASTER_ADDR, MASTER_PORT."""
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT + SCRIPT)  # two groups, one after the other
-    options = ["--allow-run-as-root", "--oversubscribe", "-n", "2"]
-    argv = [str(MPIRUN), *options, sys.executable, str(script)]
-    done = subprocess.run(
-        argv, env=clean(), capture_output=True, text=True, timeout=WITHIN_S
-    )
-    assert done.returncode == 0, done.stderr
-    for rank in range(2):
-        assert done.stdout.count(f"rank {rank} of 2: [3.0, 3.0, 3.0]") == 2
+def test_a_group_forms_from_the_names_of_slurm(run_all: Run) -> None:
+    """With a port of its own for each job: 61 and 62 run at the same time."""
+    envs = [
+        {
+            "SLURM_JOB_ID": job,
+            "SLURM_JOB_NODELIST": "n[017]",
+            "SLURM_LOCALID": rank,
+            "SLURM_NTASKS": 2,
+            "SLURM_PROCID": rank,
+            "SLURM_STEP_ID": 0,
+        }
+        for job in (61, 62)
+        for rank in range(2)
+    ]
+    outputs = run_all(*envs)
+    assert outputs == [f"rank {r} of 2: [3.0, 3.0, 3.0]" for r in (0, 1, 0, 1)]
 
 
 def join_again(group: Group, _: Ready, folder: str) -> str:

@@ -17,8 +17,9 @@ def test_the_link_mpi_keeps_its_contract_computes_and_never_hangs() -> None:
     done = run_job(
         3,
         *("-m", "tests.kit.mpi_program"),
-        *("absent", "contract", "collectives", "stopped"),
+        *("absent", "contract", "collectives", "backend", "stopped"),
         within_s=WITHIN_S,
+        RINGLEADER_TRANSPORT="mpi",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout
@@ -28,6 +29,11 @@ def test_the_link_mpi_keeps_its_contract_computes_and_never_hangs() -> None:
         assert f"rank {rank} is in a group of 3" in said
         assert f"rank {rank} of 3 is done" in said
         assert f"rank {rank}: rank {0 if rank == 1 else 1}: called all_reduce(" in said
+        # torch's group, then one of its first and last rank
+        value = 6.0 if rank == 1 else 12.0
+        lines = [line for line in said.splitlines() if " here: " in line]
+        [line] = [line for line in lines if line.startswith(f"rank {rank} of 3, ")]
+        assert line.endswith(f" here: {[value] * 4}")
     assert said.count("the contract holds") == 3
     for rank in (0, 2):  # rank 1 was stopped in the middle of an all_reduce
         assert f"rank {rank} in time: rank 1: waited 1.0 s for it" in said

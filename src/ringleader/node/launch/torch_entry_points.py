@@ -12,6 +12,7 @@ from typing import Any
 from ringleader import settings
 from ringleader.backend import register as backend
 from ringleader.node.launch import worker_main
+from ringleader.settings import launch
 from ringleader.transport.name_lookups import is_loopback, no_name_lookups
 
 SCHEMES = ("mdns", "grpc")
@@ -68,7 +69,8 @@ def _register_schemes() -> None:
 
 
 def _wrap_env() -> None:
-    """Open the store of ``env://`` without name look-ups, where that harms nobody.
+    """Open the store of ``env://`` under mpirun and srun, too, which set no variables
+    of torch, and without name look-ups, where that harms nobody.
 
     They are off for all threads. So only if the store is on this host, or if our
     launcher started this worker and hence gave it an address.
@@ -82,8 +84,14 @@ def _wrap_env() -> None:
         return
     torch_handler = handlers["env"]
 
-    def handler(*args: Any, **options: Any) -> Iterator[Any]:  # noqa: ANN401
-        rounds = torch_handler(*args, **options)
+    def handler(url: str, *args: Any, **options: Any) -> Iterator[Any]:  # noqa: ANN401
+        if url == "env://" and launch.lacks_torch_variables():
+            # Imported here: programs of torchrun do not need it.
+            from ringleader.node.launch.launcher_init_method import launcher_rendezvous
+
+            yield from launcher_rendezvous(*args, **options)
+            return
+        rounds = torch_handler(url, *args, **options)
         with no_name_lookups(_address_without_names()):
             first = next(rounds)
         yield first

@@ -41,6 +41,10 @@ class ControlPump:
             return Step.OVER
         return Step.BUSY if moved or self._out else Step.QUIET
 
+    def has_told_all(self) -> bool:
+        """Return whether the group has all that the peer ever sent, or has gone."""
+        return self._is_leaving or (self._is_deaf and not self._in)
+
     def wanted(self) -> list[tuple[int, int]]:
         """Descriptors and events to wait for."""
         events = (0 if self._out or self._is_leaving else POLLIN) | (

@@ -12,9 +12,11 @@ the poller (poller.py) asks MPI in its stead and rings the link's bell.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol
 
@@ -27,8 +29,9 @@ CONTROL = (32 << 10, 2)
 """Length of a piece, and number of pieces on the way, for each kind of stream."""
 
 
-_abandoned: list[object] = []
-"""Requests that were given up, with their buffers, which MPI may still read."""
+def _leak(buffer: bytearray) -> None:
+    """Keep a buffer for ever: MPI may still use it, even after Python has ended."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(buffer))
 
 
 class Step(Enum):
@@ -78,6 +81,9 @@ class MpiLink:
         self._status = mpi.Status()
         self._end = ""
         """Why nothing more is received; empty while the stream is open."""
+        self.may_end: Callable[[], bool] = lambda: True
+        """Whether the end may be told now. That of a bulk stream waits for the control
+        stream, which says why the peer has ended."""
         self._is_closed = False
         self._wants = (False, False)
         for _ in range(self._depth):
@@ -89,9 +95,9 @@ class MpiLink:
         """See Link."""
         with self._lock:
             self._move()
-            if self._end:
+            if self._has_ended():
                 raise PeerLost(self.peer, self._end)
-            if not len(view) or len(self._sent) >= self._depth:
+            if not len(view) or self._end or len(self._sent) >= self._depth:
                 return 0
             buffer = self._free.pop() if self._free else bytearray(self._piece)
             size = min(len(view), self._piece)
@@ -106,7 +112,7 @@ class MpiLink:
             if not self._ready:
                 self._move()
             if not self._ready:
-                if self._end and len(view):
+                if len(view) and self._has_ended():
                     raise PeerLost(self.peer, self._end)
                 return 0
             source, buffer = self._ready[0]
@@ -182,8 +188,7 @@ class MpiLink:
         """Give up what is on the way, to a peer that does not take it."""
         with self._lock:
             self._lose("gave up waiting for it")
-            _abandoned.extend(self._sent)
-            self._sent.clear()
+            self._give_up_sends()
 
     # -- MPI -----------------------------------------------------------------------
 
@@ -229,25 +234,38 @@ class MpiLink:
                     self._ready.append((memoryview(buffer)[:size], buffer))
         except self._mpi.Exception as exc:
             self._lose(f"connection lost (MPI: {exc})")
-            _abandoned.extend(self._sent)
-            self._sent.clear()
+            self._give_up_sends()
 
     def _lose(self, why: str) -> None:
         """Note the end of the stream, and take back the posted receives."""
         self._end = self._end or why
         while self._posted:
-            request, _ = self._posted.popleft()
-            with contextlib.suppress(self._mpi.Exception):
+            request, buffer = self._posted.popleft()
+            try:
                 request.Cancel()
-                request.Wait()
+                is_back = request.Test()
+            except self._mpi.Exception:
+                is_back = False
+            if not is_back:  # a piece is already on its way into it
+                _leak(buffer)
+
+    def _give_up_sends(self) -> None:
+        for _, buffer in self._sent:
+            _leak(buffer)
+        self._sent.clear()
 
     def _has_work(self) -> bool:
         """Whether what the caller waits for is here."""
         self._move()
         sending, receiving = self._wants
-        if receiving and (self._ready or self._end):
+        if (sending or receiving) and self._has_ended():
             return True
-        return sending and (bool(self._end) or len(self._sent) < self._depth)
+        if receiving and self._ready:
+            return True
+        return sending and not self._end and len(self._sent) < self._depth
+
+    def _has_ended(self) -> bool:
+        return bool(self._end) and self.may_end()
 
     def _discard(self) -> None:
         self._move()

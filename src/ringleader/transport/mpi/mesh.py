@@ -101,10 +101,13 @@ class _Builder:
         mesh = Mesh(incarnation=self.incarnation)
         for peer, hello in self.settled.items():
             control, bulk = self.tags[peer]
-            mesh.bulk[peer] = self._link(peer, hello.bulk_tag, bulk, links.BULK)
+            link = self._link(peer, hello.bulk_tag, bulk, links.BULK)
             stream = self._link(peer, hello.control_tag, control, links.CONTROL)
+            mesh.bulk[peer] = link
             mesh.control[peer], inner = socket_pair()
-            poller.add(ControlPump(stream, inner))
+            pump = ControlPump(stream, inner)
+            link.may_end = pump.has_told_all
+            poller.add(pump)
             if peer == 0:
                 mesh.incarnation = hello.incarnation
         return mesh

@@ -106,6 +106,10 @@ class Poller:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(STOP_S)
+        with self._lock:
+            left = self._watched | self._stepped
+        for each in left:
+            each.abandon()
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
