@@ -72,18 +72,22 @@ class ListenAddress:
 
     def why_not(self) -> str:
         """Say why this address cannot be bound; empty if it can be."""
-        family = socket.AF_INET6 if ":" in (self.host or "::") else socket.AF_INET
-        try:
-            found = socket.getaddrinfo(
-                self.host or "::", self.port, family, socket.SOCK_STREAM
-            )
-            with socket.socket(found[0][0], socket.SOCK_STREAM) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(found[0][4])
-                probe.listen(1)
-        except OSError as exc:
-            return _REASONS.get(exc.errno or 0, exc.strerror or str(exc))
-        return ""
+        hosts = (self.host,) if self.host else ("::", "0.0.0.0")
+        reasons = [_why_not(host, self.port) for host in hosts]
+        # Every interface: without IPv6, gRPC listens on IPv4 alone.
+        return "" if self.host == "" and "" in reasons[1:] else reasons[0]
+
+
+def _why_not(host: str, port: int) -> str:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        with socket.socket(found[0][0], socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(found[0][4])
+            probe.listen(1)
+    except OSError as exc:
+        return _REASONS.get(exc.errno or 0, exc.strerror or str(exc))
+    return ""
 
 
 _REASONS = {

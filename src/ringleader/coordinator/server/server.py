@@ -133,6 +133,9 @@ class CoordinatorServer:
         return registry
 
     async def _listen(self) -> None:
+        address = ListenAddress(self._options.listen.host, self.port)
+        if reason := address.why_not():  # gRPC would neither say it nor clean up
+            raise ConfigError(f"cannot listen on {address}: {reason}")
         server = grpc.aio.server(options=_CHANNEL_OPTIONS)
         add_CoordinatorServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
         checks = health.aio.HealthServicer()
@@ -141,25 +144,19 @@ class CoordinatorServer:
         reflection.enable_server_reflection(names, server)
         for name in ("", _SERVICE):
             await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
-        try:
-            self.port = self._bind(server)
-        except ConfigError:
-            await server.stop(None)
-            raise
+        self.port = self._bind(server, address)
         await server.start()
         self._server = server
 
-    def _bind(self, server: grpc.aio.Server) -> int:
-        address = ListenAddress(self._options.listen.host, self.port)
+    def _bind(self, server: grpc.aio.Server, address: ListenAddress) -> int:
         try:
             if self._options.tls is None:
                 return int(server.add_insecure_port(str(address)))
             self._pem = self._options.tls()
             credentials = server_credentials(self._pem)
             return int(server.add_secure_port(str(address), credentials))
-        except RuntimeError as exc:  # gRPC's only error here, without an errno
-            reason = address.why_not() or str(exc)
-            raise ConfigError(f"cannot listen on {address}: {reason}") from None
+        except RuntimeError as exc:  # gRPC's only error here
+            raise ConfigError(f"cannot listen on {address}: {exc}") from None
 
     async def _watch_certificates(self, tls: TlsSource) -> None:
         """Listen anew when the certificates change.
