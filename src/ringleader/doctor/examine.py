@@ -27,13 +27,16 @@ from ringleader.errors import RingleaderError
 from ringleader.identity import cluster_secret
 from ringleader.identity.cluster_secret import ClusterSecret
 from ringleader.identity.credentials import Credentials
+from ringleader.identity.node_credentials import NodeCredentials
 from ringleader.identity.node_key import NodeKey, first_key, key_files
 from ringleader.identity.storage.home import Home
+from ringleader.identity.user_credentials import UserCredentials
 from ringleader.ids import Incarnation, NodeId
 from ringleader.node.peering.peer_connection import HandshakeContext
 from ringleader.node.peering.status_query import query_local_agents
 from ringleader.node.protocol.hello import PROTOCOL, AgentHello
 from ringleader.node.protocol.snapshot import Snapshot
+from ringleader.settings.tls_files import tls_files
 from ringleader.topology.interfaces import choose_interfaces, list_interfaces
 from ringleader.topology.node_profile import clean
 
@@ -62,7 +65,10 @@ async def examine(request: Request) -> Facts:
     everything = list_interfaces()
     chosen, refused = choose_interfaces(everything, request.interfaces or None)
     home = Home(request.home)
-    cluster = cluster_secret.load(home)
+    files = tls_files()
+    cluster = (
+        cluster_secret.load(home) if files is None else UserCredentials.load(files)
+    )
     agents, agent_trouble = await _query_agents(home, cluster)
     pids = [snapshot.pid for snapshot in agents]
     local = Facts(
@@ -70,7 +76,8 @@ async def examine(request: Request) -> Facts:
         version=metadata.version("ringleader"),
         protocol=PROTOCOL,
         cluster=cluster.title if cluster else "",
-        own=frozenset(_own_nodes(home)),
+        has_own_certificates=files is not None,
+        own=frozenset(_own_nodes(home, cluster)),
         chosen=chosen,
         refused=refused,
         agents=agents,
@@ -103,7 +110,7 @@ def _machine_name(agents: Sequence[Snapshot]) -> str:
 
 
 async def _query_agents(
-    home: Home, cluster: ClusterSecret | None
+    home: Home, cluster: ClusterSecret | UserCredentials | None
 ) -> tuple[list[Snapshot], str]:
     """Return the snapshots of agents on this machine, and why there are none."""
     if cluster is None:
@@ -115,20 +122,28 @@ async def _query_agents(
     return [report.snapshot for report in reports], ""
 
 
-def _own_nodes(home: Home) -> list[NodeId]:
+def _own_nodes(
+    home: Home, cluster: ClusterSecret | UserCredentials | None
+) -> list[NodeId]:
+    if isinstance(cluster, UserCredentials):
+        return [cluster.node]
     texts = [home.read(name, 1024) for name in key_files(home)]
     keys = [NodeKey.from_text(text) for text in texts if text is not None]
     return [key.node_id for key in keys if key is not None]
 
 
 def _handshake(
-    home: Home, cluster: ClusterSecret | None, local: Facts
+    home: Home, cluster: ClusterSecret | UserCredentials | None, local: Facts
 ) -> HandshakeContext | None:
     """Return a handshake as this machine's node, or with a new key if it has none."""
     if cluster is None:
         return None
-    key = first_key(home) if local.own else NodeKey.ephemeral()
-    credentials = Credentials.issue(cluster, key)
+    credentials: NodeCredentials
+    if isinstance(cluster, UserCredentials):
+        credentials = cluster
+    else:
+        key = first_key(home) if local.own else NodeKey.ephemeral()
+        credentials = Credentials.issue(cluster, key)
     incarnation = Incarnation(secrets.token_hex(8))
     started_ms = time.time_ns() // 1_000_000
 
@@ -137,7 +152,7 @@ def _handshake(
             protocol=PROTOCOL,
             version=local.version,
             purpose=purpose,
-            node=key.node_id,
+            node=credentials.node,
             incarnation=incarnation,
             started_ms=started_ms,
             name=local.name,

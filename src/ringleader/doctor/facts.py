@@ -199,6 +199,8 @@ class Facts:
     protocol: int = 0
     cluster: str = ""
     """The cluster of this user; empty if in none."""
+    has_own_certificates: bool = False
+    """True if certificates of the user take the place of the cluster's secret."""
     own: frozenset[NodeId] = frozenset()
     """Nodes whose keys are on this machine."""
     chosen: Sequence[Interface] = ()

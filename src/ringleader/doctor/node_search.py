@@ -22,6 +22,7 @@ from ringleader.doctor.facts import (
 from ringleader.doctor.link_measurement import LinkMeasurer
 from ringleader.doctor.probe_address import probe_address
 from ringleader.identity.cluster_secret import ClusterSecret
+from ringleader.identity.user_credentials import UserCredentials
 from ringleader.ids import NodeId
 from ringleader.node.peering.peer_connection import HandshakeContext
 from ringleader.topology.interfaces import Interface
@@ -40,7 +41,7 @@ class NodeSearch:
     local: Facts
     own: set[str]
     """Addresses of this machine."""
-    cluster: ClusterSecret | None
+    cluster: ClusterSecret | UserCredentials | None
     handshake: HandshakeContext | None
     """None if this machine is in no cluster; then nothing is dialled."""
     deadline: Deadline

@@ -505,6 +505,13 @@ def test_a_named_peer_that_refuses_us_has_another_secret(
     assert "ringleader join" in finding.mend
 
 
+def test_who_has_own_certificates_is_told_of_certificates() -> None:
+    refused = candidate(DialOutcome.FOREIGN, source=Source.NAMED)
+    finding = only(facts(refused, has_own_certificates=True))
+    assert "does not accept the certificate of the other" in finding.text
+    assert "certificates of one authority" in finding.mend
+
+
 def test_a_node_that_announces_our_secret_and_hangs_up_has_no_other_one() -> None:
     assert only(facts(candidate(DialOutcome.HUNG_UP))).code is Code.UNREACHABLE
 

@@ -23,6 +23,9 @@ def wrong_secrets(facts: Facts) -> Iterator[Finding]:
     wrong = expected or (strangers if is_alone else [])
     if wrong and facts.cluster:
         where = "; ".join(c.where for c in wrong)
+        if facts.has_own_certificates:
+            yield _wrong_certificate(facts, where)
+            return
         text = (
             f"{facts.name} is in cluster {facts.cluster}, and has another secret than "
             f"the node at {where}: one of the two is in another cluster, or a phrase "
@@ -33,6 +36,18 @@ def wrong_secrets(facts: Facts) -> Iterator[Finding]:
             "join' with the phrase of the other ('ringleader invite' shows the way)."
         )
         yield Finding(Code.WRONG_SECRET, text, mend)
+
+
+def _wrong_certificate(facts: Facts, where: str) -> Finding:
+    text = (
+        f"{facts.name} has a certificate of {facts.cluster}, and does not get on with "
+        f"the node at {where}: one does not accept the certificate of the other."
+    )
+    mend = (
+        "Give both certificates of one authority, for the addresses by which they are "
+        "dialled, and look at 'ringleader status' on both for the reason."
+    )
+    return Finding(Code.WRONG_SECRET, text, mend)
 
 
 def has_other_secret(candidate: Candidate) -> bool:

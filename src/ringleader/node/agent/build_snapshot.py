@@ -138,7 +138,8 @@ def _troubles(core: AgentCore) -> list[str]:
             "mistyped phrase"
         )
     found += [f"{where}: {why}" for where, why in core.dialer.troubles.items()]
-    found += [f"refused {who}: {why}" for who, why in core.acceptor.refusals.items()]
+    for who, why in core.acceptor.refusals.items():
+        found.append(f"connection from {who}: {why}")
     for node, why in core.link_prober.troubles.items():
         found.append(f"link to {core.events.names.get(node, 'a node')}: {why}")
     return found

@@ -133,6 +133,7 @@ class Acceptor:
         if connection is None:
             self.num_rejected += 1
             return
+        self.refusals.pop(pending.address, None)
         task = asyncio.create_task(self._handle(connection))
         self._handlers.add(task)
         task.add_done_callback(self._handlers.discard)

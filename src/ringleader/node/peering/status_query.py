@@ -6,6 +6,7 @@ import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, PeerError
@@ -15,6 +16,10 @@ from ringleader.identity.storage.home import Home
 from ringleader.node.protocol.agent_client import agent_sockets, connect_to_agent
 from ringleader.node.protocol.local_requests import GetSnapshot, decode_reply
 from ringleader.node.protocol.snapshot import Snapshot
+from ringleader.settings.tls_files import tls_files
+
+if TYPE_CHECKING:
+    from ringleader.identity.user_credentials import UserCredentials
 
 QUERY_S = 2.0
 """Limit for the answer of one agent."""
@@ -37,12 +42,23 @@ def query_status(home: Path) -> list[StatusReport]:
 
     Raises ``ConfigError`` if this machine is in no cluster.
     """
-    cluster = cluster_secret.load(Home(home))
+    if found := query_local_agents(home):
+        return found
+    cluster: ClusterSecret | UserCredentials | None = cluster_secret.load(Home(home))
+    if (files := tls_files()) is not None:
+        # Imported here: TLS is slow to import.
+        from ringleader.identity import user_credentials
+
+        cluster = user_credentials.UserCredentials.load(files)
     if cluster is None:
         raise ConfigError(
             "this machine is in no cluster; run 'ringleader init' or 'ringleader join'"
         )
-    return query_local_agents(home) or _query_network(home, cluster)
+    found = _query_network(home, cluster)
+    if not found and files is not None:
+        text = f"no agent with a certificate of {cluster.title} runs here, or answers"
+        raise ConfigError(f"{text} on this network")
+    return found
 
 
 def query_local_agents(home: Path) -> list[StatusReport]:
@@ -69,7 +85,9 @@ def _name(snapshot: Snapshot) -> str:
     return next(row.name for row in snapshot.nodes if row.is_here)
 
 
-def _query_network(home: Path, cluster: ClusterSecret) -> list[StatusReport]:
+def _query_network(
+    home: Path, cluster: ClusterSecret | UserCredentials
+) -> list[StatusReport]:
     """Look for agents by multicast and ask the first that accepts a connection."""
     import asyncio
 
@@ -77,7 +95,7 @@ def _query_network(home: Path, cluster: ClusterSecret) -> list[StatusReport]:
     return asyncio.run(_query_first(home, cluster, found)) if found else []
 
 
-def _find_agents(cluster: ClusterSecret) -> list[list[Address]]:
+def _find_agents(cluster: ClusterSecret | UserCredentials) -> list[list[Address]]:
     """Return the addresses of each agent that announces itself."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -99,12 +117,13 @@ def _find_agents(cluster: ClusterSecret) -> list[list[Address]]:
 
 
 async def _query_first(
-    home: Path, cluster: ClusterSecret, agents: list[list[Address]]
+    home: Path, cluster: ClusterSecret | UserCredentials, agents: list[list[Address]]
 ) -> list[StatusReport]:
     # Imported here: TLS is slow to import, and mostly an agent runs on this machine.
     import asyncio
 
     from ringleader.identity.credentials import Credentials
+    from ringleader.identity.node_credentials import NodeCredentials
     from ringleader.identity.node_key import first_key
     from ringleader.ids import Incarnation
     from ringleader.node.peering.connect import connect
@@ -112,7 +131,11 @@ async def _query_first(
     from ringleader.node.protocol import framing
     from ringleader.node.protocol.hello import PROTOCOL, AgentHello, Purpose
 
-    credentials = Credentials.issue(cluster, first_key(Home(home)))
+    credentials: NodeCredentials
+    if isinstance(cluster, ClusterSecret):
+        credentials = Credentials.issue(cluster, first_key(Home(home)))
+    else:
+        credentials = cluster
 
     def hello(purpose: str, subject: str) -> AgentHello:
         return AgentHello(
