@@ -172,6 +172,7 @@ def test_the_environment_says_how_ranks_are_connected() -> None:
         "RINGLEADER_ADDRESS": "10.1.1.1",
         "RINGLEADER_CREDENTIALS": "/run/credentials",
         "RINGLEADER_PORTS": "29600-29602",
+        "RINGLEADER_INTRA_HOST": "nccl",
     }
     assert LinkSettings.from_environment(env) == LinkSettings(
         transport="tcp",
@@ -179,6 +180,7 @@ def test_the_environment_says_how_ranks_are_connected() -> None:
         addresses=("10.1.1.1",),
         credentials="/run/credentials",
         ports=range(29600, 29603),
+        intra_host="nccl",
     )
 
 

@@ -35,12 +35,13 @@ def assert_near(result: torch.Tensor, want: torch.Tensor) -> None:
 def check(group: Group, dtype: torch.dtype) -> None:
     """Sums, means and copies over ``group``, against a wider reference."""
     size, rank = group.size, group.rank
+    roots = range(size) if dtype is torch.float32 else (size - 1,)
     for op in ("sum", "mean"):
         want = reference(size, COUNT, dtype, op).to(dtype)
         tensor = values(rank, COUNT, dtype)
         group.all_reduce(tensor, op, algorithm="hierarchy")
         assert_near(tensor, want)
-        for root in range(size):
+        for root in roots:
             tensor = values(rank, COUNT, dtype)
             group.reduce(tensor, root, op, algorithm="hierarchy")
             if rank == root:
@@ -50,7 +51,7 @@ def check(group: Group, dtype: torch.dtype) -> None:
         group.reduce_scatter(out, whole, op, algorithm="hierarchy")
         wants = reference(size, size * COUNT, dtype, op).to(dtype).view(size, COUNT)
         assert_near(out, wants[rank])
-    for root in range(size):
+    for root in roots:
         tensor = values(rank, COUNT, dtype)
         group.broadcast(tensor, root, algorithm="hierarchy")
         assert torch.equal(tensor, values(root, COUNT, dtype)), f"ZF-15: root {root}"
