@@ -49,6 +49,7 @@ FLAGS = {
     "coordinator": "--listen --heartbeat-timeout --state --tls-ca --tls-cert --tls-key "
     "--plaintext",
     "status": "--watch --json --mlx",
+    "backends": "--json",
     "doctor": "--peer --interface --port --tensor-port --seconds --json",
     "checkpoint": "action folder --step --to --hugging-face --keep --json",
     "serve": "task --workers --rounds --pin --pin-file --host --port --url --http "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 
+from ringleader.backend.link_availability import LinkInfo, links
 from ringleader.backend.name import NAME
 from ringleader.errors import ConfigError
 
@@ -20,6 +21,8 @@ class BackendInfo:
     available: bool
     reason: str
     """Why it is not available or, if it is, which tensors it handles."""
+    links: tuple[LinkInfo, ...] = ()
+    """The links between ranks that this backend can choose from; only ours has any."""
 
     def __str__(self) -> str:
         return f"{self.name}: {'yes' if self.available else 'no'} ({self.reason})"
@@ -29,8 +32,14 @@ class BackendInfo:
 
 
 def backends() -> dict[str, BackendInfo]:
-    """Return, for every backend, whether ``init_process_group(name)`` can work here."""
-    return {name: _probe(name, probe) for name, probe in _PROBES.items()}
+    """Return, for every backend, whether ``init_process_group(name)`` can work here.
+
+    ``backends()["ringleader"].links`` says the same of the links between its ranks.
+    """
+    found = {name: _probe(name, probe) for name, probe in _PROBES.items()}
+    if NAME in found:
+        found[NAME] = replace(found[NAME], links=links())
+    return found
 
 
 def require_backend(name: str) -> str:
@@ -39,14 +48,13 @@ def require_backend(name: str) -> str:
     For scripts whose users choose the backend:
     ``init_process_group(ringleader.require_backend(name))``.
     """
-    known = backends()
-    if name not in known:
+    if name not in _PROBES:
         raise ConfigError(
-            f"unknown backend {name!r}; choose one of: {', '.join(known)}"
+            f"unknown backend {name!r}; choose one of: {', '.join(_PROBES)}"
         )
-    info = known[name]
+    info = _probe(name, _PROBES[name])
     if not info:
-        able = ", ".join(n for n, e in known.items() if e)
+        able = ", ".join(n for n, e in backends().items() if e)
         raise ConfigError(f"{name} cannot run here: {info.reason}; these can: {able}")
     return name
 

@@ -7,9 +7,11 @@ import torch
 import torch.distributed as dist
 
 import ringleader
-from ringleader.backend import availability
+from ringleader.backend import availability, link_availability
 from ringleader.backend.availability import BackendInfo, backends, require_backend
+from ringleader.backend.link_availability import links
 from ringleader.errors import ConfigError
+from ringleader.transport.mpi import library
 
 
 def test_every_backend_of_torch_is_asked_for() -> None:
@@ -114,3 +116,25 @@ def test_an_engine_is_a_truth_and_a_sentence() -> None:
 def test_the_package_offers_both() -> None:
     assert ringleader.backends is backends
     assert ringleader.require_backend is require_backend
+
+
+def test_each_link_says_whether_it_works_and_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = {link.name: link for link in backends()["ringleader"].links}
+    assert list(here) == ["shm", "tcp", "tls", "grpc", "mpi"]
+    assert here["tcp"]
+    assert str(here["tcp"]).startswith("tcp: yes (between hosts")
+    monkeypatch.setattr(link_availability, "find_spec", lambda _name: None)
+    monkeypatch.setattr(library, "is_installed", lambda: False)
+    link_availability._mpi.cache_clear()
+    without = {link.name: link for link in links()}
+    link_availability._mpi.cache_clear()
+    for name, how in (
+        ("tls", "run: pip install cryptography"),
+        ("grpc", "run: pip install 'ringleader[coordinator]'"),
+        ("mpi", "run: pip install 'ringleader[mpi]'"),
+    ):
+        assert not without[name]
+        assert how in without[name].reason
+    assert without["shm"].available == here["shm"].available
