@@ -62,7 +62,7 @@ while True:
     print(f"step {step + 1}", flush=True)
     if total[4]:
         break
-    time.sleep(0.1)
+    time.sleep(0.3)
 dist.destroy_process_group()
 """
 

@@ -33,7 +33,7 @@ from tests.kit.machines import RINGLEADER
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-HEARTBEAT_S = 1.0
+HEARTBEAT_S = 2.0
 
 OTHER = """
 import sys, torch, ringleader
@@ -133,7 +133,7 @@ def test_a_failed_start_leaves_no_ghost(coordinator: Coordinator) -> None:
     looking = threading.Thread(target=look)
     looking.start()
     began_s = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match="no round began within 8 s"):
+    with pytest.raises(DeadlineExceeded, match="no round began within 16 s"):
         node.start()
     assert time.monotonic() - began_s >= 8 * HEARTBEAT_S
     looking.join(60)
@@ -177,6 +177,34 @@ def test_the_life_of_a_worker_node(
         assert other.wait(60) == 0
     assert closed == ["second", "first"]
     assert coordinator.workers() == set()
+
+
+def test_a_script_names_the_coordinator_by_its_init_method(
+    coordinator: Coordinator,
+) -> None:
+    url = f"grpc://{coordinator.address}?nodes=1"
+    script = f"""
+import torch.distributed as dist
+dist.init_process_group("ringleader", init_method={url!r})
+print(dist.get_rank(), dist.get_world_size(), flush=True)
+input()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "0 1\n"
+        assert len(coordinator.workers()) == 1
+        process.communicate("\n", timeout=60)
+        assert process.returncode == 0
+        assert coordinator.workers() == set(), "a process that ends unregisters"
+    finally:
+        process.kill()
+        process.wait(20)
 
 
 def test_two_clusters_on_one_coordinator_never_mix(
