@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import Backend
+from torch._C._distributed_c10d import Backend, Store
 
 from ringleader.backend import device_map, torch_release
 from ringleader.backend.device_backend import DeviceBackend
@@ -53,13 +52,12 @@ def create_process_group(request: Any, options: object) -> RingleaderGroup:
         world_ranks=tuple(request.global_ranks_in_group or range(request.group_size)),
     )
     rank, size, store = request.group_rank, request.group_size, request.store
-    # After destroy_process_group torch reuses group ids in the same store: count them.
     name = f"torch:{request.group_id}"
-    counter = f"ringleader/{name}/turn/{rank}"
-    turn = store.add(counter, 1)
+    turn = _turn(store, name)
     group = None
     try:
         group = formation.over_store(store, rank, size, f"{name}#{turn}", chosen)
+        store.set(_formed(name), str(turn))
         group.timeout_s = timeout_s
         ranks = list(request.global_ranks_in_group) or list(range(size))
         intra_host = options.intra_host or links.intra_host
@@ -67,6 +65,18 @@ def create_process_group(request: Any, options: object) -> RingleaderGroup:
     except BaseException:
         if group is not None:
             group.close()
-        with contextlib.suppress(RuntimeError):  # so that this rank can try again
-            store.add(counter, -1)
         raise
+
+
+def _formed(name: str) -> str:
+    return f"ringleader/{name}/formed"
+
+
+def _turn(store: Store, name: str) -> int:
+    """Return the number of the group to form: one more than any rank has formed.
+
+    After destroy_process_group torch reuses group ids in the same store. Ranks do not
+    count for themselves: they would disagree after an attempt that failed on some only.
+    """
+    key = _formed(name)
+    return int(store.get(key)) + 1 if store.check([key]) else 1
