@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ringleader.ids import NodeId
 from ringleader.node.agent.event_log import EventLog
 from ringleader.node.agent.view_state import ViewState
 from ringleader.node.protocol.node_state import SplitSeen
@@ -31,6 +32,8 @@ class SplitReporter:
     current: SplitSeen | None = None
     """For the node state."""
     _previous: ViewState | None = None
+    _met: set[NodeId] = field(default_factory=set)
+    """Nodes that were in a view of this node."""
 
     def on_view_state(self, view_state: ViewState) -> None:
         """Record the splits that members report, and notice one by ourselves."""
@@ -41,9 +44,15 @@ class SplitReporter:
                 self.events.split_seen(state.split)
         if split is not None:
             self.notice(split)
+        self._met.update(view_state.states)
 
     def notice(self, split: SplitSeen) -> None:
-        """Record a split that this node has noticed, and report it for a while."""
+        """Record a split that this node has noticed, and report it for a while.
+
+        Machines that find each other for the first time were never split.
+        """
+        if not {split.leader, split.other_leader} <= self._met:
+            return
         self.current = split
         self.events.split_seen(split)
         self.publish()

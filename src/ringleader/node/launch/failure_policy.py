@@ -107,7 +107,7 @@ class FailurePolicy:
 
         Raises ``JobFailed`` if the job has ended.
         """
-        if failure.is_consequence and self._find_cause(failure):
+        if failure.is_consequence and self._is_explained(failure):
             return left + 1  # torch counts the restart that follows
         is_known = bool(failure.signature) and failure.signature in self._signatures
         is_final = not left or is_hopeless(failure) or is_known
@@ -127,12 +127,6 @@ class FailurePolicy:
         told = msgspec.structs.replace(failure, is_final=is_final)
         self._agent.ask(ReportFailure(told), Deadline.after(ASK_S))
 
-    def _find_cause(self, failure: JobFailure) -> bool:
-        try:
-            return self._is_explained(failure)
-        except RingleaderError:
-            return False  # without an agent nobody can tell
-
     def _is_explained(self, failure: JobFailure) -> bool:
         """Return whether a machine was lost, or failed first, or leaves the round.
 
@@ -142,7 +136,12 @@ class FailurePolicy:
         lasted_s = time.monotonic() - self._began_s
         deadline = Deadline.after(self._entered.lost_after_s if self._entered else 0)
         while not deadline.is_over():
-            status = self.check()
+            try:
+                status = self.check()
+            except RingleaderError as exc:
+                text = "the agent of this machine has ended, and so the connections of"
+                text = f"{text} its workers: start the command again here ({exc})"
+                raise JobFailed(text) from exc
             causes = [f for f in status.failures.values() if not f.is_consequence]
             if status.is_stale or status.gone or causes:
                 return True

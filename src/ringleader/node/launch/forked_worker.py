@@ -97,6 +97,8 @@ def become(request: Request, server: int) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # the server blocks them
         worker_main.main()
     except KeyboardInterrupt as exc:  # the launcher's command must not handle it
+        exc = exc.with_traceback(exc.__traceback__ and exc.__traceback__.tb_next)
+        exc = exc.with_traceback(worker_main.without_our_frames(exc))
         sys.excepthook(type(exc), exc, exc.__traceback__)
         raise SystemExit(128 + signal.SIGINT) from None
     raise SystemExit(0)

@@ -29,10 +29,10 @@ def main() -> None:
         raise
     except SystemExit as exc:
         if exc.code not in (None, 0):
-            record(exc, _without_our_frames(exc))
+            record(exc, without_our_frames(exc))
         raise
     except BaseException as exc:  # noqa: BLE001 - Python handles all of them
-        traceback = _without_our_frames(exc)
+        traceback = without_our_frames(exc)
         record(exc, traceback)
         sys.last_value = exc  # as Python sets it: open groups tell the others why
         sys.excepthook(type(exc), exc.with_traceback(traceback), traceback)
@@ -69,7 +69,8 @@ def _set_first_path(folder: str) -> None:
         sys.path[0] = folder
 
 
-def _without_our_frames(exc: BaseException) -> TracebackType | None:
+def without_our_frames(exc: BaseException) -> TracebackType | None:
+    """Return the traceback from the first frame of the user's program on."""
     traceback = exc.__traceback__
     while traceback and traceback.tb_frame.f_code.co_filename in _OURS:
         traceback = traceback.tb_next
