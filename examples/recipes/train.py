@@ -8,7 +8,6 @@ where the cluster has NCCL.
 from __future__ import annotations
 
 import argparse
-import os
 
 import torch
 import torch.distributed as dist
@@ -59,7 +58,7 @@ def choose_device() -> torch.device:
     """Return this process's GPU if the group uses NCCL, else the CPU."""
     if "nccl" not in str(dist.get_backend_config()):
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    device = torch.device("cuda", dist.get_node_local_rank(fallback_rank=0))
     torch.cuda.set_device(device)
     return device
 
