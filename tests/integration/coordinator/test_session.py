@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -265,7 +266,11 @@ def test_a_cluster_uses_its_own_certificates() -> None:
             assert await begin(member) == 0
             text = await _refused(session(server.port, "b", tls=_cluster(b"2")))
             assert text.startswith("PeerUntrusted")
-            await _refused(session(server.port, "b"))  # plaintext
+            text = await _refused(session(server.port, "b"))
+            assert "leave out --plaintext" in text
+            half = replace(_cluster(b"2")(), authority=_cluster(b"1")().authority)
+            text = await _refused(session(server.port, "b", tls=lambda: half))
+            assert "does not accept our certificate" in text
             await until(lambda: names(member) == {0: "a"})
             await member.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ringleader.coordinator.registry import job_state, state_machine
@@ -279,7 +279,13 @@ class Mixture:
 _ACTS = st.sampled_from(["enter", "enter", "leave", "look", "time", "restart"])
 
 
+_BRIEF_VISIT = [("enter", 0), ("look", 0), ("enter", 1), ("leave", 1), ("look", 0)]
+_RANK_REUSED = [("enter", 0), ("look", 0), ("leave", 0), ("enter", 1), ("look", 0)]
+
+
 @settings(max_examples=60, deadline=None)
+@example(_BRIEF_VISIT)
+@example(_RANK_REUSED)
 @given(st.lists(st.tuples(_ACTS, st.integers(0, 5)), max_size=40))
 def test_watchers_always_learn_the_workers(acts: list[tuple[str, int]]) -> None:
     """ZF-8, ZF-11: however changes and looks are mixed, a watcher that looks knows

@@ -143,12 +143,19 @@ class CoordinatorChannel:
             if unavailable.is_about_trust(details):
                 return PeerUntrusted(self._name, unavailable.NOT_TRUSTED)
             reason = unavailable.reason(details)
-            if reason == unavailable.BROKE and self._tls is None:
-                reason = f"{reason}; if it uses TLS, leave out --plaintext"
+            if reason == unavailable.BROKE:
+                reason = f"{reason}; {_BROKE_HINTS[self._tls is None]}"
             return PeerUnreachable(self._name, reason)
         kind = _ERRORS.get(exc.code(), PeerRefused)
         return kind(self._name, text)
 
+
+_BROKE_HINTS = {
+    True: "if it uses TLS, leave out --plaintext",
+    False: "if it breaks each time, the coordinator does not accept our certificate "
+    "(expired, or of another authority) and says why if its GRPC_VERBOSITY is info",
+}
+"""Hints for clients without TLS, and for those with it: gRPC tells them nothing."""
 
 _ERRORS: dict[grpc.StatusCode, Callable[[str, str], PeerError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
