@@ -226,8 +226,7 @@ def test_the_limit_of_operations_is_not_that_of_forming(
         time.sleep(SHORT_S if group.rank == 1 else 0)
         return share(group, latencies, bandwidths, deadline)
 
-    for module in ("formation", "measure_links"):
-        monkeypatch.setattr(f"ringleader.groups.{module}.share", share_late)
+    monkeypatch.setattr("ringleader.groups.measure_links.share", share_late)
     config = CollectiveConfig(timeout_s=SHORT_S / 5)
     groups = form(loopback(2), transport=transport, config=config)
     assert [group.timeout_s for group in groups] == [SHORT_S / 5] * 2

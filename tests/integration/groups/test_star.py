@@ -81,6 +81,9 @@ def check_collectives(group: Group, ready: Ready) -> dict[str, object]:
     swapped = torch.empty(size)
     group.all_to_all(swapped, torch.arange(size).float() + 10 * rank)
     assert swapped.tolist() == [10 * r + rank for r in range(size)]
+    large = torch.full((1_500_000,), rank + 1.0)  # 6 MB in one tensor
+    group.all_reduce(large)
+    assert large.eq(10).all(), "ZF-12"
     check_dtypes(group)
     check_messages(group)
     check_subgroups(group)

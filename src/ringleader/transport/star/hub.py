@@ -9,11 +9,8 @@ per connection. Everything here runs in the event loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import secrets
 import socket
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -21,8 +18,8 @@ import grpc
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, ProtocolError
 from ringleader.identity.certificates.pem import PemCredentials
-from ringleader.transport.star.channel import host_of, open_server
-from ringleader.transport.star.member import VERSION, Member
+from ringleader.transport.star.channel import open_server
+from ringleader.transport.star.member import Member
 from ringleader.transport.star.pump import LOST, pump, receive_some
 from ringleader.transport.star.relay import ServerStream, splice
 from ringleader.transport.star.stream_listener import StreamListener
@@ -33,6 +30,7 @@ from ringleader.transport.star.stream_socket import (
 )
 from ringleader.transport.star.v1 import star_pb2 as messages
 from ringleader.transport.star.v1 import star_pb2_grpc as stubs
+from ringleader.transport.star.workers import Workers
 from ringleader.transport.tcp_socket import retry_pauses
 from ringleader.wire import hello as wire
 
@@ -40,15 +38,6 @@ FIRST_PACKET_S = 5.0
 """Time for the first packet of a call, which says what it is for."""
 Key = tuple[int, bytes, int, int, int, int]
 """Group, incarnation of its mesh, from, to, purpose and stripe of a connection."""
-
-
-@dataclass(slots=True, eq=False)
-class _Worker:
-    """A worker that takes part."""
-
-    rank: int
-    token: bytes = field(default_factory=lambda: secrets.token_bytes(16))
-    notices: asyncio.Queue[messages.Notice] = field(default_factory=asyncio.Queue)
 
 
 class Hub:
@@ -60,16 +49,13 @@ class Hub:
         listener: StreamListener,
         accepts: Callable[[str], bool] | None,
     ) -> None:
-        self._member = member
-        self._accepts = accepts
+        self._size = member.size
         self._listener = listener
         self._server: Any = None
-        self._workers: dict[int, _Worker] = {}
-        self._changed = asyncio.Condition()
+        self._workers = Workers(member, accepts)
         self._open_keys: set[Key] = set()
         self._awaited: dict[int, tuple[int, asyncio.Future[ServerStream]]] = {}
         self._num_connections = 0
-        self._is_closing = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def listen(
@@ -91,64 +77,25 @@ class Hub:
         await self._server.start()
         return port
 
-    # -- workers -------------------------------------------------------------------
-
     async def Attach(self, request: messages.AttachRequest, context: Any) -> None:  # noqa: ANN401, N802
-        """Serve one worker: its token, then a notice of each connection to it."""
-        if self._is_closing:  # a new star may begin here; the worker tries again
-            text = "rank 0 is leaving this star"
-            await context.abort(grpc.StatusCode.UNAVAILABLE, text)
-        if self._accepts is not None and not self._accepts(host_of(context.peer())):
-            text = "nothing encrypts this star, so it is for its own machine only"
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
-        status = self._judge(request)
-        if status is not wire.Status.OK:
-            code = grpc.StatusCode.FAILED_PRECONDITION
-            if status is wire.Status.DUPLICATE:
-                code = grpc.StatusCode.ALREADY_EXISTS
-            await context.abort(code, wire.EXPLANATION[status])
-        worker = self._workers[request.rank] = _Worker(request.rank)
-        try:
-            welcome = messages.Welcome(token=worker.token)
-            await context.write(messages.Notice(welcome=welcome))
-            await self._notify()
-            while True:
-                await context.write(await worker.notices.get())
-        finally:
-            del self._workers[worker.rank]
-            self._start(self._notify())
-
-    async def _notify(self) -> None:
-        """Wake those who wait for a worker to come or to go."""
-        async with self._changed:
-            self._changed.notify_all()
-
-    def _judge(self, request: messages.AttachRequest) -> wire.Status:
-        if request.version != VERSION:
-            return wire.Status.BAD_VERSION
-        if request.namespace != self._member.namespace:
-            return wire.Status.WRONG_NAMESPACE
-        if request.size != self._member.size:
-            return wire.Status.WRONG_SIZE
-        is_rank = 0 < request.rank < self._member.size
-        if request.world != self._member.world or not is_rank:
-            return wire.Status.WRONG_RANK
-        if request.rank in self._workers:
-            return wire.Status.DUPLICATE
-        return wire.Status.OK
-
-    async def _find(self, token: bytes, context: Any) -> _Worker:  # noqa: ANN401
-        for worker in self._workers.values():
-            if secrets.compare_digest(worker.token, token):
-                return worker
-        text = "the token of the call belongs to no worker that takes part"
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
-        raise AssertionError("abort raises")
+        """Serve one worker until it leaves."""
+        await self._workers.attach(request, context)
 
     # -- connections ---------------------------------------------------------------
 
     async def Connect(self, _: object, context: Any) -> None:  # noqa: ANN401, N802
         """Serve one connection of a worker."""
+        try:
+            await self._serve(context)
+        except TimeoutError:
+            text = f"no packet came within {FIRST_PACKET_S} s"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
+        except grpc.aio.AbortError:
+            raise
+        except grpc.aio.BaseError:
+            pass  # the worker has ended the call; gRPC would print a traceback
+
+    async def _serve(self, context: Any) -> None:  # noqa: ANN401
         first = await asyncio.wait_for(context.read(), FIRST_PACKET_S)
         kind = None
         if isinstance(first, messages.Packet):
@@ -162,7 +109,7 @@ class Hub:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
 
     async def _serve_open(self, request: messages.Open, context: Any) -> None:  # noqa: ANN401
-        source = (await self._find(request.token, context)).rank
+        source = (await self._workers.find(request.token, context)).rank
         try:
             key = self._key(request.hello, source, request.to_rank)
         except ProtocolError as exc:
@@ -182,7 +129,7 @@ class Hub:
 
     def _key(self, hello: bytes, source: int, to: int) -> Key:
         found = wire.decode_hello(hello, f"rank {source}")
-        if to >= self._member.size or to == source:
+        if to >= self._size or to == source:
             raise ProtocolError(f"rank {source}", f"there is no rank {to} to connect")
         return (
             found.group,
@@ -217,7 +164,7 @@ class Hub:
         await stream.end(to_source)
 
     async def _serve_accept(self, request: messages.Accept, context: Any) -> None:  # noqa: ANN401
-        worker = await self._find(request.token, context)
+        worker = await self._workers.find(request.token, context)
         to, future = self._awaited.get(request.connection, (-1, None))
         if to != worker.rank or future is None or future.done():
             text = f"connection {request.connection} is gone"
@@ -232,15 +179,14 @@ class Hub:
 
     async def _call(self, source: int, to: int) -> ServerStream:
         """Ask worker ``to``, once it is there, to accept a connection of ``source``."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: to in self._workers)
+        worker = await self._workers.wait_for(to)
         self._num_connections += 1
         number = self._num_connections
         loop = asyncio.get_running_loop()
         future: asyncio.Future[ServerStream] = loop.create_future()
         self._awaited[number] = to, future
         incoming = messages.Incoming(connection=number, from_rank=source)
-        self._workers[to].notices.put_nowait(messages.Notice(incoming=incoming))
+        worker.notices.put_nowait(messages.Notice(incoming=incoming))
         try:
             return await future
         finally:
@@ -284,10 +230,7 @@ class Hub:
 
     async def leave(self, linger_s: float) -> None:
         """Carry the links of others until they leave, too, then stop to listen."""
-        self._is_closing = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(linger_s), self._changed:
-                await self._changed.wait_for(lambda: not self._workers)
+        await self._workers.wait_until_gone(linger_s)
         await self._server.stop(0)
         for task in list(self._tasks):
             task.cancel()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc
+
 from ringleader.transport.star.pump import LOST, PacketStream, data_of, reason_of
 from ringleader.transport.star.v1 import star_pb2 as messages
 
@@ -27,7 +29,9 @@ class ServerStream:
 
     async def write(self, packet: messages.Packet) -> None:
         """See PacketStream."""
-        await asyncio.shield(asyncio.ensure_future(self._write(packet)))
+        writing = asyncio.ensure_future(self._write(packet))
+        writing.add_done_callback(_note_error)
+        await asyncio.shield(writing)
 
     async def _write(self, packet: messages.Packet) -> None:
         async with self._lock:
@@ -43,10 +47,16 @@ class ServerStream:
         try:
             if not self.is_over.is_set():
                 await self.write(messages.Packet(end=messages.End(reason=reason)))
-        except Exception:  # noqa: BLE001 - gRPC's: the other side has ended the call
-            pass
+        except grpc.aio.BaseError:
+            pass  # the other side has ended the call
         finally:
             self.is_over.set()
+
+
+def _note_error(task: asyncio.Future[None]) -> None:
+    """Keep asyncio from reporting the error of a write that nobody waits for."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def splice(source: ServerStream, other: ServerStream) -> tuple[str, str]:
