@@ -263,7 +263,7 @@ def test_every_floating_type_is_averaged(name: str, dtype: torch.dtype) -> None:
 
 
 def test_strided_tensors_and_any_order_of_names() -> None:
-    """Dictionaries may have another order on every rank."""
+    """ZF-4: dictionaries may have another order on every rank."""
 
     def live(group: Group) -> Tensors:
         plain = gradients(SHAPES, group.rank, 0)

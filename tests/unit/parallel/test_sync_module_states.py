@@ -40,6 +40,28 @@ def test_another_layout_is_named_on_every_rank(odd: int) -> None:
         assert all(text.startswith("rank 2") for text in texts[:2])
 
 
+def test_parameters_in_another_order_are_refused_and_not_mixed() -> None:
+    """ZF-4: ranks that walk a dict in their own order add up other tensors.
+
+    Names and shapes are equal, so only the order tells. Gradients that are named are
+    averaged in any order (tests/integration/compression/test_compression.py).
+    """
+
+    def work(group: Group) -> str:
+        names = ["a", "b", "c"]
+        names = names[group.rank :] + names[: group.rank]
+        model = nn.ParameterDict()
+        for name in names:
+            model.register_parameter(name, nn.Parameter(torch.ones(2)))
+        with pytest.raises(CallMismatch) as caught:
+            sync_module_states(model, group)
+        return str(caught.value)
+
+    texts = run_world(2, work)
+    assert texts[0].startswith("rank 1: has another model than this rank")
+    assert "rank 0: has another model: 'b: [2] float32' here is 'a: [2]" in texts[1]
+
+
 def test_the_first_difference_is_named() -> None:
     assert difference(["a: [1]"], ["a: [1]", "b: [2]"]) == "'b: [2]' exists only there"
     assert difference(["a: [1]", "b: [2]"], []) == "'a: [1]' exists only here"
