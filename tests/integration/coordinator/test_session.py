@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from cryptography.x509 import ObjectIdentifier
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from ringleader.coordinator.client.channel import CoordinatorChannel, JobNamespace
 from ringleader.coordinator.client.session import CoordinatorSession, WorkerInfo
@@ -22,15 +25,18 @@ from ringleader.errors import (
     PeerError,
     PeerRefused,
     PeerUnreachable,
+    PeerUntrusted,
     RingleaderError,
 )
+from ringleader.identity.certificates.pem import PemCredentials
 from ringleader.identity.certificates.rotation import RotatingPem
 from ringleader.identity.cluster_secret import ROOT_BYTES, ClusterSecret
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
 from ringleader.identity.secret_value import Secret
-from tests.kit.certificates import TestCa
+from tests.kit.certificates import BOTH_USES, DAY, TestCa, new_key, pem_of
 
+LAB = TestCa()
 RED, BLUE = Secret(b"r" * 32), Secret(b"b" * 32)
 WAIT_S = 60.0
 
@@ -315,6 +321,57 @@ def test_a_certificate_for_another_name_is_refused(tmp_path: Path) -> None:
             text = await _refused(session(server.port, "a", tls=mine.current))
             assert text.startswith("PeerUntrusted")
             assert "127.0.0.1" in text
+
+    asyncio.run(scenario())
+
+
+def _user(
+    ca: TestCa = LAB,
+    *,
+    since: timedelta = DAY,
+    until: timedelta = DAY,
+    uses: Sequence[ObjectIdentifier] = BOTH_USES,
+) -> TlsSource:
+    """A certificate that was valid when its process started; LAB is trusted."""
+    key = new_key()
+    certificate = ca.issue(key, "127.0.0.1", since=since, until=until, uses=uses)
+    pem = PemCredentials(LAB.pem, certificate, Secret(pem_of(key)))
+    return lambda: pem
+
+
+async def _reason(port: int, tls: TlsSource) -> str:
+    channel = CoordinatorChannel(f"127.0.0.1:{port}", tls)
+    request = pb.RegisterWorkerRequest(worker_id="a", incarnation="1")
+    try:
+        with pytest.raises(PeerUntrusted) as caught:
+            await channel.call("RegisterWorker", request, WAIT_S)
+    finally:
+        await channel.close()
+    return str(caught.value)
+
+
+def test_refused_certificates_are_explained_although_grpc_does_not() -> None:
+    """The worker says why, whichever side refuses."""
+    expired, early = _user(until=-DAY / 2), _user(since=-DAY / 2)
+    uses = [ExtendedKeyUsageOID.SERVER_AUTH]
+    ours = "does not accept our certificate: "
+
+    async def scenario() -> None:
+        async with coordinator(tls=_user()) as server:
+            for mine, why in (
+                (expired, ours + "certificate has expired"),
+                (early, ours + "certificate is not yet valid"),
+                (_user(TestCa()), ours + "unable to get local issuer"),
+                (_user(uses=uses), ours + "unsuitable certificate purpose"),
+            ):
+                assert why in await _reason(server.port, mine)
+        for theirs, why in (
+            (expired, "its certificate has expired"),
+            (early, "its certificate is not valid yet"),
+            (_user(TestCa()), "its certificate is not from this cluster"),
+        ):
+            async with coordinator(tls=theirs) as server:
+                assert why in await _reason(server.port, _user())
 
     asyncio.run(scenario())
 

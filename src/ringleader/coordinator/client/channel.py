@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 
@@ -23,6 +24,7 @@ from ringleader.errors import (
     RingleaderError,
 )
 from ringleader.identity.certificates.pem import PemCredentials
+from ringleader.identity.certificates.tls_probe import why_refused
 from ringleader.identity.secret_value import Secret
 
 MAX_UPDATE_BYTES = 4 << 20
@@ -78,7 +80,7 @@ class CoordinatorChannel:
         try:
             return await getattr(stub, method)(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as exc:
-            raise self._error(exc, method) from None
+            raise await self._error(exc, method) from None
         except asyncio.CancelledError:
             self._check_not_closed(method)
             raise
@@ -96,7 +98,7 @@ class CoordinatorChannel:
             async for update in stream:
                 yield update
         except grpc.aio.AioRpcError as exc:
-            raise self._error(exc, "WatchPeers") from None
+            raise await self._error(exc, "WatchPeers") from None
         except asyncio.CancelledError:
             self._check_not_closed("WatchPeers")
             raise
@@ -120,6 +122,16 @@ class CoordinatorChannel:
         if task is not None and not task.cancelling():
             raise PeerUnreachable(self._name, f"{method}: the connection was replaced")
 
+    async def _why_refused(self, details: str) -> str:
+        """Return why certificates do not fit, if that may be it; else nothing."""
+        is_about_trust = unavailable.is_about_trust(details)
+        broke = unavailable.reason(details) == unavailable.BROKE
+        if self._pem is None or not (is_about_trust or broke):
+            return ""
+        parts = urlsplit(f"//{self.address}")
+        host, port = parts.hostname or "", parts.port or 0
+        return await asyncio.to_thread(why_refused, host, port, self._pem)
+
     @property
     def _name(self) -> str:
         return f"coordinator {self.address}"
@@ -134,12 +146,14 @@ class CoordinatorChannel:
             self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
         return self._stub
 
-    def _error(self, exc: grpc.aio.AioRpcError, method: str) -> RingleaderError:
+    async def _error(self, exc: grpc.aio.AioRpcError, method: str) -> RingleaderError:
         text = f"{method}: {exc.details()}"
         if exc.code() == grpc.StatusCode.INVALID_ARGUMENT:
             return ConfigError(f"{self._name}: {text}")
         if exc.code() == grpc.StatusCode.UNAVAILABLE:
             details = exc.details() or ""
+            if why := await self._why_refused(details):
+                return PeerUntrusted(self._name, why)
             if unavailable.is_about_trust(details):
                 return PeerUntrusted(self._name, unavailable.NOT_TRUSTED)
             reason = unavailable.reason(details)
