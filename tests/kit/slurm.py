@@ -110,6 +110,22 @@ class Slurm:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    def submit(self, script: Path, *options: str, within_s: float) -> str:
+        """Submit a batch script, wait for its end and return what it said."""
+        output = self._folder / "output"
+        path = f"{Path(sys.executable).parent}:{self._env['PATH']}"
+        done = subprocess.run(
+            ["sbatch", "--wait", f"--output={output}", *options, str(script)],
+            env={**self._env, "PATH": path},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=within_s,
+        )
+        said = output.read_text() if output.exists() else ""
+        assert done.returncode == 0, said + done.stderr
+        return said
+
     def close(self) -> None:
         """End the daemons that this object started, the last one first."""
         for daemon in reversed(self._daemons):

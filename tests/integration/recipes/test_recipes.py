@@ -15,7 +15,11 @@ import pytest
 
 from ringleader.simulation.lan import VirtualLan, can_make_lan, lan
 from tests.kit.machines import RINGLEADER, Command, Machines
+from tests.kit.slurm import Slurm, can_run_slurm
 
+pytestmark = pytest.mark.timeout(240)
+
+WITHIN_S = 180.0
 ROOT = Path(__file__).resolve().parents[3]
 RECIPES = ROOT / "examples/recipes"
 RESULT = re.compile(r"2 processes, ringleader: accuracy 9\d\.\d%")
@@ -104,7 +108,7 @@ def start(machines: Machines, index: int, program: str, **variables: str) -> Com
 
 def expect_training(runs: list[Command]) -> None:
     for run in runs:
-        assert run.end() == 0, "".join(run.lines)
+        assert run.end(WITHIN_S) == 0, "".join(run.lines)
     assert RESULT.search("".join(line for run in runs for line in run.lines))
 
 
@@ -145,7 +149,7 @@ sys.exit(max(task.wait() for task in tasks))
 
 @pytest.mark.slow
 def test_slurm_with_its_variables(tmp_path: Path) -> None:
-    """``srun`` is replaced by what it would start; test_launchers.py has a real one."""
+    """``srun`` is replaced by what it would start, for machines without Slurm."""
     srun = tmp_path / "srun"
     srun.write_text(SRUN.format(python=sys.executable))
     srun.chmod(0o755)
@@ -163,8 +167,17 @@ def test_slurm_with_its_variables(tmp_path: Path) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=WITHIN_S,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
     assert RESULT.search(ended.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_run_slurm()[0], reason=can_run_slurm()[1])
+def test_a_real_slurm_of_one_node(tmp_path: Path) -> None:
+    here = ("--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1")
+    with Slurm(tmp_path) as slurm:
+        said = slurm.submit(RECIPES / "slurm.sh", *here, within_s=WITHIN_S)
+    assert RESULT.search(said), said
