@@ -211,3 +211,17 @@ def test_errors_of_closers_are_raised_together() -> None:
         node.close()
     assert [type(e) for e in caught.value.exceptions] == [IndexError, ZeroDivisionError]
     node.close()
+
+
+def test_a_with_statement_that_fails_to_start_runs_the_closers(
+    server: HealthServer,
+) -> None:
+    node = WorkerNode(nodes=2, health_port=server.port)
+    closed: list[str] = []
+    node.add_closer("a", lambda: closed.append("a"))
+    with pytest.raises(ConfigError, match="already in use"):
+        node.start()
+    assert (closed, node.failures()) == ([], {"worker": "not started"})
+    with pytest.raises(ConfigError, match="already in use"), node:
+        pass
+    assert (closed, node.failures()) == (["a"], {"worker": "closed"})

@@ -45,9 +45,15 @@ if hasattr(os, "register_at_fork"):
 class AgentProcess(AgentClient):
     """Client of an agent process; closing it makes the node leave the cluster."""
 
-    def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        process: subprocess.Popen[bytes],
+        config: AgentConfig,
+    ) -> None:
         super().__init__(sock)
         self._process = process
+        self.config = config
 
     @classmethod
     def start(cls, config: AgentConfig) -> Self:
@@ -66,7 +72,7 @@ class AgentProcess(AgentClient):
             raise ConfigError(f"cannot start the agent process: {exc}") from exc
         finally:
             theirs.close()
-        agent = cls(ours, process)
+        agent = cls(ours, process, config)
         _open_agents.add(agent)
         try:
             agent._configure(config)

@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import logging
 
-from ringleader.errors import RingleaderError
+from ringleader.errors import ConfigError, RingleaderError
 from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.launch.rendezvous import Rendezvous, join_round, leave_job
 from ringleader.node.protocol.agent_config import AgentConfig
@@ -34,6 +34,11 @@ def _start_agent(config: AgentConfig) -> AgentProcess:
     """Return the agent of this process; start it if there is none."""
     if not _agents:
         _agents.append(AgentProcess.start(config))
+    used = _agents[0].config.coordinator
+    if config.coordinator not in ("", used):
+        how = f"through coordinator {used}" if used else "without a coordinator"
+        text = f"this process has joined {how}, and stays with that"
+        raise ConfigError(f"{text}; it cannot use coordinator {config.coordinator}")
     return _agents[0]
 
 

@@ -173,7 +173,12 @@ class WorkerNode:
                 agent.interrupt()
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            if self._state is _State.NEW:  # the start failed, and nobody else closes it
+                self.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
