@@ -31,6 +31,8 @@ class Package:
     """Name and purpose of each sub-package."""
     room_order: str = ""
     """Sub-packages from the lowest to the highest, rows separated by ``|``."""
+    pure_rooms: tuple[str, ...] = ()
+    """Sub-packages that are pure in a package that is not."""
 
 
 DATA, CONTROL = Plane.DATA, Plane.CONTROL
@@ -146,6 +148,7 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
                 ("v1", "messages and stubs, generated from `proto/`"),
             ),
             room_order="v1 registry | client server",
+            pure_rooms=("registry",),
         ),
     ),
     (
