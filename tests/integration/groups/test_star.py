@@ -41,6 +41,7 @@ from ringleader.testing.threaded_world import run_threads
 from ringleader.transport.free_ports import free_ports
 from ringleader.transport.star.member import Member
 from ringleader.transport.star.star import Star
+from tests.kit.certificates import TestCa
 
 SIZE = 4
 WITHIN_S = 60.0
@@ -369,9 +370,16 @@ def add_up(group: Group, ready: Ready) -> tuple[float, set[str]]:
     return value.sum().item(), set(group.links().values())
 
 
-def test_a_cluster_encrypts_its_star(fork_server: ForkServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "whose", ["cluster", pytest.param("user", marks=pytest.mark.slow)]
+)
+def test_certificates_encrypt_a_star(
+    fork_server: ForkServer, tmp_path: Path, whose: str
+) -> None:
     in_cluster(1).to_file(tmp_path / "credentials")
     env = {"RINGLEADER_CREDENTIALS": str(tmp_path / "credentials")}
+    if whose == "user":
+        env = TestCa().files(tmp_path, "lab.example", "127.0.0.1").environment()
     with spawn_ranks(
         3, add_up, transport="grpc", timeout_s=30.0, fork_server=fork_server, env=env
     ) as ranks:

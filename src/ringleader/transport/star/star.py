@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FLUSH_S = 2.0
 """Time for which a rank that closes waits until its last bytes are sent."""
-LINGER_S = 30.0
+LINGER_S = 10.0
 """Time for which rank 0 carries the links of others after it has closed its own."""
 
 
