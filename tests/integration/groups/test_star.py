@@ -344,6 +344,7 @@ def form_torch_groups(group: Group, ready: Ready, store: str) -> list[float]:
     return sums
 
 
+@pytest.mark.slow
 def test_torch_groups_share_one_connection_per_worker(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
