@@ -142,6 +142,7 @@ def absent() -> None:
     """The last rank never forms the group."""
     mpi = library.load()
     rank, size = mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size
+    mpi.COMM_WORLD.Barrier()
     if rank < size - 1:
         try:
             ringleader.group(transport="mpi", timeout_s=1.0)

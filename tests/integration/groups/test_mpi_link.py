@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.kit.mpi_jobs import needs_mpirun, run_job
@@ -23,8 +25,11 @@ def test_the_link_mpi_keeps_its_contract_computes_and_never_hangs() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout
-    for rank in (0, 1):  # rank 2 forms no group at first
-        assert f"rank {rank}: rank 2: did not join over MPI within 1.0 s" in said
+    # Rank 2 forms no group at first. On a busy machine another one may be late, too.
+    for rank in (0, 1):
+        assert re.search(
+            f"rank {rank}: rank [^{rank}]: did not join over MPI within 1.0 s", said
+        )
     for rank in range(3):
         assert f"rank {rank} is in a group of 3" in said
         assert f"rank {rank} of 3 is done" in said
