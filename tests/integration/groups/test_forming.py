@@ -389,11 +389,14 @@ from ringleader.transport.listening_socket import listen
 options = formation.Options(deadline=Deadline.after(20.0), ports=range(port, port + 1))
 group = formation.over_store(HashStore(), 0, 1, "view", options)
 reading, writing = os.pipe()
+is_running, runs = os.pipe()
 child = os.fork()
 if not child:
+    os.write(runs, b"x")  # what a fork closes, it has closed by now
     os.close(writing)
     os.read(reading, 1)  # ends with the parent's end of the pipe
     os._exit(0)
+os.read(is_running, 1)
 group.close()
 listen("", port).close()
 os.close(writing)
