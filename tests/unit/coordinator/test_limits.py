@@ -22,6 +22,7 @@ def test_addresses_that_are_accepted(address: str) -> None:
         *("", "host", "host:", ":1", "host:0", "host:65536", "host:01", "::1:7"),
         *("[::1]7", "[host]:1", "a b:1", "host:1\n", "-h:1", "x" * 254 + ":1"),
         *("h\u00f6st:1", "[fe80::1%" + "e" * 17 + "]:7"),
+        *("[fe80::1%a,b]:7", "[fe80::1%a]b]:7", "[fe80::1%a\n]:7"),
     ],
 )
 def test_addresses_that_are_refused(address: str) -> None:

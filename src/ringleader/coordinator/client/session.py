@@ -119,7 +119,7 @@ class CoordinatorSession:
         """Tell the others new addresses; if that fails now, then with a heartbeat."""
         self.worker = replace(self.worker, addresses=addresses)
         self._is_announced = False
-        with contextlib.suppress(PeerError):
+        with contextlib.suppress(PeerError, ConfigError):
             await self._register(_CALL_S)
 
     async def start_checkpoint(self, step: int, path: str) -> pb.CheckpointState:

@@ -41,6 +41,7 @@ WORKERS_PER_MESSAGE = 256
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
+_SCOPE = re.compile(r"[A-Za-z0-9._-]{0,16}")
 
 
 def check_key(key: bytes) -> bytes:
@@ -101,7 +102,7 @@ def _is_ipv6(text: str) -> bool:
         address = ipaddress.IPv6Address(text)
     except ValueError:
         return False
-    return len(address.scope_id or "") <= 16
+    return _SCOPE.fullmatch(address.scope_id or "") is not None
 
 
 def check_step(step: int) -> int:

@@ -58,6 +58,8 @@ class CoordinatorLink:
     others: Mapping[str, Sequence[Address]] = field(default_factory=dict)
     """The other workers and where to dial them, as last heard."""
     _session: CoordinatorSession | None = None
+    _task: asyncio.Task[None] | None = None
+    """The one of ``run``."""
     _error: RingleaderError | None = None
     _since_s: float = 0.0
     """Wall clock time of the first of a row of errors."""
@@ -75,40 +77,51 @@ class CoordinatorLink:
         """Register, and stay registered until cancelled."""
         if not self.address:
             return
+        self._task = asyncio.current_task()
+        while True:
+            registered = self.addresses()  # the network may have come up meanwhile
+            self._session = session = self._new_session(registered)
+            try:
+                await session.start(Deadline.after(START_S))
+            except RingleaderError as exc:
+                self._on_trouble(exc)
+                await asyncio.sleep(RETRY_S)
+            else:
+                break
+        self._on_trouble(session.trouble)
+        while True:
+            self._set_rank(session.rank)
+            await asyncio.sleep(RETRY_S)
+            found = self.addresses()
+            if found and found != registered:  # without a network we keep the old ones
+                registered = found
+                await session.update_addresses(_as_texts(registered))
+
+    def _new_session(self, addresses: Sequence[Address]) -> CoordinatorSession:
         from ringleader.coordinator.client.channel import JobNamespace
         from ringleader.coordinator.client.session import CoordinatorSession, WorkerInfo
 
-        registered = self.addresses()
         worker = WorkerInfo(
             namespace=JobNamespace(self.key),
             worker_id=self.worker_id,
-            addresses=_as_texts(registered),
+            addresses=_as_texts(addresses),
         )
-        self._session = session = CoordinatorSession(
+        return CoordinatorSession(
             self.address,
             worker,
             tls=self.tls,
             on_peers=self._on_peers,
             on_trouble=self._on_trouble,
         )
-        while session.rank < 0:
-            try:
-                await session.start(Deadline.after(START_S))
-            except RingleaderError as exc:
-                self._on_trouble(exc)
-                await asyncio.sleep(RETRY_S)
-        self._on_trouble(session.trouble)
-        while True:
-            self._set_rank(session.rank)
-            await asyncio.sleep(RETRY_S)
-            if self.addresses() != registered:
-                registered = self.addresses()
-                await session.update_addresses(_as_texts(registered))
 
     async def close(self) -> None:
         """Unregister, so that the others need not wait for the time-out."""
+        task, self._task = self._task, None
+        if task is not None:  # else it might register again
+            task.cancel()
+            await asyncio.wait([task])
         session, self._session = self._session, None
-        if session is not None:
+        if session is not None and self.rank >= 0:  # else ``start`` has closed it
             await session.close()
 
     def _on_peers(self, peers: Mapping[int, Peer]) -> None:
