@@ -14,11 +14,11 @@ import typer
 from ringleader.cli.extras import require_extra
 from ringleader.cli.own_address import own_address
 from ringleader.cli.terminal import exit_on_error
-from ringleader.errors import ConfigError
+from ringleader.cli.tls_options import TlsCa, TlsCert, TlsKey, use_tls
 from ringleader.identity import cluster_secret
 from ringleader.identity.storage.home import Home
 from ringleader.settings import home_directory
-from ringleader.settings.tls_files import TlsFiles, tls_files
+from ringleader.settings.tls_files import TlsFiles
 
 if TYPE_CHECKING:
     from ringleader.coordinator.grpc_tls import TlsSource
@@ -42,13 +42,9 @@ def coordinator(  # noqa: PLR0913 # one argument per flag
         Path | None,
         _Flag(help="SQLite file of the state; default: in ~/.ringleader."),
     ] = None,
-    tls_ca: Annotated[
-        Path | None, _Flag(help="Certificates of the authorities of workers, PEM.")
-    ] = None,
-    tls_cert: Annotated[
-        Path | None, _Flag(help="Certificate of this machine, PEM.")
-    ] = None,
-    tls_key: Annotated[Path | None, _Flag(help="Key of --tls-cert, PEM.")] = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     plaintext: Annotated[
         bool, _Flag("--plaintext", help="Use no TLS, also on a routable address.")
     ] = False,
@@ -61,10 +57,7 @@ def coordinator(  # noqa: PLR0913 # one argument per flag
 
         home = Home(home_directory())
         address = ListenAddress.parse(listen)
-        files = tls_files(tls_ca, tls_cert, tls_key)
-        if files is not None and plaintext:
-            text = "--plaintext and certificates exclude each other; give only one"
-            raise ConfigError(text)
+        files = use_tls(tls_ca, tls_cert, tls_key, plaintext=plaintext)
         security = _security(files, home, address, is_plaintext=plaintext)
         options = ServerOptions(
             listen=address,
