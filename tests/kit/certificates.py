@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
@@ -22,7 +22,7 @@ from ringleader.settings.tls_files import TlsFiles
 
 DAY = timedelta(days=1)
 BOTH_USES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
-Key = ec.EllipticCurvePrivateKey
+Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 
 class TestCa:

@@ -60,7 +60,12 @@ def load_server(cert: Path, key: Path) -> PemCredentials:
     certificate, chain = _read_certificates(cert)
     found = _read_key(key, cert, certificate)
     _check_dates(cert, certificate)
-    return PemCredentials(b"", chain, found)
+    made = PemCredentials(b"", chain, found)
+    try:
+        user_context.http_context(made)
+    except ssl.SSLError as exc:
+        raise ConfigError(f"{cert}: cannot be used for TLS ({exc.reason})") from exc
+    return made
 
 
 def _read(path: Path) -> bytes:

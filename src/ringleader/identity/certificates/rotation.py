@@ -30,7 +30,8 @@ class RotatingPem:
 
     ``current`` returns the same object until the files have changed. If the new files
     cannot be used, for example because only one of them is written yet, the old
-    credentials stay in use and ``report`` says so once. Any thread may call it.
+    credentials stay in use, ``report`` says so once, and the new ones are tried again:
+    they may not be valid yet, or the disk may be full. Any thread may call it.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class RotatingPem:
         self._report = report
         self._lock = threading.Lock()
         self._seen = self._signature()
+        self._reported: _Signature | None = None
+        """Files that cannot be used, of which the user was told."""
         self._next_check_s = time.monotonic() + CHECK_EVERY_S
         self._current = load()
 
@@ -74,12 +77,14 @@ class RotatingPem:
         found = self._signature()
         if found == self._seen:
             return
-        self._seen = found
         try:
             self._current = self._load()
-        except ConfigError as exc:
-            self._report(f"{exc}; the certificate read before stays in use")
+        except (ConfigError, OSError) as exc:
+            if found != self._reported:
+                self._report(f"{exc}; the certificate read before stays in use")
+            self._reported = found
         else:
+            self._seen = found
             self._report(f"{self._paths[-2]}: read the new certificate")
 
     def _signature(self) -> _Signature:

@@ -17,9 +17,9 @@ LIMIT_S = 2.0
 
 def why_refused(host: str, port: int, pem: PemCredentials) -> str:
     """Return why one side does not accept the other's certificate; empty: unknown."""
-    context = user_context.client_context(pem)
-    context.set_alpn_protocols(["h2"])
     try:
+        context = user_context.client_context(pem)
+        context.set_alpn_protocols(["h2"])
         with (
             socket.create_connection((host, port), LIMIT_S) as raw,
             context.wrap_socket(raw, server_hostname=pem.host_name or host) as tls,

@@ -80,6 +80,7 @@ class HealthServer:
         self._loop = asyncio.get_running_loop()
         shared = {path: SharedProbe(probe) for path, probe in self._probes.items()}
         async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._forget_ports)
             try:
                 if port is not None:
                     stack.callback((await self._open_http(port, shared)).close)
@@ -91,7 +92,9 @@ class HealthServer:
                 return
             opened.set_result(None)
             await self._ended.wait()
-            self.port = self.grpc_port = 0
+
+    def _forget_ports(self) -> None:
+        self.port = self.grpc_port = 0
 
     async def _open_http(
         self, port: int, shared: Mapping[str, SharedProbe]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -17,6 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from ringleader.errors import ConfigError
 from ringleader.identity.certificates import pem_files, rotation
+from ringleader.identity.certificates.pem import PemCredentials
 from ringleader.identity.certificates.rotation import RotatingPem
 from ringleader.identity.certificates.user_context import covers
 from ringleader.settings.tls_files import TlsFiles
@@ -128,3 +131,36 @@ def test_files_are_looked_at_once_a_second(tmp_path: Path) -> None:
     rotating = RotatingPem.of(files)
     files.key.unlink()
     assert rotating.current() is rotating.current()
+
+
+def test_new_files_are_tried_again_until_they_can_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody touches the files when a certificate becomes valid, or a disk has room."""
+    monkeypatch.setattr(rotation, "CHECK_EVERY_S", 0.0)
+    files = write_files(tmp_path, CA.pem, CERT, pem_of(KEY))
+    old, new = pem_files.load(files), pem_files.load(files)
+    errors = [ConfigError("not valid yet"), OSError("disk full")]
+    found: Iterator[PemCredentials | Exception] = iter([old, *errors, new])
+
+    def load() -> PemCredentials:
+        each = next(found)
+        if isinstance(each, Exception):
+            raise each
+        return each
+
+    said: list[str] = []
+    rotating = RotatingPem((files.cert, files.key), load, said.append)
+    files.cert.touch()
+    assert [rotating.current() for _ in range(4)] == [old, old, new, new]
+    assert said == [
+        "not valid yet; the certificate read before stays in use",
+        f"{files.cert}: read the new certificate",
+    ]
+
+
+def test_a_certificate_that_openssl_refuses_is_no_servers(tmp_path: Path) -> None:
+    weak = rsa.generate_private_key(public_exponent=65537, key_size=1024)
+    files = write_files(tmp_path, CA.pem, CA.issue(weak, "one.lab"), pem_of(weak))
+    with pytest.raises(ConfigError, match=r"cert.pem: cannot be used .*TOO_SMALL"):
+        pem_files.load_server(files.cert, files.key)

@@ -136,9 +136,9 @@ class ConnectionAcceptor:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop = asyncio.get_running_loop()
         more: dict[str, Any] = {}
-        if self._context is not None:
-            more = {"ssl": self._context(), "ssl_handshake_timeout": HANDSHAKE_S}
         with suppress(OSError):  # ssl.SSLError is one
+            if self._context is not None:
+                more = {"ssl": self._context(), "ssl_handshake_timeout": HANDSHAKE_S}
             await loop.connect_accepted_socket(lambda: protocol, sock, **more)
 
     def _make_room(self, host: str) -> bool:
