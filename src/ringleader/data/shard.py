@@ -65,7 +65,7 @@ class Shard(Generic[_T]):
 
     def __iter__(self) -> Iterator[_T]:
         """Yield this rank's batch of each step; then the next epoch begins."""
-        if self.position == self._samples:  # a checkpoint after the last step
+        if self.position == self._samples:  # the loop ended at the last batch
             self._next_epoch()
         batches = cast("Sampler[list[int]]", _Batches(self._plan()))
         steps = self.steps()
@@ -98,23 +98,27 @@ class Shard(Generic[_T]):
 
     def state_dict(self) -> dict[str, int]:
         """Return epoch and position; the same on all ranks."""
-        return {
-            "epoch": self.epoch,
-            "position": self.position,
-            "samples": self._samples,
-            "seed": self._seed,
-        }
+        return {"epoch": self.epoch, "position": self.position, **self._order()}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on from a state; the number of ranks and the weights may differ.
 
         Raises ConfigError if it is of another dataset or order.
         """
-        for name, mine in (("samples", self._samples), ("seed", self._seed)):
-            if state[name] != mine:
-                theirs = state[name]
+        for name, mine in self._order().items():
+            if (theirs := state[name]) != mine:
                 raise ConfigError(f"{name}: {mine} here, {theirs} in the checkpoint")
-        self.epoch, self.position = state["epoch"], state["position"]
+        epoch, position = state["epoch"], state["position"]
+        if not 0 <= position <= self._samples:
+            raise ConfigError(f"position {position} of {self._samples} samples")
+        self.epoch, self.position = epoch, position
+        if position == self._samples:  # saved after the last step of an epoch
+            self._next_epoch()
+
+    def _order(self) -> dict[str, int]:
+        """Return what the order of the samples follows from, besides the epoch."""
+        shuffle = int(self._shuffle)
+        return {"samples": self._samples, "seed": self._seed, "shuffle": shuffle}
 
     def _plan(self) -> list[list[int]]:
         """Return the samples of each step; instead of none, one that is dropped."""
@@ -151,7 +155,8 @@ def shard(
 
     Each step takes ``global_batch`` samples of all ranks together; the last one of an
     epoch takes what is left, so its size differs. ``weights`` gives faster machines
-    more: with [2, 1], rank 0 gets two thirds. To average correctly, weigh each rank's
+    more: with [2, 1], rank 0 gets two thirds. All arguments are the same on all ranks,
+    else samples are repeated or left out. To average correctly, weigh each rank's
     mean loss with its number of samples. The order follows from ``seed`` and the epoch
     alone. Further arguments go to the DataLoader (num_workers, collate_fn).
 

@@ -77,7 +77,7 @@ def test_an_interrupted_epoch_goes_on_with_other_ranks(
         for begin, end in mine.steps()[:stop]:
             seen += mine.indices(begin, end)
             position = end
-    for mine in shares(n, batch, after):
+    for mine in shares(n, batch, after) if position < n else ():
         mine.load_state_dict({**mine.state_dict(), "position": position})
         for begin, end in mine.steps():
             assert mine.indices(begin, end) or end - begin < len(after)
@@ -109,7 +109,8 @@ def test_a_step_counts_when_its_batch_is_handed_out() -> None:
 
 def test_a_checkpoint_after_the_last_step_begins_the_next_epoch() -> None:
     mine = shard(data(8), 4)
-    mine.load_state_dict({"epoch": 2, "position": 8, "samples": 8, "seed": 0})
+    mine.load_state_dict({**mine.state_dict(), "epoch": 2, "position": 8})
+    assert (mine.epoch, mine.position) == (3, 0)  # `while epoch < 3` is done
     assert len(list(mine)) == 2
     assert mine.epoch == 4
 
@@ -124,5 +125,7 @@ def test_wrong_arguments_and_another_dataset_are_named() -> None:
     state = shard(data(9), 4, seed=3).state_dict()
     with pytest.raises(ConfigError, match="samples: 8 here, 9 in the checkpoint"):
         shard(data(8), 4, seed=3).load_state_dict(state)
+    with pytest.raises(ConfigError, match="shuffle: 0 here, 1 in the checkpoint"):
+        shard(data(9), 4, seed=3, shuffle=False).load_state_dict(state)
     with pytest.raises(ConfigError, match="seed: 4 here, 3 in the checkpoint"):
         shard(data(9), 4, seed=4).load_state_dict(state)
