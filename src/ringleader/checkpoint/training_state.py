@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_state_dict,
@@ -75,8 +75,22 @@ def tensors_of(model: nn.Module | None, optimizer: Optimizers) -> State:
         return {}
     if optimizer is None:
         return {"model": get_model_state_dict(model)}
+    optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
+    unused = [each for each in optimizers if not each.state]
     weights, moments = get_state_dict(model, optimizer)
+    for each in unused:
+        _reset_steps(each)
     return {"model": weights, "optimizer": moments}
+
+
+def _reset_steps(optimizer: Optimizer) -> None:
+    """Undo the step of size 0 by which torch creates the state of a new optimizer.
+
+    Adam and others would correct their bias for a step that was none.
+    """
+    for state in optimizer.state.values():
+        if isinstance(step := state.get("step"), Tensor):
+            step.zero_()
 
 
 def restore_tensors(
