@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -133,8 +134,48 @@ def own_checkpoint_cannot_be_written(rank: int, size: int) -> None:
         assert loaded.step == 1
 
 
+def own_checkpoint_of_replicas(rank: int, size: int) -> None:
+    """Statistics of BatchNorm are rank 0's, as in DDP, and a save before the first step
+    leaves the optimizer as it was."""
+    with folder_of_all(rank) as folder:
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), norm(rank)))
+        optimizer = adam(model.parameters())
+        checkpoint.save(folder, 0, model, optimizer)
+        assert {float(state["step"]) for state in optimizer.state.values()} == {0.0}
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), norm(99)))
+        optimizer = adam(model.parameters())
+        assert checkpoint.load(folder, model, optimizer) is not None
+        assert {float(state["step"]) for state in optimizer.state.values()} == {0.0}
+        for buffer in model.buffers():
+            assert torch.equal(buffer, torch.full_like(buffer, 10))
+
+
+def norm(rank: int) -> nn.Module:
+    """A layer whose buffers are those of a rank."""
+    layer = nn.BatchNorm1d(3)
+    for buffer in layer.buffers():
+        buffer.fill_(10 + rank)
+    return layer
+
+
+def own_checkpoint_of_ranks_that_disagree(rank: int, size: int) -> None:
+    """What one rank cannot save is an error of all ranks; nobody waits for it."""
+    with folder_of_all(rank) as folder:
+        model = net(seed=1)
+        bad = object() if rank == 1 else 1
+        with pytest.raises(ConfigError, match="rank 1: bad: value is a builtins"):
+            checkpoint.save(folder, 1, model, bad=bad)
+        with pytest.raises(ConfigError, match="different steps: "):
+            checkpoint.save(folder, rank, model)
+        checkpoint.save(folder, 1, model)
+        extra: dict[str, Any] = {"extra": 1} if rank == 1 else {}
+        with pytest.raises(ConfigError, match="rank 1: no 'extra' in this checkpoint"):
+            checkpoint.load(folder, model, **extra)
+
+
 def own_checkpoint_in_the_background(rank: int, size: int) -> None:
-    """The state at the time of the call is saved, while training changes it."""
+    """The state at the time of the call is saved, while training changes it. What one
+    rank cannot save is an error of all ranks; it is raised once."""
     with folder_of_all(rank) as folder:
         mine = machine(folder, rank)
         model, optimizer = trained(size, rank)
@@ -143,6 +184,13 @@ def own_checkpoint_in_the_background(rank: int, size: int) -> None:
             states.append(flat(model, optimizer))
             saves.append(checkpoint.async_save(mine, step, model, optimizer, keep=2))
             train(model, lambda m, step: mse(m, rank, step), optimizer, steps=2)
+        bad = object() if rank == 1 else 1
+        saving = checkpoint.async_save(mine, 9, model, bad=bad)
+        with pytest.raises(ConfigError, match="rank 1: bad: value is a builtins"):
+            saving.result(timeout=15)
+        checkpoint.async_save(mine, 9, model, bad=bad)
+        with pytest.raises(ConfigError, match="rank 1: bad: value is a builtins"):
+            checkpoint.async_save(mine, 9, model)
         assert saves[-1].result(timeout=15).step == 4
         assert len(list(mine.iterdir())) == 2
         for step in (3, 4):

@@ -18,13 +18,15 @@ def together(
 ) -> list[bytes]:
     """Call ``act`` and return the results of all ranks.
 
-    If it raised ConfigError or OSError on some ranks, raises ConfigError on all, with
-    the ranks and their reasons.
+    If it raised on some ranks, raises ConfigError on all, with the ranks and their
+    reasons.
     """
+    error: Exception | None = None
     try:
         mine = _OK + (act() or b"")
-    except (ConfigError, OSError) as exc:
-        mine = _FAILED + str(exc).encode()[:2000]
+    except Exception as exc:  # noqa: BLE001  # the others must not wait for this rank
+        error = exc
+        mine = _FAILED + _reason(exc).encode()[:2000]
     answers = exchange.gather(mine)
     failed = {
         rank: answer[1:].decode(errors="replace")
@@ -33,5 +35,11 @@ def together(
     }
     if failed:
         reasons = "; ".join(f"rank {rank}: {text}" for rank, text in failed.items())
-        raise ConfigError(f"cannot {what}: {reasons}")
+        raise ConfigError(f"cannot {what}: {reasons}") from error
     return [answer[1:] for answer in answers]
+
+
+def _reason(exc: Exception) -> str:
+    if isinstance(exc, ConfigError | OSError):
+        return str(exc)
+    return f"{type(exc).__name__}: {exc}"

@@ -7,6 +7,7 @@ process group of its own, so its collectives do not mix with those of the traini
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -22,6 +23,8 @@ from ringleader.checkpoint.byte_exchange import ByteExchange
 from ringleader.checkpoint.save import KEEP, Saved, exchange_of, write_state
 from ringleader.checkpoint.training_state import Optimizers, State, collect
 
+_log = logging.getLogger(__name__)
+
 
 def async_save(
     folder: str | os.PathLike[str],
@@ -36,14 +39,34 @@ def async_save(
     """Copy the training state and save it in the background; all ranks call it.
 
     The arguments are those of ``save``. Returns at once, unless the save before this
-    one is not done: then it waits for that, and raises its error. The program waits
-    for the last save before it ends.
+    one is not done: then it waits for that. If that failed, raises its error, unless
+    the program has got it from the future. The program waits for the last save before
+    it ends; errors are logged, too.
     """
     exchange = exchange_of(group)
     saver = _saver_of(exchange)
     saver.wait()
-    state = collect(model, optimizer, others, exchange.rank)
+    state: Future[State] = Future()
+    try:
+        state.set_result(saver.copied(collect(model, optimizer, others, exchange.rank)))
+    except Exception as exc:  # noqa: BLE001  # raised in the background, on all ranks
+        state.set_exception(exc)
     return saver.start(folder, step, state, keep)
+
+
+class _Saving(Future[Saved]):
+    """A save in the background."""
+
+    is_seen = False
+    """Whether somebody asked for its result."""
+
+    def result(self, timeout: float | None = None) -> Saved:
+        self.is_seen = True
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self.is_seen = True
+        return super().exception(timeout)
 
 
 class _Saver:
@@ -56,26 +79,29 @@ class _Saver:
             group = dist.new_group(ranks, use_local_synchronization=True)
         self._exchange = ByteExchange(group)
         self._copies: dict[tuple[object, ...], Tensor] = {}
-        self._pending: Future[Saved] | None = None
+        self._pending: _Saving | None = None
 
     def wait(self) -> None:
         """Wait for the last save; raise its error, if the user has not seen it."""
         pending, self._pending = self._pending, None
         if pending is not None:
-            pending.result()
+            is_seen = pending.is_seen
+            if pending.exception() is not None and not is_seen:
+                pending.result()
 
     def start(
-        self, folder: str | os.PathLike[str], step: int, state: State, keep: int
+        self, folder: str | os.PathLike[str], step: int, state: Future[State], keep: int
     ) -> Future[Saved]:
-        copied = self._copied(state, ())
-        future: Future[Saved] = Future()
+        """Save ``state``, or fail with its error on all ranks, in a thread."""
+        future = _Saving()
         future.set_running_or_notify_cancel()
         self._pending = future
 
         def run() -> None:
             try:
-                saved = write_state(folder, step, copied, keep, self._exchange)
+                saved = write_state(folder, step, state.result, keep, self._exchange)
             except BaseException as exc:  # noqa: BLE001  # the waiting thread gets it
+                _log.error("step %d was not saved: %s", step, exc)
                 future.set_exception(exc)
             else:
                 future.set_result(saved)
@@ -83,6 +109,11 @@ class _Saver:
         # Not a daemon: the interpreter waits for it, so the last save is complete.
         threading.Thread(target=run, name="ringleader-checkpoint").start()
         return future
+
+    def copied(self, state: State) -> State:
+        """Return a copy of the state, in the buffers of the last copy."""
+        copy: State = self._copied(state, ())
+        return copy
 
     def _copied(self, value: Any, path: tuple[object, ...]) -> Any:  # noqa: ANN401
         """Copy all tensors into the buffers of the last copy; keep the structure."""
@@ -100,14 +131,9 @@ class _Saver:
         copy.copy_(local.detach())
         if not isinstance(value, DTensor):
             return copy
-        return DTensor.from_local(
-            copy,
-            value.device_mesh,
-            value.placements,
-            run_check=False,
-            shape=value.shape,
-            stride=value.stride(),
-        )
+        # Not from_local: that copies the tensor to the device of the mesh.
+        untyped: Any = DTensor
+        return untyped(copy, value._spec, requires_grad=False)
 
 
 _alone: list[_Saver] = []

@@ -13,8 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ringleader.errors import ConfigError
+
 PIECE_BYTES = 8 << 20
 """A transfer holds one piece in memory at each end."""
+
+MAX_MESSAGE_BYTES = 256 << 20
+"""The largest message that is accepted from another rank: a manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class ByteExchange:
         sizes = [size.to(self._device) for size in sizes]
         mine = torch.tensor([len(message)], dtype=torch.int64, device=self._device)
         dist.all_gather(sizes, mine, group=self.group)
-        longest = max(int(size) for size in sizes)
+        longest = max(_checked(rank, int(size)) for rank, size in enumerate(sizes))
         padded = _tensor(message.ljust(max(longest, 1), b"\0"), self._device)
         found = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(found, padded, group=self.group)
@@ -60,7 +65,7 @@ class ByteExchange:
         size = torch.tensor([len(message)], dtype=torch.int64, device=self._device)
         dist.broadcast(size, group=self.group, group_src=source)
         if self.rank != source:
-            message = bytes(int(size))
+            message = bytes(_checked(source, int(size)))
         data = _tensor(message, self._device)
         dist.broadcast(data, group=self.group, group_src=source)
         return _bytes(data)
@@ -107,6 +112,12 @@ class ByteExchange:
         piece = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         work = dist.irecv(piece, group=self.group, group_src=transfer.source)
         return transfer, piece, work
+
+
+def _checked(rank: int, num_bytes: int) -> int:
+    if not 0 <= num_bytes <= MAX_MESSAGE_BYTES:
+        raise ConfigError(f"rank {rank} announces a message of {num_bytes} bytes")
+    return num_bytes
 
 
 def _device_of(group: dist.ProcessGroup | None) -> torch.device:

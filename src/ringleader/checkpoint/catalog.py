@@ -81,6 +81,21 @@ def read_manifest(storage: Storage, folder: str) -> Found | None:
         raise ValueError(f"{storage}/{path} is damaged: {exc}") from None
 
 
+def decode_listing(data: bytes) -> list[Listed]:
+    """Return what another machine lists; ValueError if a name leads elsewhere."""
+    try:
+        listing = msgspec.json.decode(data, type=list[Listed])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise ValueError(f"not a list of checkpoints: {exc}"[:200]) from None
+    for listed in listing[: MAX_LISTED + 1]:
+        name = checkpoint_name(listed.step, listed.id)
+        if listed.folder != name or not _NAME.fullmatch(name):
+            raise ValueError(f"no folder of a checkpoint: {listed.folder[:80]!r}")
+    if len(listing) > MAX_LISTED:
+        raise ValueError(f"more than {MAX_LISTED} checkpoints")
+    return listing
+
+
 def list_here(storage: Storage) -> tuple[list[Listed], list[str]]:
     """Return the checkpoints of this machine, and sentences about damaged ones."""
     listed: list[Listed] = []
@@ -88,11 +103,10 @@ def list_here(storage: Storage) -> tuple[list[Listed], list[str]]:
     for folder in folders(storage)[:MAX_LISTED]:
         try:
             found = read_manifest(storage, folder)
+            if found is not None:
+                listed.append(_listed(storage, found))
         except ValueError as exc:
             damaged.append(str(exc))
-            continue
-        if found is not None:
-            listed.append(_listed(storage, found))
     return listed, damaged
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from ringleader.checkpoint.agreement import together
 from ringleader.checkpoint.byte_exchange import ByteExchange, Transfer
-from ringleader.checkpoint.manifest import Manifest
+from ringleader.checkpoint.manifest import Manifest, rank_of
 from ringleader.checkpoint.place_reader import PlaceReader
 from ringleader.checkpoint.storage import NewFile, Storage
 from ringleader.errors import ConfigError
@@ -31,11 +31,6 @@ def plan_copies(files: dict[str, int], disks: list[int]) -> list[Transfer]:
         turn = members[disks[source]].index(source) % len(receivers)
         transfers.append(Transfer(source, receivers[turn], name, num_bytes))
     return transfers
-
-
-def rank_of(file: str) -> int:
-    """Return the rank that wrote a shard."""
-    return int(file.removeprefix("shard-").removesuffix(".safetensors"))
 
 
 def send_copies(

@@ -70,9 +70,15 @@ class Reader(StorageReader):
         wanted: dict[Place, list[ReadItem]] = {}
         for item in plan.items:
             wanted.setdefault(places[item.storage_index], []).append(item)
+        error: Exception | None = None
         for place, data in reader.fetch(list(wanted)):
-            for item in wanted[place]:
-                _load_item(item, data, planner, reader.manifest)
+            try:
+                for item in wanted[place]:
+                    _load_item(item, data, planner, reader.manifest)
+            except Exception as exc:  # noqa: BLE001  # the other ranks go on fetching
+                error = exc
+        if error is not None:
+            raise error
         done: Future[None] = Future()
         done.set_result(None)
         return done

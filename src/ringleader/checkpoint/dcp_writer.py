@@ -91,7 +91,7 @@ class Writer(StorageWriter):
         return [
             SavePlan(
                 plan.items,
-                _Destination(folder, f"shard-{rank:05d}.safetensors", checkpoint_id),
+                _Destination(folder, manifest.file_name(rank), checkpoint_id),
                 plan.planner_data,
             )
             for rank, plan in enumerate(plans)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,15 +17,18 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_state_di
 
 from ringleader.checkpoint import catalog
 from ringleader.checkpoint import manifest as manifests
+from ringleader.checkpoint.agreement import together
 from ringleader.checkpoint.byte_exchange import ByteExchange
-from ringleader.checkpoint.catalog import Candidate, Listed
+from ringleader.checkpoint.catalog import Candidate
 from ringleader.checkpoint.dcp_reader import Reader
+from ringleader.checkpoint.manifest import Manifest
 from ringleader.checkpoint.place_reader import DamagedCheckpoint, PlaceReader
 from ringleader.checkpoint.planners import LoadPlanner
 from ringleader.checkpoint.save import exchange_of
 from ringleader.checkpoint.storage import Storage, open_storage
 from ringleader.checkpoint.training_state import (
     Optimizers,
+    State,
     restore_tensors,
     restore_values,
     template,
@@ -95,11 +99,15 @@ def _find(
     storage: Storage, exchange: ByteExchange, step: int | None
 ) -> list[Candidate]:
     """Return the checkpoints to try, the newest first, the same on all ranks."""
-    listed, damaged = catalog.list_here(storage)
-    for sentence in damaged:
-        _log.warning("%s", sentence)
-    gathered = exchange.gather(msgspec.json.encode(listed))
-    listings = [msgspec.json.decode(g, type=list[Listed]) for g in gathered]
+
+    def listing() -> bytes:
+        listed, damaged = catalog.list_here(storage)
+        for sentence in damaged:
+            _log.warning("%s", sentence)
+        return msgspec.json.encode(listed)
+
+    gathered = together(exchange, "list the checkpoints", listing)
+    listings = [catalog.decode_listing(each) for each in gathered]
     found = catalog.candidates(listings)
     return [c for c in found if step is None or c.listed.step == step]
 
@@ -120,17 +128,37 @@ def _load(
     if candidate.missing:
         files = ", ".join(candidate.missing[:3])
         raise DamagedCheckpoint(f"{name}: {files} is missing on all machines")
-    source = candidate.manifest_holders[0]
-    path = f"{name}/{manifests.NAME}"
-    mine = storage.read(path) if exchange.rank == source else b""
-    manifest = manifests.decode(exchange.broadcast(mine, source))
-    state = {**tensors_of(*targets), **template(manifest, others, exchange.rank)}
+    manifest = _read_manifest(candidate, storage, exchange)
+    states: list[State] = []
+
+    def prepare() -> None:
+        tensors = tensors_of(*targets)
+        states.append({**tensors, **template(manifest, others, exchange.rank)})
+
+    together(exchange, "load the checkpoint", prepare)
+    state = states[0]
     reader = PlaceReader(storage, name, manifest, exchange, candidate.holders)
     _read(state, Reader(str(storage), reader), exchange)
     restore_tensors(*targets, state)
     same_size = manifest.world_size == exchange.size
     rest = restore_values(state, others, exchange.rank, same_size)
     return Loaded(manifest.step, f"{storage}/{name}", rest)
+
+
+def _read_manifest(
+    candidate: Candidate, storage: Storage, exchange: ByteExchange
+) -> Manifest:
+    """Return the manifest, from the first rank that has it."""
+    name, source = candidate.listed.folder, candidate.manifest_holders[0]
+    mine = b""
+    if exchange.rank == source:
+        with suppress(OSError):  # all ranks then find it damaged
+            mine = storage.read(f"{name}/{manifests.NAME}")
+    try:
+        return manifests.decode(exchange.broadcast(mine, source))
+    except ValueError as exc:
+        text = f"{name}: the manifest of rank {source} cannot be read: {exc}"
+        raise DamagedCheckpoint(text) from None
 
 
 def _read(state: dict[str, Any], reader: Reader, exchange: ByteExchange) -> None:

@@ -8,12 +8,17 @@ reads, from its own disk or from another machine's.
 from __future__ import annotations
 
 import math
+import re
 
 import msgspec
 
 from ringleader.identity.storage.checked_struct import verify_checksum, with_checksum
+from ringleader.wire.tensor_file import SIZES, TensorSpec
 
 NAME = "manifest.json"
+_FILE = re.compile(r"shard-[0-9]{5,9}\.safetensors")
+"""Manifests come from other machines too: a name must not lead out of the folder."""
+
 FORMAT = 1
 MAX_BYTES = 256 << 20
 """About a million chunks."""
@@ -69,6 +74,18 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [*chunks, *self.values.values()]
 
 
+def file_name(rank: int) -> str:
+    """Return the name of the file that a rank writes."""
+    return f"shard-{rank:05d}.safetensors"
+
+
+def rank_of(file: str) -> int:
+    """Return the rank that wrote a file; ValueError if it is no such name."""
+    if not _FILE.fullmatch(file):
+        raise ValueError(f"no file of a checkpoint: {file[:80]!r}")
+    return int(file.removeprefix("shard-").removesuffix(".safetensors"))
+
+
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest as JSON, with its checksum."""
     return msgspec.json.encode(with_checksum(manifest))
@@ -83,12 +100,26 @@ def decode(data: bytes) -> Manifest:
     verify_checksum(found)
     if found.format != FORMAT:
         raise ValueError(f"its format is {found.format}; this release reads {FORMAT}")
+    for file in found.files:
+        rank_of(file)
     for place in found.places():
         end = place.begin + place.num_bytes
-        if min(place.begin, place.num_bytes) < 0 or end > found.files[place.file]:
-            raise ValueError(f"an entry lies outside of {place.file}")
+        size = found.files.get(place.file, -1)
+        if min(place.begin, place.num_bytes) < 0 or end > size:
+            raise ValueError(f"an entry lies outside of {place.file[:80]!r}")
     for name, tensor in found.tensors.items():
-        covered = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
-        if covered != math.prod(tensor.shape):
-            raise ValueError(f"the chunks of {name} do not cover it")
+        _check_chunks(name, tensor)
     return found
+
+
+def _check_chunks(name: str, tensor: SavedTensor) -> None:
+    for chunk in tensor.chunks:
+        boxes = zip(chunk.offsets, chunk.sizes, tensor.shape, strict=True)
+        if any(min(at, n) < 0 or at + n > length for at, n, length in boxes):
+            raise ValueError(f"a chunk of {name} lies outside of it")
+        spec = TensorSpec(tensor.dtype, chunk.sizes)
+        if tensor.dtype not in SIZES or spec.num_bytes != chunk.place.num_bytes:
+            raise ValueError(f"a chunk of {name} has another size than its bytes")
+    covered = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
+    if covered != math.prod(tensor.shape):
+        raise ValueError(f"the chunks of {name} do not cover it")

@@ -48,6 +48,7 @@ class PlaceReader:
         self._folder = folder
         self._exchange = exchange or ByteExchange(None)
         self._holders = holders or {}
+        self._known = frozenset(manifest.places())
 
     def fetch(self, places: Sequence[Place]) -> Iterator[tuple[Place, bytes]]:
         """Return the bytes of the places, in any order.
@@ -102,6 +103,8 @@ class PlaceReader:
         found: list[tuple[int, _Request, int]] = []
         for rank, wanted in enumerate(requests):
             for number, request in enumerate(wanted):
+                if request.place not in self._known:
+                    raise ConfigError(f"rank {rank} asks for what no checkpoint holds")
                 holders = self._holders.get(request.place.file, [])
                 usable = [r for r in holders if r not in request.not_from]
                 if not usable:

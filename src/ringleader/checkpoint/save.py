@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -30,6 +32,8 @@ from ringleader.checkpoint.shared_folders import find_disks
 from ringleader.checkpoint.storage import Storage, open_storage, write
 from ringleader.checkpoint.training_state import Optimizers, State, collect
 from ringleader.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 KEEP = 3
 """Checkpoints that are kept unless the caller says otherwise."""
@@ -64,8 +68,13 @@ def save(
     save; earlier checkpoints stay as they are.
     """
     exchange = exchange_of(group)
-    state = collect(model, optimizer, others, exchange.rank)
-    return write_state(folder, step, state, keep, exchange)
+    return write_state(
+        folder,
+        step,
+        lambda: collect(model, optimizer, others, exchange.rank),
+        keep,
+        exchange,
+    )
 
 
 def exchange_of(group: dist.ProcessGroup | None) -> ByteExchange:
@@ -78,16 +87,27 @@ def exchange_of(group: dist.ProcessGroup | None) -> ByteExchange:
 def write_state(
     folder: str | os.PathLike[str],
     step: int,
-    state: State,
+    collected: Callable[[], State],
     keep: int,
     exchange: ByteExchange,
 ) -> Saved:
-    """Save a state that was collected; all ranks call it."""
-    if not 0 <= step < 1 << 53 or keep < 1:
-        raise ConfigError(f"step {step}, keep {keep}: step >= 0 and keep >= 1 needed")
+    """Save the state that ``collected`` returns; all ranks call it."""
+    states: list[State] = []
+
+    def begin() -> bytes:
+        if not 0 <= step < 1 << 53 or keep < 1:
+            text = f"step {step}, keep {keep}: step >= 0 and keep >= 1 needed"
+            raise ConfigError(text)
+        open_storage(folder)
+        states.append(collected())
+        return str(step).encode()
+
+    steps = {int(each) for each in together(exchange, "save a checkpoint", begin)}
+    if len(steps) > 1:
+        raise ConfigError(f"the ranks save different steps: {sorted(steps)}")
     storage = open_storage(folder)
     disks = find_disks(storage, exchange)
-    manifest = _write_shards(folder, step, state, exchange)
+    manifest = _write_shards(folder, step, states[0], exchange)
     name = checkpoint_name(step, manifest.id)
     leads = disks[exchange.rank] == exchange.rank
     try:
@@ -102,7 +122,10 @@ def write_state(
         lambda: _publish(storage, name, manifest) if leads else None,
     )
     if leads:
-        remove_old(storage, keep, name)
+        try:
+            remove_old(storage, keep, name)
+        except (ConfigError, OSError) as exc:  # the new checkpoint is complete
+            _log.warning("old checkpoints were not removed: %s", exc)
     return Saved(step, f"{storage}/{name}", manifest.num_bytes)
 
 

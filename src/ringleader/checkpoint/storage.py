@@ -52,7 +52,10 @@ class Storage(Protocol):
         ...
 
     def size(self, name: str) -> int | None:
-        """Return the size of a file; None if there is none."""
+        """Return the size of a file; None if there is none.
+
+        Raises ConfigError if that cannot be found out.
+        """
         ...
 
     def names(self, folder: str = "") -> list[str]:
@@ -99,7 +102,9 @@ class FolderStorage:
 
     def create(self, name: str) -> NewFile:
         path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            sync_directory(path.parent.parent)
         return _FolderFile(path)
 
     def read(self, name: str, begin: int = 0, num_bytes: int | None = None) -> bytes:
@@ -110,8 +115,10 @@ class FolderStorage:
     def size(self, name: str) -> int | None:
         try:
             return os.stat(self.root / name).st_size
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as exc:
+            raise _unreadable(self.root / name, exc) from exc
 
     def names(self, folder: str = "") -> list[str]:
         try:
@@ -119,8 +126,7 @@ class FolderStorage:
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as exc:
-            path = self.root / folder
-            raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
+            raise _unreadable(self.root / folder, exc) from exc
 
     def remove(self, name: str) -> None:
         path = self.root / name
@@ -189,8 +195,10 @@ class BucketStorage:
     def size(self, name: str) -> int | None:
         try:
             return int(self._files.size(self._path(name)))
-        except (OSError, TypeError):
+        except (FileNotFoundError, TypeError):
             return None
+        except OSError as exc:
+            raise _unreadable(f"{self}/{name}", exc) from exc
 
     def names(self, folder: str = "") -> list[str]:
         self._files.invalidate_cache()
@@ -209,6 +217,10 @@ class BucketStorage:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else str(self._root)
+
+
+def _unreadable(path: object, exc: OSError) -> ConfigError:
+    return ConfigError(f"{path}: cannot be read: {exc.strerror or exc}")
 
 
 class _BucketFile:

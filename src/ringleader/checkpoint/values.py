@@ -23,6 +23,15 @@ _TAG = "\x00"
 
 _MAX_DEPTH = 64
 
+_DECODING_ERRORS = (
+    msgspec.MsgspecError,
+    AttributeError,
+    LookupError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+)
+
 
 def encode(value: object) -> bytes:
     """Return the value as bytes; ConfigError names the type that cannot be stored."""
@@ -33,7 +42,7 @@ def decode(data: bytes | memoryview) -> Any:  # noqa: ANN401  # any value
     """Return what was encoded; ValueError if the bytes are anything else."""
     try:
         return _restored(msgspec.msgpack.decode(data), 0)
-    except (msgspec.MsgspecError, KeyError, TypeError, RuntimeError) as exc:
+    except _DECODING_ERRORS as exc:
         raise ValueError(f"not an encoded value: {exc}"[:200]) from None
 
 
@@ -117,7 +126,7 @@ def _restored_tensor(parts: list[Any], _: int) -> Tensor:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"no dtype: {parts[0]!r}")
     if not data:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(0, dtype=dtype).reshape(shape)
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
 
 

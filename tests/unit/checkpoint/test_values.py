@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -79,7 +80,15 @@ def test_what_only_pickle_could_store_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\xc1", values.encode({"a": 1})[:-1], b"\x82\xa1\x00\xa1x\xa1v\xc0"],
+    [
+        b"",
+        b"\xc1",
+        values.encode({"a": 1})[:-1],
+        b"\x82\xa1\x00\xa1x\xa1v\xc0",
+        msgspec.msgpack.encode({"\0": "tensor", "v": ["float32", [1 << 33], b""]}),
+        msgspec.msgpack.encode({"\0": "tensor", "v": ["nothing", [1], b"1234"]}),
+        msgspec.msgpack.encode({"\0": "tensor", "v": []}),
+    ],
 )
 def test_other_bytes_are_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match="not an encoded value"):
