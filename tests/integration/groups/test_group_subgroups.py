@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -229,6 +230,15 @@ def _shared_memory_and_descriptors() -> tuple[int, int]:
     return maps, len(os.listdir("/proc/self/fd"))
 
 
+def _abort_while(group: Group, waits: Callable[[], object]) -> None:
+    """Abort from another thread, which holds the group until it has ended."""
+    timer = threading.Timer(0.1, group.abort)
+    timer.start()
+    with pytest.raises(GroupAborted):
+        waits()
+    timer.join()
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -241,9 +251,7 @@ def test_a_closed_group_keeps_nothing_until_the_collector_runs(transport: str) -
         group.all_reduce(tensor, codec="int8")
         group.all_reduce(tensor, async_op=True).wait()
         if group.rank == 1:  # while it waits for the other rank
-            threading.Timer(0.1, group.abort).start()
-            with pytest.raises(GroupAborted):
-                group.all_reduce(tensor)
+            _abort_while(group, lambda: group.all_reduce(tensor))
         else:
             with pytest.raises(GroupAborted):
                 group.recv(tensor, 1)
