@@ -4,6 +4,10 @@ The ranks of a host reduce a tensor by that backend to their local root, the loc
 reduce it among themselves by a group of ours, and the backend broadcasts the result
 inside the host. It only ever adds: means are divided here, by the number of all ranks,
 so they mean the same as in every other group of ours, whatever the sizes of the hosts.
+
+The other ranks of a host learn from a group of ours, not from that backend, that their
+local root is done: if it fails, they fail at once. In NCCL they would wait until its
+timeout.
 """
 
 from __future__ import annotations
@@ -107,7 +111,8 @@ class IntraHostLayer:
     """The inner layer of one group on one rank.
 
     ``backend`` is a backend of torch among the ranks of this host, ``across`` our group
-    of the local roots: None on other ranks, and if there is only one host.
+    of the local roots: None on other ranks, and if there is only one host. ``inside``
+    is our group of this host: None if there is only one host, or one rank on this one.
     """
 
     def __init__(
@@ -121,6 +126,12 @@ class IntraHostLayer:
         self.across: Group | None = None
         if len(hosts) > 1:
             self.across = group.subgroup([h[0] for h in hosts])
+        self.inside: Group | None = None
+        if len(hosts) > 1 and len(self._host) > 1:
+            self.inside = group.subgroup(self._host)
+        for each in (self.across, self.inside):
+            if each is not None:
+                each.timeout_s = group.timeout_s
 
     @classmethod
     def create(cls, name: str, group: Group, store: Store) -> IntraHostLayer | None:
@@ -181,15 +192,12 @@ class IntraHostLayer:
                 )
 
         def after(tensors: list[Tensor]) -> None:
+            self._wait_for_local_root()
             for error in tensors[1:] if self.across is None else ():
                 error.zero_()
             self._deliver(tensors[0], op)
 
-        return Steps(
-            lambda tensors: self._reduce(tensors[0], op),
-            None if self.across is None else self._guarded(across),
-            after,
-        )
+        return self._steps(lambda tensors: self._reduce(tensors[0], op), across, after)
 
     def broadcast(self, root: int) -> Steps:
         """Return the steps of a broadcast from ``root``, a rank of the whole group.
@@ -208,12 +216,23 @@ class IntraHostLayer:
             self.across.broadcast(tensors[0], number)
 
         def after(tensors: list[Tensor]) -> None:
+            self._wait_for_local_root()
             if root not in self._host:
                 self._broadcast(tensors[0], 0)
 
+        return self._steps(before, across, after)
+
+    def _steps(self, before: Step, across: Step, after: Step) -> Steps:
         return Steps(
-            before, None if self.across is None else self._guarded(across), after
+            self._guarded(before),
+            None if self.across is None else self._guarded(across),
+            self._guarded(after),
         )
+
+    def _wait_for_local_root(self) -> None:
+        """Return when the local root has reduced across hosts; raise if it failed."""
+        if self.inside is not None:
+            self.inside.broadcast(torch.zeros(1, dtype=torch.uint8), 0)
 
     def _reduce(self, tensor: Tensor, op: str) -> None:
         """Reduce to the local root; to all ranks if there is only one host."""
@@ -247,21 +266,25 @@ class IntraHostLayer:
         def run(tensors: list[Tensor]) -> None:
             try:
                 step(tensors)
-            except BaseException:
-                self.abort()
+            except BaseException as exc:
+                self.abort(f"an operation in two layers failed ({exc})")
                 raise
 
         return run
 
-    def abort(self) -> None:
-        """End the backend now; ranks that wait in it get an error."""
+    def abort(self, reason: str) -> None:
+        """End both layers now; ranks that wait in them get an error."""
+        for group in (self.inside, self.across):
+            if group is not None:
+                group.abort(reason)
         with contextlib.suppress(RuntimeError):
             self._backend.abort()
 
     def close(self) -> None:
         """Leave both layers. Idempotent."""
-        if self.across is not None:
-            self.across.close()
+        for group in (self.inside, self.across):
+            if group is not None:
+                group.close()
         with contextlib.suppress(RuntimeError):
             self._backend.shutdown()
 

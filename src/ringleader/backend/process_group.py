@@ -583,7 +583,7 @@ class RingleaderGroup(ProcessGroup):
 
     def abort(self) -> None:
         if self.layer is not None:
-            self.layer.abort()
+            self.layer.abort("torch.distributed aborted the group")
         self.group.abort("torch.distributed aborted the group")
 
     def shutdown(self) -> None:

@@ -22,7 +22,7 @@ from ringleader.backend.process_group import RingleaderGroup
 from ringleader.backend.rank_facts import RankFacts, check_intra_host
 from ringleader.backend.staging import HostStaging
 from ringleader.collectives.cost_model import Network
-from ringleader.errors import ConfigError
+from ringleader.errors import ConfigError, RingleaderError
 from ringleader.groups.group import Group, handle_of
 from ringleader.testing.threaded_world import run_world
 from tests.kit.fake_accelerator import PACES, Accelerator
@@ -123,6 +123,29 @@ def test_across_hosts_it_is_encoded_and_the_error_is_reported() -> None:
     assert float((reported - missing).abs().max()) < 1e-5
     assert not ranks[1][1].any()
     assert not ranks[3][1].any()
+
+
+def test_a_failure_across_hosts_reaches_the_ranks_that_wait_inside() -> None:
+    """They would wait for Gloo or NCCL, which know nothing of it, until its timeout."""
+    shared = Store()
+
+    def body(group: Group) -> str:
+        wrapped = RingleaderGroup.wrap(group, shared.store, list(range(SIZE)))
+        layer = wrapped.layer = shared.layer(group)
+        if group.rank == 2:
+            assert layer.across is not None
+            layer.across.abort("that is enough")
+        with pytest.raises(RingleaderError) as caught:
+            _wait(wrapped.allreduce([given(group.rank)]))
+        layer.close()
+        return str(caught.value)
+
+    for text in run_world(SIZE, body):
+        assert "that is enough" in text
+
+
+def _wait(work: Any) -> None:  # noqa: ANN401
+    work.wait()
 
 
 class AsNccl:
