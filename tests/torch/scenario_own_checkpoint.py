@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import StepLR
 
 from ringleader import checkpoint
+from ringleader.checkpoint import manifest
+from ringleader.checkpoint.manifest import Manifest
 from ringleader.errors import ConfigError
 from tests.kit.reference import adam, mse, net, single, train
 from tests.torch.scenario_checkpoint import flat as live_state
@@ -135,19 +137,41 @@ def own_checkpoint_cannot_be_written(rank: int, size: int) -> None:
 
 
 def own_checkpoint_of_replicas(rank: int, size: int) -> None:
-    """Statistics of BatchNorm are rank 0's, as in DDP, and a save before the first step
-    leaves the optimizer as it was."""
+    """Statistics of BatchNorm are rank 0's, as in DDP, a save before the first step
+    leaves the optimizer as it was, and what differs between ranks stays with each."""
     with folder_of_all(rank) as folder:
         model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), norm(rank)))
         optimizer = adam(model.parameters())
-        checkpoint.save(folder, 0, model, optimizer)
+        saved = checkpoint.save(folder, 0, model, optimizer, residual=Residual(rank))
+        assert f"rank_tensors.{rank}.residual.a.b" in manifest_of(saved.path).tensors
         assert {float(state["step"]) for state in optimizer.state.values()} == {0.0}
         model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), norm(99)))
         optimizer = adam(model.parameters())
-        assert checkpoint.load(folder, model, optimizer) is not None
+        mine = Residual(99)
+        assert checkpoint.load(folder, model, optimizer, residual=mine) is not None
+        assert torch.equal(mine.value, torch.full((2, 3), float(rank)))
         assert {float(state["step"]) for state in optimizer.state.values()} == {0.0}
         for buffer in model.buffers():
             assert torch.equal(buffer, torch.full_like(buffer, 10))
+
+
+class Residual:
+    """What a rank alone has, as a compressor."""
+
+    state_is_per_rank = True
+
+    def __init__(self, rank: int) -> None:
+        self.value = torch.full((2, 3), float(rank))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"a.b": self.value}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.value = state["a.b"]
+
+
+def manifest_of(path: str) -> Manifest:
+    return manifest.decode((Path(path) / manifest.NAME).read_bytes())
 
 
 def norm(rank: int) -> nn.Module:

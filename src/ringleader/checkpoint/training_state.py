@@ -3,7 +3,8 @@
 Model and optimizer become tensors under the names of the plain model, whichever way
 they are sharded (torch's ``get_state_dict``). Schedulers, samplers and values are small
 and become one encoded value each. What differs between the ranks, such as the state of
-random generators, is stored for each rank.
+random generators, is stored for each rank; residuals of compression, which are as large
+as the model, as tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from ringleader.checkpoint import values
+from ringleader.checkpoint import dtypes, values
 from ringleader.checkpoint.manifest import Manifest
 from ringleader.errors import ConfigError
 
@@ -32,6 +33,8 @@ _log = logging.getLogger(__name__)
 
 Optimizers = Optimizer | list[Optimizer] | None
 State = dict[str, Any]
+
+_RANK_TENSORS = "rank_tensors"
 
 
 @runtime_checkable
@@ -56,15 +59,30 @@ def collect(
     """Return all that is saved; the tensors are the live ones, not copies."""
     state = tensors_of(model, optimizer)
     of_rank: State = {"random": random_states()}
+    tensors: State = {}
     shared: State = {}
     for name, other in others.items():
         content = other.state_dict() if isinstance(other, Stateful) else other
-        (of_rank if is_per_rank(other) else shared)[name] = content
+        if is_per_rank(other) and _holds_tensors(content):
+            tensors[name] = content
+        else:
+            (of_rank if is_per_rank(other) else shared)[name] = content
     state["values"] = {name: _encoded(name, value) for name, value in shared.items()}
     state["ranks"] = {
         str(rank): {name: _encoded(name, value) for name, value in of_rank.items()}
     }
+    if tensors:
+        state[_RANK_TENSORS] = {str(rank): tensors}
     return state
+
+
+def _holds_tensors(content: object) -> bool:
+    """Return whether DCP can save the content as tensors: named, and nothing else."""
+    return (
+        isinstance(content, dict)
+        and bool(content)
+        and all(isinstance(k, str) and type(v) is Tensor for k, v in content.items())
+    )
 
 
 def tensors_of(model: nn.Module | None, optimizer: Optimizers) -> State:
@@ -119,10 +137,28 @@ def template(manifest: Manifest, others: Mapping[str, object], rank: int) -> Sta
         if name not in shared and not is_per_rank(other):
             known = ", ".join(sorted(shared)) or "nothing else"
             raise ConfigError(f"no {name!r} in this checkpoint; it holds {known}")
-    return {
+    state: State = {
         "values": dict.fromkeys(shared, b""),
         "ranks": {str(rank): dict.fromkeys(of_rank, b"")},
     }
+    tensors = _empty_tensors(manifest, others, rank)
+    return {**state, _RANK_TENSORS: {str(rank): tensors}} if tensors else state
+
+
+def _empty_tensors(
+    manifest: Manifest, others: Mapping[str, object], rank: int
+) -> dict[str, dict[str, Tensor]]:
+    """Return tensors for the states of a rank's objects: object -> name -> tensor."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for flat, saved in manifest.tensors.items():
+        keys = [str(key) for key in manifest.paths.get(flat, ())]
+        if keys[:2] == [_RANK_TENSORS, str(rank)] and len(keys) == 4:
+            _, _, other, name = keys
+            if other in others:
+                dtype = dtypes.dtype_of(saved.dtype)
+                empty = torch.empty(saved.shape, dtype=dtype)
+                found.setdefault(other, {})[name] = empty
+    return found
 
 
 def names_under(manifest: Manifest, *path: str) -> list[str]:
@@ -141,9 +177,12 @@ def restore_values(
     """Give the objects their states; return the values that are no object's."""
     rest = {name: values.decode(data) for name, data in state["values"].items()}
     of_rank = state["ranks"][str(rank)] if same_size else {}
+    tensors = state.get(_RANK_TENSORS, {}).get(str(rank), {}) if same_size else {}
     for name, other in others.items():
         if is_per_rank(other):
-            if name in of_rank:
+            if name in tensors:
+                _load(name, other, tensors[name])
+            elif name in of_rank:
                 _load(name, other, values.decode(of_rank[name]))
             else:
                 _log.warning("%s begins anew: it belongs to its number of ranks", name)
