@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import logging
 
+from ringleader import settings
 from ringleader.errors import ConfigError, RingleaderError
 from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.launch.rendezvous import Rendezvous, join_round, leave_job
@@ -22,7 +23,10 @@ _agents: list[AgentProcess] = []
 def close_own_agent() -> None:
     """Leave the cluster: end the agent of this process, if there is one."""
     while _agents:
-        _agents.pop().close()
+        agent = _agents.pop()
+        agent.close()
+        if agent.config.plaintext:  # the user's word, which rounds replace by "0"
+            settings.export({"RINGLEADER_PLAINTEXT": "1"})
 
 
 def own_agent() -> AgentProcess | None:
