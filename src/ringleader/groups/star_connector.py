@@ -66,7 +66,7 @@ class StarConnector:
             if is_last:
                 for rank in [r for r, star in _in_use.items() if star is self._star]:
                     del _in_use[rank]
-                _left.append(self._star)
+                _left[:] = [*(s for s in _left if not s.has_left()), self._star]
         if is_last:
             self._star.close()
 

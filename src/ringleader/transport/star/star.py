@@ -163,6 +163,10 @@ class Star:
         with contextlib.suppress(TimeoutError):
             flushing.result(FLUSH_S)
 
+    def has_left(self) -> bool:
+        """Return whether nobody uses the star any more."""
+        return self._leaving is not None and self._leaving.done()
+
     def wait_until_left(self, within_s: float) -> None:
         """Wait until nobody uses the star any more; for the end of the program."""
         if self._leaving is not None:
