@@ -112,7 +112,7 @@ async def _serve(options: ServerOptions, security: _Security) -> None:
     try:
         await server.start()
         _announce(server.port, server.num_restored, options, security)
-        await end.wait()
+        await server.serve_until(end)
         typer.echo("Stopped. Workers keep training, and register again at a restart.")
     finally:
         await server.stop()

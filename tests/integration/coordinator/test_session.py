@@ -17,6 +17,7 @@ from ringleader.coordinator.client.channel import CoordinatorChannel, JobNamespa
 from ringleader.coordinator.client.session import CoordinatorSession, WorkerInfo
 from ringleader.coordinator.grpc_tls import TlsSource
 from ringleader.coordinator.server.listen_address import ListenAddress
+from ringleader.coordinator.server.registry_runner import RegistryRunner
 from ringleader.coordinator.server.server import CoordinatorServer, ServerOptions
 from ringleader.coordinator.v1 import coordinator_pb2 as pb
 from ringleader.deadline import Deadline
@@ -382,5 +383,21 @@ def test_only_one_coordinator_per_port() -> None:
             with pytest.raises(ConfigError, match="another program listens there"):
                 async with coordinator(port=server.port):
                     pass
+
+    asyncio.run(scenario())
+
+
+def test_a_server_whose_clock_has_ended_does_not_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail(_: RegistryRunner) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(RegistryRunner, "tick_forever", fail)
+
+    async def scenario() -> None:
+        async with coordinator() as server:
+            with pytest.raises(ZeroDivisionError):
+                await asyncio.wait_for(server.serve_until(asyncio.Event()), WAIT_S)
 
     asyncio.run(scenario())

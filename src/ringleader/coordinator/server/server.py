@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -108,13 +107,22 @@ class CoordinatorServer:
             watch = self._watch_certificates(self._options.tls)
             self._tasks.append(asyncio.create_task(watch))
 
+    async def serve_until(self, end: asyncio.Event) -> None:
+        """Wait for ``end``, or raise what ended a part of the server: without it
+        nobody would be evicted, or certificates would not be renewed."""
+        ending = asyncio.create_task(end.wait())
+        done, _ = await asyncio.wait(
+            [ending, *self._tasks], return_when=asyncio.FIRST_COMPLETED
+        )
+        ending.cancel()
+        for task in done:
+            task.result()
+
     async def stop(self) -> None:
         """Stop serving; may be called at any time."""
         for task in self._tasks:
             task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(_STOP_S)
         if self._state is not None:
