@@ -53,6 +53,15 @@ input()
 """
 
 
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Take back what joining sets for this process: later tests inherit it."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @dataclass(slots=True)
 class Coordinator:
     """A coordinator process, and a look at who is registered."""
