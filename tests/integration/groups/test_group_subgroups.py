@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ringleader.deadline import Deadline
 from ringleader.errors import GroupAborted, PeerUnreachable
 from ringleader.groups.group import Group
 from ringleader.testing.threaded_world import run_threads, run_world, world
@@ -270,6 +271,9 @@ def test_a_closed_group_keeps_nothing_until_the_collector_runs(transport: str) -
     try:
         before = _shared_memory_and_descriptors()
         run_world(2, body, transport)
+        deadline = Deadline.after(10)  # for threads that are just ending
+        while _shared_memory_and_descriptors() != before and not deadline.is_over():
+            time.sleep(0.01)
         assert _shared_memory_and_descriptors() == before
     finally:
         gc.enable()
