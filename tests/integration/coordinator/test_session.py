@@ -113,6 +113,7 @@ def test_every_worker_learns_of_all_others_by_rank() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_restart_of_the_coordinator_loses_nobody(tmp_path: Path) -> None:
     """ZF-7: heartbeats are sent; without its state the coordinator learns everybody
     again, with it everybody keeps the rank."""

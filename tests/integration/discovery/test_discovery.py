@@ -227,6 +227,7 @@ for label in labels:
 """
 
 
+@pytest.mark.slow
 def test_forged_records_and_goodbyes_change_nothing(net: VirtualLan) -> None:
     key = new_key()
     with nodes(*net.hosts) as (one, two, late):
@@ -351,6 +352,7 @@ def test_on_a_new_network_a_node_has_a_new_label() -> None:
         moving.event("saw")
 
 
+@pytest.mark.slow
 def test_multicast_that_is_lost_is_told_from_a_peer_that_is_not_there() -> None:
     key = new_key()
     with lan(hosts=3) as net, nodes(*net.hosts[:2]) as (one, deaf):

@@ -281,6 +281,7 @@ def stops(transport: str) -> Iterator[tuple[Case, int]]:
         yield from ((case, each) for each in (VICTIMS if is_rooted else [victim]))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_stopped_rank_is_named_by_every_survivor_in_time(
@@ -361,6 +362,7 @@ def fail_and_check(
     return num_complete, count
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(100)
 def test_what_survivors_call_complete_holds_its_final_value(
     fork_server: ForkServer,

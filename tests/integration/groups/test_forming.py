@@ -404,6 +404,7 @@ print("free", os.waitpid(child, 0)[1])
 """
 
 
+@pytest.mark.slow
 def test_a_forked_child_does_not_keep_the_port(warm_python: WarmPython) -> None:
     output, _ = warm_python.popen("-c", FORK).communicate(timeout=30)
     assert output == "free 0\n"

@@ -152,6 +152,7 @@ def check_subgroups(group: Group) -> None:
         sub.close()
 
 
+@pytest.mark.slow
 def test_every_operation_gives_the_values_of_a_float64_reference(
     fork_server: ForkServer,
 ) -> None:

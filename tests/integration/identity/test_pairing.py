@@ -864,6 +864,7 @@ def test_people_are_asked_at_a_terminal(machines: list[Machine]) -> None:
     assert not (second.home / "cluster").exists()
 
 
+@pytest.mark.slow
 def test_a_wrong_pin_may_be_typed_again_at_a_terminal(machines: list[Machine]) -> None:
     first, second, _ = machines
     first.run_json("init")

@@ -38,6 +38,7 @@ def has_ended(pid: int, within_s: float = 60.0) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_kill_9_of_ringleader_run_ends_its_workers(
     warm_python: WarmPython, tmp_path: Path
 ) -> None:

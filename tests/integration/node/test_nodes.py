@@ -192,6 +192,7 @@ def test_a_split_cluster_becomes_one_again_and_status_shows_the_split(
         assert "n2 (" in text, "the leaders of both parts are named"
 
 
+@pytest.mark.slow
 def test_one_machine_that_all_know_is_enough_without_multicast(
     net: VirtualLan, stack: ExitStack, tmp_path: Path
 ) -> None:
@@ -209,6 +210,7 @@ def test_one_machine_that_all_know_is_enough_without_multicast(
         assert all(row["in_view"] for row in seen["nodes"])
 
 
+@pytest.mark.slow
 def test_two_clusters_on_one_lan_never_share_a_member(
     net: VirtualLan, stack: ExitStack, tmp_path: Path
 ) -> None:

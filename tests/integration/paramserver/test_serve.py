@@ -356,6 +356,7 @@ def test_a_directory_is_held_even_if_its_key_is_replaced(tmp_path: Path) -> None
             pass
 
 
+@pytest.mark.slow
 def test_a_fast_worker_is_not_told_to_wait(tmp_path: Path) -> None:
     with (
         server(tmp_path, rounds=1000, every=1000) as served,

@@ -436,6 +436,7 @@ CHUNKED = "Transfer-Encoding: chunked"
 CHUNKS = [b"zz\r\n", b"5\r\nabcdefgh\r\n", b"0\r\n: bad\r\n\r\n", b"f" * 30 + b"\r\n"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_tls", [False, True])
 def test_malformed_requests_are_not_logged(
     tmp_path: Path,
@@ -636,6 +637,7 @@ def _client_hello() -> bytes:
     return outgoing.read()
 
 
+@pytest.mark.slow
 def test_who_has_the_code_or_a_token_is_not_limited_with_strangers(
     tmp_path: Path,
 ) -> None:
@@ -709,6 +711,7 @@ def _hosts(served: Server) -> Counter[str]:
     return Counter(p.host for p in list(served.serving._acceptor._open))
 
 
+@pytest.mark.slow
 def test_limits_hold_for_many_addresses_at_once(tmp_path: Path) -> None:
     """Each has its own rate; the attempts for PINs are those of all together."""
     with (

@@ -76,6 +76,7 @@ def output_of(process: WarmProcess, within_s: float = 90) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_the_wrong_scheme_is_named_with_the_right_address(
     running: Run, tmp_path: Path
 ) -> None:

@@ -232,6 +232,7 @@ class _Loser(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
+@pytest.mark.slow
 def test_every_answer_may_be_lost_once_and_each_update_counts_once(
     tmp_path: Path,
 ) -> None:
@@ -313,6 +314,7 @@ def loss(model, batch):
 """
 
 
+@pytest.mark.slow
 def test_broken_transfers_resume(tmp_path: Path) -> None:
     """2.4 MB each way over connections that break after 1 MB need resuming."""
     path = tmp_path / "wide.py"
@@ -365,6 +367,7 @@ class Halt:
         self._over.set()
 
 
+@pytest.mark.slow
 def test_workers_wait_out_an_outage_and_a_restart(tmp_path: Path) -> None:
     plan = Plan(rounds=10, workers=2)
     halt = Halt(4)
@@ -386,6 +389,7 @@ def test_workers_wait_out_an_outage_and_a_restart(tmp_path: Path) -> None:
     check_like_alone(tmp_path, plan)
 
 
+@pytest.mark.slow
 def test_workers_follow_a_server_that_moves_and_join_one_that_forgot_them(
     tmp_path: Path,
 ) -> None:

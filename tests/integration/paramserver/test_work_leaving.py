@@ -152,6 +152,7 @@ def interrupted(
     return process.returncode, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "phase", ["status", "join", "work", "weights", "reading", "computing", "updates"]
 )

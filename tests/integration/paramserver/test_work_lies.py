@@ -225,6 +225,7 @@ class ReplacedServer:
             run.close()
 
 
+@pytest.mark.slow
 def test_a_key_that_changes_between_two_requests_ends_the_worker(
     tmp_path: Path,
 ) -> None:

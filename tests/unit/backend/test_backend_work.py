@@ -429,6 +429,7 @@ begun.wait(10)
 """
 
 
+@pytest.mark.slow
 def test_a_program_does_not_end_in_the_middle_of_a_callback() -> None:
     """In torch's C++ at that moment, a thread would abort the process.
 
