@@ -24,6 +24,7 @@ from ringleader.deadline import Deadline
 from ringleader.identity.cluster_secret import ClusterSecret, store
 from ringleader.identity.secret_value import Secret
 from ringleader.identity.storage.home import Home
+from ringleader.node.protocol.hello import PROTOCOL
 from ringleader.simulation.lan import VirtualHost, VirtualLan, can_make_faults, lan
 from ringleader.simulation.lan.switch import RECEIVED
 
@@ -231,7 +232,7 @@ NODES: dict[str, tuple[str, ...]] = {
     "slow": (),
     "mtu": (),
     "blocked": (),
-    "newer": ("protocol=4",),
+    "newer": (f"protocol={PROTOCOL + 1}",),
     "clock": ("clock=3600",),
     "six": (),
 }
@@ -319,7 +320,12 @@ TROUBLES = [
     ("blocked", "blocked_port", ("10.77.0.8:7001",), "TCP port 7001"),
     ("lost", "wrong_secret", ("another secret", ":7001"), "ringleader join"),
     ("lost-named", "wrong_secret", ("10.77.0.1:7001",), "ringleader join"),
-    ("newer", "other_version", ("newer", "protocol 4", "protocol 3"), "Upgrade"),
+    (
+        "newer",
+        "other_version",
+        ("newer", f"protocol {PROTOCOL + 1}", f"protocol {PROTOCOL}"),
+        "Upgrade",
+    ),
     ("clock", "clock_skew", ("clock", "60.0 minutes ahead"), "set-ntp"),
     ("copied", "cloned_identity", ("bob", "10.77.0.1:7001"), "ringleader leave"),
     ("vpn", "only_virtual_interface", ("tun0", "docker0"), "--interface tun0"),
