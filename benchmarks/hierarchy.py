@@ -43,7 +43,10 @@ LAYOUTS = ("2+2", "3+1")
 LIMITS = {
     ("hierarchy", "ring"): 1.4,
     ("hierarchy", "gloo"): 1.4,
+    ("chosen", "ring"): 1.4,
+    ("chosen", "gloo"): 1.4,
     ("int8, hierarchy", "gloo"): 3.0,
+    ("int8, chosen", "gloo"): 3.0,
 }
 """(candidate, compared with) -> times faster that it has to be."""
 EXACT_BOUND = 2.0**-20

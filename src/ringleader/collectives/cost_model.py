@@ -12,7 +12,7 @@ one host share its cores, so their copies and additions are summed instead.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,9 +22,10 @@ from ringleader.collectives.algorithm import program
 from ringleader.collectives.schedule import Kind, Program
 
 WIRE_FAN_IN = 0.2
-"""Extra wire time for each further sender to the same rank: concurrent TCP streams do
-not share the wire evenly, the last one counts, and they lose packets. Measured at
-1 Gbit/s, 4 hosts: 3 senders 7 to 9 % at 32 MiB, 40 to 85 % at 256 KiB back to back."""
+"""Extra wire time for each further sender to a rank from other hosts: concurrent TCP
+streams do not share the wire evenly, the last one counts, and they lose packets.
+Measured at 1 Gbit/s, 4 hosts: 3 senders 7 to 9 % at 32 MiB, 40 to 85 % at 256 KiB back
+to back."""
 HOST_FAN_IN = 0.08
 """The same inside a host, where more senders mean more and smaller system calls.
 Measured on loopback, 4 ranks on 2 cores, 4 MiB: 3 senders 20 %."""
@@ -244,10 +245,12 @@ def _wire_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float:
     sent: dict[int, float] = {}
     received: dict[int, float] = {}
     fastest: dict[int, float] = {}
+    fan_in: Counter[int] = Counter()
     for (a, b), share in shape.links.items():
         link, source, to = network.links[a][b], network.hosts[a], network.hosts[b]
         if link is None or source == to:
             continue
+        fan_in[b] += 1
         slowest = max(slowest, share / link.bandwidth)
         sent[source] = sent.get(source, 0.0) + share
         received[to] = received.get(to, 0.0) + share
@@ -256,7 +259,8 @@ def _wire_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float:
     for host, bandwidth in fastest.items():
         busiest = max(sent.get(host, 0.0), received.get(host, 0.0))
         slowest = max(slowest, busiest / bandwidth)
-    return num_bytes * slowest * (1 + WIRE_FAN_IN * max(0, shape.fan_in - 1))
+    more = max(fan_in.values(), default=1) - 1
+    return num_bytes * slowest * (1 + WIRE_FAN_IN * more)
 
 
 def _host_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float:

@@ -1,9 +1,12 @@
 """Measures the links of a new group and gives all ranks the same result.
 
-All ranks measure at once, in rounds of pairs, as in a collective, so that ranks which
-share a network or cores see the share they will get. A pair sends a few small messages
-for the latency, then bursts that double until one takes long enough to be reliable. The
-results are gathered on all ranks, because all must choose the same algorithm.
+First the ranks of each host measure in rounds of pairs, all hosts at once, so that
+ranks which share cores see the share they will get. Then the first ranks of the hosts
+do the same, and their result counts for all links between two hosts: these share a
+network card, and pairs that measure at once would each see a part of its speed. A pair
+sends a few small messages for the latency, then bursts that double until one takes long
+enough to be reliable. The results are gathered on all ranks, because all must choose
+the same algorithm.
 """
 
 from __future__ import annotations
@@ -54,7 +57,9 @@ def measure(group: Group, links: dict[int, Link], deadline: Deadline) -> Network
     """Measure the network of ``group``; all ranks call it, before other operations."""
     size, rank = group.size, group.rank
     latencies, bandwidths = np.zeros(size), np.ones(size)
-    for partner in _partners(rank, size):
+    token = torch.tensor([_host_number()], dtype=torch.float64, device="cpu")
+    hosts = [int(row[0]) for row in _gather(group, token, deadline)]
+    for partner in _meetings(rank, hosts):
         latency_s, bandwidth = _measure_pair(links[partner], rank < partner, deadline)
         latencies[partner], bandwidths[partner] = latency_s, bandwidth
     return share(group, latencies, bandwidths, deadline)
@@ -65,14 +70,12 @@ def share(
 ) -> Network:
     """Gather all ranks' rows into one network."""
     size = group.size
-    token = int.from_bytes(hashlib.blake2b(host_token(), digest_size=6).digest(), "big")
-    shares = all(kind.startswith("shm") for kind in group.links().values())
-    head = np.array([token, os.cpu_count() or 1, shares], dtype=np.float64)
+    shares = _shares_memory(group)
+    head = np.array([_host_number(), os.cpu_count() or 1, shares], dtype=np.float64)
     row = torch.from_numpy(np.concatenate([head, latencies, bandwidths]))
-    rows = [torch.empty_like(row) for _ in range(size)]
-    algorithm = "shm" if shares and size > 1 else "direct"
-    group.all_gather(rows, row, algorithm=algorithm, timeout_s=deadline.left_s())
+    rows = _gather(group, row, deadline)
     hosts = [int(r[0]) for r in rows]
+    _fill_between_hosts(rows, hosts)
     _smooth(rows, size)
     links = tuple(
         tuple(
@@ -89,6 +92,34 @@ def share(
     )
 
 
+def _host_number() -> int:
+    """Return a number of this host that a float64 can hold."""
+    return int.from_bytes(hashlib.blake2b(host_token(), digest_size=6).digest(), "big")
+
+
+def _shares_memory(group: Group) -> bool:
+    return all(kind.startswith("shm") for kind in group.links().values())
+
+
+def _gather(group: Group, row: torch.Tensor, deadline: Deadline) -> list[torch.Tensor]:
+    """Return the rows of all ranks."""
+    rows = [torch.empty_like(row) for _ in range(group.size)]
+    algorithm = "shm" if _shares_memory(group) and group.size > 1 else "direct"
+    group.all_gather(rows, row, algorithm=algorithm, timeout_s=deadline.left_s())
+    return rows
+
+
+def _fill_between_hosts(rows: list[torch.Tensor], hosts: list[int]) -> None:
+    """Set every link between two hosts to what their first ranks measured."""
+    size = len(hosts)
+    first = [hosts.index(host) for host in hosts]
+    for a in range(size):
+        for b in range(size):
+            if first[a] != first[b]:
+                for table in (3, 3 + size):  # latencies, bandwidths
+                    rows[a][table + b] = rows[first[a]][table + first[b]]
+
+
 def _smooth(rows: list[torch.Tensor], size: int) -> None:
     """Set the bandwidth of links that are about as fast as most to the median.
 
@@ -100,6 +131,18 @@ def _smooth(rows: list[torch.Tensor], size: int) -> None:
     for row in rows:
         speeds = row[3 + size :]
         speeds[(speeds > 0.5 * usual) & (speeds < 1.4 * usual)] = usual
+
+
+def _meetings(rank: int, hosts: list[int]) -> list[int]:
+    """The ranks that ``rank`` measures with, in order: those of its host, then, if it
+    is the first of its host, the first ranks of the others."""
+    local = [r for r, host in enumerate(hosts) if host == hosts[rank]]
+    teams = [local]
+    if local[0] == rank:
+        teams.append([hosts.index(host) for host in dict.fromkeys(hosts)])
+    return [
+        team[seat] for team in teams for seat in _partners(team.index(rank), len(team))
+    ]
 
 
 def _partners(rank: int, size: int) -> list[int]:
