@@ -152,7 +152,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, object]:
     home = Home(folder / "home")
     with home.writing() as change:
         cluster_secret.store(change, CLUSTER)
-    first = Coordinator(home.path)
+    first = second = Coordinator(home.path)
     simulators = Simulators(first.port, options)
     try:
         simulators.do("ready")
@@ -174,7 +174,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, object]:
         simulators.do("end")
         second.end(signal.SIGTERM)
     finally:
-        for each in (*simulators.processes, first.process):
+        for each in (*simulators.processes, first.process, second.process):
             each.kill()
             each.wait()
     return {
@@ -216,9 +216,12 @@ class Simulator:
                     addresses=(f"10.0.{number}.{index % 250 + 1}:7000",),
                 ),
                 tls=lambda: pem,
+                on_trouble=lambda _, index=index: self.disturbed.add(index),
             )
             for index in range(count)
         ]
+        self.disturbed: set[int] = set()
+        """Numbers of the sessions that have lost the coordinator."""
         self.ranks: list[int] = []
 
     async def start(self, arrival_s: float) -> list[float]:
@@ -235,6 +238,7 @@ class Simulator:
         found = await asyncio.gather(*jobs)
         await self._until(lambda each: len(each.peers) == self.total)
         self.ranks = [each.rank for each in self.sessions]
+        self.disturbed.clear()
         return list(found)
 
     async def register(self) -> list[float]:
@@ -249,9 +253,13 @@ class Simulator:
 
     async def come_back(self) -> list[float]:
         """Wait until all are registered again; return how many ranks differ."""
-        await self._until(lambda each: each.trouble is not None)
+        everyone = set(range(len(self.sessions)))
         await self._until(
-            lambda each: each.trouble is None and len(each.peers) == self.total
+            lambda each: (
+                self.disturbed == everyone
+                and each.trouble is None
+                and len(each.peers) == self.total
+            )
         )
         ranks = [each.rank for each in self.sessions]
         return [sum(a != b for a, b in zip(ranks, self.ranks, strict=True))]

@@ -173,8 +173,12 @@ def test_errors_have_codes_and_sentences() -> None:
     """ZF-16: a failed start leaves no worker behind."""
 
     async def refusal(channel: CoordinatorChannel, name: str, request: object) -> str:
+        if isinstance(request, pb.HeartbeatRequest):
+            answer = channel.beat(request, WAIT_S)
+        else:
+            answer = channel.call(name, request, WAIT_S)
         with pytest.raises(RingleaderError) as caught:
-            await channel.call(name, request, WAIT_S)
+            await answer
         return f"{type(caught.value).__name__}: {caught.value}"
 
     async def scenario() -> None:

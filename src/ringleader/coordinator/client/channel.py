@@ -73,6 +73,7 @@ class CoordinatorChannel:
         self._pem: PemCredentials | None = None
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
+        self._beats: Any = None
 
     async def call(self, method: str, request: Any, timeout_s: float) -> Any:  # noqa: ANN401 # any message
         """Make one call; RingleaderError says why it failed."""
@@ -84,6 +85,31 @@ class CoordinatorChannel:
         except asyncio.CancelledError:
             self._check_not_closed(method)
             raise
+
+    async def beat(
+        self, request: pb.HeartbeatRequest, timeout_s: float
+    ) -> pb.HeartbeatResponse:
+        """Send a heartbeat on a stream that stays open, and return the answer."""
+        stub = await self._connected()
+        if self._beats is None or self._beats.done():
+            self._beats = stub.Heartbeat()
+        stream = self._beats
+        try:
+            async with asyncio.timeout(timeout_s):
+                await stream.write(request)
+                reply = await stream.read()
+        except grpc.aio.AioRpcError as exc:
+            raise await self._error(exc, "Heartbeat") from None
+        except (TimeoutError, asyncio.CancelledError) as exc:
+            stream.cancel()  # its answer would be taken for that of the next one
+            if isinstance(exc, TimeoutError):
+                text = f"Heartbeat: did not answer within {timeout_s:g} s"
+                raise DeadlineExceeded(self._name, text) from None
+            self._check_not_closed("Heartbeat")
+            raise
+        if not isinstance(reply, pb.HeartbeatResponse):
+            raise PeerUnreachable(self._name, "ended the heartbeats")
+        return reply
 
     async def watch(
         self, request: pb.WatchPeersRequest
@@ -108,7 +134,8 @@ class CoordinatorChannel:
 
     async def close(self) -> None:
         """Close the connection."""
-        channel, self._channel, self._stub = self._channel, None, None
+        channel, self._channel = self._channel, None
+        self._stub = self._beats = None
         if channel is not None:
             await channel.close()
 

@@ -222,7 +222,7 @@ class CoordinatorSession:
             worker_id=self.worker.worker_id,
             incarnation=self.worker.incarnation,
         )
-        reply = await self._channel.call("Heartbeat", request, timeout_s)
+        reply = await self._channel.beat(request, timeout_s)
         if reply.status == pb.HeartbeatResponse.STATUS_REPLACED:
             return True
         is_known = reply.status == pb.HeartbeatResponse.STATUS_OK

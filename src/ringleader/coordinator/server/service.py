@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -83,12 +84,13 @@ class CoordinatorService(CoordinatorServicer):
         return pb.UnregisterWorkerResponse()
 
     async def Heartbeat(  # noqa: N802
-        self, request: pb.HeartbeatRequest, context: Context
-    ) -> pb.HeartbeatResponse:
-        """Renew the lease of a worker."""
-        event = await _valid(context, lambda: events.Beat(*_who(request)))
-        reply = await _accepted(context, self._runner.step(event), BeatReply)
-        return pb.HeartbeatResponse(status=_STATUSES[reply])
+        self, requests: AsyncIterator[pb.HeartbeatRequest], context: Context
+    ) -> AsyncIterator[pb.HeartbeatResponse]:
+        """Renew the lease of a worker with every heartbeat."""
+        async for request in requests:
+            event = await _valid(context, functools.partial(_beat, request))
+            reply = await _accepted(context, self._runner.step(event), BeatReply)
+            yield pb.HeartbeatResponse(status=_STATUSES[reply])
 
     async def WatchPeers(  # noqa: N802
         self, request: pb.WatchPeersRequest, context: Context
@@ -219,6 +221,10 @@ def _who(
 
 def _register(request: pb.RegisterWorkerRequest) -> events.Register:
     return events.Register(*_who(request), limits.check_addresses(request.addresses))
+
+
+def _beat(request: pb.HeartbeatRequest) -> events.Beat:
+    return events.Beat(*_who(request))
 
 
 def _start_checkpoint(request: pb.StartCheckpointRequest) -> events.StartCheckpoint:

@@ -45,7 +45,7 @@ class CoordinatorStub:
                 request_serializer=ringleader_dot_coordinator_dot_v1_dot_coordinator__pb2.UnregisterWorkerRequest.SerializeToString,
                 response_deserializer=ringleader_dot_coordinator_dot_v1_dot_coordinator__pb2.UnregisterWorkerResponse.FromString,
                 _registered_method=True)
-        self.Heartbeat = channel.unary_unary(
+        self.Heartbeat = channel.stream_stream(
                 '/ringleader.coordinator.v1.Coordinator/Heartbeat',
                 request_serializer=ringleader_dot_coordinator_dot_v1_dot_coordinator__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=ringleader_dot_coordinator_dot_v1_dot_coordinator__pb2.HeartbeatResponse.FromString,
@@ -92,8 +92,9 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Heartbeat(self, request, context):
-        """Renews the lease of a worker, or tells it to register again.
+    def Heartbeat(self, request_iterator, context):
+        """Renews the lease of a worker, or tells it to register again. Every heartbeat on the
+        stream is answered; the stream stays open, which costs less than a call for each.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,7 +142,7 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     request_deserializer=ringleader_dot_coordinator_dot_v1_dot_coordinator__pb2.UnregisterWorkerRequest.FromString,
                     response_serializer=ringleader_dot_coordinator_dot_v1_dot_coordinator__pb2.UnregisterWorkerResponse.SerializeToString,
             ),
-            'Heartbeat': grpc.unary_unary_rpc_method_handler(
+            'Heartbeat': grpc.stream_stream_rpc_method_handler(
                     servicer.Heartbeat,
                     request_deserializer=ringleader_dot_coordinator_dot_v1_dot_coordinator__pb2.HeartbeatRequest.FromString,
                     response_serializer=ringleader_dot_coordinator_dot_v1_dot_coordinator__pb2.HeartbeatResponse.SerializeToString,
@@ -233,7 +234,7 @@ class Coordinator:
             _registered_method=True)
 
     @staticmethod
-    def Heartbeat(request,
+    def Heartbeat(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -243,8 +244,8 @@ class Coordinator:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/ringleader.coordinator.v1.Coordinator/Heartbeat',
             ringleader_dot_coordinator_dot_v1_dot_coordinator__pb2.HeartbeatRequest.SerializeToString,
