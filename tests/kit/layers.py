@@ -124,6 +124,12 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
             "parallel",
             "SyncBatchNorm and equal model states across ranks",
             DATA,
+            rooms=(
+                ("plan", "pure functions: which machine gets which layers"),
+                ("pipeline", "a model's layers on several machines"),
+            ),
+            room_order="plan | pipeline",
+            pure_rooms=("plan",),
         ),
         Package(
             "paramserver",

@@ -1,0 +1,1 @@
+"""Pipelines: a model's layers on several machines, by torch.distributed.pipelining."""

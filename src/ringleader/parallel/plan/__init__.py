@@ -1,0 +1,1 @@
+"""Chooses which machine gets which layers, and how many samples; pure functions."""
