@@ -26,7 +26,7 @@ PUBLIC = (
     "GroupAborted InternalError PeerError PeerFailed PeerLost PeerRefused "
     "PeerUnreachable PeerUntrusted ProtocolError RingleaderError SyncBatchNorm "
     "Work WorkerNode __version__ backends checkpoint compression group join "
-    "require_backend resume shard should_rejoin sync_module_states"
+    "parallelize require_backend resume shard should_rejoin sync_module_states"
 )
 
 COMPRESSION = "Compressor Hook compressor fsdp hook"

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ringleader.groups.work import Work
     from ringleader.node.launch.join import join, should_rejoin
     from ringleader.node.worker.worker_node import WorkerNode
+    from ringleader.parallel.parallelize import parallelize
     from ringleader.parallel.sync_batch_norm import SyncBatchNorm
     from ringleader.parallel.sync_module_states import sync_module_states
 
@@ -65,6 +66,7 @@ __all__ = [
     "compression",
     "group",
     "join",
+    "parallelize",
     "require_backend",
     "resume",
     "shard",
@@ -84,6 +86,7 @@ _LAZY = {
     "backends": "ringleader.backend.availability",
     "group": "ringleader.groups.formation",
     "join": "ringleader.node.launch.join",
+    "parallelize": "ringleader.parallel.parallelize",
     "require_backend": "ringleader.backend.availability",
     "resume": "ringleader.checkpoint.resume",
     "shard": "ringleader.data.shard",

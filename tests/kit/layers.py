@@ -122,13 +122,14 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
         ),
         Package(
             "parallel",
-            "SyncBatchNorm and equal model states across ranks",
+            "`parallelize`: DDP, FSDP, tensor parallel; SyncBatchNorm",
             DATA,
             rooms=(
                 ("plan", "pure functions: which machine gets which layers"),
                 ("pipeline", "a model's layers on several machines"),
+                ("strategies", "what each strategy of `parallelize` makes of a model"),
             ),
-            room_order="plan | pipeline",
+            room_order="plan | pipeline | strategies",
             pure_rooms=("plan",),
         ),
         Package(

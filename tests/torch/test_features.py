@@ -33,6 +33,10 @@ SIZES = {
     "dtensor_on_a_2d_mesh": (2, 3, 4),
     "device_mesh": (2, 3, 4),
     "new_subgroups": (2, 3, 4),
+    "parallel_fsdp_hybrid": (2, 4),
+    "parallel_memory": (4,),
+    "parallel_tensor": (2, 3, 4),
+    "parallel_two_dimensions": (4,),
 }
 """Sizes of scenarios that need, or gain from, four ranks; others run on 2 and 3."""
 
@@ -64,14 +68,24 @@ SCENARIOS = {name: module for module, name in scenarios()}
 COMPILED = "ddp_compiled"
 """Compiling takes as long as all other scenarios together."""
 LIMITS_S = {COMPILED: 100.0}
+QUICK_PARALLEL = ("parallel_ddp", "parallel_fsdp", "parallel_other_model_on_one_rank")
+"""Of ``parallelize``; the other scenarios show details of these."""
+
+
+def is_slow(name: str, size: int, sizes: tuple[int, ...]) -> bool:
+    """More ranks show what fewer do, but for shortcuts; ``make test-all`` runs all."""
+    is_detail = name.startswith("parallel_") and name not in QUICK_PARALLEL
+    return name == COMPILED or is_detail or size < max(sizes)
+
+
 CASES = [
-    pytest.param(name, size, marks=pytest.mark.slow if is_slow else ())
+    pytest.param(
+        name, size, marks=pytest.mark.slow if is_slow(name, size, sizes) else ()
+    )
     for name in SCENARIOS
     for sizes in [SIZES.get(name, (2, 3))]
     for size in sizes
-    for is_slow in [name == COMPILED or size < max(sizes)]
 ]
-"""More ranks show what fewer do, but for shortcuts; ``make test-all`` runs all."""
 
 
 @pytest.fixture(scope="module")

@@ -76,11 +76,14 @@ def _layout_of_rank_0(mine: list[str], group: Group) -> list[str]:
     )
 
 
-def difference(mine: list[str], theirs: list[str]) -> str:
-    """Describe the first line that differs."""
+def difference(
+    mine: list[str], theirs: list[str], where: tuple[str, str] = ("here", "there")
+) -> str:
+    """Describe the first line that differs; ``where`` says whose lines they are."""
     for ours, other in zip(mine, theirs, strict=False):
         if ours != other:
-            return f"'{ours}' here is '{other}' there"
-    longer, where = (mine, "here") if len(mine) > len(theirs) else (theirs, "there")
+            return f"'{ours}' {where[0]} is '{other}' {where[1]}"
+    is_longer = len(mine) > len(theirs)
+    longer = mine if is_longer else theirs
     extra = longer[min(len(mine), len(theirs))]
-    return f"'{extra}' exists only {where}"
+    return f"'{extra}' exists only {where[0] if is_longer else where[1]}"

@@ -1,0 +1,34 @@
+"""The interface between a trainer and a strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ringleader.parallel.batch import Batch
+
+
+class Runner(Protocol):
+    """A model as a strategy has placed it, and how it computes gradients."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model as this rank holds it; the optimizer gets its parameters."""
+        ...
+
+    @property
+    def norm_groups(self) -> Sequence[dist.ProcessGroup]:
+        """Groups whose ranks hold different plain parameters: stages of a pipeline."""
+        ...
+
+    def run(self, batch: Batch, scale: float) -> Tensor:
+        """Compute the gradients of one batch; return the loss.
+
+        Afterwards ``grad`` of each parameter is the gradient of the mean loss over the
+        batches of all ranks, times ``scale``. The loss is that mean, without ``scale``
+        and without gradient, the same on all ranks.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""One module per strategy of ``parallelize``: what it makes of a model."""

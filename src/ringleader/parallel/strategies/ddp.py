@@ -1,0 +1,62 @@
+"""``ddp``: every rank has the whole model, gradients are averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ringleader.parallel.grid import Grid, divide
+from ringleader.parallel.microbatch_runner import MicrobatchRunner, Synchronize
+from ringleader.parallel.options import Options
+from ringleader.parallel.sync_batch_norm import SyncBatchNorm
+
+
+def place(model: nn.Module, options: Options) -> tuple[MicrobatchRunner, Grid]:
+    """Wrap the model in torch's DDP; with tensor parallel layers, replicate those."""
+    world = dist.get_world_size()
+    ranks = tuple(range(world))
+    if "tensor" in options.parts:
+        from ringleader.parallel.strategies import fsdp
+
+        tensor = options.tensor or world
+        copies = divide(world, tensor, "tensor groups")
+        grid = Grid(dist.get_rank(), ranks, replicate=copies, tensor=tensor)
+        return fsdp.place_on(grid, model, options), grid
+    grid = Grid(dist.get_rank(), ranks, replicate=world)
+    if options.batch_norm == "sync":
+        model = SyncBatchNorm.convert_sync_batchnorm(model)
+    return MicrobatchRunner(
+        *replicate(model),
+        options=options,
+        grid=grid,
+        autocast=options.dtype,
+    ), grid
+
+
+def replicate(
+    model: nn.Module, group: dist.ProcessGroup | None = None
+) -> tuple[DistributedDataParallel, Synchronize]:
+    """Return the model in DDP, and what switches its all_reduce off."""
+    # parallelize() has compared and broadcast the state. Buffers are not broadcast in
+    # each forward: those of SyncBatchNorm are equal.
+    wrapped = DistributedDataParallel(
+        model,
+        process_group=group,
+        forward_sync_buffers=False,
+        init_sync=False,
+        gradient_as_bucket_view=True,
+    )
+
+    @contextmanager
+    def synchronize(is_last: bool) -> Iterator[None]:
+        if is_last:
+            yield
+        else:
+            with wrapped.no_sync():
+                yield
+
+    return wrapped, synchronize
