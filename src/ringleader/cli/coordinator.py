@@ -13,6 +13,7 @@ import typer
 
 from ringleader.cli.extras import require_extra
 from ringleader.cli.own_address import own_address
+from ringleader.cli.refused_handshakes import refused_handshakes
 from ringleader.cli.terminal import exit_on_error
 from ringleader.cli.tls_options import TlsCa, TlsCert, TlsKey, use_tls
 from ringleader.identity import cluster_secret
@@ -50,7 +51,7 @@ def coordinator(  # noqa: PLR0913 # one argument per flag
     ] = False,
 ) -> None:
     """Let workers find each other by gRPC where multicast does not work."""
-    with exit_on_error("coordinator"):
+    with exit_on_error("coordinator"), refused_handshakes(_report):
         require_extra("coordinator")
         from ringleader.coordinator.server.listen_address import ListenAddress
         from ringleader.coordinator.server.server import ServerOptions

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import grpc
@@ -16,10 +17,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from ringleader.coordinator.client.channel import JobNamespace
+from ringleader.coordinator.client.channel import CoordinatorChannel, JobNamespace
 from ringleader.coordinator.client.session import CoordinatorSession, WorkerInfo
+from ringleader.coordinator.v1 import coordinator_pb2 as pb
 from ringleader.deadline import Deadline
+from ringleader.errors import PeerUntrusted
+from ringleader.identity.certificates.pem import PemCredentials
 from ringleader.identity.secret_value import Secret
+from tests.kit.certificates import TestCa, new_key, pem_of
 
 RED, BLUE = JobNamespace(Secret(b"r" * 32)), JobNamespace(Secret(b"b" * 32))
 SERVICE = "ringleader.coordinator.v1.Coordinator"
@@ -180,3 +185,36 @@ def test_what_cannot_work_is_one_sentence(command: Command) -> None:
         assert process.returncode == 2, said
         assert words in said
         assert "Traceback" not in said
+
+
+def test_both_sides_say_why_a_certificate_is_refused(
+    command: Command, tmp_path: Path
+) -> None:
+    lab, key = TestCa(), new_key()
+    files = lab.files(tmp_path, "127.0.0.1")
+    process = command.start(
+        "127.0.0.1:0",
+        *(f"--tls-ca={files.ca}", f"--tls-cert={files.cert}"),
+        f"--tls-key={files.key}",
+    )
+    assert process.stdout is not None
+    port = int(process.stdout.readline().split(":")[1].split()[0])
+    expired = lab.issue(key, "127.0.0.1", until=-timedelta(hours=1))
+    pem = PemCredentials(lab.pem, expired, Secret(pem_of(key)))
+
+    async def refused() -> str:
+        channel = CoordinatorChannel(f"127.0.0.1:{port}", lambda: pem)
+        request = pb.RegisterWorkerRequest(worker_id="a", incarnation="1")
+        try:
+            with pytest.raises(PeerUntrusted) as caught:
+                await channel.call("RegisterWorker", request, WAIT_S)
+        finally:
+            await channel.close()
+        return str(caught.value)
+
+    assert "our certificate: certificate has expired" in asyncio.run(refused())
+    process.terminate()
+    said, _ = process.communicate(timeout=WAIT_S)
+    why = "ringleader coordinator: refused the certificate of a client: "
+    assert said.count(f"{why}certificate has expired\n") == 1, said
+    assert "ssl_transport" not in said

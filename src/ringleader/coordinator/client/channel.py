@@ -194,7 +194,7 @@ class CoordinatorChannel:
 _BROKE_HINTS = {
     True: "if it uses TLS, leave out --plaintext",
     False: "if it breaks each time, the coordinator does not accept our certificate "
-    "(expired, or of another authority) and says why if its GRPC_VERBOSITY is info",
+    "(expired, or of another authority) and says why",
 }
 """Hints for clients without TLS, and for those with it: gRPC tells them nothing."""
 
