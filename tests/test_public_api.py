@@ -45,7 +45,7 @@ FLAGS = {
     "run": "script args -m --module --nodes --min-nodes --wait --nproc-per-node "
     "--max-restarts --job --peers --coordinator --mdns --interface --port "
     "--tensor-port --transport --rank0 --profile --timeout --any-script --plaintext "
-    "--tls-ca --tls-cert --tls-key --compress --checkpoint --backend",
+    "--tls-ca --tls-cert --tls-key --compress --checkpoint --dry-run --backend",
     "coordinator": "--listen --heartbeat-timeout --state --tls-ca --tls-cert --tls-key "
     "--plaintext",
     "status": "--watch --json --mlx",

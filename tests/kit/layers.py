@@ -126,10 +126,11 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
             DATA,
             rooms=(
                 ("plan", "pure functions: which machine gets which layers"),
+                ("measurement", "times and sizes of layers, memory of this machine"),
                 ("pipeline", "a model's layers on several machines"),
                 ("strategies", "what each strategy of `parallelize` makes of a model"),
             ),
-            room_order="plan | pipeline | strategies",
+            room_order="plan | measurement | pipeline | strategies",
             pure_rooms=("plan",),
         ),
         Package(

@@ -57,18 +57,22 @@ def train_fsdp2(rank: int, size: int, ready: Ready) -> None:
 
 
 def train_pipeline(rank: int, size: int, ready: Ready) -> None:
-    from torch.distributed.pipelining import Schedule1F1B
+    from ringleader.parallel.parallelize import parallelize
 
-    from tests.torch.scenario_pipeline import WIDTH, stage
-
-    rows = 2 * size
-    schedule = Schedule1F1B(stage(rank, size), rows, loss_fn=F.mse_loss)
+    rows, width = 2 * size, 6
+    x, y = tensor(rows, width, seed=1).float(), tensor(rows, width, seed=2).float()
+    trainer = parallelize(
+        single(net(*[width] * (size + 1))),
+        "pipeline",
+        optimizer=sgd,
+        loss=F.mse_loss,
+        microbatches=rows,
+        split=[1] * (size - 1) + [size],
+        example=(x, y),
+    )
 
     def step(number: int) -> None:
-        x, y = tensor(rows, WIDTH, seed=1).float(), tensor(rows, WIDTH, seed=2).float()
-        args = [x] if rank == 0 else []
-        target = y if rank == size - 1 else None
-        schedule.step(*args, target=target)
+        trainer.step(x, y)
 
     endlessly(step, ready)
 

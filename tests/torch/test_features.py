@@ -35,6 +35,8 @@ SIZES = {
     "new_subgroups": (2, 3, 4),
     "parallel_fsdp_hybrid": (2, 4),
     "parallel_memory": (4,),
+    "parallel_pipeline": (2, 3, 4),
+    "parallel_pipeline_of_replicas": (4,),
     "parallel_tensor": (2, 3, 4),
     "parallel_two_dimensions": (4,),
 }
@@ -68,7 +70,12 @@ SCENARIOS = {name: module for module, name in scenarios()}
 COMPILED = "ddp_compiled"
 """Compiling takes as long as all other scenarios together."""
 LIMITS_S = {COMPILED: 100.0}
-QUICK_PARALLEL = ("parallel_ddp", "parallel_fsdp", "parallel_other_model_on_one_rank")
+QUICK_PARALLEL = (
+    "parallel_ddp",
+    "parallel_fsdp",
+    "parallel_other_model_on_one_rank",
+    "parallel_pipeline_options",
+)
 """Of ``parallelize``; the other scenarios show details of these."""
 
 

@@ -163,6 +163,14 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             "machine; ringleader.resume() finds them.",
         ),
     ] = "",
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="End when ringleader.parallelize has measured the machines and "
+            "printed its plan, without training.",
+        ),
+    ] = False,
     backend: Annotated[
         str,
         typer.Option(
@@ -187,6 +195,8 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
         if checkpoint:
             folder = checkpoint if "://" in checkpoint else os.path.abspath(checkpoint)
             settings.export({"RINGLEADER_CHECKPOINT": folder})
+        if dry_run:
+            settings.export({"RINGLEADER_DRY_RUN": "1"})
         if tensor_port:
             settings.export({"RINGLEADER_PORTS": tensor_port})
         settings.tensor_ports()  # before anything starts

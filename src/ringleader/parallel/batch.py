@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ringleader.errors import ConfigError
 
+EXACT_IN_FLOAT32 = 1 << 24
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -36,10 +38,13 @@ class Batch:
         return int(counts.pop())
 
     def fingerprint(self) -> float:
-        """Return a number that batches with other values hardly have in common."""
+        """Return a number that batches with other values hardly have in common.
+
+        It is a sum of integers: unlike machines add floats in other orders.
+        """
         tensors = [t.detach() for t in self._leaves() if t.numel()]
-        total = sum(float(t.to(torch.float32).sum()) for t in tensors)
-        return float(total)
+        raw = [t.contiguous().view(-1).view(torch.uint8) for t in tensors]
+        return float(sum(int(t.sum(dtype=torch.int64)) for t in raw) % EXACT_IN_FLOAT32)
 
     def split(self, parts: int) -> list[Batch]:
         """Return ``parts`` batches, equal up to one row; some may be empty.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -44,12 +44,23 @@ class MicrobatchRunner:
     ) -> None:
         self.model = model
         self._loss = options.loss
-        self._microbatches = options.microbatches
+        self._microbatches = options.microbatches or 1
         self._grid = grid
         self._synchronize = synchronize
         self._autocast = autocast
         self._finish = finish
         self._runs = 0
+
+    @property
+    def norm_parameters(self) -> Sequence[nn.Parameter]:
+        """See ``Runner``."""
+        return list(self.model.parameters())
+
+    @torch.no_grad()
+    def predict(self, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:  # noqa: ANN401  # whatever a model returns
+        """See ``Runner.predict``."""
+        with self._precision(device_of(self.model).type):
+            return self.model(*inputs, **keywords)
 
     def run(self, batch: Batch, scale: float) -> Tensor:
         """See ``Runner.run``."""

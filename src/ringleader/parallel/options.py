@@ -8,14 +8,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ringleader.errors import ConfigError
 
-STRATEGIES = ("ddp", "fsdp", "tensor", "fsdp+tensor", "ddp+tensor")
+STRATEGIES = (
+    "ddp",
+    "fsdp",
+    "tensor",
+    "pipeline",
+    "fsdp+tensor",
+    "ddp+tensor",
+    "pipeline+ddp",
+)
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+
 SHARDINGS = ("full", "grad", "hybrid")
+
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 Loss = Callable[[Any, Any], Tensor]
 """``loss(output, target)``: the mean over the rows of a batch."""
@@ -26,8 +39,9 @@ class Options:
     """The arguments of ``parallelize``; None where the user said nothing."""
 
     strategy: str
+    optimizer: MakeOptimizer
     loss: Loss | None = None
-    microbatches: int = 1
+    microbatches: int | None = None
     clip: float | None = None
     precision: str | None = None
     batch_norm: str = "sync"
@@ -37,6 +51,13 @@ class Options:
     blocks: Sequence[type[nn.Module]] | None = None
     tensor: int | None = None
     plan: Mapping[str, Any] | None = None
+    schedule: str | None = None
+    stages: int | None = None
+    stages_per_rank: int | None = None
+    layers: Sequence[str | nn.Module] | None = None
+    split: Sequence[int] | None = None
+    example: Sequence[Any] | None = None
+    dry_run: bool = False
 
     @property
     def parts(self) -> list[str]:
@@ -51,7 +72,9 @@ class Options:
     def lines(self) -> list[str]:
         """Return what must be equal on all ranks, a line per option."""
         named = [(each.name, getattr(self, each.name)) for each in fields(self)]
-        return [f"{name}: {_text(value)}" for name, value in named if name != "loss"]
+        functions = ("loss", "optimizer")  # which have no text
+        told = [(name, value) for name, value in named if name not in functions]
+        return [f"{name}: {_text(value)}" for name, value in told]
 
 
 OWNERS = {
@@ -61,8 +84,16 @@ OWNERS = {
     "blocks": "fsdp",
     "tensor": "tensor",
     "plan": "tensor",
+    "schedule": "pipeline",
+    "stages": "pipeline",
+    "stages_per_rank": "pipeline",
+    "layers": "pipeline",
+    "split": "pipeline",
 }
 """Options that only one strategy has."""
+
+
+LEAST = {"microbatches": 1, "prefetch": 0, "tensor": 1, "stages": 1}
 
 
 def check(options: Options) -> None:
@@ -76,12 +107,13 @@ def check(options: Options) -> None:
             )
     _choice("precision", options.precision, (None, *PRECISIONS))
     _choice("batch_norm", options.batch_norm, ("sync", "local"))
+    _choice("schedule", options.schedule, (None, *SCHEDULES))
     _choice("shard", options.shard, (None, *SHARDINGS))
     if options.hosts is not None and options.shard != "hybrid":
         raise ConfigError("hosts= is for shard='hybrid'")
     if options.clip is not None and options.clip <= 0:
         raise ConfigError(f"clip is {options.clip}; give a norm above 0, or None")
-    for name, least in (("microbatches", 1), ("prefetch", 0), ("tensor", 1)):
+    for name, least in LEAST.items():
         value = getattr(options, name)
         if value is not None and value < least:
             raise ConfigError(f"{name} is {value}; at least {least}")
@@ -102,6 +134,8 @@ def _text(value: object) -> str:
         return "{" + ", ".join(entries) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_text(each) for each in value) + "]"
+    if isinstance(value, Tensor):
+        return f"{list(value.shape)} {value.dtype}"
     if value is None or isinstance(value, (str, int, float)):
         return repr(value)
     return type(value).__qualname__

@@ -6,23 +6,26 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from ringleader.errors import ConfigError
+from ringleader.parallel.announce import announce
 from ringleader.parallel.grid import Grid
 from ringleader.parallel.layout_check import (
     broadcast_state,
     check_layout,
     model_layout,
 )
+from ringleader.parallel.measurement.data_plan import plan_data
 from ringleader.parallel.microbatch_runner import device_of
-from ringleader.parallel.options import Loss, Options, check
+from ringleader.parallel.options import Loss, MakeOptimizer, Options, check
+from ringleader.parallel.plan.data_plan import report
 from ringleader.parallel.runner import Runner
 from ringleader.parallel.trainer import Trainer
-
-MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+from ringleader.settings.parallel import is_dry_run
 
 
 def parallelize(  # noqa: PLR0913 - one keyword per option
@@ -31,7 +34,7 @@ def parallelize(  # noqa: PLR0913 - one keyword per option
     *,
     optimizer: MakeOptimizer,
     loss: Loss | None = None,
-    microbatches: int = 1,
+    microbatches: int | None = None,
     clip: float | None = None,
     precision: str | None = None,
     batch_norm: str = "sync",
@@ -41,6 +44,13 @@ def parallelize(  # noqa: PLR0913 - one keyword per option
     blocks: Sequence[type[nn.Module]] | None = None,
     tensor: int | None = None,
     plan: Mapping[str, Any] | None = None,
+    schedule: str | None = None,
+    stages: int | None = None,
+    stages_per_rank: int | None = None,
+    layers: Sequence[str | nn.Module] | None = None,
+    split: Sequence[int] | None = None,
+    example: Sequence[Any] | None = None,
+    dry_run: bool = False,
 ) -> Trainer:
     """Distribute ``model`` over all ranks; return what trains it.
 
@@ -48,9 +58,9 @@ def parallelize(  # noqa: PLR0913 - one keyword per option
     for x, y in batches:
         loss = trainer.step(x, y)
 
-    ``strategy`` is "ddp", "fsdp", "tensor", or two of them: "fsdp+tensor",
-    "ddp+tensor". All ranks call it with the same model, whose values are then those of
-    rank 0.
+    ``strategy`` is "ddp", "fsdp", "tensor", "pipeline", or two of them: "fsdp+tensor",
+    "ddp+tensor", "pipeline+ddp". All ranks call it with the same model, whose values
+    are then those of rank 0.
 
     ``optimizer`` gets the parameters and returns a torch optimizer: sharding replaces
     parameters, so one that exists before would train the old ones. ``loss(output,
@@ -69,11 +79,22 @@ def parallelize(  # noqa: PLR0913 - one keyword per option
     For tensor: ``tensor`` is the number of ranks that share each layer (all of them),
     ``plan`` says how; see docs/parallel.md.
 
+    For pipeline: ``schedule`` is "1f1b" (default), "gpipe" or "interleaved" with
+    ``stages_per_rank`` (2). ``layers`` names the layers in order, if they are not
+    found; ``split`` gives each stage's number of layers instead of a measured plan;
+    ``stages`` is for "pipeline+ddp". See docs/pipeline.md.
+
+    ``example`` is a batch as for ``step``: a pipeline needs it, and measures the
+    machines with it. With it, ddp and fsdp measure them, too: ``trainer.shares`` are
+    then the parts of a batch in proportion to speed and memory. ``dry_run`` prints the
+    plan and ends the program.
+
     Raises CallMismatch on all ranks, with the rank and the first parameter or option
     that differs, if the calls differ; ConfigError if it cannot be done.
     """
     options = Options(
         strategy=strategy,
+        optimizer=optimizer,
         loss=loss,
         microbatches=microbatches,
         clip=clip,
@@ -85,6 +106,13 @@ def parallelize(  # noqa: PLR0913 - one keyword per option
         blocks=blocks,
         tensor=tensor,
         plan=plan,
+        schedule=schedule,
+        stages=stages,
+        stages_per_rank=stages_per_rank,
+        layers=layers,
+        split=split,
+        example=example,
+        dry_run=dry_run or is_dry_run(),
     )
     check(options)
     if isinstance(optimizer, Optimizer):
@@ -100,9 +128,23 @@ def parallelize(  # noqa: PLR0913 - one keyword per option
     lines = [f"world: {dist.get_world_size()}", *options.lines(), *model_layout(model)]
     check_layout(lines, device_of(model))
     broadcast_state(model)
+    shares = _shares(model, options)
     runner, grid = _distribute(model, options)
     trained = [each for each in runner.model.parameters() if each.requires_grad]
-    return Trainer(runner, optimizer(trained), options, grid)
+    if not trained:  # a stage of a pipeline with frozen layers only
+        trained = [nn.Parameter(torch.empty(0))]
+    trainer = Trainer(runner, optimizer(trained), options, grid)
+    trainer.shares = shares
+    return trainer
+
+
+def _shares(model: nn.Module, options: Options) -> list[float] | None:
+    """Measure the machines, print who gets how much of a batch; None if not asked."""
+    if "pipeline" in options.parts or not (options.example or options.dry_run):
+        return None
+    plan = plan_data(model, options)
+    announce(report(plan), dry_run=options.dry_run)
+    return list(plan.weights)
 
 
 Strategy = Callable[[nn.Module, Options], tuple[Runner, Grid]]

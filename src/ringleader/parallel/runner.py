@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -20,8 +20,20 @@ class Runner(Protocol):
         ...
 
     @property
+    def norm_parameters(self) -> Sequence[nn.Parameter]:
+        """Parameters whose gradients this rank adds to the norm.
+
+        A parameter that several stages of a pipeline share counts on one rank.
+        """
+        ...
+
+    @property
     def norm_groups(self) -> Sequence[dist.ProcessGroup]:
         """Groups whose ranks hold different plain parameters: stages of a pipeline."""
+        ...
+
+    def predict(self, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:  # noqa: ANN401  # whatever a model returns
+        """Return the model's output for this rank's batch, without gradients."""
         ...
 
     def run(self, batch: Batch, scale: float) -> Tensor:

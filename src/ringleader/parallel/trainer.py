@@ -27,7 +27,8 @@ class Trainer:
     ``model`` and ``optimizer`` are torch's own, for evaluation, schedulers and
     ``ringleader.checkpoint``. ``steps`` counts the steps, ``grad_norm`` is the norm of
     the last gradient before clipping (None without ``clip``). ``data_rank`` and
-    ``data_size`` say which share of the data this rank computes.
+    ``data_size`` say which share of the data this rank computes. ``shares`` are the
+    parts of a batch that suit the machines, if they were measured with an example.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Trainer:
         self.optimizer = optimizer
         self.steps = 0
         self.grad_norm: float | None = None
+        self.shares: list[float] | None = None
         self._runner = runner
         self._options = options
         self._grid = grid
@@ -72,6 +74,13 @@ class Trainer:
         self.steps += 1
         return loss
 
+    def predict(self, *inputs: Any, **keywords: Any) -> Any:  # noqa: ANN401  # as nn.Module
+        """Return the model's output for a batch, without gradients.
+
+        All ranks of a pipeline must call it with the same batch; all get the output.
+        """
+        return self._runner.predict(inputs, keywords)
+
     def state_dict(self) -> dict[str, Any]:
         """Return what is in neither model nor optimizer, for checkpoints."""
         scale = self._scale or LossScale()
@@ -101,7 +110,8 @@ class Trainer:
         if clip is None and self._scale is None:
             return True
         parameters = list(self.model.parameters())
-        norm = float(total_norm(parameters, self._runner.norm_groups)) / scale
+        counted = self._runner.norm_parameters
+        norm = float(total_norm(counted, self._runner.norm_groups)) / scale
         self.grad_norm = norm
         if self._scale is not None:
             if not math.isfinite(norm):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringleader.errors import ConfigError
-from ringleader.parallel.pipeline.machine_memory import free_memory
+from ringleader.parallel.measurement.machine_memory import free_memory
 from ringleader.settings.parallel import is_dry_run, memory_limit
 
 GIB = 1 << 30

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ringleader.parallel.plan.memory import size
 from ringleader.parallel.plan.pipeline_plan import PipelinePlan, layer_words
+from ringleader.parallel.plan.table import aligned, duration
 
 
 def report(plan: PipelinePlan, microbatch: int, replicas: int = 1) -> str:
@@ -26,7 +25,7 @@ def report(plan: PipelinePlan, microbatch: int, replicas: int = 1) -> str:
         cells = _cells(plan, rank)
         rows.append([cells[column] for column in columns])
     reasons = _given(plan) if plan.is_given else _reasons(plan)
-    return "\n".join([head, *_table(rows), *reasons])
+    return "\n".join([head, *aligned(rows), *reasons])
 
 
 def _cells(plan: PipelinePlan, rank: int) -> dict[str, str]:
@@ -38,7 +37,7 @@ def _cells(plan: PipelinePlan, rank: int) -> dict[str, str]:
         "speed": f"{_speed(plan, rank):.2f}x",
         "layers": layer_words(plan, rank),
         "share": f"{count / len(plan.layers):.0%}",
-        "time": _time(plan.seconds_of(rank)),
+        "time": duration(plan.seconds_of(rank)),
         "needs": size(plan.need_of(rank).total),
         "has": size(machine.memory_bytes),
     }
@@ -53,15 +52,6 @@ def _speed(plan: PipelinePlan, rank: int) -> float:
     """Return the speed of a machine for the whole model; the slowest has 1."""
     whole = [machine.seconds(0, len(plan.layers)) for machine in plan.machines]
     return max(whole) / whole[rank] if whole[rank] > 0 else 1.0
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  "
-        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
 
 
 def _reasons(plan: PipelinePlan) -> list[str]:
@@ -79,11 +69,11 @@ def _reasons(plan: PipelinePlan) -> list[str]:
         "split makes it as fast as memory allows.",
     ]
     if plan.counts == equal.counts:
-        lines.append(f"  Predicted: {_time(ours)} per step. It is the equal split.")
+        lines.append(f"  Predicted: {duration(ours)} per step. It is the equal split.")
         return lines
     lines.append(
-        f"  Predicted: {_time(ours)} per step; {_time(theirs)} with equal numbers of "
-        f"layers {list(equal.counts)}, {theirs / ours:.2f} times as long."
+        f"  Predicted: {duration(ours)} per step; {duration(theirs)} with equal "
+        f"numbers of layers {list(equal.counts)}, {theirs / ours:.2f} times as long."
     )
     if equal.lacks():
         where = ", ".join(f"rank {rank}" for rank in equal.lacks())
@@ -92,8 +82,4 @@ def _reasons(plan: PipelinePlan) -> list[str]:
 
 
 def _whole(plan: PipelinePlan, rank: int) -> str:
-    return _time(plan.machines[rank].seconds(0, len(plan.layers)))
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+    return duration(plan.machines[rank].seconds(0, len(plan.layers)))

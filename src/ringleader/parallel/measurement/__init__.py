@@ -1,0 +1,1 @@
+"""Measures the layers of a model and the machine that it runs on."""
