@@ -8,21 +8,30 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringleader.simulation.lan import VirtualLan
 from ringleader.testing.node_process import make_home
+from tests.kit.warm_python import WarmProcess, WarmPython
 
 RINGLEADER = [sys.executable, "-m", "ringleader.cli.main"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "tests.kit.warm_children",
+    "-m",
+    "torch.distributed.run",
+]
+"""Its workers are forks, as it is; examples/ddp.py is tested with new interpreters."""
 
 
 @dataclass(slots=True)
 class Command:
     """A command on a host with the lines it has printed so far."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | WarmProcess
     lines: list[str] = field(default_factory=list)
     reader: threading.Thread | None = None
 
@@ -71,6 +80,8 @@ class Machines:
 
     net: VirtualLan
     folder: Path
+    python: WarmPython
+    """Forks the programs that are started by ``sys.executable``."""
     root: bytes = field(default_factory=lambda: os.urandom(32))
     commands: list[Command] = field(default_factory=list)
 
@@ -82,18 +93,23 @@ class Machines:
 
     def start(self, index: int, *argv: str, **variables: str) -> Command:
         """Start a command on a machine, with these environment variables."""
-        process = self.net.hosts[index].popen(
-            argv,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**self.environment(index), **variables},
+        command = Command(
+            self._popen(index, argv, {**self.environment(index), **variables})
         )
-        command = Command(process)
         command.reader = threading.Thread(target=command.read, daemon=True)
         command.reader.start()
         self.commands.append(command)
         return command
+
+    def _popen(
+        self, index: int, argv: Sequence[str], env: dict[str, str]
+    ) -> subprocess.Popen[str] | WarmProcess:
+        host = self.net.hosts[index]
+        if argv[0] == sys.executable:
+            return self.python.popen(*argv[1:], env=env, namespace=host.name)
+        return host.popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+        )
 
     def run(self, index: int, *argv: str, **variables: str) -> Command:
         """Start ``ringleader run`` on a machine."""

@@ -38,8 +38,11 @@ MODULES = (
     "ringleader.paramserver.server.http.http_server",
     "ringleader.paramserver.server.run",
     "ringleader.paramserver.worker.worker",
+    "ringleader.node.launch.elastic_agent",
     "torch._dynamo",  # the first step of any optimizer imports it, in 2 s
+    "torch.distributed.run",
     "matplotlib.figure",
+    "sklearn.datasets",
     "httpx2",
     "typer",
     "uvicorn",
@@ -48,7 +51,8 @@ WARM_UP_S = 60.0
 ANSWER_S = 20.0
 ENV = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """No library may start threads before the fork: only the forking one survives it."""
-CLONE_NEWNET = 0x40000000
+CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x00020000
+MS_BIND, MS_REC, MS_SLAVE, MNT_DETACH = 1 << 12, 1 << 14, 1 << 19, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +240,7 @@ def run(program: Program, output: int) -> None:
     os.close(output)
     if program.namespace:
         enter(program.namespace)
+    search(program.env.get("PYTHONPATH", ""), not_in=os.environ.get("PYTHONPATH", ""))
     os.environ.clear()
     os.environ.update(program.env)
     os.chdir(program.folder)
@@ -245,16 +250,33 @@ def run(program: Program, output: int) -> None:
         exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
     elif first == "-m":
         sys.argv = rest
+        sys.modules.pop(rest[0], None)  # else a warning that it was imported before
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     else:
         sys.argv = [first, *rest]
-        sys.path.insert(0, os.path.dirname(first))
+        sys.path[0] = os.path.dirname(first)
         runpy.run_path(first, run_name="__main__")
 
 
+def search(folders: str, *, not_in: str) -> None:
+    """Import from other folders, as an interpreter with another PYTHONPATH does."""
+    left = [place for place in sys.path[1:] if place not in not_in.split(os.pathsep)]
+    sys.path[1:] = [*filter(None, folders.split(os.pathsep)), *left]
+
+
 def enter(namespace: str) -> None:
-    """Move this process into a network namespace."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    """Do what ``ip netns exec`` does: with /sys and files of /etc of the namespace."""
     with open(f"/run/netns/{namespace}") as file:
-        if libc.setns(file.fileno(), CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+        libc("setns", file.fileno(), CLONE_NEWNET)
+    libc("unshare", CLONE_NEWNS)
+    libc("mount", b"", b"/", None, MS_SLAVE | MS_REC, None)
+    libc("umount2", b"/sys", MNT_DETACH)
+    libc("mount", namespace.encode(), b"/sys", b"sysfs", 0, None)
+    for path in Path("/etc/netns", namespace).iterdir():
+        libc("mount", bytes(path), b"/etc/" + path.name.encode(), None, MS_BIND, None)
+
+
+def libc(name: str, *args: int | bytes | None) -> None:
+    """Call a function of the C library; ``OSError`` if it fails."""
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*args) != 0:
+        raise OSError(ctypes.get_errno(), name)

@@ -224,7 +224,8 @@ def live(rank: int, other: str, store: str, pipe: Connection) -> None:
 
 def main(other: str = "nccl") -> int:
     """Return 0 if every check holds on both ranks."""
-    context = multiprocessing.get_context("spawn")
+    # CUDA does not survive a fork; without it, a fork need not import torch.
+    context: Any = multiprocessing.get_context("spawn" if other == "nccl" else "fork")
     print(f"torch {torch.__version__}, {other}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []

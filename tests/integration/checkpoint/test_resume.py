@@ -10,6 +10,7 @@ import pytest
 
 from ringleader.simulation.lan import VirtualLan, can_make_lan, lan
 from tests.kit.machines import Command, Machines
+from tests.kit.warm_python import WarmPython
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,10 +49,10 @@ dist.destroy_process_group()
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[Machines]:
+def machines(tmp_path: Path, warm_python: WarmPython) -> Iterator[Machines]:
     net: VirtualLan
     with lan(hosts=3, rate="1gbit") as net:
-        made = Machines(net, tmp_path)
+        made = Machines(net, tmp_path, warm_python)
         yield made
         made.close()
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,27 +15,28 @@ import pytest
 from typer.testing import CliRunner
 
 from ringleader.cli.main import app
+from tests.kit.warm_python import WarmProcess, WarmPython
 
 pytestmark = pytest.mark.timeout(110)
 
-BENCH = [sys.executable, "-m", "ringleader.cli.main", "bench"]
+FORKING = ("-m", "tests.kit.warm_children")
+BENCH = (*FORKING, "-m", "ringleader.cli.main", "bench")
 ENDLESS = ["--ranks", "2", "--sizes", "1MiB", "--rounds", "100000"]
 
 
 @pytest.mark.slow
-def test_a_tiny_run_measures_ours_beside_gloo(tmp_path: Path) -> None:
-    grid = ["--ranks", "2", "--sizes", "4,64KiB", "--rounds", "1", "--quick"]
-    operations = ["--operations", "all_reduce,all_gather"]
-    done = subprocess.run(
-        [*BENCH, *grid, *operations, "--peers", "gloo", "--json", "--out", tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+def test_a_tiny_run_measures_ours_beside_gloo(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
+    line = (
+        "ringleader bench --ranks 2 --sizes 4,64KiB --rounds 1 --quick --peers gloo"
+        f" --operations all_reduce,all_gather --json --out {tmp_path} 2>/dev/null"
     )
+    bench = warm_python.popen(*FORKING, "sh", "-c", line)
+    said, _ = bench.communicate(timeout=100)
 
-    assert done.returncode == 0, done.stderr
-    whole = json.loads(done.stdout)
+    assert bench.returncode == 0, said
+    whole = json.loads(said)
     found = {(r["engine"], r["operation"], r["bytes"]) for r in whole["results"]}
     assert found == {
         (engine, operation, size)
@@ -55,15 +54,14 @@ def test_a_tiny_run_measures_ours_beside_gloo(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_worker_ends_the_run_with_its_name() -> None:
-    with endless("--peers", "gloo", "--operations", "all_reduce") as bench:
+def test_a_killed_worker_ends_the_run_with_its_name(warm_python: WarmPython) -> None:
+    flags = ("--peers", "gloo", "--operations", "all_reduce")
+    with endless(warm_python, *flags) as bench:
         worker(bench, "--rank 1").kill()
         begin_s = time.monotonic()
         assert bench.wait(timeout=20) == 1
         assert time.monotonic() - begin_s < 15
-
-        assert bench.stderr is not None
-        said = bench.stderr.read()
+        said = bench.stdout.read()
     assert "rank 1" in said
     assert "SIGKILL" in said
 
@@ -72,8 +70,11 @@ def test_a_killed_worker_ends_the_run_with_its_name() -> None:
 @pytest.mark.parametrize(
     ("number", "peers"), [(signal.SIGINT, "gloo,mpi"), (signal.SIGTERM, "")]
 )
-def test_stopping_it_leaves_no_process(number: signal.Signals, peers: str) -> None:
-    with endless("--peers", peers, "--operations", "all_reduce") as bench:
+def test_stopping_it_leaves_no_process(
+    number: signal.Signals, peers: str, warm_python: WarmPython
+) -> None:
+    flags = ("--peers", peers, "--operations", "all_reduce")
+    with endless(warm_python, *flags) as bench:
         family = psutil.Process(bench.pid).children(recursive=True)
         assert len(family) >= 2
         bench.send_signal(number)
@@ -100,32 +101,21 @@ def test_flags_that_make_no_sense_are_explained(flags: list[str], said: str) -> 
 
 
 @contextmanager
-def endless(*flags: str) -> Iterator[subprocess.Popen[str]]:
+def endless(python: WarmPython, *flags: str) -> Iterator[WarmProcess]:
     """Start a run that measures until it is stopped; return once it measures."""
-    with subprocess.Popen(
-        [*BENCH, *ENDLESS, *flags],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=hear_ctrl_c,
-    ) as bench:
-        try:
-            assert bench.stderr is not None
-            for line in bench.stderr:  # ends with the process; pytest bounds the rest
-                if "all_reduce 1 MiB" in line:
-                    break
-            assert bench.poll() is None, "it ended before it measured anything"
-            yield bench
-        finally:
-            bench.kill()  # does nothing to a run that has ended
+    bench = python.popen(*BENCH, *ENDLESS, *flags)
+    try:
+        for line in bench.stdout:  # ends with the process; pytest bounds the rest
+            if "all_reduce 1 MiB" in line:
+                break
+        assert bench.poll() is None, "it ended before it measured anything"
+        yield bench
+    finally:
+        bench.kill()  # does nothing to a run that has ended
+        bench.communicate()
 
 
-def hear_ctrl_c() -> None:
-    """Restore SIGINT, which children of a background shell ignore."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def worker(bench: subprocess.Popen[str], which: str) -> psutil.Process:
+def worker(bench: WarmProcess, which: str) -> psutil.Process:
     family = psutil.Process(bench.pid).children(recursive=True)
     [found] = [p for p in family if which in " ".join(p.cmdline())]
     return found

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,62 +19,61 @@ from ringleader.cli.demo.training import (
 )
 from ringleader.groups.group import Group
 from ringleader.testing.threaded_world import world
+from tests.kit.warm_python import WarmPython
 
 pytestmark = pytest.mark.timeout(110)
 
-DEMO = [sys.executable, "-m", "ringleader.cli.main", "demo"]
+FORKING = ("-m", "tests.kit.warm_children")
+"""The ranks are forks; ``make demo`` runs the same with new interpreters."""
+DEMO = (*FORKING, "-m", "ringleader.cli.main", "demo")
 
 
 @pytest.mark.slow
-def test_the_demo_learns_and_proves_it(tmp_path: Path) -> None:
-    done = subprocess.run(
-        DEMO, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path
-    )
+def test_the_demo_learns_and_proves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_python: WarmPython
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    demo = warm_python.popen(*DEMO)
+    said, _ = demo.communicate(timeout=100)
 
-    assert done.returncode == 0, done.stderr
-    said = re.search(r"digits never seen in training: ([\d.]+)%", done.stdout)
-    assert said is not None, done.stdout
-    assert float(said[1]) >= 95
-    assert "bit-identical on all 3 ranks: yes" in done.stdout
-    assert "shared memory" in done.stdout
-    assert "epoch 30/30" in done.stderr
+    assert demo.returncode == 0, said
+    reached = re.search(r"digits never seen in training: ([\d.]+)%", said)
+    assert reached is not None, said
+    assert float(reached[1]) >= 95
+    assert "bit-identical on all 3 ranks: yes" in said
+    assert "shared memory" in said
+    assert "epoch 30/30" in said
 
 
 @pytest.mark.slow
-def test_json_holds_the_same_facts() -> None:
-    flags = ["--ranks", "1", "--epochs", "2", "--json"]  # a rank is 5 s of imports
-    done = subprocess.run(
-        [*DEMO, *flags], capture_output=True, text=True, timeout=100, check=False
-    )
+def test_json_holds_the_same_facts(warm_python: WarmPython) -> None:
+    line = "ringleader demo --ranks 1 --epochs 2 --json 2>/dev/null"
+    demo = warm_python.popen(*FORKING, "sh", "-c", line)
+    said, _ = demo.communicate(timeout=100)
 
-    assert done.returncode == 0, done.stderr
-    story = json.loads(done.stdout)
+    assert demo.returncode == 0, said
+    story = json.loads(said)
     assert (story["ranks"], story["epochs"], story["troubles"]) == (1, 2, [])
     assert len(set(story["digests"])) == 1
     assert story["largest_difference"] <= 1e-5
 
 
 @pytest.mark.slow
-def test_a_killed_rank_ends_the_demo_with_its_name() -> None:
-    with subprocess.Popen(
-        [*DEMO, "--ranks", "2", "--epochs", "1000000"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as demo:
-        try:
-            assert demo.stderr is not None
-            next(line for line in demo.stderr if "epoch 1/" in line)
-            family = psutil.Process(demo.pid).children(recursive=True)
-            [victim] = [p for p in family if p.cmdline()[-2:] == ["--rank", "1"]]
-            victim.kill()
-            begin_s = time.monotonic()
+def test_a_killed_rank_ends_the_demo_with_its_name(warm_python: WarmPython) -> None:
+    demo = warm_python.popen(*DEMO, "--ranks", "2", "--epochs", "1000000")
+    try:
+        next(line for line in demo.stdout if "epoch 1/" in line)
+        family = psutil.Process(demo.pid).children(recursive=True)
+        [victim] = [p for p in family if p.cmdline()[-2:] == ["--rank", "1"]]
+        victim.kill()
+        begin_s = time.monotonic()
 
-            assert demo.wait(timeout=20) == 1
-            assert time.monotonic() - begin_s < 15
-            said = demo.stderr.read()
-        finally:
-            demo.kill()  # does nothing to a demo that has ended
+        assert demo.wait(timeout=20) == 1
+        assert time.monotonic() - begin_s < 15
+        said = demo.stdout.read()
+    finally:
+        demo.kill()  # does nothing to a demo that has ended
+        demo.communicate()
     assert "demo rank 1" in said
     assert "SIGKILL" in said
     assert psutil.wait_procs(family, timeout=10)[1] == []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import ringleader
 from ringleader.groups.group import Group
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from ringleader.transport.free_ports import free_ports
+from tests.kit.warm_python import WarmPython
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -126,17 +125,18 @@ def test_a_master_nobody_keeps_and_a_rank_that_never_comes_are_named(
 
 
 @pytest.mark.slow
-def test_a_script_started_by_torchrun_finds_its_group(tmp_path: Path) -> None:
+def test_a_script_started_by_torchrun_finds_its_group(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     options = ["--standalone", "--nproc-per-node", "2", "--tee", "3"]
-    argv = [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
-    done = subprocess.run(
-        argv, env=clean(), capture_output=True, text=True, timeout=WITHIN_S
-    )
-    assert done.returncode == 0, done.stderr
+    torchrun = ("-m", "tests.kit.warm_children", "-m", "torch.distributed.run")
+    process = warm_python.popen(*torchrun, *options, script, env=clean())
+    said, _ = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 0, said
     for rank in range(2):
-        assert f"rank {rank} of 2: [3.0, 3.0, 3.0]" in done.stdout
+        assert f"rank {rank} of 2: [3.0, 3.0, 3.0]" in said
 
 
 def test_a_group_forms_from_the_names_of_slurm(run_all: Run) -> None:

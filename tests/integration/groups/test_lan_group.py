@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -12,8 +10,8 @@ import pytest
 from ringleader.simulation.collectives.network_model import NetworkModel
 from ringleader.simulation.collectives.simulator import predict
 from ringleader.simulation.lan import VirtualLan, can_make_lan, lan
+from tests.kit.warm_python import WarmProcess, WarmPython
 
-WORKER = [sys.executable, "-m", "tests.kit.lan_worker"]
 POSSIBLE, REASON = can_make_lan()
 RATE, RATE_BYTES = "200mbit", 25e6
 PAYLOAD = 1448 / 1514
@@ -31,21 +29,21 @@ pytestmark = [
 
 
 def start(
-    net: VirtualLan, ranks_per_host: int, tasks: list[dict[str, Any]]
-) -> list[Any]:
+    python: WarmPython,
+    net: VirtualLan,
+    ranks_per_host: int,
+    tasks: list[dict[str, Any]],
+) -> list[WarmProcess]:
     """Start the workers of one group, spread over the hosts."""
     places = [host for host in net.hosts for _ in range(ranks_per_host)]
     peers = [f"{host.address}:{5100 + i}" for i, host in enumerate(places)]
+    jobs = [
+        json.dumps({"rank": rank, "peers": peers, "tasks": tasks})
+        for rank in range(len(places))
+    ]
     return [
-        host.popen(
-            [
-                *WORKER,
-                json.dumps({"rank": rank, "peers": peers, "tasks": tasks}),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank, host in enumerate(places)
+        python.popen("-m", "tests.kit.lan_worker", job, namespace=host.name)
+        for job, host in zip(jobs, places, strict=True)
     ]
 
 
@@ -54,7 +52,7 @@ Answers = list[list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def of_three_hosts() -> Answers:
+def of_three_hosts(warm_python: WarmPython) -> Answers:
     """One rank on each: three algorithms timed; then the cable of one is pulled."""
     tasks: list[dict[str, Any]] = [
         {"do": "time", "algorithm": name, "bytes": TIMED_BYTES, "rounds": 7}
@@ -62,7 +60,7 @@ def of_three_hosts() -> Answers:
     ]
     tasks.append({"do": "fault", "timeout_s": FAULT_S})
     with lan(hosts=3, rate=RATE) as net:
-        workers = start(net, 1, tasks)
+        workers = start(warm_python, net, 1, tasks)
         answers = [read(worker, len(TIMED)) for worker in workers]
         for worker in workers:
             assert read(worker, 1) == [{"ready": True}]
@@ -70,12 +68,13 @@ def of_three_hosts() -> Answers:
         for rank, worker in enumerate(workers):
             answers[rank] += read(worker, 1) if rank != VICTIM else []
         for worker in workers:
-            worker.stdout.close()
+            worker.kill()
+            worker.communicate()
     return answers
 
 
 @pytest.fixture(scope="module")
-def of_two_hosts() -> Answers:
+def of_two_hosts(warm_python: WarmPython) -> Answers:
     """Two ranks on each: memory inside, TCP across, one hierarchy."""
     timed = {"do": "time", "bytes": 2 << 20, "rounds": 2}
     tasks: list[dict[str, Any]] = [
@@ -86,13 +85,13 @@ def of_two_hosts() -> Answers:
         timed,
     ]
     with lan(hosts=2, rate=RATE) as net:
-        workers = start(net, 2, tasks)
+        workers = start(warm_python, net, 2, tasks)
         outputs = [worker.communicate(timeout=90)[0] for worker in workers]
     assert all(worker.returncode == 0 for worker in workers)
     return [[json.loads(line) for line in text.splitlines()] for text in outputs]
 
 
-def read(worker: Any, count: int) -> list[dict[str, Any]]:  # noqa: ANN401 - a Popen
+def read(worker: WarmProcess, count: int) -> list[dict[str, Any]]:
     """The next answers of a worker; an empty line when it has died."""
     return [json.loads(worker.stdout.readline()) for _ in range(count)]
 

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from ringleader.simulation.lan import can_make_lan, lan
+from tests.kit.warm_python import WarmPython
 
-WORKER = [sys.executable, "-m", "tests.kit.lan_worker"]
 POSSIBLE, REASON = can_make_lan()
 PORT = 29500
 KNOCK = "import socket, sys; socket.create_connection((sys.argv[1], {port}), 1.0)"
@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-def test_a_star_needs_one_port_of_rank_0_and_no_other() -> None:
+def test_a_star_needs_one_port_of_rank_0_and_no_other(warm_python: WarmPython) -> None:
     tasks = [{"do": "describe"}, {"do": "time", "bytes": 1 << 20, "rounds": 2}]
     with lan(hosts=3) as net:
         root, *workers = net.hosts
@@ -36,10 +36,9 @@ def test_a_star_needs_one_port_of_rank_0_and_no_other() -> None:
         peers = [f"{root.address}:{PORT}", "behind NAT", "behind another"]
         job = {"peers": peers, "tasks": tasks, "transport": "grpc"}
         ranks = [
-            host.popen(
-                [*WORKER, json.dumps({**job, "rank": rank})],
-                stdout=subprocess.PIPE,
-                text=True,
+            warm_python.popen(
+                *("-m", "tests.kit.lan_worker", json.dumps({**job, "rank": rank})),
+                namespace=host.name,
             )
             for rank, host in enumerate(net.hosts)
         ]

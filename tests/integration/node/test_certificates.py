@@ -14,6 +14,7 @@ from ringleader.settings.tls_files import TlsFiles
 from ringleader.simulation.lan import VirtualLan, can_make_lan, lan
 from tests.kit.certificates import TestCa
 from tests.kit.machines import RINGLEADER, TORCHRUN, Machines
+from tests.kit.warm_python import WarmPython
 
 pytestmark = [
     pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1]),
@@ -47,9 +48,11 @@ def net() -> Iterator[VirtualLan]:
 
 
 @pytest.fixture
-def machines(net: VirtualLan, tmp_path: Path) -> Iterator[Machines]:
+def machines(
+    net: VirtualLan, tmp_path: Path, warm_python: WarmPython
+) -> Iterator[Machines]:
     """Machines that are in no cluster."""
-    made = Machines(net, tmp_path)
+    made = Machines(net, tmp_path, warm_python)
     (tmp_path / SCRIPT_NAME).write_text(SCRIPT)
     try:
         yield made

@@ -17,6 +17,7 @@ import pytest
 from ringleader.simulation.lan import can_make_faults, lan
 from tests.kit import coordinator_watch
 from tests.kit.machines import RINGLEADER, Command, Machines
+from tests.kit.warm_python import WarmPython
 
 pytestmark = [
     pytest.mark.slow,
@@ -145,10 +146,10 @@ def train(machines: Machines, index: int, address: str) -> Command:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, warm_python: WarmPython) -> Iterator[World]:
     (tmp_path / "train.py").write_text(SCRIPT)
     with lan(hosts=4, rate="200mbit") as net:
-        machines = Machines(net, tmp_path)
+        machines = Machines(net, tmp_path, warm_python)
         for index in range(4):
             net.no_multicast(index)
         try:

@@ -14,6 +14,7 @@ from ringleader.simulation.lan import can_make_faults, lan
 from ringleader.testing.node_process import NodeProcess
 from tests.kit import agent_worker
 from tests.kit.machines import RINGLEADER, Machines
+from tests.kit.warm_python import WarmPython
 
 SCRIPT = """
 import time
@@ -33,12 +34,12 @@ dist.destroy_process_group()
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(not can_make_faults()[0], reason=can_make_faults()[1])
 def test_the_line_that_doctor_suggests_forms_a_cluster_of_three(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_python: WarmPython
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
     with lan(hosts=3) as net:
-        machines = Machines(net, tmp_path)
+        machines = Machines(net, tmp_path, warm_python)
         for index in range(3):
             net.no_multicast(index)
         home = Path(machines.environment(0)["RINGLEADER_HOME"])

@@ -27,6 +27,7 @@ from ringleader.node.protocol.local_requests import (
 from ringleader.simulation.lan import VirtualLan, can_make_lan, lan
 from ringleader.testing.node_process import make_home
 from tests.kit.machines import Command, Machines
+from tests.kit.warm_python import WarmPython
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -153,9 +154,9 @@ def steps(command: Command, size: int) -> list[int]:
 
 @pytest.mark.slow
 def test_training_goes_on_where_it_was_when_a_fresh_machine_joins(
-    net: VirtualLan, tmp_path: Path
+    net: VirtualLan, tmp_path: Path, warm_python: WarmPython
 ) -> None:
-    machines = Machines(net, tmp_path)
+    machines = Machines(net, tmp_path, warm_python)
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     flags = ("--min-nodes", "2", "--wait", "0", str(script), "100000")

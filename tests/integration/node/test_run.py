@@ -15,6 +15,7 @@ from ringleader.simulation.lan import VirtualLan, can_make_lan, lan
 from ringleader.testing.node_process import NodeProcess, make_home
 from tests.kit import agent_worker
 from tests.kit.machines import RINGLEADER, TORCHRUN, Machines
+from tests.kit.warm_python import WarmPython
 
 pytestmark = [
     pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1]),
@@ -66,8 +67,10 @@ def net() -> Iterator[VirtualLan]:
 
 
 @pytest.fixture
-def machines(net: VirtualLan, tmp_path: Path) -> Iterator[Machines]:
-    made = Machines(net, tmp_path)
+def machines(
+    net: VirtualLan, tmp_path: Path, warm_python: WarmPython
+) -> Iterator[Machines]:
+    made = Machines(net, tmp_path, warm_python)
     (tmp_path / "train.py").write_text(SCRIPT)
     try:
         yield made
@@ -149,8 +152,8 @@ def test_a_firewall_needs_to_let_through_the_given_ports_only(
     flags = ("--nodes", "2", "--tensor-port", "29600-29601", str(script), "0")
     # With c10d, torchrun itself opens a store on any free port of rank 0.
     store = ("--nnodes=2", f"--master-addr={hosts[0].address}", "--master-port=29500")
-    variables = ("RINGLEADER_PORTS=29600", "RINGLEADER_PLAINTEXT=1")
-    torchrun = ("env", *variables, *TORCHRUN, *store)
+    torchrun = (*TORCHRUN, *store)
+    variables = {"RINGLEADER_PORTS": "29600", "RINGLEADER_PLAINTEXT": "1"}
     for host in hosts:
         host.block_high_ports()
     try:
@@ -159,7 +162,9 @@ def test_a_firewall_needs_to_let_through_the_given_ports_only(
             assert run.end(100) == 0, "".join(run.lines)
             assert any("/2 [" in line for line in run.lines)
         runs = [
-            machines.start(i, *torchrun, f"--node-rank={i}", str(script), "0")
+            machines.start(
+                i, *torchrun, f"--node-rank={i}", str(script), "0", **variables
+            )
             for i in range(2)
         ]
         for run in runs:
@@ -214,7 +219,7 @@ def test_an_unchanged_script_gets_our_backend_if_the_user_says_so(
         for i in range(2)
     ]
     alone = machines.start(
-        2, "env", "RINGLEADER_DEFAULT=1", *TORCHRUN, "--nproc-per-node=2", str(script)
+        2, *TORCHRUN, "--nproc-per-node=2", str(script), RINGLEADER_DEFAULT="1"
     )
     for command in (*runs, alone):
         assert command.end() == 0, "".join(command.lines)

@@ -12,6 +12,7 @@ import pytest
 
 from ringleader.simulation.lan import can_make_lan, lan
 from tests.kit.machines import Machines
+from tests.kit.warm_python import WarmPython
 
 pytestmark = [
     pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1]),
@@ -46,9 +47,9 @@ if sys.argv[1] == "stay" and rank == 1:
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[Machines]:
+def machines(tmp_path: Path, warm_python: WarmPython) -> Iterator[Machines]:
     with lan(hosts=3, rate="1gbit") as net:
-        made = Machines(net, tmp_path)
+        made = Machines(net, tmp_path, warm_python)
         try:
             yield made
         finally:

@@ -6,7 +6,6 @@ import asyncio
 import http.client
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,13 +29,14 @@ from ringleader.node.protocol.local_requests import GetSnapshot
 from ringleader.node.protocol.snapshot import Snapshot
 from ringleader.testing.node_process import make_home
 from tests.kit.machines import RINGLEADER
+from tests.kit.warm_python import WarmProcess, WarmPython
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 HEARTBEAT_S = 2.0
 
 OTHER = """
-import sys, torch, ringleader
+import os, sys, time, torch, ringleader
 import torch.distributed as dist
 
 node = ringleader.WorkerNode(sys.argv[1], nodes=2, worker_id="other")
@@ -49,7 +49,8 @@ with node:
 url = f"grpc://{sys.argv[1]}?nodes=1&job=alone"
 dist.init_process_group("ringleader", init_method=url)
 print(dist.get_rank(), dist.get_world_size(), flush=True)
-input()
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.02)
 """
 
 
@@ -165,11 +166,16 @@ def test_a_failed_start_leaves_no_ghost(coordinator: Coordinator) -> None:
 
 
 @pytest.fixture
-def other(coordinator: Coordinator) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", OTHER, coordinator.address]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+def end(tmp_path: Path) -> Path:
+    """The other process ends when this file is there."""
+    return tmp_path / "end"
+
+
+@pytest.fixture
+def other(
+    coordinator: Coordinator, end: Path, warm_python: WarmPython
+) -> Iterator[WarmProcess]:
+    process = warm_python.popen("-c", OTHER, coordinator.address, end)
     wait_until_registered(coordinator, {"other"}.issubset)
     yield process
     process.kill()
@@ -177,7 +183,7 @@ def other(coordinator: Coordinator) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_the_life_of_a_worker_node(
-    coordinator: Coordinator, other: subprocess.Popen[str]
+    coordinator: Coordinator, other: WarmProcess, end: Path
 ) -> None:
     """ZF-8: a broadcast from every root arrives. The other process then goes on alone,
     by an init method that names the coordinator."""
@@ -199,11 +205,10 @@ def test_the_life_of_a_worker_node(
             node.group.broadcast(value.fill_(node.rank), src=root)
             assert value == root
         node.group.barrier()
-        assert other.stdout is not None
-        assert other.stdout.readline() == "0 1\n"
+        assert "0 1\n" in iter(other.stdout.readline, "")
         wait_until_registered(coordinator, lambda workers: len(workers) == 2)
-        other.communicate("\n", timeout=60)
-        assert other.returncode == 0
+        end.touch()
+        assert other.wait(timeout=60) == 0
         assert len(coordinator.workers()) == 1, "a process that ends unregisters"
     assert closed == ["second", "first"]
     assert coordinator.workers() == set()

@@ -16,12 +16,14 @@ import pytest
 from ringleader.simulation.lan import VirtualLan, can_make_lan, lan
 from tests.kit.machines import RINGLEADER, Command, Machines
 from tests.kit.slurm import Slurm, can_run_slurm
+from tests.kit.warm_python import WarmPython
 
 pytestmark = pytest.mark.timeout(240)
 
 WITHIN_S = 180.0
 ROOT = Path(__file__).resolve().parents[3]
 RECIPES = ROOT / "examples/recipes"
+FORKING = ("-m", "tests.kit.warm_children")
 RESULT = re.compile(r"2 processes, ringleader: accuracy 9\d\.\d%")
 
 
@@ -74,8 +76,10 @@ def net() -> Iterator[VirtualLan]:
 
 
 @pytest.fixture
-def machines(net: VirtualLan, tmp_path: Path) -> Iterator[Machines]:
-    made = Machines(net, tmp_path)
+def machines(
+    net: VirtualLan, tmp_path: Path, warm_python: WarmPython
+) -> Iterator[Machines]:
+    made = Machines(net, tmp_path, warm_python)
     shutil.copy(RECIPES / "train.py", tmp_path)
     try:
         yield made
@@ -93,12 +97,12 @@ def phrase(machines: Machines) -> str:
 
 
 def start(machines: Machines, index: int, program: str, **variables: str) -> Command:
-    """Run a shell program on a host that is in no cluster yet."""
+    """Run a shell program on a host that is in no cluster yet; it forks Python's."""
     home = machines.folder / f"fresh{index}"
     home.mkdir()
     return machines.start(
         index,
-        *("sh", "-ec", f"cd {machines.folder}\n{program}"),
+        *(sys.executable, *FORKING, "sh", "-ec", f"cd {machines.folder}\n{program}"),
         RINGLEADER_HOME=str(home / "ringleader"),
         HOME=str(home),
         PATH=f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -148,14 +152,16 @@ sys.exit(max(task.wait() for task in tasks))
 
 
 @pytest.mark.slow
-def test_slurm_with_its_variables(tmp_path: Path) -> None:
+def test_slurm_with_its_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_python: WarmPython
+) -> None:
     """``srun`` is replaced by what it would start, for machines without Slurm."""
     srun = tmp_path / "srun"
     srun.write_text(SRUN.format(python=sys.executable))
     srun.chmod(0o755)
-    ended = subprocess.run(
-        ["bash", str(RECIPES / "slurm.sh")],
-        cwd=ROOT,
+    monkeypatch.chdir(ROOT)
+    job = warm_python.popen(
+        *(*FORKING, "bash", RECIPES / "slurm.sh"),
         env={
             "PATH": f"{tmp_path}:{Path(sys.executable).parent}:/usr/bin:/bin",
             "HOME": str(tmp_path),
@@ -165,13 +171,10 @@ def test_slurm_with_its_variables(tmp_path: Path) -> None:
             "SLURM_JOB_NODELIST": "localhost",
             "OMP_NUM_THREADS": "1",
         },
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        check=False,
     )
-    assert ended.returncode == 0, ended.stderr
-    assert RESULT.search(ended.stdout)
+    said, _ = job.communicate(timeout=WITHIN_S)
+    assert job.returncode == 0, said
+    assert RESULT.search(said)
 
 
 @pytest.mark.slow
