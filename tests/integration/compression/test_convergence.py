@@ -2,13 +2,15 @@
 
 Two real tasks are trained by two processes with every scheme, from the same seed. What
 the systems that we replace did to gradients is trained in the same way, and must fail
-the same check. Three seeds and longer runs are in benchmarks/compression.py.
+the same check. Three seeds, longer runs and sparser gradients are in
+benchmarks/compression.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -19,21 +21,21 @@ from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from tests.kit.compression_bugs import BUGS
 from tests.kit.training_tasks import Task, characters, digits, final_loss, learn
 
-pytestmark = [pytest.mark.timeout(115), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(330), pytest.mark.slow]
 
 SIZE = 2
-WITHIN_S = 100.0
+WITHIN_S = 300.0
 """It takes half a minute on an idle machine; the machine may be busy."""
 
-CODEC_BAR, SPARSE_BAR = 0.005, 0.02
-"""scheme -> largest relative difference from the uncompressed final loss."""
+CODEC_BAR, SPARSE_BAR = 0.002, 0.02
+"""Largest relative difference from the uncompressed final loss."""
 
 GOOD = {
     "bf16": CODEC_BAR,
     "fp16": CODEC_BAR,
     "int8": CODEC_BAR,
     "powersgd:4": SPARSE_BAR,
-    "topk:0.01": SPARSE_BAR,
+    "topk:0.05": SPARSE_BAR,
 }
 BAD = {
     "truncating int8": CODEC_BAR,
@@ -43,11 +45,11 @@ BAD = {
 }
 RUNS = {
     "digits": ("none", *GOOD, *BAD),
-    "characters": ("none", "int8", "powersgd:4", "topk:0.01", "truncating int8"),
+    "characters": ("none", "int8", "powersgd:4", "topk:0.05", "truncating int8"),
 }
 """The tasks and schemes; the text task takes longer and has fewer schemes."""
 
-LEARNED = {"digits": 0.1, "characters": 0.6}
+LEARNED = {"digits": 0.1, "characters": 0.7}
 """How much of the first loss may be left, so that the comparison means something. Of
 text, less than half would need more than a few seconds."""
 
@@ -57,13 +59,17 @@ Run = tuple[list[float], bytes]
 
 def make_task(name: str) -> Task:
     if name == "digits":
-        return digits()
-    return characters(width=32, context=32).shortened(300)
+        return replace(digits(), steps=300)
+    return characters(width=16, layers=1, context=16).shortened(200)
 
 
-def train(group: Group, _ready: Ready, task_name: str, scheme: str) -> Run:
-    """Train once on this rank."""
+def train(group: Group, _ready: Ready, task_name: str) -> dict[str, Run]:
+    """Train once with every scheme, on this rank."""
     task = make_task(task_name)
+    return {scheme: train_with(scheme, task, group) for scheme in RUNS[task_name]}
+
+
+def train_with(scheme: str, task: Task, group: Group) -> Run:
     average = (
         BUGS[scheme](group)
         if scheme in BUGS
@@ -76,60 +82,34 @@ def train(group: Group, _ready: Ready, task_name: str, scheme: str) -> Run:
     return losses, flat.numpy().tobytes()
 
 
-Runs = Callable[[str, str], list[Run]]
-"""Task and scheme -> the run of each rank."""
-
-
-@pytest.fixture(scope="module")
-def runs(fork_server: ForkServer) -> Runs:
-    """Returns a function that trains a task with a scheme once and keeps the result."""
-
-    @cache
-    def run(task: str, scheme: str) -> list[Run]:
-        with spawn_ranks(
-            SIZE, train, task, scheme, transport="shm", fork_server=fork_server
-        ) as ranks:
-            return [rank.result(WITHIN_S) for rank in ranks]
-
-    return run
-
-
 def mean_losses(ranks: Sequence[Run]) -> list[float]:
     """Return the mean loss of all ranks after every step."""
     steps = zip(*(losses for losses, _ in ranks), strict=True)
     return [sum(each) / len(each) for each in steps]
 
 
-def is_near(runs: Runs, task: str, scheme: str, bar: float) -> bool:
-    """Return whether ``scheme`` ends at the loss of the uncompressed run.
-
-    A loss that is much lower is also wrong: something else was trained.
-    """
-    whole = final_loss(mean_losses(runs(task, "none")))
-    return abs(final_loss(mean_losses(runs(task, scheme))) / whole - 1) <= bar
-
-
-def pairs(bars: dict[str, float]) -> list[tuple[str, str]]:
-    return [(task, each) for task in RUNS for each in bars if each in RUNS[task]]
-
-
-@pytest.mark.parametrize("task", ["digits", "characters"])
-def test_the_uncompressed_run_learns(task: str, runs: Runs) -> None:
-    losses = mean_losses(runs(task, "none"))
-    assert final_loss(losses) < LEARNED[task] * losses[0]
-
-
-@pytest.mark.parametrize(("task", "scheme"), pairs(GOOD))
-def test_a_compressed_run_ends_where_the_uncompressed_one_does(
-    task: str, scheme: str, runs: Runs
+@pytest.mark.parametrize("task", RUNS)
+def test_a_compressed_run_ends_where_the_uncompressed_one_does_and_a_bug_elsewhere(
+    task: str, fork_server: ForkServer
 ) -> None:
-    assert is_near(runs, task, scheme, GOOD[scheme])
-    ends = {end for _, end in runs(task, scheme)}
-    assert len(ends) == 1, "all ranks hold the same bits"
-    whole = {end for _, end in runs(task, "none")}
-    assert ends != whole, "a scheme that quietly sends everything would pass the rest"
-
-
-@pytest.mark.parametrize(("task", "bug"), pairs(BAD))
-def test_the_bugs_of_other_systems_do_not_pass(task: str, bug: str, runs: Runs) -> None:
-    assert not is_near(runs, task, bug, BAD[bug])
+    """One world trains with all schemes: a process spends seconds on its imports."""
+    with spawn_ranks(
+        SIZE, train, task, transport="shm", fork_server=fork_server
+    ) as ranks:
+        ended = [rank.result(WITHIN_S) for rank in ranks]
+    runs = {scheme: [each[scheme] for each in ended] for scheme in RUNS[task]}
+    whole = mean_losses(runs["none"])
+    assert final_loss(whole) < LEARNED[task] * whole[0], "the uncompressed run learns"
+    # A loss that is much lower is also wrong: something else was trained.
+    off = {
+        scheme: abs(final_loss(mean_losses(run)) / final_loss(whole) - 1)
+        for scheme, run in runs.items()
+    }
+    good, bad = (runs.keys() & bars.keys() for bars in (GOOD, BAD))
+    assert [s for s in good if off[s] > GOOD[s]] == [], off
+    assert [s for s in bad if off[s] <= BAD[s]] == [], off
+    for scheme in good:
+        ends = {end for _, end in runs[scheme]}
+        assert len(ends) == 1, f"{scheme}: all ranks hold the same bits"
+        whole_end = {end for _, end in runs["none"]}
+        assert ends != whole_end, f"{scheme} quietly sends everything"
