@@ -26,7 +26,12 @@ PUBLIC = (
     "GroupAborted InternalError PeerError PeerFailed PeerLost PeerRefused "
     "PeerUnreachable PeerUntrusted ProtocolError RingleaderError SyncBatchNorm "
     "Work WorkerNode __version__ backends checkpoint compression group join "
-    "parallelize require_backend resume shard should_rejoin sync_module_states"
+    "parallelize require_backend resume rpc shard should_rejoin sync_module_states"
+)
+
+RPC = (
+    "Endpoint Future RRef RemoteError register remote rpc_async rpc_sync rref shutdown "
+    "start"
 )
 
 COMPRESSION = "Compressor Hook compressor fsdp hook"
@@ -125,6 +130,12 @@ def test_what_compression_offers_is_pinned() -> None:
     assert ringleader.compression.__all__ == COMPRESSION.split()
     for name in COMPRESSION.split():
         assert getattr(ringleader.compression, name) is not None
+
+
+def test_what_rpc_offers_is_pinned() -> None:
+    assert ringleader.rpc.__all__ == RPC.split()
+    for name in RPC.split():
+        assert getattr(ringleader.rpc, name) is not None
 
 
 def test_everything_a_group_offers_is_pinned() -> None:

@@ -23,7 +23,7 @@ from ringleader.errors import (
 )
 
 if TYPE_CHECKING:
-    from ringleader import checkpoint, compression
+    from ringleader import checkpoint, compression, rpc
     from ringleader.backend.availability import backends, require_backend
     from ringleader.backend.options import BackendOptions
     from ringleader.checkpoint.resume import resume
@@ -69,6 +69,7 @@ __all__ = [
     "parallelize",
     "require_backend",
     "resume",
+    "rpc",
     "shard",
     "should_rejoin",
     "sync_module_states",
@@ -98,7 +99,7 @@ _LAZY = {
 def __getattr__(name: str) -> object:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
-    if name in ("checkpoint", "compression"):
+    if name in ("checkpoint", "compression", "rpc"):
         return import_module(f"ringleader.{name}")
     raise AttributeError(f"module 'ringleader' has no attribute {name!r}")
 

@@ -165,6 +165,7 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
             "gradient compression by name, for DDP, FSDP and by hand",
             DATA,
         ),
+        Package("rpc", "calls to functions on other ranks; references", DATA),
     ),
     (
         Package(

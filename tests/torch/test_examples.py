@@ -28,6 +28,7 @@ EXAMPLES = HERE.parents[1] / "examples"
 FIRST = "ddp.py"
 SCRIPTS = {"fsdp2.py", "dtensor.py", "pipeline.py"}
 RESUMING = "checkpoint.py"
+CALLING = "rpc.py"
 MODULES = {"digits.py"}
 
 WITHIN_S = 110.0
@@ -144,9 +145,17 @@ def test_a_checkpoint_of_two_processes_goes_on_with_three(
     assert number(r"^accuracy ([\d.]+)%$", after) >= MIN_ACCURACY
 
 
+@pytest.mark.slow
+def test_workers_train_by_calls_to_a_parameter_server(
+    scenario_server: ScenarioServer,
+) -> None:
+    output = warm(scenario_server, 3, CALLING)
+    assert number(r"^accuracy ([\d.]+)%$", output) >= MIN_ACCURACY
+
+
 def test_every_example_is_run_and_explained() -> None:
     there = {path.name for path in EXAMPLES.glob("*.py")}
-    assert there == SCRIPTS | {FIRST, RESUMING} | MODULES
+    assert there == SCRIPTS | {FIRST, RESUMING, CALLING} | MODULES
     text = (EXAMPLES / "README.md").read_text()
     missing = [name for name in there if f"examples/{name}" not in text]
     assert missing == [], "examples/README.md gives the command of each"

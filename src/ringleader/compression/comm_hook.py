@@ -23,12 +23,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ringleader.backend.completion_pool import CompletionPool
 from ringleader.backend.device import Device, Event, device_of
 from ringleader.backend.error_context import ErrorContext, GroupIdentity
+from ringleader.backend.underlying_group import ringleader_group
 from ringleader.backend.work import BackendWork
 from ringleader.compression.communicator import (
     HALF_DTYPES,
     AsyncTorchCommunicator,
     default_group,
-    ringleader_group,
 )
 from ringleader.compression.compressor import Compressor
 from ringleader.compression.compressor_state import ParameterSlice

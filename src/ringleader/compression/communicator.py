@@ -266,13 +266,6 @@ def default_group() -> dist.ProcessGroup:
     return group
 
 
-def ringleader_group(group: Group | dist.ProcessGroup) -> Group | None:
-    """Return the ringleader group that ``group`` is or wraps, else None."""
-    if isinstance(group, RingleaderGroup):
-        return group.group
-    return group if isinstance(group, Group) else None
-
-
 def make_communicator(
     group: Group | dist.ProcessGroup, device: torch.device, codec: str = ""
 ) -> Communicator:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ringleader.backend.underlying_group import ringleader_group
 from ringleader.compression.bucket import Bucket, flatten
 from ringleader.compression.communicator import (
     AnyGroup,
@@ -18,7 +19,6 @@ from ringleader.compression.communicator import (
     all_gather_ints,
     default_group,
     make_communicator,
-    ringleader_group,
 )
 from ringleader.compression.compressor_state import (
     BASIS,

@@ -13,8 +13,8 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from ringleader import settings
+from ringleader.backend.underlying_group import ringleader_group
 from ringleader.compression.comm_hook import hook
-from ringleader.compression.communicator import ringleader_group
 
 _MARK = "_ringleader_compresses"
 

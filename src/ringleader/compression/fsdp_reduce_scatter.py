@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ringleader.backend.torch_options import reduction
-from ringleader.compression.communicator import ringleader_group
+from ringleader.backend.underlying_group import ringleader_group
 from ringleader.compression.scheme import parse
 from ringleader.compression.seeded_random import derive_seed
 from ringleader.errors import ConfigError

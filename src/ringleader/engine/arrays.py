@@ -47,6 +47,19 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+_BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in _STORAGE}
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of a name on the wire; KeyError if there is none."""
+    return _BY_NAME[name]
+
+
+def item_sizes() -> dict[str, int]:
+    """The bytes of an element of each dtype, by the name of the dtype."""
+    return {name: dtype.itemsize for name, dtype in _BY_NAME.items()}
+
+
 class _Window:
     """Memory as an object that numpy can turn into an array."""
 

@@ -459,3 +459,12 @@ def open_group(
 def handle_of(group: Group) -> GroupHandle:
     """The internals of ``group``, for other packages of Ringleader."""
     return group._handle
+
+
+def connect_again(group: Group, purpose: str, deadline: Deadline) -> Mesh:
+    """Return new connections between all ranks of ``group``, which all call this.
+
+    They are made and authenticated like those of the group, and outlive it.
+    """
+    name = f"{group.view_id}/{purpose}"
+    return group._connect(range(group.size), name, deadline)

@@ -62,15 +62,18 @@ def lost(peer: int, exc: OSError) -> PeerLost:
     return PeerLost(peer, f"connection lost ({exc.strerror or exc})")
 
 
-def wait_ready(wanted: Iterable[tuple[int, int]], timeout_s: float) -> None:
-    """Sleep until one of the (descriptor, poll events) is ready, or time is up."""
+def wait_ready(wanted: Iterable[tuple[int, int]], timeout_s: float) -> set[int]:
+    """Sleep until one of the (descriptor, poll events) is ready, or time is up.
+
+    Returns the descriptors that are ready.
+    """
     if hasattr(select, "poll"):
         poll = select.poll()
         for fd, events in wanted:
             poll.register(fd, events)
-        poll.poll(timeout_s * 1000)
-        return
+        return {fd for fd, _ in poll.poll(timeout_s * 1000)}
     pairs = list(wanted)
     readers = [fd for fd, events in pairs if events & POLLIN]
     writers = [fd for fd, events in pairs if events & POLLOUT]
-    select.select(readers, writers, [fd for fd, _ in pairs], timeout_s)
+    ready = select.select(readers, writers, [fd for fd, _ in pairs], timeout_s)
+    return {fd for fds in ready for fd in fds}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from ringleader.compression.communicator import ringleader_group
+from ringleader.backend.underlying_group import ringleader_group
 from ringleader.errors import ConfigError
 from ringleader.groups.group import handle_of
 from ringleader.parallel.blocks import find_blocks

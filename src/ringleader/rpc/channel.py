@@ -1,0 +1,213 @@
+"""Channel: messages to and from one peer over one link.
+
+Received tensors are filled straight from the link, sent ones are never copied. Small
+pieces are read through a buffer, so that one system call reads many messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import compress
+
+import torch
+from torch import Tensor
+
+from ringleader.engine.arrays import as_array, bytes_of, dtype_of, item_sizes
+from ringleader.errors import PeerError, PeerLost
+from ringleader.rpc import messages
+from ringleader.rpc.messages import Message, TensorSpec
+from ringleader.transport.link import Link
+from ringleader.transport.socket_link import SocketLink
+
+DIRECT_BYTES = 32 << 10
+"""A piece of at least this length is not read through the buffer."""
+BUFFER_BYTES = 64 << 10
+TURN_BYTES = 4 << 20
+"""Bytes that one turn reads, so that other channels get theirs."""
+_NOTHING = memoryview(b"")
+_SIZES = item_sizes()
+
+
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    """A message that waits to be sent."""
+
+    parts: deque[memoryview]
+    is_void: Callable[[], bool] = lambda: False
+    """Whether it need not be sent any more. Asked before its first byte, by the thread
+    of the channel."""
+    on_void: Callable[[], None] = lambda: None
+    has_begun: bool = False
+
+
+@dataclass(slots=True)
+class Received:
+    """A message and its tensors."""
+
+    message: Message
+    tensors: list[Tensor] = field(default_factory=list)
+    num_bytes: int = 0
+
+
+class Channel:
+    """Messages over one link. Any thread may send; one thread does the rest."""
+
+    def __init__(self, peer: int, link: Link, max_bytes: int) -> None:
+        self.peer = peer
+        self._link = link
+        self._max_bytes = max_bytes
+        self._is_socket = isinstance(link, SocketLink)
+        self._lock = threading.Lock()
+        self._out: deque[Outgoing] = deque()
+        self._received: list[Received] = []
+        self._parser = self._parse()
+        self._target = next(self._parser)
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._buffered = _NOTHING
+        self._failure: PeerError | None = None
+        """Why nothing more can be read."""
+        self._is_closed = False
+
+    # -- sending -------------------------------------------------------------------
+
+    def send(self, outgoing: Outgoing) -> bool:
+        """Send a message; return whether the thread of the channel must go on.
+
+        A link that is no socket is used by that thread only: a signal that another
+        thread took from it could leave that thread asleep.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise PeerLost(self.peer, "the connection is closed")
+            self._out.append(outgoing)
+            if self._is_socket:
+                self._write()
+            return bool(self._out)
+
+    def write(self) -> None:
+        """Send what can be sent, and drop messages that are void."""
+        with self._lock:
+            is_void = [not each.has_begun and each.is_void() for each in self._out]
+            dropped = list(compress(self._out, is_void))
+            if dropped:
+                self._out = deque(each for each in self._out if each not in dropped)
+            if not self._is_closed:
+                self._write()
+        for each in dropped:  # not under the lock: it may send messages
+            each.on_void()
+
+    def _write(self) -> None:
+        budget = TURN_BYTES
+        while self._out and budget > 0:
+            outgoing = self._out[0]
+            outgoing.has_begun = True  # TLS may keep some, even if it takes none
+            parts = outgoing.parts
+            while parts:
+                if len(parts[0]):
+                    sent = self._link.try_send(parts[0])
+                    if not sent:
+                        return
+                    budget -= sent
+                    parts[0] = parts[0][sent:]
+                if not len(parts[0]):
+                    parts.popleft()
+            self._out.popleft()
+
+    def has_unsent(self) -> bool:
+        """Return whether messages wait."""
+        return bool(self._out)
+
+    # -- receiving -----------------------------------------------------------------
+
+    def read(self) -> list[Received]:
+        """Return the messages that are complete; raises PeerLost or ProtocolError."""
+        with self._lock:
+            if not self._is_closed and self._failure is None:
+                try:
+                    self._fill()
+                except PeerError as exc:
+                    self._failure = exc
+            received, self._received = self._received, []
+            if self._failure is not None and not received:
+                raise self._failure  # what came before it was returned already
+        return received
+
+    def _fill(self) -> None:
+        budget = TURN_BYTES
+        while budget > 0:
+            while not len(self._target):
+                self._target = next(self._parser)
+            if not len(self._buffered) and len(self._target) < DIRECT_BYTES:
+                size = self._link.try_recv_into(self._buffer)
+                self._buffered = self._buffer[:size]
+            if len(self._buffered):
+                size = min(len(self._target), len(self._buffered))
+                self._target[:size] = self._buffered[:size]
+                self._buffered = self._buffered[size:]
+            else:
+                size = self._receive_directly()
+            if not size:
+                return
+            self._target = self._target[size:]
+            budget -= size
+
+    def _receive_directly(self) -> int:
+        if len(self._target) < DIRECT_BYTES:
+            return 0
+        return self._link.try_recv_into(self._target)
+
+    def _parse(self) -> Iterator[memoryview]:
+        """Yield the memory to fill next, for ever; add complete messages."""
+        head = bytearray(messages.HEAD.size)
+        while True:
+            yield memoryview(head)
+            lengths = messages.decode_head(head, self._max_bytes, self.peer)
+            body = bytearray(lengths[0])
+            yield memoryview(body)
+            message = messages.decode_body(body, self.peer)
+            messages.check_tensors(message.tensors, _SIZES, lengths[1], self.peer)
+            received = Received(message, num_bytes=sum(lengths))
+            for spec in message.tensors:
+                tensor = empty_tensor(spec)
+                received.tensors.append(tensor)
+                yield bytes_of(as_array(tensor))
+            self._received.append(received)
+            del message, received, body  # not until the next message arrives
+
+    # -- waiting -------------------------------------------------------------------
+
+    def arm(self) -> list[tuple[int, int]] | None:
+        """See Link."""
+        with self._lock:
+            if self._is_closed:
+                return []
+            if self._failure is not None:
+                return None
+            return self._link.arm(sending=bool(self._out), receiving=True)
+
+    def disarm(self) -> None:
+        """See Link."""
+        with self._lock:
+            if not self._is_closed:
+                self._link.disarm()
+
+    def close(self) -> None:
+        """Close the link. Messages that wait are void. Idempotent."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            dropped, self._out = self._out, deque()
+            self._link.close()
+        for outgoing in dropped:
+            with contextlib.suppress(Exception):
+                outgoing.on_void()
+
+
+def empty_tensor(spec: TensorSpec) -> Tensor:
+    """Return memory for a tensor that has been checked."""
+    return torch.empty(spec.shape, dtype=dtype_of(spec.dtype))
