@@ -96,6 +96,14 @@ def new_subgroups(rank: int, size: int) -> None:
     check(reduced(rank, own), total([rank]))
     own, _ = by_enumeration([[0], list(range(1, size))])
     check(reduced(rank, own), total([0] if rank == 0 else list(range(1, size))))
+    if size == 4:
+        # Both halves form groups at the same time, and torch numbers them alike.
+        halves = [[0, 2], [1, 3]]
+        half, _ = by_enumeration(halves)
+        own, _ = subgroups(2, group=half)
+        check(reduced(rank, own), total(halves[rank % 2]))
+        own, _ = subgroups(1, group=half)
+        check(reduced(rank, own), total([rank]))
 
 
 def device_mesh(rank: int, size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ def create_process_group(request: Any, options: object) -> RingleaderGroup:
         raise ConfigError(f"pg_options must be ringleader.BackendOptions, not {kind}")
     links = LinkSettings.from_environment()
     timeout_s = request.timeout.total_seconds()
+    rank, size, store = request.group_rank, request.group_size, request.store
+    ranks = tuple(request.global_ranks_in_group or range(size))
     chosen = formation.Options(
         deadline=Deadline.after(timeout_s),
         config=options.config,
@@ -49,23 +52,31 @@ def create_process_group(request: Any, options: object) -> RingleaderGroup:
         credentials=load_credentials(links),
         plaintext=links.plaintext,
         ports=links.ports,
-        world_ranks=tuple(request.global_ranks_in_group or range(request.group_size)),
+        world_ranks=ranks,
     )
-    rank, size, store = request.group_rank, request.group_size, request.store
-    name = f"torch:{request.group_id}"
+    name = _name(request.group_id, ranks)
     turn = _turn(store, name)
     group = None
     try:
         group = formation.over_store(store, rank, size, f"{name}#{turn}", chosen)
         store.set(_formed(name), str(turn))
         group.timeout_s = timeout_s
-        ranks = list(request.global_ranks_in_group) or list(range(size))
         intra_host = options.intra_host or links.intra_host
-        return RingleaderGroup.wrap(group, store, ranks, intra_host)
+        return RingleaderGroup.wrap(group, store, list(ranks), intra_host)
     except BaseException:
         if group is not None:
             group.close()
         raise
+
+
+def _name(group_id: str, ranks: Sequence[int]) -> str:
+    """Return a name that only the ranks of one group have.
+
+    torch's group id alone is not unique: each rank numbers the groups that it was asked
+    for. ``new_subgroups(group=half)`` forms a group of each half at the same time, with
+    the same id and in the same store.
+    """
+    return f"torch:{group_id}:{','.join(map(str, ranks))}"
 
 
 def _formed(name: str) -> str:
