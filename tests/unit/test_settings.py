@@ -288,7 +288,11 @@ def test_the_interface_is_told_to_other_backends_but_never_over_the_user(
         monkeypatch.setenv(name, "")  # so that it is restored after the test
         monkeypatch.delenv(name)
     monkeypatch.setenv("TP_SOCKET_IFNAME", "wlan0")
-    settings.export_interface("eth0")
+    before = settings.export_interface("eth0")
     assert [os.environ[name] for name in names] == ["eth0", "=eth0", "wlan0"]
     settings.export_interface("eth1")  # the machine has moved to another network
     assert [os.environ[name] for name in names] == ["eth1", "=eth1", "wlan0"]
+    settings.restore(before)
+    assert [os.environ.get(name) for name in names] == [None, None, "wlan0"]
+    settings.export_interface("eth2")
+    assert [os.environ[name] for name in names] == ["eth2", "=eth2", "wlan0"]

@@ -167,9 +167,24 @@ def replace_all(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-def export(values: Mapping[str, str]) -> None:
-    """Set variables for this process and the processes it starts."""
+def export(values: Mapping[str, str]) -> dict[str, str | None]:
+    """Set variables for this process and the processes it starts.
+
+    Returns the values before, None for a variable that was not set; see ``restore``.
+    """
+    before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
+    return before
+
+
+def restore(before: Mapping[str, str | None]) -> None:
+    """Undo ``export`` and ``export_interface``, given what they returned."""
+    for name, value in before.items():
+        _exported_interfaces.pop(name, None)
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 _INTERFACE_FORMS = {
@@ -181,16 +196,20 @@ _exported_interfaces: dict[str, str] = {}
 """What ``export_interface`` has set, as opposed to the user."""
 
 
-def export_interface(name: str) -> None:
+def export_interface(name: str) -> dict[str, str | None]:
     """Let Gloo, TensorPipe and NCCL use the network interface ``name``.
 
     Without it they use the address that the host name resolves to, which is 127.0.1.1
-    on Debian. Variables that the user has set are left as they are.
+    on Debian. Variables that the user has set are left as they are. Returns the values
+    before, as ``export`` does.
     """
-    for variable, form in _INTERFACE_FORMS.items():
-        if os.environ.get(variable) == _exported_interfaces.get(variable):
-            _exported_interfaces[variable] = form.format(name)
-            os.environ[variable] = _exported_interfaces[variable]
+    values = {
+        variable: form.format(name)
+        for variable, form in _INTERFACE_FORMS.items()
+        if os.environ.get(variable) == _exported_interfaces.get(variable)
+    }
+    _exported_interfaces.update(values)
+    return export(values)
 
 
 def home_directory(env: Mapping[str, str] | None = None) -> Path:

@@ -54,15 +54,6 @@ while not os.path.exists(sys.argv[2]):
 """
 
 
-@pytest.fixture(autouse=True)
-def environment() -> Iterator[None]:
-    """Take back what joining sets for this process: later tests inherit it."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
-
-
 @dataclass(slots=True)
 class Coordinator:
     """A coordinator process, and a look at who is registered."""
@@ -186,7 +177,9 @@ def test_the_life_of_a_worker_node(
     coordinator: Coordinator, other: WarmProcess, end: Path
 ) -> None:
     """ZF-8: a broadcast from every root arrives. The other process then goes on alone,
-    by an init method that names the coordinator."""
+    by an init method that names the coordinator. In the end the environment is what it
+    was: processes that are started later belong to no round."""
+    before = dict(os.environ)
     node = WorkerNode(coordinator.address, nodes=2, health_port=0)
     closed: list[str] = []
     node.add_closer("first", lambda: closed.append("first"))
@@ -210,7 +203,9 @@ def test_the_life_of_a_worker_node(
         end.touch()
         assert other.wait(timeout=60) == 0
         assert len(coordinator.workers()) == 1, "a process that ends unregisters"
+        assert "RINGLEADER_CREDENTIALS" in os.environ
     assert closed == ["second", "first"]
+    assert dict(os.environ) == before
     assert coordinator.workers() == set()
 
 

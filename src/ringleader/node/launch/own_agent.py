@@ -17,16 +17,20 @@ log = logging.getLogger("ringleader")
 
 _agents: list[AgentProcess] = []
 """Holds at most one agent."""
+_environment_before: dict[str, str | None] = {}
+"""The values that variables had before rounds set them; None: not set."""
 
 
 @atexit.register
 def close_own_agent() -> None:
-    """Leave the cluster: end the agent of this process, if there is one."""
+    """Leave the cluster: end the agent of this process, if there is one.
+
+    The environment is again what it was before the first round.
+    """
     while _agents:
-        agent = _agents.pop()
-        agent.close()
-        if agent.config.plaintext:  # the user's word, which rounds replace by "0"
-            settings.export({"RINGLEADER_PLAINTEXT": "1"})
+        _agents.pop().close()
+    settings.restore(_environment_before)
+    _environment_before.clear()
 
 
 def own_agent() -> AgentProcess | None:
@@ -51,10 +55,11 @@ def join_round_here(request: EnterJob, config: AgentConfig) -> Rendezvous:
 
     While it waits, it logs why, as warnings: without a logging configuration they
     appear on standard error. Sets the environment variables that the workers of a round
-    read.
+    read, until ``close_own_agent``.
     """
     rendezvous = join_round(_start_agent(config), request, log.warning)
-    rendezvous.export()
+    for name, value in rendezvous.export().items():
+        _environment_before.setdefault(name, value)
     return rendezvous
 
 

@@ -61,11 +61,15 @@ class Rendezvous:
             "RINGLEADER_ROUND": self.entered.round,
         }
 
-    def export(self, *, encrypts: bool = True) -> None:
-        """Set the variables for this process and the workers it starts."""
-        settings.export(self.environment(encrypts=encrypts))
+    def export(self, *, encrypts: bool = True) -> dict[str, str | None]:
+        """Set the variables for this process and the workers it starts.
+
+        Returns the values before, for ``settings.restore``.
+        """
+        before = settings.export(self.environment(encrypts=encrypts))
         if self.entered.interface:
-            settings.export_interface(self.entered.interface)
+            before |= settings.export_interface(self.entered.interface)
+        return before
 
 
 def join_round(
