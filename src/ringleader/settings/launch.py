@@ -26,7 +26,7 @@ _LOCAL_RANK = (
     "SLURM_LOCALID",
 )
 _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-"""Of Open MPI; of MPICH and Intel MPI, whose launcher is Hydra."""
+"""Number of ranks on this machine: set by Open MPI; by MPICH and Intel MPI (Hydra)."""
 _NOT_SLURM = {*_RANK[:-1], "MASTER_ADDR"}
 _TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

@@ -37,7 +37,7 @@ _TIMEOUTS_S = (0.01, 24 * 3600.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """Who registers, and where."""
+    """A worker as it registers: its id and addresses, and the job it belongs to."""
 
     namespace: JobNamespace
     worker_id: str

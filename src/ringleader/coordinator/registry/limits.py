@@ -19,7 +19,7 @@ MAX_ID = 128
 MAX_ADDRESSES = 16
 MAX_PATH_BYTES = 1024
 MAX_STEP = 2**53
-"""Whole numbers up to here survive every language and JSON."""
+"""Largest step number: a float64, and so every JSON parser, holds it exactly."""
 
 MAX_NAMESPACES = 256
 MAX_WORKERS = 2048
@@ -31,7 +31,8 @@ MAX_FORMER = 2048
 MAX_CHECKPOINTS = 64
 """Checkpoints of one namespace; then the oldest is forgotten."""
 MAX_LOG = 4096
-"""Changes of one namespace kept for watchers; who is further behind gets all."""
+"""Changes of one namespace kept for watchers. A watcher that is further behind gets
+the whole list instead."""
 
 MAX_REQUEST_BYTES = 64 << 10
 """Largest request: 16 addresses of 260 characters and some ids make 5 KiB."""

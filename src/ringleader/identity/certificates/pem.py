@@ -1,4 +1,4 @@
-"""PemCredentials: a certificate, its key and its authorities as text."""
+"""PemCredentials: a certificate, its key and its authorities."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ringleader.identity.secret_value import Secret
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PemCredentials:
-    """What one side of a mutual TLS connection needs, in PEM."""
+    """Certificate, private key and authorities of one end of a TLS connection."""
 
     authority: bytes
     """Certificates of all authorities that may have signed the peer's."""
     certificate: bytes
-    """Our certificate, then intermediate ones."""
+    """Our certificate, followed by its intermediate certificates."""
     key: Secret[bytes]
     """Private key of our certificate, not encrypted."""
     host_name: str = ""
