@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -76,21 +75,10 @@ def main() -> None:
     for layout, result in found.items():
         show(layout, result)
     if options.json:
-        text = json.dumps({"machine": machine(), "rate": options.rate, **found})
+        from machine import describe
+
+        text = json.dumps({"machine": describe(), "rate": options.rate, **found})
         options.json.write_text(text + "\n")
-
-
-def machine() -> dict[str, Any]:
-    """Describe the machine and the versions."""
-    import torch
-
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
 
 
 def measure(layout: str, rate: str, size: float, rounds: int) -> dict[str, Any]:

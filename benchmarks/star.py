@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from machine import describe
 from torch._C._distributed_c10d import FileStore
 
 from ringleader.groups.formation import group as form_group
@@ -53,21 +53,10 @@ def main() -> None:
             timeout_s=LIMIT_S,
         ) as ranks:
             result, *_ = [rank.result(LIMIT_S) for rank in ranks]
-    found = {"machine": machine(), "load_before": load, "ranks": SIZE, **result}
+    found = {"machine": describe(), "load_before": load, "ranks": SIZE, **result}
     print(json.dumps(found, indent=1))
     if options.json:
         options.json.write_text(json.dumps(found) + "\n")
-
-
-def machine() -> dict[str, Any]:
-    """Describe the machine and the versions."""
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
 
 
 def work(

@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import ssl
 import statistics
 import subprocess
 import sys
@@ -53,22 +51,10 @@ def main() -> None:
     }
     show(found)
     if options.json:
-        text = json.dumps({"machine": machine(), "rate": options.rate, **found})
+        from machine import describe
+
+        text = json.dumps({"machine": describe(), "rate": options.rate, **found})
         options.json.write_text(text + "\n")
-
-
-def machine() -> dict[str, Any]:
-    """Describe the machine and the versions."""
-    import torch
-
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "openssl": ssl.OPENSSL_VERSION,
-        "torch": torch.__version__,
-    }
 
 
 def measure(where: str, rate: str, sizes: list[float], rounds: int) -> dict[str, Any]:
