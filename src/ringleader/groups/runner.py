@@ -255,7 +255,9 @@ class Runner:
         try:
             self._run(job.body, job.deadline, nests=job.nests)
         except Exception as exc:  # noqa: BLE001 - the work raises it
-            job.work.finish(exc)
+            # Without the traceback: this frame, and so the engine, would live as long
+            # as the work, which this frame refers to.
+            job.work.finish(same_again(exc))
         except BaseException:  # Ctrl-C in a helping thread: others may wait
             job.work.finish(self.failure)
             raise

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from ringleader.deadline import Deadline
 from ringleader.errors import GroupAborted, PeerUnreachable
 from ringleader.groups.group import Group
 from ringleader.testing.threaded_world import run_threads, run_world, world
@@ -244,7 +243,8 @@ def _abort_while(group: Group, waits: Callable[[], object]) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_closed_group_keeps_nothing_until_the_collector_runs(transport: str) -> None:
-    def use(group: Group) -> None:
+    def use(group: Group, *, is_queued: bool) -> None:
+        """``is_queued``: as a call is that finds the group's background thread busy."""
         tensor = torch.ones(1 << 18)
         for each in (tensor, tensor[:3], tensor[:3]):  # the third is prepared
             group.all_reduce(each)
@@ -252,7 +252,9 @@ def test_a_closed_group_keeps_nothing_until_the_collector_runs(transport: str) -
         group.all_reduce(tensor, codec="int8")
         group.all_reduce(tensor, async_op=True).wait()
         if group.rank == 1:  # while it waits for the other rank
-            _abort_while(group, lambda: group.all_reduce(tensor))
+            _abort_while(
+                group, lambda: group.all_reduce(tensor, async_op=is_queued).wait()
+            )
         else:
             with pytest.raises(GroupAborted):
                 group.recv(tensor, 1)
@@ -260,20 +262,17 @@ def test_a_closed_group_keeps_nothing_until_the_collector_runs(transport: str) -
         assert group.progress().count == 1 << 18, "known after the end as well"
 
     def body(group: Group) -> None:
-        for _ in range(4):
+        for i in range(4):
             sub = group.subgroup([0, 1])
             assert sub is not None
-            use(sub)
-        use(group)
+            use(sub, is_queued=i % 2 == 0)
+        use(group, is_queued=True)
 
     gc.collect()
     gc.disable()
     try:
         before = _shared_memory_and_descriptors()
         run_world(2, body, transport)
-        deadline = Deadline.after(10)  # for threads that are just ending
-        while _shared_memory_and_descriptors() != before and not deadline.is_over():
-            time.sleep(0.01)
         assert _shared_memory_and_descriptors() == before
     finally:
         gc.enable()
