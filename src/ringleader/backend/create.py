@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import Backend, Store
+from torch._C._distributed_c10d import Backend
 
 from ringleader.backend import device_map, torch_release
 from ringleader.backend.device_backend import DeviceBackend
@@ -55,11 +55,9 @@ def create_process_group(request: Any, options: object) -> RingleaderGroup:
         world_ranks=ranks,
     )
     name = _name(request.group_id, ranks)
-    turn = _turn(store, name)
     group = None
     try:
-        group = formation.over_store(store, rank, size, f"{name}#{turn}", chosen)
-        store.set(_formed(name), str(turn))
+        group = formation.over_store(store, rank, size, name, chosen)
         group.timeout_s = timeout_s
         intra_host = options.intra_host or links.intra_host
         return RingleaderGroup.wrap(group, store, list(ranks), intra_host)
@@ -77,17 +75,3 @@ def _name(group_id: str, ranks: Sequence[int]) -> str:
     the same id and in the same store.
     """
     return f"torch:{group_id}:{','.join(map(str, ranks))}"
-
-
-def _formed(name: str) -> str:
-    return f"ringleader/{name}/formed"
-
-
-def _turn(store: Store, name: str) -> int:
-    """Return the number of the group to form: one more than any rank has formed.
-
-    After destroy_process_group torch reuses group ids in the same store. Ranks do not
-    count for themselves: they would disagree after an attempt that failed on some only.
-    """
-    key = _formed(name)
-    return int(store.get(key)) + 1 if store.check([key]) else 1

@@ -19,18 +19,13 @@ from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError
 from ringleader.groups import mpi_connector, star_rendezvous
+from ringleader.groups import store_rendezvous as meeting
 from ringleader.groups.connectors import Connector, SocketConnector, at_end
 from ringleader.groups.group import Group, handle_of, open_group
-from ringleader.groups.launcher_store import has_formed, next_name, open_store
+from ringleader.groups.launcher_store import open_store
 from ringleader.groups.link_credentials import load_credentials
 from ringleader.groups.measure_links import learn_network
 from ringleader.groups.plaintext_check import require_this_machine
-from ringleader.groups.store_rendezvous import (
-    check_alike,
-    look_up,
-    own_address,
-    publish,
-)
 from ringleader.settings import LinkSettings
 from ringleader.settings.launch import Launch
 from ringleader.transport import tcp_socket
@@ -184,16 +179,19 @@ def from_environment(launch: Launch, options: Options) -> Group:
         connector = _over_sockets(0, alone, listener, options, listener.close)
         return _form(0, 1, connector, "alone", options)
     store = open_store(launch, options.deadline)
-    name = next_name(launch)
-    formed = over_store(store, launch.rank, launch.size, name, options)
-    has_formed()
-    return formed
+    name = f"env:{launch.size}:{launch.attempt}"  # no address: it may be a tunnel
+    return over_store(store, launch.rank, launch.size, name, options)
 
 
 def over_store(
-    store: Store, rank: int, size: int, view_id: str, options: Options
+    store: Store, rank: int, size: int, name: str, options: Options
 ) -> Group:
-    """Meet the other ranks in a torch store, and connect."""
+    """Meet the other ranks in a torch store, and connect.
+
+    The same ranks may use ``name`` again, for their next group.
+    """
+    turn = meeting.next_turn(store, name)
+    view_id = f"{name}#{turn}"
     claim = f"ringleader/{view_id}/claim/{rank}"
     if store.add(claim, 1) > 1:
         raise ConfigError(f"two processes have rank {rank}; every one needs its own")
@@ -202,7 +200,7 @@ def over_store(
     try:
         connector = meet(store, rank, keys, options)
         try:
-            return _form(rank, size, connector, view_id, options)
+            formed = _form(rank, size, connector, view_id, options)
         except BaseException:
             with contextlib.suppress(RuntimeError):  # so that forming can be repeated
                 store.delete_key(keys[rank])
@@ -211,6 +209,8 @@ def over_store(
         with contextlib.suppress(RuntimeError):
             store.add(claim, -1)
         raise
+    meeting.note_formed(store, name, turn)
+    return formed
 
 
 def _meet_by_address(
@@ -220,18 +220,19 @@ def _meet_by_address(
     lease = ListenerLease.take(options.ports, options.credentials)
     must_stay = False
     try:
-        hosts = options.addresses or (own_address(store),)
+        hosts = options.addresses or (meeting.own_address(store),)
         node = None
         if options.credentials is not None:
             node = options.credentials.node
             hosts = options.credentials.announceable(hosts)
         port = lease.listener.port
-        publish(store, keys[rank], hosts, port, node, lease.channel)
+        meeting.publish(store, keys[rank], hosts, port, node, lease.channel)
         endpoints = [
-            look_up(store, key, peer, options.deadline) for peer, key in enumerate(keys)
+            meeting.look_up(store, key, peer, options.deadline)
+            for peer, key in enumerate(keys)
         ]
         must_stay = True  # late readers must see whether this rank encrypts
-        check_alike(endpoints, encrypts=options.credentials is not None)
+        meeting.check_alike(endpoints, encrypts=options.credentials is not None)
         _check_encryption(endpoints, options)
     except BaseException:
         lease.close()

@@ -42,22 +42,9 @@ class _Meeting:
     job: tuple[Launch, int] | None = None
     """The launch, and the process: a forked one needs a connection of its own."""
     store: TCPStore | None = None
-    num_formed: int = 0
 
 
 _meeting = _Meeting()
-
-
-def next_name(launch: Launch) -> str:
-    """Return the name under which the next group meets; an attempt that failed on some
-    ranks is repeated under the same one."""
-    # No address: it may be a tunnel.
-    return f"env:{launch.size}:{launch.attempt}:{_meeting.num_formed}"
-
-
-def has_formed() -> None:
-    """Note that a group has formed over the store: the next one has another name."""
-    _meeting.num_formed += 1
 
 
 def open_store(launch: Launch, deadline: Deadline) -> TCPStore:
@@ -68,8 +55,7 @@ def open_store(launch: Launch, deadline: Deadline) -> TCPStore:
     """
     job = (launch, os.getpid())
     if _meeting.store is None or _meeting.job != job:
-        _meeting.store = _open(launch, deadline)
-        _meeting.job, _meeting.num_formed = job, 0
+        _meeting.store, _meeting.job = _open(launch, deadline), job
     return _meeting.store
 
 

@@ -255,8 +255,7 @@ class Runner:
         try:
             self._run(job.body, job.deadline, nests=job.nests)
         except Exception as exc:  # noqa: BLE001 - the work raises it
-            # Without the traceback: this frame, and so the engine, would live as long
-            # as the work, which this frame refers to.
+            # Without a traceback: its frames hold the work (a cycle) and the engine.
             job.work.finish(same_again(exc))
         except BaseException:  # Ctrl-C in a helping thread: others may wait
             job.work.finish(self.failure)

@@ -42,6 +42,30 @@ _LINK = "link:"
 _NODE = re.compile(r"[a-z2-7]{52}")
 
 
+def next_turn(store: Store, name: str) -> int:
+    """Return the number of the group to form: one more than any rank has formed.
+
+    Ranks form several groups of one name in one store; after destroy_process_group, for
+    example, torch uses group ids again. They do not count for themselves: they would
+    disagree after an attempt that failed on some of them only.
+    """
+    key = _formed(name)
+    return int(store.get(key)) + 1 if store.check([key]) else 1
+
+
+def note_formed(store: Store, name: str, turn: int) -> None:
+    """Let the ranks form the next group of this name when they ask for one.
+
+    A store that is gone is ignored: no group will be formed in it.
+    """
+    with contextlib.suppress(RuntimeError):
+        store.set(_formed(name), str(turn))
+
+
+def _formed(name: str) -> str:
+    return f"ringleader/{name}/formed"
+
+
 def publish(
     store: Store,
     key: str,

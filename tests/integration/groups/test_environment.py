@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import torch
 
 import ringleader
+from ringleader.groups import formation
 from ringleader.groups.group import Group
+from ringleader.groups.measure_links import learn_network
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from ringleader.transport.free_ports import free_ports
 from tests.kit.warm_python import WarmPython
@@ -158,7 +161,10 @@ def test_a_group_forms_from_the_names_of_slurm(run_all: Run) -> None:
 
 
 def join_again(group: Group, _: Ready, folder: str) -> str:
-    """Rank 0 tries it alone, then both; the test has made ``group`` before."""
+    """Rank 0 tries it alone, then both do, then rank 1 fails at the end of an attempt.
+
+    The test has made ``group`` before.
+    """
     os.environ.update(
         OMPI_COMM_WORLD_SIZE="2",
         OMPI_COMM_WORLD_LOCAL_SIZE="2",
@@ -170,10 +176,28 @@ def join_again(group: Group, _: Ready, folder: str) -> str:
             ringleader.group(timeout_s=0.2)
     group.barrier()
     said = ""
-    for _turn in range(2):
+    for turn in range(3):
         with ringleader.group(timeout_s=20.0) as made:
             said += f"rank {made.rank} of {made.size} "
+        if turn == 1:
+            with suppress(ringleader.ConfigError), fails_at_the_end(group.rank == 1):
+                ringleader.group(timeout_s=20.0).close()
+            group.barrier()
     return said
+
+
+@contextmanager
+def fails_at_the_end(is_here: bool) -> Iterator[None]:
+    """Let forming fail here after all ranks have connected: the others succeed."""
+
+    def learn_and_fail(*args: object) -> None:
+        learn_network(*args)  # type: ignore[arg-type]
+        raise ringleader.ConfigError("on purpose")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if is_here:
+            patch.setattr(formation, "learn_network", learn_and_fail)
+        yield
 
 
 def test_ranks_of_mpirun_meet_after_an_attempt_of_one_has_failed(
@@ -183,7 +207,7 @@ def test_ranks_of_mpirun_meet_after_an_attempt_of_one_has_failed(
     (job := tmp_path / "job").mkdir(mode=0o700)
     with spawn_ranks(2, join_again, str(job), fork_server=fork_server) as ranks:
         said = [rank.result(WITHIN_S) for rank in ranks]
-    assert said == ["rank 0 of 2 " * 2, "rank 1 of 2 " * 2]
+    assert said == ["rank 0 of 2 " * 3, "rank 1 of 2 " * 3]
 
 
 def test_a_directory_that_others_can_write_is_refused(
