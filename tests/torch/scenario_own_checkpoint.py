@@ -200,6 +200,7 @@ def own_checkpoint_of_ranks_that_disagree(rank: int, size: int) -> None:
 def own_checkpoint_in_the_background(rank: int, size: int) -> None:
     """The state at the time of the call is saved, while training changes it. What one
     rank cannot save is an error of all ranks; it is raised once."""
+    dist.new_group([0])  # so that the ranks are in different numbers of groups
     with folder_of_all(rank) as folder:
         mine = machine(folder, rank)
         model, optimizer = trained(size, rank)

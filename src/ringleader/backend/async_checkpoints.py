@@ -80,15 +80,26 @@ def _with_own_group(
         if last is not None:
             wait([last])
         if own is None or own not in dist.distributed_c10d._world.pg_map:
-            own = dist.new_group(
-                dist.get_process_group_ranks(group),
-                backend=dist.get_backend(group),
-                use_local_synchronization=True,
-                group_desc=DESCRIPTION,
-            )
+            own = new_group_like(group, backend=dist.get_backend(group))
         kwargs["process_group"] = own
         save = execute_save(self, *args, **kwargs)
         saves[group.group_name] = own, save
         return save
 
     return execute
+
+
+def new_group_like(group: dist.ProcessGroup, backend: str | None = None) -> Any:
+    """Form a group of the ranks of ``group``, for checkpoints; only they call it.
+
+    torch names a group that only some ranks form after the number of groups that a rank
+    is in, and ranks that are in different numbers of groups never meet. So a group of
+    all ranks is formed by all: torch then counts calls, which are equal.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    return dist.new_group(
+        ranks,
+        backend=backend,
+        use_local_synchronization=len(ranks) < dist.get_world_size(),
+        group_desc=DESCRIPTION,
+    )

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from ringleader.backend.async_checkpoints import new_group_like
 from ringleader.checkpoint.byte_exchange import ByteExchange
 from ringleader.checkpoint.save import KEEP, Saved, exchange_of, write_state
 from ringleader.checkpoint.training_state import Optimizers, State, collect
@@ -75,8 +76,7 @@ class _Saver:
     def __init__(self, exchange: ByteExchange) -> None:
         group = exchange.group
         if group is not None:
-            ranks = dist.get_process_group_ranks(group)
-            group = dist.new_group(ranks, use_local_synchronization=True)
+            group = new_group_like(group)
         self._exchange = ByteExchange(group)
         self._copies: dict[tuple[object, ...], Tensor] = {}
         self._pending: _Saving | None = None
