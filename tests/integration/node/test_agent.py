@@ -15,7 +15,12 @@ import psutil
 import pytest
 
 from ringleader.deadline import Deadline
-from ringleader.errors import ConfigError, DeadlineExceeded, ProtocolError
+from ringleader.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    GroupAborted,
+    ProtocolError,
+)
 from ringleader.ids import Incarnation, NodeId
 from ringleader.node.agent.event_log import EventLog
 from ringleader.node.launch.agent_process import AgentProcess
@@ -28,10 +33,12 @@ from ringleader.node.protocol.local_requests import (
     EnterJob,
     GetSnapshot,
     LeaveJob,
+    Progress,
     RequestDone,
     RoundEntered,
     RoundStatus,
 )
+from ringleader.node.protocol.node_state import JobFingerprint
 from ringleader.node.protocol.snapshot import NodeRow, Snapshot
 from ringleader.testing.node_process import make_home
 
@@ -45,9 +52,16 @@ def config(tmp_path: Path) -> AgentConfig:
     return AgentConfig(home=str(home), interfaces=[LOOPBACK], profile="loopback")
 
 
-def enter(nodes: int, job: str = "job", timeout_s: float = 20.0) -> EnterJob:
+def enter(
+    nodes: int, job: str = "job", timeout_s: float = 20.0, torch: str = ""
+) -> EnterJob:
     return EnterJob(
-        job=job, min_nodes=nodes, max_nodes=nodes, wait_s=0, timeout_s=timeout_s
+        job=job,
+        min_nodes=nodes,
+        max_nodes=nodes,
+        wait_s=0,
+        timeout_s=timeout_s,
+        fingerprint=JobFingerprint(torch=torch),
     )
 
 
@@ -79,7 +93,9 @@ def test_a_lone_agent_forms_a_round_of_one_and_describes_itself(
 
 
 def test_two_nodes_of_one_user_on_one_host_train_together(config: AgentConfig) -> None:
-    """Two nodes discover each other on loopback and form a ring."""
+    """Two nodes discover each other on loopback and form a ring. A machine that is
+    behind when the others have finished is told so at once, instead of waiting for
+    them; one with another torch is refused with both versions."""
     with AgentProcess.start(config) as one, AgentProcess.start(config) as two:
         first = framing.pack(enter(2))
         two._sock.sendall(first)
@@ -91,6 +107,14 @@ def test_two_nodes_of_one_user_on_one_host_train_together(config: AgentConfig) -
         assert {entered.rank, other.rank} == {0, 1}
         assert entered.round == other.round
         assert len(agent_sockets(Path(config.home))) == 2
+        one.ask(LeaveJob("job", ok=True), Deadline.after(10))
+        with pytest.raises(GroupAborted, match="have finished it, this one has not"):
+            two.ask(enter(2, timeout_s=600), Deadline.after(20))
+        two._sock.sendall(framing.pack(enter(2, "another", torch="2.13.0+cpu")))
+        assert isinstance(two.receive(Deadline.after(20)), Progress)
+        versions = "torch is 2.15.0 here and 2.13.0.cpu there"
+        with pytest.raises(ConfigError, match=versions):
+            one.ask(enter(2, "another", torch="2.15.0"), Deadline.after(20))
         two.close()
         deadline = Deadline.after(5)
         while sum(row.in_view for row in rows(one)) > 1:
