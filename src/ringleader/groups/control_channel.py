@@ -12,6 +12,7 @@ Only the thread that holds the engine may call the methods, except ``post`` and
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import time
 from collections import deque
@@ -38,6 +39,9 @@ HISTORY_SENT = 16
 """Number of them that are sent to a peer whose history differs."""
 WAITS_S = 0.5
 """A peer that sent WAITING this recently still waits; it repeats it every 0.2 s."""
+SAME_CALL_S = 2.0
+"""The same for a WAITING in the call that runs here: a busy machine sends the next one
+late, and a peer that is blamed for that is the wrong one."""
 MAX_QUESTIONS = 64
 """Unsent frames to a peer beyond which no more WAITING is queued for it."""
 FLUSH_S = 0.2
@@ -60,8 +64,8 @@ class ControlChannel:
         self._messages = Messages(rank, self._streams)
         self._posted: deque[Outgoing | PendingRecv] = deque()
         self._calls: list[tuple[int, bytes]] = [(0, b"")] * HISTORY
-        self._waits: dict[int, tuple[int, float]] = {}
-        """peer -> (rank it waits for, when it said so)."""
+        self._waits: dict[int, tuple[int, int, float]] = {}
+        """peer -> (rank it waits for, number of the call, when it said so)."""
         self._expire_at_s = 0.0
         self._orphans: list[Work] = []
         """Work that waited for frames which were dropped at the end."""
@@ -115,7 +119,7 @@ class ControlChannel:
 
         In a ring all ranks but one wait for a neighbour that waits itself.
         """
-        fresh_s = time.monotonic() - WAITS_S
+        now_s, current = time.monotonic(), self._sequence(self.current, self.rank)
         seen: list[int] = []
         ahead = list(peers)
         while ahead:
@@ -123,8 +127,8 @@ class ControlChannel:
             if peer in seen or peer == self.rank:
                 continue
             seen.append(peer)
-            waits_for, said_s = self._waits.get(peer, (peer, 0.0))
-            if said_s < fresh_s:
+            waits_for, call, said_s = self._waits.get(peer, (peer, 0, -math.inf))
+            if now_s - said_s > (SAME_CALL_S if call == current else WAITS_S):
                 return peer
             ahead.append(waits_for)
         return peers[0]
@@ -237,10 +241,15 @@ class ControlChannel:
             stream.said_goodbye = True
             self._messages.leave(stream.peer)
         elif frame.kind is Kind.WAITING:
-            self._waits[stream.peer] = (frame.rank, time.monotonic())
+            call = self._sequence(payload, stream.peer)
+            self._waits[stream.peer] = (frame.rank, call, time.monotonic())
             self.compare(stream.peer, payload)
         else:
             self._messages.act(stream.peer, frame, payload)
+
+    @staticmethod
+    def _sequence(header: bytes, peer: int) -> int:
+        return op_header.decode(header, peer).sequence if header else 0
 
     def compare(self, peer: int, theirs: bytes) -> None:
         """Raise CallMismatch if ``theirs`` differs from our call with that number."""

@@ -33,7 +33,8 @@ def test_the_link_mpi_keeps_its_contract_computes_and_never_hangs() -> None:
     for rank in range(3):
         assert f"rank {rank} is in a group of 3" in said
         assert f"rank {rank} of 3 is done" in said
-        assert f"rank {rank}: rank {0 if rank == 1 else 1}: called all_reduce(" in said
+        # Rank 1 called with another size. Who sees it first names the other.
+        assert re.search(rf"^rank {rank}: rank \d: called all_reduce\(", said, re.M)
         # torch's group, then one of its first and last rank
         value = 6.0 if rank == 1 else 12.0
         lines = [line for line in said.splitlines() if " here: " in line]
@@ -41,4 +42,4 @@ def test_the_link_mpi_keeps_its_contract_computes_and_never_hangs() -> None:
         assert line.endswith(f" here: {[value] * 4}")
     assert said.count("the contract holds") == 3
     for rank in (0, 2):  # rank 1 was stopped in the middle of an all_reduce
-        assert f"rank {rank} in time: rank 1: waited 1.0 s for it" in said
+        assert f"rank {rank} in time: rank 1: waited 4.0 s for it" in said, said
