@@ -139,8 +139,6 @@ class Channel:
     def _fill(self) -> None:
         budget = TURN_BYTES
         while budget > 0:
-            while not len(self._target):
-                self._target = next(self._parser)
             if not len(self._buffered) and len(self._target) < DIRECT_BYTES:
                 size = self._link.try_recv_into(self._buffer)
                 self._buffered = self._buffer[:size]
@@ -154,6 +152,8 @@ class Channel:
                 return
             self._target = self._target[size:]
             budget -= size
+            while not len(self._target):
+                self._target = next(self._parser)
 
     def _receive_directly(self) -> int:
         if len(self._target) < DIRECT_BYTES:
@@ -185,7 +185,7 @@ class Channel:
         with self._lock:
             if self._is_closed:
                 return []
-            if self._failure is not None:
+            if self._failure is not None or len(self._buffered):
                 return None
             return self._link.arm(sending=bool(self._out), receiving=True)
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringleader.errors import ConfigError, PeerLost, ProtocolError
+from ringleader.rpc import channel as channel_module
 from ringleader.rpc import messages, registry
 from ringleader.rpc.channel import Channel, Outgoing
 from ringleader.rpc.messages import (
@@ -136,6 +137,24 @@ def test_a_channel_delivers_what_came_before_the_end_and_then_names_the_peer() -
         channel.read()
     assert caught.value.peer == 0
     channel.close()
+
+
+def test_a_channel_forgets_nothing_when_its_turn_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it has read is complete, or it asks for another turn before it sleeps."""
+    data = messages.encode(EXAMPLES[4])
+    for turn in range(1, 3 * len(data)):
+        monkeypatch.setattr(channel_module, "TURN_BYTES", turn)
+        left, right = memory_link_pair()
+        channel = Channel(0, right, MAX_BYTES)
+        left.try_send(memoryview(3 * data))
+        found = channel.read()
+        while channel.arm() is None:
+            found += channel.read()
+        assert len(found) == 3, turn
+        channel.close()
+        left.close()
 
 
 def test_a_channel_stops_at_bytes_that_are_no_message() -> None:
