@@ -188,6 +188,13 @@ def test_trainer_and_lightning_do_shard_and_average() -> None:
     assert first["logged"] == second["logged"]
 
 
+@pytest.mark.parametrize("library", ["lightning", "accelerate"])
+def test_libraries_that_replace_samplers_leave_our_shards_alone(library: str) -> None:
+    ended = run(Program("sharded", (library,)), RINGLEADER_DEFAULT="1")
+    seen = [index for found in ended.results() for index in found["seen"]]
+    assert sorted(seen) == list(range(61))
+
+
 RECIPES = Path(__file__).resolve().parents[2] / "examples/recipes"
 
 

@@ -7,7 +7,7 @@ continues in mid-epoch on another number of ranks: nothing is repeated or left o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Generic, TypeVar, cast
 
@@ -22,6 +22,9 @@ from ringleader.data.quotas import quotas
 from ringleader.errors import ConfigError
 
 _T = TypeVar("_T")
+
+_STEPS_AHEAD = 4
+"""Steps whose samples a dataset is told before it is asked for them."""
 
 
 class Shard(Generic[_T]):
@@ -49,8 +52,9 @@ class Shard(Generic[_T]):
     ) -> None:
         self.dataset = dataset
         self.global_batch = global_batch
+        self._given = (rank, size)
         self.rank, self.size = _place(rank, size)
-        self.weights = list(weights) if weights is not None else [1.0] * self.size
+        self.weights = list(weights) if weights is not None else None
         self.epoch = 0
         self.position = 0
         self._seed = seed
@@ -59,15 +63,28 @@ class Shard(Generic[_T]):
         self._samples = len(dataset)  # type: ignore[arg-type]
         _check(self._samples, global_batch, self.weights, self.size)
 
+    def follow(self) -> None:
+        """Take rank and size from the process group, which may be a new one.
+
+        Iterating and ``len`` do that, too. With another number of ranks, set
+        ``weights`` first.
+        """
+        self.rank, self.size = _place(*self._given)
+        _check(self._samples, self.global_batch, self.weights, self.size)
+
     def __len__(self) -> int:
         """Return the steps that are left in this epoch."""
+        self.follow()
         return len(self.steps())
 
     def __iter__(self) -> Iterator[_T]:
         """Yield this rank's batch of each step; then the next epoch begins."""
+        self.follow()
         if self.position == self._samples:  # the loop ended at the last batch
             self._next_epoch()
-        batches = cast("Sampler[list[int]]", _Batches(self._plan()))
+        prefetch = getattr(self.dataset, "prefetch", None)
+        plan = _Batches(self._plan(), prefetch)
+        batches = cast("Sampler[list[int]]", plan)
         steps = self.steps()
         loader = DataLoader(self.dataset, batch_sampler=batches, **self._loader)
         for batch, (begin, end) in zip(loader, steps, strict=True):
@@ -88,7 +105,7 @@ class Shard(Generic[_T]):
 
     def indices(self, begin: int, end: int) -> list[int]:
         """Return the samples of this rank in the step from ``begin`` to ``end``."""
-        shares = quotas(end - begin, self.weights)
+        shares = quotas(end - begin, self.weights or [1.0] * self.size)
         first = begin + sum(shares[: self.rank])
         positions = np.arange(first, first + shares[self.rank], dtype=np.int64)
         if not self._shuffle:
@@ -130,13 +147,26 @@ class Shard(Generic[_T]):
 
 
 class _Batches:
-    """A batch sampler: the samples of each step, planned when iterating begins."""
+    """A batch sampler: the samples of each step, planned when iterating begins.
 
-    def __init__(self, plan: list[list[int]]) -> None:
+    ``prefetch`` is told the samples of the next steps, for datasets that get their
+    items from another machine.
+    """
+
+    def __init__(
+        self, plan: list[list[int]], prefetch: Callable[[list[int]], None] | None
+    ) -> None:
         self._plan = plan
+        self._prefetch = prefetch
 
     def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._plan)
+        told = 0
+        for number, batch in enumerate(self._plan):
+            ahead = self._plan[told : number + 1 + _STEPS_AHEAD]
+            if self._prefetch is not None and ahead:
+                self._prefetch([index for step in ahead for index in step])
+                told += len(ahead)
+            yield batch
 
     def __len__(self) -> int:
         return len(self._plan)
@@ -177,13 +207,15 @@ def _place(rank: int | None, size: int | None) -> tuple[int, int]:
     return 0, 1
 
 
-def _check(samples: int, batch: int, weights: Sequence[float], size: int) -> None:
+def _check(
+    samples: int, batch: int, weights: Sequence[float] | None, size: int
+) -> None:
     if samples < 1:
         raise ConfigError("the dataset is empty")
     if batch < size:
         text = f"global_batch={batch} is less than one sample for each of {size} ranks"
         raise ConfigError(text)
-    if len(weights) != size or min(weights) <= 0:
+    if weights is not None and (len(weights) != size or min(weights) <= 0):
         raise ConfigError(f"weights={list(weights)}: {size} numbers above 0 needed")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -83,6 +83,57 @@ def test_an_interrupted_epoch_goes_on_with_other_ranks(
             assert mine.indices(begin, end) or end - begin < len(after)
             seen += mine.indices(begin, end)
     assert sorted(seen) == list(range(n))
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_an_epoch_on_three_then_two_then_five_ranks_uses_every_sample_once(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each world is interrupted in mid-epoch, while its loaders have read ahead; the
+    weights change with it. One object per rank lives through all worlds."""
+    n, batch = 101, 11
+    place = [0, 1]
+    monkeypatch.setattr("ringleader.data.shard._place", lambda *_: tuple(place))
+    ranks = [shard(data(n), batch, seed=5, num_workers=workers) for _ in range(5)]
+    state, seen = ranks[0].state_dict(), list[int]()
+    for weights, steps in (([1.0, 2.0, 3.0], 4), ([5.0, 1.0], 2), (None, 99)):
+        size = len(weights or ranks)
+        for rank, mine in enumerate(ranks[:size]):
+            place[:] = rank, size
+            mine.load_state_dict(state)
+            mine.weights = weights
+            for (indices,) in islice(mine, steps):
+                seen += indices.tolist()
+            assert mine.state_dict() == ranks[0].state_dict()
+        state = ranks[0].state_dict()
+        place[:] = 0, 1
+    assert sorted(seen) == list(range(n))
+    place[:] = 0, 4
+    ranks[0].weights = [1.0, 2.0]
+    with pytest.raises(ConfigError, match="4 numbers above 0 needed"):
+        next(iter(ranks[0]))
+
+
+class Told(TensorDataset):
+    """Records what it is told that it will be asked for."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(torch.arange(n))
+        self.told: list[int] = []
+
+    def prefetch(self, indices: list[int]) -> None:
+        self.told += indices
+
+
+def test_a_dataset_is_told_once_what_comes_next() -> None:
+    source = Told(100)
+    mine = Shard(source, 10, rank=1, size=2)
+    planned = [index for step in mine.steps() for index in mine.indices(*step)]
+    steps = iter(mine)
+    next(steps)
+    assert source.told == planned[: 5 * 5]  # this step and four more
+    list(steps)
+    assert source.told == planned
 
 
 def test_a_loader_gives_what_was_planned_and_empty_batches_if_it_must() -> None:
