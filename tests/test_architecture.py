@@ -49,6 +49,7 @@ HOMES = {
         "doctor",
         "paramserver",
         "checkpoint",
+        "data",
         "rpc",
         "wire",
     },

@@ -25,8 +25,9 @@ PUBLIC = (
     "BackendOptions CallMismatch CollectiveConfig ConfigError DeadlineExceeded Group "
     "GroupAborted InternalError PeerError PeerFailed PeerLost PeerRefused "
     "PeerUnreachable PeerUntrusted ProtocolError RingleaderError SyncBatchNorm "
-    "Work WorkerNode __version__ backends checkpoint compression group join "
-    "parallelize require_backend resume rpc shard should_rejoin sync_module_states"
+    "Work WorkerNode __version__ backends checkpoint compression dataset fetch group "
+    "join parallelize require_backend resume rpc shard should_rejoin "
+    "sync_module_states"
 )
 
 RPC = (
@@ -63,7 +64,7 @@ FLAGS = {
     "--scale-rate --no-scale-rate --warmup --aggregate --clip --max-move --outer "
     "--batch-size --seed --codec --weights-codec --checkpoint-every",
     "work": "link --pin --pin-file --server --server-file --task --name --device "
-    "--threads --codec --weights-codec --max-batch-size --json",
+    "--threads --codec --weights-codec --max-batch-size --max-data --json",
     "evaluate": "task --weights --version --export --picture --samples --device --json",
     "bench": "--ranks --sizes --operations --transport --peers --rounds --algorithms "
     "--lan --rate --quick --no-quick --out --json",

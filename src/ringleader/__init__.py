@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ringleader.backend.options import BackendOptions
     from ringleader.checkpoint.resume import resume
     from ringleader.collectives.config import CollectiveConfig
+    from ringleader.data.fetch import fetch
+    from ringleader.data.served_dataset import dataset
     from ringleader.data.shard import shard
     from ringleader.groups.formation import group
     from ringleader.groups.group import Group
@@ -64,6 +66,8 @@ __all__ = [
     "backends",
     "checkpoint",
     "compression",
+    "dataset",
+    "fetch",
     "group",
     "join",
     "parallelize",
@@ -85,6 +89,8 @@ _LAZY = {
     "Work": "ringleader.groups.work",
     "WorkerNode": "ringleader.node.worker.worker_node",
     "backends": "ringleader.backend.availability",
+    "dataset": "ringleader.data.served_dataset",
+    "fetch": "ringleader.data.fetch",
     "group": "ringleader.groups.formation",
     "join": "ringleader.node.launch.join",
     "parallelize": "ringleader.parallel.parallelize",

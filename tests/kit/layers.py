@@ -111,13 +111,29 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
     ),
     (
         Package(
-            "checkpoint",
-            "crash-safe checkpoints on DCP, without a shared disk",
-            DATA,
+            "paramserver",
+            "training over the internet: a server holds the weights, workers send "
+            "updates by HTTPS",
+            rooms=(
+                ("protocol", "messages, tensor files, manifest, join link, OpenAPI"),
+                ("server", "admission, scheduling, checks of updates, checkpoints"),
+                ("tasks", "training tasks: model, data, loss"),
+                ("worker", "join, fetch weights, train, upload updates"),
+            ),
+            room_order="protocol | tasks | server worker",
         ),
+    ),
+    (
         Package(
             "data",
-            "each rank's samples: shuffled, weighted, resumable in mid-epoch",
+            "each rank's samples, resumable in mid-epoch; data of one machine for all",
+            DATA,
+        ),
+    ),
+    (
+        Package(
+            "checkpoint",
+            "crash-safe checkpoints on DCP, without a shared disk",
             DATA,
         ),
         Package(
@@ -132,18 +148,6 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
             ),
             room_order="plan | measurement | pipeline | strategies",
             pure_rooms=("plan",),
-        ),
-        Package(
-            "paramserver",
-            "training over the internet: a server holds the weights, workers send "
-            "updates by HTTPS",
-            rooms=(
-                ("protocol", "messages, tensor files, manifest, join link, OpenAPI"),
-                ("server", "admission, scheduling, checks of updates, checkpoints"),
-                ("tasks", "training tasks: model, data, loss"),
-                ("worker", "join, fetch weights, train, upload updates"),
-            ),
-            room_order="protocol | tasks | server worker",
         ),
         Package(
             "coordinator",

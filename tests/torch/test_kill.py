@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from tests.kit.scenario_worlds import (
@@ -77,3 +80,36 @@ def test_an_exception_on_one_rank_reaches_who_waits_for_its_message(
         for rank in ranks:
             assert rank.has_ended(EXIT_S), f"hangs at exit:\n{rank.written()}"
             assert scenario_server.reap(rank) == 1, rank.written()
+
+
+def test_data_of_a_killed_machine_comes_from_another(
+    scenario_server: ScenarioServer, tmp_path: Path
+) -> None:
+    """The others name who was killed; then only what had not arrived is sent."""
+
+    def call(name: str) -> ScenarioCall:
+        return ScenarioCall(
+            module="tests.torch.scenario_data",
+            name=name,
+            args=(str(tmp_path),),
+            wants_ready=True,
+        )
+
+    for name in ("fetch_until_killed", "ask_until_killed"):
+        with one_shot(scenario_server, 2, call(name), TIMEOUT_S) as ranks:
+            for rank in ranks:
+                report = rank.report(START_S)
+                assert report.kind == "ready", report.trace
+            killed_at_s = ranks[1].kill()
+            report = ranks[0].report(TIMEOUT_S + 10)
+            assert report.kind == "failed"
+            assert "rank 1" in report.text, report.trace
+            assert report.at_s - killed_at_s < TIMEOUT_S + 1, report.trace
+            assert ranks[0].has_ended(EXIT_S), f"hangs:\n{ranks[0].written()}"
+    shutil.rmtree(tmp_path / "machine1" / "data")
+    with one_shot(scenario_server, 3, call("fetch_the_rest"), TIMEOUT_S) as ranks:
+        for rank in ranks:
+            assert rank.report(START_S).kind == "ready"
+        for rank in ranks:
+            report = rank.report(START_S)
+            assert report.kind == "done", report.trace

@@ -84,9 +84,9 @@ def _plain_other(value: object, where: str, depth: int) -> object:
     if isinstance(value, torch.dtype):
         return _tagged("dtype", str(value).removeprefix("torch."))
     raise ConfigError(
-        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a "
-        f"checkpoint cannot hold without pickle; store numbers, text, tensors, or "
-        f"lists and dicts of these"
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which "
+        f"cannot be encoded without pickle; use numbers, text, tensors, or lists and "
+        f"dicts of these"
     )
 
 

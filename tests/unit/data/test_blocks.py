@@ -1,0 +1,82 @@
+"""Blocks of items and the bounded cache that holds them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringleader.data.block_cache import BlockCache, CacheFolder
+from ringleader.data.item_block import check, pack
+from ringleader.errors import ConfigError
+
+ITEMS = st.lists(st.binary(max_size=20), min_size=1, max_size=6)
+
+
+@given(ITEMS, st.data())
+def test_a_changed_byte_anywhere_is_found(
+    items: list[bytes], data: st.DataObject
+) -> None:
+    block = pack(items)
+    check(block, len(items))
+    where = data.draw(st.integers(0, len(block) - 1))
+    bit = 1 << data.draw(st.integers(0, 7))
+    damaged = block[:where] + bytes([block[where] ^ bit]) + block[where + 1 :]
+    for wrong in (damaged, block[:-1], block + b"\0"):
+        with pytest.raises(ValueError, match=r"."):
+            check(wrong, len(items))
+
+
+def test_items_are_read_alone_and_damage_is_missing(tmp_path: Path) -> None:
+    cache = BlockCache(tmp_path / "items", 1000)
+    cache.make()
+    items = [b"first", b"", b"third"]
+    cache.add(7, pack(items))
+    assert [cache.read_item(7, 3, position) for position in range(3)] == items
+    assert cache.read_item(8, 3, 0) is None
+    path = tmp_path / "items" / "7"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert [cache.read_item(7, 3, position) for position in range(3)] == [
+        b"first",
+        b"",
+        None,
+    ]
+    cache.remove(7)
+    assert not cache.has(7)
+
+
+def test_the_cache_stays_below_its_limit(tmp_path: Path) -> None:
+    cache = BlockCache(tmp_path / "items", 1000)
+    cache.make()
+    for number in range(100):
+        cache.add(number, bytes(90))
+        size = sum(path.stat().st_size for path in (tmp_path / "items").iterdir())
+        assert size <= 1000
+        assert cache.has(number), "the newest was removed"
+
+
+def test_a_disk_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ConfigError, match="set RINGLEADER_CACHE"):
+        BlockCache(tmp_path / "file" / "items", 1000).make()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        BlockCache(tmp_path / "nowhere", 1000).add(0, b"x")
+
+
+def test_folders_of_killed_programs_are_removed(tmp_path: Path) -> None:
+    def opened(name: str) -> CacheFolder:
+        cache = BlockCache(tmp_path / name, 1000)
+        cache.make()
+        folder = CacheFolder(cache.folder)
+        folder.open()
+        return folder
+
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "lock").touch()
+    first, second = opened("a"), opened("b")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    first.close()
+    second.close()
+    assert not [*tmp_path.iterdir()]
