@@ -82,6 +82,7 @@ def test_an_exception_on_one_rank_reaches_who_waits_for_its_message(
             assert scenario_server.reap(rank) == 1, rank.written()
 
 
+@pytest.mark.slow
 def test_data_of_a_killed_machine_comes_from_another(
     scenario_server: ScenarioServer, tmp_path: Path
 ) -> None:

@@ -28,7 +28,7 @@ _COLUMNS = 8
 def evaluate(  # noqa: PLR0913 - one argument per flag
     task: Annotated[
         str | None,
-        typer.Argument(help="digits, chars:TEXTFILE, images:DIRECTORY or a .py file."),
+        typer.Argument(help="digits, mnist, chars:FILE, images:DIR or a .py file."),
     ] = None,
     weights: Annotated[
         Path | None,

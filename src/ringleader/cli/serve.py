@@ -30,7 +30,8 @@ _Flag = typer.Option
 
 def serve(  # noqa: PLR0913 # one argument per flag
     task: Annotated[
-        str, typer.Argument(help="digits, chars:FILE, images:DIR or a .py file.")
+        str,
+        typer.Argument(help="digits, mnist, chars:FILE, images:DIR or a .py file."),
     ] = "",
     workers: Annotated[int, _Flag(help="Workers that share a round.", min=0)] = 0,
     rounds: Annotated[int, _Flag(help="Rounds to train.", min=0)] = 0,

@@ -69,7 +69,11 @@ def work(  # noqa: PLR0913 - one argument per flag
         ),
     ] = None,
     task: Annotated[
-        str, typer.Option(help="chars:TEXTFILE, images:DIRECTORY or a .py file.")
+        str,
+        typer.Option(
+            help="Your copy of the server's .py file; other tasks, and their data, "
+            "come from the server, or from mnist:DIR, chars:FILE or images:DIR here."
+        ),
     ] = "",
     name: Annotated[str, typer.Option(help="Name on the server's status page.")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
@@ -87,6 +91,9 @@ def work(  # noqa: PLR0913 - one argument per flag
         int,
         typer.Option(min=0, help="Largest batch to accept; 0: 64 times the task's."),
     ] = 0,
+    max_data: Annotated[
+        float, typer.Option(min=0, help="Most data to get from the server, in GB.")
+    ] = 10.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as JSON.")
     ] = False,
@@ -115,6 +122,7 @@ def work(  # noqa: PLR0913 - one argument per flag
             pin=read_pin("work", pin, pin_file),
             ask_pin=_ask_pin if is_interactive() else None,
             max_batch_size=max_batch_size,
+            max_data_bytes=int(max_data * 1e9),
         )
         _set_threads(threads)
         with exit_on_sigterm():

@@ -32,7 +32,7 @@ from ringleader.paramserver.server.http.connection_limits import (
     LimitedProtocol,
 )
 from ringleader.paramserver.server.worker_record import MAX_STRIKES
-from ringleader.paramserver.worker.join import prepare_task
+from ringleader.paramserver.worker.join import WorkerSettings, prepare_task
 from ringleader.paramserver.worker.observer import Observer
 from ringleader.paramserver.worker.server_address import ServerAddress
 from ringleader.paramserver.worker.session import Session
@@ -673,7 +673,7 @@ def test_who_has_the_code_or_a_token_is_not_limited_with_strangers(
             closing(Session.open(address, nobody)) as session,
             pytest.raises(ConfigError, match="the server trains 'tiny'"),
         ):
-            prepare_task("", session)  # it learned the task
+            prepare_task(WorkerSettings(name="anna"), session, nobody)  # it learned it
         stale.close()
 
 

@@ -364,3 +364,41 @@ def test_evaluate_answers_in_json(tmp_path: Path) -> None:
     for true, row in enumerate(facts["confusion"]):
         assert sum(row) == int((labels == true).sum())
     assert facts["loss"] == pytest.approx(2.3, abs=0.3)
+
+
+@pytest.mark.slow
+def test_workers_get_mnist_from_the_machine_that_has_it(
+    tmp_path: Path, running: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60,000 and 10,000 images, which only the server has; a second worker on the same
+    machine uses the copy of the first."""
+    raw = tmp_path / "server" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    chance = np.random.default_rng(0)
+    for name, count in (("train", 60_000), ("t10k", 10_000)):
+        labels = chance.integers(0, 10, count, dtype=np.uint8)
+        images = np.zeros((count, 28, 28), np.uint8)
+        images[np.arange(count), labels, :] = 255  # a line as high as the digit
+        for kind, head, data in (
+            ("images-idx3", [2051, count, 28, 28], images),
+            ("labels-idx1", [2049, count], labels),
+        ):
+            content = np.array(head, ">u4").tobytes() + data.tobytes()
+            (raw / f"{name}-{kind}-ubyte").write_bytes(content)
+    out, cache = tmp_path / "out", tmp_path / "worker-cache"
+    serve = (f"mnist:{tmp_path / 'server'}", "--workers", "2", "--rounds", "5")
+    with ExitStack() as stack:
+        where = ("--port", "0", "--out", out)
+        server = stack.enter_context(running("serve", *serve, *where))
+        link = file_of(server, out)
+        monkeypatch.setenv("RINGLEADER_CACHE", str(cache))
+        flags = ("--server-file", link, "--threads", "1")
+        workers = [stack.enter_context(running("work", *flags)) for _ in range(2)]
+        said = [output_of(process) for process in (*workers, server)]
+    assert all("task mnist" in text for text in said[:2]), said
+    fetched = [text for text in said[:2] if "bytes of data from the server" in text]
+    assert len(fetched) == 1, said
+    (copy,) = [path for path in (cache / "files").iterdir() if path.is_dir()]
+    for path in raw.iterdir():
+        assert (copy / path.name).read_bytes() == path.read_bytes()
+    assert "10 updates of 2 workers" in said[2]

@@ -83,6 +83,15 @@ _SCHEMAS = msgspec.json.schema_components(
 _OPTIONAL: list[dict[str, list[str]]] = [{}, {"join": []}, {"token": []}]
 """Anybody may ask; who authenticates is not limited together with strangers."""
 
+_READERS: list[dict[str, list[str]]] = [{"join": []}, {"token": []}, {}]
+"""The code of the join link, a token, or the PIN in a header."""
+_NOT_READ = {
+    "c401": "unknown code or PIN",
+    "c403": "no PIN attempts are left",
+    "c404": "no such data",
+    "c429": "too many requests",
+}
+
 DESCRIPTION: dict[str, Any] = {
     "openapi": "3.1.0",
     "info": {"title": "Ringleader over the internet", "version": "1"},
@@ -191,6 +200,28 @@ DESCRIPTION: dict[str, Any] = {
                     "200": {"description": "safetensors", "content": _TENSORS},
                     "206": {"description": "the rest of it", "content": _TENSORS},
                     **_answers(c304="unchanged", c409="stale", **_REFUSED),
+                },
+            }
+        },
+        "/v1/data": {
+            "get": {
+                "security": _READERS,
+                "parameters": [_header("X-Auth-Pin", _TEXT, required=False)],
+                "responses": _answers(
+                    c200="names, sizes and hashes of the task's files", **_NOT_READ
+                ),
+            }
+        },
+        "/v1/data/{chunk}": {
+            "get": {
+                "security": _READERS,
+                "parameters": [
+                    _path("chunk"),
+                    _header("X-Auth-Pin", _TEXT, required=False),
+                ],
+                "responses": {
+                    "200": {"description": "bytes of a file", "content": _TENSORS},
+                    **_answers(c400="malformed", **_NOT_READ),
                 },
             }
         },

@@ -151,5 +151,6 @@ def _open_app(
         seed=options.seed,
         codec=options.codec,
         weights_codec=options.weights_codec,
+        data=task.data,
     )
     return App(training, settings), training.open()

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ringleader.errors import ConfigError
 from ringleader.paramserver.tasks.samples import Batch
-from ringleader.paramserver.tasks.task import Predictions, Split, Task
+from ringleader.paramserver.tasks.task import DataFiles, Predictions, Split, Task
 
 _WINDOW = 64
 """Characters in one sample."""
@@ -95,6 +95,7 @@ def task(path: Path) -> Task:
         metrics=metrics,
         classes=tuple(alphabet),
         batch_size=32,
+        data=DataFiles(path),
     )
 
 

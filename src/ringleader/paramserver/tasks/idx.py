@@ -28,6 +28,14 @@ def has_idx_files(directory: Path) -> bool:
     return _find(directory, "train", "images") is not None
 
 
+def files(directory: Path) -> list[Path] | None:
+    """Return the four files of ``directory``; None if one of them is missing."""
+    kinds: tuple[Kind, ...] = ("images", "labels")
+    found = [_find(directory, split, kind) for split in _NAMES for kind in kinds]
+    present = [path for path in found if path is not None]
+    return present if len(present) == len(found) else None
+
+
 def images(directory: Path, split: str) -> Bytes:
     """Read all images of ``split``: (samples, height, width)."""
     return _read(directory, split, "images")

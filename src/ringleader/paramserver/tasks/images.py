@@ -21,7 +21,7 @@ from torch.nn import functional
 from ringleader.errors import ConfigError
 from ringleader.paramserver.tasks import idx
 from ringleader.paramserver.tasks.samples import Batch
-from ringleader.paramserver.tasks.task import Split, Task, default_predict
+from ringleader.paramserver.tasks.task import DataFiles, Split, Task, default_predict
 
 Pixels = NDArray[np.uint8]
 
@@ -54,6 +54,7 @@ def task(directory: Path) -> Task:
         classes=classes,
         batch_size=64,
         extra_parts={"classes": f"{len(classes)}, {_digest(classes)}"},
+        data=DataFiles(directory),
     )
 
 

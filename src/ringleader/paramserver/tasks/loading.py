@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ringleader.errors import ConfigError
-from ringleader.paramserver.tasks import chars, digits, images
+from ringleader.paramserver.tasks import chars, digits, images, mnist
 from ringleader.paramserver.tasks.task import (
     BATCH_SIZE,
     Task,
@@ -16,17 +16,18 @@ from ringleader.paramserver.tasks.task import (
     default_predict,
 )
 
-BUILT_IN = ("digits", "chars", "images")
+BUILT_IN = ("digits", "mnist", "chars", "images")
 
 
 def load_task(spec: str) -> Task:
-    """Load a task: ``digits``, ``chars:FILE``, ``images:DIR``, or a Python file."""
+    """Load a task: ``digits``, ``mnist[:DIR]``, ``chars:FILE``, ``images:DIR``, or a
+    Python file."""
     name, _, argument = spec.partition(":")
     if name in BUILT_IN and not Path(spec).is_file():
         return _built_in(name, argument)
     if spec.endswith(".py"):
         return load_task_file(Path(spec))
-    known = "digits, chars:TEXTFILE, images:DIRECTORY"
+    known = "digits, mnist, chars:TEXTFILE, images:DIRECTORY"
     raise ConfigError(f"unknown task {spec!r}; use {known}, or a .py file")
 
 
@@ -60,6 +61,8 @@ def _built_in(name: str, argument: str) -> Task:
         if argument:
             raise ConfigError(f"task digits has its own data; omit {argument!r}")
         return digits.task()
+    if name == "mnist":
+        return mnist.task(Path(argument) if argument else None)
     if not argument:
         what = "TEXTFILE" if name == "chars" else "DIRECTORY"
         raise ConfigError(f"task {name} needs data: write {name}:{what}")

@@ -24,6 +24,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -40,6 +41,14 @@ Predictions = tuple[Tensor, Tensor]
 
 BATCH_SIZE = 32
 _INITIAL_WEIGHTS_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DataFiles:
+    """The files of a task: a file, a folder, or some files of a folder."""
+
+    root: Path
+    names: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +68,8 @@ class Task:
     batch_size: int = BATCH_SIZE
     extra_parts: Mapping[str, str] = field(default_factory=dict)
     """Further parts of the fingerprint."""
+    data: DataFiles | None = None
+    """Files that the server sends to workers which lack them."""
 
     def model(self) -> nn.Module:
         """Build a new model; its initial weights are the same in every call."""

@@ -18,10 +18,11 @@ from ringleader.paramserver.protocol.messages import (
     Status,
     encode_message,
 )
-from ringleader.paramserver.tasks.loading import load_task
+from ringleader.paramserver.tasks.loading import BUILT_IN, load_task
 from ringleader.paramserver.tasks.samples import Samples
 from ringleader.paramserver.tasks.task import Task
 from ringleader.paramserver.worker.agreement import check_join, check_rejoin
+from ringleader.paramserver.worker.data_files import MAX_DATA_BYTES, DataDownload
 from ringleader.paramserver.worker.http_errors import SERVER
 from ringleader.paramserver.worker.observer import Observer
 from ringleader.paramserver.worker.pin_pairing import PIN_ENTRIES
@@ -51,6 +52,8 @@ class WorkerSettings:
     """Asks the user for a PIN; None if nobody can be asked."""
     max_batch_size: int = 0
     """Largest batch to agree to; 0: a multiple of the task's batch size."""
+    max_data_bytes: int = MAX_DATA_BYTES
+    """Largest data to get from the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +66,14 @@ class PreparedTask:
     fingerprint: dict[str, str]
 
 
-def prepare_task(spec: str, session: Session) -> PreparedTask:
-    """Load the task ``spec``, or if that is empty, the one that the server trains."""
-    task = load_task(spec or _task_of_server(session))
+def prepare_task(
+    settings: WorkerSettings, session: Session, observer: Observer
+) -> PreparedTask:
+    """Load the task of the settings, or if they have none, the one of the server.
+
+    The files of a built-in task come from the server, too.
+    """
+    task = load_task(settings.task or _task_of_server(settings, session, observer))
     samples = task.samples("train")
     manifest = Manifest.of(task.model())
     return PreparedTask(task, samples, manifest, task.fingerprint(samples))
@@ -159,14 +167,18 @@ class Joiner:
         return answer
 
 
-def _task_of_server(session: Session) -> str:
+def _task_of_server(
+    settings: WorkerSettings, session: Session, observer: Observer
+) -> str:
     # The request is built for each try: pairing may complete the link in between.
     response = session.retry(lambda: session.send_once(_status_request(session)))
     name = response.decode(Status).task
     if name == "digits":
         return name
-    built_in = {"chars": "chars:TEXTFILE", "images": "images:DIRECTORY"}
-    mine = built_in.get(name, f"your copy of its file, as in --task {name}.py")
+    if name in BUILT_IN:
+        download = DataDownload(session, observer, settings.pin, settings.ask_pin)
+        return f"{name}:{download.run(settings.max_data_bytes)}"
+    mine = f"your copy of its file, as in --task {name}.py"
     raise ConfigError(f"the server trains {name!r}: pass --task with {mine}")
 
 

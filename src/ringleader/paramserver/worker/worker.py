@@ -90,7 +90,7 @@ class Worker:
 
     def run(self) -> None:
         """Join, and train until the server says that training is over."""
-        self._prepared = prepare_task(self._settings.task, self.session)
+        self._prepared = prepare_task(self._settings, self.session, self._observer)
         self._joiner = Joiner(
             self._settings,
             self.session,

@@ -34,6 +34,7 @@ from ringleader.paramserver.server.http.connection_limits import (
     mark_worker,
     unmark_worker,
 )
+from ringleader.paramserver.server.http.data_endpoint import DataEndpoint
 from ringleader.paramserver.server.http.pin_pairing import PinPairings
 from ringleader.paramserver.server.http.responses import (
     SOON,
@@ -48,6 +49,7 @@ from ringleader.paramserver.server.http.status import build_status
 from ringleader.paramserver.server.http.update_endpoint import UpdateEndpoint
 from ringleader.paramserver.server.quarantined_sources import source_of
 from ringleader.paramserver.server.training import Training
+from ringleader.paramserver.tasks.task import DataFiles
 
 PIECE_BYTES = 256 << 10
 """Bytes of weights that are handed to the socket at once. Larger pieces keep the
@@ -64,6 +66,8 @@ class RunSettings:
     seed: int = 0
     codec: str = "none"
     weights_codec: str = "none"
+    data: DataFiles | None = None
+    """Files that workers may get from this server."""
 
 
 class App:
@@ -78,6 +82,7 @@ class App:
         self.updates = UpdateEndpoint(
             training, self._auth, batch_size=settings.batch_size
         )
+        self._data = DataEndpoint(self._auth, settings.data)
 
     def starlette(self) -> Starlette:
         """Build the ASGI application that uvicorn serves."""
@@ -92,6 +97,8 @@ class App:
                 Route("/v1/leave", self._leave, methods=["POST"]),
                 Route("/v1/work", self._work),
                 Route("/v1/weights/{version}", self._weights),
+                Route("/v1/data", self._data.listing),
+                Route("/v1/data/{chunk}", self._data.chunk),
                 Route(update, self.updates.resume, methods=["HEAD"]),
                 Route(update, self.updates.update, methods=["PUT"]),
             ],

@@ -7,13 +7,19 @@ import time
 from starlette.requests import Request
 
 from ringleader.paramserver.protocol.join_link import JOIN_SCHEME
+from ringleader.paramserver.server.admission import AdmissionResult
 from ringleader.paramserver.server.http.client_network import network_of
 from ringleader.paramserver.server.http.connection_limits import (
     mark_worker,
     unmark_worker,
 )
 from ringleader.paramserver.server.http.rate_limit import RateLimiter
-from ringleader.paramserver.server.http.responses import CLOSE, Refusal, refusal
+from ringleader.paramserver.server.http.responses import (
+    CLOSE,
+    Refusal,
+    locked,
+    refusal,
+)
 from ringleader.paramserver.server.training import Training
 
 
@@ -51,6 +57,25 @@ class Authenticator:
         self.training.scheduler.mark_seen(worker, time.monotonic())
         mark_worker(request, worker)
         return worker
+
+    def authenticate_reader(self, request: Request) -> None:
+        """Accept whoever may join: by token, by the code of the join link or by PIN.
+
+        Raises a refusal otherwise.
+        """
+        kind, credential = _credential(request)
+        admission = self.training.admission
+        if kind == "Bearer" and admission.worker_of(credential) is not None:
+            return
+        code = credential if kind == JOIN_SCHEME else None
+        if not admission.is_join_code(code):
+            self.limit_stranger(request)
+        match admission.admit(code, request.headers.get("x-auth-pin")):
+            case AdmissionResult.UNKNOWN:
+                text = "this server does not know that code or PIN"
+                raise refusal(401, "unknown", text)
+            case AdmissionResult.LOCKED:
+                raise locked()
 
     def limit_stranger(self, request: Request) -> None:
         """Refuse a request if its address has sent too many as a stranger.
