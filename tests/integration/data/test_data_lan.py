@@ -12,6 +12,7 @@ import torch
 from ringleader.data.listing import CHUNK_BYTES
 from ringleader.simulation.lan import can_make_lan, lan
 from tests.kit.machines import Machines
+from tests.kit.warm_python import WarmPython
 
 pytestmark = [
     pytest.mark.slow,
@@ -47,7 +48,9 @@ dist.destroy_process_group()
 """
 
 
-def test_both_machines_train_on_the_data_of_one(tmp_path: Path) -> None:
+def test_both_machines_train_on_the_data_of_one(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     rows = np.random.default_rng(0).integers(0, 99, (333, 2000)).astype(np.float64)
     assert rows.nbytes > CHUNK_BYTES
@@ -56,7 +59,7 @@ def test_both_machines_train_on_the_data_of_one(tmp_path: Path) -> None:
     np.save(there / "rows.npy", rows)
     data = (there / "rows.npy").read_bytes()
     with lan(hosts=2, rate="1gbit") as net:
-        machines = Machines(net, tmp_path)
+        machines = Machines(net, tmp_path, warm_python)
         try:
             commands = [
                 machines.run(
