@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -108,6 +109,14 @@ def trainer_of(model: nn.Module, **options: Any) -> Trainer:  # noqa: ANN401
     options.setdefault("example", data(0))
     options.setdefault("strategy", "pipeline")
     return parallelize(mine, loss=F.mse_loss, **options)
+
+
+@contextmanager
+def quick_measurements() -> Iterator[pytest.MonkeyPatch]:
+    """Measure for a moment: whether the times are right is no matter."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ringleader.parallel.measurement.measure.MEASURE_S", 0.02)
+        yield patch
 
 
 def check_mine(trainer: Trainer, expected: nn.Module, rel: float = EXACT) -> None:
@@ -293,7 +302,8 @@ def parallel_pipeline_memory(rank: int, size: int) -> None:
 def parallel_pipeline_plan(rank: int, size: int) -> None:
     """The machines are measured, all ranks agree, and training follows the plan."""
     model = blocks(2 * size)
-    trainer = trainer_of(model, microbatches=size)
+    with quick_measurements():
+        trainer = trainer_of(model, microbatches=size)
     held = len(
         {name.split(".")[1] for name in trainer.model.state_dict() if "blocks" in name}
     )
@@ -391,14 +401,15 @@ def parallel_pipeline_checkpoint(rank: int, size: int) -> None:
 def parallel_shares(rank: int, size: int) -> None:
     """With an example, machines of data-parallel training are measured, too."""
     model = blocks(2)
-    trainer = trainer_of(model, strategy="ddp", microbatches=2)
+    with quick_measurements():
+        trainer = trainer_of(model, strategy="ddp", microbatches=2)
     assert trainer.shares is not None
     assert len(trainer.shares) == size
     assert abs(sum(trainer.shares) - 1) < 1e-9
     everybody = [torch.empty(size, dtype=torch.float64) for _ in range(size)]
     dist.all_gather(everybody, torch.tensor(trainer.shares, dtype=torch.float64))
     assert all(each.equal(everybody[0]) for each in everybody), "all ranks agree"
-    with pytest.MonkeyPatch.context() as patch:
+    with quick_measurements() as patch:
         patch.setenv("RINGLEADER_MEMORY", "3KiB" if rank == size - 1 else "8GiB")
         for strategy in ("ddp", "fsdp"):
             with pytest.raises(ConfigError, match=r"does not fit with(.|\n)*gradients"):

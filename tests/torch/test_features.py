@@ -36,7 +36,11 @@ SIZES = {
     "parallel_fsdp_hybrid": (2, 4),
     "parallel_memory": (4,),
     "parallel_pipeline": (2, 3, 4),
+    "parallel_pipeline_checkpoint": (3,),
     "parallel_pipeline_of_replicas": (4,),
+    "parallel_pipeline_plan": (3,),
+    "parallel_pipeline_refusals": (3,),
+    "parallel_shares": (3,),
     "parallel_tensor": (2, 3, 4),
     "parallel_two_dimensions": (4,),
 }

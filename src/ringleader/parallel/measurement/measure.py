@@ -49,10 +49,10 @@ def measure(
     sample: Sample,
     optimizer_ratio: float,
     *,
-    seconds: float = MEASURE_S,
+    seconds: float | None = None,
     cuts: bool = True,
 ) -> Measurement:
-    """Run forward and backward of each layer; ``seconds=0`` does not measure times.
+    """Run forward and backward of each layer, for MEASURE_S unless told otherwise.
 
     ``cuts=False`` is for models that are not cut between layers: what their layers
     return need not be fit to be sent.
@@ -62,8 +62,8 @@ def measure(
     with unchanged(model):
         first = _Pass(sample, layers, counts_bytes=True, cuts=cuts)
         first.run()
-        if seconds > 0:
-            times = _layer_seconds(sample, layers, seconds)
+        if seconds is None or seconds > 0:
+            times = _layer_seconds(sample, layers, seconds or MEASURE_S)
         else:
             times = [0.0] * len(layers)
     return Measurement(

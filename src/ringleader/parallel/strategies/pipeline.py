@@ -13,7 +13,7 @@ from ringleader.parallel.announce import announce
 from ringleader.parallel.grid import Grid, divide
 from ringleader.parallel.measurement.exchange import exchange
 from ringleader.parallel.measurement.layers import Layer, check_layers, find_layers
-from ringleader.parallel.measurement.measure import MEASURE_S, Measurement, measure
+from ringleader.parallel.measurement.measure import Measurement, measure
 from ringleader.parallel.measurement.optimizer_size import optimizer_ratio
 from ringleader.parallel.measurement.sample import (
     Sample,
@@ -51,7 +51,7 @@ def place(model: nn.Module, options: Options) -> tuple[PipelineRunner, Grid]:
         layers,
         sample,
         optimizer_ratio(options.optimizer),
-        seconds=0.0 if options.split is not None else MEASURE_S,
+        seconds=None if options.split is None else 0.0,
     )
     plan = _plan(model, measured, schedule, grid, options)
     announce(report(plan, sample.rows, grid.data), dry_run=options.dry_run)
