@@ -14,7 +14,6 @@ import copy
 import json
 import multiprocessing as mp
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -28,6 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from machine import describe
 from torch import Tensor, nn
 
 import ringleader
@@ -35,7 +35,7 @@ from ringleader.parallel.trainer import Trainer
 
 RANKS = 2
 BLOCKS, WIDTH = 12, 384
-ROWS, MICROBATCHES = 512, 8
+ROWS, MICROBATCHES = 1024, 16
 ROUNDS = 5
 LIMIT_S = 600.0
 PERIOD_US = 10_000
@@ -48,12 +48,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the result to this file")
     parser.add_argument("--quota", type=float, default=0.5, help="of rank 1's core")
     options = parser.parse_args()
-    load = os.getloadavg()[0]
+    described, load = describe(), os.getloadavg()[0]
     context = mp.get_context("spawn")
     results: Queue[dict[str, Any]] = context.Queue()
-    with tempfile.TemporaryDirectory() as home, cpu_quota(options.quota) as limit:
+    with tempfile.TemporaryDirectory() as home, machines(options.quota) as groups:
         processes = [
-            context.Process(target=work, args=(rank, home, limit, results))
+            context.Process(target=work, args=(rank, home, groups[rank], results))
             for rank in range(RANKS)
         ]
         for process in processes:
@@ -63,10 +63,7 @@ def main() -> None:
             process.join(LIMIT_S)
     ratio = found["equal_s"] / found["planned_s"]
     found = {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
+        **described,
         "load_before": load,
         "quota_of_rank_1": options.quota,
         **found,
@@ -80,28 +77,37 @@ def main() -> None:
 
 
 @contextmanager
-def cpu_quota(part: float) -> Iterator[Path]:
-    """Make a control group that may use ``part`` of one core; remove it at the end."""
+def machines(quota: float) -> Iterator[list[Path]]:
+    """Make a control group per rank; the second may use ``quota`` of one core.
+
+    Both come before all other programs, so that their speeds differ by the quota only.
+    """
     first = Path("/sys/fs/cgroup/cpu")
-    folder = (first if first.is_dir() else Path("/sys/fs/cgroup")) / "ringleader-split"
-    folder.mkdir()
-    quota = int(part * PERIOD_US)
-    if first.is_dir():
-        (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-        (folder / "cpu.cfs_quota_us").write_text(str(quota))
-    else:
-        (folder / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+    top = first if first.is_dir() else Path("/sys/fs/cgroup")
+    groups = [top / f"ringleader-split-{rank}" for rank in range(RANKS)]
+    allowed_us = int(quota * PERIOD_US)
     try:
-        yield folder
+        for group in groups:
+            group.mkdir()
+            if first.is_dir():
+                (group / "cpu.shares").write_text(str(1 << 18))
+            else:
+                (group / "cpu.weight").write_text("10000")
+        if first.is_dir():
+            (groups[1] / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (groups[1] / "cpu.cfs_quota_us").write_text(str(allowed_us))
+        else:
+            (groups[1] / "cpu.max").write_text(f"{allowed_us} {PERIOD_US}")
+        yield groups
     finally:
-        folder.rmdir()
+        for group in groups:
+            group.rmdir()
 
 
-def work(rank: int, home: str, limit: Path, results: Queue[dict[str, Any]]) -> None:
+def work(rank: int, home: str, group: Path, results: Queue[dict[str, Any]]) -> None:
     """Train with both splits; rank 0 reports."""
     os.sched_setaffinity(0, {rank})
-    if rank == 1:
-        (limit / "cgroup.procs").write_text(str(os.getpid()))
+    (group / "cgroup.procs").write_text(str(os.getpid()))
     torch.set_num_threads(1)
     dist.init_process_group(
         "ringleader",
@@ -133,8 +139,8 @@ def work(rank: int, home: str, limit: Path, results: Queue[dict[str, Any]]) -> N
             }
         )
     dist.destroy_process_group()
-    if rank == 1:  # so that the control group can be removed
-        (limit.parent / "cgroup.procs").write_text(str(os.getpid()))
+    # So that the control group can be removed.
+    (group.parent / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def net() -> nn.Sequential:
@@ -179,7 +185,7 @@ def off(trainer: Trainer, model: nn.Module) -> float:
         optimizer.step()
     whole = dict(alone.named_parameters())
     return max(
-        float((value.double() - whole[name]).abs().max())
+        float((value.detach().double() - whole[name].detach()).abs().max())
         for name, value in trainer.model.named_parameters()
     )
 
