@@ -57,7 +57,7 @@ FLAGS = {
     "status": "--watch --json --mlx",
     "backends": "--json",
     "doctor": "--peer --interface --port --tensor-port --seconds --json",
-    "checkpoint": "action folder --step --to --hugging-face --keep --json",
+    "checkpoint": "action folder --step --to --hugging-face --config --keep --json",
     "serve": "task --workers --rounds --pin --pin-file --host --port --url --http "
     "--tls-cert --tls-key --open --out --mode --steps --staleness --quorum "
     "--round-timeout --elastic "

@@ -141,6 +141,33 @@ def test_a_checkpoint_moves_from_3_to_2_to_4_ranks(
             pytest.fail(f"{name} with {size} ranks\n{trouble}", pytrace=False)
 
 
+@pytest.mark.slow
+def test_a_checkpoint_without_a_shared_disk_moves_from_3_to_2_to_5_ranks(
+    worlds: dict[int, World], scenario_server: ScenarioServer, tmp_path: Path
+) -> None:
+    """FT-13: every world loses a machine of the one before; FSDP, then DDP, then one
+    file. Values are exact: each chunk is where it belongs, nothing is concatenated or
+    left out, sizes divide by nothing."""
+    module = "tests.torch.scenario_checkpoint_safety"
+    folder = str(tmp_path)
+    steps = [
+        (3, "save_sharded", (folder,)),
+        (2, "load_sharded", (folder, 1, 2)),
+        (5, "load_sharded", (folder, 2, 1)),
+        (3, "load_replicated", (folder,)),
+    ]
+    five = World(scenario_server, 5, "tcp")
+    five.open()
+    try:
+        for size, name, args in steps:
+            world = worlds.get(size, five)
+            trouble = world.play(ScenarioCall(module=module, name=name, args=args))
+            if trouble:
+                pytest.fail(f"{name} with {size} ranks\n{trouble}", pytrace=False)
+    finally:
+        five.end()
+
+
 @pytest.mark.parametrize("size", SCHEMES)
 def test_every_rank_leaves_by_itself(worlds: dict[int, World], size: int) -> None:
     assert worlds[size].leave() == [0] * size

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from ringleader.backend.async_checkpoints import new_group_like
 from ringleader.checkpoint.byte_exchange import ByteExchange
-from ringleader.checkpoint.save import KEEP, Saved, exchange_of, write_state
+from ringleader.checkpoint.save import KEEP, Saved, write_state
 from ringleader.checkpoint.training_state import Optimizers, State, collect
 
 _log = logging.getLogger(__name__)
@@ -44,12 +44,11 @@ def async_save(
     the program has got it from the future. The program waits for the last save before
     it ends; errors are logged, too.
     """
-    exchange = exchange_of(group)
-    saver = _saver_of(exchange)
+    saver = _saver_of(group)
     saver.wait()
     state: Future[State] = Future()
     try:
-        state.set_result(saver.copied(collect(model, optimizer, others, exchange.rank)))
+        state.set_result(saver.copied(collect(model, optimizer, others, saver.rank)))
     except Exception as exc:  # noqa: BLE001  # raised in the background, on all ranks
         state.set_exception(exc)
     return saver.start(folder, step, state, keep)
@@ -73,13 +72,23 @@ class _Saving(Future[Saved]):
 class _Saver:
     """The background saves of one group."""
 
-    def __init__(self, exchange: ByteExchange) -> None:
-        group = exchange.group
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
         if group is not None:
             group = new_group_like(group)
         self._exchange = ByteExchange(group)
+        self.rank = self._exchange.rank
         self._copies: dict[tuple[object, ...], Tensor] = {}
         self._pending: _Saving | None = None
+
+    def is_usable(self) -> bool:
+        """Return whether its group was not destroyed; programs destroy all at once."""
+        group = self._exchange.group
+        assert isinstance(group, dist.ProcessGroup)
+        try:
+            dist.get_backend(group)
+        except ValueError:
+            return False
+        return True
 
     def wait(self) -> None:
         """Wait for the last save; raise its error, if the user has not seen it."""
@@ -142,12 +151,14 @@ _savers: weakref.WeakKeyDictionary[dist.ProcessGroup, _Saver] = (
 )
 
 
-def _saver_of(exchange: ByteExchange) -> _Saver:
+def _saver_of(group: dist.ProcessGroup | None) -> _Saver:
     """Return the saver of a group; made once, because it has buffers and a group."""
-    if exchange.group is None:
+    if group is None and dist.is_available() and dist.is_initialized():
+        group = dist.group.WORLD
+    if group is None:
         if not _alone:
-            _alone.append(_Saver(exchange))
+            _alone.append(_Saver(None))
         return _alone[0]
-    if exchange.group not in _savers:
-        _savers[exchange.group] = _Saver(exchange)
-    return _savers[exchange.group]
+    if group not in _savers or not _savers[group].is_usable():
+        _savers[group] = _Saver(group)
+    return _savers[group]

@@ -1,4 +1,4 @@
-"""Bytes between the ranks of a process group, over whatever backend it has.
+"""Bytes between the ranks of a torch process group, on any backend, or of our Group.
 
 Nothing is pickled: small messages are bytes that the caller encodes, files travel in
 pieces from rank to rank.
@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from ringleader.checkpoint.group_adapters import AnyGroup, Work, ranks_of
 from ringleader.errors import ConfigError
 
 PIECE_BYTES = 8 << 20
@@ -38,36 +38,37 @@ Read = Callable[[Transfer, int, int], bytes]
 class ByteExchange:
     """Exchanges bytes with the other ranks of a group; alone without a group."""
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, group: AnyGroup | None) -> None:
         self.group = group
-        self.rank = dist.get_rank(group) if group is not None else 0
-        self.size = dist.get_world_size(group) if group is not None else 1
-        self._device = _device_of(group)
+        self._ranks = ranks_of(group) if group is not None else None
+        self.rank = self._ranks.rank if self._ranks else 0
+        self.size = self._ranks.size if self._ranks else 1
+        self._device = self._ranks.device if self._ranks else torch.device("cpu")
 
     def gather(self, message: bytes) -> list[bytes]:
         """Return the messages of all ranks, by rank."""
-        if self.size == 1:
+        if self._ranks is None:
             return [message]
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         sizes = [size.to(self._device) for size in sizes]
         mine = torch.tensor([len(message)], dtype=torch.int64, device=self._device)
-        dist.all_gather(sizes, mine, group=self.group)
+        self._ranks.all_gather(sizes, mine)
         longest = max(_checked(rank, int(size)) for rank, size in enumerate(sizes))
         padded = _tensor(message.ljust(max(longest, 1), b"\0"), self._device)
         found = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(found, padded, group=self.group)
+        self._ranks.all_gather(found, padded)
         return [_bytes(f)[: int(n)] for f, n in zip(found, sizes, strict=True)]
 
     def broadcast(self, message: bytes, source: int) -> bytes:
         """Return the message of one rank."""
-        if self.size == 1:
+        if self._ranks is None:
             return message
         size = torch.tensor([len(message)], dtype=torch.int64, device=self._device)
-        dist.broadcast(size, group=self.group, group_src=source)
+        self._ranks.broadcast(size, source)
         if self.rank != source:
             message = bytes(_checked(source, int(size)))
         data = _tensor(message, self._device)
-        dist.broadcast(data, group=self.group, group_src=source)
+        self._ranks.broadcast(data, source)
         return _bytes(data)
 
     def transfer(
@@ -101,16 +102,17 @@ class ByteExchange:
         transfer: Transfer,
         begin: int,
         read: Read,
-    ) -> tuple[Transfer, Tensor, dist.Work | None]:
+    ) -> tuple[Transfer, Tensor, Work | None]:
         num_bytes = min(PIECE_BYTES, transfer.num_bytes - begin)
         if transfer.source == self.rank:
             piece = _tensor(read(transfer, begin, num_bytes), self._device)
-            if transfer.target == self.rank:
+            if transfer.target == self.rank or self._ranks is None:
                 return transfer, piece, None
-            work = dist.isend(piece, group=self.group, group_dst=transfer.target)
+            work = self._ranks.send(piece, transfer.target)
             return transfer, piece, work
+        assert self._ranks is not None, "alone, this rank is the source"
         piece = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-        work = dist.irecv(piece, group=self.group, group_src=transfer.source)
+        work = self._ranks.receive(piece, transfer.source)
         return transfer, piece, work
 
 
@@ -118,15 +120,6 @@ def _checked(rank: int, num_bytes: int) -> int:
     if not 0 <= num_bytes <= MAX_MESSAGE_BYTES:
         raise ConfigError(f"rank {rank} announces a message of {num_bytes} bytes")
     return num_bytes
-
-
-def _device_of(group: dist.ProcessGroup | None) -> torch.device:
-    """Return the CPU, unless the group has no backend for its tensors."""
-    if group is None or torch.device("cpu") in group._device_types:
-        return torch.device("cpu")
-    return torch.device(
-        group._device_types[0].type, torch.accelerator.current_device_index()
-    )
 
 
 def _tensor(data: bytes, device: torch.device) -> Tensor:

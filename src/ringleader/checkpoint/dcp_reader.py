@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Sequence
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
@@ -64,24 +65,36 @@ class Reader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Copy what this rank needs into its tensors."""
-        reader = self._places()
-        places = as_metadata(reader.manifest).storage_data
-        wanted: dict[Place, list[ReadItem]] = {}
-        for item in plan.items:
-            wanted.setdefault(places[item.storage_index], []).append(item)
+        """Copy what this rank needs into its tensors, if all of it is intact."""
+        self.locate(plan.items)
+        self.read(plan.items, planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def locate(self, items: Sequence[ReadItem]) -> None:
+        """Verify what this rank needs; see ``PlaceReader.locate``."""
+        self._places().locate(list(self._wanted(items)))
+
+    def read(self, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
+        """Copy what was located into the tensors and values of this rank."""
+        wanted = self._wanted(items)
         error: Exception | None = None
-        for place, data in reader.fetch(list(wanted)):
+        for place, data in self._places().fetch(list(wanted)):
             try:
                 for item in wanted[place]:
-                    _load_item(item, data, planner, reader.manifest)
+                    _load_item(item, data, planner, self._places().manifest)
             except Exception as exc:  # noqa: BLE001  # the other ranks go on fetching
                 error = exc
         if error is not None:
             raise error
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+
+    def _wanted(self, items: Sequence[ReadItem]) -> dict[Place, list[ReadItem]]:
+        places = as_metadata(self._places().manifest).storage_data
+        wanted: dict[Place, list[ReadItem]] = {}
+        for item in items:
+            wanted.setdefault(places[item.storage_index], []).append(item)
+        return wanted
 
     def _places(self) -> PlaceReader:
         if self._found is None:

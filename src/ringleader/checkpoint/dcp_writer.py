@@ -65,6 +65,11 @@ class Writer(StorageWriter):
         self._publish = publish
         self._destination: _Destination | None = None
 
+    @property
+    def folder(self) -> str:
+        """The name of the checkpoint's folder; empty before ``write_data``."""
+        return self._destination.folder if self._destination else ""
+
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin another checkpoint; DCP calls it where a path is given."""
         if checkpoint_id is not None:
@@ -87,15 +92,13 @@ class Writer(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Give each rank the name of its file."""
         checkpoint_id = secrets.token_hex(8)
+        return [self.addressed(p, checkpoint_id, rank) for rank, p in enumerate(plans)]
+
+    def addressed(self, plan: SavePlan, checkpoint_id: str, rank: int) -> SavePlan:
+        """Return the plan of a rank with the name of its file."""
         folder = checkpoint_name(self.step, checkpoint_id)
-        return [
-            SavePlan(
-                plan.items,
-                _Destination(folder, manifest.file_name(rank), checkpoint_id),
-                plan.planner_data,
-            )
-            for rank, plan in enumerate(plans)
-        ]
+        to = _Destination(folder, manifest.file_name(rank), checkpoint_id)
+        return SavePlan(plan.items, to, plan.planner_data)
 
     def write_data(
         self, plan: SavePlan, planner: SavePlanner

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -34,13 +35,17 @@ def export_file(storage: Storage, found: Found, target: Path) -> int:
     return len(tensors)
 
 
-def export_hugging_face(storage: Storage, found: Found, target: Path) -> int:
+def export_hugging_face(
+    storage: Storage, found: Found, target: Path, config: Path | None = None
+) -> int:
     """Write the model's weights as ``transformers`` reads them; return the tensors.
 
-    A model above 5 GiB is split, with an index of which tensor is in which file. The
-    configuration and the tokenizer are the user's to add.
+    A model above 5 GiB is split, with an index of which tensor is in which file.
+    ``config`` is copied to ``config.json``; the tokenizer is the user's to add.
     """
     tensors = _model_tensors(found)
+    if config is not None:
+        write(FolderStorage(target), "config.json", [_checked_config(config)])
     parts = _split(tensors)
     if len(parts) == 1:
         _write_file(storage, found, target / "model.safetensors", tensors)
@@ -54,6 +59,15 @@ def export_hugging_face(storage: Storage, found: Found, target: Path) -> int:
     text = msgspec.json.encode({"metadata": {"total_size": total}, "weight_map": index})
     write(FolderStorage(target), "model.safetensors.index.json", [text])
     return len(tensors)
+
+
+def _checked_config(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        msgspec.json.decode(data, type=dict[str, Any])
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{path}: not a configuration in JSON: {exc}") from None
+    return data
 
 
 def _model_tensors(found: Found) -> dict[str, SavedTensor]:

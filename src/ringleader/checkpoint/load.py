@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load as load_state_dict
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 from ringleader.checkpoint import catalog
 from ringleader.checkpoint import manifest as manifests
@@ -21,22 +18,29 @@ from ringleader.checkpoint.agreement import together
 from ringleader.checkpoint.byte_exchange import ByteExchange
 from ringleader.checkpoint.catalog import Candidate
 from ringleader.checkpoint.dcp_reader import Reader
+from ringleader.checkpoint.group_adapters import AnyGroup
 from ringleader.checkpoint.manifest import Manifest
 from ringleader.checkpoint.place_reader import DamagedCheckpoint, PlaceReader
 from ringleader.checkpoint.planners import LoadPlanner
 from ringleader.checkpoint.save import exchange_of
 from ringleader.checkpoint.storage import Storage, open_storage
 from ringleader.checkpoint.training_state import (
+    LIVE,
     Optimizers,
     State,
+    restore_objects,
+    restore_random_states,
     restore_tensors,
-    restore_values,
     template,
     tensors_of,
+    with_residuals,
 )
 from ringleader.errors import ConfigError
 
 _log = logging.getLogger(__name__)
+
+_UNCHANGED = "model and optimizer are unchanged"
+_MIXED = "model and optimizer are partly overwritten: load again before training"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ def load(
     optimizer: Optimizers = None,
     *,
     step: int | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: AnyGroup | None = None,
     **others: object,
 ) -> Loaded | None:
     """Load the newest complete checkpoint; None if there is none. All ranks call it.
@@ -65,7 +69,8 @@ def load(
     that one is tried.
 
     Raises ConfigError if the checkpoint is of another model, or DamagedCheckpoint if
-    checkpoints exist but none is intact.
+    checkpoints exist but none is intact. Model and optimizer are then unchanged: all
+    bytes are verified before the first is loaded.
     """
     return load_state(folder, (model, optimizer), others, exchange_of(group), step)
 
@@ -79,6 +84,7 @@ def load_state(
 ) -> Loaded | None:
     """Load into model, optimizer and other objects; see ``load``."""
     storage = open_storage(folder)
+    others = with_residuals(targets[0], others)
     found = _find(storage, exchange, step)
     problems: list[str] = []
     for candidate in found:
@@ -126,23 +132,52 @@ def _load(
 ) -> Loaded:
     name = candidate.listed.folder
     if candidate.missing:
-        files = ", ".join(candidate.missing[:3])
-        raise DamagedCheckpoint(f"{name}: {files} is missing on all machines")
+        files = ", ".join(f"{name}/{file}" for file in candidate.missing[:3])
+        raise DamagedCheckpoint(f"{files} is missing on all machines")
     manifest = _read_manifest(candidate, storage, exchange)
+    places = PlaceReader(storage, name, manifest, exchange, candidate.holders)
+    reader, planner = Reader(str(storage), places), LoadPlanner()
     states: list[State] = []
+    items: list[ReadItem] = []
 
     def prepare() -> None:
         tensors = tensors_of(*targets)
         states.append({**tensors, **template(manifest, others, exchange.rank)})
+        planner.set_up_planner(states[0], reader.read_metadata())
+        items.extend(planner.create_local_plan().items)
 
     together(exchange, "load the checkpoint", prepare)
     state = states[0]
-    reader = PlaceReader(storage, name, manifest, exchange, candidate.holders)
-    _read(state, Reader(str(storage), reader), exchange)
-    restore_tensors(*targets, state)
+    reader.locate(items)
+    live, of_objects = _split(items, planner)
     same_size = manifest.world_size == exchange.size
-    rest = restore_values(state, others, exchange.rank, same_size)
+    rest: dict[str, Any] = {}
+
+    def load_objects() -> None:
+        reader.read(of_objects, planner)
+        rest.update(restore_objects(state, others, exchange.rank, same_size))
+
+    def load_tensors() -> None:
+        reader.read(live, planner)
+        restore_tensors(*targets, state)
+
+    together(exchange, f"load the checkpoint ({_UNCHANGED})", load_objects)
+    together(exchange, f"load the checkpoint ({_MIXED})", load_tensors)
+    if same_size:
+        restore_random_states(state, exchange.rank)
     return Loaded(manifest.step, f"{storage}/{name}", rest)
+
+
+def _split(
+    items: list[ReadItem], planner: LoadPlanner
+) -> tuple[list[ReadItem], list[ReadItem]]:
+    """Return the tensors of model and optimizer themselves, and all the rest."""
+    parts: tuple[list[ReadItem], list[ReadItem]] = ([], [])
+    for item in items:
+        key = planner.mappings[item.dest_index.fqn][0]
+        is_live = item.type == LoadItemType.TENSOR and key in LIVE
+        parts[0 if is_live else 1].append(item)
+    return parts
 
 
 def _read_manifest(
@@ -159,21 +194,3 @@ def _read_manifest(
     except ValueError as exc:
         text = f"{name}: the manifest of rank {source} cannot be read: {exc}"
         raise DamagedCheckpoint(text) from None
-
-
-def _read(state: dict[str, Any], reader: Reader, exchange: ByteExchange) -> None:
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            load_state_dict(
-                state,
-                storage_reader=reader,
-                planner=LoadPlanner(),
-                process_group=exchange.group,
-                no_dist=exchange.group is None,
-            )
-    except CheckpointException as exc:
-        rank, (cause, _) = min(exc.failures.items())
-        if isinstance(cause, DamagedCheckpoint):
-            raise cause from None
-        raise ConfigError(f"cannot load the checkpoint: rank {rank}: {cause}") from exc

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from ringleader.checkpoint.group_adapters import AnyGroup
 from ringleader.checkpoint.load import Loaded, find_complete, load_state
 from ringleader.checkpoint.save import exchange_of
 from ringleader.checkpoint.storage import open_storage
@@ -23,6 +24,7 @@ class Resumable:
 
     folder: str
     step: int
+    group: AnyGroup | None = None
 
     def load(
         self,
@@ -32,7 +34,7 @@ class Resumable:
     ) -> Loaded:
         """Load it, or an older one if it turns out to be damaged; see ``load``."""
         targets = (model, optimizer)
-        loaded = load_state(self.folder, targets, others, exchange_of(None))
+        loaded = load_state(self.folder, targets, others, exchange_of(self.group))
         if loaded is None:
             raise ConfigError(f"{self.folder}: its checkpoints were removed meanwhile")
         return loaded
@@ -43,14 +45,14 @@ def folder() -> str | None:
     return checkpoint_folder() or None
 
 
-def resume() -> Resumable | None:
+def resume(*, group: AnyGroup | None = None) -> Resumable | None:
     """Return the newest complete checkpoint of the run; None if there is none.
 
-    All ranks call it, after the process group was formed. It is also None if the
-    program was started without ``--checkpoint``.
+    All ranks call it, after the process group was formed; ``group`` is as for ``save``.
+    It is also None if the program was started without ``--checkpoint``.
     """
     root = folder()
     if root is None:
         return None
-    found = find_complete(open_storage(root), exchange_of(None))
-    return Resumable(root, found[0].listed.step) if found else None
+    found = find_complete(open_storage(root), exchange_of(group))
+    return Resumable(root, found[0].listed.step, group) if found else None

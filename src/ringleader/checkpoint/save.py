@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_saver import save as save_state_dict
 
 from ringleader.checkpoint import manifest as manifests
 from ringleader.checkpoint.agreement import together
@@ -25,12 +22,14 @@ from ringleader.checkpoint.byte_exchange import ByteExchange
 from ringleader.checkpoint.catalog import checkpoint_name
 from ringleader.checkpoint.copies import send_copies
 from ringleader.checkpoint.dcp_writer import Writer
+from ringleader.checkpoint.group_adapters import AnyGroup
 from ringleader.checkpoint.manifest import Manifest
-from ringleader.checkpoint.planners import SavePlanner
+from ringleader.checkpoint.parameter_groups import merge_ranks
 from ringleader.checkpoint.retention import remove_old
 from ringleader.checkpoint.shared_folders import find_disks
 from ringleader.checkpoint.storage import Storage, open_storage, write
 from ringleader.checkpoint.training_state import Optimizers, State, collect
+from ringleader.checkpoint.write_shards import write_shards
 from ringleader.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ def save(
     optimizer: Optimizers = None,
     *,
     keep: int = KEEP,
-    group: dist.ProcessGroup | None = None,
+    group: AnyGroup | None = None,
     **others: object,
 ) -> Saved:
     """Save the training state after ``step``; all ranks of the group call it.
@@ -63,6 +62,7 @@ def save(
     ``others`` are objects with ``state_dict`` (a scheduler, a sampler) and values (an
     epoch, a best loss). ``folder`` may be on a disk of each machine, on one that they
     share, or a URL that fsspec knows. The newest ``keep`` checkpoints stay.
+    ``group`` is torch's or a ``ringleader.Group``; by default all ranks.
 
     Raises ConfigError on all ranks, with the rank and the reason, if one of them cannot
     save; earlier checkpoints stay as they are.
@@ -77,7 +77,7 @@ def save(
     )
 
 
-def exchange_of(group: dist.ProcessGroup | None) -> ByteExchange:
+def exchange_of(group: AnyGroup | None) -> ByteExchange:
     """Return the exchange of a group, by default of all ranks."""
     if group is None and dist.is_available() and dist.is_initialized():
         group = dist.group.WORLD
@@ -105,16 +105,18 @@ def write_state(
     steps = {int(each) for each in together(exchange, "save a checkpoint", begin)}
     if len(steps) > 1:
         raise ConfigError(f"the ranks save different steps: {sorted(steps)}")
+    merge_ranks(states[0], exchange)
     storage = open_storage(folder)
     disks = find_disks(storage, exchange)
-    manifest = _write_shards(folder, step, states[0], exchange)
-    name = checkpoint_name(step, manifest.id)
     leads = disks[exchange.rank] == exchange.rank
+    writer = Writer(folder, step, publish=False)
     try:
+        manifest = write_shards(writer, states[0], exchange)
+        name = checkpoint_name(step, manifest.id)
         send_copies(storage, name, manifest, exchange, disks)
     except ConfigError:
-        if leads:
-            storage.remove(name)
+        if leads and writer.folder:  # it may have filled the disk
+            storage.remove(writer.folder)
         raise
     together(
         exchange,
@@ -129,32 +131,5 @@ def write_state(
     return Saved(step, f"{storage}/{name}", manifest.num_bytes)
 
 
-def _write_shards(
-    folder: str | os.PathLike[str], step: int, state: State, exchange: ByteExchange
-) -> Manifest:
-    """Write the shard of this rank; return the manifest, on all ranks."""
-    writer = Writer(folder, step, publish=False)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            save_state_dict(
-                state,
-                storage_writer=writer,
-                planner=SavePlanner(),
-                process_group=exchange.group,
-                no_dist=exchange.group is None,
-            )
-    except CheckpointException as exc:
-        raise ConfigError(_reasons(exc)) from exc
-    mine = manifests.encode(writer.manifest) if writer.manifest else b""
-    return manifests.decode(exchange.broadcast(mine, 0))
-
-
 def _publish(storage: Storage, name: str, manifest: Manifest) -> None:
     write(storage, f"{name}/{manifests.NAME}", [manifests.encode(manifest)])
-
-
-def _reasons(exc: CheckpointException) -> str:
-    failures = exc.failures.items()
-    texts = [f"rank {rank}: {failure[0]}" for rank, failure in sorted(failures)]
-    return f"cannot save a checkpoint: {'; '.join(texts)}"

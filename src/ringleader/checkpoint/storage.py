@@ -88,7 +88,7 @@ def write(storage: Storage, name: str, pieces: Iterable[bytes | memoryview]) -> 
 
 def open_storage(root: str | os.PathLike[str]) -> Storage:
     """Return the storage of a path, or of a URL such as ``s3://bucket/run``."""
-    text = os.fspath(root)
+    text = os.fspath(root).removeprefix("file://")
     return BucketStorage(text) if "://" in text else FolderStorage(Path(text))
 
 

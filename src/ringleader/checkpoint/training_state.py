@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -27,6 +28,7 @@ from torch.optim import Optimizer
 
 from ringleader.checkpoint import dtypes, values
 from ringleader.checkpoint.manifest import Manifest
+from ringleader.compression.attached_hook import compressor_of
 from ringleader.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -35,6 +37,9 @@ Optimizers = Optimizer | list[Optimizer] | None
 State = dict[str, Any]
 
 _RANK_TENSORS = "rank_tensors"
+
+LIVE = ("model", "optimizer")
+"""Keys of the state whose tensors are those of the training itself, not copies."""
 
 
 @runtime_checkable
@@ -57,6 +62,7 @@ def collect(
     rank: int,
 ) -> State:
     """Return all that is saved; the tensors are the live ones, not copies."""
+    others = with_residuals(model, others)
     state = tensors_of(model, optimizer)
     of_rank: State = {"random": random_states()}
     tensors: State = {}
@@ -74,6 +80,17 @@ def collect(
     if tensors:
         state[_RANK_TENSORS] = {str(rank): tensors}
     return state
+
+
+def with_residuals(
+    model: nn.Module | None, others: Mapping[str, object]
+) -> dict[str, object]:
+    """Add the compressor of a model's gradients, unless the caller names it."""
+    compressor = compressor_of(model)
+    if compressor is None or any(other is compressor for other in others.values()):
+        return dict(others)
+    # With the scheme: a run that goes on with another one begins without residuals.
+    return {**others, f"compression {compressor.scheme.name}": compressor}
 
 
 def _holds_tensors(content: object) -> bool:
@@ -95,10 +112,29 @@ def tensors_of(model: nn.Module | None, optimizer: Optimizers) -> State:
         return {"model": get_model_state_dict(model)}
     optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
     unused = [each for each in optimizers if not each.state]
-    weights, moments = get_state_dict(model, optimizer)
+    with _without_gradients(unused):
+        weights, moments = get_state_dict(model, optimizer)
     for each in unused:
         _reset_steps(each)
     return {"model": weights, "optimizer": moments}
+
+
+@contextmanager
+def _without_gradients(optimizers: list[Optimizer]) -> Iterator[None]:
+    """Take the gradients away for a moment.
+
+    torch creates the state of a new optimizer only if there are none. Without a state
+    to load into, the moments of a checkpoint would be left out silently.
+    """
+    groups = [group for each in optimizers for group in each.param_groups]
+    gradients = [(p, p.grad) for group in groups for p in group["params"]]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
 
 def _reset_steps(optimizer: Optimizer) -> None:
@@ -171,7 +207,7 @@ def names_under(manifest: Manifest, *path: str) -> list[str]:
     ]
 
 
-def restore_values(
+def restore_objects(
     state: State, others: Mapping[str, object], rank: int, same_size: bool
 ) -> dict[str, Any]:
     """Give the objects their states; return the values that are no object's."""
@@ -185,11 +221,10 @@ def restore_values(
             elif name in of_rank:
                 _load(name, other, values.decode(of_rank[name]))
             else:
-                _log.warning("%s begins anew: it belongs to its number of ranks", name)
+                text = "%s begins anew: not saved, or by another number of ranks"
+                _log.warning(text, name)
         elif name in rest:
             _load(name, other, rest.pop(name))
-    if "random" in of_rank:
-        restore_random_states(values.decode(of_rank["random"]))
     return rest
 
 
@@ -210,8 +245,9 @@ def random_states() -> State:
     return states
 
 
-def restore_random_states(states: State) -> None:
-    """Continue the random numbers where they were."""
+def restore_random_states(state: State, rank: int) -> None:
+    """Continue the random numbers of a rank where they were."""
+    states = values.decode(state["ranks"][str(rank)]["random"])
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])

@@ -46,6 +46,10 @@ def checkpoint(  # noqa: PLR0913 - one parameter per option of the command
             "--hugging-face", help="export: write the layout of transformers."
         ),
     ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="export --hugging-face: the model's config.json to add."),
+    ] = None,
     keep: Annotated[
         int, typer.Option(min=1, help="prune: how many checkpoints stay.")
     ] = 1,
@@ -67,7 +71,9 @@ def checkpoint(  # noqa: PLR0913 - one parameter per option of the command
         elif action is Action.VERIFY:
             _verify(storage, step, as_json=as_json)
         elif action is Action.EXPORT:
-            _export(storage, step, to, hugging_face=hugging_face, as_json=as_json)
+            if config is not None and not hugging_face:
+                raise ConfigError("--config needs --hugging-face")
+            _export(storage, step, to, config, hugging_face, as_json=as_json)
         else:
             _prune(storage, keep, as_json=as_json)
 
@@ -144,16 +150,19 @@ def _export(
     storage: Storage,
     step: int | None,
     to: Path | None,
-    *,
+    config: Path | None,
     hugging_face: bool,
+    *,
     as_json: bool,
 ) -> None:
     from ringleader.checkpoint.export import export_file, export_hugging_face
 
     found = _find(storage, step)
     target = to or Path("." if hugging_face else "model.safetensors")
-    export = export_hugging_face if hugging_face else export_file
-    count = export(storage, found, target)
+    if hugging_face:
+        count = export_hugging_face(storage, found, target, config)
+    else:
+        count = export_file(storage, found, target)
     if as_json:
         done = {"step": found.manifest.step, "tensors": count, "path": str(target)}
         typer.echo(json.dumps(done))

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringleader import settings
 from ringleader.backend.underlying_group import ringleader_group
+from ringleader.compression.attached_hook import set_pending
 from ringleader.compression.comm_hook import hook
 
 _MARK = "_ringleader_compresses"
@@ -38,9 +39,11 @@ def install() -> None:
 def _compress(model: DistributedDataParallel, name: str) -> None:
     """Register the hook at the first forward, unless the script has registered one."""
     ours = hook(name)  # raises now if the name is wrong
+    set_pending(model, ours)
 
     def register(_: object, __: object) -> None:
         handle.remove()
+        set_pending(model, None)
         if not model._comm_hooks:
             model.register_comm_hook(model.process_group, ours)
 

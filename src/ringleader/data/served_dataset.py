@@ -288,7 +288,7 @@ def _decoded(owner: int, data: bytes) -> _Shape:
 
 def _own_group(exchange: ByteExchange) -> dist.ProcessGroup:
     """Form a group for requests, so that they do not mix with those of the training."""
-    assert exchange.group is not None
+    assert isinstance(exchange.group, dist.ProcessGroup)
     ranks = dist.get_process_group_ranks(exchange.group)
     has_cpu = torch.device("cpu") in exchange.group._device_types
     backend = None if has_cpu else NAME

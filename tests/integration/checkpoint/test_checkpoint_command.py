@@ -70,6 +70,35 @@ def test_export_one_file_and_hugging_faces_layout(
             assert tensors[name].dtype == value.dtype
 
 
+def test_a_large_model_is_split_with_an_index(
+    folder: Path,
+    tmp_path: Path,
+    model: nn.Module,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Hugging Face's names; every tensor is in the file that the index says."""
+    monkeypatch.setattr("ringleader.checkpoint.export._SHARD_BYTES", 40)
+    config, target = tmp_path / "my.json", tmp_path / "hf"
+    config.write_text('{"model_type": "mine"}')
+    flags = ("--to", target, "--hugging-face", "--config", config)
+    assert call("export", folder, *flags).exit_code == 0
+    index = json.loads((target / "model.safetensors.index.json").read_text())
+    files = sorted(set(index["weight_map"].values()))
+    assert len(files) > 2
+    names = [f"model-{n:05d}-of-{len(files):05d}" for n in range(1, len(files) + 1)]
+    assert files == [f"{name}.safetensors" for name in names]
+    state = model.state_dict()
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in state.values())
+    for file in files:
+        for name, value in load_file(target / file).items():
+            assert index["weight_map"].pop(name) == file
+            assert torch.equal(value, state[name])
+    assert index["weight_map"] == {}
+    assert (target / "config.json").read_text() == config.read_text()
+    config.write_text("no json")
+    assert "not a configuration" in call("export", folder, *flags).output
+
+
 def test_nothing_there_and_a_wrong_step_are_one_sentence(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -125,7 +125,7 @@ def test_a_rank_cannot_ask_for_bytes_outside_of_the_checkpoint(tmp_path: Path) -
     kept = Manifest(1, "0" * 16, 1, "2026", 1, {}, {}, {}, {})
     reader = PlaceReader(storage, "step", kept, holders={"../secret": [0, 1]})
     with pytest.raises(ConfigError, match="asks for what no checkpoint holds"):
-        list(reader.fetch([msgspec.structs.replace(place, begin=1)]))
+        reader.locate([msgspec.structs.replace(place, begin=1)])
 
 
 @pytest.mark.parametrize(
