@@ -43,8 +43,8 @@ class BlockCache:
         """Return whether a block is here, intact or not."""
         return self._path(block).exists()
 
-    def read_item(self, block: int, count: int, position: int) -> bytes | None:
-        """Return an item of a block of ``count``; None if missing or damaged."""
+    def read_item(self, block: int, position: int) -> bytes | None:
+        """Return an item of a block; None if it is missing or damaged."""
         try:
             with open(self._path(block), "rb") as file:
 
@@ -52,7 +52,7 @@ class BlockCache:
                     file.seek(begin)
                     return file.read(num_bytes)
 
-                return read_item(read, count, position)
+                return read_item(read, position)
         except (OSError, ValueError):
             return None
 

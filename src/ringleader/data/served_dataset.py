@@ -221,9 +221,8 @@ class ServedDataset(Dataset[Any]):
         if not -len(self) <= index < len(self):
             raise IndexError(f"item {index} of {len(self)}")
         block, position = self._shape.place(index % len(self))
-        count = self._shape.count(block)
         for _ in range(_TRIES):
-            data = self._cache.read_item(block, count, position)
+            data = self._cache.read_item(block, position)
             if data is not None:
                 return values.decode(data)
             self._cache.remove(block)  # if it is there, it is damaged

@@ -34,11 +34,11 @@ def test_items_are_read_alone_and_damage_is_missing(tmp_path: Path) -> None:
     cache.make()
     items = [b"first", b"", b"third"]
     cache.add(7, pack(items))
-    assert [cache.read_item(7, 3, position) for position in range(3)] == items
-    assert cache.read_item(8, 3, 0) is None
+    assert [cache.read_item(7, position) for position in range(3)] == items
+    assert cache.read_item(8, 0) is None
     path = tmp_path / "items" / "7"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    assert [cache.read_item(7, 3, position) for position in range(3)] == [
+    assert [cache.read_item(7, position) for position in range(3)] == [
         b"first",
         b"",
         None,
