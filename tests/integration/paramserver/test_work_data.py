@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +58,11 @@ def served(tmp_path: Path, files: dict[str, bytes]) -> Iterator[Server]:
 
 @contextmanager
 def downloading(
-    served: Server, *, with_code: bool = True, pin: str | None = None
+    served: Server,
+    *,
+    with_code: bool = True,
+    pin: str | None = None,
+    ask: Callable[[], Secret[str]] | None = None,
 ) -> Iterator[tuple[DataDownload, list[str], Notes]]:
     """A download with the join link or without it, and the paths that it requests."""
     secret = served.run.key.secret.reveal()
@@ -76,7 +80,7 @@ def downloading(
     secret_pin = Secret(pin) if pin else None
     try:
         yield (
-            DataDownload(session, cast("Observer", notes), secret_pin, None),
+            DataDownload(session, cast("Observer", notes), secret_pin, ask),
             asked,
             notes,
         )
@@ -111,6 +115,9 @@ def test_only_who_may_join_gets_the_data(served: Server, tmp_path: Path) -> None
         stranger.run(1 << 30)
     with downloading(served, with_code=False, pin=PIN) as (friend, _, _):
         assert (friend.run(1 << 30) / "sub" / "small").read_bytes() == b"x"
+    with downloading(served, with_code=False, ask=lambda: Secret(PIN)) as (typed, _, _):
+        typed.run(1 << 30)
+        assert typed.pin == Secret(PIN)
     with httpx2.Client(base_url=served.url, trust_env=False) as client:
         for headers, status in (
             ({}, 401),

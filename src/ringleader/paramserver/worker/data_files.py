@@ -36,9 +36,10 @@ class DataDownload:
         pin: Secret[str] | None,
         ask_pin: Callable[[], Secret[str]] | None,
     ) -> None:
+        self.pin = pin
+        """The PIN in use: the given one, or the one that the user typed."""
         self._session = session
         self._observer = observer
-        self._pin = pin
         self._ask_pin = ask_pin
 
     def run(self, max_bytes: int) -> Path:
@@ -71,7 +72,7 @@ class DataDownload:
         body = ResponseBody(_MAX_LISTING_BYTES)
         response = self._get("/v1/data", body)
         if response.status == 401 and self._ask_pin is not None:
-            self._pin = self._ask_pin()
+            self.pin = self._ask_pin()
             response = self._get("/v1/data", body)
         if response.status != 200:
             raise PeerRefused(SERVER, response.message())
@@ -104,5 +105,5 @@ class DataDownload:
             return Request(
                 "GET", path, {"Authorization": f"{JOIN_SCHEME} {code.reveal()}"}
             )
-        pin = {"X-Auth-Pin": self._pin.reveal()} if self._pin else {}
+        pin = {"X-Auth-Pin": self.pin.reveal()} if self.pin else {}
         return Request("GET", path, pin)

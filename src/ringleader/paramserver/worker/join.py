@@ -64,6 +64,8 @@ class PreparedTask:
     samples: Samples
     manifest: Manifest
     fingerprint: dict[str, str]
+    pin: Secret[str] | None
+    """The PIN of the settings, or the one that the user typed."""
 
 
 def prepare_task(
@@ -73,10 +75,13 @@ def prepare_task(
 
     The files of a built-in task come from the server, too.
     """
-    task = load_task(settings.task or _task_of_server(settings, session, observer))
+    spec, pin = settings.task, settings.pin
+    if not spec:
+        spec, pin = _task_of_server(settings, session, observer)
+    task = load_task(spec)
     samples = task.samples("train")
     manifest = Manifest.of(task.model())
-    return PreparedTask(task, samples, manifest, task.fingerprint(samples))
+    return PreparedTask(task, samples, manifest, task.fingerprint(samples), pin)
 
 
 class Joiner:
@@ -98,7 +103,7 @@ class Joiner:
         self._device = device
         self._observer = observer
         self._adopt = adopt
-        self._pin = settings.pin
+        self._pin = prepared.pin
         self._nonce = secrets.token_hex(16)
         self._agreed: JoinAnswer | None = None
         self._joined_s = 0.0
@@ -169,15 +174,17 @@ class Joiner:
 
 def _task_of_server(
     settings: WorkerSettings, session: Session, observer: Observer
-) -> str:
+) -> tuple[str, Secret[str] | None]:
+    """Return the task with its data, and the PIN."""
     # The request is built for each try: pairing may complete the link in between.
     response = session.retry(lambda: session.send_once(_status_request(session)))
     name = response.decode(Status).task
     if name == "digits":
-        return name
+        return name, settings.pin
     if name in BUILT_IN:
         download = DataDownload(session, observer, settings.pin, settings.ask_pin)
-        return f"{name}:{download.run(settings.max_data_bytes)}"
+        path = download.run(settings.max_data_bytes)
+        return f"{name}:{path}", download.pin
     mine = f"your copy of its file, as in --task {name}.py"
     raise ConfigError(f"the server trains {name!r}: pass --task with {mine}")
 
