@@ -195,6 +195,20 @@ def test_libraries_that_replace_samplers_leave_our_shards_alone(library: str) ->
     assert sorted(seen) == list(range(61))
 
 
+def test_parallelize_follows_the_plans_of_transformers() -> None:
+    """Values are compared with one process inside of the program."""
+    first, second = run(Program("parallelize_transformers")).results()
+    assert first == second
+    assert first == {
+        "llama, tensor": "16 of 21",
+        "llama, fsdp": "21 of 21",
+        "tied, tensor": "15 of 20",
+        "tied, fsdp": "20 of 20",
+        "qwen3, tensor": "16 of 25",
+        "qwen3, fsdp": "25 of 25",
+    }
+
+
 RECIPES = Path(__file__).resolve().parents[2] / "examples/recipes"
 
 

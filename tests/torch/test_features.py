@@ -33,7 +33,9 @@ SIZES = {
     "dtensor_on_a_2d_mesh": (2, 3, 4),
     "device_mesh": (2, 3, 4),
     "new_subgroups": (2, 3, 4),
-    "parallel_fsdp_hybrid": (2, 4),
+    "parallel_ddp": (2, 3),
+    "parallel_fsdp": (4,),
+    "parallel_fsdp_hybrid": (4,),
     "parallel_memory": (4,),
     "parallel_pipeline": (2, 3, 4),
     "parallel_pipeline_checkpoint": (3,),
@@ -41,10 +43,11 @@ SIZES = {
     "parallel_pipeline_plan": (3,),
     "parallel_pipeline_refusals": (3,),
     "parallel_shares": (3,),
-    "parallel_tensor": (2, 3, 4),
+    "parallel_tensor": (2, 3),
     "parallel_two_dimensions": (4,),
 }
-"""Sizes of scenarios that need, or gain from, four ranks; others run on 2 and 3."""
+"""Sizes of scenarios that need, or gain from, four ranks; others run on 2 and 3,
+those of ``parallelize`` on 3."""
 
 GLOO_CANNOT = {
     "checkpoint_async_save": "Gloo: aborts if a save and the training share a group",
@@ -74,19 +77,23 @@ SCENARIOS = {name: module for module, name in scenarios()}
 COMPILED = "ddp_compiled"
 """Compiling takes as long as all other scenarios together."""
 LIMITS_S = {COMPILED: 100.0}
+PARALLEL = "parallel_"
 QUICK_PARALLEL = (
     "parallel_ddp",
-    "parallel_fsdp",
     "parallel_other_model_on_one_rank",
     "parallel_pipeline_options",
 )
-"""Of ``parallelize``; the other scenarios show details of these."""
+"""Of ``parallelize``; the other scenarios take longer."""
+
+
+def sizes_of(name: str) -> tuple[int, ...]:
+    return SIZES.get(name, (3,) if name.startswith(PARALLEL) else (2, 3))
 
 
 def is_slow(name: str, size: int, sizes: tuple[int, ...]) -> bool:
     """More ranks show what fewer do, but for shortcuts; ``make test-all`` runs all."""
-    is_detail = name.startswith("parallel_") and name not in QUICK_PARALLEL
-    return name == COMPILED or is_detail or size < max(sizes)
+    is_long = name.startswith(PARALLEL) and name not in QUICK_PARALLEL
+    return name == COMPILED or is_long or size < max(sizes)
 
 
 CASES = [
@@ -94,7 +101,7 @@ CASES = [
         name, size, marks=pytest.mark.slow if is_slow(name, size, sizes) else ()
     )
     for name in SCENARIOS
-    for sizes in [SIZES.get(name, (2, 3))]
+    for sizes in [sizes_of(name)]
     for size in sizes
 ]
 

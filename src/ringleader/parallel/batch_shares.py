@@ -2,7 +2,8 @@
 
 Ranks of unlike machines have batches of unlike size. Every strategy averages the
 gradients of the data ranks, so each rank's loss is multiplied by its rows over the mean
-number of rows. The numbers travel while the model computes its first output.
+number of rows. Ranks tell each other before the model computes, so that a batch which
+cannot be used is an error of all ranks and nobody waits.
 
 Ranks that share layers must also draw the same random numbers, or dropout would give
 each another activation: all use the seed of the first of them.
@@ -24,73 +25,63 @@ from ringleader.parallel.grid import Grid
 MAX_SEED = 1 << 24
 """What a float32 can hold; not every device has float64."""
 
+UNUSABLE = -1
+"""Sent in place of rows by a rank whose batch has none."""
+
 
 @dataclass(frozen=True, slots=True)
-class PendingShares:
-    """The rows of all ranks, on their way."""
+class BatchShares:
+    """What the ranks agree on before a step."""
 
-    grid: Grid
-    table: Tensor
-    work: dist.Work | None
+    mean_rows: float
+    """The mean number of rows of the data ranks."""
 
-    def mean_rows(self) -> float:
-        """Return the mean number of rows of the data ranks.
-
-        Raises ConfigError on all ranks if ranks that must have the same batch do not,
-        or if all batches are empty.
-        """
-        table = [(int(rows), mark) for rows, mark, _ in self._received()]
-        return mean_rows(self.grid, table)
-
-    def seed(self) -> int:
-        """Return the seed of the first rank that has the same data."""
-        mine = self.grid.data_rank(self.grid.rank)
-        first = min(r for r in self.grid.ranks if self.grid.data_rank(r) == mine)
-        return int(self._received()[first][2])
-
-    def _received(self) -> list[list[float]]:
-        if self.work is not None:
-            self.work.wait()
-        rows: list[list[float]] = self.table.tolist()
-        return rows
+    seed: int
+    """For random numbers; the same on all ranks with the same data."""
 
 
-def mean_rows(grid: Grid, table: Sequence[tuple[int, float]]) -> float:
-    """Return the mean over the data ranks; ``table`` has rows and mark of each rank."""
-    rows: dict[int, int] = {}
+def agree_on_shares(grid: Grid, batch: Batch, step: int, device: str) -> BatchShares:
+    """Tell all ranks how many rows this rank has.
+
+    Raises ConfigError on all ranks if the batch of one cannot be used, if ranks that
+    must have the same batch do not, or if all batches are empty.
+    """
+    error: ConfigError | None = None
+    try:
+        rows = batch.rows()
+    except ConfigError as exc:
+        error, rows = exc, UNUSABLE
+    mark = batch.fingerprint() if grid.data < len(grid.ranks) else 0.0
+    seed = (torch.initial_seed() + step * 1_000_003) % MAX_SEED
+    mine = torch.tensor([rows, mark, seed], dtype=torch.float32, device=device)
+    table = mine.new_empty(len(grid.ranks), len(mine))
+    dist.all_gather(list(table.unbind()), mine)
+    if error is not None:
+        raise error
+    return shares_from(grid, table.tolist())
+
+
+def shares_from(grid: Grid, table: Sequence[Sequence[float]]) -> BatchShares:
+    """Return the shares; ``table`` has rows, mark and seed of each rank."""
     first: dict[int, int] = {}
     for rank in sorted(grid.ranks):
+        if table[rank][0] == UNUSABLE:
+            raise ConfigError(
+                f"step: the batch of rank {rank} cannot be used; its error says why"
+            )
         share = grid.data_rank(rank)
         other = first.setdefault(share, rank)
-        if repr(table[rank]) != repr(table[other]):  # NaN equals NaN here
+        if repr(table[rank][:2]) != repr(table[other][:2]):  # NaN equals NaN here
             raise ConfigError(
                 f"step: ranks {other} and {rank} hold parts of the same layers and "
                 "need the same batch; give both the data of "
                 f"trainer.data_rank ({share} of {grid.data})"
             )
-        rows[share] = table[rank][0]
-    total = sum(rows.values())
+    total = sum(int(table[rank][0]) for rank in first.values())
     if not total:
         raise ConfigError("step: the batches of all ranks are empty")
-    return total / grid.data
-
-
-def exchange_rows(grid: Grid, batch: Batch, step: int, device: str) -> PendingShares:
-    """Start to tell all ranks how many rows this rank has."""
-    mark = batch.fingerprint() if grid.data < len(grid.ranks) else 0.0
-    seed = (torch.initial_seed() + step * 1_000_003) % MAX_SEED
-    mine = torch.tensor([batch.rows(), mark, seed], dtype=torch.float32, device=device)
-    table = mine.new_empty(len(grid.ranks), len(mine))
-    work = dist.all_gather(list(table.unbind()), mine, async_op=True)
-    return PendingShares(grid, table, work)
-
-
-def sum_over_data(grid: Grid, value: Tensor) -> PendingSum:
-    """Start to add up a number of each data rank."""
-    mine = value.view(1)
-    table = mine.new_empty(len(grid.ranks), 1)
-    work = dist.all_gather(list(table.unbind()), mine, async_op=True)
-    return PendingSum(grid, table, work)
+    leader = first[grid.data_rank(grid.rank)]
+    return BatchShares(total / grid.data, int(table[leader][2]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +98,11 @@ class PendingSum:
             self.work.wait()
         firsts = {self.grid.data_rank(rank): rank for rank in self.grid.ranks}
         return self.table[[*firsts.values()]].sum()
+
+
+def sum_over_data(grid: Grid, value: Tensor) -> PendingSum:
+    """Start to add up a number of each data rank."""
+    mine = value.view(1)
+    table = mine.new_empty(len(grid.ranks), 1)
+    work = dist.all_gather(list(table.unbind()), mine, async_op=True)
+    return PendingSum(grid, table, work)

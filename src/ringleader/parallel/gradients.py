@@ -51,12 +51,16 @@ def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
 
 
 def local_gradient(parameter: nn.Parameter) -> Tensor | None:
-    """Return this rank's part of the gradient, added up where the parts overlap."""
+    """Return this rank's part of the gradient, placed as the parameter is.
+
+    Autograd leaves the gradient of a sharded embedding whole, and that of a norm of
+    sharded activations not yet added up.
+    """
     gradient = parameter.grad
     if not isinstance(gradient, DTensor):
         return gradient
-    if any(placement.is_partial() for placement in gradient.placements):
-        assert isinstance(parameter, DTensor)
+    assert isinstance(parameter, DTensor)
+    if gradient.placements != parameter.placements:
         gradient = gradient.redistribute(placements=parameter.placements)
         parameter.grad = gradient
     return gradient.to_local()

@@ -14,9 +14,8 @@ from torch.utils._pytree import tree_leaves
 from ringleader.errors import ConfigError
 from ringleader.parallel.batch import Batch
 from ringleader.parallel.batch_shares import (
-    PendingShares,
     PendingSum,
-    exchange_rows,
+    agree_on_shares,
     sum_over_data,
 )
 from ringleader.parallel.grid import Grid
@@ -66,7 +65,7 @@ class MicrobatchRunner:
         """See ``Runner.run``."""
         kind = device_of(self.model).type
         device = exchange_device(kind, dist.get_backend_config())
-        shares = exchange_rows(self._grid, batch, self._runs, device)
+        shares = agree_on_shares(self._grid, batch, self._runs, device)
         self._runs += 1
         parts = batch.split(self._microbatches)
         mean = torch.zeros((), device=device)
@@ -74,9 +73,9 @@ class MicrobatchRunner:
         for number, part in enumerate(parts):
             is_last = number == len(parts) - 1
             with self._synchronize(is_last):
-                with self._precision(kind), self._random(shares, number):
+                with self._precision(kind), self._random(shares.seed + number):
                     loss = self._loss_of(part)
-                weight = part.rows() / shares.mean_rows()
+                weight = part.rows() / shares.mean_rows
                 mean = mean + loss.detach().to(device, torch.float32) * weight
                 if is_last:  # the losses travel while backward computes
                     pending = sum_over_data(self._grid, mean)
@@ -100,14 +99,13 @@ class MicrobatchRunner:
         return torch.autocast(kind, self._autocast)
 
     @contextmanager
-    def _random(self, shares: PendingShares, number: int) -> Iterator[None]:
+    def _random(self, seed: int) -> Iterator[None]:
         """Draw the same random numbers on all ranks that share layers."""
         if self._grid.tensor == 1:
             yield
             return
-        shares.mean_rows()  # before any layer meets the batch of another rank
         with torch.random.fork_rng():
-            torch.manual_seed(shares.seed() + number)
+            torch.manual_seed(seed)
             yield
 
 

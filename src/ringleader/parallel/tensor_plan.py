@@ -8,7 +8,7 @@ whole attention heads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -102,6 +102,10 @@ def _matches(name: str, pattern: str) -> bool:
 
 def suggest(model: nn.Module, size: int, uneven: bool) -> Plan:
     """Return a plan for MLPs, attention, embeddings and the output layer."""
+
+    def fits(units: int) -> bool:
+        return units >= size and (uneven or units % size == 0)
+
     plan = Plan()
     for name, module in model.named_modules():
         dot = f"{name}." if name else ""
@@ -110,13 +114,10 @@ def suggest(model: nn.Module, size: int, uneven: bool) -> Plan:
         if found:
             plan.attentions.append(name)
         else:
-            found = _mlp(linears) or _sequence(module)
-            if not _fits(module, found, size, uneven):
-                found = {}
+            found = _mlp(linears, fits) or _sequence(module, fits)
         for child, layer in module.named_children():
-            is_table = _is_table(layer, child, linears)
-            rows = layer.get_parameter("weight").shape[0] if is_table else 0
-            if child not in found and rows >= size and (uneven or rows % size == 0):
+            rows = _table_rows(child, layer)
+            if child not in found and fits(rows):
                 found[child] = EMBEDDING if child not in linears else GATHERED
         plan.styles.update({f"{dot}{child}": style for child, style in found.items()})
     return plan
@@ -142,19 +143,21 @@ def head_counts(module: nn.Module) -> dict[str, int]:
     return {name: value for name, value in values.items() if isinstance(value, int)}
 
 
-def _mlp(linears: Mapping[str, nn.Linear]) -> dict[str, str]:
+def _mlp(
+    linears: Mapping[str, nn.Linear], fits: Callable[[int], bool]
+) -> dict[str, str]:
     """Return the styles of an MLP with conventional names."""
     wide = [name for name in linears if name in UPS]
     narrow = [name for name in linears if name in DOWNS]
     if not wide or len(narrow) != 1:
         return {}
-    hidden = {linears[name].out_features for name in wide}
-    if hidden != {linears[narrow[0]].in_features}:
+    units = linears[narrow[0]].in_features
+    if {linears[name].out_features for name in wide} != {units} or not fits(units):
         return {}
     return {**dict.fromkeys(wide, COLWISE), narrow[0]: ROWWISE}
 
 
-def _sequence(module: nn.Module) -> dict[str, str]:
+def _sequence(module: nn.Module, fits: Callable[[int], bool]) -> dict[str, str]:
     """Return the styles of linear layers in a Sequential, in pairs."""
     found: dict[str, str] = {}
     if not isinstance(module, nn.Sequential):
@@ -165,27 +168,19 @@ def _sequence(module: nn.Module) -> dict[str, str]:
         if not isinstance(child, BETWEEN)
     ]
     for (first, up), (second, down) in pairwise(layers):
-        if type(up) is type(down) is nn.Linear and first not in found:
+        is_pair = type(up) is type(down) is nn.Linear and first not in found
+        if is_pair and fits(up.get_parameter("weight").shape[0]):
             found |= {first: COLWISE, second: ROWWISE}
     return found
 
 
-def _fits(
-    module: nn.Module, styles: Mapping[str, str], size: int, uneven: bool
-) -> bool:
-    """Return whether the hidden layers have enough units for all ranks."""
-    names = [name for name, style in styles.items() if style == COLWISE]
-    widths = [module.get_parameter(f"{name}.weight").shape[0] for name in names]
-    return all(width >= size and (uneven or width % size == 0) for width in widths)
-
-
-def _is_table(layer: nn.Module, name: str, linears: Mapping[str, nn.Linear]) -> bool:
-    """Return whether a layer has a row per word: an embedding or an output layer."""
-    if name in linears:
-        return name in TABLES
+def _table_rows(name: str, layer: nn.Module) -> int:
+    """Return the rows of a layer with one per word: embeddings and output layers."""
+    if type(layer) is nn.Linear and name in TABLES:
+        return layer.out_features
     if type(layer) is not nn.Embedding or layer.sparse or layer.max_norm is not None:
-        return False
-    return layer.padding_idx is None
+        return 0
+    return layer.num_embeddings if layer.padding_idx is None else 0
 
 
 def keep_shared(model: nn.Module, plan: Plan) -> Plan:
