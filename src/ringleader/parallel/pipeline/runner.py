@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ringleader.errors import ConfigError
 from ringleader.parallel.batch import Batch
-from ringleader.parallel.batch_shares import exchange_rows, sum_over_data
+from ringleader.parallel.batch_shares import agree_on_shares, sum_over_data
 from ringleader.parallel.grid import Grid
 from ringleader.parallel.measurement.boundary import Boundary
 from ringleader.parallel.measurement.sample import Sample
@@ -59,9 +59,9 @@ class PipelineRunner:
         """See ``Runner.run``."""
         self._check(batch.inputs, batch.keywords)
         device = exchange_device(self._device.type, dist.get_backend_config())
-        mean_rows = exchange_rows(self._grid, batch, self._runs, device).mean_rows()
+        shares = agree_on_shares(self._grid, batch, self._runs, device)
         self._runs += 1
-        rows = mean_rows * self._grid.data
+        rows = shares.mean_rows * self._grid.data
         total = torch.zeros((), device=device)
         for begin, samples, count in self._pieces(batch.rows()):
             piece = slice(begin, begin + samples * count)
