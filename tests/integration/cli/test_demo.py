@@ -41,6 +41,8 @@ def test_the_demo_learns_and_proves_it(
     assert reached is not None, said
     assert float(reached[1]) >= 95
     assert "bit-identical on all 3 ranks: yes" in said
+    assert "after epoch 15, joined again and continued at step 226 from" in said
+    assert "studio had lost its disk" in said
     assert "shared memory" in said
     assert "epoch 30/30" in said
 
@@ -56,6 +58,7 @@ def test_json_holds_the_same_facts(warm_python: WarmPython) -> None:
     assert (story["ranks"], story["epochs"], story["troubles"]) == (1, 2, [])
     assert len(set(story["digests"])) == 1
     assert story["largest_difference"] <= 1e-5
+    assert (story["resumed_after"], story["resumed_step"]) == (1, 15)
 
 
 @pytest.mark.slow

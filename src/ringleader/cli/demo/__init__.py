@@ -49,6 +49,11 @@ class DemoResult:
     view_epoch: int
     ring: tuple[str, ...]
     epochs: int
+    resumed_after: int
+    """Epochs before the interruption; 0 if there was none."""
+    resumed_step: int
+    lost: str
+    """The node whose checkpoint was deleted."""
     steps: int
     seconds: float
     transport: str
@@ -73,6 +78,9 @@ class DemoResult:
         if not self.largest_difference <= _MAX_DIFFERENCE:  # also when it is NaN
             what = f"{self.largest_difference:.1e} from the single-process run"
             found.append(f"parameters differ by {what}, limit {_MAX_DIFFERENCE:g}")
+        if self.resumed_after != self.epochs // 2:
+            when = f"{self.resumed_after}, not {self.epochs // 2}"
+            found.append(f"continued after epoch {when}")
         if self.epochs >= _EPOCHS and self.accuracy < _MIN_ACCURACY:
             found.append(f"accuracy {self.accuracy:.1%} is below {_MIN_ACCURACY:.0%}")
         return found
@@ -90,6 +98,7 @@ class DemoResult:
             f"{' -> '.join(self.ring)}.",
             f"Trained {self.steps} steps in {self.seconds:.2f} s ({speed:.0f} steps "
             f"per second), {self.ranks} ranks over {self.transport}.",
+            *self._interruption(),
             f"Every step summed {self.parameters} gradients "
             f"({units.format_bytes(self.step_bytes)}) across the ranks: "
             f"{moved} per rank in all.",
@@ -99,6 +108,17 @@ class DemoResult:
             f"{'yes' if self.is_identical else 'NO'} (sha256 {self.digests[0][:16]}).",
             "Largest difference from a single-process run on the same batches: "
             f"{self.largest_difference:.1e} (limit {_MAX_DIFFERENCE:g}).",
+        ]
+
+    def _interruption(self) -> list[str]:
+        if not self.resumed_after:
+            return []
+        lost = ""
+        if self.ranks > 1:
+            lost = f"; {self.lost} had lost its disk and got it from others' copies"
+        return [
+            f"All nodes left after epoch {self.resumed_after}, joined again and "
+            f"continued at step {self.resumed_step + 1} from their checkpoint{lost}.",
         ]
 
 
@@ -147,11 +167,14 @@ def run_demo(ranks: int, epochs: int, on_epoch: OnEpoch) -> DemoResult:
     return DemoResult(
         ranks=ranks,
         cluster=tag,
-        joined_s=max(float(str(each["joined_s"])) for each in views),
+        joined_s=max(float(str(each["joined_s"])) for each in views[:ranks]),
         leader=str(view["leader"]),
         view_epoch=int(str(view["epoch_of_view"])),
         ring=tuple(str(name) for name in _list(view["ring"])),
         epochs=epochs,
+        resumed_after=min(int(str(final["resumed_after"])) for final in finals),
+        resumed_step=int(str(first["resumed_step"])),
+        lost=machines[-1].name,
         steps=int(str(first["steps"])),
         seconds=max(float(str(final["seconds"])) for final in finals),
         transport=str(first["transport"]),

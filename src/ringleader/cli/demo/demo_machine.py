@@ -29,6 +29,7 @@ class DemoMachine:
             **os.environ,
             "RINGLEADER_HOME": str(self.home),
             "RINGLEADER_NAME": self.name,
+            "RINGLEADER_CHECKPOINT": str(self.home / "checkpoints"),
             "RINGLEADER_INTERFACES": _LOOPBACK.get(sys.platform, "lo"),
             "RINGLEADER_PEERS": "",
         }

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ringleader.groups.group import Group
+from ringleader.settings.checkpoint import checkpoint_folder
 
 _HIDDEN = 64
 _TRAINING_SHARE = 0.8
@@ -56,6 +57,8 @@ class Digits:
 class TrainingResult:
     """Model and statistics of one rank after training."""
 
+    begun_after: int
+    """Epochs of the checkpoint that it continued, or 0."""
     parameters: Tensor
     loss: float
     accuracy: float
@@ -85,12 +88,21 @@ def load_digits(config: TrainingConfig) -> Digits:
 
 
 def train(
-    config: TrainingConfig, digits: Digits, group: Group | None, on_epoch: OnEpoch
+    config: TrainingConfig,
+    digits: Digits,
+    group: Group | None,
+    on_epoch: OnEpoch,
+    until: int | None = None,
 ) -> TrainingResult:
-    """Train with the other ranks of ``group``, or alone when it is None."""
+    """Train with the other ranks of ``group``, or alone when it is None.
+
+    With ``until``, it stops after that epoch and saves a checkpoint. The next call
+    with a group continues there; RINGLEADER_CHECKPOINT is the folder.
+    """
     trainer = _Trainer(config, digits, group)
+    done = trainer.resume()
     steps, loss, start_s = 0, 0.0, time.perf_counter()
-    for epoch in range(config.epochs):
+    for epoch in range(done, until or config.epochs):
         order = _shuffled(len(digits.train_labels), config.seed + 1 + epoch)
         cuts = list(range(config.batch, len(order), config.batch))
         losses = [trainer.learn(batch) for batch in order.tensor_split(cuts)]
@@ -98,7 +110,10 @@ def train(
         loss = sum(losses) / len(losses)
         on_epoch(epoch + 1, loss)
     seconds = time.perf_counter() - start_s
+    if until is not None:
+        trainer.save(until)
     return TrainingResult(
+        begun_after=done,
         parameters=torch.cat([p.detach().flatten() for p in trainer.parameters]),
         loss=loss,
         accuracy=trainer.accuracy(),
@@ -129,6 +144,23 @@ class _Trainer:
         *pieces, _ = self._step.tensor_split(ends)
         for parameter, piece in zip(self.parameters, pieces, strict=True):
             parameter.grad = piece.view_as(parameter)
+
+    def resume(self) -> int:
+        """Load the newest checkpoint of this run; return its epochs, 0 without one."""
+        if self._group is None or not checkpoint_folder():
+            return 0
+        from ringleader import checkpoint  # takes seconds
+
+        found = checkpoint.resume(group=self._group)
+        return found.load(self._model, self._optimizer).step if found else 0
+
+    def save(self, epoch: int) -> None:
+        """Save a checkpoint, on this machine and, as a copy, on the next."""
+        from ringleader import checkpoint
+
+        checkpoint.save(
+            checkpoint_folder(), epoch, self._model, self._optimizer, group=self._group
+        )
 
     @property
     def step_bytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import time
 
 import torch
@@ -19,6 +20,7 @@ from ringleader.collectives.config import CollectiveConfig
 from ringleader.errors import ConfigError
 from ringleader.ids import NodeId, short
 from ringleader.node.launch.join import join, snapshot
+from ringleader.settings.checkpoint import checkpoint_folder
 
 _TIMEOUT_S = 30.0
 """Limit for one all_reduce, after which a stuck rank ends the demo."""
@@ -36,6 +38,7 @@ class DemoRank:
         self._config = TrainingConfig()
         self._digits: Digits | None = None
         self._trained: TrainingResult | None = None
+        self._transport = ""
 
     def handle(self, task: Message, report: Report) -> Message:
         """Perform one task of the parent and return the reply."""
@@ -49,7 +52,32 @@ class DemoRank:
                 raise ConfigError(f"demo worker: unknown task {task}")
 
     def _train(self, nodes: int, report: Report) -> Message:
+        """Train half of the epochs, leave, join again and train the rest."""
         self._digits = load_digits(self._config)
+        halfway = self._config.epochs // 2
+        first = self._join_and_train(nodes, report, halfway) if halfway else None
+        if first and self._rank == nodes - 1 > 0:  # its part is on another node, too
+            shutil.rmtree(checkpoint_folder())
+        trained = self._trained = self._join_and_train(nodes, report, None)
+        before = first.steps if first else 0
+        return {
+            "transport": self._transport,
+            "digest": trained.digest(),
+            "accuracy": trained.accuracy,
+            "loss": trained.loss,
+            "steps": before + trained.steps,
+            "resumed_after": trained.begun_after,
+            "resumed_step": before,
+            "step_bytes": trained.step_bytes,
+            "parameters": trained.parameters.numel(),
+            "seconds": trained.seconds + (first.seconds if first else 0.0),
+            "test_digits": len(self._digits.test_labels),
+        }
+
+    def _join_and_train(
+        self, nodes: int, report: Report, until: int | None
+    ) -> TrainingResult:
+        assert self._digits is not None
         config = CollectiveConfig(timeout_s=_TIMEOUT_S)
         started_s = time.monotonic()
         with join(nodes, config=config, timeout_s=_JOIN_S) as ranks:
@@ -59,20 +87,10 @@ class DemoRank:
                 if ranks.rank == 0:
                     report({"epoch": epoch, "loss": loss})
 
-            trained = train(self._config, self._digits, ranks, on_epoch)
+            trained = train(self._config, self._digits, ranks, on_epoch, until)
             kinds = sorted(set(ranks.links().values()))
-        self._trained = trained
-        return {
-            "transport": " and ".join(_IN_WORDS.get(k, k) for k in kinds) or "no link",
-            "digest": trained.digest(),
-            "accuracy": trained.accuracy,
-            "loss": trained.loss,
-            "steps": trained.steps,
-            "step_bytes": trained.step_bytes,
-            "parameters": trained.parameters.numel(),
-            "seconds": trained.seconds,
-            "test_digits": len(self._digits.test_labels),
-        }
+        self._transport = " and ".join(_IN_WORDS.get(k, k) for k in kinds) or "no link"
+        return trained
 
     def _compare(self) -> Message:
         assert self._trained is not None, "compare comes after train"
