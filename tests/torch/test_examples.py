@@ -29,7 +29,9 @@ FIRST = "ddp.py"
 SCRIPTS = {"fsdp2.py", "dtensor.py", "pipeline.py"}
 RESUMING = "checkpoint.py"
 CALLING = "rpc.py"
-MODULES = {"digits.py"}
+MODULES = {"digits.py", "chargpt_model.py"}
+LARGE = {"chargpt.py"}
+"""Has tests of its own."""
 
 WITHIN_S = 110.0
 """Under torchrun it takes 6 to 10 s on two quiet cores, mostly the import of torch."""
@@ -155,7 +157,7 @@ def test_workers_train_by_calls_to_a_parameter_server(
 
 def test_every_example_is_run_and_explained() -> None:
     there = {path.name for path in EXAMPLES.glob("*.py")}
-    assert there == SCRIPTS | {FIRST, RESUMING, CALLING} | MODULES
+    assert there == SCRIPTS | {FIRST, RESUMING, CALLING} | MODULES | LARGE
     text = (EXAMPLES / "README.md").read_text()
     missing = [name for name in there if f"examples/{name}" not in text]
     assert missing == [], "examples/README.md gives the command of each"

@@ -172,13 +172,15 @@ class _Batches:
         return len(self._plan)
 
 
-def shard(
+def shard(  # noqa: PLR0913 - one parameter per option
     dataset: Dataset[_T],
     global_batch: int,
     *,
     seed: int = 0,
     shuffle: bool = True,
     weights: Sequence[float] | None = None,
+    rank: int | None = None,
+    size: int | None = None,
     **loader: Any,  # noqa: ANN401  # options of torch's DataLoader
 ) -> Shard[_T]:
     """Return this rank's share of a dataset, as batches of a torch DataLoader.
@@ -188,13 +190,22 @@ def shard(
     more: with [2, 1], rank 0 gets two thirds. All arguments are the same on all ranks,
     else samples are repeated or left out. To average correctly, weigh each rank's
     mean loss with its number of samples. The order follows from ``seed`` and the epoch
-    alone. Further arguments go to the DataLoader (num_workers, collate_fn).
+    alone. ``rank`` and ``size`` are those of the process group unless given: ranks that
+    share a model need the same data. Further arguments go to the DataLoader
+    (num_workers, collate_fn).
 
     Save the result with ``ringleader.checkpoint``: a run then continues in mid-epoch,
     also on another number of ranks.
     """
     return Shard(
-        dataset, global_batch, seed=seed, shuffle=shuffle, weights=weights, **loader
+        dataset,
+        global_batch,
+        seed=seed,
+        shuffle=shuffle,
+        weights=weights,
+        rank=rank,
+        size=size,
+        **loader,
     )
 
 
