@@ -144,6 +144,16 @@ def stopped() -> None:
         os.kill(int(pid), signal.SIGCONT)
 
 
+def finalized() -> None:
+    """The program ends MPI by itself, with one group closed and one open."""
+    with ringleader.group(transport="mpi", timeout_s=LIMIT_S) as closed:
+        closed.barrier()
+    left_open = ringleader.group(transport="mpi", timeout_s=LIMIT_S)
+    left_open.barrier()
+    library.load().Finalize()
+    say("MPI is finalized")
+
+
 def absent() -> None:
     """The last rank never forms the group."""
     mpi = library.load()
@@ -162,7 +172,7 @@ def absent() -> None:
 
 PROGRAMS: dict[str, Callable[[], None]] = {
     each.__name__: each
-    for each in (absent, contract, collectives, backend, groups, stopped)
+    for each in (absent, contract, collectives, backend, groups, stopped, finalized)
 }
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def test_the_link_mpi_keeps_its_contract_computes_and_never_hangs() -> None:
     done = run_job(
         3,
         *("-m", "tests.kit.mpi_program"),
-        *("absent", "contract", "collectives", "backend", "stopped"),
+        *("absent", "contract", "collectives", "backend", "stopped", "finalized"),
         within_s=WITHIN_S,
         RINGLEADER_TRANSPORT="mpi",
     )
@@ -41,5 +41,6 @@ def test_the_link_mpi_keeps_its_contract_computes_and_never_hangs() -> None:
         [line] = [line for line in lines if line.startswith(f"rank {rank} of 3, ")]
         assert line.endswith(f" here: {[value] * 4}")
     assert said.count("the contract holds") == 3
+    assert said.count("MPI is finalized") == 3
     for rank in (0, 2):  # rank 1 was stopped in the middle of an all_reduce
         assert f"rank {rank} in time: rank 1: waited 4.0 s for it" in said, said

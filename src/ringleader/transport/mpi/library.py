@@ -5,9 +5,9 @@ Importing mpi4py initialises MPI, so that happens only where a group or a link n
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -15,6 +15,7 @@ from typing import Any
 
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, PeerUnreachable
+from ringleader.transport.mpi.poller import poller
 
 INSTALL = "pip install 'ringleader[mpi]'"
 POLL_S = 0.0005
@@ -113,6 +114,7 @@ def open_world(deadline: Deadline) -> World:
             check_threads(mpi)
             everybody = mpi.COMM_WORLD
             _duplicate(mpi, deadline)
+            _on_finalize(mpi, poller.stop)
             _worlds.append(
                 World(mpi, _duplication.comm, everybody.rank, everybody.size)
             )
@@ -180,12 +182,10 @@ def share_address(text: str, deadline: Deadline) -> str:
         time.sleep(POLL_S)
 
 
-def on_finalize(mpi: Any, call: Any) -> None:  # noqa: ANN401
+def _on_finalize(mpi: Any, call: Callable[[], None]) -> None:  # noqa: ANN401
     """Call ``call()`` when the program finalizes MPI, before MPI ends."""
 
     def delete(_comm: Any, _keyval: int, _value: Any) -> None:  # noqa: ANN401
         call()
 
-    with contextlib.suppress(Exception):  # an MPI without attributes: nobody is told
-        keyval = mpi.Comm.Create_keyval(delete_fn=delete)
-        mpi.COMM_SELF.Set_attr(keyval, None)
+    mpi.COMM_SELF.Set_attr(mpi.Comm.Create_keyval(delete_fn=delete), None)

@@ -149,8 +149,8 @@ class MpiLink:
         self._is_closed = True
         self._bell_recv.close()
         self._bell_send.close()
-        if os.getpid() != self._process:
-            return  # in a forked child MPI must not be called
+        if os.getpid() != self._process or self._mpi.Is_finalized():
+            return  # in a forked child and after its end MPI must not be called
         with self._lock:
             self._wants = (False, False)
             if not self._end:

@@ -100,7 +100,10 @@ class Poller:
             time.sleep(SHORT_S)
 
     def stop(self) -> None:
-        """End the thread: MPI is about to end, and nobody may call it then."""
+        """End the thread: MPI is about to end, and nobody may call it then.
+
+        The program calls MPI_Finalize, or Python ends.
+        """
         self._is_stopped = True
         self._wake()
         thread = self._thread
@@ -108,6 +111,7 @@ class Poller:
             thread.join(STOP_S)
         with self._lock:
             left = self._watched | self._stepped
+            self._thread, self._watched, self._stepped = None, set(), set()
         for each in left:
             each.abandon()
 
