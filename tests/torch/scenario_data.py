@@ -134,6 +134,33 @@ def data_fetch_from_machines_that_differ(rank: int, size: int) -> None:
                     ringleader.fetch(path, cache=mine / "third")
 
 
+def data_fetch_once_per_machine(rank: int, size: int) -> None:
+    """Ranks 0 and 2 are on one machine: one of them fetches for both. Then rank 2 alone
+    sees the data, and the other has only an empty folder of that name."""
+    with folder_of_all(rank) as folder:
+        mine = Path(folder) / f"machine{rank % 2}"
+        small = {"a": b"1234567", "b/c": b""}
+        if rank == OWNER:
+            lay_out(mine / "data", small)
+        dist.barrier()
+        with written() as numbers:
+            found = ringleader.fetch(mine / "data", cache=mine / "cache")
+        assert {n: (found / n).read_bytes() for n in small} == small
+        assert numbers == ([0] if rank == 0 else [])
+        assert found.is_relative_to(mine)
+
+        path = mine / f"of{rank}"
+        path.mkdir()
+        last = size - 1
+        if rank == last:
+            lay_out(path, content(seed=3))
+        dist.barrier()
+        found = ringleader.fetch(path, cache=mine / "cache")
+        assert (found / "big.bin").read_bytes() == content(seed=3)["big.bin"]
+        if rank % 2 == last % 2:
+            assert found == mine / f"of{last}"
+
+
 def damaged(path: Path, chunk: Chunk) -> bytes | None:
     data = read_chunk(path, chunk)
     return data and bytes([data[0] ^ 1]) + data[1:]

@@ -2,7 +2,9 @@
 
 A request is the number of a block. The answer is a header (length and SHA-256), then
 the block. Instead of a block that cannot be read, the reason is sent, with a negative
-length. A rank has one request under way at a time.
+length. A rank has one request under way at a time. These are messages of torch's
+process groups and not calls of ``rpc``, so that data is served on every backend that
+sends CPU tensors.
 """
 
 from __future__ import annotations

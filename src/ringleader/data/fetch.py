@@ -111,7 +111,7 @@ def _find_owners(exchange: ByteExchange, here: Path, disks: list[int]) -> list[i
 
     def look() -> bytes:
         name = socket.gethostname()[:_MAX_NAME]
-        return msgspec.json.encode(_Sighting(name, str(here), here.exists()))
+        return msgspec.json.encode(_Sighting(name, str(here), _has_data(here)))
 
     answers = together(exchange, f"look for {here}", look)
     sightings = [msgspec.json.decode(each, type=_Sighting) for each in answers]
@@ -126,6 +126,11 @@ def _find_owners(exchange: ByteExchange, here: Path, disks: list[int]) -> list[i
             f"them"
         )
     return sorted(owners.values())
+
+
+def _has_data(path: Path) -> bool:
+    """Return whether there is a file, or a folder that is not empty."""
+    return path.is_file() or (path.is_dir() and any(path.iterdir()))
 
 
 def _choose_origin(
