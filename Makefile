@@ -20,12 +20,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/ringleader demo
 
-# A worker more than the smallest machine has cores: tests wait for networks and clocks.
+# Two workers for each core of the smallest machine: tests wait for networks and clocks.
 test: setup
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow"
 
 test-all: setup
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 4 --dist worksteal
 
 # With another torch, in an environment of its own: make test-torch VERSION=2.14.1
 VERSION ?= 2.15.0
