@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor
 
 from ringleader import checkpoint
 from ringleader.errors import ConfigError
@@ -374,6 +375,42 @@ def parallel_pipeline_of_replicas(rank: int, size: int) -> None:
             loss = trainer.step(*data(10 * step + share, sizes[share]))
             check(loss, losses[step], what=f"{name} loss")
         check_mine(trainer, alone)
+
+
+def parallel_pipeline_of_shards(rank: int, size: int) -> None:
+    """Optimizer state sharded over two pipelines; the values of one process."""
+
+    def both(step: int) -> tuple[Tensor, Tensor]:
+        x, y = zip(*(data(10 * step + share) for share in range(2)), strict=True)
+        return torch.cat(x), torch.cat(y)
+
+    model = blocks(3, tied=False)
+    alone, losses, _ = train_alone(model, adam, batches=both, clip=0.05)
+    for name in SCHEDULES:
+        trainer = trainer_of(
+            model,
+            strategy="pipeline+fsdp",
+            optimizer=adam,
+            clip=0.05,
+            stages=2,
+            schedule=name,
+            microbatches=4,
+            split=[2, 3] if name != "interleaved" else [1, 1, 2, 1],
+        )
+        for step in range(STEPS):
+            loss = trainer.step(*data(10 * step + trainer.data_rank))
+            check(loss, losses[step], what=f"{name} loss {step}")
+        expected = alone.state_dict()
+        for key, value in trainer.model.state_dict().items():
+            assert isinstance(value, DTensor)
+            assert value.to_local().numel() < value.numel(), "it is sharded"
+            check(value.full_tensor(), expected[key], rel=1e-5, what=key)
+        x, _ = data(50)
+        check(trainer.predict(x), alone(x), rel=1e-5, what=f"{name} output")
+        with pytest.raises(ConfigError, match="batches of the same size"):
+            trainer.step(*data(0, 5 + trainer.data_rank))
+    with pytest.raises(ConfigError, match="shared between layers"):
+        trainer_of(blocks(3), strategy="pipeline+fsdp", stages=2, split=[2, 3])
 
 
 def parallel_pipeline_checkpoint(rank: int, size: int) -> None:

@@ -40,6 +40,7 @@ SIZES = {
     "parallel_pipeline": (2, 3, 4),
     "parallel_pipeline_checkpoint": (3,),
     "parallel_pipeline_of_replicas": (4,),
+    "parallel_pipeline_of_shards": (4,),
     "parallel_pipeline_plan": (3,),
     "parallel_pipeline_refusals": (3,),
     "parallel_shares": (3,),

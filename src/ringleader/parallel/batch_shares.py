@@ -39,6 +39,9 @@ class BatchShares:
     seed: int
     """For random numbers; the same on all ranks with the same data."""
 
+    is_even: bool
+    """True if all data ranks have equally many rows."""
+
 
 def agree_on_shares(grid: Grid, batch: Batch, step: int, device: str) -> BatchShares:
     """Tell all ranks how many rows this rank has.
@@ -77,11 +80,16 @@ def shares_from(grid: Grid, table: Sequence[Sequence[float]]) -> BatchShares:
                 "need the same batch; give both the data of "
                 f"trainer.data_rank ({share} of {grid.data})"
             )
-    total = sum(int(table[rank][0]) for rank in first.values())
+    rows = [int(table[rank][0]) for rank in first.values()]
+    total = sum(rows)
     if not total:
         raise ConfigError("step: the batches of all ranks are empty")
     leader = first[grid.data_rank(grid.rank)]
-    return BatchShares(total / grid.data, int(table[leader][2]))
+    return BatchShares(
+        mean_rows=total / grid.data,
+        seed=int(table[leader][2]),
+        is_even=len(set(rows)) == 1,
+    )
 
 
 @dataclass(frozen=True, slots=True)

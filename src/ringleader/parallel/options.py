@@ -20,6 +20,7 @@ STRATEGIES = (
     "fsdp+tensor",
     "ddp+tensor",
     "pipeline+ddp",
+    "pipeline+fsdp",
 )
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -59,8 +59,8 @@ def parallelize(  # noqa: PLR0913 - one keyword per option
         loss = trainer.step(x, y)
 
     ``strategy`` is "ddp", "fsdp", "tensor", "pipeline", or two of them: "fsdp+tensor",
-    "ddp+tensor", "pipeline+ddp". All ranks call it with the same model, whose values
-    are then those of rank 0.
+    "ddp+tensor", "pipeline+ddp", "pipeline+fsdp". All ranks call it with the same
+    model, whose values are then those of rank 0.
 
     ``optimizer`` gets the parameters and returns a torch optimizer: sharding replaces
     parameters, so one that exists before would train the old ones. ``loss(output,
@@ -82,7 +82,7 @@ def parallelize(  # noqa: PLR0913 - one keyword per option
     For pipeline: ``schedule`` is "1f1b" (default), "gpipe" or "interleaved" with
     ``stages_per_rank`` (2). ``layers`` names the layers in order, if they are not
     found; ``split`` gives each stage's number of layers instead of a measured plan;
-    ``stages`` is for "pipeline+ddp". See docs/pipeline.md.
+    ``stages`` is for "pipeline+ddp" and "pipeline+fsdp". See docs/pipeline.md.
 
     ``example`` is a batch as for ``step``: a pipeline needs it, and measures the
     machines with it. With it, ddp and fsdp measure them, too: ``trainer.shares`` are

@@ -109,10 +109,10 @@ def test_a_batch_is_cut_into_exactly_the_micro_batches_asked_for() -> None:
 def test_batches_weigh_by_their_rows() -> None:
     flat = Grid(1, (0, 1, 2), replicate=3)
     shares = shares_from(flat, [[4, 0, 10], [0, 0, 11], [5, 0, 12]])
-    assert shares == BatchShares(3.0, 11)
+    assert shares == BatchShares(3.0, 11, is_even=False)
     square = Grid(3, (0, 1, 2, 3), shard=2, tensor=2)
     table = [[4, 0.5, 10], [4, 0.5, 11], [5, float("nan"), 12], [5, float("nan"), 13]]
-    assert shares_from(square, table) == BatchShares(4.5, 12)
+    assert shares_from(square, table) == BatchShares(4.5, 12, is_even=False)
     table[3] = [5, 0.1, 13]
     with pytest.raises(ConfigError, match=r"ranks 2 and 3 .*data_rank \(1 of 2\)"):
         shares_from(square, table)

@@ -54,6 +54,24 @@ def sum_gradients(
             gradient.copy_(part.view_as(gradient))
 
 
+Gradients = dict[nn.Parameter, Tensor]
+
+
+def take_gradients(model: nn.Module) -> Gradients:
+    """Return the gradients and leave none."""
+    taken = {p: p.grad for p in model.parameters() if p.grad is not None}
+    for parameter in taken:
+        parameter.grad = None
+    return taken
+
+
+def add_gradients(taken: Gradients) -> None:
+    """Add gradients that were taken before to those that are there now."""
+    for parameter, gradient in taken.items():
+        now = parameter.grad
+        parameter.grad = gradient if now is None else now + gradient
+
+
 def _buckets(gradients: Sequence[Tensor]) -> list[list[Tensor]]:
     """Return the gradients in lists of one dtype, of about BUCKET_BYTES each."""
     buckets: list[list[Tensor]] = []

@@ -16,7 +16,13 @@ from ringleader.parallel.grid import Grid
 from ringleader.parallel.measurement.boundary import Boundary
 from ringleader.parallel.measurement.sample import Sample
 from ringleader.parallel.microbatch_runner import scalar
-from ringleader.parallel.pipeline.gradient_sums import TiedParameters, sum_gradients
+from ringleader.parallel.pipeline.gradient_sums import (
+    Gradients,
+    TiedParameters,
+    add_gradients,
+    sum_gradients,
+    take_gradients,
+)
 from ringleader.parallel.pipeline.torch_schedule import Stages
 from ringleader.parallel.sync_batch_norm import exchange_device
 
@@ -61,11 +67,19 @@ class PipelineRunner:
         device = exchange_device(self._device.type, dist.get_backend_config())
         shares = agree_on_shares(self._grid, batch, self._runs, device)
         self._runs += 1
-        rows = shares.mean_rows * self._grid.data
+        rows = shares.mean_rows  # fully_shard averages gradients, we add them up
+        if self._grid.shard == 1:
+            rows *= self._grid.data
+        elif not shares.is_even:
+            text = "pipeline+fsdp: all ranks need batches of the same size"
+            raise ConfigError(f"step: {text}; for unlike ones, use pipeline+ddp")
         total = torch.zeros((), device=device)
+        parts: list[Gradients] = []
         for begin, samples, count in self._pieces(batch.rows()):
             piece = slice(begin, begin + samples * count)
             schedule = self._schedule(samples, count, trains=True)
+            if self._grid.shard > 1:  # fully_shard would not add up in a pipeline
+                parts.append(take_gradients(self.model))
             self._weight = samples * scale / rows
             losses: list[Tensor] = []
             inputs = [x[piece] for x in batch.inputs] if self._is_first else []
@@ -78,8 +92,10 @@ class PipelineRunner:
             )
             for loss in losses:
                 total += loss.detach().to(device, torch.float32)
+        for part in parts:
+            add_gradients(part)
         self._add_gradients()
-        return sum_over_data(self._grid, total / scale).wait()
+        return sum_over_data(self._grid, total / scale).wait() / self._grid.shard
 
     @torch.no_grad()
     def predict(self, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> Tensor:
@@ -130,7 +146,7 @@ class PipelineRunner:
     def _add_gradients(self) -> None:
         for tie in self._tied:
             sum_gradients(tie.parameters, tie.group)
-        if self._grid.data > 1:
+        if self._grid.replicate > 1:
             sum_gradients([*self.model.parameters()], self._grid.data_group)
 
     def _check(self, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:

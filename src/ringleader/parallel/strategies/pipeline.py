@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from ringleader.parallel.microbatch_runner import device_of
 from ringleader.parallel.options import Options
 from ringleader.parallel.pipeline.gradient_sums import TiedParameters
 from ringleader.parallel.pipeline.runner import PipelineRunner
+from ringleader.parallel.pipeline.sharded_stages import check_shardable, shard_stages
 from ringleader.parallel.pipeline.stage_module import StageModule, drop_layers
 from ringleader.parallel.pipeline.torch_schedule import Stages
 from ringleader.parallel.plan.pipeline_plan import (
@@ -58,8 +60,13 @@ def place(model: nn.Module, options: Options) -> tuple[PipelineRunner, Grid]:
     stage = grid.stage_of(grid.rank)
     modules = _modules(layers, measured, plan, stage, sample)
     ties = _ties(layers, plan, grid)
+    is_sharded = "fsdp" in options.parts
+    if is_sharded:
+        check_shardable(model, layers)
     kept = {i for b, e in plan.spans_of(stage) for i in range(b, e)}
     drop_layers(model, layers, kept)
+    if is_sharded:
+        shard_stages(modules, grid.mesh(device.type, ("stage", "shard"))["shard"])
     group = _pipeline_group(grid)
     bounds = [
         (measured.boundaries[b], measured.boundaries[e])
@@ -78,8 +85,11 @@ def _grid(options: Options) -> Grid:
     elif options.stages not in (None, world):
         text = f"stages={options.stages} and {world} ranks: each rank has one place in"
         raise ConfigError(f"{text} the pipeline; use strategy='pipeline+ddp'")
-    replicas = divide(world, stages, "stages")
-    return Grid(dist.get_rank(), tuple(range(world)), stage=stages, replicate=replicas)
+    rank, ranks = dist.get_rank(), tuple(range(world))
+    copies = divide(world, stages, "stages")
+    if "fsdp" in options.parts:
+        return Grid(rank, ranks, stage=stages, shard=copies)
+    return Grid(rank, ranks, stage=stages, replicate=copies)
 
 
 def _sample(
@@ -119,6 +129,11 @@ def _plan(
     device = device_of(model)
     held = sum(each.nbytes for each in [*model.parameters(), *model.buffers()])
     layers, machines = exchange(measured, device, held)
+    if "fsdp" in options.parts:  # parameters and gradients are whole during a step
+        layers = [
+            replace(each, optimizer_bytes=each.optimizer_bytes // grid.shard)
+            for each in layers
+        ]
     places: list[list[MachineProfile]] = [[] for _ in range(grid.stage)]
     for rank, machine in enumerate(machines):
         places[grid.stage_of(rank)].append(machine)
