@@ -13,7 +13,7 @@ from ringleader.errors import DeadlineExceeded
 from ringleader.rpc.future import Future, Run
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class PendingCall:
     """A call and where its answer goes."""
 

@@ -20,7 +20,7 @@ from ringleader.engine.arrays import as_array, bytes_of, dtype_of, item_sizes
 from ringleader.errors import PeerError, PeerLost
 from ringleader.rpc import messages
 from ringleader.rpc.messages import Message, TensorSpec
-from ringleader.transport.link import Link
+from ringleader.transport.link import POLLIN, POLLOUT, Link
 from ringleader.transport.socket_link import SocketLink
 
 DIRECT_BYTES = 32 << 10
@@ -50,7 +50,6 @@ class Received:
 
     message: Message
     tensors: list[Tensor] = field(default_factory=list)
-    num_bytes: int = 0
 
 
 class Channel:
@@ -60,14 +59,19 @@ class Channel:
         self.peer = peer
         self._link = link
         self._max_bytes = max_bytes
-        self._is_socket = isinstance(link, SocketLink)
+        self._sock = link.sock if isinstance(link, SocketLink) else None
+        fd = -1 if self._sock is None else self._sock.fileno()
+        self._to_read, self._to_do_both = [(fd, POLLIN)], [(fd, POLLIN | POLLOUT)]
         self._lock = threading.Lock()
         self._out: deque[Outgoing] = deque()
         self._received: list[Received] = []
+        self._head = memoryview(bytearray(messages.HEAD.size))
         self._parser = self._parse()
         self._target = next(self._parser)
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._buffered = _NOTHING
+        self._is_hungry = False
+        """Whether it stopped to read before everything was read that is here."""
         self._failure: PeerError | None = None
         """Why nothing more can be read."""
         self._is_closed = False
@@ -84,7 +88,7 @@ class Channel:
             if self._is_closed:
                 raise PeerLost(self.peer, "the connection is closed")
             self._out.append(outgoing)
-            if self._is_socket:
+            if self._sock is not None:
                 self._write()
             return bool(self._out)
 
@@ -137,40 +141,61 @@ class Channel:
         return received
 
     def _fill(self) -> None:
-        budget = TURN_BYTES
+        budget, is_drained = TURN_BYTES, False
         while budget > 0:
             if not len(self._buffered) and len(self._target) < DIRECT_BYTES:
-                size = self._link.try_recv_into(self._buffer)
+                size = 0 if is_drained else self._link.try_recv_into(self._buffer)
                 self._buffered = self._buffer[:size]
+                is_drained = self._sock is not None and size < BUFFER_BYTES
+                budget -= self._take_complete()
             if len(self._buffered):
                 size = min(len(self._target), len(self._buffered))
                 self._target[:size] = self._buffered[:size]
                 self._buffered = self._buffered[size:]
+            elif len(self._target) < DIRECT_BYTES:
+                break
             else:
-                size = self._receive_directly()
-            if not size:
-                return
+                size = self._link.try_recv_into(self._target)
+                if not size:
+                    break
             self._target = self._target[size:]
             budget -= size
             while not len(self._target):
                 self._target = next(self._parser)
+        self._is_hungry = budget <= 0
 
-    def _receive_directly(self) -> int:
-        if len(self._target) < DIRECT_BYTES:
+    def _take_complete(self) -> int:
+        """Add the messages without tensors that are complete in the buffer.
+
+        Return their length. The parser gets the others, piece by piece.
+        """
+        data, at, size = self._buffered, 0, messages.HEAD.size
+        if self._target is not self._head:
             return 0
-        return self._link.try_recv_into(self._target)
+        while len(data) - at >= size:
+            head = data[at : at + size]
+            lengths = messages.decode_head(head, self._max_bytes, self.peer)
+            end = at + size + lengths[0]
+            if lengths[1] or end > len(data):
+                break
+            body = bytes(data[at + size : end])
+            message = messages.decode_body(body, self.peer)
+            messages.check_tensors(message.tensors, _SIZES, 0, self.peer)
+            self._received.append(Received(message))
+            at = end
+        self._buffered = data[at:]
+        return at
 
     def _parse(self) -> Iterator[memoryview]:
         """Yield the memory to fill next, for ever; add complete messages."""
-        head = bytearray(messages.HEAD.size)
         while True:
-            yield memoryview(head)
-            lengths = messages.decode_head(head, self._max_bytes, self.peer)
+            yield self._head
+            lengths = messages.decode_head(self._head, self._max_bytes, self.peer)
             body = bytearray(lengths[0])
             yield memoryview(body)
             message = messages.decode_body(body, self.peer)
             messages.check_tensors(message.tensors, _SIZES, lengths[1], self.peer)
-            received = Received(message, num_bytes=sum(lengths))
+            received = Received(message)
             for spec in message.tensors:
                 tensor = empty_tensor(spec)
                 received.tensors.append(tensor)
@@ -182,17 +207,19 @@ class Channel:
 
     def arm(self) -> list[tuple[int, int]] | None:
         """See Link."""
+        if self._is_closed:
+            return []
+        if self._is_hungry or self._failure is not None:
+            return None
+        if self._sock is not None:
+            return self._to_do_both if self._out else self._to_read
         with self._lock:
-            if self._is_closed:
-                return []
-            if self._failure is not None or len(self._buffered):
-                return None
             return self._link.arm(sending=bool(self._out), receiving=True)
 
     def disarm(self) -> None:
         """See Link."""
-        with self._lock:
-            if not self._is_closed:
+        if self._sock is None and not self._is_closed:
+            with self._lock:
                 self._link.disarm()
 
     def close(self) -> None:

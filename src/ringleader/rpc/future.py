@@ -41,14 +41,20 @@ class Future:
     def wait(self) -> Any:  # noqa: ANN401
         """Return the result, or raise the error of the call."""
         if not self._is_done:
-            with pool.waiting():
-                if self._pending.acquire(timeout=self.deadline.left_s()):
-                    self._pending.release()
-                else:
-                    self.expire()
+            if pool.is_worker():
+                with pool.waiting():
+                    self._await()
+            else:
+                self._await()
         if self._error is not None:
             raise self._error
         return self._value
+
+    def _await(self) -> None:
+        if self._pending.acquire(timeout=self.deadline.left_s()):
+            self._pending.release()
+        else:
+            self.expire()
 
     def expire(self) -> None:
         """Make the future done because its deadline has passed."""

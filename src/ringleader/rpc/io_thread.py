@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ringleader.errors import InternalError, PeerError
 from ringleader.rpc.channel import Channel, Received
-from ringleader.transport.link import POLLIN, wait_ready
+from ringleader.transport.link import POLLIN, Poll
 from ringleader.transport.memory_link import socket_pair
 
 JOIN_S = 5.0
@@ -47,6 +47,8 @@ class IoThread:
     def __init__(self, name: str, channels: Sequence[Channel]) -> None:
         self._channels = list(channels)
         self._wake_recv, self._wake_send = socket_pair()
+        self._bell = self._wake_recv.fileno()
+        self._poll = Poll()
         self._is_stopped = False
         self._name = name
         self._thread: threading.Thread | None = None
@@ -88,25 +90,27 @@ class IoThread:
 
     def _wait(self, handler: Handler) -> list[Channel]:
         """Return the channels on which something may be done."""
-        bell = self._wake_recv.fileno()
-        wanted, timeout_s = [(bell, POLLIN)], handler.idle_s()
-        armed: list[tuple[Channel, set[int] | None]] = []
+        wanted, timeout_s = [(self._bell, POLLIN)], handler.idle_s()
+        armed: list[tuple[Channel, list[tuple[int, int]] | None]] = []
         for channel in self._channels:
             descriptors = channel.arm()
+            armed.append((channel, descriptors))
             if descriptors is None:
-                armed.append((channel, None))
                 timeout_s = 0.0
             else:
-                armed.append((channel, {fd for fd, _ in descriptors}))
                 wanted += descriptors
-        ready = wait_ready(wanted, timeout_s)
+        ready = self._poll.wait(wanted, timeout_s)
         for channel in self._channels:
             channel.disarm()
-        if bell in ready:
+        if self._bell in ready:
             with contextlib.suppress(OSError):
                 self._wake_recv.recv(4096)
             return self._channels  # one of them may have something to send
-        return [c for c, fds in armed if fds is None or fds & ready]
+        return [
+            channel
+            for channel, descriptors in armed
+            if descriptors is None or any(fd in ready for fd, _ in descriptors)
+        ]
 
     def _serve(self, channel: Channel, handler: Handler) -> None:
         try:

@@ -174,7 +174,7 @@ def encode(message: Message, tensor_bytes: int = 0) -> bytes:
     return HEAD.pack(MAGIC, len(body), tensor_bytes) + body
 
 
-def decode_head(data: bytes | bytearray, max_bytes: int, peer: int) -> tuple[int, int]:
+def decode_head(data: bytes | memoryview, max_bytes: int, peer: int) -> tuple[int, int]:
     """Return the lengths of body and tensors; ProtocolError if they are too long."""
     magic, body_bytes, tensor_bytes = HEAD.unpack(data)
     if magic != MAGIC:
@@ -204,6 +204,8 @@ def check_tensors(
 
     ``sizes`` are the bytes of an element of each dtype.
     """
+    if not specs and not tensor_bytes:
+        return
     total = 0
     for dtype, shape in specs:
         elements = math.prod(max(n, 1) for n in shape)

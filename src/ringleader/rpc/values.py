@@ -21,6 +21,12 @@ from ringleader.rpc.rref import RRef
 
 _LIST, _TUPLE, _SET, _DICT, _TENSOR, _REFERENCE, _OBJECT, _INT = range(8)
 _LEAVES = frozenset({type(None), bool, str, bytes, float})
+_SEQUENCES: dict[type[Any], int] = {
+    list: _LIST,
+    tuple: _TUPLE,
+    set: _SET,
+    frozenset: _SET,
+}
 _MAX_DEPTH = 64
 _MAX_DIGITS = 4000
 """Of an integer that is sent as text; Python itself refuses to parse more than 4300."""
@@ -43,14 +49,13 @@ class _Writer:
             return value
         if depth > _MAX_DEPTH:
             raise ConfigError(f"rpc: a value is nested deeper than {_MAX_DEPTH} levels")
-        if isinstance(value, int):
-            return self._int(int(value))
-        if isinstance(value, list | tuple | set | frozenset):
-            tag = _TUPLE if isinstance(value, tuple) else _SET
-            tag = _LIST if isinstance(value, list) else tag
-            return [tag, *(self.plain(v, depth + 1) for v in value)]
+        if kind in _SEQUENCES:
+            parts: Any = value
+            return [_SEQUENCES[kind], *[self.plain(v, depth + 1) for v in parts]]
         if isinstance(value, dict):
             return self._dict(value, depth)
+        if isinstance(value, int):
+            return self._int(int(value))
         if isinstance(value, Tensor):
             return [_TENSOR, self._position(value, self.tensors)]
         if isinstance(value, RRef):
@@ -90,6 +95,8 @@ class _Writer:
                 names = [f.name for f in dataclasses.fields(value)]  # type: ignore[arg-type]
             fields = {n: self.plain(getattr(value, n), depth + 1) for n in names}
             return [_OBJECT, name, fields]
+        if isinstance(value, tuple):  # a named one, or a shape
+            return self.plain(tuple(value), depth)
         if isinstance(value, bytearray | memoryview):
             return bytes(value)
         if isinstance(value, float | str | bytes):  # a subclass

@@ -77,3 +77,25 @@ def wait_ready(wanted: Iterable[tuple[int, int]], timeout_s: float) -> set[int]:
     writers = [fd for fd, events in pairs if events & POLLOUT]
     ready = select.select(readers, writers, [fd for fd, _ in pairs], timeout_s)
     return {fd for fds in ready for fd in fds}
+
+
+class Poll:
+    """``wait_ready`` for a thread that mostly waits for the same descriptors.
+
+    The descriptors are registered again only when they change.
+    """
+
+    def __init__(self) -> None:
+        self._wanted: list[tuple[int, int]] = []
+        self._poll = select.poll() if hasattr(select, "poll") else None
+
+    def wait(self, wanted: list[tuple[int, int]], timeout_s: float) -> set[int]:
+        """See wait_ready."""
+        if self._poll is None:
+            return wait_ready(wanted, timeout_s)
+        if wanted != self._wanted:
+            self._poll = select.poll()
+            for fd, events in wanted:
+                self._poll.register(fd, events)
+            self._wanted = wanted
+        return {fd for fd, _ in self._poll.poll(timeout_s * 1000)}

@@ -54,14 +54,14 @@ def join(store: Store, rank: int, credentials: Credentials) -> Group:
     return formation.over_store(store, rank, 2, "view", options)
 
 
-def attempt(credentials: Credentials | None, target: Address) -> str:
+def attempt(credentials: Credentials | None, target: Address, name: str) -> str:
     """Act as rank 1 of the group's RPC towards rank 0; return how that ends."""
     listener = Listener.open("127.0.0.1", 0, credentials, shares_memory=False)
     own = Address((("127.0.0.1", listener.port),))
     config = MeshConfig(
         rank=1,
         size=2,
-        group=view_hash("view/rpc"),
+        group=view_hash(name),
         endpoints=(target, own),
         namespace=bytes(16) if credentials is None else credentials.namespace,
         share_memory=False,
@@ -75,11 +75,11 @@ def attempt(credentials: Credentials | None, target: Address) -> str:
     return "connected"
 
 
-def knock(target: Address) -> bytes:
+def knock(target: Address, name: str) -> bytes:
     """Send a hello and a call without TLS; return what comes back."""
     hello = wire.Hello(
         purpose=wire.Purpose.CONTROL,
-        group=view_hash("view/rpc") ^ target.channel,
+        group=view_hash(name) ^ target.channel,
         from_rank=1,
         to_rank=0,
         size=2,
@@ -99,11 +99,11 @@ def knock(target: Address) -> bytes:
     return answer
 
 
-def refuse_outsiders(target: Address) -> None:
+def refuse_outsiders(target: Address, name: str) -> None:
     """Check that nobody gets a connection to rank 0."""
     for outsider in (node_of(), node_of(cluster=1), None):
-        assert attempt(outsider, target) != "connected"
-    assert wire.REPLY_MAGIC not in knock(target)
+        assert attempt(outsider, target, name) != "connected"
+    assert wire.REPLY_MAGIC not in knock(target, name)
 
 
 def test_only_members_of_the_group_can_call() -> None:
@@ -114,12 +114,13 @@ def test_only_members_of_the_group_can_call() -> None:
     """
     store, members = HashStore(), [node_of(), node_of()]
     groups = run_threads([partial(join, store, r, m) for r, m in enumerate(members)])
-    target = store_rendezvous.read(store.get("ringleader/view/0"), 0)
+    view = groups[0].view_id
+    target = store_rendezvous.read(store.get(f"ringleader/{view}/0"), 0)
     with ThreadPoolExecutor(1) as threads:
         try:
             starting = threads.submit(rpc.start, groups[0], timeout=WITHIN_S)
-            refuse_outsiders(target)
-            told = attempt(node_of(), target)
+            refuse_outsiders(target, f"{view}/rpc")
+            told = attempt(node_of(), target, f"{view}/rpc")
             assert "PeerRefused: rank 0: refused us: another rank listens" in told
             assert not starting.done()
             second = rpc.start(groups[1], timeout=WITHIN_S)
@@ -128,7 +129,7 @@ def test_only_members_of_the_group_can_call() -> None:
             assert all(isinstance(sock, SecureSocket) for sock in socks)
             tensor = torch.randn(200_003)
             assert torch.equal(second.rpc_sync(0, call, (tensor,)), tensor)
-            refuse_outsiders(target)
+            refuse_outsiders(target, f"{view}/rpc")
             with pytest.raises(PeerRefused, match="no function is registered"):
                 second.rpc_sync(0, "os.system", ("true",))
             assert len(called) == 1, "nobody else has run anything"
