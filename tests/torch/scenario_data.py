@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +29,7 @@ NUM_CHUNKS = 4
 COUNT = 131
 
 
+@lru_cache(maxsize=4)
 def content(seed: int = 0) -> dict[str, bytes]:
     """Files of four chunks in all, one of them short, and an empty one."""
     chance = np.random.default_rng(seed)
