@@ -13,6 +13,7 @@ import queue
 import secrets
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, cast
 
 import msgspec
@@ -46,7 +47,7 @@ _END = -1
 _TRIES = 3
 
 
-class _Shape(msgspec.Struct, frozen=True):
+class Shape(msgspec.Struct, frozen=True):
     """How a dataset is cut into blocks; the name of the folder in the caches."""
 
     items: int
@@ -161,7 +162,7 @@ class _HeldDataset(Dataset[Any]):
         chosen = sorted({items * n // _MEASURED_ITEMS for n in range(_MEASURED_ITEMS)})
         mean = sum(len(self._encoded(i)) for i in chosen) / len(chosen)
         self._per_block = max(1, min(items, int(BLOCK_BYTES / max(mean, 1))))
-        shape = _Shape(items, self._per_block, secrets.token_hex(16))
+        shape = Shape(items, self._per_block, secrets.token_hex(16))
         return msgspec.json.encode(shape)
 
     def block(self, number: int) -> bytes:
@@ -181,7 +182,7 @@ class ServedDataset(Dataset[Any]):
     """The dataset on a rank that does not have it."""
 
     def __init__(
-        self, shape: _Shape, cache: BlockCache, client: BlockClient | None
+        self, shape: Shape, cache: BlockCache, client: BlockClient | None
     ) -> None:
         self._shape = shape
         self._cache = cache
@@ -210,7 +211,8 @@ class ServedDataset(Dataset[Any]):
     def close(self) -> None:
         """Stop, and remove the cache of this dataset; the end of the program does."""
         atexit.unregister(self.close)
-        self._ahead.put(_END)
+        with suppress(queue.Full):  # its thread has ended, or ends with the program
+            self._ahead.put_nowait(_END)
         self._server.close()
         self._folder.close()
 
@@ -272,9 +274,9 @@ class ServedDataset(Dataset[Any]):
                 return  # who needs the block gets the same error
 
 
-def _decoded(owner: int, data: bytes) -> _Shape:
+def _decoded(owner: int, data: bytes) -> Shape:
     try:
-        shape = msgspec.json.decode(data, type=_Shape)
+        shape = msgspec.json.decode(data, type=Shape)
     except msgspec.MsgspecError as exc:
         raise ProtocolError(owner, f"described its data wrongly: {exc}") from None
     is_token = (

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringleader.data.block_cache import BlockCache, CacheFolder
+from ringleader.data.block_service import BlockClient
 from ringleader.data.item_block import check, pack
-from ringleader.errors import ConfigError
+from ringleader.data.served_dataset import ServedDataset, Shape
+from ringleader.errors import ConfigError, PeerLost
 
 ITEMS = st.lists(st.binary(max_size=20), min_size=1, max_size=6)
 
@@ -63,6 +66,25 @@ def test_a_disk_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         BlockCache(tmp_path / "file" / "items", 1000).make()
     with pytest.raises(ConfigError, match="cannot be written"):
         BlockCache(tmp_path / "nowhere", 1000).add(0, b"x")
+
+
+def test_a_dataset_that_cannot_fetch_ahead_still_ends(tmp_path: Path) -> None:
+    """The thread that fetches ahead has ended with an error, and its queue is full."""
+
+    class Lost:
+        def fetch(self, number: int, count: int) -> bytes:
+            raise PeerLost(1, "vanished")
+
+    shape = Shape(items=9999, per_block=1, token="0" * 32)
+    cache = BlockCache(tmp_path / "items" / "x", 1000)
+    data = ServedDataset(shape, cache, cast("BlockClient", Lost()))
+    data.open(keeps_folder=True)
+    data.prefetch(range(9999))
+    data.prefetch(range(9999))
+    with pytest.raises(PeerLost, match="rank 1: vanished"):
+        data[5]
+    data.close()
+    assert not [*(tmp_path / "items").iterdir()]
 
 
 def test_folders_of_killed_programs_are_removed(tmp_path: Path) -> None:
