@@ -297,7 +297,7 @@ def test_nodes_meet_in_a_store_and_know_each_other() -> None:
     groups = [each for each in made if isinstance(each, Group)]
     assert len(groups) == 3, made
     for rank, group in enumerate(groups):
-        place = store_rendezvous.read(store.get(f"ringleader/view/{rank}"), rank)
+        place = store_rendezvous.read(store.get(f"ringleader/view#1/{rank}"), rank)
         assert place.node == member(rank).node
         for peer, sock in handle_of(group).mesh.control.items():
             assert isinstance(sock, SecureSocket)
@@ -332,7 +332,7 @@ def test_all_addresses_of_a_rank_are_tried() -> None:
             where.set(key, f"{text} {channel:016x} {node}")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(formation, "publish", publish)
+            patch.setattr(store_rendezvous, "publish", publish)
             made = outcomes(
                 *(partial(join, store, r, 2, options(member(r))) for r in range(2))
             )
