@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from ringleader.errors import ConfigError, RingleaderError
@@ -18,8 +19,12 @@ _ETC = Path("/etc/netns")
 _NAMES = re.compile(r"ringleader-(\d+)-[0-9a-f]+-(?:switch|host\d+)")
 
 
+@cache
 def can_make_lan() -> tuple[bool, str]:
-    """Return whether this process can make a LAN, and the reason."""
+    """Return whether this process can make a LAN, and the reason.
+
+    Trying it out takes several processes, so it is done once.
+    """
     if sys.platform != "linux":
         return False, f"network namespaces need Linux, this is {sys.platform}"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
@@ -31,6 +36,7 @@ def can_make_lan() -> tuple[bool, str]:
     return _try_out(lambda at: tc(at, "qdisc", "add", "dev", "lo", "root", *tbf))
 
 
+@cache
 def can_make_faults() -> tuple[bool, str]:
     """Return whether it can also make slow and faulty cables, and the reason.
 
