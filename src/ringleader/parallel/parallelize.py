@@ -140,7 +140,8 @@ def parallelize(  # noqa: PLR0913 - one keyword per option
 
 def _shares(model: nn.Module, options: Options) -> list[float] | None:
     """Measure the machines, print who gets how much of a batch; None if not asked."""
-    if "pipeline" in options.parts or not (options.example or options.dry_run):
+    is_asked = options.example is not None or options.dry_run
+    if "pipeline" in options.parts or not is_asked:
         return None
     plan = plan_data(model, options)
     announce(report(plan), dry_run=options.dry_run)

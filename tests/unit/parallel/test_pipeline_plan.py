@@ -8,6 +8,8 @@ from itertools import combinations
 import pytest
 
 from ringleader.errors import ConfigError
+from ringleader.parallel.plan.data_plan import DataPlan, choose_shares
+from ringleader.parallel.plan.data_plan import report as data_report
 from ringleader.parallel.plan.memory import rank_need
 from ringleader.parallel.plan.partition import equal_counts, partition
 from ringleader.parallel.plan.pipeline_plan import (
@@ -185,6 +187,54 @@ def test_the_report_says_who_gets_what_and_why() -> None:
     assert "120 ms on rank 0, 240 ms on rank 1" in text
     assert "720 ms per step" in text
     assert "equal numbers of layers [6, 6], 1.42 times as long" in text
+
+
+def test_a_machine_that_holds_up_the_others_is_named() -> None:
+    fast = machine(*[0.01] * 6, name="desk")
+    slow = machine(*[1.0] * 6, name="pi")
+    text = report(plan_for(fast, slow, fast), microbatch=4)
+    assert "Without rank 1 (pi) a step would take 270 ms" in text
+    assert "Without" not in report(plan_for(fast, fast), microbatch=4)
+
+
+def whole_model(memory: int = 1 << 40, shards: int = 1) -> DataPlan:
+    """Machines of speed 1:3, the second with this memory; 4 MiB, 1 MiB per row."""
+    return DataPlan(
+        strategy="fsdp" if shards > 1 else "ddp",
+        machines=(machine(3.0, name="pi"), machine(1.0, name="desk", memory=memory)),
+        model=layer(kept=10 * MIB),
+        measured_rows=10,
+        batch=40,
+        microbatches=2,
+        shards=shards,
+        parameter_shards=shards,
+    )
+
+
+def test_the_rows_of_a_batch_follow_speed_and_memory() -> None:
+    plan = choose_shares(whole_model())
+    assert plan.weights == (0.25, 0.75)
+    assert plan.need_of(1).total == (4 + 15) * MIB, "30 rows in two micro-batches"
+    text = data_report(plan)
+    assert "pi       1.00x  10.0  25%" in text
+    assert "desk     3.00x  30.0  75%" in text
+    assert "Predicted: 3 s per step" in text
+    assert "equal batches would take 6 s, 2.00 times as long" in text
+
+    small = choose_shares(whole_model(memory=12 * MIB))
+    assert small.weights == (0.6, 0.4), "16 rows in micro-batches of 8 MiB"
+    assert "equal batches do not fit in the memory of rank 1" in data_report(small)
+
+
+def test_a_model_that_no_row_fits_beside_is_refused_with_the_arithmetic() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        choose_shares(whole_model(memory=4 * MIB))
+    assert (
+        "data rank 1 (desk) needs 4.5 MiB = parameters 1.0 MiB + gradients 1.0 MiB + "
+        "optimizer 2.0 MiB + activations 512.0 KiB; has 4.0 MiB; 512.0 KiB too little"
+    ) in str(refusal.value)
+    with pytest.raises(ConfigError, match="Torch divides parameters evenly"):
+        choose_shares(whole_model(memory=2 * MIB, shards=2))
 
 
 def test_the_predicted_step_fills_and_drains_once() -> None:

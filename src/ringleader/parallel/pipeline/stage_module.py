@@ -27,13 +27,14 @@ class StageModule(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layer.module for layer in layers)
         self._precision = precision
+        self._copies = changes_input(layers[0].module)
         self._is_first = is_first
         self._takes_tuple = takes_tuple
 
     def forward(self, *inputs: Tensor) -> Any:  # noqa: ANN401 - what the layer returns
         """Return the output of the last layer."""
         with self._precision():
-            if changes_input(self.layers[0]):
+            if self._copies:
                 inputs = copy_inputs(inputs)
             if self._is_first:
                 value = self.layers[0](*inputs)

@@ -104,6 +104,18 @@ def choose_plan(
     raise ConfigError(shortage(closest))
 
 
+def without(plan: PipelinePlan, rank: int) -> PipelinePlan | None:
+    """Return the plan for all other machines; None if there is none."""
+    machines = plan.machines[:rank] + plan.machines[rank + 1 :]
+    if not machines:
+        return None
+    fewer = replace(plan.schedule, ranks=plan.schedule.ranks - 1)
+    try:
+        return choose_plan(plan.layers, machines, fewer)
+    except ConfigError:
+        return None
+
+
 def fixed_plan(
     layers: Sequence[LayerProfile],
     machines: Sequence[MachineProfile],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringleader.parallel.plan.memory import size
-from ringleader.parallel.plan.pipeline_plan import PipelinePlan, layer_words
+from ringleader.parallel.plan.pipeline_plan import PipelinePlan, layer_words, without
 from ringleader.parallel.plan.table import aligned, duration
 
 
@@ -70,15 +70,31 @@ def _reasons(plan: PipelinePlan) -> list[str]:
     ]
     if plan.counts == equal.counts:
         lines.append(f"  Predicted: {duration(ours)} per step. It is the equal split.")
-        return lines
-    lines.append(
-        f"  Predicted: {duration(ours)} per step; {duration(theirs)} with equal "
-        f"numbers of layers {list(equal.counts)}, {theirs / ours:.2f} times as long."
-    )
+    else:
+        lines.append(
+            f"  Predicted: {duration(ours)} per step; {duration(theirs)} with equal "
+            f"numbers of layers {list(equal.counts)}, {theirs / ours:.2f} times as "
+            "long."
+        )
     if equal.lacks():
         where = ", ".join(f"rank {rank}" for rank in equal.lacks())
         lines.append(f"  Equal numbers of layers would not fit in memory on {where}.")
-    return lines
+    return lines + _leave_out(plan)
+
+
+def _leave_out(plan: PipelinePlan) -> list[str]:
+    """Return the advice to do without a machine that holds up the others."""
+    best: tuple[float, int] = (plan.step_seconds(), -1)
+    for rank in range(plan.schedule.ranks):
+        fewer = without(plan, rank)
+        if fewer is not None:
+            best = min(best, (fewer.step_seconds(), rank))
+    seconds, rank = best
+    if rank < 0:
+        return []
+    name = plan.machines[rank].name
+    text = f"  Without rank {rank} ({name}) a step would take {duration(seconds)}"
+    return [f"{text}, sending not counted: leave it out."]
 
 
 def _whole(plan: PipelinePlan, rank: int) -> str:
