@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from ringleader.data import fetch as fetching
 from ringleader.data.cached_files import CachedFiles
 from ringleader.data.listing import CHUNK_BYTES, Chunk, read_chunk
 from ringleader.data.served_dataset import ServedDataset
-from ringleader.errors import ConfigError, PeerFailed
+from ringleader.errors import ConfigError, DeadlineExceeded, PeerFailed
 from tests.torch.scenario_checkpoint import folder_of_all
 
 OWNER = 1
@@ -185,6 +186,19 @@ class Items(Dataset[Any]):
         return values, index, {"name": f"item {index}", "box": np.arange(index % 5)}
 
 
+class HeldUp(Items):
+    """Items of which the second one is read late."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.may_read = threading.Event()
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int, dict[str, Any]]:
+        if index == 1:
+            assert self.may_read.wait(20.0)
+        return super().__getitem__(index)
+
+
 def same_item(actual: Any, index: int) -> None:  # noqa: ANN401
     values, number, extra = actual
     expected = Items(index + 1)[index]
@@ -223,6 +237,26 @@ def data_dataset(rank: int, size: int) -> None:
         dist.barrier()
         if isinstance(data, ServedDataset):
             data.close()
+        late_answer(rank, cache)
+
+
+def late_answer(rank: int, cache: Path) -> None:
+    """An answer that comes too late is not taken for that to the next request."""
+    source = HeldUp(COUNT) if rank == OWNER else None
+    data: Any = ringleader.dataset(source, cache=cache, timeout_s=0.2)
+    if isinstance(data, ServedDataset):
+        with pytest.raises(DeadlineExceeded, match=f"rank {OWNER}: did not send data"):
+            data[1]
+        assert data._client is not None
+        data._client._timeout_s = 20.0
+    dist.barrier()
+    if source is not None:
+        source.may_read.set()
+    for index in (COUNT - 1, 1, 60):
+        same_item(data[index], index)
+    dist.barrier()
+    if isinstance(data, ServedDataset):
+        data.close()
 
 
 def edges_and_damage(data: ServedDataset, items: Path) -> None:

@@ -14,6 +14,7 @@ import logging
 import struct
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -104,6 +105,12 @@ class BlockClient:
         self._group = group
         self._source = source
         self._timeout_s = timeout_s
+        self._asked: int | None = None
+        """The block whose answer has not come yet. It comes before that of the next
+        request, also if the wait for it has ended with an error."""
+        self._header: bytes | None = None
+        """The first part of that answer."""
+        self._receiving: tuple[dist.Work, torch.Tensor] | None = None
 
     def fetch(self, number: int, count: int) -> bytes:
         """Return a block of ``count`` items.
@@ -123,18 +130,28 @@ class BlockClient:
         raise ProtocolError(self._source, f"sent block {number} damaged: {reason}")
 
     def _ask(self, number: int) -> bytes:
-        wanted = torch.tensor([number], dtype=torch.int64)
-        sent = dist.isend(
-            wanted, group=self._group, group_dst=self._source, tag=_REQUEST
-        )
-        header = self._receive(_LAYOUT.size, _HEADER)
-        num_bytes, digest = _LAYOUT.unpack(header)
+        if self._asked not in (None, number):
+            with suppress(PeerFailed):  # nobody waits for that block any more
+                self._answer()
+        if self._asked is None:
+            wanted = torch.tensor([number], dtype=torch.int64)
+            dist.isend(wanted, group=self._group, group_dst=self._source, tag=_REQUEST)
+            self._asked = number
+        return self._answer()
+
+    def _answer(self) -> bytes:
+        """Return the block that was asked for, or nothing if it is damaged.
+
+        After DeadlineExceeded another call goes on with the same answer.
+        """
+        if self._header is None:
+            self._header = self._receive(_LAYOUT.size, _HEADER)
+        num_bytes, digest = _LAYOUT.unpack(self._header)
         limit = MAX_BLOCK_BYTES if num_bytes >= 0 else _MAX_REASON_BYTES
         if not 0 < abs(num_bytes) <= limit:
             raise ProtocolError(self._source, f"announces {num_bytes} bytes")
         data = self._receive(abs(num_bytes), _BODY)
-        if sent is not None:
-            sent.wait()
+        self._asked = self._header = None
         if num_bytes < 0:
             raise PeerFailed(self._source, data.decode(errors="replace"))
         if hashlib.sha256(data).digest() != digest:
@@ -142,14 +159,20 @@ class BlockClient:
         return data
 
     def _receive(self, num_bytes: int, tag: int) -> bytes:
-        data = torch.empty(num_bytes, dtype=torch.uint8)
-        work = dist.irecv(data, group=self._group, group_src=self._source, tag=tag)
-        assert work is not None
+        if self._receiving is None:
+            data = torch.empty(num_bytes, dtype=torch.uint8)
+            work = dist.irecv(data, group=self._group, group_src=self._source, tag=tag)
+            assert work is not None
+            self._receiving = work, data
+        work, data = self._receiving
         try:
             work.wait(timedelta(seconds=self._timeout_s))
         except DeadlineExceeded as exc:
+            if work.is_completed():  # by the time limit of the group: it is cancelled
+                self._receiving = None
             text = f"did not send data within {self._timeout_s:g} s"
             raise DeadlineExceeded(self._source, text) from exc
+        self._receiving = None
         return data.numpy().tobytes()
 
 
