@@ -193,7 +193,7 @@ class Exchange:
             return
         try:
             value = values.decode(result.value.content, tensors, rrefs)
-        except ValueError as exc:
+        except Exception as exc:  # noqa: BLE001 - a class of the user may raise any
             call.future.set_exception(ProtocolError(peer, f"RPC: its result: {exc}"))
         else:
             call.future.set_result(value)

@@ -12,7 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from ringleader.deadline import Deadline
-from ringleader.errors import ConfigError, ProtocolError
+from ringleader.errors import ProtocolError
 from ringleader.rpc import registry, values
 from ringleader.rpc.channel import Received
 from ringleader.rpc.exchange import Exchange
@@ -22,8 +22,9 @@ from ringleader.rpc.rref import RRef
 
 MAX_QUEUED = 16384
 """Calls that wait for a thread; more are refused."""
-TEXT_CHARACTERS = 8 << 10
-TRACEBACK_CHARACTERS = 32 << 10
+TEXT_BYTES = 8 << 10
+TRACEBACK_BYTES = 32 << 10
+"""Together shorter than every limit on messages."""
 
 
 class Server:
@@ -83,9 +84,9 @@ class Server:
             return
         try:
             args, kwargs = values.decode(call.arguments.content, tensors, rrefs)
-        except ValueError as exc:
-            text = f"the arguments of {call.function!r} were refused: {exc}"
-            self._fail(peer, Failure(call.id, text), owned)
+        except Exception as exc:  # noqa: BLE001 - a class of the user may raise any
+            text = f"the arguments of {call.function!r} were refused: {_text_of(exc)}"
+            self._fail(peer, Failure(call.id, _cut(text, TEXT_BYTES)), owned)
             return
         try:
             result = function(*args, **kwargs)
@@ -104,7 +105,7 @@ class Server:
             value, tensors = exchange.pack(result, peer)
             loan = value.loan
             exchange.send(peer, Result(call_id, value), tensors)
-        except ConfigError as exc:  # it cannot be sent, or is too long
+        except Exception as exc:  # noqa: BLE001 - it cannot be sent, or is too long
             if loan:
                 exchange.references.return_loan(peer, loan)
             exchange.post(peer, _failure(call_id, exc))
@@ -146,15 +147,33 @@ def gone(reference: Reference) -> str:
 
 def _unknown(call: Call) -> Failure:
     known = ", ".join(registry.function_names())[:500] or "none"
-    text = f"no function is registered there as {call.function!r}; there are: {known}"
-    return Failure(call.id, text)
+    name = repr(call.function[: registry.MAX_NAME])
+    text = f"no function is registered there as {name}; there are: {known}"
+    return Failure(call.id, _cut(text, TEXT_BYTES))
 
 
 def _failure(call_id: int, exc: BaseException) -> Failure:
     trace = "".join(traceback.format_exception(exc))
     return Failure(
         call_id,
-        str(exc)[:TEXT_CHARACTERS],
+        _cut(_text_of(exc), TEXT_BYTES),
         type(exc).__name__,
-        trace[-TRACEBACK_CHARACTERS:],
+        _cut(trace, -TRACEBACK_BYTES),
     )
+
+
+def _text_of(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception as other:  # noqa: BLE001 - the answer must be sent
+        return f"its text cannot be read ({type(other).__name__})"
+
+
+def _cut(text: str, num_bytes: int) -> str:
+    """Return the first bytes of a text, or the last ones, as text that can be sent.
+
+    What UTF-8 cannot express, as in names of files, becomes a question mark.
+    """
+    data = text.encode(errors="replace")
+    data = data[:num_bytes] if num_bytes > 0 else data[num_bytes:]
+    return data.decode(errors="ignore")

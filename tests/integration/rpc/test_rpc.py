@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from ringleader.errors import (
     GroupAborted,
     PeerLost,
     PeerRefused,
+    ProtocolError,
 )
 from ringleader.groups.group import Group, connect_again
 from ringleader.rpc.endpoint import Endpoint
@@ -180,6 +183,67 @@ def test_errors_say_what_happened_and_where() -> None:
 @rpc.register(name="test_rpc.large")
 def large() -> bytes:
     return bytes(200_000)
+
+
+@rpc.register
+@dataclasses.dataclass
+class Picky:
+    """Can be made with 0 only, but changed afterwards."""
+
+    value: int
+
+    def __post_init__(self) -> None:
+        if self.value:
+            raise AttributeError("no such value")
+
+
+def picky() -> Picky:
+    made = Picky(0)
+    made.value = 1
+    return made
+
+
+@rpc.register
+def give_picky() -> Picky:
+    return picky()
+
+
+@rpc.register
+def give_file_name() -> str:
+    return os.fsdecode(b"caf\xe9")
+
+
+@rpc.register
+def fail_with_file_name() -> None:
+    raise OSError(os.fsdecode(b"caf\xe9 is not there"))
+
+
+@rpc.register
+def fail_at_length() -> None:
+    raise ValueError("\u20ac" * 100_000)
+
+
+@rpc.register
+def give_meta_tensor() -> Tensor:
+    return torch.empty(3, device="meta")
+
+
+def test_every_call_is_answered_whatever_happens_there() -> None:
+    """Not by its deadline, and the endpoints go on."""
+    with endpoints(2, max_bytes=1 << 16) as (a, _):
+        for function, text in [
+            ("fail_with_file_name", r"OSError: caf. is not there"),
+            ("give_file_name", "UnicodeEncodeError"),
+            ("fail_at_length", "ValueError: \u20ac"),
+            ("give_meta_tensor", "meta"),
+        ]:
+            with pytest.raises(rpc.RemoteError, match=text):
+                a.rpc_sync(1, function)
+        with pytest.raises(PeerRefused, match=r"refused: .*no such value"):
+            a.rpc_sync(1, echo, (picky(),))
+        with pytest.raises(ProtocolError, match="rank 1: RPC: its result: no such"):
+            a.rpc_sync(1, give_picky)
+        assert a.rpc_sync(1, echo) == [(), {}]
 
 
 def test_calls_that_make_no_sense_are_refused() -> None:
