@@ -158,6 +158,7 @@ class Channel:
                 size = self._link.try_recv_into(self._target)
                 if not size:
                     break
+                is_drained = False  # TLS may have decrypted more than the target takes
             self._target = self._target[size:]
             budget -= size
             while not len(self._target):

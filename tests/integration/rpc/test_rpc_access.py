@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -21,13 +22,17 @@ from ringleader.identity.cluster_secret import ClusterSecret, Secret
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
 from ringleader.rpc import messages
-from ringleader.rpc.messages import Call, Value
+from ringleader.rpc.channel import Channel
+from ringleader.rpc.messages import Call, Failure, Value
 from ringleader.testing.threaded_world import run_threads
 from ringleader.transport import mesh as meshes
 from ringleader.transport.dialer import Endpoint as Address
+from ringleader.transport.link import wait_ready
 from ringleader.transport.listener import Listener
+from ringleader.transport.memory_link import socket_pair
 from ringleader.transport.mesh import MeshConfig
 from ringleader.transport.secure_socket import SecureSocket
+from ringleader.transport.socket_link import SocketLink
 from ringleader.wire import hello as wire
 
 pytestmark = pytest.mark.timeout(60)
@@ -137,3 +142,37 @@ def test_only_members_of_the_group_can_call() -> None:
             rpc.shutdown(graceful=False)
             for group in groups:
                 group.close()
+
+
+class Trickle(SocketLink):
+    """A link on which more arrives whenever something was read."""
+
+    def __init__(self, sock: SecureSocket, more: list[Callable[[], object]]) -> None:
+        super().__init__(sock, 0, "tls")
+        self._more = more
+
+    def try_recv_into(self, view: memoryview) -> int:
+        size = super().try_recv_into(view)
+        if size and self._more:
+            self._more.pop(0)()
+        return size
+
+
+def test_decrypted_bytes_are_read_before_the_thread_sleeps() -> None:
+    """TLS decrypts more than one message at a time, and polling does not tell."""
+    left, right = socket_pair()
+    sender = SecureSocket(left, node_of(), 1)
+    receiver = SecureSocket(right, node_of(), 0, is_server=True)
+    deadline = Deadline.after(WITHIN_S)
+    while sender.shake() | receiver.shake():
+        assert not deadline.is_over()
+    data = messages.encode(Failure(1, "x" * 50_000)) + messages.encode(Failure(2, "y"))
+    link = Trickle(receiver, [lambda: sender.send(data[5000:])])
+    channel = Channel(0, link, 1 << 20)
+    sender.send(data[:5000])
+    found = []
+    while (wanted := channel.arm()) is None or wait_ready(wanted, 0.0):
+        found += [each.message.id for each in channel.read()]  # type: ignore[union-attr]
+    assert found == [1, 2]
+    channel.close()
+    sender.close()
