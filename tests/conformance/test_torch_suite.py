@@ -84,8 +84,10 @@ def assert_passed(found: list[dict[str, str]], at_least: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(290)
 def test_the_whole_suite_passes_on_three_ranks(tmp_path: Path) -> None:
-    found = outcomes(tmp_path, world_size=3, start="fork", names="", within_s=95)
+    """It takes a minute beside three other workers on two cores."""
+    found = outcomes(tmp_path, world_size=3, start="fork", names="", within_s=250)
     assert_passed(found, PASSED_AT_LEAST)
 
 
