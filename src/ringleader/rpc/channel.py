@@ -92,6 +92,22 @@ class Channel:
                 self._write()
             return bool(self._out)
 
+    def send_whole(self, data: bytes) -> memoryview:
+        """Send a short message in one piece; return what could not be sent.
+
+        Nothing of it is sent if other messages wait.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise PeerLost(self.peer, "the connection is closed")
+            view = memoryview(data)
+            if self._sock is None or self._out:
+                return view
+            left = view[self._link.try_send(view) :]
+            if len(left):
+                self._out.append(Outgoing(deque([left]), has_begun=True))
+            return left[:0]
+
     def write(self) -> None:
         """Send what can be sent, and drop messages that are void."""
         with self._lock:
@@ -212,7 +228,9 @@ class Channel:
             return []
         if self._is_hungry or self._failure is not None:
             return None
-        if self._sock is not None:
+        if isinstance(self._link, SocketLink):
+            if self._link.has_pending():  # decrypted, so polling does not tell
+                return None
             return self._to_do_both if self._out else self._to_read
         with self._lock:
             return self._link.arm(sending=bool(self._out), receiving=True)

@@ -27,8 +27,12 @@ from ringleader.rpc.calls import Calls
 from ringleader.rpc.channel import Received
 from ringleader.rpc.io_thread import IoThread
 from ringleader.rpc.messages import (
+    Add,
+    Added,
     Call,
+    Confirm,
     Done,
+    Drop,
     Failure,
     Fetch,
     Hello,
@@ -78,11 +82,20 @@ class Exchange:
         channels = [c for p in self.peers.values() for c in (p.control, p.bulk)]
         self._io = IoThread(f"ringleader-rpc-{rank}", channels)
         self._holder: Holder
-        self._serve: Serve
+        self._handlers: dict[type[Message], Serve] = {}
 
     def start(self, holder: Holder, serve: Serve, name: str) -> None:
         """Begin to receive, and tell the other ranks who this is."""
-        self._holder, self._serve = holder, serve
+        self._holder = holder
+        self._handlers = {
+            Call: serve,
+            Fetch: serve,
+            Result: self._finish,
+            Failure: self._fail,
+            Hello: self._learn,
+            Done: self._learn,
+            **dict.fromkeys((Add, Added, Drop, Confirm), self._count),
+        }
         self._io.start(self)
         for peer in self.peers:
             self.post(peer, Hello(name, self.nonce, self.max_bytes))
@@ -134,6 +147,8 @@ class Exchange:
         Its references, and those in ``new``, are lent to that rank.
         """
         content, tensors, rrefs = values.encode(value)
+        if not tensors and not rrefs and not new:
+            return Value(values.raw(content)), []
         for rref in rrefs:
             if not rref.belongs_to(self._holder):
                 raise ConfigError(f"rpc: {rref!r} belongs to another endpoint")
@@ -165,34 +180,37 @@ class Exchange:
 
     def receive(self, peer: int, received: Received) -> None:
         """See io_thread.Handler."""
+        self._handlers[type(received.message)](peer, received)
+
+    def _fail(self, peer: int, received: Received) -> None:
         message = received.message
-        if isinstance(message, Call | Fetch):
-            self._serve(peer, received)
-        elif isinstance(message, Result):
-            self._finish(peer, message, received.tensors)
-        elif isinstance(message, Failure):
-            if call := self.calls.take(message.id, peer):
-                call.future.set_exception(error_of(message, peer))
-        elif isinstance(message, Hello | Done):
-            self._learn(self.peers[peer], message)
-        else:
-            self.references.receive(peer, message)
+        assert isinstance(message, Failure)
+        if call := self.calls.take(message.id, peer):
+            call.future.set_exception(error_of(message, peer))
 
-    def _learn(self, peer: Peer, message: Hello | Done) -> None:
-        if isinstance(message, Done):
-            peer.is_done = True
+    def _learn(self, peer: int, received: Received) -> None:
+        message, known = received.message, self.peers[peer]
+        if not isinstance(message, Hello):
+            known.is_done = True
         elif not message.name or message.max_bytes < 0:
-            raise ProtocolError(peer.rank, f"RPC: its hello is {message}"[:200])
+            raise ProtocolError(peer, f"RPC: its hello is {message}"[:200])
         else:
-            peer.max_bytes, peer.name = message.max_bytes, message.name
+            known.max_bytes, known.name = message.max_bytes, message.name
 
-    def _finish(self, peer: int, result: Result, tensors: Sequence[Tensor]) -> None:
+    def _count(self, peer: int, received: Received) -> None:
+        message = received.message
+        assert isinstance(message, Add | Added | Drop | Confirm)
+        self.references.receive(peer, message)
+
+    def _finish(self, peer: int, received: Received) -> None:
+        result = received.message
+        assert isinstance(result, Result)
         rrefs = self.borrow(result.value, peer)  # also for a call that has expired
         call = self.calls.take(result.id, peer)
         if call is None:
             return
         try:
-            value = values.decode(result.value.content, tensors, rrefs)
+            value = values.decode(result.value.content, received.tensors, rrefs)
         except Exception as exc:  # noqa: BLE001 - a class of the user may raise any
             call.future.set_exception(ProtocolError(peer, f"RPC: its result: {exc}"))
         else:

@@ -74,8 +74,11 @@ class Peer:
             text = f"rpc: {text} {self.max_bytes} bytes (RINGLEADER_RPC_MAX_BYTES)"
             raise ConfigError(f"{text}; send it in parts")
         if total <= SMALL_BYTES:
-            parts = deque([memoryview(b"".join([start, *views]))])
-            return self.control.send(Outgoing(parts, is_void, on_void))
+            data = b"".join([start, *views]) if views else start
+            left = self.control.send_whole(data)
+            if not len(left):
+                return self.control.has_unsent()
+            return self.control.send(Outgoing(deque([left]), is_void, on_void))
         parts = deque([memoryview(start), *(v for v in views if len(v))])
         return self.bulk.send(Outgoing(parts, is_void, on_void))
 

@@ -87,6 +87,8 @@ class SecureSocket(socket.socket):
         self._fetched = memoryview(bytearray(RECORD_BYTES))
         self._has_stock = False
         """True if ``_incoming`` may hold a whole record."""
+        self._is_drained = False
+        """True if the kernel had less than was asked for when it was last read."""
         self._unsent = memoryview(b"")
         self._ahead = 0
         """Bytes already encrypted but not yet counted as sent."""
@@ -104,10 +106,14 @@ class SecureSocket(socket.socket):
         size, done = len(view), 0
         read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment]
         while done < size:
-            if not self._has_stock and not self._restock(size - done, done > 0):
-                break
+            if not self._has_stock:
+                if done and self._is_drained:
+                    break
+                if not self._restock(size - done, done > 0):
+                    break
             try:
                 done += read(size - done, view[done:])
+                self._has_stock = self._incoming.pending > 0 or done == size
             except ssl.SSLWantReadError:
                 self._has_stock = False
             except ssl.SSLError as exc:
@@ -144,6 +150,7 @@ class SecureSocket(socket.socket):
         if room > len(self._fetched):
             self._fetched = memoryview(bytearray(room))
         received = _raw_recv_into(self, self._fetched[:room])
+        self._is_drained = received < room
         if received:
             self._incoming.write(self._fetched[:received])
             self._has_stock = True
