@@ -89,8 +89,10 @@ def _with_own_group(
     return execute
 
 
-def new_group_like(group: dist.ProcessGroup, backend: str | None = None) -> Any:
-    """Form a group of the ranks of ``group``, for checkpoints; only they call it.
+def new_group_like(
+    group: dist.ProcessGroup, backend: str | None = None, description: str = DESCRIPTION
+) -> Any:
+    """Form a group of the ranks of ``group``, for our threads; all of them call it.
 
     torch names a group that only some ranks form after the number of groups that a rank
     is in, and ranks that are in different numbers of groups never meet. So a group of
@@ -101,5 +103,5 @@ def new_group_like(group: dist.ProcessGroup, backend: str | None = None) -> Any:
         ranks,
         backend=backend,
         use_local_synchronization=len(ranks) < dist.get_world_size(),
-        group_desc=DESCRIPTION,
+        group_desc=description,
     )

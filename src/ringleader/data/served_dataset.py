@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset
 
+from ringleader.backend.async_checkpoints import new_group_like
 from ringleader.backend.name import NAME
 from ringleader.checkpoint import values
 from ringleader.checkpoint.agreement import together
@@ -290,8 +291,7 @@ def _decoded(owner: int, data: bytes) -> Shape:
 def _own_group(exchange: ByteExchange) -> dist.ProcessGroup:
     """Form a group for requests, so that they do not mix with those of the training."""
     assert isinstance(exchange.group, dist.ProcessGroup)
-    ranks = dist.get_process_group_ranks(exchange.group)
     has_cpu = torch.device("cpu") in exchange.group._device_types
     backend = None if has_cpu else NAME
-    made = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
+    made = new_group_like(exchange.group, backend, "ringleader: served data")
     return cast("dist.ProcessGroup", made)
