@@ -97,6 +97,7 @@ def means_of_integers(rank: int, size: int) -> None:
 
 
 def plain_collectives(rank: int, size: int) -> None:
+    """FT-7: from and to every rank, not only rank 0."""
     pieces = everybodys(size)
     for src in range(size):
         mine = given(rank, size).float()

@@ -54,6 +54,7 @@ def ddp_plain(rank: int, size: int) -> None:
 
 
 def ddp_many_buckets(rank: int, size: int) -> None:
+    """FT-3: all_reduces of equal and unequal size at a time, each of its own bucket."""
     deep = (8, *[12] * 20, 5)
     model = DDP(single(net(*deep)), bucket_cap_mb=BUCKET_MB)
     train_rank(model, mse, rank)

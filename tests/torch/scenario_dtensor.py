@@ -41,6 +41,7 @@ def to(value: DTensor, placement: Placement) -> DTensor:
 
 
 def dtensor_redistribute(rank: int, size: int) -> None:
+    """FT-5: a new placement moves the values; it is not only another label."""
     mesh = init_device_mesh("cpu", (size,))
     for shape in SHAPES:
         whole = tensor(*shape, seed=5)

@@ -232,6 +232,7 @@ def compared(
 def test_ranks_together_do_what_one_does_with_the_whole_batch(
     case: Case, compared: dict[int, list[dict[str, list[Found]]]]
 ) -> None:
+    """FT-10: also far from zero, with unequal and with empty batches."""
     for rank, cases in enumerate(compared[len(case.rows)]):
         for number, found in enumerate(cases[str(case)]):
             wrong = {k: d for k, d in found.items() if not d <= case.tolerance}
