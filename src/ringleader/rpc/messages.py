@@ -208,12 +208,11 @@ def check_tensors(
         return
     total = 0
     for dtype, shape in specs:
-        elements = math.prod(max(n, 1) for n in shape)
         if (
             dtype not in sizes
-            or len(shape) > MAX_DIMENSIONS
+            or len(shape) > MAX_DIMENSIONS  # first: a product of many takes for ever
             or any(n < 0 for n in shape)
-            or elements > MAX_ELEMENTS
+            or math.prod(max(n, 1) for n in shape) > MAX_ELEMENTS
         ):
             text = f"announced a tensor of {dtype[:32]!r} with shape {shape[:8]}"
             raise ProtocolError(peer, f"RPC: {text}")

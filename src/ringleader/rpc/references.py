@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ringleader.errors import ProtocolError
 from ringleader.rpc.messages import (
     Add,
     Added,
@@ -173,6 +174,8 @@ class References:
     def borrow(self, references: Sequence[Reference], lender: int, loan: int) -> None:
         """Count one use of each reference in a message, and confirm the loan later."""
         with self._lock:
+            if (lender, loan) in self._open:
+                raise ProtocolError(lender, f"RPC: lends twice under number {loan}")
             self._open[lender, loan] = 1
             for reference in references:
                 if reference.owner == self._rank:
@@ -199,7 +202,11 @@ class References:
     # -- messages of others about references ---------------------------------------
 
     def receive(self, peer: int, message: Add | Added | Drop | Confirm) -> None:
-        """Act on a message of another rank."""
+        """Act on a message of another rank; ProtocolError if it cannot send that."""
+        if not isinstance(message, Confirm):
+            owner = peer if isinstance(message, Added) else self._rank
+            if message.reference.owner != owner:
+                raise ProtocolError(peer, f"RPC: sends {message}"[:200])
         match message:
             case Add(reference):
                 self.on_add(reference, peer)

@@ -97,10 +97,12 @@ class _Writer:
             return [_OBJECT, name, fields]
         if isinstance(value, tuple):  # a named one, or a shape
             return self.plain(tuple(value), depth)
-        if isinstance(value, bytearray | memoryview):
+        if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
-        if isinstance(value, float | str | bytes):  # a subclass
-            return value
+        if isinstance(value, float):  # a subclass, as numpy.float64
+            return float(value)
+        if isinstance(value, str):
+            return str.__str__(value)
         how = "send numbers, text, bytes, tensors, lists, tuples, sets, dicts, RRefs"
         if isinstance(value, msgspec.Struct) or dataclasses.is_dataclass(value):
             how = "decorate the class with @rpc.register, on both sides"
@@ -114,7 +116,11 @@ def encode(value: object) -> tuple[bytes, list[Tensor], list[RRef]]:
     Raises ConfigError for a type that cannot be sent.
     """
     writer = _Writer()
-    return _encoder.encode(writer.plain(value)), writer.tensors, writer.references
+    try:
+        content = _encoder.encode(writer.plain(value))
+    except UnicodeEncodeError as exc:
+        raise ConfigError(f"rpc: text that UTF-8 cannot express: {exc}") from None
+    return content, writer.tensors, writer.references
 
 
 def raw(content: bytes) -> msgspec.Raw:
@@ -172,7 +178,17 @@ class _Reader:
         if kind is None:
             text = f"class {str(name)[:80]!r} is not registered here"
             raise ValueError(f"{text}; decorate it with @rpc.register")
-        return msgspec.convert(self.restored(fields, depth + 1), kind, dec_hook=_same)
+        found = self.restored(fields, depth + 1)
+        if not issubclass(kind, msgspec.Struct):
+            return msgspec.convert(found, kind, dec_hook=_same)
+        # Field by field: a Struct may be an array or have other names for its fields.
+        types = {field.name: field.type for field in msgspec.structs.fields(kind)}
+        return kind(
+            **{
+                n: msgspec.convert(v, types[n], dec_hook=_same)
+                for n, v in dict(found).items()
+            }
+        )
 
 
 def _large_int(value: list[Any]) -> int:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ringleader.rpc.messages import Added, Message, Reference
+from ringleader.errors import ProtocolError
+from ringleader.rpc.messages import Add, Added, Drop, Message, Reference
 from ringleader.rpc.owned_value import Numbers
 from ringleader.rpc.references import Post, References
 
@@ -217,3 +218,19 @@ def test_the_creator_may_pass_a_reference_on_before_the_owner_knows_it() -> None
     assert told == ["ready"]
     assert awaited.failure is not None
     assert "rank 1 was lost" in awaited.failure.text
+
+
+def test_a_rank_cannot_confuse_the_counts_of_another() -> None:
+    """Messages that only another rank may send, and a number that is used twice."""
+    mine = References(0, lambda to, message: None)
+    other = Reference(2, 2, 7, 1)
+    for message in (Add(other), Drop(other), Added(Reference(0, 0, 7, 1))):
+        with pytest.raises(ProtocolError, match="rank 1: RPC: sends"):
+            mine.receive(1, message)
+    mine.borrow([other], 1, 5)
+    with pytest.raises(ProtocolError, match="rank 1: RPC: sends Added"):
+        mine.receive(1, Added(other))
+    with pytest.raises(ProtocolError, match="rank 1: RPC: lends twice under number 5"):
+        mine.borrow([other], 1, 5)
+    mine.receive(2, Added(other))
+    mine.borrow([other], 1, 5)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -29,6 +31,21 @@ class Job(msgspec.Struct):
 class Point:
     x: float
     job: Job | None = None
+
+
+@registry.register(name="test_values.Renamed")
+class Renamed(msgspec.Struct, rename="camel", tag="renamed"):
+    its_weight: Tensor
+
+
+@registry.register(name="test_values.Row")
+class Row(msgspec.Struct, array_like=True):
+    x: float
+    renamed: Renamed
+
+
+class Color(enum.StrEnum):
+    RED = "red"
 
 
 def returned(value: object) -> Any:  # noqa: ANN401
@@ -74,6 +91,15 @@ def test_registered_classes_come_back_as_they_were() -> None:
     assert found[0].job.name == "train"
     assert torch.equal(found[0].job.weight, job.weight)
     assert found[1] == {3, 4}
+    row = returned(Row(1.5, Renamed(torch.arange(2))))
+    assert isinstance(row, Row)
+    assert row.x == 1.5
+    assert torch.equal(row.renamed.its_weight, torch.arange(2))
+
+
+def test_subclasses_of_numbers_and_text_arrive_as_these() -> None:
+    found = returned([np.float64(1.5), Color.RED, torch.Size([2, 3]), True])
+    assert repr(found) == repr([1.5, "red", (2, 3), True])
 
 
 class Stranger:
@@ -131,6 +157,8 @@ def test_the_depth_of_values_is_bounded() -> None:
         [7, "f" * 5000],
         [6, "nobody", {}],
         [6, 5, {}],
+        [6, "test_values.Job", 5],
+        [6, "test_values.Job", {"name": "x", "weight": [4, 0], "other": 1}],
         [6, "test_values.Job", {"name": 5}],
         [6, "test_values.Job", {"name": "x", "weight": "no tensor"}],
         [6, "test_values.Point", {"x": "text"}],
