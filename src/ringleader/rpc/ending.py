@@ -23,9 +23,12 @@ def finish(exchange: Exchange, deadline: Deadline | None) -> None:
         return None if deadline is None else deadline.left_s()
 
     def is_idle() -> bool:
-        return not len(exchange.calls) and not exchange.pool.num_jobs()
+        has_ended = exchange.failure is not None
+        return has_ended or not (len(exchange.calls) or exchange.pool.num_jobs())
 
     def absent() -> list[int]:
+        if exchange.failure is not None:
+            return []
         peers = exchange.peers.values()
         return [p.rank for p in peers if not p.is_done and p.lost is None]
 

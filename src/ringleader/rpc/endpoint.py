@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -15,9 +15,9 @@ from ringleader.rpc import ending, pool, registry
 from ringleader.rpc.calls import PendingCall
 from ringleader.rpc.exchange import Exchange
 from ringleader.rpc.future import Future
-from ringleader.rpc.messages import Call, Fetch, Reference, Value
+from ringleader.rpc.messages import Call, Fetch, Reference
 from ringleader.rpc.registry import Function
-from ringleader.rpc.remote_error import error_of
+from ringleader.rpc.remote_error import again, error_of
 from ringleader.rpc.rref import RRef
 from ringleader.rpc.server import Server, gone
 from ringleader.transport.mesh import Mesh
@@ -113,20 +113,7 @@ class Endpoint:
     ) -> Future:
         """Like ``rpc_sync``, but return a future of the result at once."""
         rank, name = self.rank_of(to), registry.name_of(func)
-        deadline, calls = self._deadline(timeout), self._exchange.calls
-        call = calls.begin(rank, f"the call of {name!r}", deadline)
-        try:
-            self._send(
-                rank,
-                lambda value: Call(call.id, name, deadline.after_s, value),
-                (args, kwargs),
-                is_void=call.future.done,
-            )
-        except BaseException:
-            calls.take(call.id, rank)
-            raise
-        self._follow(call)
-        return call.future
+        return self._call(rank, name, self._deadline(timeout), (args, kwargs))
 
     def remote(
         self,
@@ -139,6 +126,7 @@ class Endpoint:
         """Run a registered function on rank ``to``, which keeps the result.
 
         Returns a reference at once. An error of the function is raised by ``to_here``.
+        ``shutdown`` waits for the function ``timeout`` seconds.
         """
         rank, name = self.rank_of(to), registry.name_of(func)
         deadline = self._deadline(timeout)
@@ -149,12 +137,7 @@ class Endpoint:
         else:
             references.hold_new(reference)
         rref = RRef(self, reference)
-        self._send(
-            rank,
-            lambda value: Call(0, name, deadline.after_s, value, reference),
-            (args, kwargs),
-            [reference],
-        )
+        self._call(rank, name, deadline, (args, kwargs), reference)
         return rref
 
     def rref(self, value: object) -> RRef:
@@ -165,28 +148,38 @@ class Endpoint:
         references.resolve(references.create(reference, self.rank), value)
         return RRef(self, reference)
 
-    def _send(
+    def _call(
         self,
         to: int,
-        message: Callable[[Value], Call],
+        name: str,
+        deadline: Deadline,
         arguments: tuple[Sequence[object], Mapping[str, object] | None],
-        new: Sequence[Reference] = (),
-        is_void: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Send a call; ``new`` are references that the receiver shall know."""
+        new: Reference | None = None,
+    ) -> Future:
+        """Call a function; with ``new`` its result stays there, under that name."""
         args, kwargs = list(arguments[0]), dict(arguments[1] or {})
-        exchange = self._exchange
-        value, tensors = exchange.pack([args, kwargs], to, new)
+        exchange, loan = self._exchange, 0
+        call = exchange.calls.begin(to, f"the call of {name!r}", deadline)
+
+        def is_void() -> bool:  # not with a name: other ranks may wait for the value
+            return new is None and call.future.done()
 
         def return_loan() -> None:
-            if value.loan:
-                exchange.references.return_loan(to, value.loan)
+            if loan:
+                exchange.references.return_loan(to, loan)
 
         try:
-            exchange.send(to, message(value), tensors, is_void, return_loan)
+            lent = () if new is None else (new,)
+            value, tensors = exchange.pack([args, kwargs], to, lent)
+            loan = value.loan
+            message = Call(call.id, name, deadline.after_s, value, new)
+            exchange.send(to, message, tensors, is_void, return_loan)
         except BaseException:
+            exchange.calls.take(call.id, to)
             return_loan()
             raise
+        self._follow(call)
+        return call.future
 
     def _follow(self, call: PendingCall) -> None:
         """Make sure that a call which was just sent ends."""
@@ -195,7 +188,7 @@ class Endpoint:
         if to != self.rank:
             lost = lost or exchange.peers[to].lost
         if lost is not None and exchange.calls.take(call.id, to):
-            call.future.set_exception(lost)
+            call.future.set_exception(again(lost))
         elif not exchange.calls.is_due_before(call.future.deadline):
             exchange.wake()
 
@@ -265,7 +258,7 @@ class Endpoint:
 
     def _check_open(self) -> None:
         if self._exchange.failure is not None:
-            raise self._exchange.failure
+            raise again(self._exchange.failure)
 
     # -- the end -------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ from ringleader.rpc.messages import (
 from ringleader.rpc.peers import Peer
 from ringleader.rpc.pool import Pool
 from ringleader.rpc.references import References
-from ringleader.rpc.remote_error import error_of
+from ringleader.rpc.remote_error import again, error_of
 from ringleader.rpc.rref import Holder, RRef
 from ringleader.transport.mesh import Mesh
 
@@ -260,9 +260,11 @@ class Exchange:
         """See io_thread.Handler."""
         self.failure = error
         for call in self.calls.take_all():
-            call.future.set_exception(error)
+            call.future.set_exception(again(error))
         for peer in self.peers.values():
             peer.close()
+        with self.changed:
+            self.changed.notify_all()
 
     # -- the end -------------------------------------------------------------------
 
@@ -274,7 +276,7 @@ class Exchange:
             peer.close()
         self._mesh.close()
         for call in self.calls.take_all():
-            call.future.set_exception(self.failure)
+            call.future.set_exception(again(self.failure))
         self.pool.stop(STOP_S)
         self.references.clear()
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from ringleader.deadline import Deadline
+from ringleader.errors import DeadlineExceeded
 from ringleader.rpc import pool
 
 Run = Callable[[Callable[[], None]], None]
@@ -47,7 +49,10 @@ class Future:
             else:
                 self._await()
         if self._error is not None:
-            raise self._error
+            try:
+                raise self._error
+            finally:
+                del self  # the error would refer to its future, which refers to it
         return self._value
 
     def _await(self) -> None:
@@ -77,8 +82,18 @@ class Future:
         self._run(lambda: _call(callback, self))
 
     def then(self, callback: Callable[[Future], object]) -> Future:
-        """Return a future of what ``callback`` returns; it gets this future."""
-        following = Future(self.deadline, self._run, self._late)
+        """Return a future of what ``callback`` returns; it gets this future.
+
+        The callback has the time limit of the call once more.
+        """
+        limit_s = self.deadline.after_s
+        latest_s = max(self.deadline.at_s, time.monotonic()) + limit_s
+
+        def late() -> DeadlineExceeded:
+            text = f"the callback of then() did not end within {limit_s:.3g} s"
+            return DeadlineExceeded("this process", text)
+
+        following = Future(Deadline(latest_s, limit_s), self._run, late)
 
         def follow(done: Future) -> None:
             try:

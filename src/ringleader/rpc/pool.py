@@ -100,8 +100,8 @@ class Pool:
         while (job := self._next()) is not None:
             try:
                 job()
-            except Exception:  # noqa: BLE001 - the thread goes on
-                _log.exception("a callback of an RPC future failed")
+            except BaseException:  # noqa: BLE001 - the thread goes on, after exit(), too
+                _log.exception("a job of the RPC threads failed")
             del job  # and the values that it holds
             with self._lock:
                 self._num_idle += 1

@@ -24,6 +24,15 @@ class RemoteError(PeerFailed):
         return f"{first}\n\nOn rank {self.peer}:\n{self.traceback}".rstrip()
 
 
+def again(error: Exception) -> Exception:
+    """Return an equal error, to be raised by another call.
+
+    Python adds the frames of every raise to an error: one that is kept and raised often
+    would keep the arguments of all these calls.
+    """
+    return type(error)(*error.args)
+
+
 def error_of(failure: Failure, peer: int) -> PeerError:
     """Return the error that a failure of ``peer`` stands for."""
     if failure.kind:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Never, Protocol
 
+from ringleader.errors import ConfigError
 from ringleader.rpc.messages import Reference
 
 
@@ -68,6 +69,16 @@ class RRef:
     def belongs_to(self, holder: Holder) -> bool:
         """Return whether it is a reference of this endpoint."""
         return self._holder is holder
+
+    def __copy__(self) -> RRef:
+        return self  # a second object would be counted as one use, and dropped twice
+
+    def __deepcopy__(self, memo: object) -> RRef:
+        return self
+
+    def __reduce__(self) -> Never:
+        text = f"{self!r} cannot be pickled; send it as an argument of a call"
+        raise ConfigError(f"rpc: {text}")
 
     def __repr__(self) -> str:
         return f"<{self.reference} of rank {self.reference.owner}>"

@@ -16,7 +16,7 @@ from ringleader.errors import ProtocolError
 from ringleader.rpc import registry, values
 from ringleader.rpc.channel import Received
 from ringleader.rpc.exchange import Exchange
-from ringleader.rpc.messages import Call, Failure, Fetch, Reference, Result
+from ringleader.rpc.messages import Call, Failure, Fetch, Reference, Result, Value
 from ringleader.rpc.owned_value import OwnedValue
 from ringleader.rpc.rref import RRef
 
@@ -97,6 +97,7 @@ class Server:
             self._reply(peer, call.id, result)
         else:
             self._exchange.references.resolve(owned, result)
+            self._exchange.post(peer, Result(call.id, Value()))
 
     def _reply(self, peer: int, call_id: int, result: object) -> None:
         exchange = self._exchange
@@ -111,24 +112,30 @@ class Server:
             exchange.post(peer, _failure(call_id, exc))
 
     def _fail(self, peer: int, failure: Failure, owned: OwnedValue | None) -> None:
-        if owned is None:
-            self._exchange.post(peer, failure)
-        else:
+        if owned is not None:
             self._exchange.references.resolve(owned, None, failure)
+        self._exchange.post(peer, failure)
 
     # -- values --------------------------------------------------------------------
 
     def _begin_fetch(self, peer: int, fetch: Fetch) -> None:
         references = self._exchange.references
+        if fetch.reference.owner != self._exchange.rank:
+            raise ProtocolError(peer, f"RPC: fetches {fetch.reference} here")
         owned = references.find(fetch.reference)
         if owned is None:
             self._exchange.post(peer, Failure(fetch.id, gone(fetch.reference)))
             return
-        job = partial(self._answer, peer, fetch.id, owned)
+        deadline = Deadline.after(fetch.timeout_s)
+        job = partial(self._answer, peer, fetch.id, owned, deadline)
         references.when_ready(owned, lambda: self._exchange.pool.submit(job))
 
-    def _answer(self, peer: int, call_id: int, owned: OwnedValue) -> None:
+    def _answer(
+        self, peer: int, call_id: int, owned: OwnedValue, deadline: Deadline
+    ) -> None:
         """Send a value that is there; in a thread of the pool."""
+        if deadline.is_over():
+            return  # the caller has given up
         if owned.failure is None:
             self._reply(peer, call_id, owned.value)
         else:

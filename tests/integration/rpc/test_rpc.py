@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import gc
 import os
+import pickle
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -233,7 +236,7 @@ def test_every_call_is_answered_whatever_happens_there() -> None:
     with endpoints(2, max_bytes=1 << 16) as (a, _):
         for function, text in [
             ("fail_with_file_name", r"OSError: caf. is not there"),
-            ("give_file_name", "UnicodeEncodeError"),
+            ("give_file_name", "ConfigError: .* UTF-8 cannot express"),
             ("fail_at_length", "ValueError: \u20ac"),
             ("give_meta_tensor", "meta"),
         ]:
@@ -445,6 +448,97 @@ def test_a_rank_that_ends_at_once_fails_the_calls_that_wait_for_it() -> None:
         b.shutdown(graceful=False)
         with pytest.raises(PeerLost, match=r"shut down its RPC, before .* 'hold_up'"):
             pending.wait()
+
+
+@rpc.register
+def wait_and_call(to: int) -> None:
+    """A function whose call the others must still serve."""
+    running.release()
+    assert may_end.wait(WITHIN_S)
+    kept_results.append(at[1].rpc_sync(to, echo, (1,)))
+
+
+@rpc.register
+def take_in(tensor: Tensor) -> None:
+    kept_results.append(float(tensor[-1]))
+
+
+kept_results: list[object] = []
+
+
+def test_the_end_waits_for_functions_whose_result_nobody_fetched() -> None:
+    """``remote`` without ``to_here``, also if its arguments are still on their way."""
+    may_end.clear()
+    kept_results.clear()
+    with endpoints(3) as (a, b, c):
+        a.remote(1, wait_and_call, (2,))
+        a.remote(2, take_in, (torch.arange(5_000_001.0),))
+        assert running.acquire(timeout=WITHIN_S)
+        ended = [threading.Thread(target=e.shutdown) for e in (a, b, c)]
+        for thread in ended:
+            thread.start()
+        assert soon(lambda: b._exchange.peers[2].is_done)
+        may_end.set()
+        for thread in ended:
+            thread.join(WITHIN_S)
+    assert sorted(kept_results, key=str) == [5_000_000.0, [(1,), {}]]
+
+
+def test_errors_keep_nothing_of_the_calls_that_raised_them() -> None:
+    """A rank that is lost, or an end, is reported many times."""
+    with endpoints(2) as (a, b):
+        sent: list[weakref.ref[Tensor]] = []
+
+        def call() -> None:
+            tensor = torch.zeros(3)
+            sent.append(weakref.ref(tensor))
+            with contextlib.suppress(PeerLost, GroupAborted, rpc.RemoteError):
+                a.rpc_sync(1, fail, (tensor,))
+
+        gc.collect()
+        gc.disable()
+        try:
+            call()
+            b.shutdown(graceful=False)
+            assert soon_without_gc(lambda: a._exchange.peers[1].lost is not None)
+            call()
+            call()
+            a.shutdown(graceful=False)
+            call()
+            call()
+            assert soon_without_gc(lambda: [ref() for ref in sent] == [None] * 5)
+        finally:
+            gc.enable()
+
+
+def soon_without_gc(is_true: Callable[[], bool]) -> bool:
+    deadline = Deadline.after(WITHIN_S)
+    while not is_true() and not deadline.is_over():
+        time.sleep(0.005)
+    return is_true()
+
+
+def test_a_copy_of_a_reference_is_the_reference() -> None:
+    with endpoints(2) as ends:
+        rref = ends[0].remote(1, new_list)
+        copies = [copy.copy(rref), copy.deepcopy({"it": rref})["it"]]
+        assert all(each is rref for each in copies)
+        with pytest.raises(ConfigError, match="cannot be pickled; send it as an"):
+            pickle.dumps(rref)
+        del copies
+        assert ends[0].rpc_sync(1, append, (rref, 1)) == 1
+
+
+def test_an_end_without_a_thread_that_serves_does_not_wait() -> None:
+    """A defect of ours ends the thread while ``shutdown`` waits, without a limit."""
+    with endpoints(2) as (a, _):
+        ending = threading.Thread(target=partial(a.shutdown, timeout=None))
+        ending.start()
+        assert soon(lambda: a._exchange.peers[1].was_told_done)
+        a._exchange._dropped.append(None)  # type: ignore[arg-type]
+        a._exchange.wake()
+        ending.join(WITHIN_S)
+        assert not ending.is_alive()
 
 
 # -- processes -----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -59,6 +60,7 @@ def test_a_job_that_waits_for_another_rank_makes_room_for_others() -> None:
 
 def test_a_future_is_done_by_its_deadline_and_calls_back() -> None:
     made = Pool(1, "test")
+    started, may_end = threading.Event(), threading.Event()
     late = DeadlineExceeded(3, "late")
     future = Future(Deadline.after(0.01), made.submit, lambda: late)
     with pytest.raises(DeadlineExceeded, match="rank 3: late"):
@@ -74,4 +76,13 @@ def test_a_future_is_done_by_its_deadline_and_calls_back() -> None:
     assert twice.wait() == 42
     assert isinstance(broken.exception(), ZeroDivisionError)
     assert future.then(lambda done: done.wait() + 1).wait() == 22
+
+    future = Future(Deadline.after(0.001), made.submit, lambda: late)
+    future.set_result(21)
+    time.sleep(0.002)
+    callback = future.then(lambda done: started.set() or may_end.wait(WITHIN_S))
+    assert started.wait(WITHIN_S), "also after the deadline of the call"
+    with pytest.raises(DeadlineExceeded, match=r"the callback of then\(\) did not end"):
+        callback.wait()
+    may_end.set()
     made.stop(WITHIN_S)
