@@ -30,6 +30,10 @@ _HASHING_THREADS = 4
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FORBIDDEN = re.compile(r'[\x00-\x1f\\:*?"<>|]')
 """Characters that some system reads as a separator, a drive or a wildcard."""
+_DEVICES = {"CON", "PRN", "AUX", "NUL"} | {
+    f"{port}{n}" for port in ("COM", "LPT") for n in range(1, 10)
+}
+"""Names that mean a device on Windows, with any ending."""
 _LITTER = {".DS_Store", "Thumbs.db", "desktop.ini"}
 """Files that file managers leave in folders; they are not part of the data."""
 
@@ -192,7 +196,7 @@ def _begins(num_bytes: int) -> range:
 
 def _check_file(file: ListedFile) -> None:
     _check_name(file.name)
-    if file.num_bytes < 0 or len(_begins(file.num_bytes)) != len(file.sha256):
+    if file.num_bytes < 0 or -(-file.num_bytes // CHUNK_BYTES) != len(file.sha256):
         raise ValueError(f"{file.name}: its size and its hashes disagree")
     if not all(_SHA256.fullmatch(digest) for digest in file.sha256):
         raise ValueError(f"{file.name}: not a SHA-256")
@@ -211,6 +215,9 @@ def _check_name(name: str) -> None:
     for part in name.split("/"):
         if part in ("", ".", "..") or len(part.encode()) > _MAX_PART_BYTES:
             raise ValueError(f"the name {shown} is not allowed")
+        if part[-1] in ". " or part.partition(".")[0].rstrip().upper() in _DEVICES:
+            # Windows ignores dots and spaces at the end: ".. " is "..".
+            raise ValueError(f"the name {shown} is not allowed on Windows")
 
 
 def _check_collisions(names: Sequence[str]) -> None:

@@ -150,10 +150,15 @@ def test_files_that_change_on_the_server_are_told(
         download.run(1 << 30)
 
 
-def test_a_task_without_files_has_none_to_send(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_data", [False, True])
+def test_a_task_without_files_has_none_to_send(tmp_path: Path, has_data: bool) -> None:
+    """Nor has one whose folder cannot be sent, as with a link in it: it is trained."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "link").symlink_to(tmp_path)
+    data = DataFiles(tmp_path / "data") if has_data else None
     with (
-        server(tmp_path / "out") as made,
+        server(tmp_path / "out", what=replace(task(), data=data)) as made,
         downloading(made) as (download, _, _),
-        pytest.raises(PeerRefused, match="no files to send"),
+        pytest.raises(PeerRefused, match="no files to send; pass --task"),
     ):
         download.run(1 << 30)

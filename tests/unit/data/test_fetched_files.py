@@ -127,6 +127,11 @@ def test_sizes_that_do_not_fit_are_named(
         "C:a",
         "a\0",
         "x" * 300,
+        ".. /a",  # Windows ignores the space
+        "a/.. ./b",
+        "a.",
+        "aux.png",
+        "x/Com1",
         "\ud800",
     ],
 )
@@ -145,6 +150,7 @@ def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
     [
         [("a", 5, [])],
         [("a", -1, [])],
+        [("a", 1 << 90, [])],
         [("a", 5, ["0" * 63])],
         [("a", 5, ["0" * 64, "0" * 64])],
         [("a", 0, []), ("A", 0, [])],

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from ringleader.data import listing as listings
-from ringleader.data.listing import read_chunk
+from ringleader.data.listing import Listing, read_chunk
+from ringleader.errors import ConfigError
 from ringleader.paramserver.server.http import request_parsing
 from ringleader.paramserver.server.http.auth import Authenticator
 from ringleader.paramserver.server.http.responses import refusal
 from ringleader.paramserver.tasks.task import DataFiles
+
+_log = logging.getLogger(__name__)
 
 _PIECE_BYTES = 256 << 10
 
@@ -24,7 +28,7 @@ class DataEndpoint:
     def __init__(self, auth: Authenticator, data: DataFiles | None) -> None:
         self._auth = auth
         self._data = data
-        self._listing = listings.list_files(data.root, data.names) if data else None
+        self._listing = _list(data) if data else None
         self._chunks = self._listing.chunks() if self._listing else []
         self._encoded = listings.encode(self._listing) if self._listing else b""
 
@@ -32,7 +36,8 @@ class DataEndpoint:
         """Send the names, sizes and hashes of all files."""
         self._auth.authenticate_reader(request)
         if self._listing is None:
-            raise refusal(404, "nothing", "this task has no files to send")
+            text = "it has no files to send; pass --task with your own copy"
+            raise refusal(404, "nothing", text)
         return Response(self._encoded, media_type="application/json")
 
     async def chunk(self, request: Request) -> Response:
@@ -50,6 +55,15 @@ class DataEndpoint:
         headers = {"Content-Length": str(len(data))}
         kind = "application/octet-stream"
         return StreamingResponse(_pieces(data), headers=headers, media_type=kind)
+
+
+def _list(data: DataFiles) -> Listing | None:
+    """Return the files; None if they cannot be sent, which need not stop the server."""
+    try:
+        return listings.list_files(data.root, data.names)
+    except ConfigError as exc:
+        _log.warning("workers need a copy of the data, which cannot be sent: %s", exc)
+        return None
 
 
 async def _pieces(data: bytes) -> AsyncIterator[memoryview]:
