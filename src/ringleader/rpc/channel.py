@@ -229,8 +229,9 @@ class Channel:
         if self._is_hungry or self._failure is not None:
             return None
         if isinstance(self._link, SocketLink):
-            if self._link.has_pending():  # decrypted, so polling does not tell
-                return None
+            with self._lock:  # OpenSSL's state is not safe for two threads
+                if self._link.has_pending():  # decrypted, so polling does not tell
+                    return None
             return self._to_do_both if self._out else self._to_read
         with self._lock:
             return self._link.arm(sending=bool(self._out), receiving=True)

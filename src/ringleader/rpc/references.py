@@ -151,9 +151,14 @@ class References:
     # -- messages with references --------------------------------------------------
 
     def lend(self, references: Sequence[Reference], to: int) -> int:
-        """Hold references for rank ``to``; return the number of the loan."""
+        """Hold references for rank ``to``; return the number of the loan.
+
+        A lost rank is lent nothing: nobody would give it back.
+        """
         with self._lock:
             loan, self._next_loan = self._next_loan, self._next_loan + 1
+            if to in self._lost:
+                return loan
             self._lent[to, loan] = tuple(references)
             for reference in references:
                 self._use_again(reference)

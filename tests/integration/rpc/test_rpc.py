@@ -518,6 +518,19 @@ def soon_without_gc(is_true: Callable[[], bool]) -> bool:
     return is_true()
 
 
+def test_references_for_a_lost_rank_are_not_kept() -> None:
+    with endpoints(3) as (a, b, c):
+        rref = a.remote(1, new_list)
+        assert rref.to_here() == []
+        c.shutdown(graceful=False)
+        assert soon(lambda: a._exchange.peers[2].lost is not None)
+        with pytest.raises(PeerLost, match="rank 2"):
+            a.rpc_sync(2, echo, (rref,))
+        del rref
+        assert soon(lambda: num_values([b]) == [0])
+        assert soon(lambda: a._exchange.references.num_lent() == 0)
+
+
 def test_a_copy_of_a_reference_is_the_reference() -> None:
     with endpoints(2) as ends:
         rref = ends[0].remote(1, new_list)
