@@ -2,7 +2,8 @@
 
 Two processes, each with a folder of its own as two machines have, train a model with
 DDP. Blocks of steps without saving, with ``async_save`` every ``--every`` steps, and
-with ``save`` take turns, so that a slow moment of the machine meets all three.
+with ``save`` take turns, so that a slow moment of the machine meets all three. Besides
+the time, the CPU time of the process is measured, which other programs hardly change.
 
     python benchmarks/checkpoint_async.py --out benchmarks/results/...json
 """
@@ -36,8 +37,7 @@ from ringleader import checkpoint
 RANKS = 2
 WIDTH = 1151  # divides by nothing
 LAYERS = 4
-BATCH = 384
-ROUNDS = 3
+BATCH = 128
 
 
 def new_model() -> nn.Module:
@@ -76,20 +76,29 @@ class Run:
         self.calls: dict[str, list[float]] = {"async": [], "sync": []}
 
     def block(self, kind: str) -> dict[str, Any]:
-        """Run one interval between saves; return seconds and memory per step."""
-        seconds: list[float] = []
+        """Run one interval between saves; return what it took."""
+        begun, cpu = time.perf_counter(), time.process_time()
         saving = None
+        for number in range(self.every):
+            self.train()
+            if number == 0 and kind != "none":
+                saving = self.save(kind)
+        if saving is not None:
+            saving.result()  # inside of the block: its whole cost is here
+        return {
+            "kind": kind,
+            "wall": time.perf_counter() - begun,
+            "cpu": time.process_time() - cpu,
+        }
+
+    def memory(self) -> int:
+        """Return the memory that two saves in the background take, without training."""
+        before = psutil.Process().memory_info().rss
         with peak_memory() as peak:
-            for number in range(self.every):
-                begun = time.perf_counter()
-                self.train()
-                if number == 0 and kind != "none":
-                    saving = self.save(kind)
-                seconds.append(time.perf_counter() - begun)
-            if saving is not None:
-                saving.result()  # inside of the block: its whole cost is here
-            total = peak()
-        return {"kind": kind, "seconds": sum(seconds), "peak": total}
+            for _ in range(2):
+                self.step += 1
+                self.save("async").result()
+            return int(peak()) - int(before)
 
     def train(self) -> None:
         self.step += 1
@@ -109,7 +118,7 @@ class Run:
         return saving
 
 
-def rank_main(rank: int, root: Path, every: int, pipe: Connection) -> None:
+def rank_main(rank: int, root: Path, every: int, rounds: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group(
@@ -121,46 +130,46 @@ def rank_main(rank: int, root: Path, every: int, pipe: Connection) -> None:
     )
     run = Run(rank, root, every)
     run.block("none")
-    before = run.block("sync")  # everything that is made once, but the copy, is there
-    blocks = [
-        run.block(kind) for _ in range(ROUNDS) for kind in ("none", "async", "sync")
-    ]
+    memory = run.memory()
+    kinds = ("none", "async", "sync")
+    blocks = [run.block(kind) for _ in range(rounds) for kind in kinds]
     state = [*run.model.parameters()]
     state += [t for s in run.optimizer.state.values() for t in s.values()]
-    snapshot = sum(t.nbytes for t in state)
-    pipe.send(
-        {"before": before, "blocks": blocks, "calls": run.calls, "bytes": snapshot}
-    )
+    size = sum(t.nbytes for t in state)
+    pipe.send({"memory": memory, "blocks": blocks, "calls": run.calls, "bytes": size})
     dist.destroy_process_group()
 
 
 def summary(ranks: list[dict[str, Any]], every: int) -> dict[str, Any]:
     """Return the figures of the slower rank, as every step waits for it."""
 
-    def step_ms(kind: str) -> float:
-        means = [
-            statistics.median(b["seconds"] for b in r["blocks"] if b["kind"] == kind)
+    def step_ms(kind: str, clock: str) -> float:
+        medians = [
+            statistics.median(b[clock] for b in r["blocks"] if b["kind"] == kind)
             for r in ranks
         ]
-        return 1000 * max(means) / every
+        return 1000 * float(max(medians)) / every
 
-    def extra(rank: dict[str, Any]) -> float:
-        peaks = [b["peak"] for b in rank["blocks"] if b["kind"] == "async"]
-        return (max(peaks) - rank["before"]["peak"]) / rank["bytes"]
-
-    plain, background, blocking = (step_ms(k) for k in ("none", "async", "sync"))
-    return {
+    result: dict[str, Any] = {
         "state_mb": round(ranks[0]["bytes"] / 1e6, 1),
         "save_every_steps": every,
-        "step_ms": round(plain, 1),
-        "step_ms_async_save": round(background, 1),
-        "step_ms_save": round(blocking, 1),
-        "async_save_cost": round(background / plain - 1, 3),
-        "save_cost": round(blocking / plain - 1, 3),
-        "async_save_call_ms": round(
-            1000 * max(statistics.median(r["calls"]["async"]) for r in ranks), 1
-        ),
-        "memory_in_snapshots": round(max(extra(r) for r in ranks), 2),
+    }
+    for clock in ("wall", "cpu"):
+        plain, background, blocking = (
+            step_ms(kind, clock) for kind in ("none", "async", "sync")
+        )
+        result[clock] = {
+            "step_ms": round(plain, 1),
+            "async_save_cost": round(background / plain - 1, 3),
+            "save_cost": round(blocking / plain - 1, 3),
+        }
+    calls = [statistics.median(r["calls"]["async"]) for r in ranks]
+    memory = max(r["memory"] / r["bytes"] for r in ranks)
+    return {
+        **result,
+        "async_save_call_ms": round(1000 * max(calls), 1),
+        "memory_in_snapshots": round(memory, 2),
+        "load": round(psutil.getloadavg()[0], 1),
         "torch": torch.__version__,
     }
 
@@ -168,6 +177,7 @@ def summary(ranks: list[dict[str, Any]], every: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every", type=int, default=25)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     context = mp.get_context("fork")
@@ -176,7 +186,8 @@ def main() -> None:
     for rank in range(RANKS):
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=rank_main, args=(rank, root, arguments.every, theirs)
+            target=rank_main,
+            args=(rank, root, arguments.every, arguments.rounds, theirs),
         )
         process.start()
         theirs.close()

@@ -23,6 +23,7 @@ from ringleader.checkpoint.catalog import newest_here
 from ringleader.checkpoint.export import export_file
 from ringleader.checkpoint.storage import FolderStorage
 from ringleader.compression.attached_hook import compressor_of
+from ringleader.compression.env_hook import _compress
 from ringleader.errors import ConfigError
 from tests.kit.reference import (
     adam,
@@ -158,6 +159,17 @@ def compressed(wide: bool) -> tuple[DistributedDataParallel, torch.optim.Optimiz
     hook = ringleader.compression.hook("int8" if wide else "onebit")
     model.register_comm_hook(None, hook)
     return model, sgd(model.parameters())
+
+
+def a_hook_from_the_environment_is_known_early(rank: int, size: int) -> None:
+    """``run --compress`` registers it at the first forward; a load comes before."""
+    model = DistributedDataParallel(nn.Linear(8, 5))
+    _compress(model, "onebit")
+    compressor = compressor_of(model)
+    assert compressor is not None
+    backward(mse(model, rank, 0))
+    assert compressor_of(model) is compressor
+    assert len(compressor.state_dict()) > 3  # with residuals
 
 
 def residuals_of_a_compressed_model_continue(rank: int, size: int) -> None:

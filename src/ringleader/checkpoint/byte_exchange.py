@@ -15,8 +15,8 @@ from torch import Tensor
 from ringleader.checkpoint.group_adapters import AnyGroup, Work, ranks_of
 from ringleader.errors import ConfigError
 
-PIECE_BYTES = 8 << 20
-"""A transfer holds one piece in memory at each end."""
+PIECE_BYTES = 4 << 20
+"""A transfer holds a piece at each end, in a few copies."""
 
 MAX_MESSAGE_BYTES = 256 << 20
 """The largest message that is accepted from another rank: a manifest."""
