@@ -127,6 +127,7 @@ def work(job: dict[str, Any]) -> None:
         if job["rank"] == 0:
             results["calls_per_s"] = {
                 "sequential": sequential(job["seconds"]),
+                "best tenth": best_tenth(job["seconds"]),
                 f"{THREADS} threads": threaded(job["seconds"]),
                 f"{WINDOW} at once": pipelined(job["seconds"]),
             }
@@ -167,6 +168,21 @@ def sequential(seconds: float) -> float:
         rpc.rpc_sync(1, "echo", (PAYLOAD,))
         count += 1
     return count / (time.perf_counter() - began_s)
+
+
+def best_tenth(seconds: float) -> float:
+    """Return the rate that the best tenth of windows of 20 such calls reaches.
+
+    On a busy machine those are the windows in which the ranks had its cores.
+    """
+    from ringleader import rpc
+
+    rates: list[float] = []
+    began_s = time.perf_counter()
+    while time.perf_counter() - began_s < seconds:
+        took_s = timed(lambda: [rpc.rpc_sync(1, "echo", (PAYLOAD,)) for _ in range(20)])
+        rates.append(20 / took_s)
+    return statistics.quantiles(rates, n=10)[-1]
 
 
 def threaded(seconds: float) -> float:
