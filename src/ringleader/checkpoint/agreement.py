@@ -26,7 +26,7 @@ def together(
         mine = _OK + (act() or b"")
     except Exception as exc:  # noqa: BLE001  # the others must not wait for this rank
         error = exc
-        mine = _FAILED + _reason(exc).encode()[:2000]
+        mine = _FAILED + _reason(exc).encode(errors="replace")[:2000]
     answers = exchange.gather(mine)
     failed = {
         rank: answer[1:].decode(errors="replace")

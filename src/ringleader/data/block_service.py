@@ -180,4 +180,4 @@ def _reason(exc: Exception) -> bytes:
     text = (
         str(exc) if isinstance(exc, RingleaderError) else f"{type(exc).__name__}: {exc}"
     )
-    return text.encode()[:_MAX_REASON_BYTES] or b"?"
+    return text.encode(errors="replace")[:_MAX_REASON_BYTES] or b"?"

@@ -61,7 +61,7 @@ class RequestServer:
                 try:
                     self._ensure(*_NUMBER.unpack(request))
                 except Exception as exc:  # noqa: BLE001  # raised in the worker
-                    error = str(exc).encode()
+                    error = str(exc).encode(errors="replace")
                 stream.write(_NUMBER.pack(len(error)) + error)
                 stream.flush()
 

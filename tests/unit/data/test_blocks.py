@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import cast
 
@@ -9,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringleader.checkpoint.agreement import together
+from ringleader.checkpoint.byte_exchange import ByteExchange
 from ringleader.data.block_cache import BlockCache, CacheFolder
-from ringleader.data.block_service import BlockClient
+from ringleader.data.block_service import BlockClient, _reason
 from ringleader.data.item_block import check, pack
 from ringleader.data.served_dataset import ServedDataset, Shape
 from ringleader.errors import ConfigError, PeerLost
@@ -102,3 +105,15 @@ def test_folders_of_killed_programs_are_removed(tmp_path: Path) -> None:
     first.close()
     second.close()
     assert not [*tmp_path.iterdir()]
+
+
+def test_errors_about_files_with_any_name_are_told() -> None:
+    """A name that is not UTF-8 ended the thread that serves, or left ranks waiting."""
+    error = OSError(os.fsdecode(b"caf\xe9 is broken"))
+
+    def fail() -> None:
+        raise error
+
+    assert _reason(error) == b"OSError: caf? is broken"
+    with pytest.raises(ConfigError, match=r"cannot read: rank 0: caf\? is broken"):
+        together(ByteExchange(None), "read", fail)
