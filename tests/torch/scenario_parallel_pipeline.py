@@ -202,6 +202,11 @@ def parallel_pipeline_options(rank: int, size: int) -> None:
     for step in range(STEPS):
         check(trainer.step(*batches(step)), losses[step], what="loss")
     check_mine(trainer, alone)
+    with folder_of_all(rank) as folder:  # by ranks whose optimizers train nothing, too
+        checkpoint.save(folder, 1, trainer.model, trainer.optimizer)
+        wave(trainer.model, seed=5)
+        assert checkpoint.load(folder, trainer.model, trainer.optimizer)
+    check_mine(trainer, alone)
 
 
 def parallel_pipeline_batch_norm(rank: int, size: int) -> None:

@@ -108,15 +108,30 @@ def tensors_of(model: nn.Module | None, optimizer: Optimizers) -> State:
         if optimizer is not None:
             raise ConfigError("an optimizer is saved together with its model")
         return {}
-    if optimizer is None:
+    optimizers = _with_parameters(optimizer)
+    if not optimizers:
         return {"model": get_model_state_dict(model)}
-    optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
     unused = [each for each in optimizers if not each.state]
     with _without_gradients(unused):
-        weights, moments = get_state_dict(model, optimizer)
+        weights, moments = get_state_dict(model, optimizers)
     for each in unused:
         _reset_steps(each)
     return {"model": weights, "optimizer": moments}
+
+
+def _with_parameters(optimizer: Optimizers) -> list[Optimizer]:
+    """Return the optimizers that train something.
+
+    That of a pipeline's stage whose layers are frozen has only an empty parameter,
+    which is not the model's.
+    """
+    if optimizer is None:
+        return []
+    return [
+        each
+        for each in (optimizer if isinstance(optimizer, list) else [optimizer])
+        if any(p.numel() for group in each.param_groups for p in group["params"])
+    ]
 
 
 @contextmanager
@@ -151,12 +166,13 @@ def restore_tensors(
     model: nn.Module | None, optimizer: Optimizers, state: State
 ) -> None:
     """Put loaded tensors into model and optimizer."""
-    if model is not None and optimizer is None:
+    optimizers = _with_parameters(optimizer)
+    if model is not None and not optimizers:
         set_model_state_dict(model, state["model"])
-    elif model is not None and optimizer is not None:
+    elif model is not None:
         set_state_dict(
             model,
-            optimizer,
+            optimizers,
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
         )
