@@ -100,8 +100,10 @@ LEAST = {"microbatches": 1, "prefetch": 0, "tensor": 1, "stages": 1}
 def check(options: Options) -> None:
     """Raise ConfigError for options that no world could run."""
     _choice("strategy", options.strategy, STRATEGIES)
+    # The stages of a pipeline are sharded whole, and replicas are what is left over.
+    owners = ["pipeline"] if "pipeline" in options.parts else options.parts
     for name, owner in OWNERS.items():
-        if getattr(options, name) is not None and owner not in options.parts:
+        if getattr(options, name) is not None and owner not in owners:
             raise ConfigError(
                 f"{name}= is an option of {owner!r}, and the strategy is "
                 f"{options.strategy!r}"

@@ -26,6 +26,7 @@ from ringleader.parallel.tensor_plan import keep_shared, make_plan, plan_of_mode
         ({"strategy": "zero3"}, "strategy is 'zero3'; choose one of: 'ddp'"),
         ({"strategy": "ddp", "shard": "grad"}, "shard= is an option of 'fsdp'"),
         ({"strategy": "fsdp", "tensor": 2}, "tensor= is an option of 'tensor'"),
+        ({"strategy": "pipeline+fsdp", "blocks": []}, "blocks= is an option of 'fsdp'"),
         ({"strategy": "fsdp", "shard": "half"}, "shard is 'half'"),
         ({"strategy": "fsdp", "hosts": [[0]]}, "hosts= is for shard='hybrid'"),
         ({"strategy": "fsdp", "prefetch": -1}, "prefetch is -1; at least 0"),
