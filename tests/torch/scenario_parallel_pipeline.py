@@ -349,8 +349,16 @@ def parallel_pipeline_refusals(rank: int, size: int) -> None:
     with pytest.raises(ConfigError, match="something else than its layers"):
         trainer_of(wave(Skips(size).double(), 1), microbatches=size)
     trainer = trainer_of(model, microbatches=size, split=split_of(size + 3, size))
-    with pytest.raises(ConfigError, match="rows of one shape"):
-        trainer.step(tensor(4, NARROW, seed=1), tensor(4, WIDE, seed=1))
+    x, y = data(0)
+    for wrong, words in (
+        ((tensor(4, NARROW, seed=1), y[:4]), "rows of one shape"),
+        ((x, [y]), "tensor as target, not list"),
+    ):
+        is_odd = rank == size - 1  # one rank is wrong, and nobody waits for it
+        reason = words if is_odd else f"batch of rank {size - 1} cannot be used"
+        with pytest.raises(ConfigError, match=reason):
+            trainer.step(*(wrong if is_odd else (x, y)))
+    trainer.step(x, y)
     with pytest.raises(ConfigError, match=r"on another rank|not a Tensor"):
         trainer.model(data(0)[0])
 

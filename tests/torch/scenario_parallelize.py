@@ -293,6 +293,23 @@ def parallel_tensor_with_dropout(rank: int, size: int) -> None:
         dist.all_gather(rows, value)
         assert all(torch.equal(row, value) for row in rows), name
     assert isinstance(trainer.model.get_parameter("0.weight"), DTensor)
+    # A run that goes on draws what it would have drawn.
+    batch = [t.float() for t in numbers(0, 0)]
+
+    def stuck() -> Trainer:
+        """Without learning, losses of one batch differ by what is dropped."""
+        torch.manual_seed(rank)
+        made = nn.Sequential(*net(8, 12, 5, seed=3), nn.Dropout(0.5)).float()
+        return ringleader.parallelize(
+            made, "tensor", optimizer=lambda p: torch.optim.SGD(p, 0.0), loss=F.mse_loss
+        )
+
+    first = stuck()
+    losses = [float(first.step(*batch)) for _ in range(2)]
+    assert losses[0] != losses[1]
+    second = stuck()
+    second.load_state_dict({**first.state_dict(), "steps": 1})
+    assert float(second.step(*batch)) == losses[1]
 
 
 def parallel_two_dimensions(rank: int, size: int) -> None:

@@ -11,7 +11,7 @@ each another activation: all use the seed of the first of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,15 +43,23 @@ class BatchShares:
     """True if all data ranks have equally many rows."""
 
 
-def agree_on_shares(grid: Grid, batch: Batch, step: int, device: str) -> BatchShares:
+def agree_on_shares(
+    grid: Grid,
+    batch: Batch,
+    step: int,
+    device: str,
+    check: Callable[[Batch], None] | None = None,
+) -> BatchShares:
     """Tell all ranks how many rows this rank has.
 
-    Raises ConfigError on all ranks if the batch of one cannot be used, if ranks that
-    must have the same batch do not, or if all batches are empty.
+    Raises ConfigError on all ranks if the batch of one cannot be used, which ``check``
+    may find, if ranks that must have the same batch do not, or if all are empty.
     """
     error: ConfigError | None = None
     try:
         rows = batch.rows()
+        if check is not None:
+            check(batch)
     except ConfigError as exc:
         error, rows = exc, UNUSABLE
     mark = batch.fingerprint() if grid.data < len(grid.ranks) else 0.0
@@ -104,8 +112,9 @@ class PendingSum:
         """Return the sum over the data ranks, the same bits on all ranks."""
         if self.work is not None:
             self.work.wait()
-        firsts = {self.grid.data_rank(rank): rank for rank in self.grid.ranks}
-        return self.table[[*firsts.values()]].sum()
+        # Of the ranks with the same data the last one: in a pipeline, it has the loss.
+        lasts = {self.grid.data_rank(rank): rank for rank in self.grid.ranks}
+        return self.table[[*lasts.values()]].sum()
 
 
 def sum_over_data(grid: Grid, value: Tensor) -> PendingSum:

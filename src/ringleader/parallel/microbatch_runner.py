@@ -48,7 +48,6 @@ class MicrobatchRunner:
         self._synchronize = synchronize
         self._autocast = autocast
         self._finish = finish
-        self._runs = 0
 
     @property
     def norm_parameters(self) -> Sequence[nn.Parameter]:
@@ -61,12 +60,11 @@ class MicrobatchRunner:
         with self._precision(device_of(self.model).type):
             return self.model(*inputs, **keywords)
 
-    def run(self, batch: Batch, scale: float) -> Tensor:
+    def run(self, batch: Batch, scale: float, step: int) -> Tensor:
         """See ``Runner.run``."""
         kind = device_of(self.model).type
         device = exchange_device(kind, dist.get_backend_config())
-        shares = agree_on_shares(self._grid, batch, self._runs, device)
-        self._runs += 1
+        shares = agree_on_shares(self._grid, batch, step, device)
         parts = batch.split(self._microbatches)
         mean = torch.zeros((), device=device)
         pending: PendingSum | None = None

@@ -36,11 +36,12 @@ class Runner(Protocol):
         """Return the model's output for this rank's batch, without gradients."""
         ...
 
-    def run(self, batch: Batch, scale: float) -> Tensor:
+    def run(self, batch: Batch, scale: float, step: int) -> Tensor:
         """Compute the gradients of one batch; return the loss.
 
         Afterwards ``grad`` of each parameter is the gradient of the mean loss over the
         batches of all ranks, times ``scale``. The loss is that mean, without ``scale``
-        and without gradient, the same on all ranks.
+        and without gradient, the same on all ranks. Random numbers that ranks have in
+        common follow from ``step``, the number of steps before this one.
         """
         ...

@@ -68,7 +68,7 @@ class Trainer:
         """
         self.optimizer.zero_grad()
         scale = self._scale.value if self._scale else 1.0
-        loss = self._runner.run(self._batch(batch, keywords), scale)
+        loss = self._runner.run(self._batch(batch, keywords), scale, self.steps)
         if self._prepare_gradients(scale):
             self.optimizer.step()
         self.steps += 1
@@ -77,7 +77,8 @@ class Trainer:
     def predict(self, *inputs: Any, **keywords: Any) -> Any:  # noqa: ANN401  # as nn.Module
         """Return the model's output for a batch, without gradients.
 
-        All ranks of a pipeline must call it with the same batch; all get the output.
+        All ranks must call it; those with the same ``data_rank`` with the same batch.
+        For evaluation, call ``trainer.model.eval()`` before, ``train()`` afterwards.
         """
         return self._runner.predict(inputs, keywords)
 

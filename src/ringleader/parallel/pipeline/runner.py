@@ -50,7 +50,6 @@ class PipelineRunner:
         self._ends = ends
         self._tied = tied
         self._weight = 1.0
-        self._runs = 0
         self._schedules: dict[tuple[int, int, bool], Any] = {}
 
     @property
@@ -61,12 +60,10 @@ class PipelineRunner:
         }
         return [p for p in self.model.parameters() if p not in elsewhere]
 
-    def run(self, batch: Batch, scale: float) -> Tensor:
+    def run(self, batch: Batch, scale: float, step: int) -> Tensor:
         """See ``Runner.run``."""
-        self._check(batch.inputs, batch.keywords)
         device = exchange_device(self._device.type, dist.get_backend_config())
-        shares = agree_on_shares(self._grid, batch, self._runs, device)
-        self._runs += 1
+        shares = agree_on_shares(self._grid, batch, step, device, self._check_batch)
         rows = shares.mean_rows  # fully_shard averages gradients, we add them up
         if self._grid.shard == 1:
             rows *= self._grid.data
@@ -149,6 +146,12 @@ class PipelineRunner:
         if self._grid.replicate > 1:
             sum_gradients([*self.model.parameters()], self._grid.data_group)
 
+    def _check_batch(self, batch: Batch) -> None:
+        self._check(batch.inputs, batch.keywords)
+        if not isinstance(batch.target, Tensor):
+            what = type(batch.target).__name__
+            raise ConfigError(f"step: a pipeline needs a tensor as target, not {what}")
+
     def _check(self, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         if keywords:
             names = ", ".join(keywords)
@@ -156,7 +159,10 @@ class PipelineRunner:
                 f"step: a pipeline takes no keywords ({names}); give tensors"
             )
         wanted = [(layout.shape, layout.dtype) for layout in self._ends[0].tensors]
-        given = [(tuple(x.shape[1:]), x.dtype) for x in inputs]
+        given = [
+            (tuple(x.shape[1:]), x.dtype) if isinstance(x, Tensor) else type(x)
+            for x in inputs
+        ]
         if given != wanted:
             text = f"step: the batch has {given} per row, the example had {wanted}"
             raise ConfigError(f"{text}; a pipeline needs rows of one shape")
