@@ -464,3 +464,15 @@ def parallel_shares(rank: int, size: int) -> None:
         for strategy in ("ddp", "fsdp"):
             with pytest.raises(ConfigError, match=r"does not fit with(.|\n)*gradients"):
                 trainer_of(model, strategy=strategy)
+    # Parameters, gradients and momentum fit only if they are sharded, which the hosts
+    # that were found out allow.
+    layers = nn.Sequential(*(nn.Linear(WIDE, WIDE) for _ in range(8))).double()
+    with quick_measurements() as patch:
+        held = sum(each.nbytes for each in layers.parameters())
+        patch.setenv("RINGLEADER_MEMORY", str(2 * held))
+        options: dict[str, Any] = {"strategy": "fsdp", "example": data(0, 1)}
+        assert trainer_of(layers, shard="hybrid", **options).shares is not None
+        with pytest.raises(ConfigError, match="does not fit"):
+            trainer_of(layers, **{**options, "strategy": "ddp"})
+    with quick_measurements():  # a model that is one layer
+        assert trainer_of(nn.Linear(WIDE, WIDE).double(), strategy="ddp").shares

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,18 @@ from ringleader.parallel.plan.data_plan import report
 from ringleader.parallel.runner import Runner
 from ringleader.parallel.trainer import Trainer
 from ringleader.settings.parallel import is_dry_run
+
+
+class Strategy(Protocol):
+    """A module of ``ringleader.parallel.strategies``."""
+
+    def make_grid(self, options: Options) -> Grid:
+        """Return the places of all ranks."""
+        ...
+
+    def place(self, grid: Grid, model: nn.Module, options: Options) -> Runner:
+        """Keep this rank's part of the model; return what runs it."""
+        ...
 
 
 def parallelize(  # noqa: PLR0913 - one keyword per option
@@ -128,8 +140,13 @@ def parallelize(  # noqa: PLR0913 - one keyword per option
     lines = [f"world: {dist.get_world_size()}", *options.lines(), *model_layout(model)]
     check_layout(lines, device_of(model))
     broadcast_state(model)
-    shares = _shares(model, options)
-    runner, grid = _distribute(model, options)
+    # FSDP and pipelining take a second to import; only what is used is. The first
+    # strategy of two places the other one, too.
+    name = f"ringleader.parallel.strategies.{options.parts[0]}"
+    chosen: Strategy = import_module(name)
+    grid = chosen.make_grid(options)
+    shares = _shares(model, options, grid)
+    runner = chosen.place(grid, model, options)
     trained = [each for each in runner.model.parameters() if each.requires_grad]
     if not trained:  # a stage of a pipeline with frozen layers only
         trained = [nn.Parameter(torch.empty(0))]
@@ -138,23 +155,11 @@ def parallelize(  # noqa: PLR0913 - one keyword per option
     return trainer
 
 
-def _shares(model: nn.Module, options: Options) -> list[float] | None:
+def _shares(model: nn.Module, options: Options, grid: Grid) -> list[float] | None:
     """Measure the machines, print who gets how much of a batch; None if not asked."""
     is_asked = options.example is not None or options.dry_run
     if "pipeline" in options.parts or not is_asked:
         return None
-    plan = plan_data(model, options)
+    plan = plan_data(model, options, grid)
     announce(report(plan), dry_run=options.dry_run)
     return list(plan.weights)
-
-
-Strategy = Callable[[nn.Module, Options], tuple[Runner, Grid]]
-
-
-def _distribute(model: nn.Module, options: Options) -> tuple[Runner, Grid]:
-    """Let the strategy place the model; "fsdp+tensor" is a matter of fsdp."""
-    # FSDP and pipelining take a second to import; only what is used is.
-    name = options.parts[0]
-    module = import_module(f"ringleader.parallel.strategies.{name}")
-    place: Strategy = module.place
-    return place(model, options)

@@ -15,18 +15,21 @@ from ringleader.parallel.options import Options
 from ringleader.parallel.sync_batch_norm import SyncBatchNorm
 
 
-def place(model: nn.Module, options: Options) -> tuple[MicrobatchRunner, Grid]:
-    """Wrap the model in torch's DDP; with tensor parallel layers, replicate those."""
+def make_grid(options: Options) -> Grid:
+    """See ``Strategy``."""
     world = dist.get_world_size()
+    tensor = (options.tensor or world) if "tensor" in options.parts else 1
+    copies = divide(world, tensor, "tensor groups")
     ranks = tuple(range(world))
+    return Grid(dist.get_rank(), ranks, replicate=copies, tensor=tensor)
+
+
+def place(grid: Grid, model: nn.Module, options: Options) -> MicrobatchRunner:
+    """Wrap the model in torch's DDP; with tensor parallel layers, replicate those."""
     if "tensor" in options.parts:
         from ringleader.parallel.strategies import fsdp
 
-        tensor = options.tensor or world
-        copies = divide(world, tensor, "tensor groups")
-        grid = Grid(dist.get_rank(), ranks, replicate=copies, tensor=tensor)
-        return fsdp.place_on(grid, model, options), grid
-    grid = Grid(dist.get_rank(), ranks, replicate=world)
+        return fsdp.place(grid, model, options)
     if options.batch_norm == "sync":
         model = SyncBatchNorm.convert_sync_batchnorm(model)
     return MicrobatchRunner(
@@ -34,7 +37,7 @@ def place(model: nn.Module, options: Options) -> tuple[MicrobatchRunner, Grid]:
         options=options,
         grid=grid,
         autocast=options.dtype,
-    ), grid
+    )
 
 
 def replicate(

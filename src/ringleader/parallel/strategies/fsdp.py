@@ -30,14 +30,8 @@ from ringleader.parallel.strategies.tensor import shard_layers
 from ringleader.parallel.sync_batch_norm import SyncBatchNorm
 
 
-def place(model: nn.Module, options: Options) -> tuple[MicrobatchRunner, Grid]:
-    """Shard the model over the ranks, or over the ranks of each host."""
-    grid = make_grid(options)
-    return place_on(grid, model, options), grid
-
-
 def make_grid(options: Options) -> Grid:
-    """Return the grid that the options ask for."""
+    """Shard over all data ranks, or over those of each host."""
     rank, world = dist.get_rank(), dist.get_world_size()
     tensor = (options.tensor or world) if "tensor" in options.parts else 1
     if options.shard != "hybrid":
@@ -64,7 +58,7 @@ def hosts_of_world() -> list[list[int]]:
     return handle_of(ours).network.host_lists()
 
 
-def place_on(grid: Grid, model: nn.Module, options: Options) -> MicrobatchRunner:
+def place(grid: Grid, model: nn.Module, options: Options) -> MicrobatchRunner:
     """Shard layers over the tensor ranks of the grid, then all over its data ranks."""
     names = ["shard"] if grid.replicate == 1 else ["replicate", "shard"]
     mesh = grid.mesh(

@@ -41,10 +41,9 @@ MICROBATCHES_PER_STAGE = 4
 """Unless the user says how many; a fifth of the time is then lost to filling."""
 
 
-def place(model: nn.Module, options: Options) -> tuple[PipelineRunner, Grid]:
+def place(grid: Grid, model: nn.Module, options: Options) -> PipelineRunner:
     """Measure the machines, choose the layers of each, and keep those of this rank."""
     device = device_of(model)
-    grid = _grid(options)
     sample, schedule = _sample(options, grid, device)
     layers = find_layers(model, options.layers)
     check_layers(model, layers, sample)
@@ -74,10 +73,11 @@ def place(model: nn.Module, options: Options) -> tuple[PipelineRunner, Grid]:
     ]
     stages = Stages(modules, bounds, schedule, stage, device, group)
     ends = (measured.boundaries[0], measured.boundaries[-1])
-    return PipelineRunner(model, stages, grid, sample, ends, ties), grid
+    return PipelineRunner(model, stages, grid, sample, ends, ties)
 
 
-def _grid(options: Options) -> Grid:
+def make_grid(options: Options) -> Grid:
+    """See ``Strategy``."""
     world = dist.get_world_size()
     stages = world
     if options.strategy != "pipeline":

@@ -28,21 +28,25 @@ from ringleader.parallel.tensor_plan import head_counts, make_plan, shared_param
 _log = logging.getLogger("ringleader")
 
 
-def place(model: nn.Module, options: Options) -> tuple[MicrobatchRunner, Grid]:
-    """Shard the layers over all ranks."""
+def make_grid(options: Options) -> Grid:
+    """See ``Strategy``."""
     world = dist.get_world_size()
     if options.tensor not in (None, world):
         raise ConfigError(
             f"tensor={options.tensor} of {world} ranks leaves {world} ranks in groups "
             "with other data: use the strategy 'ddp+tensor' or 'fsdp+tensor'"
         )
-    grid = Grid(dist.get_rank(), tuple(range(world)), tensor=world)
-    if world > 1:
+    return Grid(dist.get_rank(), tuple(range(world)), tensor=world)
+
+
+def place(grid: Grid, model: nn.Module, options: Options) -> MicrobatchRunner:
+    """Shard the layers over all ranks."""
+    if grid.tensor > 1:
         mesh = grid.mesh(device_of(model).type, ["tensor"])
         shard_layers(model, mesh, options.plan)
     return MicrobatchRunner(
         model, no_exchange, options=options, grid=grid, autocast=options.dtype
-    ), grid
+    )
 
 
 @contextmanager
