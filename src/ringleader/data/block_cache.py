@@ -20,6 +20,9 @@ FOLDER = "items"
 MAX_BYTES = 10 * 10**9
 """Disk space for blocks unless the caller allows another size."""
 
+_LOOKS = 32
+"""How often a process reads the folder while it adds as much as is allowed. Eight of
+them exceed it by no more than the quarter that each leaves free for the others."""
 _TEMPORARY = ".new-"
 
 
@@ -29,7 +32,8 @@ class BlockCache:
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder = folder
         self._max_bytes = max_bytes
-        self._added_bytes = 0
+        self._unseen_bytes = 0
+        """Bytes that were added since this process read the folder. Others add, too."""
 
     def make(self) -> None:
         """Make the folder; ConfigError if that is impossible."""
@@ -61,11 +65,11 @@ class BlockCache:
 
         Raises ConfigError if it cannot be written.
         """
-        if self._added_bytes + len(data) > self._max_bytes:
-            self._remove_oldest(self._max_bytes - len(data))
-        self._added_bytes += len(data)
+        self._unseen_bytes += len(data)
         new = self.folder / f"{_TEMPORARY}{secrets.token_hex(6)}"
         try:
+            if self._unseen_bytes > self._max_bytes // _LOOKS:
+                self._remove_oldest(self._max_bytes - self._max_bytes // 4 - len(data))
             new.write_bytes(data)
             os.replace(new, self._path(block))
         except OSError as exc:
@@ -80,10 +84,7 @@ class BlockCache:
             self._path(block).unlink(missing_ok=True)
 
     def _remove_oldest(self, keep_bytes: int) -> None:
-        """Remove blocks until the rest has at most half of ``keep_bytes``.
-
-        A half: the folder is not read again for each block.
-        """
+        """If there are more than ``keep_bytes``, remove blocks down to half of that."""
         found: list[tuple[int, int, str]] = []
         for entry in os.scandir(self.folder):
             with suppress(OSError):
@@ -98,7 +99,7 @@ class BlockCache:
                 with suppress(OSError):
                     os.unlink(path)
                 total -= size
-        self._added_bytes = total
+        self._unseen_bytes = 0
 
     def _path(self, block: int) -> Path:
         return self.folder / str(block)
