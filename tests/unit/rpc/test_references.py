@@ -145,7 +145,7 @@ def test_a_value_lives_exactly_as_long_as_a_reference_to_it(seed: int) -> None:
     for _ in range(STEPS):
         rank = rng.randrange(SIZE)
         rng.choice([world.create, world.ask, world.pass_on, world.drop])(rank)
-        for _ in range(rng.randrange(4)):
+        for _ in range(rng.randrange(3)):
             world.deliver()
         world.check()
     while world.deliver():
