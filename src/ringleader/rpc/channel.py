@@ -234,7 +234,11 @@ class Channel:
                     return None
             return self._to_do_both if self._out else self._to_read
         with self._lock:
-            return self._link.arm(sending=bool(self._out), receiving=True)
+            try:
+                return self._link.arm(sending=bool(self._out), receiving=True)
+            except PeerError as exc:  # invalid shared memory; read() raises it
+                self._failure = exc
+                return None
 
     def disarm(self) -> None:
         """See Link."""

@@ -222,6 +222,7 @@ class Endpoint:
                 if not event.wait(deadline.left_s()):
                     text = f"{reference} has no value after {deadline.after_s:.3g} s"
                     raise DeadlineExceeded(self.rank, text)
+            self._check_open()
         if owned.failure is not None:
             raise error_of(owned.failure, self.rank)
         return owned.value

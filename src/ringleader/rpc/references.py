@@ -287,10 +287,12 @@ class References:
         return len(self._lent)
 
     def clear(self) -> None:
-        """Discard all values, at the end."""
+        """Discard all values, at the end; whoever waits for one is woken."""
         with self._lock:
             gone = list(self._owned.values())
             self._owned.clear()
             self._lent.clear()
             self._held.clear()
-        del gone
+        for owned in gone:
+            if owned.waiting:
+                self.resolve(owned, None, Failure(0, "RPC has ended"))

@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -552,6 +553,20 @@ def test_an_end_without_a_thread_that_serves_does_not_wait() -> None:
         a._exchange.wake()
         ending.join(WITHIN_S)
         assert not ending.is_alive()
+
+
+def test_an_end_wakes_who_waits_for_a_value_of_this_rank() -> None:
+    may_end.clear()
+    with endpoints(2) as (a, _), ThreadPoolExecutor(1) as threads:
+        rref = a.remote(0, hold_up)
+        waiting = threads.submit(rref.local_value)
+        owned = a._exchange.references.find(rref.reference)
+        assert owned is not None
+        assert soon(lambda: bool(owned.waiting))
+        threading.Timer(0.05, may_end.set).start()
+        a._exchange.close()
+        with pytest.raises(GroupAborted, match="shutdown"):
+            waiting.result(WITHIN_S / 2)
 
 
 # -- processes -----------------------------------------------------------------------

@@ -7,6 +7,7 @@ import random
 import struct
 from collections import deque
 from functools import partial
+from typing import cast
 
 import msgspec
 import pytest
@@ -28,6 +29,7 @@ from ringleader.rpc.messages import (
     Value,
 )
 from ringleader.settings.rpc import rpc_max_bytes
+from ringleader.transport.link import Link
 from ringleader.transport.memory_link import memory_link_pair
 
 MAX_BYTES = 1 << 20
@@ -169,6 +171,21 @@ def test_a_channel_stops_at_bytes_that_are_no_message() -> None:
             channel.read()
     channel.close()
     left.close()
+
+
+def test_a_link_that_cannot_wait_loses_its_peer_only() -> None:
+    """As shared memory does in which the peer wrote nonsense."""
+
+    class Broken:
+        peer, kind = 1, "broken"
+
+        def arm(self, *, sending: bool, receiving: bool) -> None:
+            raise ProtocolError(1, "wrote 9 bytes into one slot")
+
+    channel = Channel(1, cast("Link", Broken()), MAX_BYTES)
+    assert channel.arm() is None
+    with pytest.raises(ProtocolError, match="rank 1: wrote 9 bytes"):
+        channel.read()
 
 
 def test_a_message_that_nobody_needs_any_more_is_not_sent() -> None:
