@@ -113,7 +113,8 @@ def train(options: argparse.Namespace, data: Windows, folder: str) -> Losses | N
     if trainer.steps % options.save_every:
         save()
     if stop:
-        say(f"interrupted: saved step {trainer.steps} in {folder}")
+        saved = f"saved step {trainer.steps} in {folder}"
+        say(f"interrupted: {saved if trainer.steps else 'before the first step'}")
     return None if stop else losses
 
 

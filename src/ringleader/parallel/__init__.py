@@ -1,1 +1,1 @@
-"""Modules and functions for data-parallel training: batch norm, initial state."""
+"""Distributes a model over ranks: ``parallelize``, its strategies, batch norm."""

@@ -28,7 +28,8 @@ class Trainer:
     ``ringleader.checkpoint``. ``steps`` counts the steps, ``grad_norm`` is the norm of
     the last gradient before clipping (None without ``clip``). ``data_rank`` and
     ``data_size`` say which share of the data this rank computes. ``shares`` are the
-    parts of a batch that suit the machines, if they were measured with an example.
+    parts of a batch that suit the machines, one per data rank, if they were measured
+    with an example.
     """
 
     def __init__(

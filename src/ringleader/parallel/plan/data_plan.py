@@ -126,7 +126,8 @@ def report(plan: DataPlan) -> str:
         "  Speed is measured: forward and backward of the model, per row. The rows are "
         "in proportion to it, as far as memory allows.",
         _prediction(plan),
-        "  Use it: ringleader.shard(dataset, batch, weights=trainer.shares).",
+        "  Use it: ringleader.shard(dataset, batch, weights=trainer.shares, "
+        "rank=trainer.data_rank, size=trainer.data_size).",
     ]
     return "\n".join([f"{head}{plan.batch} rows", *aligned(rows), *lines])
 
