@@ -352,12 +352,22 @@ def outputs_of_linear_layers(seen: set[torch.dtype]) -> Iterator[None]:
 
 
 def parallel_fp16_overflow(rank: int, size: int) -> None:
-    """An overflow on one rank: all ranks skip the step, and the scale is halved."""
+    """An overflow in the batch and the shard of one rank: all ranks skip the step, and
+    the scale is halved."""
+
+    def last_layer() -> nn.Module:
+        model = Odd().requires_grad_(False)
+        model.leave.requires_grad_(True)
+        return model
+
+    case = Case(last_layer, numbers, F.mse_loss)
     for strategy in ("ddp", "fsdp"):
-        trainer = ODD.trainer(rank, strategy, precision="fp16")
+        trainer = case.trainer(rank, strategy, precision="fp16")
         before = whole(trainer.model)
-        x, y = ODD.given(trainer, 0)
-        trainer.step(x, y * 1e6 if rank == size - 1 else y)
+        x, y = case.given(trainer, 0)
+        large = y.clone()
+        large[:, -1] *= 1e6  # of the weight, only the last row overflows
+        trainer.step(x, large if rank == size - 1 else y)
         check_state(skip_statistics(whole(trainer.model)), skip_statistics(before), 0)
         assert trainer.state_dict()["loss_scale"] == 32768.0
         trainer.step(x, y)
