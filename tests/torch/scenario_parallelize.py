@@ -274,6 +274,8 @@ def parallel_tensor(rank: int, size: int) -> None:
     assert cast(DTensor, layer.fc1.weight).to_local().shape[0] < 17
     weight = trainer.model.get_parameter("embed.weight")
     assert weight is trainer.model.get_parameter("lm_head.weight"), "one parameter"
+    # Some parameters are whole, and on CUDA torch would update all in one operation.
+    assert [each["foreach"] for each in trainer.optimizer.param_groups] == [False]
     UNTIED.check(rank, "tensor", clip=CLIP, microbatches=2)
     with pytest.raises(ConfigError, match="need the same batch"):
         trainer.step(*words(rank, 0))

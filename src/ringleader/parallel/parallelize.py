@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ringleader.errors import ConfigError
@@ -150,9 +151,23 @@ def parallelize(  # noqa: PLR0913 - one keyword per option
     trained = [each for each in runner.model.parameters() if each.requires_grad]
     if not trained:  # a stage of a pipeline with frozen layers only
         trained = [nn.Parameter(torch.empty(0))]
-    trainer = Trainer(runner, optimizer(trained), options, grid)
+    made = optimizer(trained)
+    _update_one_by_one_if_mixed(made)
+    trainer = Trainer(runner, made, options, grid)
     trainer.shares = shares
     return trainer
+
+
+def _update_one_by_one_if_mixed(optimizer: Optimizer) -> None:
+    """Keep an optimizer from updating DTensors and other tensors in one operation.
+
+    Torch's default on CUDA is one operation for all parameters of a group, which fails
+    if only some of them are sharded.
+    """
+    for group in optimizer.param_groups:
+        kinds = {isinstance(each, DTensor) for each in group["params"]}
+        if len(kinds) > 1 and group.get("foreach", False) is None:
+            group["foreach"] = False
 
 
 def _shares(model: nn.Module, options: Options, grid: Grid) -> list[float] | None:
