@@ -393,6 +393,25 @@ def parallel_unusable_batch(rank: int, size: int) -> None:
         trainer.step(x, y)
 
 
+def parallel_failed_step(rank: int, size: int) -> None:
+    """FSDP keeps gradients of a step that failed: no later step may add them."""
+    calls = 0
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise MemoryError
+        return F.mse_loss(output, target)
+
+    case = Case(Odd, numbers, loss)
+    trainer = case.trainer(rank, "fsdp", microbatches=2)
+    with pytest.raises(MemoryError):
+        trainer.step(*case.given(trainer, 0))
+    with pytest.raises(ConfigError, match="failed in the middle"):
+        trainer.step(*case.given(trainer, 0))
+
+
 class OwnLoss(nn.Module):
     """Returns its loss, as Hugging Face's models do."""
 

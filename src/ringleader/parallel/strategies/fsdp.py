@@ -110,12 +110,20 @@ def shard_blocks(
     if ahead:
         gather_ahead(root, units, ahead)
 
+    has_failed = False
+
     @contextmanager
     def synchronize(is_last: bool) -> Iterator[None]:
+        nonlocal has_failed
+        if has_failed:  # FSDP keeps gradients of it, which zero_grad does not reach
+            text = "step: an earlier step failed in the middle"
+            raise ConfigError(f"{text}; call parallelize again and load a checkpoint")
         root.set_requires_gradient_sync(is_last)
         # What was not freed after forward is not freed between micro-batches.
         root.set_reshard_after_backward(is_last, recurse=not frees)
+        has_failed = True
         yield
+        has_failed = False
 
     trained = [each for each in scalars if each.requires_grad]
     return synchronize, lambda: average(trained, grid)
