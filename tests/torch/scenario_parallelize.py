@@ -281,6 +281,17 @@ def parallel_tensor(rank: int, size: int) -> None:
         trainer.step(*words(rank, 0))
 
 
+class Dropping(nn.Module):
+    """An MLP with a dropout that is no module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = net(8, 17, seed=1)[0], net(17, 5, seed=2)[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.fc2(F.dropout(self.fc1(x), training=self.training)))
+
+
 def parallel_tensor_with_dropout(rank: int, size: int) -> None:
     """Ranks that share layers drop the same activations, whatever their seeds are."""
     model = nn.Sequential(*net(8, 12, 8), nn.Dropout(0.5), nn.LayerNorm(8), *net())
@@ -295,6 +306,12 @@ def parallel_tensor_with_dropout(rank: int, size: int) -> None:
         dist.all_gather(rows, value)
         assert all(torch.equal(row, value) for row in rows), name
     assert isinstance(trainer.model.get_parameter("0.weight"), DTensor)
+    # Parts of unequal size need more random numbers on some ranks than on others.
+    uneven = ringleader.parallelize(
+        Dropping().float(), "tensor", optimizer=sgd, loss=F.mse_loss
+    )
+    with pytest.raises(ConfigError, match="drew different numbers of random values"):
+        uneven.step(*(t.float() for t in numbers(0, 0)))
     # A run that goes on draws what it would have drawn.
     batch = [t.float() for t in numbers(0, 0)]
 

@@ -102,24 +102,39 @@ def shares_from(grid: Grid, table: Sequence[Sequence[float]]) -> BatchShares:
 
 @dataclass(frozen=True, slots=True)
 class PendingSum:
-    """A number of all ranks, on their way."""
+    """A number and a mark of all ranks, on their way."""
 
     grid: Grid
     table: Tensor
     work: dist.Work | None
 
     def wait(self) -> Tensor:
-        """Return the sum over the data ranks, the same bits on all ranks."""
+        """Return the sum over the data ranks, the same bits on all ranks.
+
+        Raises ConfigError on all ranks if ranks with the same data differ in the mark.
+        """
         if self.work is not None:
             self.work.wait()
+        marks: dict[int, tuple[int, float]] = {}
+        for rank, mark in enumerate(self.table[:, 1].tolist()):
+            other, known = marks.setdefault(self.grid.data_rank(rank), (rank, mark))
+            if mark != known:
+                raise ConfigError(
+                    f"step: ranks {other} and {rank} hold parts of the same layers and "
+                    "drew different numbers of random values: dropout inside layers "
+                    "that are cut into unequal parts. Give plan= without them"
+                )
         # Of the ranks with the same data the last one: in a pipeline, it has the loss.
         lasts = {self.grid.data_rank(rank): rank for rank in self.grid.ranks}
-        return self.table[[*lasts.values()]].sum()
+        return self.table[[*lasts.values()], 0].sum()
 
 
-def sum_over_data(grid: Grid, value: Tensor) -> PendingSum:
-    """Start to add up a number of each data rank."""
-    mine = value.view(1)
-    table = mine.new_empty(len(grid.ranks), 1)
+def sum_over_data(grid: Grid, value: Tensor, mark: float = 0.0) -> PendingSum:
+    """Start to add up a number of each data rank.
+
+    ``mark``, below 2^24, has to be the same on ranks with the same data.
+    """
+    mine = torch.stack([value, value.new_tensor(mark)])
+    table = mine.new_empty(len(grid.ranks), len(mine))
     work = dist.all_gather(list(table.unbind()), mine, async_op=True)
     return PendingSum(grid, table, work)
