@@ -10,9 +10,12 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import grpc
 import pytest
 import torch
 import torch.distributed as dist
@@ -278,6 +281,36 @@ def test_a_root_that_is_not_there_is_named_in_time() -> None:
     with pytest.raises(PeerUnreachable, match=r"rank 0: .*127\.0\.0\.1:1 did not"):
         form_group(peers, 1, transport="grpc", timeout_s=1.0)
     assert time.monotonic() - start_s < 10.0
+
+
+def test_a_root_that_is_closing_its_last_star_is_tried_again() -> None:
+    """It cancels a call that comes at that moment."""
+    peers = [f"127.0.0.1:{free_ports(1)[0]}", "worker"]
+    called = threading.Event()
+
+    def cancel(_: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        called.set()
+        context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")
+        yield b""
+
+    closing = grpc.server(ThreadPoolExecutor(1))
+    methods = {"Attach": grpc.unary_stream_rpc_method_handler(cancel)}
+    service = "ringleader.transport.star.v1.Star"
+    handler = grpc.method_handlers_generic_handler(service, methods)
+    closing.add_generic_rpc_handlers((handler,))
+    closing.add_insecure_port(peers[0])
+    closing.start()
+
+    def join(rank: int) -> list[float]:
+        if rank == 0:
+            assert called.wait(WITHIN_S)
+            closing.stop(None).wait(WITHIN_S)
+        with form_group(peers, rank, transport="grpc", timeout_s=30.0) as group:
+            value = torch.ones(3)
+            group.all_reduce(value)
+            return value.tolist()
+
+    assert run_threads([partial(join, rank) for rank in range(2)]) == [[2.0] * 3] * 2
 
 
 def test_the_list_of_peers_is_checked() -> None:

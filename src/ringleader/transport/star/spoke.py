@@ -42,8 +42,13 @@ _REFUSALS = (
     grpc.StatusCode.UNAUTHENTICATED,
 )
 """Codes with which a hub ends a connection; after any other one, rank 0 is lost."""
-_ABSENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-"""Codes after which another attempt may succeed: rank 0 may not have started yet."""
+_ABSENT = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
+"""Codes after which another attempt may succeed: rank 0 may not have started yet, or it
+closes the star of the group before, which cancels calls that it has not answered."""
 
 
 class Spoke:
