@@ -90,8 +90,9 @@ def warm(
         for rank in ranks:
             assert rank.has_ended(TIMEOUT_S), f"hangs at exit:\n{rank.written()}"
             assert scenario_server.reap(rank) == 0, rank.written()
-        # All of it: torch 2.15's triton may write much at the exit of a fork.
-        return "".join(rank.log.read_text(errors="replace") for rank in ranks)
+        # All of it: torch 2.15's triton writes much at the exit of a fork, and its last
+        # line has no end.
+        return "\n".join(rank.log.read_text(errors="replace") for rank in ranks)
 
 
 def losses(output: str) -> list[tuple[int, float]]:

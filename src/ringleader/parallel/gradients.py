@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ringleader.parallel.sync_batch_norm import exchange_device
+from ringleader.parallel.exchange_device import exchange_device
 
 
 @torch.no_grad()

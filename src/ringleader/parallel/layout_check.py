@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ringleader.errors import CallMismatch, ConfigError
-from ringleader.parallel.sync_batch_norm import exchange_device
+from ringleader.parallel.exchange_device import exchange_device
 from ringleader.parallel.sync_module_states import MAX_LAYOUT_BYTES, difference
 
 MAX_SENTENCE_BYTES = 1000

@@ -19,9 +19,9 @@ from ringleader.parallel.batch_shares import (
     agree_on_shares,
     sum_over_data,
 )
+from ringleader.parallel.exchange_device import exchange_device
 from ringleader.parallel.grid import Grid
 from ringleader.parallel.options import Options
-from ringleader.parallel.sync_batch_norm import exchange_device
 
 Synchronize = Callable[[bool], AbstractContextManager[None]]
 """Called before each micro-batch: True for the last one, which exchanges gradients."""

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from ringleader.errors import ConfigError
+from ringleader.parallel.exchange_device import exchange_device
 from ringleader.parallel.moments import (
     Moments,
     measure,
@@ -241,12 +242,3 @@ def _sum_ranks(sums: Tensor, group: dist.ProcessGroup) -> Tensor:
     total = sums.to(device, copy=True)
     dist.all_reduce(total, group=group)
     return total.to(sums.device)
-
-
-def exchange_device(device: str, backends: str) -> str:
-    """Return the device on which tensors of ``device`` are sent: itself or the CPU.
-
-    ``backends`` is torch's configuration of a group, such as "cpu:gloo,cuda:nccl".
-    """
-    devices = [entry.split(":")[0] for entry in backends.split(",")]
-    return "cpu" if device not in devices and "cpu" in devices else device

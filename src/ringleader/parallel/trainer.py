@@ -26,7 +26,7 @@ class Trainer:
 
     ``model`` and ``optimizer`` are torch's own, for evaluation, schedulers and
     ``ringleader.checkpoint``. ``steps`` counts the steps, ``grad_norm`` is the norm of
-    the last gradient before clipping (None without ``clip``). ``data_rank`` and
+    the last gradient before clipping (None without ``clip`` or fp16). ``data_rank`` and
     ``data_size`` say which share of the data this rank computes. ``shares`` are the
     parts of a batch that suit the machines, one per data rank, if they were measured
     with an example.

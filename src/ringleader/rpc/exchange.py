@@ -98,7 +98,7 @@ class Exchange:
         }
         self._io.start(self)
         for peer in self.peers:
-            self.post(peer, Hello(name, self.nonce, self.max_bytes))
+            self.post(peer, Hello(name, self.max_bytes))
 
     def watch(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait until ``ready()``, which is asked again when anything has changed."""

@@ -80,7 +80,6 @@ class Hello(_Message, tag=1, frozen=True):
     """The first message, which every endpoint sends to all others."""
 
     name: str
-    nonce: int
     max_bytes: int
     """The longest message that the sender of this one accepts."""
 

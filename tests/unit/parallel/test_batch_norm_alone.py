@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ringleader.errors import ConfigError
-from ringleader.parallel.sync_batch_norm import SyncBatchNorm, exchange_device
+from ringleader.parallel.exchange_device import exchange_device
+from ringleader.parallel.sync_batch_norm import SyncBatchNorm
 
 INPUTS = [
     (nn.BatchNorm1d, (6, 3)),

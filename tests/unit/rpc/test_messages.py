@@ -41,7 +41,7 @@ VALUE = Value(
     5,
 )
 EXAMPLES: list[messages.Message] = [
-    Hello("worker0", 1 << 62, MAX_BYTES),
+    Hello("worker0", MAX_BYTES),
     Call(1, "function", 1.5, VALUE, REFERENCE),
     Fetch(2, REFERENCE, 0.5),
     Result(3, VALUE),

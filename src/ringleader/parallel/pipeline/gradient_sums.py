@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ringleader.parallel.sync_batch_norm import exchange_device
+from ringleader.parallel.exchange_device import exchange_device
 
 BUCKET_BYTES = 25 << 20
 """Gradients that are sent together, as in torch's DDP."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ringleader.errors import ConfigError
 from ringleader.parallel.batch import Batch
 from ringleader.parallel.batch_shares import agree_on_shares, sum_over_data
+from ringleader.parallel.exchange_device import exchange_device
 from ringleader.parallel.grid import Grid
 from ringleader.parallel.measurement.boundary import Boundary
 from ringleader.parallel.measurement.sample import Sample
@@ -24,7 +25,6 @@ from ringleader.parallel.pipeline.gradient_sums import (
     take_gradients,
 )
 from ringleader.parallel.pipeline.torch_schedule import Stages
-from ringleader.parallel.sync_batch_norm import exchange_device
 
 MAX_SCHEDULES = 8
 """Torch keeps buffers for each size of micro-batches; the oldest ones are dropped."""
