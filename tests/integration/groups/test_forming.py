@@ -158,6 +158,7 @@ def test_all_addresses_of_this_machine_are_local() -> None:
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_peer_that_never_comes_is_named_with_its_address(rank: int) -> None:
+    """FT-11: a missing rank is an error with a deadline."""
     peers = loopback(3)
     outcome = attempt(peers, rank, SHORT_S)
     assert isinstance(outcome, PeerUnreachable)
@@ -269,6 +270,7 @@ def test_a_longer_list_on_one_rank_ends_in_an_error_that_says_so() -> None:
 
 
 def test_a_rank_that_joins_twice_is_refused_and_the_group_lives_on() -> None:
+    """FT-11: a duplicate rank replaces nobody."""
     peers = loopback(2)
     groups = form(peers)
     with pytest.raises(ConfigError, match="already in use"):

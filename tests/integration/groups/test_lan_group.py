@@ -125,6 +125,7 @@ def test_a_pulled_cable_is_named_by_everybody_in_time(of_three_hosts: Answers) -
 def test_namespaces_count_as_hosts_and_ranks_of_one_share_memory(
     of_two_hosts: Answers,
 ) -> None:
+    """FT-8: a group of several hosts, at the addresses that they have."""
     for rank, (links, *timed) in enumerate(of_two_hosts):
         partner = rank ^ 1
         kinds = {int(p): kind for p, kind in links["links"].items()}

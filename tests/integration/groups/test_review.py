@@ -38,7 +38,27 @@ def failure(call: Callable[[], object]) -> RingleaderError:
 
 
 @pytest.mark.timeout(60)
+def test_tensors_without_elements_travel() -> None:
+    """FT-15: nothing is sent for nothing, and the next message is not taken for it."""
+
+    def body(group: Group) -> None:
+        for count in (0, 1):
+            if group.rank == 0:
+                group.send(torch.full((count, 3), 7.0), 1)
+            else:
+                received = torch.zeros(count, 3)
+                group.recv(received, 0)
+                assert received.tolist() == [[7.0] * 3] * count
+            group.all_reduce(torch.ones(0))
+        group.barrier()
+
+    run_world(2, body)
+
+
+@pytest.mark.timeout(60)
 def test_dtypes_of_one_width_are_not_taken_for_each_other() -> None:
+    """FT-15: dtype and size are compared before anything is added."""
+
     def body(group: Group) -> None:
         half = torch.ones(4, dtype=torch.float16)
         brain = torch.ones(4 * group.size, dtype=torch.bfloat16)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import ringleader
 from ringleader.cli.main import SUMMARIES, load_command
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,6 +59,22 @@ def test_commands_are_found_in_pages_and_recipes() -> None:
     usage = "ringleader doctor [--peer HOST[:PORT] ...] [--json]\n"
     assert list(commands(usage)) == [("doctor", ["--peer", "--json"])]
     assert sum(1 for p in RECIPES for _ in commands(p.read_text())) >= 8
+
+
+NAME = re.compile(r"\bringleader((?:\.[A-Za-z_]\w*)+)")
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p.suffix == ".md"], ids=lambda p: p.name
+)
+def test_its_python_names_exist(page: Path) -> None:
+    """FT-18: programs in the documentation use what the package has."""
+    programs = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    for found in NAME.finditer("\n".join(programs)):
+        value: Any = ringleader
+        for name in found[1].split(".")[1:3]:
+            if not isinstance(value, type):  # fields of classes need an object
+                value = getattr(value, name)
 
 
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")

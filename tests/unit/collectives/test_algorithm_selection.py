@@ -32,7 +32,7 @@ def gigabit(size: int, latency_s: float = 100e-6) -> Network:
 
 
 def test_large_tensors_in_small_homes_get_a_bandwidth_optimal_algorithm() -> None:
-    """Two or three machines do not get a tree for every size."""
+    """FT-17: two or three machines do not get a tree for every size, nor a star."""
     for size in (2, 3, 4, 8):
         name, _, reason = choose_algorithm("all_reduce", 64 * MIB, gigabit(size))
         shape = profile("all_reduce", name, size, 0, 2)
