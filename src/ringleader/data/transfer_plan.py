@@ -27,7 +27,7 @@ class Move:
 
 @dataclass(slots=True)
 class Distribution:
-    """Who has which chunks while data is distributed."""
+    """The chunks that ranks still lack, and the ranks that can send them."""
 
     missing: dict[int, set[int]]
     """Chunks that each receiving rank lacks."""

@@ -29,7 +29,7 @@ _SEQUENCES: dict[type[Any], int] = {
 }
 _MAX_DEPTH = 64
 _MAX_DIGITS = 4000
-"""Of an integer that is sent as text; Python itself refuses to parse more than 4300."""
+"""The most digits of an integer that is sent as text. Python parses up to 4300."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder()

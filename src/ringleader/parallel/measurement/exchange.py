@@ -71,7 +71,7 @@ def sum_ranks(row: Sequence[float], device: torch.device) -> list[float]:
 
 
 def wire_device(device: torch.device) -> torch.device:
-    """Return where small tensors for a collective are made: on the CPU if possible."""
+    """Return where rows of float64 are made: on the CPU if possible; MPS has none."""
     backends = dist.get_backend_config(dist.group.WORLD)
     has_cpu = any(entry.split(":")[0] == "cpu" for entry in backends.split(","))
     return torch.device("cpu") if has_cpu else device

@@ -20,7 +20,7 @@ class MemoryNeed:
     gradients: int
     optimizer: int
     activations: int
-    """Of all micro-batches that are alive at a time, with buffers for receiving."""
+    """For all micro-batches that are alive at a time, and for receive buffers."""
 
     @property
     def total(self) -> int:
