@@ -7,7 +7,15 @@ import os
 import pytest
 
 from ringleader.errors import ConfigError
+from ringleader.transport import free_ports as module
 from ringleader.transport.free_ports import free_ports
+
+
+@pytest.fixture(autouse=True)
+def _ports_of_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that run side by side share the usual ports, so that each has too few."""
+    monkeypatch.setattr(module, "_PORTS", range(7_000, 20_000))
+    monkeypatch.setattr(module, "_turns", {})
 
 
 def test_calls_in_a_row_return_different_ports() -> None:
