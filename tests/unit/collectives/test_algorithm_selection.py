@@ -64,6 +64,19 @@ def test_the_middle_is_chosen_when_only_its_links_are_fast() -> None:
     assert all(0 in pair for pair in used), name
 
 
+def test_senders_of_other_hosts_that_meet_at_one_card_are_priced() -> None:
+    """They fill one queue and lose packets; senders of the same host do not."""
+    star = profile("reduce", "star", 4, 0, 2)
+    alone = gigabit(4)
+    times = [
+        predict_s(star, 64 * MIB, replace(alone, hosts=hosts))
+        for hosts in ((0, 1, 2, 3), (0, 0, 0, 1))
+    ]
+    one_card_s = 64 * MIB / 119e6
+    assert times[0] == pytest.approx(3 * one_card_s * 1.4, rel=0.01)
+    assert times[1] == pytest.approx(one_card_s, rel=0.1)
+
+
 def test_ranks_that_share_memory_use_it() -> None:
     network = replace(gigabit(4), hosts=(0, 0, 0, 0), shares_memory=True)
     for operation in OPERATIONS:
