@@ -22,12 +22,12 @@ from ringleader.wire import control_frames, hello
 DOCS = Path(__file__).parents[1] / "docs"
 
 PUBLIC = (
-    "BackendOptions CallMismatch CollectiveConfig ConfigError DeadlineExceeded Group "
-    "GroupAborted InternalError PeerError PeerFailed PeerLost PeerRefused "
-    "PeerUnreachable PeerUntrusted ProtocolError RingleaderError SyncBatchNorm "
-    "Work WorkerNode __version__ backends checkpoint compression dataset fetch group "
-    "join parallelize require_backend resume rpc shard should_rejoin "
-    "sync_module_states"
+    "BackendOptions CallMismatch CollectiveConfig ConfigError DeadlineExceeded "
+    "Expelled Group GroupAborted InternalError LayoutMismatch PeerError PeerFailed "
+    "PeerLost PeerRefused PeerUnreachable PeerUntrusted ProtocolError RingleaderError "
+    "RunError SyncBatchNorm TooFewMembers Work WorkerNode __version__ "
+    "backends checkpoint compression dataset fetch group join parallelize "
+    "require_backend resume rpc shard should_rejoin sync_module_states"
 )
 
 RPC = (
@@ -81,6 +81,10 @@ TREE = {
     "ConfigError": "RingleaderError ValueError",
     "InternalError": "RingleaderError",
     "GroupAborted": "RingleaderError",
+    "RunError": "RingleaderError",
+    "LayoutMismatch": "RunError",
+    "TooFewMembers": "RunError",
+    "Expelled": "RunError",
     "PeerError": "RingleaderError",
     "PeerUnreachable": "PeerError",
     "PeerLost": "PeerError",

@@ -12,10 +12,14 @@ RingleaderError (RuntimeError)
 |   |-- CallMismatch                it made another call than we did  -> fix the program
 |   `-- DeadlineExceeded (TimeoutError)  we stopped waiting; it may live -> try again
 |-- GroupAborted                    abort() or close() ended it       -> form a new one
+|-- RunError                        an elastic run cannot go on here
+|   |-- LayoutMismatch              another member's model differs    -> use one script
+|   |-- TooFewMembers               fewer members than min_members      -> start more
+|   `-- Expelled                    the others went on without us       -> start again
 `-- InternalError                   a bug in this library             -> report it
 
 They are RuntimeErrors because torch's own backends raise those, so an ``except``
-written for Gloo keeps working. RingleaderError and PeerError are caught, never raised.
+written for Gloo keeps working. RingleaderError, PeerError and RunError are never raised.
 Fields go to ``super().__init__`` and ``__str__`` builds the text, so that an error
 survives pickling between processes.
 """
@@ -44,6 +48,22 @@ class InternalError(RingleaderError):
 
 class GroupAborted(RingleaderError):
     """The group was ended on purpose, by ``abort()`` or ``close()``."""
+
+
+class RunError(RingleaderError):
+    """An elastic run cannot go on in this process; nothing else raises out of it."""
+
+
+class LayoutMismatch(RunError):
+    """Another member's model, optimizer or options differ; the text names what."""
+
+
+class TooFewMembers(RunError):
+    """The run has had fewer than ``min_members`` members for too long."""
+
+
+class Expelled(RunError):
+    """The other members went on without this process; start it again to rejoin."""
 
 
 class PeerError(RingleaderError):

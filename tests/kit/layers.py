@@ -65,6 +65,19 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
     ),
     (
         Package(
+            "training",
+            "`ringleader.elastic`: a training loop that survives the loss of machines",
+            rooms=(
+                ("control", "membership among the processes of a run, in a thread"),
+                ("data", "pure functions: which samples, by whom; the ledger; loader"),
+                ("low_comm", "rounds of many local steps: DiLoCo, SparseLoCo"),
+                ("state", "replicated state: digests, transfer, checkpoints"),
+            ),
+            room_order="data | state | control | low_comm",
+        ),
+    ),
+    (
+        Package(
             "node",
             "the agent process of a machine, and how training jobs use it",
             rooms=(
