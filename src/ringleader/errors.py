@@ -19,7 +19,7 @@ RingleaderError (RuntimeError)
 `-- InternalError                   a bug in this library             -> report it
 
 They are RuntimeErrors because torch's own backends raise those, so an ``except``
-written for Gloo keeps working. RingleaderError, PeerError and RunError are never raised.
+written for Gloo keeps working. RingleaderError, PeerError, RunError are never raised.
 Fields go to ``super().__init__`` and ``__str__`` builds the text, so that an error
 survives pickling between processes.
 """
