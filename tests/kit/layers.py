@@ -183,6 +183,10 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
             DATA,
         ),
         Package("rpc", "calls to functions on other ranks; references", DATA),
+        Package(
+            "rounds",
+            "many local steps, then one exchange: outer step, means, lengths of rounds",
+        ),
     ),
     (
         Package(

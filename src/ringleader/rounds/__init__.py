@@ -1,0 +1,1 @@
+"""Training in rounds: many local steps, then one exchange of differences."""
