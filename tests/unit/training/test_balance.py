@@ -1,0 +1,163 @@
+"""Shares follow measured speeds: soon, without swinging, and equal on all members."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from ringleader.errors import ConfigError
+from ringleader.ids import NodeId
+from ringleader.training.data.balance import Balance, Flag, Report, observe, step_s
+
+A, B, C, D = NODES = [NodeId(letter * 52) for letter in "abcd"]
+TIMES = {A: 1.0, B: 2.0, C: 4.0, D: 4.0}
+"""Quantum times of machines with the speeds 4:2:1:1."""
+
+
+def step(
+    balance: Balance,
+    times: dict[NodeId, float],
+    num_quanta: int = 32,
+    noise: random.Random | None = None,
+) -> Balance:
+    """Deliver a step in which every member computed the quanta it was given."""
+    counts = balance.quotas_for(num_quanta, list(times))
+    reports = {
+        m: Report(time_s * (noise.gauss(1, 0.05) if noise else 1) if counts[m] else 0.0)
+        for m, time_s in times.items()
+    }
+    return observe(balance, num_quanta, list(times), reports)
+
+
+def efficiency(balance: Balance, times: dict[NodeId, float], num_quanta: int) -> float:
+    """Share of the summed stand-alone throughput, before communication."""
+    counts = balance.quotas_for(num_quanta, list(times))
+    ideal_s = num_quanta / sum(1 / time_s for time_s in times.values())
+    return ideal_s / step_s(counts, times)
+
+
+def test_shares_of_4_2_1_1_hold_after_the_first_step() -> None:
+    balance = Balance()
+    assert efficiency(balance, TIMES, 32) == 0.5  # the equal split
+    balance = step(balance, TIMES)
+    assert dict(balance.quotas) == {A: 16, B: 8, C: 4, D: 4}
+    assert balance.reason == "first measurements"
+    assert efficiency(balance, TIMES, 32) == 1.0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_noise_leaves_the_shares_at_nine_tenths_and_calm(seed: int) -> None:
+    chance = random.Random(seed)
+    times = {m: chance.uniform(1, 8) for m in NODES}
+    balance, changes = Balance(), 0
+    for number in range(60):
+        before = balance.quotas
+        balance = step(balance, times, noise=chance)
+        changes += number > 5 and balance.quotas != before
+        if number >= 4:
+            assert efficiency(balance, times, 32) >= 0.85
+    assert efficiency(balance, times, 32) >= 0.9
+    assert changes <= 4
+    assert 0.01 < balance.noise < 0.1
+
+
+def test_a_machine_at_half_speed_is_rebalanced_within_five_steps() -> None:
+    balance = Balance()
+    for _ in range(20):
+        balance = step(balance, TIMES)
+    slowed = {**TIMES, A: 2.0}
+    steps = 0
+    while efficiency(balance, slowed, 32) < 0.9:
+        balance = step(balance, slowed)
+        steps += 1
+    assert steps == 1
+    assert "aaaaaaaa" in balance.reason
+    for _ in range(5):  # and back
+        balance = step(balance, TIMES)
+    assert efficiency(balance, TIMES, 32) >= 0.9
+
+
+def test_one_slow_step_is_forgotten_in_the_next_one() -> None:
+    balance = Balance()
+    for _ in range(10):
+        balance = step(balance, TIMES)
+    balance = step(balance, {**TIMES, A: 3.0})
+    balance = step(balance, TIMES)
+    assert dict(balance.quotas) == {A: 16, B: 8, C: 4, D: 4}
+
+
+def test_a_slow_drift_needs_three_steps_of_five_percent() -> None:
+    balance = Balance()
+    for _ in range(10):
+        balance = step(balance, {A: 1.0, B: 1.0}, 20)
+    counts = []
+    for _ in range(20):
+        balance = step(balance, {A: 1.0, B: 1.24}, 20)
+        counts.append(dict(balance.quotas)[B])
+    assert counts[:3] == [10, 10, 10]
+    assert counts[-1] == 9
+    assert "in 3 steps" in balance.reason
+
+
+def test_warming_up_does_not_count() -> None:
+    balance = step(Balance(), {**TIMES, A: 30.0})
+    balance = step(balance, TIMES)
+    assert dict(balance.quotas) == {A: 16, B: 8, C: 4, D: 4}
+
+
+def test_a_newcomer_gets_a_probe_and_then_its_share() -> None:
+    known = {A: 1.0, B: 1.0}
+    balance = step(step(Balance(), known, 12), known, 12)
+    assert balance.quotas_for(12, [A, C, B]) == {A: 6, C: 1, B: 5}
+    balance = step(balance, {A: 1.0, C: 1.0, B: 1.0}, 12)
+    assert dict(balance.quotas) == {A: 4, C: 4, B: 4}
+    assert balance.reason == "the machines of the run changed"
+    # It leaves and returns: its speed is remembered.
+    balance = step(balance, known, 12)
+    assert balance.quotas_for(12, [A, B, C]) == {A: 4, B: 4, C: 4}
+
+
+def test_flags_and_slow_links_make_spares_for_as_long_as_they_last() -> None:
+    balance = step(Balance(), TIMES)
+    reports = {m: Report(t) for m, t in TIMES.items()}
+    tired = {**reports, B: Report(2.0, Flag.BATTERY)}
+    balance = observe(balance, 32, NODES, tired, slow_links=[D])
+    counts = dict(balance.quotas)
+    assert (counts[B], counts[D]) == (0, 0)
+    assert "without work" in balance.reason
+    rested = {**reports, B: Report(0.0), D: Report(0.0)}
+    balance = observe(balance, 32, NODES, rested)
+    assert dict(balance.quotas) == {A: 16, B: 8, C: 4, D: 4}
+
+
+def test_a_member_too_slow_for_work_is_measured_again_at_little_cost() -> None:
+    times = {A: 1.0, B: 100.0}
+    balance = step(Balance(), times, 4)
+    assert dict(balance.quotas) == {A: 4, B: 0}
+    slow_steps = 0
+    for _ in range(2000):
+        balance = step(balance, times, 4)
+        slow_steps += dict(balance.quotas)[B]
+    assert 1 <= slow_steps <= 5
+    for _ in range(1000):
+        balance = step(balance, {A: 1.0, B: 1.0}, 4)
+    assert dict(balance.quotas) == {A: 2, B: 2}
+
+
+def test_values_that_are_no_times_are_ignored() -> None:
+    balance = step(Balance(), TIMES)
+    bad = {A: float("nan"), B: float("inf"), C: -1.0, D: 1e30}
+    after = observe(balance, 32, NODES, {m: Report(t) for m, t in bad.items()})
+    assert after.quantum_s == balance.quantum_s
+    assert after.quotas == balance.quotas
+
+
+def test_a_balance_survives_plain_values() -> None:
+    balance = Balance()
+    for number in range(7):
+        balance = step(balance, {**TIMES, B: 2.0 + number / 3})
+        assert Balance.from_plain(json.loads(json.dumps(balance.to_plain()))) == balance
+    with pytest.raises(ConfigError):
+        Balance.from_plain({"speeds": 3})
