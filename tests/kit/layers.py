@@ -120,6 +120,7 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
             "failure detection, leader election and views, as a state machine",
             CONTROL,
             is_pure=True,
+            rooms=(("steps", "the step protocol: which update a run applies next"),),
         ),
     ),
     (

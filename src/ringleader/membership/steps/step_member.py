@@ -1,0 +1,292 @@
+"""StepMember: the step protocol of one member, without clocks, threads or tensors.
+
+    freeze -> status -> install -> (begin, bucket_done ..., deliver) ... -> freeze
+
+``freeze`` promises a view: from then on nothing of an older view is accepted or
+delivered, and the calls that a freeze may overtake (begin, bucket_done, deliver,
+begin_adopt, adopt) return False and change nothing. A call that the protocol never
+allows raises InternalError.
+
+The caller holds one lock around every call: the control thread freezes and installs,
+the user's thread does the rest. ``deliver`` comes before the optimizer step,
+``begin_adopt`` before the first byte of the old state is overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ringleader.errors import InternalError
+from ringleader.membership.member import NO_VIEW, Member, View, ViewId
+from ringleader.membership.steps.attempt import Attempt, extend_chain
+from ringleader.membership.steps.plan import Gather, StepPlan
+from ringleader.membership.steps.status import (
+    MAX_ENDED,
+    MAX_PROMISES,
+    Ended,
+    HeldResult,
+    Promise,
+    StepStatus,
+    held_result,
+)
+
+_MAX_PROMISED_MEMBERS = 256
+"""Members in all promises of a status together: 22 KB."""
+
+
+class StepMember:
+    """What one member has delivered, holds and has promised."""
+
+    def __init__(self, me: Member) -> None:
+        self.me = me
+        self.lineage = ""
+        self.version = 0
+        self.chain = b""
+        self.chain_before = b""
+        self.last: Attempt | None = None
+        self.samples = 0
+        self.stable_version = -1
+        """The last version that all members of the view are known to have delivered: it
+        stays in this lineage for good. -1: none is known."""
+        self.view = Promise(NO_VIEW, ())
+        """The view in which the history was last continued."""
+        self.plan: StepPlan | None = None
+        """The plan of the view installed last; None before the first one."""
+        self.plan_view = Promise(NO_VIEW, ())
+        self.quanta: tuple[int, ...] = ()
+        self.quanta_view = NO_VIEW
+        self.result: HeldResult | None = None
+        """The result of ``version``; None if it was adopted or read from a file."""
+        self.partial: HeldResult | None = None
+        """What is there of ``version + 1``."""
+        self._attempt: Attempt | None = None
+        self._promised: list[Promise] = []
+        self._has_forgotten = False
+        self._is_frozen = False
+        self._must_adopt = False
+        self._is_torn = False
+        self._ended: dict[Member, ViewId] = {}
+
+    @property
+    def is_frozen(self) -> bool:
+        """True from the promise of a view until it, or a later one, is installed."""
+        return self._is_frozen
+
+    @property
+    def must_adopt(self) -> bool:
+        """True until this member has the state that the plan tells it to take."""
+        return self._must_adopt
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the plan is done: the next step may be reduced."""
+        plan = self.plan
+        return (
+            plan is not None
+            and not (plan.is_paused or self._is_frozen or self._must_adopt)
+            and self.version >= plan.version
+        )
+
+    @property
+    def next_attempt(self) -> Attempt:
+        """The attempt at the next step in the view in force."""
+        return Attempt(self.view.id, self.version + 1)
+
+    # -- view changes ------------------------------------------------------------------
+
+    def restore(
+        self,
+        version: int,
+        chain: bytes,
+        chain_before: bytes,
+        last: Attempt,
+        samples: int,
+    ) -> None:
+        """Enter the history of a state that was read or copied outside any view."""
+        if self.lineage or self._is_frozen:
+            raise InternalError(
+                "step protocol: a state is restored before the first view"
+            )
+        self._is_torn = False
+        self.version, self.last, self.samples = version, last, samples
+        self.chain, self.chain_before = chain, chain_before
+
+    def note_ended(self, member: Member, promised: ViewId) -> None:
+        """Record the proof that a life has ended; ``promised`` is its last promise."""
+        self._ended.pop(member, None)
+        self._ended[member] = promised
+        while len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    def freeze(self, view_id: ViewId, members: Iterable[Member]) -> bool:
+        """Promise a view. Return False if it is not newer than all promised ones."""
+        if view_id <= self._newest_promise():
+            return False
+        self._promised.append(Promise(view_id, tuple(members)))
+        while self._must_forget():
+            del self._promised[0]
+            self._has_forgotten = True
+        self._is_frozen = True
+        self._attempt = None
+        return True
+
+    def _newest_promise(self) -> ViewId:
+        newest = self._promised[-1].id if self._promised else NO_VIEW
+        return max(newest, self.plan_view.id)
+
+    def _must_forget(self) -> bool:
+        num_members = sum(len(p.members) for p in self._promised)
+        num = len(self._promised) - 1  # the last one is the view being answered
+        return num > MAX_PROMISES or (num > 0 and num_members > _MAX_PROMISED_MEMBERS)
+
+    def status(self, data: bytes = b"") -> StepStatus:
+        """Return the report for the view that this member is frozen for."""
+        if not self._is_frozen:
+            raise InternalError("step protocol: a status needs a freeze before it")
+        *promised, answers = self._promised
+        return StepStatus(
+            answers=answers.id,
+            lineage=self.lineage,
+            view=self.view.id,
+            view_members=self.view.members,
+            promised=tuple(promised),
+            has_forgotten=self._has_forgotten,
+            is_torn=self._is_torn,
+            version=self.version,
+            chain=self.chain,
+            chain_before=self.chain_before,
+            last=self.last,
+            samples=self.samples,
+            held=tuple(h for h in (self.result, self.partial) if h is not None),
+            quanta=self.quanta,
+            quanta_view=self.quanta_view,
+            ended=tuple(Ended(m, v) for m, v in self._ended.items()),
+            data=data,
+        )
+
+    def install(self, view: View, plan: StepPlan) -> None:
+        """Enter ``view``, whose plan was computed by ``decide``."""
+        if not self._is_frozen or self._promised[-1].id != view.id:
+            raise InternalError(f"step protocol: view {view.id} was not promised last")
+        self._is_frozen = False
+        self._attempt = None
+        self.plan = plan
+        self.plan_view = Promise(view.id, view.members)
+        self._must_adopt = self.me in plan.adopt and not plan.is_paused
+        if plan.is_paused:
+            del self._promised[-1]  # it continues nothing, so nobody must count it
+        elif not self._must_adopt:
+            self._enter(plan)
+            if self.me in plan.void:
+                self.quanta = ()
+
+    def _enter(self, plan: StepPlan) -> None:
+        self.lineage = plan.lineage
+        self.view = self.plan_view
+        self._promised = []
+        self._has_forgotten = False
+        self.chain = self.chain or plan.chain
+
+    def assign(self, quanta: Iterable[int]) -> None:
+        """Set the quanta of step ``version + 1`` that this member computes."""
+        self.quanta = tuple(sorted(quanta))
+        self.quanta_view = self.view.id
+
+    # -- taking the state of another member --------------------------------------------
+
+    def begin_adopt(self) -> bool:
+        """Give up the own history: its state is about to be overwritten."""
+        if self._is_frozen:
+            return False
+        if not self._must_adopt:
+            raise InternalError(
+                "step protocol: the plan does not tell to adopt a state"
+            )
+        self.lineage, self.version, self.samples = "", 0, 0
+        self.chain = self.chain_before = b""
+        self.last = self.result = self.partial = None
+        self.quanta, self.stable_version = (), -1
+        self._is_torn = True
+        return True
+
+    def adopt(self, samples: int) -> bool:
+        """Enter the history of the plan: the state of a source has arrived.
+
+        ``samples`` is the number of samples delivered in that history.
+        """
+        if self._is_frozen:
+            return False
+        plan = self.plan
+        if plan is None or not self._must_adopt or not self._is_torn:
+            raise InternalError("step protocol: adopt() needs begin_adopt() before it")
+        self.version, self.chain = plan.version, plan.chain
+        self.chain_before, self.last = plan.chain_before, plan.last
+        self.samples = samples
+        self._is_torn = self._must_adopt = False
+        self._enter(plan)
+        return True
+
+    # -- steps -------------------------------------------------------------------------
+
+    def begin(self, attempt: Attempt, num_buckets: int) -> bool:
+        """Start an attempt, or the gather of the plan; drops older partial results."""
+        if self._is_frozen:
+            return False
+        is_gather = self._is_planned_gather(attempt)
+        if not is_gather and not (self.is_ready and attempt == self.next_attempt):
+            raise InternalError(f"step protocol: {attempt} is not what the plan says")
+        is_known = self.partial is not None and self.partial.attempt == attempt
+        if is_known and not is_gather:
+            raise InternalError(f"step protocol: {attempt} was begun before")
+        if not is_known:
+            self.partial = held_result(attempt, num_buckets, 0)
+        self._attempt = attempt
+        return True
+
+    def _is_planned_gather(self, attempt: Attempt) -> bool:
+        plan = self.plan
+        return (
+            plan is not None
+            and not (plan.is_paused or self._must_adopt)
+            and isinstance(plan.action, Gather)
+            and plan.action.attempt == attempt
+            and self.version == attempt.version - 1
+        )
+
+    def bucket_done(self, attempt: Attempt, bucket: int) -> bool:
+        """Record that a bucket of the running attempt is final.
+
+        Return False if it belongs to another attempt, or if a view was promised since.
+        """
+        partial = self.partial
+        if self._is_frozen or attempt != self._attempt or partial is None:
+            return False
+        if not 0 <= bucket < partial.num_buckets:
+            raise InternalError(f"step protocol: {attempt} has no bucket {bucket}")
+        buckets = partial.buckets | 1 << bucket
+        self.partial = held_result(attempt, partial.num_buckets, buckets)
+        if attempt.view == self.view.id:  # every member contributed, so all had version
+            self.stable_version = self.version
+        return True
+
+    def deliver(self, samples: int) -> bool:
+        """Record the running attempt as applied; ``samples`` is what it contains.
+
+        Return False if a view was promised since it began. Raises InternalError if
+        buckets are missing.
+        """
+        partial = self.partial
+        if self._is_frozen:
+            return False
+        if self._attempt is None or partial is None or not partial.is_complete:
+            raise InternalError("step protocol: nothing complete to deliver")
+        self.chain, self.chain_before = (
+            extend_chain(self.chain, partial.attempt),
+            self.chain,
+        )
+        self.version += 1
+        self.samples += samples
+        self.last = partial.attempt
+        self.result, self.partial, self._attempt = partial, None, None
+        self.quanta = ()
+        return True
