@@ -14,7 +14,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from ringleader.deadline import Deadline
-from ringleader.groups.formation import close_open_groups
+from ringleader.groups.group_registry import close_open_groups
 
 LINGER_S = 1.0
 """How long an idle thread waits for a task before it ends."""

@@ -10,7 +10,8 @@ from ringleader.groups.handle import view_hash
 from ringleader.transport import mesh as meshes
 from ringleader.transport.dialer import Endpoint
 from ringleader.transport.listener import Listener
-from ringleader.transport.mesh import Mesh, MeshConfig
+from ringleader.transport.mesh import Mesh
+from ringleader.transport.mesh_config import MeshConfig
 
 at_end: dict[str, Callable[[], None]] = {}
 """Transport -> what must end before the process does, after all groups are closed."""
@@ -38,7 +39,7 @@ class SocketConnector:
 
     hub = None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one keyword each
         self,
         rank: int,
         endpoints: Sequence[Endpoint],
@@ -47,12 +48,14 @@ class SocketConnector:
         share_memory: bool,
         num_stripes: int,
         stop_listening: Callable[[], None],
+        at_once: bool = False,
     ) -> None:
         self._rank = rank
         self._endpoints = endpoints
         self._listener = listener
         self._share_memory = share_memory
         self._num_stripes = num_stripes
+        self._at_once = at_once
         self.close = stop_listening
 
     def __call__(self, ranks: Sequence[int], name: str, deadline: Deadline) -> Mesh:
@@ -66,5 +69,6 @@ class SocketConnector:
             namespace=bytes(16) if credentials is None else credentials.namespace,
             share_memory=self._share_memory,
             num_stripes=self._num_stripes,
+            at_once=self._at_once,
         )
         return meshes.connect(config, self._listener, deadline)

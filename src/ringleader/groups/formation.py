@@ -5,11 +5,7 @@ With credentials all connections between ranks use mutual TLS; without, plain TC
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import os
-import sys
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,11 +16,11 @@ from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError
 from ringleader.groups import mpi_connector, star_rendezvous
 from ringleader.groups import store_rendezvous as meeting
-from ringleader.groups.connectors import Connector, SocketConnector, at_end
-from ringleader.groups.group import Group, handle_of, open_group
+from ringleader.groups.connectors import Connector, SocketConnector
+from ringleader.groups.group import Group
+from ringleader.groups.group_registry import open_connected
 from ringleader.groups.launcher_store import open_store
 from ringleader.groups.link_credentials import load_credentials
-from ringleader.groups.measure_links import learn_network
 from ringleader.groups.plaintext_check import require_this_machine
 from ringleader.settings import LinkSettings
 from ringleader.settings.launch import Launch
@@ -33,34 +29,6 @@ from ringleader.transport.dialer import Endpoint
 from ringleader.transport.listener import Listener
 from ringleader.transport.shared_listener import ListenerLease
 from ringleader.transport.tls_credentials import TlsCredentials
-
-_open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
-
-
-@atexit.register
-def close_open_groups() -> None:
-    """Say goodbye at the end of the program, or abort if it ends by an exception."""
-    reason = getattr(sys, "last_value", None)
-    for each in list(_open_groups):
-        with contextlib.suppress(Exception):
-            if reason is not None:
-                name = type(reason).__name__
-                each.abort(f"rank {each.rank} ended with {name}: {reason}")
-            each.close()
-    for end in list(at_end.values()):
-        end()
-
-
-def _forget_open_groups() -> None:
-    """Close the connections of the parent in a forked child."""
-    for each in list(_open_groups):
-        with contextlib.suppress(Exception):
-            handle_of(each).hang_up()
-    _open_groups.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_open_groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,19 +249,6 @@ def _over_sockets(
 def _form(
     rank: int, size: int, connector: Connector, view_id: str, options: Options
 ) -> Group:
-    deadline = options.deadline
-    formed: Group | None = None
-    try:
-        mesh = connector(range(size), view_id, deadline)
-        formed = open_group(
-            rank, mesh, view_id=view_id, connect=connector, config=options.config
-        )
-        handle_of(formed).on_close = connector.close
-        learn_network(formed, mesh, deadline, connector.hub)
-    except BaseException:
-        if formed is not None:
-            formed.close()
-        connector.close()
-        raise
-    _open_groups.add(formed)
-    return formed
+    return open_connected(
+        rank, size, connector, view_id, options.deadline, config=options.config
+    )

@@ -6,7 +6,7 @@ do the same, and their result counts for all links between two hosts: these shar
 network card, and pairs that measure at once would each see a part of its speed. A pair
 sends a few small messages for the latency, then bursts that double until one takes long
 enough to be reliable. The results are gathered on all ranks, because all must choose
-the same algorithm.
+the same algorithm. Links that earlier groups measured are not measured again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +24,7 @@ from ringleader.collectives.cost_model import LinkCost, Network
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded
 from ringleader.groups.group import Group, handle_of
+from ringleader.groups.known_links import CostRow, unknown_row
 from ringleader.transport.host_token import host_token
 from ringleader.transport.link import Link, relax, wait_ready
 from ringleader.transport.mesh import Mesh
@@ -37,44 +39,74 @@ ENOUGH_S = 0.01
 
 
 def learn_network(
-    formed: Group, mesh: Mesh, deadline: Deadline, hub: int | None = None
+    formed: Group,
+    mesh: Mesh,
+    deadline: Deadline,
+    hub: int | None = None,
+    known: CostRow | None = None,
 ) -> None:
     """Measure the links, unless all ranks share memory; all ranks get equal results.
 
-    ``hub`` is the rank that relays for the others; see Network.
+    ``hub`` is the rank that relays for the others; see Network. ``known`` are the links
+    that need not be measured again if the peers know theirs, too.
     """
     if formed.size == 1:
         return
     if len(mesh.shm_peers) == formed.size - 1:
-        row = np.full(formed.size, 1e-6), np.full(formed.size, 5e9)
-        network = share(formed, *row, deadline)
+        row = CostRow(np.full(formed.size, 1e-6), np.full(formed.size, 5e9))
+        network = _to_network(share(formed, row, deadline))
     else:
-        network = measure(formed, mesh.bulk, deadline)
+        network = measure(formed, mesh.bulk, deadline, known)
     handle_of(formed).network = replace(network, hub=hub)
 
 
-def measure(group: Group, links: dict[int, Link], deadline: Deadline) -> Network:
+def measure(
+    group: Group,
+    links: dict[int, Link],
+    deadline: Deadline,
+    known: CostRow | None = None,
+) -> Network:
     """Measure the network of ``group``; all ranks call it, before other operations."""
     size, rank = group.size, group.rank
-    latencies, bandwidths = np.zeros(size), np.ones(size)
-    token = torch.tensor([_host_number()], dtype=torch.float64, device="cpu")
-    hosts = [int(row[0]) for row in _gather(group, token, deadline)]
-    for partner in _meetings(rank, hosts):
-        latency_s, bandwidth = _measure_pair(links[partner], rank < partner, deadline)
-        latencies[partner], bandwidths[partner] = latency_s, bandwidth
-    return share(group, latencies, bandwidths, deadline)
+    costs = known or unknown_row(rank, size)
+    rows = share(group, costs, deadline)
+    missing = _unmeasured(rows)
+    for partner in _meetings(rank, _hosts(rows)):
+        if (rank, partner) in missing:
+            costs.latencies[partner], costs.bandwidths[partner] = _measure_pair(
+                links[partner], rank < partner, deadline
+            )
+    return _to_network(share(group, costs, deadline) if missing else rows)
 
 
-def share(
-    group: Group, latencies: np.ndarray, bandwidths: np.ndarray, deadline: Deadline
-) -> Network:
-    """Gather all ranks' rows into one network."""
-    size = group.size
+def _unmeasured(rows: Sequence[torch.Tensor]) -> set[tuple[int, int]]:
+    """The pairs of ranks that have to measure, in both orders; equal on all ranks."""
+    hosts = _hosts(rows)
+    missing = {
+        (a, b)
+        for a, row in enumerate(rows)
+        for b in _meetings(a, hosts)
+        if bool(row[3 + b].isnan())
+    }
+    return missing | {(b, a) for a, b in missing}
+
+
+def _hosts(rows: Sequence[torch.Tensor]) -> list[int]:
+    return [int(row[0]) for row in rows]
+
+
+def share(group: Group, costs: CostRow, deadline: Deadline) -> list[torch.Tensor]:
+    """Gather all ranks' rows: host, cores, shared memory, latencies, bandwidths."""
     shares = _shares_memory(group)
     head = np.array([_host_number(), os.cpu_count() or 1, shares], dtype=np.float64)
-    row = torch.from_numpy(np.concatenate([head, latencies, bandwidths]))
-    rows = _gather(group, row, deadline)
-    hosts = [int(r[0]) for r in rows]
+    row = torch.from_numpy(np.concatenate([head, costs.latencies, costs.bandwidths]))
+    return _gather(group, row, deadline)
+
+
+def _to_network(rows: list[torch.Tensor]) -> Network:
+    """The network that the rows of all ranks describe."""
+    size = len(rows)
+    hosts = _hosts(rows)
     _fill_between_hosts(rows, hosts)
     _smooth(rows, size)
     links = tuple(

@@ -14,7 +14,8 @@ from ringleader.groups.connectors import at_end
 from ringleader.groups.handle import view_hash
 from ringleader.transport import mesh as meshes
 from ringleader.transport.dialer import Endpoint
-from ringleader.transport.mesh import Mesh, MeshConfig
+from ringleader.transport.mesh import Mesh
+from ringleader.transport.mesh_config import MeshConfig
 from ringleader.transport.star.routes import StarRoutes
 from ringleader.transport.star.star import LINGER_S, Star
 

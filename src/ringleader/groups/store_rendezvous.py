@@ -75,6 +75,11 @@ def publish(
     channel: int = 0,
 ) -> None:
     """Publish this rank's addresses, its channel at that port and its node id."""
+    store.set(key, encode(hosts, port, node, channel))
+
+
+def encode(hosts: Sequence[str], port: int, node: NodeId | None, channel: int) -> str:
+    """The text of an endpoint, as ``read`` parses it."""
     text = ",".join(f"[{host}]:{port}" for host in hosts) + f" {channel:016x}"
     if node is not None:
         text = f"{text} {node}"
@@ -84,7 +89,7 @@ def publish(
         raise ConfigError(
             f"the addresses of this rank, {list(hosts)}: {exc.text}"
         ) from exc
-    store.set(key, text)
+    return text
 
 
 def look_up(store: Store, key: str, peer: int, deadline: Deadline) -> Endpoint:

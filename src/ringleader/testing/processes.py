@@ -31,9 +31,9 @@ import torch
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, InternalError
-from ringleader.groups.formation import close_open_groups
 from ringleader.groups.formation import group as form_group
 from ringleader.groups.group import Group
+from ringleader.groups.group_registry import close_open_groups
 from ringleader.transport.free_ports import free_ports
 
 Ready = Callable[[], None]

@@ -61,12 +61,15 @@ class Dialer:
         endpoint: Endpoint,
         credentials: TlsCredentials | None,
         deadline: Deadline,
+        *,
+        is_listening: bool = False,
     ) -> None:
         self._to = to
         self._node = endpoint.node
         self._addresses = list(endpoint.addresses)
         self._credentials = credentials
         self._deadline = deadline
+        self._is_listening = is_listening
         self._pauses = tcp_socket.retry_pauses()
         self._refusal: PeerError | None = None
 
@@ -108,7 +111,12 @@ class Dialer:
 
     def _dial(self) -> tuple[socket.socket, tcp_socket.Address]:
         try:
-            return tcp_socket.dial_any(self._addresses, self._to, self._deadline)
+            return tcp_socket.dial_any(
+                self._addresses,
+                self._to,
+                self._deadline,
+                is_listening=self._is_listening,
+            )
         except PeerUnreachable as exc:
             raise self._refusal or exc from exc
 
@@ -117,7 +125,7 @@ class Dialer:
     ) -> tuple[socket.socket, wire.HelloReply]:
         deadline = self._deadline
         if len(self._addresses) > 1:
-            deadline = Deadline.after(min(SILENCE_S, deadline.left_s()))
+            deadline = deadline.within(SILENCE_S)
         try:
             if self._credentials is not None:
                 made = SecureSocket(
@@ -155,17 +163,31 @@ class Routes(Protocol):
 
 
 class DirectRoutes:
-    """Every rank dials the others at their own addresses."""
+    """Every rank dials the others at their own addresses.
+
+    ``are_listening``: all of them have started, so who refuses connections is gone.
+    """
 
     def __init__(
-        self, endpoints: Sequence[Endpoint], credentials: TlsCredentials | None
+        self,
+        endpoints: Sequence[Endpoint],
+        credentials: TlsCredentials | None,
+        *,
+        are_listening: bool = False,
     ) -> None:
         self._endpoints = endpoints
         self._credentials = credentials
+        self._are_listening = are_listening
 
     def dialer(self, to: int, deadline: Deadline) -> Dialer:
         """See Routes."""
-        return Dialer(to, self._endpoints[to], self._credentials, deadline)
+        return Dialer(
+            to,
+            self._endpoints[to],
+            self._credentials,
+            deadline,
+            is_listening=self._are_listening,
+        )
 
     def link(self, sock: socket.socket, peer: int) -> SocketLink:
         """See Routes."""
@@ -181,7 +203,7 @@ def secure(made: SecureSocket, deadline: Deadline) -> SecureSocket:
             if deadline.is_over():
                 text = f"silent during the handshake for {deadline.after_s:.1f} s"
                 raise DeadlineExceeded(who, text)
-            wait_ready([(made.fileno(), events)], deadline.left_s())
+            wait_ready([(made.fileno(), events)], deadline.wait_s())
     except BaseException:
         made.close()
         raise

@@ -125,7 +125,7 @@ class Listener:
                         text += f"; refused meanwhile: {self.rejected[-1]}"
                     raise DeadlineExceeded(waiting_for, text)
                 if self._is_polled:  # by another thread, for all of them
-                    self._changed.wait(min(deadline.left_s(), POLL_S))
+                    self._changed.wait(min(deadline.wait_s(), POLL_S))
                     continue
                 self._is_polled = True
             try:
@@ -157,7 +157,7 @@ class Listener:
             if isinstance(pending.sock, SecureSocket) and pending.sock.owes:
                 events |= POLLOUT
             wanted.append((pending.sock.fileno(), events))
-        wait_ready(wanted, min(deadline.left_s(), POLL_S))
+        wait_ready(wanted, min(deadline.wait_s(), POLL_S))
         for pending in list(self._pending):
             self._read(pending)
         for listening in self._listening():
@@ -262,8 +262,7 @@ class Listener:
 
     def _park(self, connection: GreetedConnection) -> None:
         with self._changed:
-            if len(self._parked) >= MAX_PARKED:
-                self._drop_closed()
+            self._drop_closed()
             if len(self._parked) < MAX_PARKED:
                 self._parked.append(connection)
                 return

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from dataclasses import dataclass, field
+from functools import partial
 
-from ringleader.deadline import Deadline
+from ringleader.deadline import Cancellation, Deadline
 from ringleader.errors import (
-    ConfigError,
     DeadlineExceeded,
     PeerLost,
     PeerRefused,
@@ -23,40 +24,15 @@ from ringleader.errors import (
     ProtocolError,
 )
 from ringleader.transport import fd_exchange, secure_socket, shm_segment, tcp_socket
-from ringleader.transport.dialer import DirectRoutes, Endpoint, Opener, Routes
+from ringleader.transport.dialer import DirectRoutes, Opener, Routes
 from ringleader.transport.host_token import host_token, new_incarnation
 from ringleader.transport.link import Link
 from ringleader.transport.listener import GreetedConnection, Listener
+from ringleader.transport.mesh_config import MeshConfig
+from ringleader.transport.parallel_steps import Step, run_at_once
 from ringleader.transport.shm_link import ShmLink, ShmPeer
 from ringleader.transport.socket_link import StripedLink
 from ringleader.wire import hello as wire
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeshConfig:
-    """How one group connects."""
-
-    rank: int
-    size: int
-    group: int
-    """Hash of the view id."""
-    endpoints: tuple[Endpoint, ...]
-    """Addresses and node of each rank."""
-    namespace: bytes = bytes(16)
-    num_stripes: int = 1
-    """TCP connections per peer; more than one pays on long fat networks only."""
-    share_memory: bool = True
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.num_stripes <= wire.MAX_STRIPES:
-            text = (
-                f"need 1 <= num_stripes <= {wire.MAX_STRIPES}, got {self.num_stripes}"
-            )
-            raise ConfigError(text)
-
-    def group_at(self, rank: int) -> int:
-        """Return the number of this group at the listener of ``rank``."""
-        return self.group ^ self.endpoints[rank].channel
 
 
 @dataclass(slots=True)
@@ -95,13 +71,16 @@ class _Builder:
     ) -> None:
         self.config = config
         self.listener = listener
-        self.routes = routes or DirectRoutes(config.endpoints, listener.credentials)
+        self.routes = routes or DirectRoutes(
+            config.endpoints, listener.credentials, are_listening=config.at_once
+        )
         self.deadline = deadline
         self.incarnation = new_incarnation()
         self.mesh = Mesh(incarnation=self.incarnation)
         self.incarnations: dict[int, bytes] = {}
         self.geometry = shm_segment.Geometry(config.size)
         self.fd = -1
+        self.segment_lock = threading.Lock()
         self.shares = config.share_memory and bool(listener.unix_name)
         self.host = host_token() if self.shares else bytes(16)
         self.waiting: dict[int, dict[int, socket.socket]] = {}
@@ -132,11 +111,12 @@ class _Builder:
         )
 
     def my_segment(self) -> shm_segment.Segment:
-        if self.mesh.segment is None:
-            self.fd, self.mesh.segment = shm_segment.create(
-                self.geometry, self.incarnation
-            )
-        return self.mesh.segment
+        with self.segment_lock:
+            if self.mesh.segment is None:
+                self.fd, self.mesh.segment = shm_segment.create(
+                    self.geometry, self.incarnation
+                )
+            return self.mesh.segment
 
     # -- the dialing side ----------------------------------------------------------
 
@@ -371,6 +351,11 @@ class _Builder:
         self.mesh.bulk[rank] = ShmLink(shm_peer)
 
     def finish(self) -> None:
+        """Put the peers in order, whoever was first; let go of the rest."""
+        mesh = self.mesh
+        mesh.control = dict(sorted(mesh.control.items()))
+        mesh.bulk = dict(sorted(mesh.bulk.items()))
+        mesh.shm_peers = dict(sorted(mesh.shm_peers.items()))
         if self.fd >= 0:
             os.close(self.fd)
         for stripes in self.waiting.values():
@@ -385,11 +370,20 @@ def connect(
     routes: Routes | None = None,
 ) -> Mesh:
     """Connect to all other ranks in time, or raise and leave nothing open."""
-    builder = _Builder(config, listener, deadline, routes)
+    stop = Cancellation()
+    if deadline.cancellation is not None:
+        deadline.cancellation.on_cancel(stop.cancel)
+    bound = Deadline(deadline.at_s, deadline.after_s, stop)
+    builder = _Builder(config, listener, bound if config.at_once else deadline, routes)
+    steps: list[Step] = [partial(builder.dial, to) for to in range(config.rank)]
+    if config.rank < config.size - 1:
+        steps.append(builder.accept)
     try:
-        for to in range(config.rank):
-            builder.dial(to)
-        builder.accept()
+        if config.at_once:
+            run_at_once(steps, deadline, stop)
+        else:
+            for step in steps:
+                step()
     except BaseException:
         builder.mesh.close()
         raise

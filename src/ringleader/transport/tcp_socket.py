@@ -55,13 +55,18 @@ def dial(address: Address, who: int | str, deadline: Deadline) -> socket.socket:
 
 
 def dial_any(
-    addresses: Sequence[Address], who: int | str, deadline: Deadline
+    addresses: Sequence[Address],
+    who: int | str,
+    deadline: Deadline,
+    *,
+    is_listening: bool = False,
 ) -> tuple[socket.socket, Address]:
     """Connect to the first of several addresses of one peer that answers.
 
     Each round tries all addresses, and every address that a name resolves to. The usual
     reason for a refused connection is a peer that has not started yet, so refusals are
-    retried.
+    retried. A peer that ``is_listening`` has started: if all its addresses refuse, its
+    process is gone, and PeerUnreachable is raised at once.
     """
     rests = retry_pauses()
     last: OSError | None = None
@@ -70,6 +75,10 @@ def dial_any(
             return _race(addresses, deadline)
         except OSError as exc:
             last = exc
+            if is_listening and exc.errno == errno.ECONNREFUSED:
+                text = f"{format_addresses(addresses)} refuses connections"
+                text += "; its process listened there and is gone"
+                raise PeerUnreachable(who, text) from exc
         sleep_before_retry(rests, deadline)
     text = (
         f"{format_addresses(addresses)} did not answer within {deadline.after_s:.1f} s "
@@ -94,13 +103,18 @@ def retry_pauses() -> Iterator[float]:
 
 def sleep_before_retry(rests: Iterator[float], deadline: Deadline) -> None:
     """Sleep for the next of ``retry_pauses()``, but not beyond ``deadline``."""
-    time.sleep(min(next(rests), deadline.left_s()))
+    until = deadline.within(next(rests))
+    while not until.is_over():
+        time.sleep(until.wait_s())
 
 
 def _race(
     addresses: Sequence[Address], deadline: Deadline
 ) -> tuple[socket.socket, Address]:
-    """Try every address once; a silent one does not delay the others."""
+    """Try every address once; a silent one does not delay the others.
+
+    Raises ConnectionRefusedError only if every address refused.
+    """
     failures: list[OSError] = []
     ahead = chain.from_iterable(_resolve(each, failures) for each in addresses)
     running: dict[socket.socket, Address] = {}
@@ -111,8 +125,8 @@ def _race(
             if is_more and (not running or next_at.is_over()):
                 is_more = _begin(ahead, running, failures)
                 next_at = Deadline.after(STAGGER_S)
-                until = Deadline.after(min(ATTEMPT_S, deadline.left_s()))
-            left_s = min(until.left_s(), next_at.left_s() if is_more else ATTEMPT_S)
+                until = deadline.within(ATTEMPT_S)
+            left_s = min(until.wait_s(), next_at.left_s() if is_more else ATTEMPT_S)
             if running:
                 wait_ready([(s.fileno(), POLLOUT) for s in running], left_s)
             winner = _settle(running, failures)
@@ -123,8 +137,9 @@ def _race(
     finally:
         for sock in running:
             sock.close()
-    silence = TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
-    raise failures[-1] if failures else silence
+    if running or not failures:
+        failures.append(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
+    raise min(reversed(failures), key=lambda exc: exc.errno == errno.ECONNREFUSED)
 
 
 _Target = tuple[Address, socket.AddressFamily, int, tuple[object, ...]]
@@ -226,7 +241,7 @@ def _wait(sock: socket.socket, events: int, who: int | str, deadline: Deadline) 
     if deadline.is_over():
         text = f"silent during the hello for {deadline.after_s:.1f} s"
         raise DeadlineExceeded(who, text)
-    wait_ready([(sock.fileno(), events)], deadline.left_s())
+    wait_ready([(sock.fileno(), events)], deadline.wait_s())
 
 
 def wait_readable(sock: socket.socket, who: int | str, deadline: Deadline) -> None:

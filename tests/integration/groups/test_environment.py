@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ringleader
-from ringleader.groups import formation
+from ringleader.groups import group_registry
 from ringleader.groups.group import Group
 from ringleader.groups.measure_links import learn_network
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
@@ -196,7 +196,7 @@ def fails_at_the_end(is_here: bool) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         if is_here:
-            patch.setattr(formation, "learn_network", learn_and_fail)
+            patch.setattr(group_registry, "learn_network", learn_and_fail)
         yield
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from socket import gethostname
 
-import numpy as np
 import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
@@ -16,9 +15,9 @@ from torch._C._distributed_c10d import HashStore
 import ringleader
 from ringleader import ConfigError, Group, PeerUnreachable
 from ringleader.collectives.config import CollectiveConfig
-from ringleader.collectives.cost_model import Network
 from ringleader.deadline import Deadline
 from ringleader.groups import formation
+from ringleader.groups.known_links import CostRow
 from ringleader.groups.measure_links import share
 from ringleader.groups.plaintext_check import is_own
 from ringleader.groups.store_rendezvous import own_address
@@ -38,7 +37,6 @@ SLACK_S = 1.0
 """An error may come this much after its deadline."""
 
 Outcome = Group | Exception
-Row = np.ndarray
 
 
 def loopback(count: int, host: str = "127.0.0.1") -> list[str]:
@@ -222,10 +220,10 @@ def test_the_limit_of_operations_is_not_that_of_forming(
     """The last step is an operation, and a rank may be late for it."""
 
     def share_late(
-        group: Group, latencies: Row, bandwidths: Row, deadline: Deadline
-    ) -> Network:
+        group: Group, costs: CostRow, deadline: Deadline
+    ) -> list[torch.Tensor]:
         time.sleep(SHORT_S if group.rank == 1 else 0)
-        return share(group, latencies, bandwidths, deadline)
+        return share(group, costs, deadline)
 
     monkeypatch.setattr("ringleader.groups.measure_links.share", share_late)
     config = CollectiveConfig(timeout_s=SHORT_S / 5)

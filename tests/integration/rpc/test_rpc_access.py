@@ -30,7 +30,7 @@ from ringleader.transport.dialer import Endpoint as Address
 from ringleader.transport.link import wait_ready
 from ringleader.transport.listener import Listener
 from ringleader.transport.memory_link import socket_pair
-from ringleader.transport.mesh import MeshConfig
+from ringleader.transport.mesh_config import MeshConfig
 from ringleader.transport.secure_socket import SecureSocket
 from ringleader.transport.socket_link import SocketLink
 from ringleader.wire import hello as wire

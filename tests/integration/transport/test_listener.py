@@ -37,7 +37,8 @@ from ringleader.transport import unauthenticated_limits
 from ringleader.transport.dialer import Endpoint
 from ringleader.transport.fd_exchange import unix_socket_path
 from ringleader.transport.listener import Listener
-from ringleader.transport.mesh import Mesh, MeshConfig
+from ringleader.transport.mesh import Mesh
+from ringleader.transport.mesh_config import MeshConfig
 from ringleader.transport.secure_socket import SecureSocket
 from ringleader.wire import hello as wire
 

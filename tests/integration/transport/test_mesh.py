@@ -15,7 +15,8 @@ from ringleader.transport import mesh as meshes
 from ringleader.transport import shm_segment, tcp_socket
 from ringleader.transport.dialer import Endpoint
 from ringleader.transport.listener import Listener
-from ringleader.transport.mesh import Mesh, MeshConfig
+from ringleader.transport.mesh import Mesh
+from ringleader.transport.mesh_config import MeshConfig
 from ringleader.wire import hello as wire
 
 pytestmark = pytest.mark.timeout(60)

@@ -1,0 +1,77 @@
+"""open_connected: connects a group and remembers it until the end of the program."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import weakref
+
+from ringleader.collectives.config import CollectiveConfig
+from ringleader.deadline import Deadline
+from ringleader.groups.connectors import Connector, at_end
+from ringleader.groups.group import Group, handle_of, open_group
+from ringleader.groups.known_links import CostRow
+from ringleader.groups.measure_links import learn_network
+
+_open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+@atexit.register
+def close_open_groups() -> None:
+    """Say goodbye at the end of the program, or abort if it ends by an exception."""
+    reason = getattr(sys, "last_value", None)
+    for each in list(_open_groups):
+        with contextlib.suppress(Exception):
+            if reason is not None:
+                name = type(reason).__name__
+                each.abort(f"rank {each.rank} ended with {name}: {reason}")
+            each.close()
+    for end in list(at_end.values()):
+        end()
+
+
+def _forget_open_groups() -> None:
+    """Close the connections of the parent in a forked child."""
+    for each in list(_open_groups):
+        with contextlib.suppress(Exception):
+            handle_of(each).hang_up()
+    _open_groups.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_open_groups)
+
+
+def open_connected(  # noqa: PLR0913
+    rank: int,
+    size: int,
+    connector: Connector,
+    view_id: str,
+    deadline: Deadline,
+    *,
+    config: CollectiveConfig | None = None,
+    known: CostRow | None = None,
+) -> Group:
+    """Connect all ranks and learn their network, or raise and leave nothing open.
+
+    If the deadline is cancelled, the group is aborted, whatever it does by then.
+    """
+    formed: Group | None = None
+    try:
+        mesh = connector(range(size), view_id, deadline)
+        formed = open_group(
+            rank, mesh, view_id=view_id, connect=connector, config=config
+        )
+        handle_of(formed).on_close = connector.close
+        if deadline.cancellation is not None:
+            deadline.cancellation.on_cancel(formed.abort)
+        learn_network(formed, mesh, deadline, connector.hub, known)
+    except BaseException:
+        if formed is not None:
+            formed.close()
+        connector.close()
+        raise
+    _open_groups.add(formed)
+    return formed
