@@ -9,7 +9,7 @@ are not text. Other types are refused by name, because only code could restore t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -33,9 +33,13 @@ _DECODING_ERRORS = (
 )
 
 
-def encode(value: object) -> bytes:
-    """Return the value as bytes; ConfigError names the type that cannot be stored."""
-    return msgspec.msgpack.encode(_plain(value, "value", 0))
+def encode(value: object, *, is_sorted: bool = False) -> bytes:
+    """Return the value as bytes; ConfigError names the type that cannot be stored.
+
+    With ``is_sorted``, dicts that differ only in their order have equal bytes.
+    """
+    order: Literal["deterministic"] | None = "deterministic" if is_sorted else None
+    return msgspec.msgpack.encode(_plain(value, "value", 0), order=order)
 
 
 def decode(data: bytes | memoryview) -> Any:  # noqa: ANN401  # any value
@@ -76,7 +80,9 @@ def _plain_other(value: object, where: str, depth: int) -> object:
         return _tagged("size", list(value))
     if isinstance(value, tuple | set | frozenset):
         parts = [_plain(v, f"{where}[{i}]", depth + 1) for i, v in enumerate(value)]
-        return _tagged("tuple" if isinstance(value, tuple) else "set", parts)
+        if isinstance(value, tuple):
+            return _tagged("tuple", parts)
+        return _tagged("set", sorted(parts, key=msgspec.msgpack.encode))
     if isinstance(value, Tensor):
         return _tagged("tensor", _tensor_parts(value))
     if isinstance(value, np.ndarray | np.generic):

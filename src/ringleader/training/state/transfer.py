@@ -1,0 +1,295 @@
+"""Copies the state to members that lack it, at a step boundary: pause and copy.
+
+All members of the group call ``transfer_state`` with the same roles:
+
+1. The first source sends its layout, manifest and plain values to all.
+2. Each adopter says whether they fit. If one refuses, nobody copies anything.
+3. Several sources send pieces to the adopters at once; a single source broadcasts them
+   to several adopters. Everybody hashes what it has.
+4. All compare all digests. A tensor that differs from most sources' is copied again.
+
+A lost member breaks the group. The next view then does it again from the beginning.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from ringleader.checkpoint.byte_exchange import ByteExchange
+from ringleader.errors import InternalError, LayoutMismatch, ProtocolError
+from ringleader.groups.group import Group
+from ringleader.training.state import digests, manifest
+from ringleader.training.state.digests import VALUES, Digests, Hasher
+from ringleader.training.state.manifest import Layout, Manifest
+from ringleader.training.state.piece_exchange import PieceExchange
+from ringleader.training.state.pieces import ByteViews, cut
+from ringleader.training.state.replicated_state import ReplicatedState
+from ringleader.training.state.verdict import Repair, find_repairs
+
+_log = logging.getLogger(__name__)
+
+_SLOWEST = 1e6
+"""Bytes per second below which a transfer is given up. The control plane notices dead
+machines long before; this bounds one that hangs."""
+
+_T = TypeVar("_T")
+
+Progress = Callable[[int], None]
+"""Called with the bytes that were sent or received so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Ranks that have the state, at the top of its history, and those that adopt it."""
+
+    sources: tuple[int, ...]
+    adopters: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """What a transfer did, the same on all members."""
+
+    num_bytes: int = 0
+    seconds: float = 0.0
+    is_exact: bool = True
+    """Whether all members compute equal bits, so that all digests had to be equal."""
+    root: bytes = b""
+    """Root digest of the state after the transfer, on sources and adopters."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Ranks whose model differs, and how. Then nothing was copied: these members raise
+    LayoutMismatch and leave; the next view copies."""
+    repaired: tuple[Repair, ...] = ()
+
+
+class _Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    layout: bytes
+    manifest: bytes
+
+
+class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    refusal: str
+    fingerprint: bytes
+    lacks: bool
+    """Whether it has to adopt: also a source that has not all tensors of the first."""
+
+
+def transfer_state(
+    group: Group,
+    state: ReplicatedState,
+    roles: Roles,
+    *,
+    names: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Transferred:
+    """Give the adopters the sources' state; all members of the group call it.
+
+    ``names`` are the machines' names by rank, for messages. The tensors of an adopter
+    are overwritten while they arrive: if this raises, its state is of no use.
+
+    Raises LayoutMismatch on an adopter whose model differs; errors of the group if a
+    member is lost.
+    """
+    begin = time.monotonic()
+    transfer = _Transfer(group, state, roles, names, progress)
+    with _long_timeout(group, 0):
+        offered = transfer.offer()
+        refused = transfer.refusals()
+    if refused:
+        return Transferred(refused=refused)
+    with _long_timeout(group, offered.num_bytes):
+        hashed = transfer.copy()
+        repaired = transfer.compare(hashed)
+    transfer.finish()
+    for each in repaired:
+        _log.warning("%s", transfer.sentence(each))
+    return Transferred(
+        num_bytes=offered.num_bytes,
+        seconds=time.monotonic() - begin,
+        is_exact=transfer.is_exact,
+        root=transfer.root,
+        repaired=tuple(repaired),
+    )
+
+
+def repair_state(
+    group: Group, state: ReplicatedState, *, names: Sequence[str] = ()
+) -> Transferred:
+    """Compare the states of all members and repair those that differ from most.
+
+    All members of an exact class call it at the same step boundary.
+    """
+    roles = Roles(tuple(range(group.size)), ())
+    return transfer_state(group, state, roles, names=names)
+
+
+class _Transfer:
+    """One call of ``transfer_state`` on one member."""
+
+    def __init__(
+        self,
+        group: Group,
+        state: ReplicatedState,
+        roles: Roles,
+        names: Sequence[str],
+        progress: Progress | None,
+    ) -> None:
+        self._group = group
+        self._exchange = ByteExchange(group)
+        self._state = state
+        self._roles = roles
+        self._names = names
+        self._progress = progress
+        self._rank = group.rank
+        self._lacks = group.rank in roles.adopters
+        self._takes_part = False
+        self._refusal = ""
+        self._has_new_values = False
+        self.is_exact = True
+        self.root = b""
+
+    def offer(self) -> Manifest:
+        """Send the first source's manifest and layout to all; returns the manifest."""
+        first = self._roles.sources[0]
+        mine = b""
+        own: Manifest | None = None
+        if self._rank in self._roles.sources:
+            own, self._tensors = self._state.snapshot()
+            if self._rank == first:
+                layout = manifest.encode(self._state.layout())
+                mine = msgspec.msgpack.encode(_Offer(layout, manifest.encode(own)))
+        data = self._exchange.broadcast(mine, first)
+        try:
+            offer = msgspec.msgpack.decode(data, type=_Offer)
+            self._offered = manifest.decode_manifest(offer.manifest)
+            theirs = manifest.decode_layout(offer.layout)
+        except (msgspec.MsgspecError, ValueError) as exc:
+            raise ProtocolError(first, f"offered no valid state: {exc}") from None
+        if own is not None:
+            self._lacks = own.tensors != self._offered.tensors
+            values = self._offered.values if self._lacks else own.values
+            self._offered = msgspec.structs.replace(self._offered, values=values)
+        if self._lacks:
+            self._prepare(theirs)
+        return self._offered
+
+    def _prepare(self, theirs: Layout) -> None:
+        self._refusal = manifest.difference(self._state.layout(), theirs)
+        if not self._refusal:
+            try:
+                self._tensors = self._state.targets(self._offered)
+            except LayoutMismatch as exc:
+                self._refusal = str(exc)
+
+    def refusals(self) -> dict[int, str]:
+        """Return which ranks refuse, and why; raises LayoutMismatch on those."""
+        mine = _Answer(self._refusal[:4000], self._state.fingerprint(), self._lacks)
+        gathered = self._exchange.gather(msgspec.msgpack.encode(mine))
+        answers = _decoded(gathered, msgspec.msgpack.Decoder(_Answer).decode)
+        if self._refusal:
+            there = self._name(self._roles.sources[0])
+            raise LayoutMismatch(
+                f"the model or optimizer of this machine differs from that of {there} "
+                f"(there): {self._refusal}. Start the same script with the same "
+                f"settings on all machines."
+            )
+        able = [rank for rank in self._roles.sources if not answers[rank].lacks]
+        lacking = [rank for rank, answer in enumerate(answers) if answer.lacks]
+        involved = {answers[rank].fingerprint for rank in (*able, *lacking)}
+        self.is_exact = len(involved) == 1
+        sources = able if self.is_exact else able[:1]
+        self._roles = Roles(tuple(sources), tuple(lacking))
+        return {rank: a.refusal for rank, a in enumerate(answers) if a.refusal}
+
+    def copy(self) -> Hasher:
+        """Move all pieces to the adopters; returns the hashes of all pieces here."""
+        hasher = Hasher(self._offered.tensors)
+        self._takes_part = self._rank in (*self._roles.sources, *self._roles.adopters)
+        self._views = ByteViews(self._tensors if self._takes_part else {})
+        pieces = PieceExchange(self._group, self._views, hasher, self._progress)
+        every = cut(self._offered.tensors)
+        pieces.move(every, self._roles.sources, self._roles.adopters)
+        return hasher
+
+    def compare(self, hasher: Hasher) -> list[Repair]:
+        """Compare all digests, copy again what differs, and verify that once more."""
+        found = self._repairs(hasher)
+        if not found:
+            return []
+        self._copy_again(found, hasher)
+        left = self._repairs(hasher)
+        if left:
+            raise InternalError(
+                f"{self.sentence(left[0])}; it still differs after a second copy: "
+                f"check the memory of that machine"
+            )
+        return found
+
+    def _repairs(self, hasher: Hasher) -> list[Repair]:
+        values = self._offered.values
+        mine = hasher.digests(values) if self._takes_part else Digests({})
+        gathered = self._exchange.gather(msgspec.msgpack.encode(mine))
+        decoded = _decoded(gathered, digests.decode)
+        sources, adopters = self._roles.sources, self._roles.adopters
+        self.root = mine.root
+        return find_repairs({r: decoded[r] for r in (*sources, *adopters)}, sources)
+
+    def _copy_again(self, repairs: list[Repair], hasher: Hasher) -> None:
+        entries = {entry.name: entry for entry in self._offered.tensors}
+        pieces = PieceExchange(self._group, self._views, hasher, None)
+        for name, holder, target in repairs:
+            if name == VALUES:
+                self._send_values(holder, target)
+            else:
+                pieces.move(cut([entries[name]]), (holder,), (target,))
+
+    def _send_values(self, holder: int, target: int) -> None:
+        """Give a member the plain values of another; all members call it."""
+        values = self._exchange.broadcast(self._offered.values, holder)
+        if self._rank == target:
+            self._offered = msgspec.structs.replace(self._offered, values=values)
+            self._has_new_values = True
+
+    def finish(self) -> None:
+        """Put what was received into the training objects."""
+        self._views.write_back()
+        if self._lacks or self._has_new_values:
+            self._state.adopt(self._offered, self._tensors)
+
+    def sentence(self, repair: Repair) -> str:
+        """Say what differed, and where."""
+        target, holder = self._name(repair.target), self._name(repair.holder)
+        return f"{repair.name} on {target} differed from that on {holder}"
+
+    def _name(self, rank: int) -> str:
+        return self._names[rank] if rank < len(self._names) else f"rank {rank}"
+
+
+@contextmanager
+def _long_timeout(group: Group, num_bytes: int) -> Iterator[None]:
+    """Give operations of the group time for a copy of so many bytes."""
+    usual = group.timeout_s
+    group.timeout_s = max(usual, 2 * num_bytes / _SLOWEST)
+    try:
+        yield
+    finally:
+        group.timeout_s = usual
+
+
+def _decoded(gathered: list[bytes], decode: Callable[[bytes], _T]) -> list[_T]:
+    """Decode the messages of all ranks; ProtocolError names the rank of a bad one."""
+    found: list[_T] = []
+    for rank, data in enumerate(gathered):
+        try:
+            found.append(decode(data))
+        except (msgspec.MsgspecError, ValueError) as exc:
+            text = f"sent no valid message about its state: {exc}"
+            raise ProtocolError(rank, text[:300]) from None
+    return found
