@@ -133,4 +133,4 @@ class UptimeElection:
         name = ViewId(self._session, winner.node, winner.incarnation)
         payloads = tuple(self._candidates[m].payload for m in ring)
         self.view = View(name, ring, payloads)
-        out += [FreezeView(name, winner), InstallView(self.view)]
+        out += [FreezeView(name, winner, self.view.members), InstallView(self.view)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Self
 
 from ringleader.errors import ConfigError
@@ -34,6 +35,10 @@ class MembershipConfig:
     """How long the set of members must be unchanged before a view is proposed, so
     that machines switched on together form one view, not one each."""
 
+    loss_debounce_s: float | None = None
+    """The same after a member of the view was lost; None: ``debounce_s``. Shorter where
+    the others cannot work without the next view."""
+
     patience_s: float = 1.5
     """How long a leader waits for members of its view that are present but out of
     step: they have yet to notice a death, or to open a link."""
@@ -44,7 +49,16 @@ class MembershipConfig:
 
     payload_wait_s: float = 0.0
     """How long a frozen node waits for a fresh payload (``SetPayload``) before it
-    answers with the one it has. Zero: it answers at once."""
+    answers with the one it has. Zero: it answers at once. Infinite: it answers only
+    with a payload that was made for the proposed view."""
+
+    report_gap_s: float | None = None
+    """The shortest time between two heartbeats while reports change fast; None: a tenth
+    of ``heartbeat_s``."""
+
+    probation_s: float = 0.0
+    """How long a node that was silent until it was left out waits before it is a member
+    again. Doubles with each time it happened in the last ten minutes."""
 
     forget_after_s: float = 60.0
     """How long a dead peer is still shown."""
@@ -65,15 +79,35 @@ class MembershipConfig:
             raise ConfigError(
                 f"membership: retry_s and forget_after_s must be > 0, got {self}"
             )
-        if not 0 <= self.payload_wait_s < self.dead_after_s:
+        if not (
+            0 <= self.payload_wait_s < self.dead_after_s or self.answers_only_fresh
+        ):
             raise ConfigError(
                 f"membership: need 0 <= payload_wait_s < dead_after_s, got {self}"
+            )
+        if not (0 < self.lost_debounce_s <= self.debounce_s and self.probation_s >= 0):
+            needed = "0 < loss_debounce_s <= debounce_s and probation_s >= 0"
+            raise ConfigError(f"membership: need {needed}, got {self}")
+        if not 0 < self.gap_s <= self.heartbeat_s:
+            raise ConfigError(
+                f"membership: need 0 < report_gap_s <= heartbeat_s, got {self}"
             )
 
     @property
     def gap_s(self) -> float:
         """The shortest time between two heartbeats while reports change fast."""
-        return self.heartbeat_s / 10
+        return self.heartbeat_s / 10 if self.report_gap_s is None else self.report_gap_s
+
+    @property
+    def lost_debounce_s(self) -> float:
+        """How long the set of members must be unchanged after a member was lost."""
+        wait_s = self.loss_debounce_s
+        return self.debounce_s if wait_s is None else wait_s
+
+    @property
+    def answers_only_fresh(self) -> bool:
+        """True if a frozen node never answers with a payload of before the freeze."""
+        return self.payload_wait_s == inf
 
     @classmethod
     def for_lan(cls) -> Self:
@@ -91,6 +125,28 @@ class MembershipConfig:
             debounce_s=0.1,
             patience_s=0.5,
             retry_s=0.1,
+        )
+
+    @classmethod
+    def for_training(cls) -> Self:
+        """Return times for the processes of one training run, which cannot go on until
+        the next view is there.
+
+        A process that ends is left out within milliseconds, a silent machine after
+        3.5 to 4.5 s; one that is stopped for two seconds stays.
+        """
+        return cls(
+            heartbeat_s=0.25,
+            suspect_after_s=1.0,
+            dead_after_s=3.75,
+            lost_after_s=1.0,
+            debounce_s=0.3,
+            loss_debounce_s=0.004,
+            patience_s=1.5,
+            retry_s=0.1,
+            payload_wait_s=inf,
+            report_gap_s=0.001,
+            probation_s=1.0,
         )
 
     @classmethod

@@ -36,7 +36,8 @@ def preferred_leader(me: Member, peers: Iterable[Peer]) -> Member:
     """Return the node that ``me`` wants as its leader."""
     best = me
     for peer in peers:
-        if peer.invites_me and peer.member < best and peer.is_mutual:
+        is_open = peer.is_mutual and not peer.is_barred
+        if peer.invites_me and peer.member < best and is_open:
             best = peer.member
     return best
 
@@ -70,7 +71,7 @@ def choose_invitees(
 
 
 def _is_candidate(me: Member, peer: Peer) -> bool:
-    if not peer.is_mutual or peer.report is None:
+    if not peer.is_mutual or peer.is_barred or peer.report is None:
         return False
     return peer.report.prefers >= me
 

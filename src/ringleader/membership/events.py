@@ -50,10 +50,20 @@ class SetPayload(msgspec.Struct, frozen=True, gc=False):
     """The payload that this node contributes to the next view."""
 
     data: bytes
+    view: ViewId | None = None
+    """The proposed view that it was made for; it is ignored if that is no longer the
+    one that this node is frozen for. None: for whichever is next."""
 
 
 class RefreshView(msgspec.Struct, frozen=True, gc=False):
     """A request for a new view of the same members, with their current payloads."""
+
+
+class SuspectPeer(msgspec.Struct, frozen=True, gc=False):
+    """The caller has a reason to doubt that ``peer`` is alive: ask it for a sign."""
+
+    peer: Member
+    why: str
 
 
 class LeaveCluster(msgspec.Struct, frozen=True, gc=False):
@@ -63,7 +73,14 @@ class LeaveCluster(msgspec.Struct, frozen=True, gc=False):
 LinkEvent = LinkUp | LinkDown | MessageReceived
 
 Event = (
-    Tick | LinkUp | LinkDown | MessageReceived | SetPayload | RefreshView | LeaveCluster
+    Tick
+    | LinkUp
+    | LinkDown
+    | MessageReceived
+    | SetPayload
+    | RefreshView
+    | SuspectPeer
+    | LeaveCluster
 )
 
 
@@ -79,6 +96,8 @@ class FreezeView(msgspec.Struct, frozen=True, gc=False):
 
     id: ViewId
     leader: Member
+    members: tuple[Member, ...]
+    """The members of the promised view, by seniority."""
 
 
 class InstallView(msgspec.Struct, frozen=True, gc=False):
@@ -90,6 +109,9 @@ class InstallView(msgspec.Struct, frozen=True, gc=False):
 GOODBYE = "it said goodbye"
 """The reason of a change to DEAD if the process of the peer ended in order."""
 
+RESTARTED = "its node restarted"
+"""The reason of a change to DEAD if another life of the node has taken its place."""
+
 
 class HealthChanged(msgspec.Struct, frozen=True, gc=False):
     """The health of ``peer`` has changed to ``health``; ``why`` tells the reason."""
@@ -97,6 +119,9 @@ class HealthChanged(msgspec.Struct, frozen=True, gc=False):
     peer: Member
     health: Health
     why: str
+    is_proven: bool = False
+    """True if its process is known to have ended: its host refused a new link, it said
+    goodbye, or its node shows another incarnation."""
 
 
 class PeerForgotten(msgspec.Struct, frozen=True, gc=False):

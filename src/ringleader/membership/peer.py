@@ -24,6 +24,7 @@ class Peer:
         "hears",
         "hears_me",
         "invites_me",
+        "is_barred",
         "is_linked",
         "last_heard_s",
         "latency_avg_s",
@@ -43,6 +44,7 @@ class Peer:
         self.member = member
         self.health = Health.UNKNOWN
         self.is_linked = False
+        self.is_barred = False  # it was silent too often: it waits to be a member
         self.last_heard_s = now_s  # or when its link opened, before any message
         self.lost_at_s = inf  # when its link broke
         self.died_at_s = inf

@@ -24,6 +24,7 @@ from math import inf
 from ringleader.membership.config import MembershipConfig
 from ringleader.membership.events import (
     GOODBYE,
+    RESTARTED,
     Action,
     Health,
     HealthChanged,
@@ -33,6 +34,7 @@ from ringleader.membership.events import (
 from ringleader.membership.member import MAX_MEMBERS, Member
 from ringleader.membership.messages import Heartbeat
 from ringleader.membership.peer import Peer
+from ringleader.membership.probation import Probation
 
 MAX_PEERS = 4 * MAX_MEMBERS
 """Lives remembered, the dead included. Beyond it new ones are ignored."""
@@ -51,6 +53,7 @@ class PeerTable:
         self._out = out
         self._contests: list[Peer] = []
         self._departed: dict[Member, None] = {}
+        self._probation = Probation(config.probation_s)
 
     def present(self) -> Iterator[Peer]:
         """Iterate over the peers that may be members, in no order."""
@@ -85,6 +88,7 @@ class PeerTable:
         if peer.health is Health.DEAD:
             peer.health = Health.UNKNOWN
             peer.last_heard_s = now_s
+        self._bar(peer, now_s)
         self.due_at_s = min(self.due_at_s, peer.due_at_s(self._config))
         return self._claim(peer, now_s) if is_new else None
 
@@ -101,10 +105,17 @@ class PeerTable:
         elif peer.health is Health.DEAD:
             return
         elif gone is not None or self._is_contested(member):
-            self._bury(peer, now_s, gone or "its node restarted")
+            self._bury(peer, now_s, gone or RESTARTED, is_proven=True)
         elif peer.health is Health.HEALTHY:
             self._change(peer, Health.SUSPECT, "its link broke")
         self.due_at_s = min(self.due_at_s, peer.due_at_s(self._config))
+
+    def suspect(self, member: Member, why: str) -> None:
+        """Suspect a healthy peer; it hears of that and answers at once if it lives."""
+        peer = self.peers.get(member)
+        if peer is not None and peer.health is Health.HEALTHY:
+            self._change(peer, Health.SUSPECT, why)
+            self.due_at_s = min(self.due_at_s, peer.due_at_s(self._config))
 
     def leave(self, peer: Peer, now_s: float) -> None:
         """Forget a peer that said goodbye; this life of its node is over for good."""
@@ -138,13 +149,13 @@ class PeerTable:
         for peer in list(self.peers.values()):
             if now_s >= peer.due_at_s(config):
                 self._judge(peer, now_s)
-        self.due_at_s = min(
-            (p.due_at_s(config) for p in self.peers.values()), default=inf
-        )
-        for peer in self._contests:
-            if peer.contested_s is not None:
-                over_s = peer.contested_s + config.suspect_after_s
-                self.due_at_s = min(self.due_at_s, over_s)
+        times = [p.due_at_s(config) for p in self.peers.values()]
+        since = [p.contested_s for p in self._contests if p.contested_s is not None]
+        times += [start_s + config.suspect_after_s for start_s in since]
+        self.due_at_s = min(times, default=inf)
+        for peer in [p for p in self.peers.values() if p.is_barred]:
+            self._bar(peer, now_s)
+            self.is_changed |= not peer.is_barred
 
     def count_misses(self, now_s: float) -> None:
         """Count, once per heartbeat interval, the peers that are overdue."""
@@ -178,18 +189,28 @@ class PeerTable:
             broke = now_s >= peer.lost_at_s + config.lost_after_s
             limit_s = config.lost_after_s if broke else config.dead_after_s
             what = "no new link" if broke else "silent"
-            self._bury(peer, now_s, f"{what} for {limit_s:g} s")
+            self._bury(peer, now_s, f"{what} for {limit_s:g} s", is_proven=False)
+            self._probation.note(peer.member.node, now_s)
+            self._bar(peer, now_s)
         elif peer.health is Health.HEALTHY:
             why = f"silent for {config.suspect_after_s:g} s"
             self._change(peer, Health.SUSPECT, why)
 
-    def _change(self, peer: Peer, health: Health, why: str) -> None:
+    def _bar(self, peer: Peer, now_s: float) -> None:
+        until_s = self._probation.until_s(peer.member.node)
+        peer.is_barred = now_s < until_s
+        if peer.is_barred:
+            self.due_at_s = min(self.due_at_s, until_s)
+
+    def _change(
+        self, peer: Peer, health: Health, why: str, *, is_proven: bool = False
+    ) -> None:
         peer.health = health
-        self._out.append(HealthChanged(peer.member, health, why))
+        self._out.append(HealthChanged(peer.member, health, why, is_proven))
         self.is_changed = True
 
-    def _bury(self, peer: Peer, now_s: float, why: str) -> None:
-        self._change(peer, Health.DEAD, why)
+    def _bury(self, peer: Peer, now_s: float, why: str, *, is_proven: bool) -> None:
+        self._change(peer, Health.DEAD, why, is_proven=is_proven)
         peer.died_at_s = now_s
         if self._heirs(peer.member):
             self.forget(peer)
@@ -231,7 +252,7 @@ class PeerTable:
 
     def _supersede(self, holder: Peer, now_s: float) -> None:
         if holder.health is not Health.DEAD:
-            self._change(holder, Health.DEAD, "its node restarted")
+            self._change(holder, Health.DEAD, RESTARTED, is_proven=True)
             holder.died_at_s = now_s
         self.forget(holder)
 

@@ -113,7 +113,12 @@ class Proposer:
             config = self._config
             self._wanted_since_s = min(self._wanted_since_s, now_s)
             since_s = max(self._target_since_s, self._wanted_since_s)
-            wait_s = config.patience_s if self._is_hopeful() else config.debounce_s
+            if self._is_hopeful():
+                wait_s = config.patience_s
+            elif set(self._view_change.members) <= set(self._target):
+                wait_s = config.debounce_s
+            else:
+                wait_s = config.lost_debounce_s
             latest_s = self._wanted_since_s + 3 * config.patience_s
             self.propose_at_s = min(since_s + wait_s, latest_s)
 

@@ -43,6 +43,7 @@ from ringleader.membership.events import (
     MessageReceived,
     RefreshView,
     SetPayload,
+    SuspectPeer,
     Tick,
 )
 from ringleader.membership.health_report import HealthReport
@@ -98,6 +99,7 @@ class MembershipMachine:
             LinkDown: self._on_down,
             SetPayload: self._on_payload,
             RefreshView: self._on_refresh,
+            SuspectPeer: self._on_suspect,
             LeaveCluster: self._on_leave,
         }
         self._on_message: dict[type, Callable[[Peer, Any, float], None]] = {
@@ -224,12 +226,16 @@ class MembershipMachine:
         if len(event.data) > MAX_PAYLOAD_BYTES:
             text = f"payload of {len(event.data)} bytes, limit {MAX_PAYLOAD_BYTES}"
             raise ConfigError(f"membership: {text}")
-        self._view_change.renew(event.data, now_s)
+        self._view_change.renew(event.data, event.view, now_s)
         self._plan()
 
     def _on_refresh(self, _: RefreshView, now_s: float) -> None:
         self._view_change.refreshes += 1
         self._decide(now_s)
+
+    def _on_suspect(self, event: SuspectPeer, now_s: float) -> None:
+        self._peer_table.suspect(event.peer, event.why)
+        self._plan()
 
     def _on_leave(self, _: LeaveCluster, now_s: float) -> None:
         self._heartbeats.leave()

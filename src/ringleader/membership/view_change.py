@@ -63,6 +63,8 @@ class ViewChange:
         self.retry_at_s = inf
         self.answer_at_s = inf
         """When a status that waits for a fresh payload is sent with the old one."""
+        self._is_asked = False
+        """True while a status waits for a fresh payload."""
         self._retry_s = config.retry_s
         self._asker: Member | None = None
         self._status: Status | None = None
@@ -97,7 +99,7 @@ class ViewChange:
         elif name < self.promised:
             self._send(sender, Refuse(name, self.promised))
         elif prefers == sender and self.me in message.members:
-            self._freeze(name, sender, now_s)
+            self._freeze(message, sender, now_s)
 
     def install(self, sender: Member, view: View) -> None:
         """Handle a leader's commit: install the view and acknowledge, or refuse."""
@@ -110,22 +112,30 @@ class ViewChange:
         elif view.id < self.promised:
             self._send(sender, Refuse(view.id, self.promised))
 
-    def renew(self, payload: bytes, now_s: float) -> None:
-        """Store a new payload of this node; a freeze may be waiting for it."""
+    def renew(self, payload: bytes, view: ViewId | None, now_s: float) -> None:
+        """Store a new payload of this node; a freeze may be waiting for it.
+
+        One that was made for another ``view`` than the promised one is ignored.
+        """
+        if view is not None and view != self.promised:
+            return
         self.payload = payload
-        if self.answer_at_s < inf:
+        is_fresh = view is not None or not self._config.answers_only_fresh
+        if self._is_asked and is_fresh:
             self._answer(now_s)
 
-    def _freeze(self, name: ViewId, leader: Member, now_s: float) -> None:
-        self.promised = name
+    def _freeze(self, proposed: Propose, leader: Member, now_s: float) -> None:
+        self.promised = proposed.id
         self.is_changed = True
         self._asker = leader
-        self._out.append(FreezeView(name, leader))
+        self._out.append(FreezeView(proposed.id, leader, proposed.members))
+        self._is_asked = True
         self.answer_at_s = now_s + self._config.payload_wait_s
         if self._config.payload_wait_s == 0:
             self._answer(now_s)
 
     def _answer(self, now_s: float) -> None:
+        self._is_asked = False
         self.answer_at_s = inf
         self._status = Status(self.promised, self.payload, self.refreshes)
         if self._asker == self.me:
@@ -144,6 +154,7 @@ class ViewChange:
         self.view_id = view.id
         self.is_changed = True
         self.members = tuple(sorted(view.members))
+        self._is_asked = False
         self.answer_at_s = inf
         self._out.append(InstallView(view))
 
@@ -157,10 +168,11 @@ class ViewChange:
         self.unacked = set()
         self._retry_s = self._config.retry_s
         self.retry_at_s = now_s + self._retry_s
+        proposed = Propose(name, members)
         for member in members:
             if member != self.me:
-                self._send(member, Propose(name, members))
-        self._freeze(name, self.me, now_s)
+                self._send(member, proposed)
+        self._freeze(proposed, self.me, now_s)
 
     def collect(self, sender: Member, status: Status, now_s: float) -> None:
         """Handle the status of a frozen member; the last one completes the view."""

@@ -60,9 +60,13 @@ class NodeProcess:
             },
         )
         node = cls(process)
-        node._reader = threading.Thread(target=node._read, daemon=True)
-        node._reader.start()
+        node.follow_output()
         return node
+
+    def follow_output(self) -> None:
+        """Start to read the events of the process."""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None

@@ -179,7 +179,7 @@ def test_a_member_freezes_answers_and_installs() -> None:
     desk.step(SetPayload(b"ours"))
     follow(desk)
     actions = desk.step(MessageReceived(ADA, Propose(name(5), (ADA, BOB))))
-    assert only(actions, FreezeView) == [FreezeView(name(5), ADA)]
+    assert only(actions, FreezeView) == [FreezeView(name(5), ADA, (ADA, BOB))]
     assert said(actions, Status, ADA) == [Status(name(5), b"ours", 0)]
     assert desk.machine.is_frozen
     view = View(name(5), (BOB, ADA), (b"ours", b"hers"))

@@ -130,14 +130,12 @@ def test_workers_at_the_coordinator_are_dialled_as_the_nodes_they_say(
     async def connect(
         _: HandshakeContext,
         addresses: Sequence[Address],
-        purpose: str,
-        *,
         expect: NodeId | None = None,
     ) -> PeerConnection:
         dialled.append((addresses, expect))
         raise PeerUnreachable("peer", "is not there")
 
-    monkeypatch.setattr(peer_dialer, "connect", connect)
+    monkeypatch.setattr(peer_dialer, "connect_control", connect)
     key = NodeKey.ephemeral().node_id
     registered: dict[str, Sequence[Address]] = {
         key: [("10.0.0.2", 1)],

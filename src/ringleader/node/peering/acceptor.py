@@ -206,6 +206,8 @@ class Acceptor:
         try:
             hello = await read_hello(reader, address)
             check_hello_owner(hello, node, address)
+            if reason := self.handshake.refusal(hello):
+                raise ProtocolError(address, reason)
         except ProtocolError as exc:  # an authenticated member is told the reason
             ours = self.handshake.hello("", "")
             refusal = msgspec.structs.replace(ours, refusal=exc.text[:256])

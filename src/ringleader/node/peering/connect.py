@@ -77,6 +77,21 @@ async def connect(
     return found[0]
 
 
+async def connect_control(
+    handshake: HandshakeContext,
+    addresses: Sequence[Address],
+    expect: NodeId | None = None,
+) -> PeerConnection:
+    """Connect to a node for a control link."""
+    return await connect(
+        handshake,
+        addresses,
+        handshake.link_purpose,
+        subject=handshake.link_subject,
+        expect=expect,
+    )
+
+
 def _most_informative(
     errors: list[BaseException], expect: NodeId | None
 ) -> BaseException:

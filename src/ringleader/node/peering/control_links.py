@@ -60,6 +60,10 @@ class ControlLinks:
         """Return the link to ``member``."""
         return self._links.get(member)
 
+    def members(self) -> list[Member]:
+        """Return the members that there is a link to."""
+        return list(self._links)
+
     def to_node(self, node: NodeId) -> ControlLink | None:
         """Return a link to any incarnation of ``node``."""
         found = (link for who, link in self._links.items() if who.node == node)

@@ -6,14 +6,18 @@ Links and time give it events; its actions go to links and to a ``MembershipList
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Protocol
 
-from ringleader.errors import PeerError, ProtocolError
+from ringleader.errors import PeerError, PeerLost, PeerRefused, ProtocolError
 from ringleader.membership import messages
 from ringleader.membership.config import MembershipConfig
 from ringleader.membership.events import (
     Event,
+    FreezeView,
     HealthChanged,
     InstallView,
     KeyCloned,
@@ -26,17 +30,40 @@ from ringleader.membership.events import (
     Send,
     SetPayload,
     Split,
+    SuspectPeer,
     Tick,
 )
-from ringleader.membership.member import Member, Order, View
+from ringleader.membership.member import Member, Order, View, ViewId
 from ringleader.membership.state_machine import MembershipMachine
-from ringleader.node.peering.connect import connect
+from ringleader.node.peering.connect import connect_control
 from ringleader.node.peering.control_links import ControlLink, ControlLinks
 from ringleader.node.peering.peer_connection import HandshakeContext, PeerConnection
-from ringleader.node.protocol.hello import Purpose
 
-REDIALS = 5
-REDIAL_S = 0.1
+PROBE_S = 5.0
+"""For the connection that shows whether the host of a suspect refuses it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedialPolicy:
+    """How a peer whose link broke is dialled again to see whether its process ended.
+
+    A process that is being killed loses its links before its listening socket, so an
+    attempt that is cut is repeated.
+    """
+
+    num_tries: int = 5
+    wait_s: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """What differs between the membership of agents and that of a training run."""
+
+    redial: RedialPolicy = RedialPolicy()
+    on_freeze: Callable[[FreezeView], None] = lambda _: None
+    """Called when this node has promised a view; it stops its work."""
+    before_step: Callable[[], None] = lambda: None
+    """Called before each event is processed, so before anything is sent."""
 
 
 class MembershipListener(Protocol):
@@ -71,12 +98,14 @@ class MembershipRunner:
         listener: MembershipListener,
         config: MembershipConfig,
         order: Order,
+        options: RunnerOptions | None = None,
     ) -> None:
         self.me = me
         self.machine = MembershipMachine(me, config, order=order)
         self.links = ControlLinks(self)
         self._handshake = handshake
         self._listener = listener
+        self._options = options or RunnerOptions()
         self._timer: asyncio.TimerHandle | None = None
         self._redials: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -94,6 +123,33 @@ class MembershipRunner:
         """Set our payload and ask for a new view that carries it to all members."""
         self._step(SetPayload(payload))
         self._step(RefreshView())
+
+    def answer(self, view: ViewId, payload: bytes) -> None:
+        """Set our payload for the proposed ``view``, if it is still that one."""
+        self._step(SetPayload(payload, view))
+
+    def refresh(self) -> None:
+        """Ask for a new view of the same members."""
+        self._step(RefreshView())
+
+    def suspect(self, member: Member, why: str) -> None:
+        """Ask a member for a sign of life, and dial it to see whether it ended."""
+        self._step(SuspectPeer(member, why))
+        link = self.links.get(member)
+        if link is not None:
+            self._run(self._probe(link))
+
+    def ended(self, member: Member) -> None:
+        """Drop a member whose process is known to have ended."""
+        self.links.drop(member)
+        self._step(LinkDown(member, gone=True))
+
+    def drop_links(self) -> None:
+        """Cut all links at once, sending nothing; live peers are dialled again."""
+        for member in self.links.members():
+            self.links.drop(member)
+            self._listener.on_link_lost(member)
+            self._step(LinkDown(member, gone=False))
 
     def add(self, connection: PeerConnection, *, dialled_by_us: bool) -> None:
         """Use a new control connection as a link."""
@@ -140,28 +196,40 @@ class MembershipRunner:
             return
         self._listener.on_link_lost(link.member)
         self._step(LinkDown(link.member, gone=False))
-        task = asyncio.create_task(self._redial(link))
+        self._run(self._redial(link))
+
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._redials.add(task)
         task.add_done_callback(self._redials.discard)
 
     async def _redial(self, link: ControlLink) -> None:
         addresses, node = [link.connection.address], link.connection.node
-        for _ in range(REDIALS):
+        policy = self._options.redial
+        for _ in range(policy.num_tries):
             try:
-                connection = await connect(
-                    self._handshake, addresses, Purpose.CONTROL, expect=node
-                )
+                connection = await connect_control(self._handshake, addresses, node)
             except PeerError as exc:
-                if isinstance(exc.__cause__, ConnectionResetError):
-                    # A process that is being killed loses its links before its
-                    # listening socket.
-                    await asyncio.sleep(REDIAL_S)
+                if _is_cut(exc):
+                    await asyncio.sleep(policy.wait_s)
                     continue
-                if isinstance(exc.__cause__, ConnectionRefusedError):
-                    self._step(LinkDown(link.member, gone=True))
+                if _proves_end(exc) and self.links.get(link.member) is None:
+                    self.ended(link.member)
                 return
             self._replace(link, connection)
             return
+
+    async def _probe(self, link: ControlLink) -> None:
+        """Drop a member that is still linked if its host refuses a connection."""
+        with contextlib.suppress(OSError, TimeoutError):
+            try:
+                async with asyncio.timeout(PROBE_S):
+                    _, writer = await asyncio.open_connection(*link.connection.address)
+                writer.close()
+            except ConnectionRefusedError:
+                if self.links.get(link.member) is link:
+                    self._listener.on_link_lost(link.member)
+                    self.ended(link.member)
 
     def _replace(self, link: ControlLink, connection: PeerConnection) -> None:
         if connection.hello.incarnation != link.member.incarnation:
@@ -173,6 +241,7 @@ class MembershipRunner:
     def _step(self, event: Event) -> None:
         if self._is_closed:
             return
+        self._options.before_step()
         try:
             for action in self.machine.step(event, time.monotonic()):
                 self._perform(action)
@@ -190,13 +259,36 @@ class MembershipRunner:
         match action:
             case Send(to=to, message=message):
                 self.links.send(to, messages.encode(message))
+            case FreezeView():
+                self._options.on_freeze(action)
             case InstallView(view=view):
                 self._listener.on_view(view)
-            case HealthChanged():
-                self._listener.on_change(action)
             case PeerForgotten(peer=peer):
                 self.links.drop(peer)
+            case _:
+                self._tell(action)
+
+    def _tell(self, action: object) -> None:
+        match action:
+            case HealthChanged():
+                self._listener.on_change(action)
             case KeyCloned():
                 self._listener.on_clone(action)
             case Split():
                 self._listener.on_split(action)
+
+
+def _is_cut(error: PeerError) -> bool:
+    """Return whether a connection ended while it was being made."""
+    is_reset = isinstance(error.__cause__, ConnectionResetError)
+    return is_reset or isinstance(error, PeerLost)
+
+
+def _proves_end(error: PeerError) -> bool:
+    """Return whether a failed dial proves that the process has ended.
+
+    Its host refuses the connection, or another process of its node, which is no peer
+    of ours, has the port now.
+    """
+    is_refused = isinstance(error.__cause__, ConnectionRefusedError)
+    return is_refused or isinstance(error, PeerRefused)

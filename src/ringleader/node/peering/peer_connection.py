@@ -12,7 +12,7 @@ from ringleader.errors import PeerError, PeerUnreachable, PeerUntrusted
 from ringleader.identity.certificates import tls_errors
 from ringleader.identity.node_credentials import NodeCredentials
 from ringleader.ids import NodeId
-from ringleader.node.protocol.hello import AgentHello
+from ringleader.node.protocol.hello import AgentHello, Purpose
 
 HANDSHAKE_S = 5.0
 """For a TLS handshake and both hellos together."""
@@ -41,6 +41,10 @@ class PeerConnection:
         self.writer.transport.abort()
 
 
+def _accept(_: AgentHello) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class HandshakeContext:
     """Credentials and hello for the handshake, in both directions."""
@@ -48,6 +52,12 @@ class HandshakeContext:
     credentials: NodeCredentials
     hello: Callable[[str, str], AgentHello]
     """Makes our hello from (purpose, subject)."""
+    link_purpose: str = Purpose.CONTROL
+    """The purpose of control links: those of agents, or those of a training run."""
+    link_subject: str = ""
+    refusal: Callable[[AgentHello], str] = _accept
+    """Returns why a peer is refused, for example as a member of another run; '': it is
+    not."""
 
 
 def connection_error(who: str, exc: OSError) -> PeerError:

@@ -21,13 +21,12 @@ from ringleader.discovery.static_peers import StaticPeers
 from ringleader.errors import PeerError
 from ringleader.identity.node_key import public_key
 from ringleader.ids import NodeId, short
-from ringleader.node.peering.connect import connect
+from ringleader.node.peering.connect import connect_control
 from ringleader.node.peering.peer_connection import (
     Address,
     HandshakeContext,
     PeerConnection,
 )
-from ringleader.node.protocol.hello import Purpose
 
 EVERY_S = 0.1
 MAX_DIALS = 4
@@ -67,8 +66,8 @@ class _Target:
     num_tries: int = 0
     reached: NodeId | None = None
 
-    def failed(self, now_s: float) -> None:
-        self.retry_s = min(max(FIRST_RETRY_S, 2 * self.retry_s), LONGEST_RETRY_S)
+    def failed(self, now_s: float, longest_s: float) -> None:
+        self.retry_s = min(max(FIRST_RETRY_S, 2 * self.retry_s), longest_s)
         self.due_s = now_s + self.retry_s
         self.reached = None
 
@@ -84,6 +83,7 @@ class PeerDialer:
     directory: Directory
     registered: Callable[[], Mapping[str, Sequence[Address]]] = dict
     """Returns the other workers at the coordinator with their addresses."""
+    longest_retry_s: float = LONGEST_RETRY_S
     troubles: dict[str, str] = field(default_factory=dict)
     """Targets that could not be reached and why, for ``status`` and ``doctor``."""
     _labels: dict[str, NodeId] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class PeerDialer:
                 self.mdns.sightings.failed(label, now_s)
         for target in self._targets.values():
             if target.reached == node:
-                target.failed(time.monotonic())
+                target.failed(time.monotonic(), self.longest_retry_s)
 
     def _dial_registered(self) -> None:
         """Dial the workers at the coordinator: hints, as sightings are."""
@@ -153,13 +153,11 @@ class PeerDialer:
         name = f"node {short(node)}"
         try:
             addresses = await self.directory.ask(peer, node)
-            connection = await connect(
-                self.handshake, addresses, Purpose.CONTROL, expect=node
-            )
+            connection = await connect_control(self.handshake, addresses, node)
         except PeerError as exc:
             if node in self._unheard:
                 self._note(name, str(exc))
-            target.failed(time.monotonic())
+            target.failed(time.monotonic(), self.longest_retry_s)
         else:
             self.troubles.pop(name, None)
             target.due_s = time.monotonic() + LONGEST_RETRY_S
@@ -204,7 +202,7 @@ class PeerDialer:
     ) -> None:
         connection = await self._dial(addresses, node)
         if connection is None:
-            target.failed(time.monotonic())
+            target.failed(time.monotonic(), self.longest_retry_s)
         else:
             target.reached, target.retry_s, target.due_s = connection.node, 0.0, 0.0
 
@@ -213,9 +211,7 @@ class PeerDialer:
     ) -> PeerConnection | None:
         names = ", ".join(f"{host}:{port}" for host, port in addresses)
         try:
-            connection = await connect(
-                self.handshake, addresses, Purpose.CONTROL, expect=node
-            )
+            connection = await connect_control(self.handshake, addresses, node)
         except PeerError as exc:
             self._note(names, str(exc))
             return None

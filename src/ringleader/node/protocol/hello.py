@@ -36,6 +36,8 @@ class Purpose(StrEnum):
     """A tunnel to the TCPStore of a round."""
     STATUS = "status"
     """One snapshot."""
+    RUN = "run"
+    """As CONTROL, between the processes of one elastic training run."""
     ADDRESSES = "addresses"
     """Where another node can be dialled."""
 
@@ -61,7 +63,8 @@ class AgentHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     monotonic_s: Seconds = 0.0
     """Monotonic clock of the sender: start times of jobs are compared with it."""
     subject: Text = ""
-    """For ``Purpose.STORE``: id of the round. For ``Purpose.ADDRESSES``: the node."""
+    """For ``Purpose.STORE``: id of the round. For ``Purpose.RUN``: id of the run. For
+    ``Purpose.ADDRESSES``: the node."""
     refusal: Text = ""
     """In a reply: why the connection is refused."""
 

@@ -1,0 +1,47 @@
+"""ViewHooks and PeerSource: what the control thread of a run calls, and asks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from ringleader.errors import RingleaderError
+from ringleader.membership.member import Member, View, ViewId
+from ringleader.node.protocol.run_peers import RunPeers
+
+
+class ViewHooks(Protocol):
+    """Receives the views of a run. Called on its control thread; returns at once.
+
+    An exception in a hook ends the control thread as any failure does.
+    """
+
+    def freeze(self, view_id: ViewId, members: tuple[Member, ...]) -> None:
+        """This member has promised a view: deliver nothing of an older one, and call
+        ``RunMembership.answer(view_id, status)`` soon, from any thread."""
+
+    def install(self, view: View) -> None:
+        """A view is in force, with the statuses of all members as payloads."""
+
+    def ended(self, member: Member) -> None:
+        """The process of a member is proven to have ended; may be called twice."""
+
+    def expelled(self, why: str) -> None:
+        """This machine was asleep, and the others have gone on without it.
+
+        Its links are cut and are being dialled again; the group of the view in force
+        is of no use any more. A freeze follows when the others are met.
+        """
+
+    def failed(self, error: RingleaderError) -> None:
+        """The control thread has ended without ``leave()``; no hook follows."""
+
+
+class PeerSource(Protocol):
+    """Tells who else is in the run."""
+
+    def follow(self, me: Member, port: int) -> AsyncIterator[RunPeers]:
+        """Iterate over the other workers of the run: at once, and at every change.
+
+        ``port`` is that of our own control listener, for the others.
+        """

@@ -1,0 +1,108 @@
+"""The members of a run as real processes: views after kills, stops and returns."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from ringleader.identity.cluster_secret import ClusterSecret
+from ringleader.identity.secret_value import Secret
+from ringleader.testing.node_process import Event
+from ringleader.testing.run_member import MemberProcess, issue_credentials
+
+
+@dataclass
+class Run:
+    """Members of one run on this machine, by their nodes."""
+
+    folder: Path
+    cluster: ClusterSecret = field(
+        default_factory=lambda: ClusterSecret(root=Secret(os.urandom(32)))
+    )
+    members: dict[str, MemberProcess] = field(default_factory=dict)
+    extra: list[MemberProcess] = field(default_factory=list)
+    files: dict[str, Path] = field(default_factory=dict)
+    address: str = ""
+
+    def join(self, node: str = "") -> str:
+        """Start a member, a new one or another life of ``node``."""
+        if node:
+            self.extra.append(self.members.pop(node))
+        else:
+            file, node = issue_credentials(self.folder, self.cluster)
+            self.files[node] = file
+        member = MemberProcess.launch(self.files[node], "run", self.address)
+        port = member.wait_for("up")["port"]
+        self.address = ",".join(filter(None, [self.address, f"127.0.0.1:{port}"]))
+        self.members[node] = member
+        return node
+
+    def agree(self, *nodes: str) -> list[Event]:
+        """Wait until these nodes are in one view of exactly them; return it of all."""
+        views = [self.members[node].wait_for_view(nodes) for node in nodes]
+        assert len({view["counter"] for view in views}) == 1
+        assert len({str(view["payloads"]) for view in views}) == 1
+        return views
+
+    def close(self) -> None:
+        for member in [*self.members.values(), *self.extra]:
+            member.kill()
+            member.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    tmp_path.chmod(0o700)
+    made = Run(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.slow
+def test_views_follow_kills_of_any_member_and_returns(run: Run) -> None:
+    first, second, third = run.join(), run.join(), run.join()
+    views = run.agree(first, second, third)
+    assert {view["leader"] for view in views} == {first}
+
+    run.members[first].kill()
+    views = run.agree(second, third)
+    assert {view["leader"] for view in views} == {second}
+    assert [m["node"] for m in _ended(run, third)] == [first]
+
+    run.join(first)
+    run.agree(first, second, third)
+    run.members[third].kill()
+    run.agree(first, second)
+
+    run.members[first].tell("leave")
+    run.agree(second)
+    assert run.members[first].process.wait(20) == 0
+
+
+def _ended(run: Run, node: str) -> list[Event]:
+    return [e for e in run.members[node].events if e["event"] == "ended"]
+
+
+@pytest.mark.slow
+def test_a_short_stop_evicts_nobody_and_a_long_one_does(run: Run) -> None:
+    first, second, third = run.join(), run.join(), run.join()
+    counter = run.agree(first, second, third)[0]["counter"]
+    stopped = run.members[third].process
+    stopped.send_signal(signal.SIGSTOP)
+    with pytest.raises(AssertionError, match="no such event"):
+        run.members[first].wait_for("freeze", 2.0)
+    stopped.send_signal(signal.SIGCONT)
+    run.members[first].tell("refresh")
+    views = run.agree(first, second, third)
+    assert views[0]["counter"] == counter + 1, "nobody was left out meanwhile"
+
+    stopped.send_signal(signal.SIGSTOP)
+    run.agree(first, second)
+    assert not _ended(run, first), "silence proves nothing"
+    stopped.send_signal(signal.SIGCONT)
+    run.agree(first, second, third)

@@ -1,0 +1,205 @@
+"""What the membership of a training run does that the one of agents does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ringleader.membership.config import MembershipConfig
+from ringleader.membership.events import (
+    FreezeView,
+    Health,
+    HealthChanged,
+    InstallView,
+    LinkDown,
+    LinkUp,
+    MessageReceived,
+    SetPayload,
+    SuspectPeer,
+)
+from ringleader.membership.member import Member, View
+from ringleader.membership.messages import Commit, Goodbye, Heartbeat, Propose, Status
+from ringleader.membership.probation import Probation
+from tests.unit.membership.test_state_machine import (
+    ADA,
+    BOB,
+    BOB_AGAIN,
+    CYD,
+    Desk,
+    follow,
+    name,
+    only,
+    said,
+)
+
+TRAINING = MembershipConfig.for_training()
+
+
+def lead(desk: Desk, *others: Member) -> View:
+    """Bring ada's machine to lead a view of herself and ``others``."""
+    everybody = (ADA, *others)
+    for peer in others:
+        desk.meet(peer)
+    for peer in others:
+        hears = tuple(m for m in everybody if m != peer)
+        desk.beat(peer, prefers=ADA, hears=hears)
+    actions = desk.wait(0.35)
+    [freeze] = only(actions, FreezeView)
+    for peer in others:
+        assert said(actions, Propose, peer)
+        desk.step(MessageReceived(peer, Status(freeze.id, b"", 0)))
+    desk.step(SetPayload(b"ours", freeze.id))
+    view = desk.machine.view
+    assert view is not None
+    assert view.members == everybody
+    return view
+
+
+def invites(desk: Desk) -> list[Member]:
+    return list(desk.machine._proposer.invites)
+
+
+def test_a_status_is_never_older_than_the_freeze() -> None:
+    desk = Desk(BOB, TRAINING)
+    desk.step(SetPayload(b"stale"))
+    follow(desk)
+    actions = desk.step(MessageReceived(ADA, Propose(name(5), (ADA, BOB))))
+    assert only(actions, FreezeView) == [FreezeView(name(5), ADA, (ADA, BOB))]
+    desk.beat(ADA, invites=(BOB,))
+    assert not said(desk.wait(3.0), Status, ADA), "it waits for as long as it takes"
+    assert not said(desk.step(SetPayload(b"stale")), Status, ADA)
+    assert not said(desk.step(SetPayload(b"other", name(4))), Status, ADA)
+    asked_again = MessageReceived(ADA, Propose(name(5), (ADA, BOB)))
+    assert not said(desk.step(asked_again), Status, ADA)
+    actions = desk.step(SetPayload(b"fresh", name(5)))
+    assert said(actions, Status, ADA) == [Status(name(5), b"fresh", 0)]
+
+
+def test_an_answer_to_an_older_proposal_is_ignored() -> None:
+    desk = Desk(BOB, TRAINING)
+    follow(desk)
+    desk.step(MessageReceived(ADA, Propose(name(5), (ADA, BOB))))
+    desk.step(MessageReceived(ADA, Propose(name(6), (ADA, BOB))))
+    assert not said(desk.step(SetPayload(b"late", name(5))), Status, ADA)
+    actions = desk.step(SetPayload(b"fresh", name(6)))
+    assert said(actions, Status, ADA) == [Status(name(6), b"fresh", 0)]
+
+
+def test_a_proven_end_leads_to_a_proposal_within_milliseconds() -> None:
+    desk = Desk(ADA, TRAINING)
+    lead(desk, BOB, CYD)
+    desk.now_s += 0.01
+    actions = desk.step(LinkDown(CYD, gone=True))
+    assert only(actions, HealthChanged) == [
+        HealthChanged(CYD, Health.DEAD, "its process ended", is_proven=True)
+    ]
+    assert said(actions, Heartbeat, BOB), "the others hear of it at once"
+    desk.beat(BOB, prefers=ADA, hears=(ADA,))
+    [proposal] = said(desk.wait(0.01), Propose, BOB)
+    assert proposal.members == (ADA, BOB)
+
+
+def test_a_join_takes_longer_than_a_loss() -> None:
+    desk = Desk(ADA, TRAINING)
+    lead(desk, BOB)
+    desk.meet(CYD)
+    desk.beat(BOB, prefers=ADA, hears=(ADA, CYD))
+    desk.beat(CYD, prefers=ADA, hears=(ADA, BOB))
+    assert not said(desk.wait(0.25), Propose, CYD)
+    [proposal, *_] = said(desk.wait(0.1), Propose, CYD)
+    assert proposal.members == (ADA, BOB, CYD)
+
+
+def test_a_goodbye_and_a_new_life_are_proofs_and_silence_is_none() -> None:
+    desk = Desk(ADA, TRAINING)
+    desk.meet(BOB)
+    desk.meet(CYD)
+    [gone] = only(desk.step(MessageReceived(BOB, Goodbye())), HealthChanged)
+    assert gone.is_proven
+    changes = only(desk.wait(4.0), HealthChanged)
+    assert [c.health for c in changes] == [Health.SUSPECT, Health.DEAD]
+    assert not any(c.is_proven for c in changes)
+    desk = Desk(ADA, TRAINING)
+    desk.meet(BOB)
+    desk.step(LinkDown(BOB, gone=False))
+    [gone] = only(desk.step(LinkUp(BOB_AGAIN)), HealthChanged)
+    assert (gone.peer, gone.is_proven) == (BOB, True)
+
+
+def test_a_suspicion_of_the_caller_asks_the_peer_at_once() -> None:
+    desk = Desk(ADA, TRAINING)
+    lead(desk, BOB)
+    desk.now_s += 0.01
+    actions = desk.step(SuspectPeer(BOB, "its data link broke"))
+    [beat] = said(actions, Heartbeat, BOB)
+    assert [who for who, _ in beat.report.suspects] == [BOB]
+    assert only(actions, HealthChanged) == [
+        HealthChanged(BOB, Health.SUSPECT, "its data link broke")
+    ]
+    [change] = only(desk.beat(BOB, prefers=ADA), HealthChanged)
+    assert change.health is Health.HEALTHY
+    assert not only(desk.wait(0.9), FreezeView), "it stays a member"
+
+
+def test_a_peer_that_was_silent_waits_before_it_is_a_member_again() -> None:
+    desk = Desk(ADA, TRAINING)
+    lead(desk, BOB)
+    [*_, freeze] = only(desk.wait(3.5), FreezeView)
+    assert freeze.members == (ADA,)
+    desk.step(SetPayload(b"", freeze.id))
+    desk.beat(BOB, prefers=ADA)
+    assert invites(desk) == []
+    desk.wait(0.5)
+    desk.beat(BOB, prefers=ADA)
+    assert invites(desk) == []
+    desk.wait(0.6)
+    assert invites(desk) == [BOB]
+
+
+def test_probation_doubles_and_is_forgotten() -> None:
+    probation = Probation(1.0)
+    assert probation.until_s(BOB.node) < 0
+    for now_s, wait_s in ((100.0, 1.0), (110.0, 2.0), (120.0, 4.0), (900.0, 1.0)):
+        probation.note(BOB.node, now_s)
+        assert probation.until_s(BOB.node) == now_s + wait_s
+    for _ in range(30):
+        probation.note(CYD.node, 5.0)
+    assert probation.until_s(CYD.node) == 5.0 + 64.0
+
+
+def test_a_barred_leader_is_not_followed() -> None:
+    desk = Desk(BOB, TRAINING)
+    follow(desk)
+    desk.wait(4.0)
+    desk.beat(ADA, invites=(BOB,))
+    assert desk.machine.prefers == BOB
+    desk.wait(0.9)
+    desk.beat(ADA, invites=(BOB,))
+    desk.wait(0.2)
+    assert desk.machine.prefers == ADA
+
+
+def test_a_view_that_is_installed_ends_the_question() -> None:
+    desk = Desk(BOB, TRAINING)
+    follow(desk)
+    desk.step(MessageReceived(ADA, Propose(name(5), (ADA, BOB))))
+    desk.step(SetPayload(b"one", name(5)))
+    view = View(name(5), (ADA, BOB), (b"", b"one"))
+    actions = desk.step(MessageReceived(ADA, Commit(view)))
+    assert only(actions, InstallView) == [InstallView(view)]
+    assert not said(desk.step(SetPayload(b"two", name(5))), Status, ADA)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"loss_debounce_s": 9.0},
+        {"loss_debounce_s": 0.0},
+        {"probation_s": -1.0},
+        {"report_gap_s": 0.0},
+    ],
+)
+def test_times_of_training_are_checked(bad: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="membership"):
+        replace(TRAINING, **bad)
