@@ -197,6 +197,8 @@ def test_specs_that_make_no_sense_are_refused() -> None:
         DataSpec(num_samples=0, global_batch=1, micro_batch=1)
     with pytest.raises(ConfigError, match="micro_batch=3"):
         DataSpec(num_samples=9, global_batch=2, micro_batch=3)
+    with pytest.raises(ConfigError, match="at most 4096"):
+        DataSpec(num_samples=9000, global_batch=9000, micro_batch=2)
     with pytest.raises(ConfigError, match="epochs"):
         DataSpec(num_samples=9, global_batch=2, micro_batch=2, epochs=-1)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from ringleader.training.data.intervals import (
     split,
     union,
 )
+
+MAX_QUANTA: Final = 4096
+"""Quanta of a step: one machine that is left must be able to hold all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,11 @@ class DataSpec:
             raise ConfigError(
                 f"micro_batch={self.micro_batch} and global_batch={self.global_batch}: "
                 "1 <= micro_batch <= global_batch needed"
+            )
+        if self.num_quanta > MAX_QUANTA:
+            raise ConfigError(
+                f"micro_batch={self.micro_batch} cuts a step into {self.num_quanta} "
+                f"quanta; at most {MAX_QUANTA}"
             )
         if self.epochs is not None and self.epochs < 0:
             raise ConfigError(f"epochs={self.epochs}: None or at least 0 needed")

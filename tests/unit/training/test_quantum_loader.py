@@ -1,0 +1,226 @@
+"""Batches of the right quanta, read ahead, after any change of the plan."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import time
+from collections import Counter
+from typing import NoReturn
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ringleader.errors import ConfigError
+from ringleader.ids import NodeId
+from ringleader.training.data.assignment import StepTable
+from ringleader.training.data.balance import Report
+from ringleader.training.data.data_state import DataSpec, is_over, sample_indices
+from ringleader.training.data.progress import (
+    Progress,
+    delivered,
+    table_after_loss,
+    table_of,
+)
+from ringleader.training.data.quantum_loader import QuantumLoader
+
+A, B, C = (NodeId(letter * 52) for letter in "abc")
+
+
+class Noisy(Dataset[Tensor]):
+    """Each sample is its index and one number of every generator."""
+
+    def __init__(self, size: int = 37) -> None:
+        self.size = size
+        self.loaded: list[int] = []
+        self.told: list[int] = []
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Tensor:
+        if index >= self.size:
+            raise IndexError(index)
+        self.loaded.append(index)
+        numbers = (random.random(), np.random.random(), float(torch.rand(())))
+        return torch.tensor([index, *numbers], dtype=torch.float64)
+
+    def prefetch(self, indices: list[int]) -> None:
+        self.told += indices
+
+
+def spec_of(epochs: int = 2) -> DataSpec:
+    return DataSpec(
+        num_samples=37, global_batch=10, micro_batch=3, seed=4, epochs=epochs
+    )
+
+
+def drain(loader: QuantumLoader, spec: DataSpec) -> list[Tensor]:
+    """Take all quanta of the step; each batch holds the samples of its quantum."""
+    rows: list[Tensor] = []
+    while (item := loader.next_quantum()) is not None:
+        quantum, batch = item
+        assert batch[:, 0].tolist() == sample_indices(spec, quantum)
+        rows += list(batch)
+    return rows
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_with_losses_takes_every_sample_once(workers: int) -> None:
+    chance = random.Random(workers)
+    spec, progress, version = spec_of(), Progress(), 0
+    loader = QuantumLoader(Noisy(), spec, A, num_workers=workers)
+    loader.start()
+    seen, values = Counter[tuple[int, int]](), set()
+    while not is_over(spec, progress.state):
+        members = [A, B] if chance.random() < 0.5 else [C, A]
+        table = table_of(spec, progress, members)
+        loader.set_table(progress, table)
+        rows = drain(loader, spec)
+        if chance.random() < 0.5:  # the other one is lost
+            table = table_after_loss(spec, progress, [A], {A: table.quanta[A]})
+            loader.set_table(progress, table)
+            rows += drain(loader, spec)
+        seen.update((progress.state.epoch, int(row[0])) for row in rows)
+        values |= {tuple(row.tolist()) for row in rows}
+        version += 1
+        reports = {m: Report(chance.uniform(1, 3)) for m in table.quanta}
+        progress = delivered(spec, progress, version, table, reports)
+    assert max(seen.values()) == 1
+    mine = progress.ledger.samples_by_node()[A]
+    assert len(seen) == mine == len(values)
+    loader.close()
+
+
+def test_augmentation_follows_the_sample_and_leaves_the_user_s_generators() -> None:
+    spec = spec_of()
+    rows: dict[tuple[int, int], set[tuple[float, ...]]] = {}
+    for members in ([A], [A, B]):  # other quanta, other machines, another order
+        for node in members:
+            loader = QuantumLoader(Noisy(), spec, node)
+            progress = Progress()
+            for version in range(1, 9):
+                table = table_of(spec, progress, members)
+                loader.set_table(progress, table)
+                torch.manual_seed(9)
+                np.random.seed(9)
+                random.seed(9)
+                for row in drain(loader, spec):
+                    key = (progress.state.epoch, int(row[0]))
+                    rows.setdefault(key, set()).add(tuple(row[1:].tolist()))
+                after = float(torch.rand(())), np.random.random(), random.random()
+                torch.manual_seed(9)
+                np.random.seed(9)
+                random.seed(9)
+                assert after == (
+                    float(torch.rand(())),
+                    np.random.random(),
+                    random.random(),
+                )
+                progress = delivered(spec, progress, version, table, {})
+    assert len(rows) == 2 * 37
+    assert all(len(values) == 1 for values in rows.values())
+    assert len(set().union(*rows.values())) == 2 * 37  # epochs differ, too
+
+
+def test_void_quanta_are_handed_out_again_and_kept_ones_are_not() -> None:
+    spec, progress = spec_of(), Progress()
+    loader = QuantumLoader(Noisy(), spec, A)
+    table = table_of(spec, progress, [A, B])
+    loader.set_table(progress, table)
+    first = drain(loader, spec)
+    loader.set_table(progress, table)
+    assert loader.next_quantum() is None
+    loader.set_table(progress, table, redo=True)
+    assert [row.tolist() for row in drain(loader, spec)] == [r.tolist() for r in first]
+    loader.set_table(progress, StepTable({A: (), B: (0, 1, 2, 3)}))
+    assert loader.next_quantum() is None
+
+
+def test_a_served_dataset_is_told_what_is_needed_soon() -> None:
+    spec, progress, data = spec_of(), Progress(), Noisy()
+    loader = QuantumLoader(data, spec, A)
+    table = table_of(spec, progress, [A, B])
+    loader.set_table(progress, table)
+    assert loader.next_quantum() is not None
+    assert len(data.loaded) == 3
+    assert data.told[:3] == data.loaded
+    assert 15 <= len(data.told) <= 30  # four steps of this member
+
+
+def test_an_error_of_the_dataset_reaches_the_caller_and_the_loader_goes_on() -> None:
+    spec, progress, data = spec_of(), Progress(), Noisy(size=20)
+    loader = QuantumLoader(data, spec, A)
+    loader.set_table(progress, table_of(spec, progress, [A]))
+    with pytest.raises(IndexError):
+        drain(loader, spec)
+    data.size = 37
+    drain(loader, spec)
+
+
+def test_options_that_the_plan_decides_are_refused() -> None:
+    with pytest.raises(ConfigError, match="batch_size, shuffle"):
+        QuantumLoader(Noisy(), spec_of(), A, batch_size=3, shuffle=True)
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+@pytest.mark.slow
+def test_workers_stay_for_the_run_and_end_with_the_loader() -> None:
+    spec, progress = spec_of(), Progress()
+    before = children()
+    loader = QuantumLoader(Noisy(), spec, A, num_workers=2)
+    loader.start()
+    started = children() - before
+    assert len(started) == 2
+    for version in range(1, 4):
+        table = table_of(spec, progress, [A])
+        loader.set_table(progress, table)
+        drain(loader, spec)
+        progress = delivered(spec, progress, version, table, {})
+    assert children() - before == started  # the same workers, however often restarted
+    loader.close()
+    assert children() == before
+    abandoned = QuantumLoader(Noisy(), spec, A, num_workers=1)
+    abandoned.start()
+    del abandoned
+    gc.collect()
+    assert children() == before
+
+
+@pytest.mark.slow
+def test_workers_of_a_killed_process_end_at_once() -> None:
+    ready, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _train_until_killed(write)
+    os.close(write)
+    with open(ready, "rb") as stream:
+        pids = [int(pid) for pid in stream.readline().split()]
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert len(pids) == 2
+    end = time.monotonic() + 3  # before the five seconds of torch's own watch
+    while any(map(psutil.pid_exists, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not any(map(psutil.pid_exists, pids))
+
+
+def _train_until_killed(write: int) -> NoReturn:
+    try:
+        spec, progress = spec_of(), Progress()
+        loader = QuantumLoader(Noisy(), spec, A, num_workers=2)
+        loader.start()
+        loader.set_table(progress, table_of(spec, progress, [A]))
+        loader.next_quantum()
+        os.write(write, " ".join(map(str, children())).encode() + b"\n")
+        time.sleep(60)
+    finally:
+        os._exit(1)
