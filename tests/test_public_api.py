@@ -49,7 +49,7 @@ FLAGS = {
     "invite": "--port --seconds --json",
     "leave": "--yes --json",
     "run": "script args -m --module --nodes --min-nodes --wait --nproc-per-node "
-    "--max-restarts --job --peers --coordinator --mdns --interface --port "
+    "--max-restarts --survive --job --peers --coordinator --mdns --interface --port "
     "--tensor-port --transport --rank0 --profile --timeout --any-script --plaintext "
     "--tls-ca --tls-cert --tls-key --compress --checkpoint --dry-run --backend",
     "coordinator": "--listen --heartbeat-timeout --state --tls-ca --tls-cert --tls-key "

@@ -20,6 +20,7 @@ from ringleader.node.launch.local_modules import find_sources
 from ringleader.node.launch.new_interpreter import needs_new_interpreter
 from ringleader.node.launch.process_exit import leave
 from ringleader.node.launch.program import find_program
+from ringleader.node.launch.survival_notice import check_survival, survival_notice
 from ringleader.node.peering.membership_profiles import MembershipProfile
 from ringleader.node.protocol.agent_config import AGENT_PORT
 from ringleader.node.protocol.local_requests import EnterJob
@@ -67,6 +68,14 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             "do not count.",
         ),
     ] = 0,
+    survive: Annotated[
+        bool,
+        typer.Option(
+            "--survive",
+            help="Go on when machines are lost and let others join, without "
+            "restarting the workers.",
+        ),
+    ] = False,
     job: Annotated[
         str,
         typer.Option(
@@ -183,13 +192,16 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
 
     Run the same command on every machine, in any order. When a machine
     is lost, the others restart the workers without it; when one comes,
-    they restart with it. The exit status is 0 if the script succeeded here
-    and no other machine failed, that of the script if it failed here,
-    128 + N after signal N, and else 1.
+    they restart with it. With --survive nobody restarts.
+
+    The exit status is 0 if the script succeeded here and no other machine
+    failed (with --survive: if it succeeded here), that of the script if it
+    failed here, 128 + N after signal N, and else 1.
     """
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         need, most = _sizes(nodes, min_nodes)
+        check_survival(survive=survive, nproc_per_node=nproc_per_node)
         if compress:
             settings.export({"RINGLEADER_COMPRESS": compress})
         if checkpoint:
@@ -213,6 +225,8 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             nproc=nproc_per_node,
             max_restarts=max_restarts,
             plaintext=plaintext,
+            min_left=min_nodes or 1,
+            notice=survival_notice(sources) if survive else [],
             compress=settings.compress(),
             request=EnterJob(
                 job=job,
@@ -220,7 +234,9 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
                 max_nodes=most,
                 wait_s=wait,
                 timeout_s=timeout,
-                fingerprint=job_fingerprint(None if any_script else sources),
+                fingerprint=job_fingerprint(
+                    None if any_script else sources, survives=survive
+                ),
                 rank0=rank0,
             ),
             agent=agent_config(

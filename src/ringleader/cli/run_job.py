@@ -32,6 +32,10 @@ class RunPlan:
     nproc: int
     max_restarts: int
     plaintext: bool
+    min_left: int
+    """With --survive, the job ends if a machine fails and fewer are left."""
+    notice: list[str]
+    """What --survive promises for this program; empty without it."""
     compress: str
     request: EnterJob
     agent: AgentConfig
@@ -78,7 +82,14 @@ def _launch(
     from ringleader.node.launch.failure_policy import JobFailed
     from ringleader.node.launch.rendezvous import LOOPBACK
 
-    handler = AgentRendezvous(agent, plan.request, encrypts=not plan.plaintext)
+    handler = AgentRendezvous(
+        agent,
+        plan.request,
+        encrypts=not plan.plaintext,
+        min_nodes=plan.min_left,
+    )
+    for line in plan.notice:
+        errors.print(f"ringleader: {line}", markup=False)
     handler.on_progress = lambda text: errors.print(f"ringleader: {text}", markup=False)
     command = [sys.executable, *plan.program.command()]
     workers = Workers(

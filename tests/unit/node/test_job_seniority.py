@@ -12,7 +12,7 @@ import pytest
 
 from ringleader.ids import NodeId, short
 from ringleader.node.agent import job_seniority
-from ringleader.node.agent.jobs import Jobs, WorkerConfig
+from ringleader.node.agent.jobs import Jobs
 from ringleader.node.agent.local_node import LocalNode
 from ringleader.node.agent.rank_assignment import (
     MEASURE_S,
@@ -23,6 +23,7 @@ from ringleader.node.agent.rank_assignment import (
     is_stale,
     patience_s,
 )
+from ringleader.node.agent.round_entry import WorkerConfig
 from ringleader.node.agent.view_state import ViewState
 from ringleader.node.peering.peer_connection import PeerConnection
 from ringleader.node.protocol.agent_config import AgentConfig
@@ -372,7 +373,7 @@ async def enter_and_lose_a_node() -> RoundEntered:
         publish=lambda: None,
         set_payload=lambda: None,
         dial_store=dial,
-        worker=WorkerConfig("", local, 3.5),
+        worker=WorkerConfig("", local, 3.5, ""),
         troubles=list,
     )
     request = EnterJob(

@@ -17,10 +17,11 @@ from ringleader.membership.member import Member, View
 from ringleader.node.agent.agent_identity import AgentIdentity
 from ringleader.node.agent.coordinator_setup import link_to_coordinator
 from ringleader.node.agent.event_log import EventLog
-from ringleader.node.agent.jobs import Jobs, WorkerConfig
+from ringleader.node.agent.jobs import Jobs
 from ringleader.node.agent.local_node import LocalNode
 from ringleader.node.agent.peer_clocks import PeerClocks
 from ringleader.node.agent.peer_directory import PeerDirectory
+from ringleader.node.agent.round_entry import WorkerConfig
 from ringleader.node.agent.split_reporter import SplitReporter
 from ringleader.node.agent.view_state import ViewState
 from ringleader.node.peering import link_plan
@@ -89,6 +90,7 @@ class AgentCore:
                 identity.worker_credentials,
                 local,
                 timing.dead_after_s + timing.patience_s,
+                str(identity.status_socket),
             ),
             lambda: self.snapshot().troubles,
             self.started_s,

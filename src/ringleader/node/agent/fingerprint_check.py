@@ -23,6 +23,7 @@ _ADVICE = {
     "ringleader": "run `pip install --upgrade ringleader` on both",
     "compress": "give both the same --compress",
     "backend": "give both --backend ringleader (RINGLEADER_DEFAULT=1), or neither",
+    "survive": "give both --survive, or neither",
 }
 """What to do about each difference. The fields of "torch" are a version and a name."""
 

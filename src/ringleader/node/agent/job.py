@@ -44,14 +44,35 @@ class Job:
     """The round before, if this is not the first."""
     done: set[NodeId] = field(default_factory=set)
     """Nodes of the current or the last round that have finished."""
+    joined: list[NodeId] = field(default_factory=list)
+    """Nodes that joined the current round while it ran."""
     failed: set[NodeId] = field(default_factory=set)
     failures: dict[NodeId, JobFailure] = field(default_factory=dict)
     """What failed on the nodes of the current round."""
 
+    @property
+    def participants(self) -> tuple[NodeId, ...]:
+        """All nodes that are or were in the current or the last round."""
+        current = self.round or self.last_round
+        return (*current.nodes, *self.joined) if current else ()
+
+    @property
+    def is_established(self) -> bool:
+        """Whether the round goes on whatever happens to the membership."""
+        return self.request.survives and self.request.is_established
+
+    def note_joined(self, view_state: ViewState) -> None:
+        """Record the nodes that have joined the round of a job that survives."""
+        if self.round is None or not self.request.survives:
+            return
+        for node, request in view_state.requests_for(self.request.job).items():
+            if request.round == self.round.id and node not in self.participants:
+                self.joined.append(node)
+
     def note_ends(self, view_state: ViewState) -> None:
         """Record which nodes finished or failed; they announce it before they leave."""
         current = self.round or self.last_round
-        for node in current.nodes if current else ():
+        for node in self.participants:
             state = view_state.states.get(node)
             for end in state.ended_jobs if state else ():
                 if current is not None and end.round == current.id:

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, DeadlineExceeded, GroupAborted
 from ringleader.ids import NodeId
-from ringleader.node.agent import fingerprint_check, rank_assignment
-from ringleader.node.agent.fingerprint_check import Machine
+from ringleader.node.agent import rank_assignment, round_entry, run_admission
 from ringleader.node.agent.job import Job, JobHistory, OnProgress
 from ringleader.node.agent.job_reports import JobReports
-from ringleader.node.agent.local_node import LocalNode
 from ringleader.node.agent.rank_assignment import Refused, Round, Waiting
+from ringleader.node.agent.round_entry import WorkerConfig
 from ringleader.node.agent.round_outcome import round_status
 from ringleader.node.agent.round_stores import RoundStores
 from ringleader.node.agent.store_tunnel import StoreTunnel
@@ -30,15 +29,6 @@ from ringleader.node.protocol.node_state import JobEnded, JobRequest
 MAX_HISTORIES = 16
 ANNOUNCE_END_S = 2.0
 """How long a leaving node waits until the others know how its job ended."""
-
-
-@dataclass(slots=True)
-class WorkerConfig:
-    """Settings for the worker processes of a round."""
-
-    credentials: str
-    local: LocalNode
-    lost_after_s: float
 
 
 @dataclass(slots=True)
@@ -64,7 +54,8 @@ class Jobs:
     _jobs: dict[str, Job] = field(default_factory=dict)
     _histories: dict[str, JobHistory] = field(default_factory=dict)
     _ready_since: dict[str, float] = field(default_factory=dict)
-    _view_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    view_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set at the next view, which replaces it."""
     _names: dict[NodeId, str] = field(default_factory=dict)
     """Names of all nodes that were in a view."""
 
@@ -74,6 +65,10 @@ class Jobs:
     def job_requests(self) -> list[JobRequest]:
         """Return the requests for our node state."""
         return [job.request for job in self._jobs.values()]
+
+    def get(self, name: str) -> Job | None:
+        """Return a job that this node takes part in."""
+        return self._jobs.get(name)
 
     async def enter(self, request: EnterJob, on_progress: OnProgress) -> RoundEntered:
         """Wait until a round of the job begins with this node in it.
@@ -137,38 +132,13 @@ class Jobs:
     async def _begin(self, job: Job, chosen: Round) -> RoundEntered:
         view = job.first_view  # the current one may lack a node of the round already
         assert view is not None
-        for text in self._warnings(job.request.job, chosen, view):
+        for text in round_entry.warnings(job.request.job, chosen, view):
             job.on_progress(text)
-        rank, port = chosen.nodes.index(self.mine), 0
-        if rank > 0:
-            first = chosen.nodes[0]
+        port, first = 0, chosen.nodes[0]
+        if first != self.mine:
             job.tunnel = StoreTunnel(lambda: self.dial_store(first, chosen.id))
             port = await job.tunnel.listen()
-        states = [view.states[node] for node in chosen.nodes]
-        others = [s.addresses for s in states[:rank] + states[rank + 1 :]]
-        return RoundEntered(
-            round=chosen.id,
-            rank=rank,
-            size=len(chosen.nodes),
-            store_port=port,
-            names=[view.names()[node] for node in chosen.nodes],
-            credentials=self.worker.credentials,
-            addresses=self.worker.local.addresses,
-            interface=self.worker.local.interface_towards(others),
-            lost_after_s=self.worker.lost_after_s,
-        )
-
-    @staticmethod
-    def _warnings(job: str, chosen: Round, view_state: ViewState) -> list[str]:
-        """Return what differs between the machines of a round that may train."""
-        requests = view_state.requests_for(job)
-        return fingerprint_check.warnings(
-            [
-                Machine(node, view_state.states[node], requests[node].fingerprint)
-                for node in chosen.nodes
-                if node in requests
-            ]
-        )
+        return round_entry.enter(chosen, view, self.mine, self.worker, port)
 
     def drop(self, name: str) -> Job | None:
         """Withdraw the request for a job and release what its round holds."""
@@ -180,6 +150,7 @@ class Jobs:
             job.tunnel.close()
         if job.round is not None:
             self.stores.close(job.round.id)
+        self.reports.forget_workers(name)
         self.publish()
         return job
 
@@ -197,7 +168,7 @@ class Jobs:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANNOUNCE_END_S):
                 while not self._is_announced(end):
-                    await self._view_changed.wait()
+                    await self.view_changed.wait()
 
     def finish(self, name: str) -> None:
         """Tell the other nodes that our workers have succeeded; stay in the round."""
@@ -221,7 +192,8 @@ class Jobs:
         for job in self._jobs.values():
             if job.round is not None and job.round.id == round_id:
                 job.note_complete()
-                self.set_payload()
+                # Machines that wait join a round that is complete.
+                (self.publish if job.request.survives else self.set_payload)()
 
     def close(self) -> None:
         """Drop all jobs."""
@@ -235,10 +207,11 @@ class Jobs:
         self.view_state = view_state
         self._names |= view_state.names()
         self.ready_jobs &= view_state.jobs()
-        self._view_changed.set()
-        self._view_changed = asyncio.Event()
+        self.view_changed.set()
+        self.view_changed = asyncio.Event()
         self.stores.close_for_absent(view_state.states)
         for name, job in list(self._jobs.items()):
+            job.note_joined(view_state)
             job.note_ends(view_state)
             if job.round and job.tunnel and job.round.nodes[0] not in view_state.states:
                 job.tunnel.close()  # else workers would wait for the store for ever
@@ -254,7 +227,7 @@ class Jobs:
             text = f"job {name}: the other machines have finished it, this one has not"
             job.outcome.set_exception(GroupAborted(text))
             return
-        match rank_assignment.assign_ranks(name, view_state, self.mine):
+        match run_admission.admit(name, view_state, self.mine):
             case Round() as chosen if self.mine in chosen.nodes:
                 job.begin(chosen, view_state, self.mine)
                 job.outcome.set_result(chosen)
@@ -277,7 +250,7 @@ class Jobs:
         job, view_state = self._jobs.get(name), self.view_state
         if job is None or view_state is None:
             return RoundStatus(True, "this machine is in no round")
-        return round_status(name, job, view_state, self.mine)
+        return round_status(name, job, view_state, self.mine, self._names)
 
     def on_tick(self, now_s: float) -> None:
         """Let jobs start that have waited long enough; only the leader decides that."""

@@ -124,6 +124,7 @@ class LocalNode:
             job_requests=job_requests,
             ended_jobs=reports.ended_jobs,
             failures=reports.failures,
+            workers=reports.workers,
             ready_jobs=ready_jobs,
             split=split,
             coordinator_rank=coordinator_rank,

@@ -38,6 +38,8 @@ class Round:
 
     id: str
     nodes: tuple[NodeId, ...]
+    is_joined: bool = False
+    """This node joined it while the others trained; it is alone in ``nodes``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +89,9 @@ class Waiting:
 def assign_ranks(job: str, view: ViewState, mine: NodeId) -> Round | Refused | Waiting:
     """Return what ``view`` means for the waiting request of ``mine`` for ``job``."""
     applicants = find_applicants(job, view)
-    names = fingerprint_check.differences(
-        applicants.fingerprint, applicants.waiting[mine].fingerprint
-    )
-    if names:
-        return Refused(_explain(names, applicants, mine, view))
-    if applicants.waiting[mine].rank0 not in ("", applicants.rank0):
-        return Refused(_explain_rank0(applicants, mine, view))
+    refused = find_refusal(applicants, mine, view)
+    if refused is not None:
+        return refused
     matching, (need, most) = applicants.matching, applicants.limits()
     if applicants.running or len(matching) < need:
         missing = max(0, need - len(matching))
@@ -117,6 +115,20 @@ def assign_ranks(job: str, view: ViewState, mine: NodeId) -> Round | Refused | W
     ring = coordinator_order.order_ring(ring, view)
     ranks = job_seniority.start_ring_at(first, ring, view)
     return Round(round_id(view.view_id, job), ranks)
+
+
+def find_refusal(
+    applicants: Applicants, mine: NodeId, view: ViewState
+) -> Refused | None:
+    """Return why ``mine`` may not take part with the others, if it may not."""
+    names = fingerprint_check.differences(
+        applicants.fingerprint, applicants.waiting[mine].fingerprint
+    )
+    if names:
+        return Refused(_explain(names, applicants, mine, view))
+    if applicants.waiting[mine].rank0 not in ("", applicants.rank0):
+        return Refused(_explain_rank0(applicants, mine, view))
+    return None
 
 
 def round_id(view_id: str, job: str) -> str:

@@ -9,11 +9,13 @@ from collections.abc import Callable
 
 from ringleader.errors import ConfigError, PeerLost, RingleaderError
 from ringleader.node.agent.jobs import Jobs
+from ringleader.node.agent.run_workers import RunWorkers
 from ringleader.node.protocol import framing
 from ringleader.node.protocol.local_requests import (
     CheckRound,
     EnterJob,
     FinishRound,
+    FollowRun,
     GetSnapshot,
     LeaveJob,
     Progress,
@@ -37,6 +39,7 @@ class RequestHandler:
 
     def __init__(self, jobs: Jobs, snapshot: Callable[[], Snapshot]) -> None:
         self._jobs = jobs
+        self._workers = RunWorkers(jobs)
         self._snapshot = snapshot
 
     async def serve(
@@ -46,7 +49,10 @@ class RequestHandler:
         *,
         is_parent: bool,
     ) -> None:
-        """Answer until the client closes. Only the parent may send job requests."""
+        """Answer until the client closes.
+
+        Only the parent may send job requests; others may follow what happens.
+        """
 
         def send(reply: Reply) -> None:
             writer.write(framing.pack(reply))
@@ -59,7 +65,7 @@ class RequestHandler:
                 coming = asyncio.create_task(self._next(reader, is_parent=is_parent))
                 work = asyncio.create_task(self._answer(request, send))
                 await asyncio.wait([work, coming], return_when=FIRST_COMPLETED)
-                if not work.done() and isinstance(request, EnterJob):
+                if not work.done() and isinstance(request, EnterJob | FollowRun):
                     work.cancel()
                 await self._reply(work, send)
                 await writer.drain()
@@ -75,7 +81,7 @@ class RequestHandler:
     async def _next(self, reader: asyncio.StreamReader, *, is_parent: bool) -> Request:
         body = await framing.read(reader, CLIENT, MAX_REQUEST_BYTES)
         request = decode_request(body)
-        if not is_parent and not isinstance(request, GetSnapshot):
+        if not is_parent and not isinstance(request, GetSnapshot | FollowRun):
             raise ConfigError("only the process that started the agent may ask that")
         return request
 
@@ -99,6 +105,9 @@ class RequestHandler:
                 return RequestDone()
             case CheckRound(job=job):
                 return self._jobs.check(job)
+            case FollowRun():
+                await self._workers.follow(request, send)
+                return RequestDone()
             case GetSnapshot():
                 return self._snapshot()
             case _:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ringleader.ids import NodeId
 from ringleader.node.agent import rank_assignment
 from ringleader.node.agent.job import Job
@@ -10,28 +12,35 @@ from ringleader.node.agent.view_state import ViewState
 from ringleader.node.protocol.local_requests import RoundStatus
 
 
-def round_status(name: str, job: Job, view: ViewState, mine: NodeId) -> RoundStatus:
+def round_status(
+    name: str, job: Job, view: ViewState, mine: NodeId, names: Mapping[NodeId, str]
+) -> RoundStatus:
     """Return whether the round of a job goes on, and which nodes are at work or gone.
 
     A node that is not in the view, or whose request names another round, has left this
-    one; it is gone unless it has finished.
+    one; it is gone unless it has finished. ``names`` are of all nodes ever seen.
     """
     current = job.round
     if current is None:
         return RoundStatus(True, "this machine is in no round")
-    others = [rank for rank, node in enumerate(current.nodes) if node != mine]
+    nodes = job.participants
+    others = [rank for rank, node in enumerate(nodes) if node != mine]
     first = job.first_view
     if first is not None and view.view_id == first.view_id:  # all nodes still wait
         return RoundStatus(False, unfinished=others)
-    requests, nodes = view.requests_for(name), current.nodes
+    requests = view.requests_for(name)
     here = {n for n, request in requests.items() if request.round == current.id}
     pending = [rank for rank in others if nodes[rank] not in job.done]
-    is_stale = rank_assignment.is_stale(name, current, view, job.done)
+    is_stale = not job.is_established and rank_assignment.is_stale(
+        name, current, view, job.done
+    )
     return RoundStatus(
         is_stale,
         _reason(job, current, view) if is_stale else "",
         unfinished=[rank for rank in pending if nodes[rank] in here],
         gone=[rank for rank in pending if nodes[rank] not in here],
+        finished=[rank for rank in others if nodes[rank] in job.done],
+        names=[names.get(node, node) for node in nodes],
         failures={
             r: job.failures[nodes[r]] for r in others if nodes[r] in job.failures
         },

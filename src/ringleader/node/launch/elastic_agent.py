@@ -111,6 +111,8 @@ class ElasticAgent(LocalElasticAgent):
             )
             left = handler.policy.restarts_left(failure, self._remaining_restarts)
             self._remaining_restarts = left
+            if handler.policy.is_over:
+                return RunResult(WorkerState.SUCCEEDED)
         return result
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:

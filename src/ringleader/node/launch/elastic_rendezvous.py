@@ -20,6 +20,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from ringleader import settings
 from ringleader.errors import DeadlineExceeded, RingleaderError
 from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.launch.agent_settings import agent_config
@@ -28,11 +29,14 @@ from ringleader.node.launch.failure_report import first_failure
 from ringleader.node.launch.job_fingerprint import job_fingerprint
 from ringleader.node.launch.rendezvous import (
     LOOPBACK,
+    Rendezvous,
     join_round,
     leave_job,
 )
 from ringleader.node.launch.round_store import RoundStore
+from ringleader.node.launch.survival_policy import SurvivalPolicy
 from ringleader.node.protocol.local_requests import EnterJob
+from ringleader.settings.run import RunSettings
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +54,7 @@ class AgentRendezvous(RendezvousHandler):
         *,
         encrypts: bool = True,
         backend: str = "mdns",
+        min_nodes: int = 1,
     ) -> None:
         self._agent = agent
         self._request = request
@@ -57,11 +62,20 @@ class AgentRendezvous(RendezvousHandler):
         self._backend = backend
         self._closed = False
         self.on_progress: Callable[[str], None] = log.warning
-        self.policy = FailurePolicy(
-            agent, request.job, lambda text: self.on_progress(text)
-        )
+        self._round: Rendezvous | None = None
+        """The round that the agent has brought this machine into."""
+        self.policy = self._make_policy(min_nodes)
         self.has_finished = False
         """Whether the workers of this machine have succeeded."""
+
+    def _make_policy(self, min_nodes: int) -> FailurePolicy:
+        def say(text: str) -> None:
+            self.on_progress(text)
+
+        agent, job = self._agent, self._request.job
+        if self._request.fingerprint.survives:
+            return SurvivalPolicy(agent, job, say, min_nodes)
+        return FailurePolicy(agent, job, say)
 
     def get_backend(self) -> str:
         """Return the name under which the handler is registered."""
@@ -77,18 +91,37 @@ class AgentRendezvous(RendezvousHandler):
         if self._closed:
             raise RendezvousClosedError(f"job {self._request.job} is over")
         try:
-            rendezvous = join_round(self._agent, self._request, self.on_progress)
+            rendezvous = self._join_round()
         except DeadlineExceeded as exc:
             raise RendezvousTimeoutError(str(exc)) from exc
         except RingleaderError as exc:
             raise RendezvousConnectionError(str(exc)) from exc
         rendezvous.export(encrypts=self._encrypts)
         entered = rendezvous.entered
-        self.policy.begin(entered)
-        self.on_progress(f"round of {entered.size}: {', '.join(entered.names)}")
+        if self._request.fingerprint.survives:
+            run = RunSettings(
+                job=self._request.job,
+                agent=entered.agent_socket,
+                is_joiner=entered.is_joiner,
+            )
+            settings.export(run.environment())
         where = RendezvousStoreInfo(LOOPBACK, rendezvous.port)
         store = RoundStore(rendezvous.store, self.policy.check)
         return RendezvousInfo(store, entered.rank, entered.size, where)
+
+    def _join_round(self) -> Rendezvous:
+        """Enter the next round, or start as a newcomer in the one that goes on."""
+        if self.policy.keeps_round and self._round is not None:
+            self.policy.begin(self._round.entered)
+            return self._round.as_newcomer()
+        self._round = join_round(self._agent, self._request, self.on_progress)
+        entered = self._round.entered
+        self.policy.begin(entered)
+        if entered.is_joiner:
+            self.on_progress("joining the run, which has begun")
+        else:
+            self.on_progress(f"round of {entered.size}: {', '.join(entered.names)}")
+        return self._round
 
     def num_nodes_waiting(self) -> int:
         """Return 1 if the workers must restart in another round, else 0.

@@ -54,22 +54,28 @@ class FailurePolicy:
     ) -> None:
         self._agent = agent
         self._job = job
-        self._say = say
+        self.say = say
         self._entered: RoundEntered | None = None
-        self._began_s = 0.0
+        self.began_s = 0.0
         self._signatures: set[str] = set()
         """Signatures of failures in earlier rounds, on any machine."""
-        self._told: set[tuple[str, int]] = set()
-        """Round and rank of the failures elsewhere that the user was told of."""
+        self._told: set[tuple[str, int, int, str]] = set()
+        """Failures elsewhere that the user was told of."""
+        self._names: list[str] = []
         self._cause: Deadline | None = None
         self._unexplained = 0
+        self.keeps_round = False
+        """The workers start again in the round they were in, as newcomers."""
+        self.is_over = False
+        """The other machines have finished what the workers here have not."""
         self.failed: JobFailed | None = None
         """How a failure on another machine has ended the job, if one has."""
 
     def begin(self, entered: RoundEntered) -> None:
         """Note the round that has begun."""
         self._entered = entered
-        self._began_s = time.monotonic()
+        self._names = entered.names
+        self.began_s = time.monotonic()
         self._cause = None
 
     @property
@@ -82,18 +88,29 @@ class FailurePolicy:
 
         Raises ``JobFailed`` if a failure elsewhere has ended the job.
         """
-        status = check_round(self._agent, self._job)
+        status = self.ask()
         final = {r: f for r, f in status.failures.items() if f.is_final}
         if final and self._is_cause_known(final.values()):
-            self.failed = JobFailed(self._describe(final))
+            self.failed = JobFailed(self.describe(final))
             raise self.failed
         for rank, failure in status.failures.items():
-            key = (failure.round, failure.rank)
-            if not failure.is_consequence and key not in self._told:
-                self._told.add(key)
+            if not failure.is_consequence and self.is_news(rank, failure):
                 self._signatures.add(failure.signature)
-                self._say(self._describe({rank: failure}))
+                self.say(self.describe({rank: failure}))
         return status
+
+    def ask(self) -> RoundStatus:
+        """Ask the agent about the round."""
+        status = check_round(self._agent, self._job)
+        self._names = status.names or self._names
+        return status
+
+    def is_news(self, rank: int, failure: JobFailure) -> bool:
+        """Return True the first time for each failure of the machine ``rank``."""
+        key = (failure.round, rank, failure.rank, failure.error)
+        is_new = key not in self._told
+        self._told.add(key)
+        return is_new
 
     def _is_cause_known(self, failures: Iterable[JobFailure]) -> bool:
         """Return whether one is no consequence of another, or enough time is over."""
@@ -114,12 +131,12 @@ class FailurePolicy:
         try:
             self.report(failure, is_final=is_final)
         except RingleaderError as exc:
-            self._say(f"the other machines do not know of the failure here: {exc}")
-        text = self._describe({self._rank: failure})
+            self.say(f"the other machines do not know of the failure here: {exc}")
+        text = self.describe({self.rank: failure})
         if is_final:
             raise JobFailed(text, exit_status(failure.exit_status))
         self._signatures.add(failure.signature)
-        self._say(f"{text}\nringleader: starting again, {left - 1} restarts left")
+        self.say(f"{text}\nringleader: starting again, {left - 1} restarts left")
         return left
 
     def report(self, failure: JobFailure, *, is_final: bool) -> None:
@@ -133,7 +150,7 @@ class FailurePolicy:
         A lost connection that nobody explains counts as a lost machine as well, unless
         it happens again and again.
         """
-        lasted_s = time.monotonic() - self._began_s
+        lasted_s = time.monotonic() - self.began_s
         deadline = Deadline.after(self._entered.lost_after_s if self._entered else 0)
         while not deadline.is_over():
             try:
@@ -160,7 +177,7 @@ class FailurePolicy:
         try:
             self._wait_for_others()
         except RingleaderError as exc:
-            self._say(f"finished here; whether the others have is not known: {exc}")
+            self.say(f"finished here; whether the others have is not known: {exc}")
 
     def _wait_for_others(self) -> None:
         self._agent.ask(FinishRound(self._job), Deadline.after(ASK_S))
@@ -168,32 +185,38 @@ class FailurePolicy:
         status, is_said = self.check(), False
         while status.unfinished and not deadline.is_over():
             if quiet.is_over() and not is_said:
-                names = self._names(status.unfinished)
-                self._say(f"finished here; waiting for {names} to finish")
+                names = self.names(status.unfinished)
+                self.say(f"finished here; waiting for {names} to finish")
                 is_said = True
             time.sleep(POLL_S)
             status = self.check()
         if status.unfinished:
-            names = self._names(status.unfinished)
-            self._say(f"leaving: {names} had not finished after {OTHERS_S:g} s")
-        elif status.failures:
-            raise JobFailed(self._describe(status.failures))
-        elif status.gone:
-            names = self._names(status.gone)
+            names = self.names(status.unfinished)
+            self.say(f"leaving: {names} had not finished after {OTHERS_S:g} s")
+        else:
+            self.judge_end(status)
+
+    def judge_end(self, status: RoundStatus) -> None:
+        """Raise ``JobFailed`` if a machine has not finished what this one has."""
+        if status.failures:
+            raise JobFailed(self.describe(status.failures))
+        if status.gone:
+            names = self.names(status.gone)
             raise JobFailed(f"{names} left before the job was finished there")
 
     @property
-    def _rank(self) -> int:
+    def rank(self) -> int:
+        """Rank of this machine in the round."""
         return self._entered.rank if self._entered else 0
 
-    def _names(self, ranks: Iterable[int]) -> str:
-        names = self._entered.names if self._entered else []
-        return ", ".join(names[rank] for rank in ranks if rank < len(names))
+    def names(self, ranks: Iterable[int]) -> str:
+        """Return the names of machines, for the user."""
+        return ", ".join(self._names[r] for r in ranks if r < len(self._names))
 
-    def _describe(self, failures: Mapping[int, JobFailure]) -> str:
+    def describe(self, failures: Mapping[int, JobFailure]) -> str:
         """Describe the first failure that is no consequence of another."""
         rank = min(failures, key=lambda r: (failures[r].is_consequence, r))
-        return describe(self._names([rank]) or "this machine", failures[rank])
+        return describe(self.names([rank]) or "this machine", failures[rank])
 
 
 def exit_status(code: int) -> int:

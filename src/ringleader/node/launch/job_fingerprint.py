@@ -11,7 +11,9 @@ from ringleader.node.protocol.node_state import JobFingerprint
 from ringleader.wire import hello as wire_hello
 
 
-def job_fingerprint(sources: LocalSources | None) -> JobFingerprint:
+def job_fingerprint(
+    sources: LocalSources | None, *, survives: bool = False
+) -> JobFingerprint:
     """Return the fingerprint of this machine; ``sources`` None: they may differ."""
     return JobFingerprint(
         script=sources.script_hash if sources else "",
@@ -20,4 +22,5 @@ def job_fingerprint(sources: LocalSources | None) -> JobFingerprint:
         ringleader=f"{PROTOCOL}.{wire_hello.VERSION}",
         compress=settings.compress() or "none",
         backend="ringleader" if settings.is_default_backend() else "the script's",
+        survive="yes" if survives else "no",
     )

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 
+import msgspec
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from ringleader import settings
@@ -51,6 +52,16 @@ class Rendezvous:
     def port(self) -> int:
         """Port of the store on 127.0.0.1, for the workers of this machine."""
         return int(self.store.port)
+
+    def as_newcomer(self) -> Rendezvous:
+        """Return what a worker starts with while the workers of the round go on.
+
+        It has a store of its own, in a world of one rank.
+        """
+        entered = msgspec.structs.replace(
+            self.entered, rank=0, size=1, store_port=0, is_joiner=True
+        )
+        return Rendezvous(entered, _listen_store(timedelta(seconds=GATHER_S)))
 
     def environment(self, *, encrypts: bool = True) -> dict[str, str]:
         """Return the variables the workers need beside those of torchrun."""
@@ -108,10 +119,16 @@ def _open_store(agent: AgentProcess, entered: RoundEntered) -> TCPStore:
     timeout = timedelta(seconds=GATHER_S)
     if entered.store_port:
         return TCPStore(LOOPBACK, entered.store_port, is_master=False, timeout=timeout)
+    store = _listen_store(timeout)
+    agent.ask(StoreOpened(entered.round, int(store.port)), Deadline.after(ASK_S))
+    return store
+
+
+def _listen_store(timeout: timedelta) -> TCPStore:
     # The listening socket is made here so that it is bound to 127.0.0.1 only.
     listening = socket.create_server((LOOPBACK, 0), backlog=512)
     port: int = listening.getsockname()[1]
-    store = TCPStore(
+    return TCPStore(
         LOOPBACK,
         port,
         is_master=True,
@@ -119,8 +136,6 @@ def _open_store(agent: AgentProcess, entered: RoundEntered) -> TCPStore:
         wait_for_workers=False,
         master_listen_fd=listening.detach(),
     )
-    agent.ask(StoreOpened(entered.round, port), Deadline.after(ASK_S))
-    return store
 
 
 def _gather(agent: AgentProcess, job: str, entered: RoundEntered, store: Store) -> bool:

@@ -11,8 +11,10 @@ from typing import Any
 
 from ringleader import settings
 from ringleader.backend import register as backend
+from ringleader.errors import ConfigError
 from ringleader.node.launch import worker_main
 from ringleader.settings import launch
+from ringleader.settings.run import run_settings
 from ringleader.transport.name_lookups import is_loopback, no_name_lookups
 
 SCHEMES = ("mdns", "grpc")
@@ -91,6 +93,7 @@ def _wrap_env() -> None:
 
             yield from launcher_rendezvous(*args, **options)
             return
+        _refuse_newcomer()
         rounds = torch_handler(url, *args, **options)
         with no_name_lookups(_address_without_names()):
             first = next(rounds)
@@ -98,6 +101,18 @@ def _wrap_env() -> None:
         yield from rounds
 
     handlers["env"] = handler
+
+
+def _refuse_newcomer() -> None:
+    """Raise ``ConfigError`` in a worker that joined a run: it would train alone."""
+    run = run_settings()
+    if run is not None and run.is_joiner:
+        text = (
+            f"job {run.job} has begun without this worker, and init_process_group "
+            "cannot join a group that trains; the others go on. Use ringleader.elastic "
+            "in the script to let machines join a run"
+        )
+        raise ConfigError(text)
 
 
 def _address_without_names() -> str:

@@ -15,7 +15,7 @@ from ringleader.node.protocol import framing
 MAX_HELLO_BYTES = 2048
 """Largest frame accepted from a peer whose hello has not been read."""
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of the messages in this package. Agents refuse peers of another version."""
 
 _PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f\u2028-\u202e]*\Z"

@@ -17,14 +17,17 @@ from ringleader.errors import (
     ProtocolError,
     RingleaderError,
 )
+from ringleader.ids import Incarnation
 from ringleader.node.protocol.job_failure import JobFailure
 from ringleader.node.protocol.node_state import (
     Count,
     JobFingerprint,
     JobName,
     Name,
+    Port,
     Seconds,
 )
+from ringleader.node.protocol.run_peers import RunPeers
 from ringleader.node.protocol.snapshot import Snapshot
 
 
@@ -73,6 +76,20 @@ class ReportFailure(_Tagged, frozen=True):
     failure: JobFailure
 
 
+class FollowRun(_Tagged, frozen=True, kw_only=True):
+    """A worker of ``job``, which survives lost machines, listens on ``port``.
+
+    Answered by ``RunPeers``, again at every change, until the worker closes. Any
+    process of this user may send it.
+    """
+
+    job: JobName
+    started_ms: int
+    incarnation: Incarnation
+    port: Port
+    pid: int
+
+
 class FinishRound(_Tagged, frozen=True):
     """The workers of this machine have succeeded; it stays in the round of ``job``
     until all have. Reply: ``RequestDone``."""
@@ -112,6 +129,10 @@ class RoundEntered(_Tagged, frozen=True, kw_only=True):
     """Network interface that reaches the other nodes; empty if there is none."""
     lost_after_s: float
     """How long the agents need to notice that a machine is lost."""
+    is_joiner: bool = False
+    """This node joined a round that runs; see ``--survive``."""
+    agent_socket: str = ""
+    """Path of the Unix socket where workers find the agent; empty if there is none."""
 
 
 class Progress(_Tagged, frozen=True):
@@ -155,6 +176,10 @@ class RoundStatus(_Tagged, frozen=True):
     """Ranks of the other nodes whose workers are still at it."""
     gone: list[int] = []
     """Ranks of the nodes that have left the round without finishing it."""
+    finished: list[int] = []
+    """Ranks of the other nodes whose workers have succeeded."""
+    names: list[str] = []
+    """Names of the machines by rank. Those that joined later have the last ranks."""
     failures: dict[int, JobFailure] = {}
     """What failed on the other nodes, by their ranks."""
 
@@ -168,12 +193,21 @@ Request = (
     | StoreOpened
     | RoundComplete
     | CheckRound
+    | FollowRun
     | ReportFailure
     | FinishRound
     | LeaveJob
     | GetSnapshot
 )
-Reply = RoundEntered | Progress | RequestFailed | RoundStatus | RequestDone | Snapshot
+Reply = (
+    RoundEntered
+    | Progress
+    | RequestFailed
+    | RoundStatus
+    | RequestDone
+    | RunPeers
+    | Snapshot
+)
 
 _REQUEST: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _REPLY: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from ringleader.errors import ProtocolError
-from ringleader.ids import NodeId
+from ringleader.ids import Incarnation, NodeId
 from ringleader.membership.member import Member
 from ringleader.node.protocol.job_failure import JobFailure
 from ringleader.topology.link_profile import LinkProfile
@@ -55,6 +55,14 @@ class JobFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Compression scheme for gradients."""
     backend: Name = ""
     """Backend of groups for which the program names none, or Gloo."""
+    survive: Name = ""
+    """"yes" if workers outlive lost machines (``--survive``), else "no"."""
+
+    @property
+    def survives(self) -> bool:
+        """Whether workers outlive lost machines, and newcomers join in place."""
+        return self.survive == "yes"
+
     modules: Annotated[dict[Name, Name], msgspec.Meta(max_length=MAX_MODULES)] = {}
     """Path -> hash of the local modules that the program imports."""
 
@@ -91,6 +99,33 @@ class JobRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The last complete round and later ones, the newest first."""
     rank0: Name = ""
     """The machine that the user wants as rank 0; empty: chosen by seniority."""
+
+    @property
+    def survives(self) -> bool:
+        """Whether workers outlive lost machines, and newcomers join in place."""
+        return self.fingerprint.survives
+
+    @property
+    def is_established(self) -> bool:
+        """Whether all machines of the round that it trains in have entered it."""
+        past = self.past_rounds
+        return bool(self.round) and bool(past) and past[0].is_complete
+
+
+class RunWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker process of a job that survives lost machines: one life of it."""
+
+    job: JobName
+    started_ms: Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
+    incarnation: Annotated[Incarnation, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
+    port: Port
+    """Port of its control listener."""
+    has_ended: bool = False
+    """The agent of its machine has seen that the process ended."""
+
+    def member(self, node: NodeId) -> Member:
+        """Return the member of the run that this worker of ``node`` is."""
+        return Member(self.started_ms, node, self.incarnation)
 
 
 class JobEnded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,6 +166,9 @@ class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Why workers of this node failed, the newest last."""
     ready_jobs: Annotated[list[JobName], msgspec.Meta(max_length=64)] = []
     """Set by the leader: these jobs start without waiting for more machines."""
+
+    workers: Annotated[list[RunWorker], msgspec.Meta(max_length=16)] = []
+    """Workers of jobs that survive lost machines, the newest last; also ended ones."""
 
     coordinator_rank: Annotated[int, msgspec.Meta(ge=-1, le=(1 << 32) - 1)] = -1
     """Rank that a coordinator gave this node; -1: none."""

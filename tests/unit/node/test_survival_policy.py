@@ -1,0 +1,127 @@
+"""Who starts again, who is reported, and when a run with ``--survive`` ends."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from ringleader.node.launch import survival_policy
+from ringleader.node.launch.failure_policy import JobFailed
+from ringleader.node.launch.survival_policy import SurvivalPolicy, next_pause_s
+from ringleader.node.protocol.agent_client import AgentClient
+from ringleader.node.protocol.job_failure import JobFailure
+from ringleader.node.protocol.local_requests import RoundEntered, RoundStatus
+
+FAILURE = JobFailure(
+    job="job",
+    round="r1",
+    rank=0,
+    exit_status=3,
+    error="ValueError: nan",
+    signature="ValueError@1",
+)
+KILLED = msgspec.structs.replace(FAILURE, exit_status=-9, error="SIGKILL", signature="")
+FINAL = msgspec.structs.replace(FAILURE, is_final=True)
+NAMES = ["attic", "barn", "cellar"]
+ENTERED = RoundEntered(
+    round="r1",
+    rank=0,
+    size=3,
+    store_port=0,
+    names=NAMES,
+    credentials="",
+    addresses=[],
+    interface="",
+    lost_after_s=0.05,
+)
+
+
+class Policy(SurvivalPolicy):
+    """The policy, with a status in place of an agent."""
+
+    def __init__(self, status: RoundStatus, min_nodes: int = 1) -> None:
+        self.said: list[str] = []
+        self.status = status
+        self.reported: list[JobFailure] = []
+        # No request reaches an agent: ``ask`` and ``report`` are replaced.
+        super().__init__(
+            AgentClient.__new__(AgentClient), "job", self.said.append, min_nodes
+        )
+        self.begin(ENTERED)
+
+    def ask(self) -> RoundStatus:
+        self._names = self.status.names
+        return self.status
+
+    def report(self, failure: JobFailure, *, is_final: bool) -> None:
+        self.reported.append(msgspec.structs.replace(failure, is_final=is_final))
+
+
+def status(**fields: object) -> RoundStatus:
+    return RoundStatus(False, names=NAMES, **fields)  # type: ignore[arg-type]
+
+
+def test_a_killed_worker_starts_again_and_does_not_count() -> None:
+    policy = Policy(status(unfinished=[1, 2]))
+    assert policy.restarts_left(KILLED, 0) == 1, "torch counts one restart"
+    assert policy.keeps_round
+    assert not policy.is_over
+    assert not policy.reported
+    assert "starting it again now" in policy.said[0]
+
+
+def test_a_worker_that_is_killed_again_and_again_waits_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(survival_policy.time, "sleep", pauses.append)
+    policy = Policy(status(unfinished=[1]))
+    for _ in range(9):
+        policy.restarts_left(KILLED, 0)
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    assert next_pause_s(60, lived_s=30) == 0, "it has recovered"
+
+
+def test_a_killed_worker_does_not_begin_a_run_that_the_others_have_finished() -> None:
+    policy = Policy(status(finished=[1], gone=[2]))
+    policy.restarts_left(KILLED, 0)
+    assert policy.is_over
+
+
+def test_a_failing_program_counts_and_ends_on_its_machine_only() -> None:
+    policy = Policy(status(unfinished=[1, 2]))
+    assert policy.restarts_left(FAILURE, 1) == 1
+    with pytest.raises(JobFailed, match="the others go on") as raised:
+        policy.restarts_left(FAILURE, 0)
+    assert raised.value.exit_status == 3
+    assert [failure.is_final for failure in policy.reported] == [False, True]
+
+
+def test_the_others_hear_of_it_once_by_name_and_go_on() -> None:
+    policy = Policy(status(unfinished=[1], gone=[2], failures={2: FINAL}))
+    policy.check()
+    policy.check()
+    assert len(policy.said) == 1
+    assert "cellar" in policy.said[0]
+    assert "ValueError: nan" in policy.said[0]
+
+
+def test_the_run_ends_if_a_machine_failed_and_too_few_are_left() -> None:
+    policy = Policy(status(unfinished=[1], gone=[2], failures={2: FINAL}), min_nodes=3)
+    with pytest.raises(JobFailed, match="2 left, fewer than --min-nodes 3"):
+        policy.check()
+    lost = Policy(status(unfinished=[1], gone=[2]), min_nodes=3)
+    lost.check()  # it may come back
+
+
+def test_lost_machines_are_named_and_do_not_fail_the_run() -> None:
+    policy = Policy(status(unfinished=[1], gone=[2]))
+    policy.check()
+    policy.check()
+    policy.status = status(unfinished=[1, 2])
+    policy.check()
+    assert policy.said == [
+        "cellar is lost; training goes on without it",
+        "cellar is back",
+    ]
+    policy.judge_end(status(gone=[1, 2]))
