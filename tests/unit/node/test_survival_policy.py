@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ringleader.node.launch import survival_policy
 from ringleader.node.launch.failure_policy import JobFailed
 from ringleader.node.launch.survival_policy import SurvivalPolicy, next_pause_s
 from ringleader.node.protocol.agent_client import AgentClient
@@ -74,7 +73,7 @@ def test_a_worker_that_is_killed_again_and_again_waits_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(survival_policy.time, "sleep", pauses.append)
+    monkeypatch.setattr("time.sleep", pauses.append)
     policy = Policy(status(unfinished=[1]))
     for _ in range(9):
         policy.restarts_left(KILLED, 0)
