@@ -37,11 +37,13 @@ def cut(entries: Sequence[Entry], piece_bytes: int = PIECE_BYTES) -> list[Piece]
     """Return the pieces of the tensors, in order; empty tensors are in none."""
     pieces: list[Piece] = []
     small: list[Span] = []
+    size = 0
     for span in _spans(entries, piece_bytes):
-        if small and size_of(tuple(small)) + span.num_bytes > piece_bytes:
+        if small and size + span.num_bytes > piece_bytes:
             pieces.append(tuple(small))
-            small = []
+            small, size = [], 0
         small.append(span)
+        size += span.num_bytes
     if small:
         pieces.append(tuple(small))
     return pieces
