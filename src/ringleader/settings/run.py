@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ringleader.settings import is_on
+from ringleader.settings.numbers import number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,19 +15,38 @@ class RunSettings:
     """A run whose workers outlive lost machines."""
 
     job: str
-    agent: str
-    """Path of the agent's Unix socket."""
+    agent: str = ""
+    """Path of the agent's Unix socket; empty: the members are named in advance."""
     is_joiner: bool
     """The run had begun before this worker started."""
+    credentials: str = ""
+    """Path of the credentials that prove which node this is."""
+    peers: str = ""
+    """Without an agent: host:port of other members, separated by commas."""
+    port: int = 0
+    """Without an agent: the port on which the others expect this member."""
+    size: int = 1
+    """Without an agent: number of members that begin the run together."""
 
     def environment(self) -> dict[str, str]:
         """Return the variables that ``run_settings`` reads."""
-        return {
+        found = {
             "RINGLEADER_SURVIVE": "1",
             "RINGLEADER_JOB": self.job,
             "RINGLEADER_AGENT": self.agent,
             "RINGLEADER_JOINER": str(int(self.is_joiner)),
         }
+        if not self.agent:
+            found["RINGLEADER_RUN_PEERS"] = self.peers
+            found["RINGLEADER_RUN_PORT"] = str(self.port)
+            found["RINGLEADER_RUN_SIZE"] = str(self.size)
+        if self.credentials:
+            found["RINGLEADER_CREDENTIALS"] = self.credentials
+        return found
+
+
+def _number(env: Mapping[str, str], name: str, default: int) -> int:
+    return number(env, name) if env.get(name) else default
 
 
 def run_settings(env: Mapping[str, str] | None = None) -> RunSettings | None:
@@ -38,4 +58,8 @@ def run_settings(env: Mapping[str, str] | None = None) -> RunSettings | None:
         job=env.get("RINGLEADER_JOB", ""),
         agent=env.get("RINGLEADER_AGENT", ""),
         is_joiner=is_on(env, "RINGLEADER_JOINER"),
+        credentials=env.get("RINGLEADER_CREDENTIALS", ""),
+        peers=env.get("RINGLEADER_RUN_PEERS", ""),
+        port=_number(env, "RINGLEADER_RUN_PORT", 0),
+        size=_number(env, "RINGLEADER_RUN_SIZE", 1),
     )
