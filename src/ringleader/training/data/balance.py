@@ -80,7 +80,7 @@ class Balance:
     """Steps in a row in which other quotas would have been faster."""
     noise: float = 0.0
     """Mean relative deviation of quantum times."""
-    reason: str = "nothing is measured yet: all get the same"
+    reason: str = "nothing is measured yet"
 
     @property
     def quantum_s(self) -> dict[NodeId, float]:
