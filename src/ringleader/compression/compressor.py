@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import weakref
 from collections.abc import Mapping, Sequence
 
@@ -21,8 +20,8 @@ from ringleader.compression.communicator import (
     make_communicator,
 )
 from ringleader.compression.compressor_state import (
-    BASIS,
     RESIDUAL,
+    VELOCITY,
     CompressorState,
     ParameterSlice,
 )
@@ -166,6 +165,20 @@ class Compressor:
             if out is not flat:
                 flat.copy_(out)
 
+    def reduce_into(
+        self,
+        out: Tensor,
+        group: Group | dist.ProcessGroup,
+        source: Tensor,
+        parameters: Slices,
+    ) -> None:
+        """Average one bucket of the present step into ``out``.
+
+        ``source`` is not written, so that a step that fails can be repeated from it.
+        """
+        out.copy_(source)
+        self._average(group, out, parameters)
+
     def is_uncompressed(self, group: Group | dist.ProcessGroup, count: int) -> bool:
         """Return whether "auto" sends ``count`` values uncompressed.
 
@@ -230,8 +243,20 @@ class Compressor:
             **self._state.tensors(),
         }
 
+    def shared_state(self) -> dict[str, Tensor]:
+        """Return the part of ``state_dict()`` that is equal on all ranks.
+
+        A rank that joins loads it, and so does one that got the result of a step from
+        others: what its own encodings lacked of that step is unknown, and its old
+        residual has been applied, so it begins with none.
+        """
+        local = (f"{RESIDUAL}.", f"{VELOCITY}.")
+        state = self.state_dict()
+        return {key: each for key, each in state.items() if not key.startswith(local)}
+
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load a ``state_dict`` of the same rank in a group of the same size."""
+        """Load a ``state_dict`` of the same rank in a group of the same size, or the
+        ``shared_state`` of any rank."""
         if missing := [key for key in _META_KEYS if key not in state]:
             text = f"{', '.join(missing)} missing; is it the state of a compressor?"
             raise ConfigError(f"compression: {text}")
@@ -259,7 +284,8 @@ class Compressor:
         bucket = tuple(parameters)
         if bucket in self._agreed:
             return
-        mine = self._digest(bucket)
+        facts = (self.scheme.name, self.seed, self._momentum)
+        mine = self._state.digest(facts, bucket)
         for peer, (theirs,) in enumerate(all_gather_ints(comm, [mine])):
             if theirs != mine:
                 text = (
@@ -270,13 +296,3 @@ class Compressor:
                 )
                 raise CallMismatch(peer, text)
         self._agreed.add(bucket)
-
-    def _digest(self, bucket: tuple[ParameterSlice, ...]) -> int:
-        """Return a 63-bit hash of everything that ranks must agree on."""
-        facts = (self.scheme.name, self.seed, self._state.step, self._momentum)
-        hashed = hashlib.blake2b(repr((facts, bucket)).encode(), digest_size=8)
-        for param in bucket:
-            basis = self._state.get(BASIS, param.name)
-            if basis is not None:
-                hashed.update(basis.cpu().numpy().tobytes())
-        return int.from_bytes(hashed.digest(), "little") >> 1

@@ -10,7 +10,8 @@ Not thread-safe: used by the one thread that runs a step's exchanges, in order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -122,6 +123,17 @@ class CompressorState:
         self._kept.clear()
         self._vectors.clear()
         self.step = 0
+
+    def digest(self, facts: Sequence[object], bucket: Sequence[ParameterSlice]) -> int:
+        """Return 63 bits of what ranks must agree on: ``facts``, step and bases."""
+        hashed = hashlib.blake2b(
+            repr((*facts, self.step, *bucket)).encode(), digest_size=8
+        )
+        for param in bucket:
+            basis = self.get(BASIS, param.name)
+            if basis is not None:
+                hashed.update(basis.cpu().numpy().tobytes())
+        return int.from_bytes(hashed.digest(), "little") >> 1
 
     def tensors(self) -> dict[str, Tensor]:
         """Return copies of all kept tensors, by "kind.name"."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ringleader.collectives.cost_model import LinkCost, Network
 from ringleader.compression import Compressor, compressor
+from ringleader.compression.compressor_state import ParameterSlice
 from ringleader.errors import (
     CallMismatch,
     ConfigError,
@@ -208,6 +209,78 @@ def test_a_step_that_loses_a_peer_leaves_no_trace(name: str) -> None:
 
     states = run_world(3, fail, within_s=SOON_S)
     run_world(2, repeat, within_s=SOON_S)
+
+
+def attempt_out_of_place(mine: Compressor, group: Group, step: int) -> Tensor:
+    source = gradients(group.rank, step)["matrix"].view(-1)
+    out, kept = torch.empty_like(source), source.clone()
+    mine.begin()
+    try:
+        slices = [ParameterSlice("matrix", 0, (60, 50))]
+        mine.reduce_into(out, group, source, slices)
+    finally:
+        assert torch.equal(source, kept)
+    mine.commit()
+    return out
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_an_aborted_attempt_is_repeated_from_its_input_by_fewer_ranks(
+    name: str,
+) -> None:
+    """Invariant I13 of elastic training: residual and basis are as before the attempt,
+    whichever thread ended it, and the input was not written."""
+    ours = [compressor(name) for _ in range(3)]
+
+    def attempt(group: Group, step: int) -> Tensor:
+        return attempt_out_of_place(ours[group.rank], group, step)
+
+    def interrupted(group: Group) -> Tensors:
+        mine = ours[group.rank]
+        attempt(group, 0)
+        before = mine.state_dict()
+        if group.rank == 2:
+            group.abort("a machine was lost")
+        with pytest.raises(GroupAborted):
+            attempt(group, 1)
+        mine.abort()
+        assert same(mine.state_dict(), before)
+        return before
+
+    def repeat(group: Group) -> tuple[Tensor, Tensor]:
+        rank = group.rank
+        result = attempt(group, 1)
+        applied = gradients(rank, 1)["matrix"].double().view(-1)
+        applied = applied + states[rank].get("residual.matrix", torch.zeros(3000))
+        applied -= ours[rank].state_dict().get("residual.matrix", torch.zeros(3000))
+        return result, applied
+
+    states = run_world(3, interrupted, within_s=SOON_S)
+    (first, a), (second, b) = run_world(2, repeat, within_s=SOON_S)
+    assert torch.equal(first, second)
+    # What the two contributed, less what they still owe, is the mean: nothing of the
+    # attempt that failed is in it, and nothing was lost.
+    torch.testing.assert_close(first.double(), (a + b) / 2, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["int8", "topk:0.05", "powersgd:2"])
+def test_a_newcomer_with_the_shared_state_agrees_with_the_others(name: str) -> None:
+    ours = [compressor(name) for _ in range(2)]
+    run_world(2, lambda g: ours[g.rank].average(g, gradients(g.rank, 0)))
+    shared = ours[0].shared_state()
+    assert same(shared, ours[1].shared_state())
+    assert not [key for key in shared if key.startswith("residual")]
+    newcomer = compressor(name)
+    newcomer.load_state_dict(shared)
+    ours.append(newcomer)
+
+    def live(group: Group) -> Tensor:
+        given = gradients(group.rank, 1)
+        ours[group.rank].average(group, given)
+        return given["matrix"]
+
+    first, *others = run_world(3, live)
+    assert all(torch.equal(first, each) for each in others)
 
 
 def test_a_group_where_another_was_in_memory_is_another_group() -> None:

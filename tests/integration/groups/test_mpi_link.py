@@ -19,7 +19,8 @@ def test_the_link_mpi_keeps_its_contract_computes_and_never_hangs() -> None:
     done = run_job(
         3,
         *("-m", "tests.kit.mpi_program"),
-        *("absent", "contract", "collectives", "backend", "stopped", "finalized"),
+        *("absent", "contract", "collectives", "aborted"),
+        *("backend", "stopped", "finalized"),
         within_s=WITHIN_S,
         RINGLEADER_TRANSPORT="mpi",
     )
@@ -41,6 +42,9 @@ def test_the_link_mpi_keeps_its_contract_computes_and_never_hangs() -> None:
         [line] = [line for line in lines if line.startswith(f"rank {rank} of 3, ")]
         assert line.endswith(f" here: {[value] * 4}")
     assert said.count("the contract holds") == 3
+    took_s = [float(each) for each in re.findall(r"the abort took ([\d.]+) s", said)]
+    assert len(took_s) == 3
+    assert max(took_s) <= 0.010, "the promise of abort()"
     assert said.count("MPI is finalized") == 3
     for rank in (0, 2):  # rank 1 was stopped in the middle of an all_reduce
         assert f"rank {rank} in time: rank 1: waited 4.0 s for it" in said, said
