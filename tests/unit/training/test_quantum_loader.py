@@ -7,6 +7,7 @@ import os
 import random
 import time
 from collections import Counter
+from collections.abc import Container
 from typing import NoReturn
 
 import numpy as np
@@ -24,6 +25,7 @@ from ringleader.training.data.data_state import DataSpec, is_over, sample_indice
 from ringleader.training.data.progress import (
     Progress,
     delivered,
+    quanta_of,
     table_after_loss,
     table_of,
 )
@@ -60,13 +62,21 @@ def spec_of(epochs: int = 2) -> DataSpec:
     )
 
 
-def drain(loader: QuantumLoader, spec: DataSpec) -> list[Tensor]:
-    """Take all quanta of the step; each batch holds the samples of its quantum."""
+def drain(
+    loader: QuantumLoader,
+    spec: DataSpec,
+    progress: Progress,
+    table: StepTable,
+    done: Container[int] = (),
+) -> list[Tensor]:
+    """Load this member's quanta; each batch holds the samples of its quantum."""
+    loader.expect(progress, table)
     rows: list[Tensor] = []
-    while (item := loader.next_quantum()) is not None:
-        quantum, batch = item
-        assert batch[:, 0].tolist() == sample_indices(spec, quantum)
-        rows += list(batch)
+    for quantum in quanta_of(spec, progress, table, A):
+        if quantum.index not in done:
+            batch = loader.load(quantum)
+            assert batch[:, 0].tolist() == sample_indices(spec, quantum)
+            rows += list(batch)
     return rows
 
 
@@ -80,12 +90,11 @@ def test_a_run_with_losses_takes_every_sample_once(workers: int) -> None:
     while not is_over(spec, progress.state):
         members = [A, B] if chance.random() < 0.5 else [C, A]
         table = table_of(spec, progress, members)
-        loader.set_table(progress, table)
-        rows = drain(loader, spec)
+        rows = drain(loader, spec, progress, table)
         if chance.random() < 0.5:  # the other one is lost
-            table = table_after_loss(spec, progress, [A], {A: table.quanta[A]})
-            loader.set_table(progress, table)
-            rows += drain(loader, spec)
+            kept = {A: table.quanta[A]}
+            table = table_after_loss(spec, progress, [A], kept)
+            rows += drain(loader, spec, progress, table, kept[A])
         seen.update((progress.state.epoch, int(row[0])) for row in rows)
         values |= {tuple(row.tolist()) for row in rows}
         version += 1
@@ -100,54 +109,47 @@ def test_a_run_with_losses_takes_every_sample_once(workers: int) -> None:
 def test_augmentation_follows_the_sample_and_leaves_the_user_s_generators() -> None:
     spec = spec_of()
     rows: dict[tuple[int, int], set[tuple[float, ...]]] = {}
-    for members in ([A], [A, B]):  # other quanta, other machines, another order
-        for node in members:
-            loader = QuantumLoader(Noisy(), spec, node)
-            progress = Progress()
-            for version in range(1, 9):
-                table = table_of(spec, progress, members)
-                loader.set_table(progress, table)
-                torch.manual_seed(9)
-                np.random.seed(9)
-                random.seed(9)
-                for row in drain(loader, spec):
-                    key = (progress.state.epoch, int(row[0]))
-                    rows.setdefault(key, set()).add(tuple(row[1:].tolist()))
-                after = float(torch.rand(())), np.random.random(), random.random()
-                torch.manual_seed(9)
-                np.random.seed(9)
-                random.seed(9)
-                assert after == (
-                    float(torch.rand(())),
-                    np.random.random(),
-                    random.random(),
-                )
-                progress = delivered(spec, progress, version, table, {})
+    for members in ([A], [A, B], [B, A]):  # A gets other quanta, in another order
+        loader = QuantumLoader(Noisy(), spec, A)
+        progress = Progress()
+        for version in range(1, 9):
+            table = table_of(spec, progress, members)
+            torch.manual_seed(9)
+            np.random.seed(9)
+            random.seed(9)
+            for row in drain(loader, spec, progress, table):
+                key = (progress.state.epoch, int(row[0]))
+                rows.setdefault(key, set()).add(tuple(row[1:].tolist()))
+            after = float(torch.rand(())), np.random.random(), random.random()
+            torch.manual_seed(9)
+            np.random.seed(9)
+            random.seed(9)
+            assert after == (
+                float(torch.rand(())),
+                np.random.random(),
+                random.random(),
+            )
+            progress = delivered(spec, progress, version, table, {})
     assert len(rows) == 2 * 37
     assert all(len(values) == 1 for values in rows.values())
     assert len(set().union(*rows.values())) == 2 * 37  # epochs differ, too
 
 
-def test_void_quanta_are_handed_out_again_and_kept_ones_are_not() -> None:
+def test_a_step_can_be_done_again() -> None:
     spec, progress = spec_of(), Progress()
     loader = QuantumLoader(Noisy(), spec, A)
     table = table_of(spec, progress, [A, B])
-    loader.set_table(progress, table)
-    first = drain(loader, spec)
-    loader.set_table(progress, table)
-    assert loader.next_quantum() is None
-    loader.set_table(progress, table, redo=True)
-    assert [row.tolist() for row in drain(loader, spec)] == [r.tolist() for r in first]
-    loader.set_table(progress, StepTable({A: (), B: (0, 1, 2, 3)}))
-    assert loader.next_quantum() is None
+    first = torch.stack(drain(loader, spec, progress, table))
+    again = torch.stack(drain(loader, spec, progress, table))
+    assert torch.equal(first, again)
 
 
 def test_a_served_dataset_is_told_what_is_needed_soon() -> None:
     spec, progress, data = spec_of(), Progress(), Noisy()
     loader = QuantumLoader(data, spec, A)
     table = table_of(spec, progress, [A, B])
-    loader.set_table(progress, table)
-    assert loader.next_quantum() is not None
+    loader.expect(progress, table)
+    loader.load(quanta_of(spec, progress, table, A)[0])
     assert len(data.loaded) == 3
     assert data.told[:3] == data.loaded
     assert 15 <= len(data.told) <= 30  # four steps of this member
@@ -156,11 +158,11 @@ def test_a_served_dataset_is_told_what_is_needed_soon() -> None:
 def test_an_error_of_the_dataset_reaches_the_caller_and_the_loader_goes_on() -> None:
     spec, progress, data = spec_of(), Progress(), Noisy(size=20)
     loader = QuantumLoader(data, spec, A)
-    loader.set_table(progress, table_of(spec, progress, [A]))
+    table = table_of(spec, progress, [A])
     with pytest.raises(IndexError):
-        drain(loader, spec)
+        drain(loader, spec, progress, table)
     data.size = 37
-    drain(loader, spec)
+    drain(loader, spec, progress, table)
 
 
 def test_options_that_the_plan_decides_are_refused() -> None:
@@ -180,10 +182,12 @@ def test_workers_stay_for_the_run_and_end_with_the_loader() -> None:
     loader.start()
     started = children() - before
     assert len(started) == 2
+    guess = None
     for version in range(1, 4):
         table = table_of(spec, progress, [A])
-        loader.set_table(progress, table)
-        drain(loader, spec)
+        drain(loader, spec, progress, table)
+        guess = guess or loader._source.ahead
+        assert loader._source.ahead is guess  # the next steps were read ahead
         progress = delivered(spec, progress, version, table, {})
     assert children() - before == started  # the same workers, however often restarted
     loader.close()
@@ -218,8 +222,7 @@ def _train_until_killed(write: int) -> NoReturn:
         spec, progress = spec_of(), Progress()
         loader = QuantumLoader(Noisy(), spec, A, num_workers=2)
         loader.start()
-        loader.set_table(progress, table_of(spec, progress, [A]))
-        loader.next_quantum()
+        drain(loader, spec, progress, table_of(spec, progress, [A]))
         os.write(write, " ".join(map(str, children())).encode() + b"\n")
         time.sleep(60)
     finally:

@@ -2,9 +2,9 @@
 
 A torch DataLoader with persistent workers reads the quanta of this step and, on the
 guess that the members and their quotas stay, those of the next ones. Each quantum that
-is handed out is compared with that guess; after a wrong one the loader drops what was
-read ahead and starts from the table that holds. So a plan change costs some reading and
-is never wrong.
+is asked for is compared with that guess; after a wrong one the loader drops what was
+read ahead and starts from there. So a change of the plan costs some reading and
+nothing else.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 
 class QuantumLoader:
-    """Hands out the batches of this member's quanta, step by step.
+    """Loads the batches of this member's quanta.
 
     Used by the training thread only. ``start`` before the first link is opened: worker
     processes that are forked later hold the sockets of this process open. ``options``
@@ -64,8 +64,7 @@ class QuantumLoader:
         self._options = options
         self._progress = Progress()
         self._table = StepTable({})
-        self._handed_out: set[int] = set()
-        self._todo: deque[Quantum] = deque()
+        self._loaded: set[int] = set()
         self._source = _Source(_ReadAhead(spec, iter(()), None, 1))
         self._loader: DataLoader[Any] | None = None
         self._batches: Iterator[Any] = iter(())
@@ -90,51 +89,44 @@ class QuantumLoader:
         self._source.ahead = _ReadAhead(self._spec, iter(()), None, 1)
         self._loader = None  # the last reference: torch ends the workers here
 
-    def set_table(
-        self, progress: Progress, table: StepTable, *, redo: bool = False
-    ) -> None:
-        """Take the table of a step that begins, or goes on in a new view.
-
-        Quanta of this step that were handed out before are not handed out again,
-        except with ``redo``: then their results were dropped.
-        """
-        if redo or progress.state != self._progress.state:
-            self._handed_out.clear()
+    def expect(self, progress: Progress, table: StepTable) -> None:
+        """Take the table of a step that begins, or goes on in a new view."""
+        if progress.state != self._progress.state:
+            self._loaded.clear()
         self._progress, self._table = progress, table
-        self._todo = deque(self._left())
 
-    def next_quantum(self) -> tuple[Quantum, Any] | None:
-        """Return the next quantum of this step and its batch; None if all are done."""
-        if not self._todo:
-            return None
-        quantum = self._todo[0]
+    def load(self, quantum: Quantum) -> Any:  # noqa: ANN401  # what collate_fn makes
+        """Return the batch of a quantum; the first ones of the table come fastest."""
         if self._source.ahead.peek() != quantum:
-            self._restart()
+            self._restart(quantum)
         try:
             batch = next(self._batches)
         except BaseException:
             self.close()  # batches and quanta may no longer be in step
             raise
         self._source.ahead.pulled.popleft()
-        self._handed_out.add(quantum.index)
-        return self._todo.popleft(), batch
+        self._loaded.add(quantum.index)
+        return batch
 
-    def _restart(self) -> None:
-        """Drop what was read ahead and follow the table that holds now."""
+    def _restart(self, first: Quantum) -> None:
+        """Drop what was read ahead; read ``first`` and what the table says after it."""
+        if first.index in self._loaded:  # the step is done again
+            self._loaded.clear()
+        step = quanta(self._spec, self._progress.state)
+        mine = self._table.quanta.get(self._node, ())
+        skipped = {*self._loaded, first.index}
+        left = [step[index] for index in mine if index not in skipped]
         following = _expected(self._spec, self._node, self._progress, self._table)
-        depth = STEPS_AHEAD * len(self._table.quanta[self._node])
         self._source.ahead = _ReadAhead(
-            self._spec, chain(self._left(), following), self._prefetch, depth
+            self._spec,
+            chain([first], left, following),
+            self._prefetch,
+            depth=STEPS_AHEAD * max(1, len(mine)),
         )
         if self._loader is None:
             self.start()
         else:
             self._batches = iter(self._loader)
-
-    def _left(self) -> list[Quantum]:
-        step = quanta(self._spec, self._progress.state)
-        mine = self._table.quanta.get(self._node, ())
-        return [step[index] for index in mine if index not in self._handed_out]
 
 
 def _expected(
