@@ -90,8 +90,12 @@ def write_state(
     collected: Callable[[], State],
     keep: int,
     exchange: ByteExchange,
+    checkpoint_id: str = "",
 ) -> Saved:
-    """Save the state that ``collected`` returns; all ranks call it."""
+    """Save the state that ``collected`` returns; all ranks call it.
+
+    ``checkpoint_id`` (16 hexadecimal digits) is random if it is not given.
+    """
     states: list[State] = []
 
     def begin() -> bytes:
@@ -111,7 +115,7 @@ def write_state(
     leads = disks[exchange.rank] == exchange.rank
     writer = Writer(folder, step, publish=False)
     try:
-        manifest = write_shards(writer, states[0], exchange)
+        manifest = write_shards(writer, states[0], exchange, checkpoint_id)
         name = checkpoint_name(step, manifest.id)
         send_copies(storage, name, manifest, exchange, disks)
     except ConfigError:

@@ -29,7 +29,9 @@ from ringleader.checkpoint.training_state import State
 _SAVE = "save a checkpoint"
 
 
-def write_shards(writer: Writer, state: State, exchange: ByteExchange) -> Manifest:
+def write_shards(
+    writer: Writer, state: State, exchange: ByteExchange, checkpoint_id: str = ""
+) -> Manifest:
     """Write the shard of this rank; return the manifest, on all ranks.
 
     Raises ConfigError on all ranks if one of them cannot plan or write.
@@ -45,6 +47,7 @@ def write_shards(writer: Writer, state: State, exchange: ByteExchange) -> Manife
 
     offers = together(exchange, _SAVE, offer)
     planned: list[Metadata] = []
+    new_id = checkpoint_id or secrets.token_hex(8)
 
     def assign() -> bytes:
         if not leads:
@@ -52,7 +55,7 @@ def write_shards(writer: Writer, state: State, exchange: ByteExchange) -> Manife
         local = [decode_plan(each) for each in offers]
         assigned, metadata = planner.create_global_plan(local)
         planned.append(metadata)
-        return encode_assignment(secrets.token_hex(8), local, assigned)
+        return encode_assignment(new_id, local, assigned)
 
     assignment = together(exchange, _SAVE, assign)[0]
 

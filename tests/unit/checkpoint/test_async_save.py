@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ringleader import checkpoint
+from ringleader.checkpoint import background_save
 from ringleader.checkpoint.save import Saved
 
 
@@ -40,7 +41,7 @@ def tensors(state: object) -> list[Tensor]:
 def disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
     made = SlowDisk()
     module = sys.modules["ringleader.checkpoint.async_save"]  # not the function
-    monkeypatch.setattr(module, "write_state", made.write)
+    monkeypatch.setattr(background_save, "write_state", made.write)
     monkeypatch.setattr(module, "_alone", [])
     return made
 

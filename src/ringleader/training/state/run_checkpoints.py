@@ -1,0 +1,160 @@
+"""RunCheckpoints: checkpoints of an elastic run, from which a dead cluster resumes.
+
+``stage`` copies the state between two steps. It is written when the step is known to
+stay in the history, which is one step later; so no checkpoint is ever of a step that
+the run has taken back. At least two members write it in full, each to its own disk:
+any one of them can resume alone. The format is that of ``ringleader.checkpoint``.
+
+After a power cut every machine reads its newest complete checkpoint before it joins
+the first view. The step protocol then takes the history with the most samples, and the
+others adopt its state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from ringleader.checkpoint.background_save import BackgroundSaver
+from ringleader.checkpoint.byte_exchange import ByteExchange
+from ringleader.checkpoint.load import load_state
+from ringleader.checkpoint.save import KEEP, Saved
+from ringleader.checkpoint.training_state import State, collect
+from ringleader.errors import ConfigError
+from ringleader.membership.steps.attempt import Attempt, Chain, LineageName, Version
+from ringleader.training.state import value_tree
+from ringleader.training.state.replicated_state import ReplicatedState
+
+_log = logging.getLogger(__name__)
+
+COPIES: Final = 2
+"""Members that write a checkpoint, each all of it."""
+
+_HISTORY = "run"
+_EXTRA = "extra"
+
+
+class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a run stands: what ``StepMember`` knows about its delivered steps."""
+
+    version: Version
+    samples: int
+    lineage: LineageName = ""
+    chain: Chain = b""
+    chain_before: Chain = b""
+    last: Attempt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    history: History
+    state: State
+
+
+class RunCheckpoints:
+    """The checkpoints that one member writes. For the user's thread."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        state: ReplicatedState,
+        node: str,
+        *,
+        keep: int = KEEP,
+    ) -> None:
+        self._folder = folder
+        self._state = state
+        self._node = node
+        self._keep = keep
+        self._saver = BackgroundSaver(ByteExchange(None))
+        self._writing: Future[Saved] | None = None
+        self._staged: _Staged | None = None
+
+    def restore(self) -> History | None:
+        """Load the newest complete checkpoint of this machine; None if there is none.
+
+        Call it before the first view, and not in a process that joins a running
+        cluster. Raises as ``ringleader.checkpoint.load`` does.
+        """
+        others: dict[str, object] = dict(self._state.others)
+        targets = (self._state.model, self._state.optimizer)
+        loaded = load_state(self._folder, targets, others, ByteExchange(None))
+        if loaded is None:
+            return None
+        try:
+            history = msgspec.convert(
+                loaded.values[_HISTORY], History, builtin_types=(bytes,)
+            )
+        except (KeyError, msgspec.ValidationError) as exc:
+            raise ConfigError(
+                f"{loaded.path} is not a checkpoint of an elastic run ({exc}); load it "
+                f"in your script before ringleader.elastic(), or give another folder"
+            ) from None
+        if self._state.extra is not None:
+            value_tree.update_in_place(self._state.extra, loaded.values[_EXTRA])
+        _log.info("resumed from %s: version %d", loaded.path, history.version)
+        return history
+
+    def stage(self, history: History, rank: int) -> None:
+        """Copy the state of a version just applied, if this member is to write it.
+
+        Waits for the checkpoint before, if that is still being written.
+        """
+        self._staged = None
+        if rank >= COPIES:
+            return
+        self._wait()
+        others: dict[str, object] = dict(self._state.others)
+        others[_HISTORY] = msgspec.to_builtins(history, builtin_types=(bytes,))
+        if self._state.extra is not None:
+            others[_EXTRA] = self._state.extra
+        found = collect(self._state.model, self._state.optimizer, others, 0)
+        self._staged = _Staged(history, self._saver.copied(found))
+
+    def publish(self, stable_version: int, lineage: str) -> bool:
+        """Begin to write the staged state, if its version is stable; True if it does.
+
+        ``stable_version`` is the last version that stays in the history for good.
+        """
+        staged = self._staged
+        if staged is None or stable_version < staged.history.version:
+            return False
+        self._staged = None
+        state: Future[State] = Future()
+        state.set_result(staged.state)
+        version = staged.history.version
+        name = f"{lineage}/{version}/{self._node}"
+        self._writing = self._saver.start(
+            self._folder,
+            version,
+            state,
+            self._keep,
+            hashlib.sha256(name.encode()).hexdigest()[:16],
+        )
+        return True
+
+    def adopted(self) -> None:
+        """Drop what was staged: this member has taken over another history."""
+        self._staged = None
+
+    def close(self) -> None:
+        """Write what was staged, because the run is over, and wait until it is there.
+
+        Nobody continues a run that is over, so its last version is stable.
+        """
+        if self._staged is not None:
+            history = self._staged.history
+            self.publish(history.version, history.lineage)
+        self._wait()
+
+    def _wait(self) -> None:
+        """Wait for the last write; its error was logged, training goes on."""
+        if self._writing is not None:
+            self._writing.exception()
+            self._writing = None
