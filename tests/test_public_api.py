@@ -59,7 +59,7 @@ FLAGS = {
     "doctor": "--peer --interface --port --tensor-port --seconds --json",
     "checkpoint": "action folder --step --to --hugging-face --config --keep --json",
     "serve": "task --workers --rounds --pin --pin-file --host --port --url --http "
-    "--tls-cert --tls-key --open --out --mode --steps --staleness --quorum "
+    "--tls-cert --tls-key --open --out --mode --steps --staleness --quorum --grace "
     "--round-timeout --elastic "
     "--scale-rate --no-scale-rate --warmup --aggregate --clip --max-move --outer "
     "--batch-size --seed --codec --weights-codec --checkpoint-every",

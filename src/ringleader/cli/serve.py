@@ -20,7 +20,6 @@ from ringleader.errors import ConfigError
 
 if TYPE_CHECKING:
     from ringleader.identity.server_certificate import ServerCertificate
-    from ringleader.paramserver.server.global_weights import OuterOptimizer
     from ringleader.paramserver.server.http.http_server import HttpServer, ListenAddress
     from ringleader.paramserver.server.plan import Plan
     from ringleader.paramserver.server.run import Run, ServerOptions
@@ -69,15 +68,30 @@ def serve(  # noqa: PLR0913 # one argument per flag
         Path | None, _Flag(help="Directory for checkpoints; a run in it is resumed.")
     ] = None,
     mode: Annotated[
-        str, _Flag(help="Rounds (bulk), or single updates: bounded or async.")
+        str,
+        _Flag(
+            help="Equal rounds (bulk), long ones of local steps (rounds), or single "
+            "updates: bounded or async."
+        ),
     ] = "bulk",
-    steps: Annotated[int, _Flag(help="Steps of a worker between two updates.")] = 1,
+    steps: Annotated[
+        int,
+        _Flag(help="Steps of a worker between two updates; 0: 50 in rounds mode or 1."),
+    ] = 0,
     staleness: Annotated[
         int, _Flag(help="In bounded mode, how many versions an update may be behind.")
     ] = 8,
     quorum: Annotated[
-        int, _Flag(help="Updates that suffice after the timeout; 0: more than half.")
+        int,
+        _Flag(
+            help="Updates that suffice after the timeout (0: more than half), or after "
+            "the grace of rounds mode (0: half)."
+        ),
     ] = 0,
+    grace: Annotated[
+        float,
+        _Flag(help="In rounds mode, seconds that a quorum waits for other workers."),
+    ] = 30.0,
     round_timeout: Annotated[
         float, _Flag(help="Seconds that a round waits for all workers.")
     ] = 120.0,
@@ -101,16 +115,23 @@ def serve(  # noqa: PLR0913 # one argument per flag
         float, _Flag(help="Refuse updates that move the weights by more norms; 0: any.")
     ] = 10.0,
     outer: Annotated[
-        str, _Flag(help="How to apply local steps: average, sgd or nesterov.")
-    ] = "average",
+        str,
+        _Flag(
+            help="How to apply local steps: average, sgd, nesterov or adam; default: "
+            "average, in rounds mode what suits it."
+        ),
+    ] = "",
     batch_size: Annotated[
         int, _Flag(help="Samples per step of a worker; 0: the task's choice.")
     ] = 0,
     seed: Annotated[int, _Flag(help="Seed for the order of samples.")] = 0,
     codec: Annotated[
         str,
-        _Flag(help="Codec of updates: none, bf16, fp16, int8, onebit or topk:0.01."),
-    ] = "none",
+        _Flag(
+            help="Codec of updates: none, bf16, fp16, int8, onebit, topk:0.01 or "
+            "sparseloco; default: none, int8 in rounds mode."
+        ),
+    ] = "",
     weights_codec: Annotated[
         str, _Flag(help="Codec of weights: none, bf16 or fp16.")
     ] = "none",
@@ -127,16 +148,17 @@ def serve(  # noqa: PLR0913 # one argument per flag
         from ringleader.identity.server_certificate import ServerCertificate
         from ringleader.paramserver.server.aggregation import Aggregation
         from ringleader.paramserver.server.http.http_server import ListenAddress
-        from ringleader.paramserver.server.plan import Plan
+        from ringleader.paramserver.server.plan import LOCAL_STEPS, Plan
         from ringleader.paramserver.server.run import ServerOptions
 
         plan = Plan(
             rounds=rounds,
             workers=workers,
             mode=mode,  # type: ignore[arg-type] # checked by the plan
-            steps=steps,
+            steps=steps or (LOCAL_STEPS if mode == "rounds" else 1),
             staleness=staleness,
             quorum=quorum,
+            grace_s=grace,
             round_timeout_s=round_timeout,
             elastic=elastic,
             scale_rate=scale_rate,
@@ -152,7 +174,7 @@ def serve(  # noqa: PLR0913 # one argument per flag
             codec=codec,
             weights_codec=weights_codec,
             checkpoint_every=checkpoint_every,
-            outer=_outer(outer),
+            outer=outer,
             max_move=max_move,
         )
         here = "127.0.0.1" if http or is_open else "0.0.0.0"
@@ -225,19 +247,6 @@ def _serve_until_done(run: Run, serving: HttpServer) -> None:
         return
     typer.echo("Run the same command again to resume.")
     raise typer.Exit(130)
-
-
-def _outer(name: str) -> OuterOptimizer:
-    from ringleader.paramserver.server.global_weights import OuterOptimizer
-
-    kinds = {
-        "average": OuterOptimizer(),
-        "sgd": OuterOptimizer(rate=0.7, momentum=0.9),
-        "nesterov": OuterOptimizer(rate=0.7, momentum=0.9, nesterov=True),
-    }
-    if name not in kinds:
-        raise ConfigError(f"--outer: {name!r} is none of {', '.join(kinds)}")
-    return kinds[name]
 
 
 def _ask(question: str, flag: str) -> str:

@@ -106,7 +106,7 @@ def test_every_codec_is_accepted(tmp_path: Path, codec: str) -> None:
     sent = gradient(0, 0)
     moved = (MANIFEST.values(model()) - weights_in(tmp_path)) / 0.25
     rest = np.linalg.norm(moved - sent) / np.linalg.norm(sent)
-    assert rest < {"onebit": 0.7, "topk": 0.7}.get(codec, 0.02)
+    assert rest < {"onebit": 0.7, "topk": 0.7, "sparseloco": 0.95}.get(codec, 0.02)
 
 
 def test_unchanged_weights_are_not_sent_again_and_broken_ones_resumed(

@@ -20,7 +20,8 @@ from ringleader.errors import ConfigError, ProtocolError
 from ringleader.paramserver.protocol import bodies, zstd_body
 from ringleader.paramserver.protocol.bodies import Update
 from ringleader.paramserver.protocol.manifest import Manifest
-from ringleader.paramserver.server.global_weights import GlobalWeights, OuterOptimizer
+from ringleader.paramserver.server.global_weights import GlobalWeights
+from ringleader.paramserver.server.outer_optimizer import OuterOptimizer
 from ringleader.paramserver.server.update_checks import check_update
 from ringleader.wire import tensor_file
 

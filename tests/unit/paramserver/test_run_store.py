@@ -22,7 +22,6 @@ from ringleader.paramserver.server.storage.journal_records import (
 )
 from ringleader.paramserver.server.storage.run_store import RunStore
 from ringleader.paramserver.server.training import Training
-from ringleader.paramserver.server.update_headers import UpdateKey
 
 
 @contextmanager
@@ -72,7 +71,7 @@ def test_a_token_that_ended_by_lost_history_stays_ended(tmp_path: Path) -> None:
 
 def test_a_quarantined_worker_has_no_lease_after_a_restart(tmp_path: Path) -> None:
     with opened(tmp_path, "w1") as (training, _):
-        training.store.record_event(Leased.of("w1", UpdateKey(0, 0, 0)))
+        training.store.record_event(Leased("w1", (0, 0, 0)))
     with opened(tmp_path) as (training, _):
         assert training.scheduler.awaited() == ["w1"]
         training.store.record_event(Quarantined("w1"))

@@ -10,11 +10,8 @@ import pytest
 from ringleader.errors import ConfigError
 from ringleader.paramserver.server.aggregation import Aggregation, Rule
 from ringleader.paramserver.server.plan import Plan, age_weight
-from ringleader.paramserver.server.scheduler import (
-    MIN_PATIENCE_S,
-    RECENT_S,
-    Scheduler,
-)
+from ringleader.paramserver.server.scheduler import RECENT_S, Scheduler
+from ringleader.paramserver.server.shard_durations import MIN_PATIENCE_S
 from ringleader.paramserver.server.storage import scheduler_state
 from ringleader.paramserver.server.update_headers import UpdateKey
 from ringleader.paramserver.server.update_verdict import Verdict
@@ -299,11 +296,11 @@ def test_a_lease_that_was_recorded_too_late_is_not_restored(mode: str) -> None:
     scheduler = machine(1, mode=mode)
     key = key_of(scheduler.assign("w1", 0.0))
     submit(scheduler, "w1", key, 0.0)
-    scheduler.restore_lease("w1", key, 1.0)  # in the journal it follows the update
+    scheduler.restore_lease("w1", key, 1, 1.0)  # in the journal it follows the update
     new = key_of(scheduler.assign("w1", 1.0))
     assert submit(scheduler, "w1", new, 1.0) is Verdict.ACCEPT
     scheduler.leave("w1")
-    scheduler.restore_lease("w1", UpdateKey(2, 0, 2), 2.0)
+    scheduler.restore_lease("w1", UpdateKey(2, 0, 2), 1, 2.0)
     assert not scheduler.leases
 
 

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ringleader.codec import registry as codecs
+from ringleader.codec.codec import Codec
+from ringleader.codec.sparse_chunks import SparseChunks
 from ringleader.compression import sparse_format as sparse
 from ringleader.compression.topk import topk_count, topk_indices
 from ringleader.errors import ConfigError, ProtocolError
@@ -21,7 +23,7 @@ from ringleader.paramserver.protocol.manifest import DTYPES, Manifest, Vector
 from ringleader.wire import tensor_file
 from ringleader.wire.tensor_file import TensorData, TensorSpec
 
-CODECS = ("none", "bf16", "fp16", "int8", "onebit", "topk")
+CODECS = ("none", "bf16", "fp16", "int8", "onebit", "topk", "sparseloco")
 """Codecs of updates."""
 WEIGHTS_CODECS = ("none", "bf16", "fp16")
 """Codecs of weights."""
@@ -49,7 +51,8 @@ class Update:
 def wire_name(codec: str) -> str:
     """Return the name in ``X-Codec`` for a codec that may have a ratio: topk:0.01."""
     base = codec.partition(":")[0]
-    name = base if base in ("none", _TOPK) else codecs.wire_name(codec)
+    is_own = base in ("none", _TOPK) or codec == SparseChunks.name
+    name = base if is_own else codecs.wire_name(codec)
     if name == _TOPK:
         _ratio(codec)
     return name
@@ -175,7 +178,7 @@ def _update_specs(manifest: Manifest, codec: str) -> dict[str, TensorSpec]:
     total = manifest.num_parameters
     if codec == "none":
         return _specs(manifest, _PARAMETERS, TensorSpec("F32", (total,)))
-    length = codecs.make_codec(codec).num_bytes(total)
+    length = _make_codec(codec).num_bytes(total)
     return _specs(manifest, _PARAMETERS, TensorSpec("U8", (length,)))
 
 
@@ -227,7 +230,7 @@ def _buffers(manifest: Manifest, found: dict[str, memoryview]) -> Vector:
 
 
 def _encode(values: Vector, codec: str) -> Bytes:
-    coder = codecs.make_codec(codec)
+    coder = _make_codec(codec)
     data = np.empty(coder.num_bytes(len(values)), np.uint8)
     coder.encode(values, data)
     return data
@@ -238,10 +241,13 @@ def _decode(data: Bytes, count: int, codec: str) -> Vector:
         return data.view("<f4").astype(np.float32, copy=False)
     values = np.empty(count, np.float32)
     # torch warns of read-only memory, which bytes are.
-    codecs.make_codec(codec).decode(
-        data if data.flags.writeable else data.copy(), values
-    )
+    _make_codec(codec).decode(data if data.flags.writeable else data.copy(), values)
     return values
+
+
+def _make_codec(name: str) -> Codec:
+    """Create a codec; sparseloco is for updates only, not for sums that are relayed."""
+    return SparseChunks() if name == SparseChunks.name else codecs.make_codec(name)
 
 
 def _sparse(values: Vector, ratio: float) -> Bytes:

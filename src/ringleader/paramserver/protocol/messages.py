@@ -20,7 +20,7 @@ MAX_BATCH_SIZE = 1_000_000
 MAX_INTEGER = 2**53
 """JSON numbers above this are not exact in every implementation."""
 
-Mode = Literal["bulk", "bounded", "async"]
+Mode = Literal["bulk", "rounds", "bounded", "async"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 ErrorWord = Literal[
     "malformed",
@@ -113,6 +113,7 @@ class JoinAnswer(_Answer, frozen=True, kw_only=True):
     mode: Mode
     shards: _Positive
     steps: Annotated[int, Meta(ge=1, le=MAX_STEPS)]
+    """The most optimizer steps of an assignment."""
     batch_size: Annotated[int, Meta(ge=1, le=MAX_BATCH_SIZE)]
     seed: _Count
     manifest: _Digest
@@ -126,6 +127,11 @@ class JoinAnswer(_Answer, frozen=True, kw_only=True):
     def is_bulk(self) -> bool:
         """True if only weights of the assigned version can be computed on."""
         return self.mode == "bulk"
+
+    @property
+    def is_local(self) -> bool:
+        """True if the worker keeps its optimizer, and always sends differences."""
+        return self.mode == "rounds"
 
     def __repr__(self) -> str:  # the token must not reach a log
         return f"<JoinAnswer {self.worker}>"

@@ -65,7 +65,7 @@ class RoundUpdates(Protocol):
         """True if no update was added."""
         ...
 
-    def add(self, worker: str, update: Update, samples: int) -> None:
+    def add(self, worker: str, update: Update, samples: float) -> None:
         """Add an update of a worker."""
         ...
 
@@ -88,14 +88,14 @@ class UpdateSum:
         self.aggregation = Aggregation()
         self._parameters = np.zeros(manifest.num_parameters, np.float64)
         self._buffers = np.zeros(manifest.num_buffers, np.float64)
-        self._samples = 0
+        self._samples = 0.0
 
     @property
     def is_empty(self) -> bool:
         """True if no update was added."""
         return not self._samples
 
-    def add(self, worker: str, update: Update, samples: int) -> None:
+    def add(self, worker: str, update: Update, samples: float) -> None:
         """Add an update; all workers count alike."""
         _add(self._parameters, update.parameters, samples)
         _add(self._buffers, update.buffers, samples)
@@ -103,7 +103,7 @@ class UpdateSum:
 
     def combine(self) -> Update:
         """Return the mean over all samples, and begin again with none."""
-        factor, self._samples = 1.0 / self._samples, 0
+        factor, self._samples = 1.0 / self._samples, 0.0
         sums = (self._parameters, self._buffers)
         parameters, buffers = (_scaled(total, factor) for total in sums)
         for total in sums:
@@ -116,14 +116,14 @@ class HeldUpdates:
 
     def __init__(self, aggregation: Aggregation) -> None:
         self.aggregation = aggregation
-        self._parts: dict[str, list[tuple[int, Update]]] = {}
+        self._parts: dict[str, list[tuple[float, Update]]] = {}
 
     @property
     def is_empty(self) -> bool:
         """True if no update was added."""
         return not self._parts
 
-    def add(self, worker: str, update: Update, samples: int) -> None:
+    def add(self, worker: str, update: Update, samples: float) -> None:
         """Hold an update."""
         self._parts.setdefault(worker, []).append((samples, update))
 
@@ -139,7 +139,7 @@ class HeldUpdates:
 
 
 def combine_vectors(
-    aggregation: Aggregation, workers: Sequence[Sequence[tuple[int, Vector]]]
+    aggregation: Aggregation, workers: Sequence[Sequence[tuple[float, Vector]]]
 ) -> Vector:
     """Combine the vectors of each worker, which come with their numbers of samples."""
     samples = [sum(n for n, _ in own) for own in workers]
@@ -157,7 +157,7 @@ def trim_count(workers: int) -> int:
     return max(1, workers // 4) if workers >= MIN_WORKERS else 0
 
 
-def _combined(rule: Rule, stack: _Floats, samples: Sequence[int]) -> _Floats:
+def _combined(rule: Rule, stack: _Floats, samples: Sequence[float]) -> _Floats:
     if rule == "mean":
         return np.average(stack, axis=0, weights=samples)
     if rule == "median":
@@ -168,7 +168,7 @@ def _combined(rule: Rule, stack: _Floats, samples: Sequence[int]) -> _Floats:
 
 
 def _worker_means(
-    workers: Sequence[Sequence[tuple[int, Vector]]], piece: slice
+    workers: Sequence[Sequence[tuple[float, Vector]]], piece: slice
 ) -> _Floats:
     """Return a piece of each worker's mean over its shards, one row per worker."""
     return np.stack(
@@ -184,7 +184,7 @@ def _worker_means(
 
 
 def _clip_scales(
-    clip: float, workers: Sequence[Sequence[tuple[int, Vector]]], size: int
+    clip: float, workers: Sequence[Sequence[tuple[float, Vector]]], size: int
 ) -> _Floats:
     """Return the factors that bring all norms to ``clip`` times their median."""
     if not clip or len(workers) < MIN_WORKERS:
@@ -197,7 +197,7 @@ def _clip_scales(
     return np.minimum(1.0, limit / np.maximum(norms, 1e-300))
 
 
-def _add(total: _Floats, vector: Vector, samples: int) -> None:
+def _add(total: _Floats, vector: Vector, samples: float) -> None:
     for i in range(0, len(vector), _PIECE):
         piece = vector[i : i + _PIECE].astype(np.float64)
         piece *= samples

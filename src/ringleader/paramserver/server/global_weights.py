@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 
-from ringleader.errors import ConfigError
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.bodies import Update
 from ringleader.paramserver.protocol.manifest import Manifest, Vector
@@ -26,32 +24,6 @@ _MIN_RMS = 0.01
 as large: else nothing could move them."""
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OuterOptimizer:
-    """Settings of the optimizer that applies averaged differences of local steps."""
-
-    rate: float = 1.0
-    momentum: float = 0.0
-    nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        if not (0 < self.rate <= 10 and 0 <= self.momentum < 1):
-            text = f"not {self.rate:g} and {self.momentum:g}"
-            limits = "rate must be above 0 up to 10 and momentum from 0 to below 1"
-            raise ConfigError(f"outer optimizer: {limits}, {text}")
-        if self.nesterov and not self.momentum:
-            raise ConfigError("outer optimizer: nesterov needs a momentum, as in 0.9")
-
-    def make(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Build the optimizer; with the defaults it is plain averaging."""
-        return torch.optim.SGD(
-            [p for p in model.parameters() if p.requires_grad],
-            lr=self.rate,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-        )
 
 
 class GlobalWeights:
@@ -78,7 +50,7 @@ class GlobalWeights:
         self._round = collect(aggregation, self.manifest)
         self._named = dict(model.named_parameters())
 
-    def add(self, worker: str, update: Update, samples: int) -> None:
+    def add(self, worker: str, update: Update, samples: float) -> None:
         """Add an update to those of the next version."""
         self._round.add(worker, update, samples)
 

@@ -12,6 +12,10 @@ from ringleader.paramserver.server.aggregation import MIN_WORKERS, Aggregation
 MAX_WORKERS = 64
 """Workers present at once. Each may hold one upload in memory."""
 MAX_ROUNDS = 10_000_000
+LOCAL_STEPS = 50
+"""Steps between two exchanges of rounds mode, unless others are chosen."""
+MAX_SHARE = 8
+"""In rounds mode, the most steps of a fast worker, as a multiple of the usual ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +27,19 @@ class Plan:
     workers: int
     """Shards of a round, and number of workers that the first round waits for."""
     mode: Mode = "bulk"
-    """bulk: a round of all shards makes a version. async: each update makes one when
-    it arrives. bounded: like async, but no update may be older than ``staleness``."""
+    """bulk: a round of all shards makes a version. rounds: so does a round in which
+    each worker makes its own steps, as many as its speed allows; late ones still count.
+    async: each update makes one when it arrives. bounded: like async, but no update may
+    be older than ``staleness``."""
     steps: int = 1
     """Optimizer steps of a worker between two exchanges; with 1, it sends gradients."""
     staleness: int = 8
     """In bounded mode, the versions that an update may be behind."""
     quorum: int = 0
-    """Shards that suffice when a round has timed out; 0: more than half."""
+    """Shards that suffice when a round has timed out; 0: more than half. In rounds
+    mode, updates after which the others have ``grace_s`` left; 0: half."""
+    grace_s: float = 30.0
+    """In rounds mode, seconds that a round waits for others after its quorum."""
     round_timeout_s: float = 120.0
     """Seconds that a round waits for all shards after it began."""
     elastic: bool = False
@@ -57,6 +66,8 @@ class Plan:
                 raise ConfigError(f"{name}: {value} is not between {least} and {most}")
         if not (math.isfinite(self.round_timeout_s) and self.round_timeout_s > 0):
             raise ConfigError("round_timeout_s: must be a number above 0")
+        if not (math.isfinite(self.grace_s) and self.grace_s >= 0):
+            raise ConfigError("grace_s: must be a number of 0 or more")
         if self.aggregation.is_robust and not self.is_bulk:
             text = "--aggregate and --clip compare the workers of a round"
             raise ConfigError(f"{text}: they need --mode bulk, not {self.mode}")
@@ -70,9 +81,31 @@ class Plan:
         """True if a version is made of a whole round."""
         return self.mode == "bulk"
 
+    @property
+    def is_local(self) -> bool:
+        """True if workers keep their optimizers, and share a round by their speeds."""
+        return self.mode == "rounds"
+
+    @property
+    def waits_for_nobody(self) -> bool:
+        """True if each update closes a round, so that most others come late."""
+        is_single = self.quorum == 1 < self.workers
+        return self.is_local and is_single and not self.grace_s
+
+    @property
+    def has_differences(self) -> bool:
+        """True if updates are differences of weights instead of gradients."""
+        return self.is_local or self.steps > 1
+
+    @property
+    def most_steps(self) -> int:
+        """The most steps that a worker is asked to make between two exchanges."""
+        return min(MAX_STEPS, MAX_SHARE * self.steps) if self.is_local else self.steps
+
     def quorum_of(self, shards: int) -> int:
-        """Return how many of ``shards`` suffice when the round has timed out."""
-        return min(self.quorum, shards) or shards // 2 + 1
+        """Return how many of ``shards`` suffice, after a while, to close a round."""
+        half = -(-shards // 2) if self.is_local else shards // 2 + 1
+        return min(self.quorum, shards) or half
 
     def least_workers(self, shards: int) -> int:
         """Return how many different workers a round of ``shards`` needs.

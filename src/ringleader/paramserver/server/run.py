@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ringleader.errors import ConfigError
@@ -20,11 +20,12 @@ from ringleader.paramserver.server.admission import Admission
 from ringleader.paramserver.server.global_weights import (
     MAX_MOVE,
     GlobalWeights,
-    OuterOptimizer,
     warm_up,
 )
 from ringleader.paramserver.server.http.app import App, RunSettings
+from ringleader.paramserver.server.outer_optimizer import outer_optimizer
 from ringleader.paramserver.server.plan import Plan
+from ringleader.paramserver.server.round_scheduler import RoundScheduler
 from ringleader.paramserver.server.scheduler import Scheduler
 from ringleader.paramserver.server.storage.run_store import RunStore
 from ringleader.paramserver.server.training import Training
@@ -44,16 +45,18 @@ class ServerOptions:
     batch_size: int | None = None
     """Samples of one step of one worker; None: the batch size of the task."""
     seed: int = 0
-    codec: str = "none"
-    """Codec of updates, for workers that choose none themselves."""
+    codec: str = ""
+    """Codec of updates, for workers that choose none themselves; empty: int8 in rounds
+    mode, none in others."""
     weights_codec: str = "none"
     checkpoint_every: int = 10
     max_move: float = MAX_MOVE
     """Largest move of the weights by one update, in norms of the weights; 0: any."""
-    outer: OuterOptimizer = field(default_factory=OuterOptimizer)
+    outer: str = ""
+    """How differences are applied: a name that ``outer_optimizer`` knows."""
 
     def __post_init__(self) -> None:
-        bodies.wire_name(self.codec)
+        bodies.wire_name(self.codec or "none")
         if self.weights_codec not in bodies.WEIGHTS_CODECS:
             known = ", ".join(bodies.WEIGHTS_CODECS)
             raise ConfigError(f"weights_codec: {self.weights_codec} is none of {known}")
@@ -131,11 +134,12 @@ def _open_app(
     task: Task, plan: Plan, options: ServerOptions, key: ServerKey
 ) -> tuple[App, int]:
     warm_up()
-    make = options.outer.make if plan.steps > 1 else task.optimizer
+    outer = outer_optimizer(options.outer, plan, options.codec)
+    make = outer.make if plan.has_differences else task.optimizer
     weights = GlobalWeights(
         task.model(),
         make,
-        is_difference=plan.steps > 1,
+        is_difference=plan.has_differences,
         aggregation=plan.aggregation,
         max_move=options.max_move,
     )
@@ -143,13 +147,14 @@ def _open_app(
     admission = Admission(
         key.secret, options.pin, options.is_open, fingerprint=key.fingerprint
     )
-    training = Training(Scheduler(plan), admission, store)
+    scheduler = RoundScheduler(plan) if plan.is_local else Scheduler(plan)
+    training = Training(scheduler, admission, store)
     settings = RunSettings(
         task=task.name,
         fingerprint=task.fingerprint(),
         batch_size=options.batch_size or task.batch_size,
         seed=options.seed,
-        codec=options.codec,
+        codec=options.codec or ("int8" if plan.is_local else "none"),
         weights_codec=options.weights_codec,
         data=task.data,
     )

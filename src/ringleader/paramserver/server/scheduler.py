@@ -11,7 +11,8 @@ time-out, a quorum. Closing it makes version v + 1; later updates for v are stal
 
 Bounded and async mode: every counted update makes a version. In bounded mode no work is
 given out while it could make an update under way older than allowed. The batch numbers
-of a worker only grow, so a late delivery of a proxy is recognised by its number.
+of a worker only grow, so a late delivery of a proxy is recognised by its number. Rounds
+mode is in round_scheduler.py.
 
 Invariants: an update counts only from a worker that was given its batches; a shard of
 a version counts at most once; a repetition of a worker's last counted update is always
@@ -22,21 +23,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from ringleader.paramserver.server.loss_curve import with_loss
 from ringleader.paramserver.server.plan import Plan, age_weight
 from ringleader.paramserver.server.round_shards import RoundShards
 from ringleader.paramserver.server.shard_durations import ShardDurations
 from ringleader.paramserver.server.update_headers import UpdateKey
-from ringleader.paramserver.server.update_verdict import Verdict, is_leased, is_stale
+from ringleader.paramserver.server.update_verdict import (
+    Verdict,
+    is_leased,
+    is_stale,
+    would_exceed_staleness,
+)
 from ringleader.paramserver.server.worker_record import MAX_STRIKES, ShardLease
 from ringleader.paramserver.server.worker_table import WorkerTable
 
 RECENT_S = 10.0
 """A free shard is kept for a worker that sent a request within this time."""
-MIN_PATIENCE_S = 2.0
-"""A shard is not leased to a second worker earlier: network jitter takes as long."""
-PATIENCE = 3.0
-"""Nor before this many times the median duration of shards."""
-_MAX_LOSSES = 2000
 
 
 @dataclass(slots=True)
@@ -54,6 +56,8 @@ class Scheduler:
     """The shard that each worker computes, as far as the server knows."""
     counted: dict[int, str] = field(default_factory=dict)
     """Shards of this version that were counted, and the workers they came from."""
+    returned: list[tuple[int, int]] = field(default_factory=list)
+    """In rounds mode, batches that were taken back: the first one, and how many."""
     _began_s: float | None = None
     _sum: list[float] = field(default_factory=lambda: [0.0, 0.0])
     _rejected: set[str] = field(default_factory=set)
@@ -68,10 +72,15 @@ class Scheduler:
         """True if the last version is reached."""
         return self.version >= self.plan.rounds
 
+    @property
+    def has_updates(self) -> bool:
+        """True if updates for the next version were accepted."""
+        return self._sum[1] > 0
+
     def leave(self, identity: str) -> None:
         """Remove a worker; its shard is leased to others."""
         self.workers[identity].has_left = True
-        self.leases.pop(identity, None)
+        self.end_lease(identity)
         self._durations.forget(identity)
 
     def mark_seen(self, identity: str, now_s: float) -> None:
@@ -99,23 +108,27 @@ class Scheduler:
         worker.has_asked = True
         if self.is_finished or self.missing(now_s):
             return None
-        if self.plan.is_bulk:
-            found = self._assign_in_round(identity, now_s)
-        else:
-            found = self._assign_outside_rounds(identity, now_s)
+        in_round, outside = self._assign_in_round, self._assign_outside_rounds
+        found = (in_round if self.plan.is_bulk else outside)(identity, now_s)
         if found is not None:
             self.leases[identity] = found
             self._began_s = now_s if self._began_s is None else self._began_s
         return found
 
-    def restore_lease(self, identity: str, key: UpdateKey, now_s: float) -> None:
+    def end_lease(self, identity: str) -> None:
+        """Take the batches of a worker back."""
+        self.leases.pop(identity, None)
+
+    def restore_lease(
+        self, identity: str, key: UpdateKey, steps: int, now_s: float
+    ) -> None:
         """Lease a shard again as before a restart, unless that lease is over."""
         # The journal can name a lease after the end of its version or worker.
         self._skip_batches_of(key)
         worker, batch = self.workers[identity], key.first_batch
         is_old = is_stale(self.plan, self.version, worker.last, key)
         if not (is_old or worker.is_excluded):
-            lease = ShardLease(key.version, key.shard, self.shards, batch, now_s)
+            lease = ShardLease(key.version, key.shard, self.shards, batch, now_s, steps)
             self.leases[identity] = lease
 
     def use_newest_weights(self, identity: str) -> None:
@@ -144,15 +157,16 @@ class Scheduler:
         self, identity: str, key: UpdateKey, *, samples: int, loss: float
     ) -> None:
         """Count an update whose verdict is ACCEPT."""
-        worker = self.workers[identity]
         self.leases.pop(identity, None)
-        worker.last, worker.strikes = key, 0
-        worker.updates += 1
-        worker.samples += samples
+        self.workers[identity].note_counted(key, samples)
         self.counted[key.shard] = identity
         self._skip_batches_of(key)
         self._sum[0] += loss * samples
         self._sum[1] += samples
+
+    def update_weight(self, key: UpdateKey) -> float:
+        """Return the factor for the samples of an update that is accepted now."""
+        return 1.0
 
     def record_duration(self, identity: str, samples: int, now_s: float) -> None:
         """Note how long a worker took whose update arrived; call before ``accept``."""
@@ -160,10 +174,7 @@ class Scheduler:
         if lease is not None:
             took_s = max(now_s - lease.issued_s, 1e-6)
             self._durations.add(identity, took_s)
-            worker = self.workers[identity]
-            speed = samples / took_s
-            old = worker.samples_per_s or speed
-            worker.samples_per_s = 0.7 * old + 0.3 * speed
+            self.workers[identity].note_speed(samples, took_s)
 
     def reject(self, identity: str, *, is_strike: bool = True) -> bool:
         """Take back the batches of an update that failed a check.
@@ -172,7 +183,7 @@ class Scheduler:
         """
         worker = self.workers[identity]
         worker.strikes += is_strike
-        self.leases.pop(identity, None)
+        self.end_lease(identity)
         self._rejected.add(identity)
         if worker.strikes >= MAX_STRIKES:
             worker.is_quarantined = True
@@ -213,9 +224,7 @@ class Scheduler:
     def close_version(self, shards: int) -> None:
         """Close this version; the next one has ``shards`` shards."""
         total, samples = self._sum
-        self.losses.append((self.version, total / samples))
-        if len(self.losses) > _MAX_LOSSES:  # keep every second one
-            self.losses = self.losses[:-1:2] + self.losses[-1:]
+        self.losses = with_loss(self.losses, self.version, total / samples)
         if self.plan.is_bulk:
             self.position += self.shards
             self.leases.clear()
@@ -228,8 +237,7 @@ class Scheduler:
 
     def patience_s(self, now_s: float) -> float:
         """Return how long a shard is leased to one worker alone."""
-        there = {*self.workers.present(now_s), *self.leases}
-        return max(MIN_PATIENCE_S, PATIENCE * self._durations.usual_s(there))
+        return self._durations.patience_s({*self.workers.present(now_s), *self.leases})
 
     def _assign_in_round(self, identity: str, now_s: float) -> ShardLease | None:
         mine = self.leases.get(identity)
@@ -251,7 +259,8 @@ class Scheduler:
         if shard is None or not shards.may_take(identity, shard, least):
             return None
         batch = (self.position + shard) * self.plan.steps
-        return ShardLease(self.version, shard, self.shards, batch, now_s)
+        steps = self.plan.steps
+        return ShardLease(self.version, shard, self.shards, batch, now_s, steps)
 
     def _gives_way(self, identity: str, now_s: float) -> bool:
         """Return whether a worker leaves the rest of this round to others.
@@ -275,25 +284,17 @@ class Scheduler:
         mine = self.leases.get(identity)
         if mine is not None:
             return replace(mine, version=self.version, issued_s=now_s)
-        if self.plan.mode == "bounded" and self._would_exceed_staleness(now_s):
+        leases = self.leases.values()
+        if would_exceed_staleness(self.plan, self.version, leases, now_s):
             return None
         batch = self.position * self.plan.steps
         self.position += 1
         slot = self.workers[identity].slot
         shards = max(self.plan.workers, slot + 1)
-        return ShardLease(self.version, slot, shards, batch, now_s)
+        steps = self.plan.steps
+        return ShardLease(self.version, slot, shards, batch, now_s, steps)
 
     def _skip_batches_of(self, key: UpdateKey) -> None:
         """Outside rounds, never give out these batches again."""
         if not self.plan.is_bulk:
             self.position = max(self.position, key.first_batch // self.plan.steps + 1)
-
-    def _would_exceed_staleness(self, now_s: float) -> bool:
-        """Return whether one more update could make one under way too old.
-
-        A worker that has computed for longer than the round time-out is ignored.
-        """
-        limit_s = self.plan.round_timeout_s
-        under_way = [a for a in self.leases.values() if now_s - a.issued_s < limit_s]
-        oldest = min((a.version for a in under_way), default=self.version)
-        return self.version + len(under_way) - oldest > self.plan.staleness

@@ -7,6 +7,10 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+MIN_PATIENCE_S = 2.0
+"""A shard is not leased to a second worker earlier: network jitter takes as long."""
+PATIENCE = 3.0
+"""Nor before this many times the median duration of shards."""
 _KEPT = 8
 """Durations kept per worker: enough to ignore one slow upload."""
 
@@ -24,6 +28,10 @@ class ShardDurations:
     def forget(self, worker: str) -> None:
         """Forget a worker that no longer takes part."""
         self._by_worker.pop(worker, None)
+
+    def patience_s(self, workers: Collection[str]) -> float:
+        """Return how long a shard is leased to one of ``workers`` alone."""
+        return max(MIN_PATIENCE_S, PATIENCE * self.usual_s(workers))
 
     def usual_s(self, workers: Collection[str]) -> float:
         """Return the median over ``workers`` of each one's median; 0 if unknown."""

@@ -153,7 +153,7 @@ class Training:
             held = self.scheduler.leases.get(identity)
             found = self.scheduler.assign(identity, now_s)
             if found is not None and (held is None or held.key != found.key):
-                record = Leased.of(identity, found.key)
+                record = Leased.of(identity, found)
                 await self._thread.run(self.store.record_event, record)
             is_over = self.scheduler.is_finished or self._is_stopping
             if found is not None or is_over or now_s >= end_s:
@@ -235,7 +235,7 @@ class Training:
         if refused is not None:
             text = f"update refused: {refused.reason}"
             return await self._reject(identity, text, is_strike=refused.is_unusual)
-        record = AcceptedUpdate.of(identity, headers)
+        record = AcceptedUpdate.of(identity, headers, scheduler.update_weight(key))
         await self._thread.run(self.store.record_update, record, body, update)
         scheduler.record_duration(identity, headers.samples, time.monotonic())
         scheduler.accept(identity, key, samples=headers.samples, loss=headers.loss)

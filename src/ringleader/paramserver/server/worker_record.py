@@ -19,6 +19,8 @@ class ShardLease:
     shards: int
     first_batch: int
     issued_s: float
+    steps: int = 1
+    """Batches that were given, one for each step."""
 
     @property
     def key(self) -> UpdateKey:
@@ -54,6 +56,17 @@ class WorkerRecord:
         """Note where a new worker comes from; of a suspect, one strike is enough."""
         self.source = source
         self.strikes = MAX_STRIKES - 1 if is_suspect else 0
+
+    def note_counted(self, key: UpdateKey, samples: int) -> None:
+        """Note that an update was counted."""
+        self.last, self.strikes = key, 0
+        self.updates += 1
+        self.samples += samples
+
+    def note_speed(self, samples: int, took_s: float) -> None:
+        """Note how long an update took, as a moving average."""
+        speed = samples / took_s
+        self.samples_per_s = 0.7 * (self.samples_per_s or speed) + 0.3 * speed
 
     @property
     def is_excluded(self) -> bool:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from ringleader.codec.sparse_chunks import SparseChunks
 from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.bodies import Update
 from ringleader.paramserver.protocol.manifest import Manifest, Vector
+
+_DECAY = 0.95
+"""Share of the residual that SparseLoCo keeps: most of it is never sent, and it would
+grow old."""
 
 
 class ErrorFeedback:
@@ -16,6 +21,7 @@ class ErrorFeedback:
         self.wire_name = bodies.wire_name(codec)
         self._manifest = manifest
         self._codec = codec
+        self._decay = np.float32(_DECAY if codec == SparseChunks.name else 1.0)
         self._residual: Vector = np.zeros(
             manifest.num_parameters if self.is_lossy else 0, np.float32
         )
@@ -30,7 +36,8 @@ class ErrorFeedback:
         """Encode the sum of the update and the residual as a body."""
         if not self.is_lossy:
             return bodies.pack_update(self._manifest, update, self._codec)
-        exact = Update(update.parameters + self._residual, update.buffers)
+        wanted = update.parameters + self._decay * self._residual
+        exact = Update(wanted, update.buffers)
         body = bodies.pack_update(self._manifest, exact, self._codec)
         decoded = bodies.read_update(self._manifest, body, self.wire_name)
         self._next_residual = exact.parameters - decoded.parameters

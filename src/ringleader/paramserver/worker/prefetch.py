@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, Self, TypeVar
 
+from msgspec.structs import replace
+
 from ringleader.errors import DeadlineExceeded, InternalError
 from ringleader.paramserver.protocol.messages import Assignment
 from ringleader.paramserver.tasks.samples import Batch
@@ -80,6 +82,12 @@ class BatchPrefetcher:
                 self._queue.put(item, timeout=_POLL_S)
                 return True
         return False
+
+
+def likely_next(assignment: Assignment) -> Assignment:
+    """Return what the worker gets in the next round if no worker joins or leaves."""
+    first = assignment.first_batch + assignment.shards * assignment.steps
+    return replace(assignment, version=assignment.version + 1, first_batch=first)
 
 
 class BackgroundCall(Generic[T]):

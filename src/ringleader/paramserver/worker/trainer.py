@@ -37,13 +37,22 @@ class Trainer:
     """
 
     def __init__(
-        self, task: Task, samples: Samples, device: torch.device, *, seed: int
+        self,
+        task: Task,
+        samples: Samples,
+        device: torch.device,
+        *,
+        seed: int,
+        is_local: bool = False,
     ) -> None:
         self.model = task.model().to(device)
         self.samples = samples
         self._task = task
         self._device = device
         self._seed = seed
+        self._is_local = is_local
+        """Keep the optimizer between assignments, and always send differences."""
+        self._optimizer: torch.optim.Optimizer | None = None
 
     def gather(self, assignment: Assignment) -> Iterator[Batch]:
         """Iterate over the batches of an assignment in order, in main memory."""
@@ -57,7 +66,7 @@ class Trainer:
         """Compute the mean gradient of one batch, or the difference that steps make."""
         self.model.train()
         before = manifest.buffer_values(self.model)
-        if assignment.steps == 1:
+        if assignment.steps == 1 and not self._is_local:
             batch = next(iter(batches))
             loss, num_samples = self._backward(assignment.first_batch, batch)
             parameters, losses = manifest.gradient(self.model), loss * num_samples
@@ -75,12 +84,15 @@ class Trainer:
     ) -> tuple[float, int]:
         """Make the optimizer steps; return the sum of losses and how many samples.
 
-        Each assignment has a new optimizer: the state of an old one would depend on
-        who computed the assignment before.
+        In rounds mode the optimizer stays. In others each assignment has a new one: the
+        state of an old one would depend on who computed the assignment before.
         """
-        optimizer = self._task.optimizer(self.model)
-        for group in optimizer.param_groups:
-            group["lr"] *= assignment.lr
+        optimizer = self._optimizer or self._task.optimizer(self.model)
+        if self._is_local:
+            self._optimizer = optimizer
+        else:
+            for group in optimizer.param_groups:
+                group["lr"] *= assignment.lr
         losses, total = 0.0, 0
         for number, batch in zip(assignment.batches, batches, strict=True):
             loss, num_samples = self._backward(number, batch)

@@ -36,7 +36,11 @@ from ringleader.paramserver.worker.http_errors import SERVER
 from ringleader.paramserver.worker.join import Joiner, WorkerSettings, prepare_task
 from ringleader.paramserver.worker.observer import Observer, Progress, WorkTotals
 from ringleader.paramserver.worker.pin_pairing import PinPairing
-from ringleader.paramserver.worker.prefetch import BackgroundCall, BatchPrefetcher
+from ringleader.paramserver.worker.prefetch import (
+    BackgroundCall,
+    BatchPrefetcher,
+    likely_next,
+)
 from ringleader.paramserver.worker.refusals import Refusals
 from ringleader.paramserver.worker.server_address import ServerAddress
 from ringleader.paramserver.worker.session import JSON, Request, Response, Session
@@ -144,9 +148,14 @@ class Worker:
         if feedback.wire_name not in run.codecs:
             known = ", ".join(run.codecs)
             raise ConfigError(f"--codec {codec}: the server takes {known}")
-        if self._run is None or self._run.seed != run.seed:
+        agreed = self._run
+        if agreed is None or (agreed.seed, agreed.mode) != (run.seed, run.mode):
             self._trainer = Trainer(
-                prepared.task, prepared.samples, self._device, seed=run.seed
+                prepared.task,
+                prepared.samples,
+                self._device,
+                seed=run.seed,
+                is_local=run.is_local,
             )
         self._weights_codec = self._settings.weights_codec or run.weights_codec
         self._feedback, self._run = feedback, run
@@ -196,9 +205,9 @@ class Worker:
             return  # the round is over, or the server forgot this worker: ask again
         assignment = replace(assignment, version=weights.version)
         self._prepared.manifest.load(self._trainer.model, weights.tensors)
-        self._prefetcher = BatchPrefetcher.start(
-            self._trainer, _likely_next(assignment)
-        )
+        if not (self._run and self._run.is_local):  # else it depends on all speeds
+            following = likely_next(assignment)
+            self._prefetcher = BatchPrefetcher.start(self._trainer, following)
         try:
             manifest = self._prepared.manifest
             result = self._trainer.compute(manifest, assignment, prefetcher)
@@ -288,9 +297,3 @@ class Worker:
 
     def _is_bulk(self) -> bool:
         return self._run is not None and self._run.is_bulk
-
-
-def _likely_next(assignment: Assignment) -> Assignment:
-    """Return what the worker gets in the next round if no worker joins or leaves."""
-    first = assignment.first_batch + assignment.shards * assignment.steps
-    return replace(assignment, version=assignment.version + 1, first_batch=first)

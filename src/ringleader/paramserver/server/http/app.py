@@ -170,7 +170,7 @@ class App:
             rounds=scheduler.plan.rounds,
             mode=scheduler.plan.mode,
             shards=scheduler.shards,
-            steps=scheduler.plan.steps,
+            steps=scheduler.plan.most_steps,
             batch_size=settings.batch_size,
             seed=settings.seed,
             manifest=self.manifest.digest,
@@ -204,7 +204,7 @@ class App:
                 shard=lease.shard,
                 shards=lease.shards,
                 first_batch=lease.first_batch,
-                steps=scheduler.plan.steps,
+                steps=lease.steps,
                 batch_size=self.settings.batch_size,
                 lr=scheduler.plan.rate_factor(lease.version, lease.shards),
             )

@@ -46,7 +46,7 @@ class UpdateEndpoint:
         self, training: Training, auth: Authenticator, *, batch_size: int
     ) -> None:
         self.training = training
-        self._max_samples = batch_size * training.scheduler.plan.steps
+        self._batch_size = batch_size
         manifest = training.store.weights.manifest
         self.max_bytes = bodies.max_update_bytes(manifest)
         self.uploads = UploadBuffers(max(_UPLOADS * self.max_bytes, _MIN_UPLOAD_BYTES))
@@ -71,7 +71,7 @@ class UpdateEndpoint:
     async def update(self, request: Request) -> Response:
         """Handle PUT: receive the update, submit it, respond with the verdict."""
         worker = self._auth.authenticate(request)
-        headers = parse_update_headers(request, self._max_samples)
+        headers = parse_update_headers(request, self._max_samples(worker))
         upload = self._begin_upload(request, worker, headers.key)
         if upload is None:
             verdict = self.training.scheduler.verdict(worker, headers.key)
@@ -89,6 +89,12 @@ class UpdateEndpoint:
         if self.training.scheduler.workers[worker].is_quarantined:
             unmark_worker(request, worker)
         return self._respond(verdict, reason)
+
+    def _max_samples(self, worker: str) -> int:
+        """Return how many samples the worker was given, or could have been."""
+        scheduler = self.training.scheduler
+        lease = scheduler.leases.get(worker)
+        return self._batch_size * (lease.steps if lease else scheduler.plan.most_steps)
 
     def _begin_upload(
         self, request: Request, worker: str, key: UpdateKey

@@ -6,6 +6,7 @@ import msgspec
 
 from ringleader.paramserver.server.aggregation import Rule
 from ringleader.paramserver.server.update_headers import UpdateHeaders, UpdateKey
+from ringleader.paramserver.server.worker_record import ShardLease
 
 
 class _Record(msgspec.Struct, frozen=True, tag_field="kind"):
@@ -41,11 +42,14 @@ class Leased(_Record, frozen=True, tag="leased"):
 
     worker: str
     key: tuple[int, int, int]
+    steps: int = 0
+    """Batches of the lease; 0: as many as the plan says."""
 
     @classmethod
-    def of(cls, worker: str, key: UpdateKey) -> Leased:
+    def of(cls, worker: str, lease: ShardLease) -> Leased:
         """Build the record of a lease."""
-        return cls(worker, (key.version, key.shard, key.first_batch))
+        key = (lease.version, lease.shard, lease.first_batch)
+        return cls(worker, key, lease.steps)
 
     @property
     def update_key(self) -> UpdateKey:
@@ -78,12 +82,15 @@ class AcceptedUpdate(_Record, frozen=True, tag="update"):
     samples: int
     loss: float
     codec: str
+    weight: float = 1.0
+    """Factor of the samples: below 1 for an update that came late."""
 
     @classmethod
-    def of(cls, worker: str, headers: UpdateHeaders) -> AcceptedUpdate:
+    def of(cls, worker: str, headers: UpdateHeaders, weight: float) -> AcceptedUpdate:
         """Build the record of an update of ``worker``."""
         key = (headers.key.version, headers.key.shard, headers.key.first_batch)
-        return cls(worker, key, headers.samples, headers.loss, headers.codec)
+        stated = headers.samples, headers.loss, headers.codec
+        return cls(worker, key, *stated, weight)
 
     @property
     def update_key(self) -> UpdateKey:

@@ -138,7 +138,7 @@ class RunStore:
         In this order, an update that was acknowledged can always be applied again.
         """
         self._journal.append(record, body)
-        self.weights.add(record.worker, update, record.samples)
+        self.weights.add(record.worker, update, record.samples * record.weight)
 
     def apply(self, version: int, shards: int, factor: float) -> None:
         """Record the end of a version, and make the optimizer step to the next."""
@@ -148,7 +148,7 @@ class RunStore:
     def is_checkpoint_due(self, scheduler: Scheduler) -> bool:
         """Return whether to write a checkpoint; never in the middle of a version."""
         version = scheduler.version
-        if scheduler.counted or version == self._checkpointed:
+        if scheduler.has_updates or version == self._checkpointed:
             return False
         if self._must_checkpoint:  # in place of a damaged one
             return True
@@ -233,10 +233,12 @@ class _Replay:
                 self._store.forget_nonce(worker)
             case Quarantined(worker):
                 self._scheduler.workers[worker].is_quarantined = True
-                self._scheduler.leases.pop(worker, None)
+                self._scheduler.end_lease(worker)
             case Leased(worker):
+                # Journals had no steps before rounds mode.
+                steps = record.steps or self._scheduler.plan.steps
                 now_s, key = time.monotonic(), record.update_key
-                self._scheduler.restore_lease(worker, key, now_s)
+                self._scheduler.restore_lease(worker, key, steps, now_s)
 
     def _join(self, record: Joined) -> None:
         worker = record.worker
@@ -249,7 +251,8 @@ class _Replay:
 
     def _update(self, record: AcceptedUpdate, body: bytes) -> None:
         update, _ = check_update(self._store.weights.manifest, body, record.codec)
-        self._store.weights.add(record.worker, update, record.samples)
+        weight = record.samples * record.weight
+        self._store.weights.add(record.worker, update, weight)
         self._scheduler.accept(
             record.worker, record.update_key, samples=record.samples, loss=record.loss
         )

@@ -34,6 +34,8 @@ def dump(scheduler: Scheduler) -> dict[str, Any]:
             for identity, worker in scheduler.workers.items()
         },
         "leases": {w: key_to_json(a.key) for w, a in scheduler.leases.items()},
+        "lease_steps": {w: a.steps for w, a in scheduler.leases.items()},
+        "returned": scheduler.returned,
     }
 
 
@@ -55,8 +57,11 @@ def restore(scheduler: Scheduler, state: dict[str, Any], now_s: float) -> None:
         worker.updates, worker.samples = int(kept["updates"]), int(kept["samples"])
         worker.has_left = bool(kept["left"])
         worker.is_quarantined = bool(kept["quarantined"])
+    scheduler.returned = [(int(b), int(n)) for b, n in state.get("returned", [])]
+    steps = state.get("lease_steps", {})
     for identity, key in state.get("leases", {}).items():
-        scheduler.restore_lease(identity, key_from_json(key), now_s)
+        given = int(steps.get(identity, plan.steps))
+        scheduler.restore_lease(identity, key_from_json(key), given, now_s)
 
 
 def restore_worker(
