@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
+from ringleader.membership.config import MembershipConfig
 from ringleader.membership.member import Member, View
 from ringleader.membership.messages import Propose
 from ringleader.membership.proposer import Proposer
@@ -20,6 +23,7 @@ from ringleader.simulation.membership.simulated_node import MachineFactory
 from tests.kit.uptime_election import UptimeElection
 
 NUM_SEEDS = 150
+TRAINING = MembershipConfig.for_training()
 
 
 def test_all_faults_end_in_one_view() -> None:
@@ -27,6 +31,15 @@ def test_all_faults_end_in_one_view() -> None:
     assert [(o.seed, o.failure) for o in results if o.failure] == []
     assert {o.size for o in results} >= set(range(3, 9))
     assert sum(o.num_views for o in results) > 3 * NUM_SEEDS, "something must happen"
+
+
+def test_a_training_run_never_uses_a_status_of_before_the_freeze() -> None:
+    results = [simulate(seed, config=TRAINING) for seed in range(30)]
+    assert [(o.seed, o.failure) for o in results if o.failure] == []
+    hasty = replace(TRAINING, payload_wait_s=0.0)
+    make = partial(MembershipMachine, config=hasty)
+    found = simulate(0, config=TRAINING, make=make).failure
+    assert "before its freeze" in (found or "")
 
 
 def test_a_seed_tells_the_same_story_every_time() -> None:

@@ -8,8 +8,12 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing import get_context
+from typing import Final
 
+from ringleader.membership.config import MembershipConfig
 from ringleader.simulation.membership.seeded_run import SeedResult, simulate
+
+PROFILES: Final = {"lan": None, "training": MembershipConfig.for_training()}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -17,8 +21,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     if options.seed is not None:
         trace = _print if options.trace else None
-        return _report_one(simulate(options.seed, size=options.nodes, trace=trace))
+        run_seed = partial(simulate, size=options.nodes, config=_config(options))
+        return _report_one(run_seed(options.seed, trace=trace))
     return _report_all(options)
+
+
+def _config(options: argparse.Namespace) -> MembershipConfig | None:
+    return PROFILES[options.profile]
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -34,6 +43,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--nodes",
         type=int,
         help="number of nodes (default: 3 to 8, depending on the seed)",
+    )
+    parser.add_argument(
+        "--profile", choices=sorted(PROFILES), default="lan", help="times to use"
     )
     parser.add_argument("--seed", type=int, help="run only this seed")
     parser.add_argument(
@@ -81,7 +93,7 @@ def _report_all(options: argparse.Namespace) -> int:
 
 def _run_seeds(options: argparse.Namespace) -> Iterator[SeedResult]:
     seeds = range(options.first, options.first + options.seeds)
-    run_seed = partial(simulate, size=options.nodes)
+    run_seed = partial(simulate, size=options.nodes, config=_config(options))
     if options.jobs == 1:
         yield from map(run_seed, seeds)
         return

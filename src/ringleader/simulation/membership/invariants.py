@@ -24,6 +24,8 @@ class InvariantChecker:
     def __init__(self) -> None:
         self.views: dict[ViewId, View] = {}
         self.num_installs = 0
+        self.requires_fresh = False
+        """True if a view may hold no payload of before the freeze."""
 
     def freeze(self, node: SimulatedNode, view_id: ViewId) -> None:
         """Record that a node has promised a view."""
@@ -56,6 +58,8 @@ class InvariantChecker:
         if node.frozen is None or view.id < node.frozen:
             promised = "nothing" if node.frozen is None else view_name(node.frozen)
             raise InvariantViolation(f"{who} and had promised {promised}")
+        if self.requires_fresh and node.renewed_for != view.id:
+            raise InvariantViolation(f"{who} with a payload of before its freeze")
         node.installed = view.id
 
 

@@ -44,21 +44,26 @@ def simulate(
     seed: int,
     *,
     size: int | None = None,
+    config: MembershipConfig | None = None,
     make: MachineFactory | None = None,
     trace: Callable[[str], None] | None = None,
     on_cluster: Callable[[SimulatedCluster], None] | None = None,
 ) -> SeedResult:
     """Run one seed with ``size`` nodes (None: three to eight, drawn from the seed).
 
-    ``make`` builds the machine under test; None: the product's ``MembershipMachine``.
+    ``config`` are the times (None: those of a LAN, in some seeds with a wait for
+    payloads). ``make`` builds the machine under test; None: the product's
+    ``MembershipMachine``.
     """
     rng = Random(seed)
     num_nodes = rng.randrange(3, 9)
     over_s = rng.uniform(3.0, 12.0)
-    config = MembershipConfig(payload_wait_s=rng.choice((0.0, 0.0, PAYLOAD_WAIT_S)))
+    wait_s = rng.choice((0.0, 0.0, PAYLOAD_WAIT_S))
+    config = config or MembershipConfig(payload_wait_s=wait_s)
     make = make or partial(MembershipMachine, config=config)
     cluster = SimulatedCluster(size or num_nodes, seed=seed + 1, make=make, trace=trace)
-    cluster.renew_within_s = config.payload_wait_s * 0.75
+    cluster.checker.requires_fresh = config.answers_only_fresh
+    cluster.renew_within_s = min(config.payload_wait_s, PAYLOAD_WAIT_S) * 0.75
     if on_cluster is not None:
         on_cluster(cluster)
     schedule_faults(cluster, rng, over_s)

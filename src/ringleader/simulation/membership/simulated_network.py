@@ -104,7 +104,7 @@ class SimulatedNetwork(VirtualClock):
         node.num_payloads += 1
         node.payload = f"{node.member.incarnation} {node.num_payloads}".encode()
         node.renewed_for = node.frozen
-        self.step(node, SetPayload(node.payload))
+        self.step(node, SetPayload(node.payload, node.frozen))
 
     def leave(self, node: SimulatedNode) -> None:
         """Shut the node down gracefully."""

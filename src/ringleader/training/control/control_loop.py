@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from ringleader.discovery.static_peers import StaticPeers, parse
-from ringleader.errors import ConfigError, InternalError, RingleaderError
+from ringleader.errors import ConfigError, Expelled, InternalError, RingleaderError
 from ringleader.ids import NodeId, short
 from ringleader.membership.events import FreezeView, HealthChanged, KeyCloned, Split
 from ringleader.membership.member import Member, View, ViewId
@@ -32,10 +32,12 @@ from ringleader.node.protocol.run_peers import RunPeers
 from ringleader.training.control.run_config import RunConfig
 from ringleader.training.control.sleep_clock import SleepClock
 from ringleader.training.control.view_hooks import PeerSource, ViewHooks
+from ringleader.training.control.work_watch import WorkWatch, dump_stacks
 
 REDIAL = RedialPolicy(num_tries=50, wait_s=0.01)
 """Half a second: how long a killed process with much memory may take to end."""
 LONGEST_RETRY_S = 1.0
+WATCH_EVERY_S = 1.0
 ANSWER_S = 10.0
 """A freeze that is not answered for this long is a bug here; the others must not wait
 for it."""
@@ -45,7 +47,12 @@ class ControlLoop:
     """One member of a run. Lives on the event loop of the control thread."""
 
     def __init__(
-        self, me: Member, config: RunConfig, hooks: ViewHooks, sock: socket.socket
+        self,
+        me: Member,
+        config: RunConfig,
+        hooks: ViewHooks,
+        sock: socket.socket,
+        work_watch: WorkWatch,
     ) -> None:
         self.me = me
         self.peers: RunPeers | None = None
@@ -56,7 +63,8 @@ class ControlLoop:
         self._sock = sock
         self._ended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sleep_clock = SleepClock()
+        self._sleep_clock = SleepClock(config.read_suspended_s)
+        self._work_watch = work_watch
         self._unanswered: ViewId | None = None
         self._proven: set[Member] = set()
         handshake = HandshakeContext(
@@ -90,6 +98,7 @@ class ControlLoop:
             self.runner.start(b"")
             self._run(self._acceptor.serve())
             self._run(self._dialer.run())
+            self._run(self._watch_work())
             if self._config.source is not None:
                 self._run(self._follow(self._config.source))
             on_started()
@@ -148,6 +157,22 @@ class ControlLoop:
         except Exception as exc:  # noqa: BLE001 - shown in the user's thread
             self.fail(exc)
 
+    async def _watch_work(self) -> None:
+        """Leave when the user's code hangs: the others must not wait for it."""
+        last_s = time.monotonic()
+        while True:
+            await asyncio.sleep(WATCH_EVERY_S)
+            now_s = time.monotonic()
+            if now_s - last_s > 2 * WATCH_EVERY_S:  # all of this process was stopped
+                self._work_watch.extend(now_s - last_s - WATCH_EVERY_S)
+            last_s = now_s
+            hung_s = self._work_watch.hung_for_s(now_s)
+            if hung_s:
+                why = f"the program has not finished a quantum for {hung_s:.0f} s"
+                why = f"{why}, so this process leaves run {self._config.run!r}"
+                dump_stacks(f"{why}; the stacks of its threads:")
+                self.fail(Expelled(f"{why}; its stacks are in its standard error"))
+
     # -- peers -------------------------------------------------------------------------
 
     async def _follow(self, source: PeerSource) -> None:
@@ -205,6 +230,7 @@ class ControlLoop:
             self.runner.drop_links()
             why = f"this machine was asleep for {slept_s:.0f} s"
             self._call(self._hooks.expelled, why)
+            self.runner.refresh()  # a new view in any case, also if nobody noticed
 
     def _on_freeze(self, freeze: FreezeView) -> None:
         self._unanswered = freeze.id

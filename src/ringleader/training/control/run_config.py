@@ -7,6 +7,7 @@ import hashlib
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
 
@@ -15,6 +16,7 @@ from ringleader.identity.node_credentials import NodeCredentials
 from ringleader.ids import Incarnation
 from ringleader.membership.config import MembershipConfig
 from ringleader.membership.member import Member, Order, by_seniority
+from ringleader.training.control.sleep_clock import suspended_s
 from ringleader.training.control.view_hooks import PeerSource
 
 MAX_RUN_CHARACTERS = 200
@@ -42,6 +44,8 @@ class RunConfig:
     """Port to listen on; 0: any free one."""
     timing: MembershipConfig = field(default_factory=MembershipConfig.for_training)
     order: Order = by_seniority
+    read_suspended_s: Callable[[], float] = suspended_s
+    """Returns how long this machine was suspended since it was started."""
     name: str = field(default_factory=socket.gethostname)
     """Name of this machine, for people."""
     version: str = field(default_factory=_own_version)

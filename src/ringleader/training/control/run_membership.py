@@ -15,6 +15,7 @@ import os
 import selectors
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable
 
@@ -24,9 +25,11 @@ from ringleader.node.protocol.run_peers import RunPeers
 from ringleader.training.control.control_loop import ControlLoop
 from ringleader.training.control.run_config import RunConfig
 from ringleader.training.control.view_hooks import ViewHooks
+from ringleader.training.control.work_watch import WorkWatch
 from ringleader.transport.listening_socket import listen
 
 START_S = 10.0
+CLOSE_S = 0.5
 LEAVE_S = 2.0
 """For the goodbye and for closing the links."""
 
@@ -41,6 +44,9 @@ class RunMembership:
         self.me: Member = config.new_member()
         """This life of this node; the smaller one of two is more senior."""
         self.port = 0
+        self.work_watch = WorkWatch()
+        """The user's thread tells it when user code begins and returns; a member whose
+        code hangs leaves the run."""
         self._hooks = hooks
         self._loop: asyncio.AbstractEventLoop | None = None
         self._control: ControlLoop | None = None
@@ -140,8 +146,22 @@ class RunMembership:
     async def _serve(self) -> None:
         assert self._sock is not None
         self._loop = asyncio.get_running_loop()
-        self._control = ControlLoop(self.me, self.config, self._hooks, self._sock)
+        self._control = ControlLoop(
+            self.me, self.config, self._hooks, self._sock, self.work_watch
+        )
         await self._control.run(self._started.set)
+        await self._close_connections()
+
+    async def _close_connections(self) -> None:
+        """Wait a moment until the goodbyes are sent and the connections closed."""
+        assert self._sock is not None
+        assert self._selector is not None
+        self._sock.close()
+        until_s = time.monotonic() + CLOSE_S
+        while len(self._selector.get_map()) > 1:  # the loop has one for itself
+            if time.monotonic() > until_s:
+                return
+            await asyncio.sleep(0.005)
 
     def _end(self, error: RingleaderError | None) -> None:
         """Tell the user's thread that this one has ended."""
