@@ -119,11 +119,11 @@ def test_a_newcomer_gets_a_probe_and_then_its_share() -> None:
     assert balance.quotas_for(12, [A, B, C]) == {A: 4, B: 4, C: 4}
 
 
-def test_flags_and_slow_links_make_spares_for_as_long_as_they_last() -> None:
+def test_flags_make_spares_for_as_long_as_they_last() -> None:
     balance = step(Balance(), TIMES)
     reports = {m: Report(t) for m, t in TIMES.items()}
-    tired = {**reports, B: Report(2.0, Flag.BATTERY)}
-    balance = observe(balance, 32, NODES, tired, slow_links=[D])
+    tired = {**reports, B: Report(2.0, Flag.BATTERY), D: Report(4.0, Flag.SLOW_LINK)}
+    balance = observe(balance, 32, NODES, tired)
     counts = dict(balance.quotas)
     assert (counts[B], counts[D]) == (0, 0)
     assert "without work" in balance.reason

@@ -47,6 +47,8 @@ class Flag(IntFlag):
     """Runs on a battery that is nearly empty: it gets no quanta."""
     LEAVING = 2
     """Leaves after this step (lid closed, shut down): it gets no quanta."""
+    SLOW_LINK = 4
+    """Its link costs the step more than it computes: it gets no quanta."""
 
 
 class Report(NamedTuple):
@@ -129,12 +131,10 @@ def observe(
     num_quanta: int,
     members: Sequence[NodeId],
     reports: Mapping[NodeId, Report],
-    slow_links: Collection[NodeId] = (),
 ) -> Balance:
     """Return the balance after a delivered step of ``members``, in ring order.
 
-    ``num_quanta`` is that of a full step. ``slow_links`` are members whose link costs
-    the step more than their work helps.
+    ``num_quanta`` is that of a full step. Members with a flag get none.
     """
     before = dict(balance.speeds)
     speeds: dict[NodeId, Speed] = {}
@@ -148,8 +148,7 @@ def observe(
             speeds[member] = replace(old, unmeasured=old.unmeasured + 1)
     absent = [node for node in before if node not in members][-MAX_ABSENT:]
     speeds.update((node, before[node]) for node in absent)
-    flagged = {m for m, report in reports.items() if report.flags}
-    spares = tuple(m for m in members if m in flagged or m in slow_links)
+    spares = tuple(m for m in members if m in reports and reports[m].flags)
     measured = replace(
         balance,
         speeds=tuple(sorted(speeds.items())),

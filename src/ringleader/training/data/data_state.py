@@ -25,6 +25,7 @@ from ringleader.training.data.intervals import (
     split,
     union,
 )
+from ringleader.training.data.stream_state import StreamSpec
 
 MAX_QUANTA: Final = 4096
 """Quanta of a step: one machine that is left must be able to hold all of them."""
@@ -46,6 +47,8 @@ class DataSpec:
     shuffle: bool = True
     epochs: int | None = 1
     """None: without end."""
+    stream: StreamSpec | None = None
+    """Of streamed data. Then positions number what the quanta may read."""
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
@@ -67,6 +70,21 @@ class DataSpec:
     def num_quanta(self) -> int:
         """Quanta of a full step."""
         return -(-min(self.global_batch, self.num_samples) // self.micro_batch)
+
+    @classmethod
+    def of_stream(
+        cls, stream: StreamSpec, micro_batch: int, epochs: int | None = 1
+    ) -> DataSpec:
+        """Return the spec of streamed data, in which every quantum reads a shard."""
+        return cls(
+            num_samples=1 << 62,
+            global_batch=stream.num_slots * micro_batch,
+            micro_batch=micro_batch,
+            seed=stream.seed,
+            shuffle=False,
+            epochs=epochs,
+            stream=stream,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

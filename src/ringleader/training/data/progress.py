@@ -6,8 +6,8 @@ table of a step in a view follows from it and from what the members of the view 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringleader.ids import NodeId
@@ -29,6 +29,12 @@ from ringleader.training.data.data_state import (
 )
 from ringleader.training.data.intervals import union
 from ringleader.training.data.ledger import Ledger, record
+from ringleader.training.data.stream_state import (
+    Read,
+    StreamState,
+    advance_stream,
+    first_state,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,13 @@ class Progress:
     state: DataState = field(default_factory=DataState)
     balance: Balance = field(default_factory=Balance)
     ledger: Ledger = field(default_factory=Ledger)
+    stream: StreamState | None = None
+    """Of streamed data."""
+
+    @classmethod
+    def first(cls, spec: DataSpec) -> Progress:
+        """Return the progress of a run that begins."""
+        return cls(stream=first_state(spec.stream) if spec.stream else None)
 
     def to_plain(self) -> dict[str, Any]:
         """Return numbers, strings and lists, for checkpoints and newcomers."""
@@ -45,15 +58,18 @@ class Progress:
             "state": self.state.to_plain(),
             "balance": self.balance.to_plain(),
             "ledger": self.ledger.to_plain(),
+            "stream": self.stream.to_plain() if self.stream else None,
         }
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], spec: DataSpec) -> Progress:
         """Return the progress that ``to_plain`` gave. Raises ConfigError otherwise."""
+        stream = plain.get("stream") or {}
         return cls(
             DataState.from_plain(plain.get("state", {}), spec),
             Balance.from_plain(plain.get("balance", {})),
             Ledger.from_plain(plain.get("ledger", {})),
+            StreamState.from_plain(stream, spec.stream) if spec.stream else None,
         )
 
 
@@ -98,24 +114,32 @@ def delivered(
     version: int,
     table: StepTable,
     reports: Mapping[NodeId, Report],
-    slow_links: Collection[NodeId] = (),
+    reads: Sequence[Read] = (),
 ) -> Progress:
     """Return the progress after ``version`` was delivered with the quanta of ``table``.
 
     ``table`` is that of the attempt that was delivered, its lost members included.
+    ``reads`` is what all members read of streamed data.
     """
-    state, step = progress.state, quanta(spec, progress.state)
+    step = quanta(spec, progress.state)
     parts = {
         node: union(*(step[index].intervals for index in indices))
         for node, indices in table.quanta.items()
     }
     members = list(table.quanta)
-    balance = progress.balance
-    return Progress(
-        advance(spec, state, table.dropped),
-        observe(balance, spec.num_quanta, members, reports, slow_links),
-        record(progress.ledger, spec, version, state.epoch, parts),
-    )
+    balance = observe(progress.balance, spec.num_quanta, members, reports)
+    if spec.stream is None or progress.stream is None:
+        state = advance(spec, progress.state, table.dropped)
+        epoch = progress.state.epoch
+        ledger = record(progress.ledger, spec, version, epoch, parts)
+        return Progress(state, balance, ledger)
+    # What was dropped is read again: the readers' states were not delivered.
+    ledger = record(progress.ledger, spec, version, 0, parts)
+    stream = advance_stream(spec.stream, progress.stream, reads)
+    samples = progress.state.samples + sum(read.num_samples for read in reads)
+    after = advance(spec, progress.state)
+    state = replace(after, epoch=stream.epoch, samples=samples)
+    return Progress(state, balance, ledger, stream)
 
 
 def quanta_of(
