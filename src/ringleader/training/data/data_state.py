@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -147,6 +148,7 @@ def is_over(spec: DataSpec, state: DataState) -> bool:
     return spec.epochs is not None and state.epoch >= spec.epochs
 
 
+@lru_cache(maxsize=8)  # asked for several times a step
 def quanta(spec: DataSpec, state: DataState) -> tuple[Quantum, ...]:
     """Return the quanta of the next step; none if the training is over."""
     if is_over(spec, state):
