@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from ringleader.identity.cluster_secret import ClusterSecret
 from ringleader.identity.secret_value import Secret
+from ringleader.simulation.lan import VirtualLan, can_make_lan, lan
 from ringleader.testing.node_process import Event
 from ringleader.testing.run_member import MemberProcess, issue_credentials
 
@@ -28,17 +30,28 @@ class Run:
     extra: list[MemberProcess] = field(default_factory=list)
     files: dict[str, Path] = field(default_factory=dict)
     address: str = ""
+    net: VirtualLan | None = None
 
     def join(self, node: str = "") -> str:
-        """Start a member, a new one or another life of ``node``."""
+        """Start a member, a new one or another life of ``node``.
+
+        On a LAN, each is on a host of its own.
+        """
         if node:
             self.extra.append(self.members.pop(node))
         else:
             file, node = issue_credentials(self.folder, self.cluster)
             self.files[node] = file
-        member = MemberProcess.launch(self.files[node], "run", self.address)
+        host = "127.0.0.1"
+        prefix: list[str] = []
+        if self.net is not None:
+            place = self.net.hosts[len(self.members)]
+            host, prefix = place.address, place.command([])
+        member = MemberProcess.launch(
+            self.files[node], "run", self.address, prefix=prefix
+        )
         port = member.wait_for("up")["port"]
-        self.address = ",".join(filter(None, [self.address, f"127.0.0.1:{port}"]))
+        self.address = ",".join(filter(None, [self.address, f"{host}:{port}"]))
         self.members[node] = member
         return node
 
@@ -53,6 +66,7 @@ class Run:
         for member in [*self.members.values(), *self.extra]:
             member.kill()
             member.close()
+        self.members, self.extra = {}, []
 
 
 @pytest.fixture
@@ -106,3 +120,22 @@ def test_a_short_stop_evicts_nobody_and_a_long_one_does(run: Run) -> None:
     assert not _ended(run, first), "silence proves nothing"
     stopped.send_signal(signal.SIGCONT)
     run.agree(first, second, third)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1])
+def test_a_cut_cable_makes_two_islands_that_become_one_view_again(run: Run) -> None:
+    with lan(hosts=3) as run.net:
+        first, second, third = run.join(), run.join(), run.join()
+        run.agree(first, second, third)
+        run.net.cut(0)  # of the leader
+        at_s = time.monotonic()
+        views = run.agree(second, third)
+        took_s = max(view["at_s"] for view in views) - at_s
+        assert took_s > 3.0, "a shorter silence is no reason"
+        run.agree(first)
+        assert not _ended(run, second) + _ended(run, first), "nobody is proven dead"
+        run.net.mend(0)
+        views = run.agree(first, second, third)
+        assert {view["leader"] for view in views} == {first}
+        run.close()

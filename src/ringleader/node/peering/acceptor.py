@@ -99,6 +99,9 @@ class Acceptor:
                     await asyncio.sleep(0.05)
                     continue
                 sock.setblocking(False)
+                # asyncio does it for sockets that we dial only; without it a message
+                # waits up to 40 ms for the acknowledgement of the one before.
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 # A dual-stack socket shows IPv4 addresses with this prefix.
                 await self._admit(sock, str(address[0]).removeprefix("::ffff:"))
                 # While connections wait in the backlog, sock_accept returns without

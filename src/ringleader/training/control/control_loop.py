@@ -34,7 +34,7 @@ from ringleader.training.control.sleep_clock import SleepClock
 from ringleader.training.control.view_hooks import PeerSource, ViewHooks
 from ringleader.training.control.work_watch import WorkWatch, dump_stacks
 
-REDIAL = RedialPolicy(num_tries=50, wait_s=0.01)
+REDIAL = RedialPolicy(num_tries=100, wait_s=0.005)
 """Half a second: how long a killed process with much memory may take to end."""
 LONGEST_RETRY_S = 1.0
 WATCH_EVERY_S = 1.0
