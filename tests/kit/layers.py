@@ -110,8 +110,9 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
                 ("collectives", "predicts the time of a collective on a network"),
                 ("lan", "a LAN of network namespaces on one machine"),
                 ("membership", "many nodes with a virtual clock and seeded faults"),
+                ("steps", "the step protocol under an adversary, with an oracle"),
             ),
-            room_order="collectives lan membership",
+            room_order="collectives lan membership | steps",
         ),
     ),
     (

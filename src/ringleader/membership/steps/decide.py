@@ -30,7 +30,7 @@ from ringleader.membership.steps.attempt import (
     new_lineage,
     num_forks,
 )
-from ringleader.membership.steps.lineage import Statuses, keeps_lineage
+from ringleader.membership.steps.lineage import Statuses, keeps_lineage, ruled_out
 from ringleader.membership.steps.plan import Gather, Reduce, StepPlan
 from ringleader.membership.steps.status import Promise, StepStatus
 
@@ -41,7 +41,7 @@ def decide(
     view: View, statuses: Statuses, *, partition: Partition = "continue"
 ) -> StepPlan:
     """Return the plan of ``view``; ``statuses`` are those of all its members."""
-    top = statuses[_top_member(view, statuses)]
+    top = statuses[top_member(view, statuses)]
     lineage, is_fork = _lineage(view, statuses, top)
     fit = _fit(view, statuses, top)
     gather = _gather_for_laggards(top, fit, statuses)
@@ -65,6 +65,7 @@ def decide(
         void=void,
         quanta=quanta,
         samples=top.samples,
+        ruled_out=ruled_out(statuses),
         pause_reason=_pause_reason(view, statuses, top)
         or _minority_reason(is_fork, partition),
     )
@@ -85,7 +86,7 @@ def _minority_reason(is_fork: bool, partition: Partition) -> str:
     return ""
 
 
-def _top_member(view: View, statuses: Statuses) -> Member:
+def top_member(view: View, statuses: Statuses) -> Member:
     """Return the member whose state all others get."""
     speaker: dict[object, Member] = {}
     for member in view.members:

@@ -8,10 +8,11 @@ know of each other, so a view keeps the name only if no other view can have it:
   a majority of each of them (at exactly half: its leader).
 * A member counts for such a view only if it remembers the promise: it has installed the
   view, or reports it as promised. A member that went on in a fork has forgotten.
-* A promised view is out of the question if one of its members never promised it: a view
-  comes into force only with the promises of all.
-* A life that is proven to have ended counts as present if it had promised nothing after
-  the newest view. Otherwise it may have helped to form a view that nobody here knows.
+* A promised view is ruled out if one of its members never promised it: a view comes
+  into force only with the promises of all.
+* A life that is proven to have ended leaves the newest view, and the majority is one of
+  the remaining members. That is safe only if it had promised nothing after that view:
+  otherwise it may have helped to form a view that nobody here knows.
 
 Two views that follow one view of the lineage therefore have a member in common, and the
 later one of them knows the earlier one from that member's report.
@@ -19,12 +20,14 @@ later one of them knows the earlier one from that member's report.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from ringleader.membership.member import Member
-from ringleader.membership.steps.status import Ended, Promise, StepStatus
+from ringleader.membership.member import Member, ViewId
+from ringleader.membership.steps.status import Promise, StepStatus
 
 Statuses = Mapping[Member, StepStatus]
+LastPromises = Mapping[Member, ViewId]
+"""The last promise of each life that is proven to have ended."""
 
 
 def keeps_lineage(statuses: Statuses, lineage: str, newest: Promise) -> bool:
@@ -32,54 +35,63 @@ def keeps_lineage(statuses: Statuses, lineage: str, newest: Promise) -> bool:
 
     ``newest`` is the newest view of the lineage that one of them has installed.
     """
-    ended = {e.member: e for s in statuses.values() for e in s.ended}
-    return all(
-        _has_majority(view, _counted(view, statuses, ended.values(), newest))
-        for view in _possible_views(statuses, lineage, newest, ended)
-    )
-
-
-def _possible_views(
-    statuses: Statuses, lineage: str, newest: Promise, ended: Mapping[Member, Ended]
-) -> Iterable[Promise]:
-    """Return ``newest`` and all later views that may be in force in this lineage."""
-    later = {
-        promise.id: promise
-        for status in statuses.values()
-        for promise in status.promised
-        if promise.id > newest.id
-    }
-    possible = (
+    ended = _last_promises(statuses)
+    remaining = tuple(m for m in newest.members if ended.get(m) != newest.id)
+    views = [Promise(newest.id, remaining)]
+    views += (
         promise
-        for promise in later.values()
-        if not _is_void(promise, statuses, lineage, ended)
+        for promise in _promises(statuses).values()
+        if promise.id > newest.id and not _is_void(promise, statuses, lineage, ended)
     )
-    return (newest, *possible)
+    return all(_has_majority(view, statuses) for view in views)
+
+
+def ruled_out(statuses: Statuses) -> frozenset[ViewId]:
+    """Return the promised views that are in force nowhere: they may be forgotten."""
+    ended = _last_promises(statuses)
+    return frozenset(
+        promise.id
+        for promise in _promises(statuses).values()
+        if any(_never_promised(m, promise, statuses, ended) for m in promise.members)
+    )
+
+
+def _promises(statuses: Statuses) -> dict[ViewId, Promise]:
+    return {p.id: p for s in statuses.values() for p in s.promised}
+
+
+def _last_promises(statuses: Statuses) -> dict[Member, ViewId]:
+    ended: dict[Member, ViewId] = {}
+    for status in statuses.values():
+        for member, promised in status.ended:
+            ended[member] = max(promised, ended.get(member, promised))
+    return ended
 
 
 def _is_void(
-    promise: Promise, statuses: Statuses, lineage: str, ended: Mapping[Member, Ended]
+    promise: Promise, statuses: Statuses, lineage: str, ended: LastPromises
 ) -> bool:
     """Return True if a promised view cannot be in force in this lineage."""
-    for member in promise.members:
-        status = statuses.get(member)
-        if status is None:
-            if member in ended and ended[member].promised < promise.id:
-                return True
-        elif _rules_out(status, promise, lineage):
-            return True
-    return False
+    return any(
+        _never_promised(member, promise, statuses, ended)
+        or _is_elsewhere(statuses.get(member), promise, lineage)
+        for member in promise.members
+    )
 
 
-def _rules_out(status: StepStatus, promise: Promise, lineage: str) -> bool:
-    """Return True if this member installed the view in another lineage, or never
-    promised it."""
-    if status.view == promise.id:
-        return status.lineage not in ("", lineage)
-    return _never_promised(status, promise)
+def _is_elsewhere(status: StepStatus | None, promise: Promise, lineage: str) -> bool:
+    """Return True if a member has installed the view in another lineage."""
+    if status is None or status.view != promise.id:
+        return False
+    return status.lineage not in ("", lineage)
 
 
-def _never_promised(status: StepStatus, promise: Promise) -> bool:
+def _never_promised(
+    member: Member, promise: Promise, statuses: Statuses, ended: LastPromises
+) -> bool:
+    status = statuses.get(member)
+    if status is None:
+        return member in ended and ended[member] < promise.id
     return (
         status.view < promise.id
         and not status.has_forgotten
@@ -91,21 +103,15 @@ def _remembers(status: StepStatus, view: Promise) -> bool:
     return status.view == view.id or any(p.id == view.id for p in status.promised)
 
 
-def _counted(
-    view: Promise, statuses: Statuses, ended: Iterable[Ended], newest: Promise
-) -> set[Member]:
-    """Return the members of ``view`` that can support no other successor of it."""
-    counted = {
-        member
-        for member, status in statuses.items()
-        if member in view.members and _remembers(status, view)
-    }
-    if view.id == newest.id:
-        counted |= {e.member for e in ended if e.promised == view.id}
-    return counted.intersection(view.members)
+def _has_majority(view: Promise, statuses: Statuses) -> bool:
+    """Return True if more than half of a view is here, or half with its leader.
 
-
-def _has_majority(view: Promise, counted: set[Member]) -> bool:
-    if 2 * len(counted) == len(view.members):
-        return any(view.id[1:] == (m.node, m.incarnation) for m in counted)
-    return 2 * len(counted) > len(view.members)
+    If the leader has ended, the first one that remains takes its place.
+    """
+    counted = [
+        m for m in view.members if m in statuses and _remembers(statuses[m], view)
+    ]
+    if 2 * len(counted) != len(view.members):
+        return 2 * len(counted) > len(view.members)
+    leaders = (m for m in view.members if view.id[1:] == (m.node, m.incarnation))
+    return next(leaders, view.members[0]) in counted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ringleader.membership.member import Member
+from ringleader.membership.member import Member, ViewId
 from ringleader.membership.steps.attempt import Attempt
 
 
@@ -58,6 +58,9 @@ class StepPlan:
 
     samples: int = 0
     """Samples delivered before the gather, if there is one."""
+
+    ruled_out: frozenset[ViewId] = frozenset()
+    """Promised views that are known to be in force nowhere."""
 
     pause_reason: str = ""
     """Why this view does nothing: it keeps its state and waits for another view."""

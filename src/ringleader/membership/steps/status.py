@@ -28,7 +28,7 @@ MAX_BUCKETS: Final = 4096
 MAX_QUANTA: Final = 4096
 """Quanta of one step that one member computes."""
 
-MAX_PROMISES: Final = 16
+MAX_PROMISES: Final = 64
 """Views promised since the last installed one. A member that has promised more drops
 the oldest and says so."""
 
@@ -48,7 +48,7 @@ class Ended(NamedTuple):
 
     The proof includes the latest view that it can have promised: a member that had
     promised nothing after the last view of its lineage cannot have helped to form
-    another one, so it counts as if it were present (see ``lineage.py``).
+    another one (see ``lineage.py``).
     """
 
     member: Member

@@ -59,7 +59,8 @@ class StepMember:
         """The result of ``version``; None if it was adopted or read from a file."""
         self.partial: HeldResult | None = None
         """What is there of ``version + 1``."""
-        self._attempt: Attempt | None = None
+        self.attempt: Attempt | None = None
+        """The attempt, or the gather, that runs now."""
         self._promised: list[Promise] = []
         self._has_forgotten = False
         self._is_frozen = False
@@ -120,17 +121,19 @@ class StepMember:
 
     def freeze(self, view_id: ViewId, members: Iterable[Member]) -> bool:
         """Promise a view. Return False if it is not newer than all promised ones."""
-        if view_id <= self._newest_promise():
+        if view_id <= self.newest_promise:
             return False
         self._promised.append(Promise(view_id, tuple(members)))
         while self._must_forget():
             del self._promised[0]
             self._has_forgotten = True
         self._is_frozen = True
-        self._attempt = None
+        self.attempt = None
         return True
 
-    def _newest_promise(self) -> ViewId:
+    @property
+    def newest_promise(self) -> ViewId:
+        """The latest view that this member has promised or installed."""
         newest = self._promised[-1].id if self._promised else NO_VIEW
         return max(newest, self.plan_view.id)
 
@@ -169,13 +172,14 @@ class StepMember:
         if not self._is_frozen or self._promised[-1].id != view.id:
             raise InternalError(f"step protocol: view {view.id} was not promised last")
         self._is_frozen = False
-        self._attempt = None
+        self.attempt = None
         self.plan = plan
         self.plan_view = Promise(view.id, view.members)
         self._must_adopt = self.me in plan.adopt and not plan.is_paused
         if plan.is_paused:
             del self._promised[-1]  # it continues nothing, so nobody must count it
-        elif not self._must_adopt:
+        self._promised = [p for p in self._promised if p.id not in plan.ruled_out]
+        if not (plan.is_paused or self._must_adopt):
             self._enter(plan)
             if self.me in plan.void:
                 self.quanta = ()
@@ -240,7 +244,7 @@ class StepMember:
             raise InternalError(f"step protocol: {attempt} was begun before")
         if not is_known:
             self.partial = held_result(attempt, num_buckets, 0)
-        self._attempt = attempt
+        self.attempt = attempt
         return True
 
     def _is_planned_gather(self, attempt: Attempt) -> bool:
@@ -259,7 +263,7 @@ class StepMember:
         Return False if it belongs to another attempt, or if a view was promised since.
         """
         partial = self.partial
-        if self._is_frozen or attempt != self._attempt or partial is None:
+        if self._is_frozen or attempt != self.attempt or partial is None:
             return False
         if not 0 <= bucket < partial.num_buckets:
             raise InternalError(f"step protocol: {attempt} has no bucket {bucket}")
@@ -278,7 +282,7 @@ class StepMember:
         partial = self.partial
         if self._is_frozen:
             return False
-        if self._attempt is None or partial is None or not partial.is_complete:
+        if self.attempt is None or partial is None or not partial.is_complete:
             raise InternalError("step protocol: nothing complete to deliver")
         self.chain, self.chain_before = (
             extend_chain(self.chain, partial.attempt),
@@ -287,6 +291,6 @@ class StepMember:
         self.version += 1
         self.samples += samples
         self.last = partial.attempt
-        self.result, self.partial, self._attempt = partial, None, None
+        self.result, self.partial, self.attempt = partial, None, None
         self.quanta = ()
         return True

@@ -1,0 +1,1 @@
+"""Simulates the step protocol of training runs, with seeded faults and an oracle."""
