@@ -49,7 +49,8 @@ class StepMember:
         """The last version that all members of the view are known to have delivered: it
         stays in this lineage for good. -1: none is known."""
         self.view = Promise(NO_VIEW, ())
-        """The view in which the history was last continued."""
+        """The last view whose plan is done here. A member that still gathers or copies
+        does not speak for the view it is in: it may lack what the others have."""
         self.plan: StepPlan | None = None
         """The plan of the view installed last; None before the first one."""
         self.plan_view = Promise(NO_VIEW, ())
@@ -179,12 +180,13 @@ class StepMember:
         if plan.is_paused:
             del self._promised[-1]  # it continues nothing, so nobody must count it
         self._promised = [p for p in self._promised if p.id not in plan.ruled_out]
-        if not (plan.is_paused or self._must_adopt):
+        if self.is_ready:
             self._enter(plan)
             if self.me in plan.void:
                 self.quanta = ()
 
     def _enter(self, plan: StepPlan) -> None:
+        """Continue the history in the view of the plan, which is done."""
         self.lineage = plan.lineage
         self.view = self.plan_view
         self._promised = []
@@ -293,4 +295,6 @@ class StepMember:
         self.last = partial.attempt
         self.result, self.partial, self.attempt = partial, None, None
         self.quanta = ()
+        if self.plan is not None and self.view.id != self.plan_view.id:
+            self._enter(self.plan)  # that was the gather of the plan
         return True

@@ -92,7 +92,7 @@ class StepNode:
         member = self.member
         plan = member.plan
         assert plan is not None
-        if plan.is_paused or member.must_adopt:
+        if not member.is_ready:
             return
         if self.me in plan.void and self.rules.drops_void:
             self.drop_gradient()

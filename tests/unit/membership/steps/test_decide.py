@@ -168,3 +168,15 @@ def test_a_torn_state_is_no_source() -> None:
     plan = world.change("c")
     assert plan.is_paused
     assert "checkpoint" in plan.pause_reason
+
+
+def test_a_member_that_still_gathers_does_not_speak_for_the_new_view() -> None:
+    """It would take everybody back to the version that it has itself."""
+    world = StepWorld("abc")
+    world.start("abc", num_steps=2)
+    world.change("ab")
+    world.step("ab")
+    world.install(world.propose("ca"), "c")  # c is to gather version 3 from a
+    plan = world.change("cb")
+    assert plan.version == 3
+    assert world.at["b"].me not in plan.adopt
