@@ -23,10 +23,10 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 PUBLIC = (
     "BackendOptions CallMismatch CollectiveConfig ConfigError DeadlineExceeded "
-    "Expelled Group GroupAborted InternalError LayoutMismatch PeerError PeerFailed "
-    "PeerLost PeerRefused PeerUnreachable PeerUntrusted ProtocolError RingleaderError "
-    "RunError SyncBatchNorm TooFewMembers Work WorkerNode __version__ "
-    "backends checkpoint compression dataset fetch group join parallelize "
+    "ElasticRun Expelled Group GroupAborted InternalError LayoutMismatch PeerError "
+    "PeerFailed PeerLost PeerRefused PeerUnreachable PeerUntrusted ProtocolError "
+    "RingleaderError RunError SyncBatchNorm TooFewMembers Work WorkerNode __version__ "
+    "backends checkpoint compression dataset elastic fetch group join parallelize "
     "require_backend resume rpc shard should_rejoin sync_module_states"
 )
 

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from ringleader.parallel.parallelize import parallelize
     from ringleader.parallel.sync_batch_norm import SyncBatchNorm
     from ringleader.parallel.sync_module_states import sync_module_states
+    from ringleader.training.elastic import elastic
+    from ringleader.training.run import ElasticRun
 
 __version__ = "0.1.0"
 
@@ -52,6 +54,7 @@ __all__ = [
     "CollectiveConfig",
     "ConfigError",
     "DeadlineExceeded",
+    "ElasticRun",
     "Expelled",
     "Group",
     "GroupAborted",
@@ -75,6 +78,7 @@ __all__ = [
     "checkpoint",
     "compression",
     "dataset",
+    "elastic",
     "fetch",
     "group",
     "join",
@@ -93,11 +97,13 @@ _LAZY = {
     "BackendOptions": "ringleader.backend.options",
     "CollectiveConfig": "ringleader.collectives.config",
     "Group": "ringleader.groups.group",
+    "ElasticRun": "ringleader.training.run",
     "SyncBatchNorm": "ringleader.parallel.sync_batch_norm",
     "Work": "ringleader.groups.work",
     "WorkerNode": "ringleader.node.worker.worker_node",
     "backends": "ringleader.backend.availability",
     "dataset": "ringleader.data.served_dataset",
+    "elastic": "ringleader.training.elastic",
     "fetch": "ringleader.data.fetch",
     "group": "ringleader.groups.formation",
     "join": "ringleader.node.launch.join",

@@ -86,6 +86,11 @@ class RunMembership:
         """Return the peers that could not be dialled, and why."""
         return {} if self._control is None else self._control.troubles()
 
+    @property
+    def has_source(self) -> bool:
+        """True if a peer source tells who is in the run."""
+        return self.config.source is not None
+
     def answer(self, view_id: ViewId, status: bytes) -> None:
         """Answer ``ViewHooks.freeze``; ignored if a later view was promised since."""
         self._post(lambda control: control.answer(view_id, status))

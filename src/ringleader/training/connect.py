@@ -1,0 +1,34 @@
+"""connect: makes this process a member of a run."""
+
+from __future__ import annotations
+
+import socket
+
+from ringleader.groups.view_group import encode_endpoint
+from ringleader.membership.steps.decide import Partition
+from ringleader.settings import LinkSettings
+from ringleader.training.control.run_config import RunConfig
+from ringleader.training.control.run_membership import RunMembership
+from ringleader.training.member_data import MemberData
+from ringleader.training.view_session import ViewSession
+from ringleader.transport.own_addresses import own_addresses
+from ringleader.transport.shared_listener import ListenerLease
+
+
+def connect(
+    config: RunConfig, layout: dict[str, str], partition: Partition
+) -> ViewSession:
+    """Listen, start the control thread, and return the session that gets its views."""
+    links = LinkSettings.from_environment()
+    lease = ListenerLease.take(links.ports, config.credentials)
+    hosts = links.addresses or own_addresses()
+    data = MemberData(encode_endpoint(lease, hosts), socket.gethostname(), layout)
+    session = ViewSession(data, lease, partition)
+    membership = RunMembership(config, session)
+    session.bind(membership)
+    try:
+        membership.start()
+    except BaseException:
+        lease.close()
+        raise
+    return session

@@ -1,0 +1,279 @@
+"""Members: a team of several machines, whose views change while it works."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from ringleader.deadline import Deadline
+from ringleader.errors import (
+    InternalError,
+    PeerError,
+    RingleaderError,
+    RunError,
+)
+from ringleader.groups.group import Group
+from ringleader.training.bucket_reducer import Sidebands
+from ringleader.training.contribution import Contribution
+from ringleader.training.data.data_state import quanta
+from ringleader.training.data.progress import table_after_loss, table_of
+from ringleader.training.data.quantum_loader import QuantumLoader
+from ringleader.training.data_order import DataOrder
+from ringleader.training.installed_view import FORM_S, InstalledView, ViewChanged
+from ringleader.training.kill_points import reach
+from ringleader.training.next_view import next_view
+from ringleader.training.options import Options
+from ringleader.training.plan_execution import PlanExecution
+from ringleader.training.residuals import Residuals
+from ringleader.training.sideband import Totals
+from ringleader.training.state.replicated_state import ReplicatedState
+from ringleader.training.step_attempts import StepAttempts
+from ringleader.training.team import Team
+from ringleader.training.view_session import ViewSession
+
+_log = logging.getLogger(__name__)
+
+MEET_S: Final = 30.0
+"""How long the first step waits for machines that are expected."""
+
+MAX_FAILURES: Final = 30
+"""Views in a row in which nothing could be done: then the last error is raised."""
+
+END_S: Final = 30.0
+"""How long a finished member serves the others."""
+
+
+class Members(Team):
+    """A run with a control plane. All methods are for the user's thread."""
+
+    def __init__(
+        self,
+        data: DataOrder,
+        contribution: Contribution,
+        loader: QuantumLoader,
+        session: ViewSession,
+        options: Options,
+    ) -> None:
+        super().__init__(data, contribution, loader, session.step.me.node)
+        self._session = session
+        self._options = options
+        update = contribution.update
+        others = {"scheduler": update.scheduler, "scaler": update.scaler, "data": data}
+        self.state = ReplicatedState(
+            update.model,
+            update.optimizer,
+            {name: each for name, each in others.items() if each is not None},
+            options.extra_state,
+        )
+        self._sidebands = Sidebands(self.layout)
+        self._residuals = Residuals(update.buffers, options.codec)
+        self._execution = PlanExecution(
+            session, update.buffers, self._sidebands, self.state
+        )
+        self._entered: InstalledView | None = None
+        self._group: Group | None = None
+        self._attempts = StepAttempts(
+            session, contribution, self._sidebands, self._residuals
+        )
+        self._num_applied = 0
+        self._failures = 0
+
+    def start(self) -> None:
+        """Wait for the others, and take the state of the run if it has one."""
+        self._session.wait_for_others(Deadline.after(MEET_S))
+        self._enter_next(None)
+
+    def follow(self) -> None:
+        """Enter the view that was installed since, if there is one."""
+        installed = self._session.current()
+        if installed is not self._entered and not self._is_frozen:
+            self._enter_next(self._entered)
+
+    def complete_step(self) -> bool:
+        """Deliver and apply the step; False if quanta are to be computed first."""
+        before = self._num_applied
+        self.follow()
+        while self._num_applied == before:
+            if self.contribution.step.pending or self.is_over:
+                return False
+            if not self._attempt():
+                self._enter_next(self._entered)
+        return True
+
+    # -- one attempt -----------------------------------------------------------------
+
+    def start_reduction(self) -> None:
+        """Let buckets leave while the last quantum runs backward."""
+        if self._entered is not None and self._group is not None:
+            self._attempts.start_early(self._entered, self._group)
+
+    def _attempt(self) -> bool:
+        """Reduce the step and apply it; False if that failed, or a view follows."""
+        assert self._entered is not None
+        if self._group is None:
+            return self._attempt_alone(self._entered)
+        if not self._attempts.start(self._entered, self._group):
+            return False
+        try:
+            self._attempts.finish(self.own_entry())
+        except RingleaderError as exc:
+            self._note_failure(exc)
+            return False
+        if not self._deliver(self.version + 1):
+            return False
+        self.begin_step()
+        return True
+
+    def _attempt_alone(self, entered: InstalledView) -> bool:
+        totals = self.own_totals()
+        if not self._attempts.hold_alone(entered):
+            return False
+        reach("held")
+        if not self._session.deliver(self._samples(totals), is_kept=False):
+            return False
+        self.apply(totals, None)
+        self.begin_step()
+        return True
+
+    def _deliver(self, version: int) -> bool:
+        """Deliver and apply the result that is held; False if a view follows."""
+        entries = self._sidebands.entries(version)
+        totals = self.layout.totals(entries, self.num_quanta)
+        reach("held")
+        if not self._session.deliver(self._samples(totals), is_kept=True):
+            self._residuals.abort()
+            return False
+        self._residuals.commit()
+        self.apply(totals, version)
+        return True
+
+    def _samples(self, totals: Totals) -> int:
+        step = quanta(self.data.spec, self.progress.state)
+        table = totals.table.quanta
+        return sum(step[index].num_samples for mine in table.values() for index in mine)
+
+    def apply(self, totals: Totals, result: int | None) -> None:
+        """Apply a delivered step."""
+        super().apply(totals, result)
+        self._num_applied += 1
+        self._failures = 0
+
+    def begin_step(self) -> None:
+        """Take this member's quanta of a step that begins; none if a view follows."""
+        table = table_of(self.data.spec, self.progress, self.nodes)
+        with self._session.lock:
+            if self._session.step.is_frozen:
+                return
+            self._session.step.assign(table.quanta[self.node])
+        self.take(table)
+
+    # -- view changes ----------------------------------------------------------------
+
+    @property
+    def _is_frozen(self) -> bool:
+        with self._session.lock:
+            return self._session.step.is_frozen
+
+    def _enter_next(self, before: InstalledView | None) -> None:
+        """Wait for a view after ``before``, and do what its plan says."""
+        self._session.is_stepping = False
+        while True:
+            installed = next_view(self._session, before, self._options)
+            try:
+                self._enter(installed)
+            except RunError:
+                self.close()
+                raise
+            except (RingleaderError, ViewChanged) as exc:
+                self._note_failure(exc)
+                before = installed
+            else:
+                self._session.is_stepping = True
+                return
+
+    def _enter(self, installed: InstalledView) -> None:
+        """Execute the plan of a view; raises if another view has to come first."""
+        self._attempts.give_up()
+        plan = installed.plan
+        if plan.is_paused:
+            raise ViewChanged
+        installed.check_layouts()
+        group = installed.group(Deadline.after(FORM_S))
+        is_held = self._execution.gather(installed, group)
+        if is_held and not self._deliver(self.version + 1):
+            raise ViewChanged
+        if self._execution.adopt(installed, group):
+            self._adopted(plan.version)
+        elif self._session.step.me in plan.void:
+            self.contribution.drop()
+        if self.version != plan.version:
+            text = f"version {self.version} after a plan for {plan.version}"
+            raise InternalError(f"elastic: {text}")
+        self._enter_table(installed, group)
+
+    def _enter_table(self, installed: InstalledView, group: Group | None) -> None:
+        kept = {m.node: quanta for m, quanta in installed.plan.quanta.items()}
+        table = table_after_loss(
+            self.data.spec,
+            self.progress,
+            installed.nodes,
+            kept,
+            self._options.on_loss,
+        )
+        with self._session.lock:
+            is_current = self._session.current() is installed
+            if self._session.step.is_frozen or not is_current:
+                raise ViewChanged
+            self._session.step.assign(table.quanta[self.node])
+        self._close_before(installed)
+        self._entered, self._group = installed, group
+        self.nodes, self.rank = tuple(installed.nodes), installed.rank
+        self.take(table)
+
+    def _adopted(self, version: int) -> None:
+        self._residuals.clear()
+        self.contribution.drop()
+        samples = self.progress.state.samples
+        with self._session.lock:
+            if not self._session.step.adopt(samples):
+                raise ViewChanged
+        self.version = version
+
+    def _close_before(self, installed: InstalledView) -> None:
+        if self._entered is not None and self._entered is not installed:
+            self._entered.close()
+
+    def _note_failure(self, error: Exception) -> None:
+        """Let the membership find out what happened."""
+        self._attempts.give_up()
+        installed = self._session.current()
+        self._failures += 1
+        if self._failures > MAX_FAILURES:
+            raise error
+        rank = error.peer if isinstance(error, PeerError) else None
+        if isinstance(rank, int) and installed is not None:
+            self._session.suspect(installed, rank, str(error))
+        _log.info("view given up: %r", error)
+
+    # -- the end ---------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait until all members have the last result, then leave."""
+        try:
+            if self.is_over:
+                self._wait_until_stable(Deadline.after(END_S))
+        finally:
+            self._session.close()
+            if self._entered is not None:
+                self._entered.close()
+            super().close()
+
+    def _wait_until_stable(self, deadline: Deadline) -> None:
+        while self._group is not None and not deadline.is_over():
+            try:
+                self._group.barrier(timeout_s=max(0.1, deadline.left_s()))
+            except RingleaderError as exc:
+                self._note_failure(exc)
+                self._enter_next(self._entered)
+            else:
+                return

@@ -1,0 +1,43 @@
+"""Options of an elastic run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringleader.errors import ConfigError
+from ringleader.membership.steps.decide import Partition
+from ringleader.training.data.assignment import OnLoss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the user chose, beside model, optimizer and data."""
+
+    seed: int = 0
+    clip: float | None = None
+    scheduler: Any = None
+    scaler: Any = None
+    extra_state: dict[str, Any] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    loader: Mapping[str, Any] = field(default_factory=dict)
+    """Options of torch's DataLoader: num_workers, prefetch_factor, pin_memory."""
+    codec: str | None = None
+    on_loss: OnLoss = "refill"
+    partition: Partition = "continue"
+    min_members: int = 1
+    min_members_wait_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name, value, choices in (
+            ("on_loss", self.on_loss, ("refill", "shrink")),
+            ("partition", self.partition, ("continue", "majority")),
+        ):
+            if value not in choices:
+                text = f"elastic: {name}={value!r}; use {' or '.join(choices)}"
+                raise ConfigError(text)
+        if self.clip is not None and self.clip <= 0:
+            raise ConfigError(f"elastic: clip={self.clip}; use a number above 0")
+        if self.min_members < 1:
+            raise ConfigError(f"elastic: min_members={self.min_members}; use 1 or more")

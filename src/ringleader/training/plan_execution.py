@@ -1,0 +1,116 @@
+"""What all members of a new view do first: complete a result, give state to newcomers.
+
+Runs on the user's thread of every member, over the new group. It raises ViewChanged, or
+an error of the group, when another view has to come first; that has its own plan.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from ringleader.errors import ProtocolError
+from ringleader.groups.group import Group
+from ringleader.membership.member import Member
+from ringleader.membership.steps.plan import Gather
+from ringleader.training.bucket_reducer import Sidebands
+from ringleader.training.flat_buffers import FlatBuffers
+from ringleader.training.installed_view import InstalledView, ViewChanged
+from ringleader.training.kill_points import reach
+from ringleader.training.state.replicated_state import ReplicatedState
+from ringleader.training.state.transfer import Roles, transfer_state
+from ringleader.training.view_session import ViewSession
+
+_log = logging.getLogger(__name__)
+
+MAX_SIDEBAND_BYTES = 1 << 30
+
+
+class PlanExecution:
+    """The parts of a member that a plan changes."""
+
+    def __init__(
+        self,
+        session: ViewSession,
+        buffers: FlatBuffers,
+        sidebands: Sidebands,
+        state: ReplicatedState,
+    ) -> None:
+        self._session = session
+        self._buffers = buffers
+        self._sidebands = sidebands
+        self._state = state
+
+    def gather(self, installed: InstalledView, group: Group | None) -> bool:
+        """Complete the result of the plan; True if this member lacked it.
+
+        Then it holds the whole result, and has yet to deliver it.
+        """
+        action = installed.plan.action
+        if not isinstance(action, Gather):
+            return False
+        num_buckets = len(action.holders)
+        lacking = _lacking(installed, action)
+        me = self._session.step.me
+        is_late = me in lacking
+        if is_late and not self._session.begin(action.attempt, num_buckets):
+            raise ViewChanged
+        for bucket, holder in enumerate(action.holders):
+            reach(f"gather:{bucket}")
+            if group is not None and any(bucket in b for b in lacking.values()):
+                src = installed.rank_of(holder)
+                self._broadcast(group, action.attempt.version, bucket, src)
+            if is_late:
+                self._session.bucket_done(action.attempt, bucket)
+        return is_late
+
+    def _broadcast(self, group: Group, version: int, bucket: int, src: int) -> None:
+        if bucket:
+            group.broadcast(self._buffers.result_part(version, bucket - 1), src)
+            return
+        num_bytes = self._sidebands.of(version).numel()
+        length = torch.tensor([num_bytes])
+        group.broadcast(length, src)
+        size, rest = divmod(int(length), self._sidebands.layout.num_bytes)
+        if rest or size < 1 or int(length) > MAX_SIDEBAND_BYTES:
+            raise ProtocolError(src, f"offered a sideband of {int(length)} bytes")
+        group.broadcast(self._sidebands.room(version, size), src)
+
+    def adopt(self, installed: InstalledView, group: Group | None) -> bool:
+        """Give the state to members that lack it; True if this member was one.
+
+        Raises LayoutMismatch if this member's model is another one.
+        """
+        plan = installed.plan
+        if not plan.adopt or group is None:
+            return False
+        me = self._session.step.me
+        if me in plan.adopt:
+            with self._session.lock:
+                if not self._session.step.begin_adopt():
+                    raise ViewChanged
+        reach("join:pull")
+        roles = Roles(
+            tuple(installed.rank_of(m) for m in plan.sources),
+            tuple(sorted(installed.rank_of(m) for m in plan.adopt)),
+        )
+        done = transfer_state(group, self._state, roles, names=installed.names)
+        if done.refused:
+            for rank, why in done.refused.items():
+                _log.warning("%s does not take part: %s", installed.names[rank], why)
+            raise ViewChanged  # it will: they leave
+        return me in plan.adopt
+
+
+def _lacking(installed: InstalledView, action: Gather) -> dict[Member, set[int]]:
+    """Return the buckets that each member lacks which has yet to deliver the result."""
+    late: dict[Member, set[int]] = {}
+    for member, status in installed.statuses.items():
+        is_late = status.version < action.attempt.version
+        if not is_late or member in installed.plan.adopt:
+            continue
+        held = status.held_of(action.attempt)
+        bits = held.buckets if held is not None else 0
+        late[member] = {b for b in range(len(action.holders)) if not bits >> b & 1}
+    return late

@@ -1,0 +1,26 @@
+"""Random generators seeded per quantum, so that dropout does not depend on who runs it.
+
+The seeds follow from (seed of the run, version, index of the quantum) alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+
+import torch
+
+
+def quantum_seed(seed: int, version: int, quantum: int) -> int:
+    """Return 64 bits for one quantum of one step."""
+    text = f"{seed}/{version}/{quantum}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def seed_generators(value: int) -> None:
+    """Seed Python's, NumPy's and torch's generators (of all devices)."""
+    random.seed(value)
+    torch.manual_seed(value)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(value % (1 << 32))

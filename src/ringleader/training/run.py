@@ -1,0 +1,140 @@
+"""ElasticRun: the training loop that survives the loss of machines.
+
+Iterating yields this machine's quanta. ``backward`` adds a quantum to the contribution,
+``step`` reduces, delivers and applies when all quanta of the step are there. Views
+change only here, on the user's thread: in ``step`` and in ``__next__``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ringleader.errors import ConfigError
+from ringleader.ids import NodeId
+from ringleader.training.contribution import Contribution
+from ringleader.training.data.ledger import Ledger
+from ringleader.training.kill_points import reach
+from ringleader.training.quantum_seed import quantum_seed, seed_generators
+from ringleader.training.team import Team
+
+
+class ElasticRun:
+    """A run of ``ringleader.elastic``, on one machine. For one thread."""
+
+    def __init__(self, team: Team, contribution: Contribution, seed: int) -> None:
+        self._team = team
+        self._contribution = contribution
+        self._seed = seed
+        self._began_s = 0.0
+        self._is_finished = False
+
+    # -- the loop --------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401 - whatever the dataset holds
+        """Return the next quantum of this machine."""
+        if self._contribution.step.current is not None:
+            text = "elastic: run.backward(loss) was not called for the last quantum"
+            raise ConfigError(text)
+        self._team.follow()
+        while not self._contribution.step.pending:
+            if self._is_finished or self._team.is_over:
+                self.close()
+                raise StopIteration
+            self._team.complete_step()
+        reach("compute")
+        self._began_s = time.monotonic()
+        quantum, batch = self._team.next_quantum()
+        self._contribution.begin_quantum()
+        seed_generators(quantum_seed(self._seed, self.version, quantum.index))
+        return batch
+
+    def backward(self, loss: Tensor, *, weight: float | None = None) -> None:
+        """Add the gradient of ``loss``, a mean over the quantum, with its exact weight.
+
+        ``weight`` is by default the number of samples; give the number of tokens if the
+        loss is a mean over tokens.
+        """
+        quantum = self._contribution.step.current
+        if quantum is None:
+            raise ConfigError("elastic: run.backward(loss) belongs to one quantum")
+        if not self._contribution.step.pending:
+            self._team.start_reduction()
+        weight = float(quantum.num_samples) if weight is None else float(weight)
+        self._contribution.backward(loss, weight)
+        if loss.is_cuda:
+            torch.cuda.synchronize(loss.device)
+        self._contribution.end_quantum(weight, time.monotonic() - self._began_s)
+
+    def step(self) -> bool:
+        """Return True when a step of all machines was delivered and applied here.
+
+        Does nothing while quanta of this machine are left. False after the loss of a
+        machine means that its quanta follow.
+        """
+        if self._contribution.step.current is not None:
+            raise ConfigError("elastic: call run.backward(loss) before run.step()")
+        return self._team.complete_step()
+
+    # -- what users look at ----------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Steps that were delivered and applied."""
+        return self._team.version
+
+    @property
+    def members(self) -> tuple[NodeId, ...]:
+        """The machines of the run as of now, in ring order."""
+        return self._team.nodes
+
+    @property
+    def contributors(self) -> tuple[NodeId, ...]:
+        """The machines whose samples are in the last step."""
+        return self._team.contributors
+
+    @property
+    def is_leader(self) -> bool:
+        """True on exactly one machine of the run, for work that one has to do."""
+        return self._team.rank == 0
+
+    def ledger(self) -> Ledger:
+        """Return which samples were delivered in which version, computed by whom."""
+        return self._team.progress.ledger
+
+    def log(self, **values: object) -> None:
+        """Print one line with these values, on one machine of the run."""
+        if self.is_leader:
+            words = [f"{name} {_text(value)}" for name, value in values.items()]
+            names = f"{len(self.members)} machine{'s' * (len(self.members) > 1)}"
+            print(f"step {self.version}: {', '.join(words)} ({names})", flush=True)  # noqa: T201
+
+    def close(self) -> None:
+        """Leave the run, after the others have what they need from here. Idempotent."""
+        if not self._is_finished:
+            self._is_finished = True
+            self._team.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _text(value: object) -> str:
+    number = value.item() if isinstance(value, Tensor) else value
+    return f"{number:.6g}" if isinstance(number, float) else str(number)

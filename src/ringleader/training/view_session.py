@@ -1,0 +1,249 @@
+"""ViewSession: views of the control thread, made available to the user's thread.
+
+The control thread freezes and installs, and never waits for user code. The user's
+thread computes, reduces and executes plans. Both see the step protocol of this member
+through one lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from ringleader.deadline import Deadline
+from ringleader.errors import DeadlineExceeded, RingleaderError
+from ringleader.groups.known_links import KnownLinks
+from ringleader.membership.member import Member, View, ViewId
+from ringleader.membership.steps.attempt import Attempt
+from ringleader.membership.steps.decide import Partition, decide
+from ringleader.membership.steps.status import encode_status, read_statuses
+from ringleader.membership.steps.step_member import StepMember
+from ringleader.node.protocol.run_peers import RunPeers
+from ringleader.training.installed_view import InstalledView
+from ringleader.training.kill_points import reach
+from ringleader.training.member_data import MemberData, encode_data
+from ringleader.transport.shared_listener import ListenerLease
+
+_log = logging.getLogger(__name__)
+
+PLANNED_S: Final = 1.0
+"""A view that only adds members waits so long for the running step."""
+
+
+class Membership(Protocol):
+    """What the session asks of the control thread."""
+
+    me: Member
+
+    @property
+    def peers(self) -> RunPeers | None:
+        """What the peer source told last; None: nothing yet, or there is none."""
+
+    @property
+    def has_source(self) -> bool:
+        """True if a peer source tells who is in the run."""
+
+    def answer(self, view_id: ViewId, status: bytes) -> None:
+        """Give the status of this member for a view."""
+
+    def refresh(self) -> None:
+        """Ask for a new view of the same members."""
+
+    def suspect(self, member: Member, why: str) -> None:
+        """Find out at once whether a member is alive."""
+
+    def close(self) -> None:
+        """Say goodbye and end the thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Deferred:
+    view_id: ViewId
+    members: tuple[Member, ...]
+
+
+class ViewSession:
+    """The hooks of the control thread, and what the user's thread needs of views."""
+
+    def __init__(
+        self, data: MemberData, lease: ListenerLease, partition: Partition
+    ) -> None:
+        self.lock = threading.Condition()
+        self.is_stepping = False
+        """True while a step runs in the installed view: a join may wait for it."""
+        self.data = data
+        self._lease = lease
+        self._partition = partition
+        self._known = KnownLinks()
+        self._installed: InstalledView | None = None
+        self._deferred: _Deferred | None = None
+        self._error: RingleaderError | None = None
+
+    def bind(self, membership: Membership) -> None:
+        """Set the control thread, before it starts."""
+        self._membership = membership
+        self.step = StepMember(membership.me)
+        """Use it under ``lock`` only."""
+
+    # -- ViewHooks: the control thread -----------------------------------------------
+
+    def freeze(self, view_id: ViewId, members: tuple[Member, ...]) -> None:
+        """Promise a view; a view that only adds members waits for the running step."""
+        reach("prepare")
+        with self.lock:
+            installed = self._installed
+            is_planned = (
+                installed is not None
+                and len(installed.view.members) > 1
+                and self.is_stepping
+                and not self.step.is_frozen
+                and set(installed.view.members) <= set(members)
+            )
+            if is_planned:
+                self._deferred = _Deferred(view_id, members)
+                loop = asyncio.get_running_loop()
+                loop.call_later(PLANNED_S, self._freeze_deferred, view_id)
+            else:
+                self._freeze_now(view_id, members)
+
+    def install(self, view: View) -> None:
+        """Enter a view: compute its plan and form its group."""
+        statuses = read_statuses(view)
+        plan = decide(view, statuses, partition=self._partition)
+        rank = view.members.index(self.step.me)
+        installed = InstalledView(view, plan, statuses, rank)
+        with self.lock:
+            self.step.install(view, plan)
+            self._installed = installed
+            installed.start_forming(self._lease, self._known)
+            self.lock.notify_all()
+        _log.info("view %s: %d members, %s", view.id, len(view.members), plan.action)
+        reach("install")
+
+    def ended(self, member: Member) -> None:
+        """Note that a life is proven to have ended."""
+        with self.lock:
+            self.step.note_ended(member, self.step.plan_view.id)
+
+    def expelled(self, why: str) -> None:
+        """Give up the group: the others have gone on."""
+        _log.warning("the others went on without this process: %s", why)
+        with self.lock:
+            if self._installed is not None:
+                self._installed.abort(why)
+
+    def failed(self, error: RingleaderError) -> None:
+        """Let every call of the user's thread raise the error."""
+        with self.lock:
+            self._error = error
+            if self._installed is not None:
+                self._installed.abort(str(error))
+            self.lock.notify_all()
+
+    # -- the user's thread -----------------------------------------------------------
+
+    def begin(self, attempt: Attempt, num_buckets: int) -> bool:
+        """Start an attempt; False if a view was promised."""
+        with self.lock:
+            return self.step.begin(attempt, num_buckets)
+
+    def bucket_done(self, attempt: Attempt, bucket: int) -> None:
+        """Record a final bucket; called by threads of the group."""
+        with self.lock:
+            self.step.bucket_done(attempt, bucket)
+
+    def deliver(self, samples: int, *, is_kept: bool) -> bool:
+        """Record that the result is applied; False if a view was promised.
+
+        ``is_kept`` is False if the result cannot be served to others.
+        """
+        with self.lock:
+            if not self.step.deliver(samples):
+                return False
+            if not is_kept:
+                self.step.result = None
+            deferred = self._deferred
+            if deferred is not None:
+                # The group stays: others may still be receiving this step over it.
+                self._freeze_now(deferred.view_id, deferred.members, aborts=False)
+        return True
+
+    def current(self) -> InstalledView | None:
+        """Return the view in force; None before the first one."""
+        with self.lock:
+            self._check()
+            return self._installed
+
+    def wait_view(
+        self, is_enough: Callable[[InstalledView], bool], deadline: Deadline
+    ) -> InstalledView:
+        """Return the view in force as soon as it is good enough and not frozen."""
+        with self.lock:
+            while True:
+                self._check()
+                found = self._installed
+                if found is not None and not self.step.is_frozen and is_enough(found):
+                    return found
+                if deadline.is_over():
+                    text = f"no view of the run came within {deadline.after_s:g} s"
+                    raise DeadlineExceeded("other members", text)
+                self.lock.wait(min(deadline.left_s(), 0.5))
+
+    def suspect(self, installed: InstalledView, rank: int, why: str) -> None:
+        """Let the membership find out at once whether a member is alive."""
+        self._membership.suspect(installed.view.members[rank], why)
+
+    def refresh(self) -> None:
+        """Ask for a new view of the same members."""
+        self._membership.refresh()
+
+    def close(self) -> None:
+        """Leave the run."""
+        self._membership.close()
+        self._lease.close()
+
+    def wait_for_others(self, deadline: Deadline) -> None:
+        """Return when the machines that the run begins with are there, or time is up.
+
+        A process that joins a run waits for a member of it without a limit of its own.
+        """
+
+        def is_complete(installed: InstalledView) -> bool:
+            peers = self._membership.peers
+            if peers is None:
+                return not self._membership.has_source
+            size = len(installed.view.members)
+            return size >= max(peers.expected, 2 if peers.is_joiner else 1)
+
+        try:
+            self.wait_view(is_complete, deadline)
+        except DeadlineExceeded:
+            _log.warning("not all machines came in time; beginning without them")
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise type(self._error)(*self._error.args)
+
+    # -- both, with the lock held ----------------------------------------------------
+
+    def _freeze_deferred(self, view_id: ViewId) -> None:
+        with self.lock:
+            deferred = self._deferred
+            if deferred is not None and deferred.view_id == view_id:
+                self._freeze_now(view_id, deferred.members)
+
+    def _freeze_now(
+        self, view_id: ViewId, members: tuple[Member, ...], *, aborts: bool = True
+    ) -> None:
+        self._deferred = None
+        if not self.step.freeze(view_id, members):
+            return
+        status = encode_status(self.step.status(encode_data(self.data)))
+        self._membership.answer(view_id, status)
+        if aborts and self._installed is not None:
+            self._installed.abort(f"view {view_id} follows")
+        reach("status")

@@ -1,0 +1,88 @@
+"""The elastic loop: exact alone, and exact whoever of several members is killed."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ringleader.errors import InternalError
+from ringleader.groups.group import Group
+from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
+from tests.kit import elastic_task
+from tests.kit.elastic_task import SPEC, Member, Trained, difference, members
+
+TIME_S = 60.0
+
+
+def member_body(group: Group, ready: Ready, world: list[Member]) -> Trained:
+    """Be one member; the group only tells which."""
+    group.close()
+    ready()
+    return elastic_task.be_member(world[group.rank])
+
+
+@cache
+def reference() -> dict[str, np.ndarray]:
+    return elastic_task.reference()
+
+
+def everything_once() -> list[tuple[int, int]]:
+    """Epoch and position of every sample of the task."""
+    epochs = range(SPEC.epochs or 0)
+    return [(epoch, i) for epoch in epochs for i in range(SPEC.num_samples)]
+
+
+def check(trained: Trained) -> None:
+    """The model is that of plain torch, and no sample was lost or used twice."""
+    assert difference(trained.state, reference()) < 1e-9
+    assert sorted(trained.positions) == everything_once()
+
+
+def test_one_member_trains_exactly_like_plain_torch() -> None:
+    """Uneven last step, clipping, scheduler, BatchNorm, dropout, unused parameter."""
+    trained = elastic_task.train(None)
+    check(trained)
+    assert list(trained.digests) == list(range(1, 19))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("victim", "point"),
+    [
+        (0, "compute@7"),
+        (1, "rs:0@4"),
+        (2, "ag:0@4"),
+        (0, "ag:sideband@3"),
+        (1, "held@5"),
+        (0, "applying@5"),
+    ],
+)
+def test_the_survivors_of_a_kill_train_on_exactly(
+    victim: int, point: str, tmp_path: Path, fork_server: ForkServer
+) -> None:
+    kills = ["", "", ""]
+    kills[victim] = point
+    world = members(tmp_path, kills)
+    with spawn_ranks(3, member_body, world, fork_server=fork_server) as ranks:
+        with pytest.raises(InternalError, match="died without a word"):
+            ranks[victim].result(TIME_S)
+        survivors = [r.result(TIME_S) for r in ranks if r.rank != victim]
+    for each in survivors:
+        check(each)
+        assert len(each.nodes) == 3, "the victim contributed before it died"
+    first, second = survivors
+    both = first.digests.keys() & second.digests.keys()
+    assert len(both) >= 9
+    assert all(first.digests[v] == second.digests[v] for v in both)
+
+
+@pytest.mark.slow
+def test_of_two_members_the_last_one_trains_on(
+    tmp_path: Path, fork_server: ForkServer
+) -> None:
+    world = members(tmp_path, ["held@4", ""])
+    with spawn_ranks(2, member_body, world, fork_server=fork_server) as ranks:
+        check(ranks[1].result(TIME_S))
