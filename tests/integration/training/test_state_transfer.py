@@ -69,6 +69,30 @@ def test_several_sources_serve_one_adopter() -> None:
     assert_equal(members[0], members[3])
 
 
+def test_a_warm_adopter_gets_only_what_differs() -> None:
+    members = [Member(3, "adam") for _ in range(3)]
+    for each in members:
+        each.train(2)
+    members[2].extra["best"] = "stale"
+    members[2].extra["ema"]["w"] += 1
+    with torch.no_grad():
+        members[2].model.norm.bias += 1
+        members[2].model.conv.weight[0, 0, 0, 0] += 1
+    roles = Roles((0, 1), (2,))
+    with world(3) as groups:
+        results = run_threads(
+            [
+                lambda g=g, m=m: transfer_state(  # type: ignore[misc]
+                    g, m.state, roles, is_warm=m is members[2]
+                )
+                for g, m in zip(groups, members, strict=True)
+            ]
+        )
+    assert_equal(members[0], members[2])
+    assert not results[0].repaired
+    assert results[0].copied_bytes == 5 * 4 + 5 * 3 * 9 * 4 + 400 * 4
+
+
 def test_a_difference_is_repaired_from_the_majority() -> None:
     members = [Member(3, "adam") for _ in range(3)]
     for each in members:

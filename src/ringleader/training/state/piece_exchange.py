@@ -60,6 +60,11 @@ class PieceExchange:
         self._progress = progress
         self._done = 0
 
+    def hash(self, pieces: Sequence[Piece]) -> None:
+        """Hash pieces as they are here."""
+        for piece in pieces:
+            self._hasher.add(piece, self._views.read(piece))
+
     def move(
         self, pieces: Sequence[Piece], sources: Sequence[int], targets: Sequence[int]
     ) -> None:

@@ -17,8 +17,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TypeVar
 
 import msgspec
 
@@ -29,9 +27,18 @@ from ringleader.training.state import digests, manifest
 from ringleader.training.state.digests import VALUES, Digests, Hasher
 from ringleader.training.state.manifest import Layout, Manifest
 from ringleader.training.state.piece_exchange import PieceExchange
-from ringleader.training.state.pieces import ByteViews, cut
+from ringleader.training.state.pieces import ByteViews, cut, size_of
 from ringleader.training.state.replicated_state import ReplicatedState
+from ringleader.training.state.transfer_messages import (
+    Answer,
+    Offer,
+    Roles,
+    Transferred,
+    decode_all,
+)
 from ringleader.training.state.verdict import Repair, find_repairs
+
+__all__ = ["Roles", "Transferred", "repair_state", "transfer_state"]
 
 _log = logging.getLogger(__name__)
 
@@ -39,46 +46,8 @@ _SLOWEST = 1e6
 """Bytes per second below which a transfer is given up. The control plane notices dead
 machines long before; this bounds one that hangs."""
 
-_T = TypeVar("_T")
-
 Progress = Callable[[int], None]
 """Called with the bytes that were sent or received so far."""
-
-
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """Ranks that have the state, at the top of its history, and those that adopt it."""
-
-    sources: tuple[int, ...]
-    adopters: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Transferred:
-    """What a transfer did, the same on all members."""
-
-    num_bytes: int = 0
-    seconds: float = 0.0
-    is_exact: bool = True
-    """Whether all members compute equal bits, so that all digests had to be equal."""
-    root: bytes = b""
-    """Root digest of the state after the transfer, on sources and adopters."""
-    refused: dict[int, str] = field(default_factory=dict)
-    """Ranks whose model differs, and how. Then nothing was copied: these members raise
-    LayoutMismatch and leave; the next view copies."""
-    repaired: tuple[Repair, ...] = ()
-
-
-class _Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    layout: bytes
-    manifest: bytes
-
-
-class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    refusal: str
-    fingerprint: bytes
-    lacks: bool
-    """Whether it has to adopt: also a source that has not all tensors of the first."""
 
 
 def transfer_state(
@@ -88,17 +57,21 @@ def transfer_state(
     *,
     names: Sequence[str] = (),
     progress: Progress | None = None,
+    is_warm: bool = False,
 ) -> Transferred:
     """Give the adopters the sources' state; all members of the group call it.
 
     ``names`` are the machines' names by rank, for messages. The tensors of an adopter
-    are overwritten while they arrive: if this raises, its state is of no use.
+    are overwritten while they arrive: if this raises, its state is of no use. An
+    adopter ``is_warm`` if it has followed the run: if all are, only tensors that differ
+    are copied.
 
     Raises LayoutMismatch on an adopter whose model differs; errors of the group if a
     member is lost.
     """
     begin = time.monotonic()
     transfer = _Transfer(group, state, roles, names, progress)
+    transfer.is_warm = is_warm
     with _long_timeout(group, 0):
         offered = transfer.offer()
         refused = transfer.refusals()
@@ -112,6 +85,7 @@ def transfer_state(
         _log.warning("%s", transfer.sentence(each))
     return Transferred(
         num_bytes=offered.num_bytes,
+        copied_bytes=transfer.copied_bytes,
         seconds=time.monotonic() - begin,
         is_exact=transfer.is_exact,
         root=transfer.root,
@@ -152,7 +126,9 @@ class _Transfer:
         self._takes_part = False
         self._refusal = ""
         self._has_new_values = False
+        self.is_warm = False
         self.is_exact = True
+        self.copied_bytes = 0
         self.root = b""
 
     def offer(self) -> Manifest:
@@ -164,10 +140,10 @@ class _Transfer:
             own, self._tensors = self._state.snapshot()
             if self._rank == first:
                 layout = manifest.encode(self._state.layout())
-                mine = msgspec.msgpack.encode(_Offer(layout, manifest.encode(own)))
+                mine = msgspec.msgpack.encode(Offer(layout, manifest.encode(own)))
         data = self._exchange.broadcast(mine, first)
         try:
-            offer = msgspec.msgpack.decode(data, type=_Offer)
+            offer = msgspec.msgpack.decode(data, type=Offer)
             self._offered = manifest.decode_manifest(offer.manifest)
             theirs = manifest.decode_layout(offer.layout)
         except (msgspec.MsgspecError, ValueError) as exc:
@@ -190,9 +166,14 @@ class _Transfer:
 
     def refusals(self) -> dict[int, str]:
         """Return which ranks refuse, and why; raises LayoutMismatch on those."""
-        mine = _Answer(self._refusal[:4000], self._state.fingerprint(), self._lacks)
+        mine = Answer(
+            self._refusal[:4000],
+            self._state.fingerprint(),
+            self._lacks,
+            self.is_warm,
+        )
         gathered = self._exchange.gather(msgspec.msgpack.encode(mine))
-        answers = _decoded(gathered, msgspec.msgpack.Decoder(_Answer).decode)
+        answers = decode_all(gathered, msgspec.msgpack.Decoder(Answer).decode)
         if self._refusal:
             there = self._name(self._roles.sources[0])
             raise LayoutMismatch(
@@ -206,16 +187,23 @@ class _Transfer:
         self.is_exact = len(involved) == 1
         sources = able if self.is_exact else able[:1]
         self._roles = Roles(tuple(sources), tuple(lacking))
+        self.is_warm = self.is_exact and all(answers[rank].is_warm for rank in lacking)
         return {rank: a.refusal for rank, a in enumerate(answers) if a.refusal}
 
     def copy(self) -> Hasher:
-        """Move all pieces to the adopters; returns the hashes of all pieces here."""
+        """Move pieces to the adopters; returns the hashes of all pieces here."""
         hasher = Hasher(self._offered.tensors)
         self._takes_part = self._rank in (*self._roles.sources, *self._roles.adopters)
         self._views = ByteViews(self._tensors if self._takes_part else {})
         pieces = PieceExchange(self._group, self._views, hasher, self._progress)
-        every = cut(self._offered.tensors)
-        pieces.move(every, self._roles.sources, self._roles.adopters)
+        moved = cut(self._offered.tensors)
+        if self.is_warm:
+            if self._takes_part:
+                pieces.hash(moved)
+            differing = {repair.name for repair in self._repairs(hasher)}
+            moved = cut([e for e in self._offered.tensors if e.name in differing])
+        self.copied_bytes = sum(map(size_of, moved))
+        pieces.move(moved, self._roles.sources, self._roles.adopters)
         return hasher
 
     def compare(self, hasher: Hasher) -> list[Repair]:
@@ -236,7 +224,7 @@ class _Transfer:
         values = self._offered.values
         mine = hasher.digests(values) if self._takes_part else Digests({})
         gathered = self._exchange.gather(msgspec.msgpack.encode(mine))
-        decoded = _decoded(gathered, digests.decode)
+        decoded = decode_all(gathered, digests.decode)
         sources, adopters = self._roles.sources, self._roles.adopters
         self.root = mine.root
         return find_repairs({r: decoded[r] for r in (*sources, *adopters)}, sources)
@@ -281,15 +269,3 @@ def _long_timeout(group: Group, num_bytes: int) -> Iterator[None]:
         yield
     finally:
         group.timeout_s = usual
-
-
-def _decoded(gathered: list[bytes], decode: Callable[[bytes], _T]) -> list[_T]:
-    """Decode the messages of all ranks; ProtocolError names the rank of a bad one."""
-    found: list[_T] = []
-    for rank, data in enumerate(gathered):
-        try:
-            found.append(decode(data))
-        except (msgspec.MsgspecError, ValueError) as exc:
-            text = f"sent no valid message about its state: {exc}"
-            raise ProtocolError(rank, text[:300]) from None
-    return found
