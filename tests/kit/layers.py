@@ -70,10 +70,11 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
             rooms=(
                 ("control", "membership among the processes of a run, in a thread"),
                 ("data", "pure functions: which samples, by whom; the ledger; loader"),
+                ("join", "live join: a newcomer follows the run before it is a member"),
                 ("low_comm", "rounds of many local steps: DiLoCo, SparseLoCo"),
                 ("state", "replicated state: digests, transfer, checkpoints"),
             ),
-            room_order="data | state | control | low_comm",
+            room_order="data | state | control join | low_comm",
         ),
     ),
     (

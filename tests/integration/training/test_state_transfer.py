@@ -76,7 +76,7 @@ def test_a_warm_adopter_gets_only_what_differs() -> None:
     members[2].extra["best"] = "stale"
     members[2].extra["ema"]["w"] += 1
     with torch.no_grad():
-        members[2].model.norm.bias += 1
+        members[2].model.norm.bias.add_(1)
         members[2].model.conv.weight[0, 0, 0, 0] += 1
     roles = Roles((0, 1), (2,))
     with world(3) as groups:

@@ -7,7 +7,7 @@ what the manifest lists, created here, so no step has to be faked. An optimizer 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,23 +55,53 @@ class OptimizerPart:
     def tensors(self) -> dict[str, Tensor]:
         """Return the live tensors of the state by name, in a fixed order."""
         return {
-            f"{PREFIX}{name}/{key}": self._optimizer.state[parameter][key]
+            f"{PREFIX}{name}/{key}": tensor
             for name, parameter in self._parameters().items()
-            for key in sorted(self._keys(parameter, of_tensors=True))
+            for key, tensor in self.tensors_of(parameter).items()
         }
 
     def values(self) -> dict[str, Any]:
         """Return all that is not a tensor of a parameter."""
-        parameters = self._parameters()
         state: dict[Any, Any] = self._optimizer.state
         return {
             "state": {
-                name: {k: state[p][k] for k in self._keys(p, of_tensors=False)}
-                for name, p in parameters.items()
+                name: self.values_of(p)
+                for name, p in self._parameters().items()
                 if p in state
             },
             "other": {k: v for k, v in state.items() if not isinstance(k, Tensor)},
-            "groups": [_hyperparameters(g) for g in self._optimizer.param_groups],
+            "groups": self.hyperparameters(),
+        }
+
+    def tensors_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return the live tensors that the optimizer keeps for a parameter, by key."""
+        keys = sorted(self._keys(parameter, of_tensors=True))
+        return {key: self._optimizer.state[parameter][key] for key in keys}
+
+    def values_of(self, parameter: Tensor) -> dict[str, Any]:
+        """Return the plain values that the optimizer keeps for a parameter."""
+        keys = self._keys(parameter, of_tensors=False)
+        return {key: self._optimizer.state[parameter][key] for key in keys}
+
+    def hyperparameters(self) -> list[dict[str, Any]]:
+        """Return the hyperparameters of all groups."""
+        return [_hyperparameters(group) for group in self._optimizer.param_groups]
+
+    def set_hyperparameters(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Give the groups their hyperparameters; ValueError if they do not fit."""
+        for group, given in zip(self._optimizer.param_groups, groups, strict=True):
+            _set_hyperparameters(group, given)
+
+    def set_state(
+        self,
+        parameter: Tensor,
+        tensors: Mapping[str, Tensor],
+        values: Mapping[str, Any],
+    ) -> None:
+        """Replace the state of one parameter; tensors move to where torch has them."""
+        self._optimizer.state[parameter] = {
+            **values,
+            **{k: t.to(self._device_of(k, parameter)) for k, t in tensors.items()},
         }
 
     def targets(self, entries: Iterable[Entry]) -> dict[str, Tensor]:
@@ -105,9 +135,7 @@ class OptimizerPart:
         self._optimizer.state.clear()
         self._optimizer.state.update(state)
         self._optimizer.state.update(values["other"])
-        pairs = zip(self._optimizer.param_groups, values["groups"], strict=True)
-        for group, adopted in pairs:
-            _set_hyperparameters(group, adopted)
+        self.set_hyperparameters(values["groups"])
 
     def _parameters(self) -> dict[str, Tensor]:
         """Return the parameters of the groups by name, in their order."""

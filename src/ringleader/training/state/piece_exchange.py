@@ -75,7 +75,7 @@ class PieceExchange:
         if len(sources) == 1 and len(targets) > 1:
             self._broadcast(pieces, sources[0], targets)
             return
-        chosen = share_out(pieces, len(sources))
+        chosen = share_out(map(size_of, pieces), len(sources))
         rank = self._group.rank
         pending = _Pending()
         if rank in targets:

@@ -6,7 +6,7 @@ members compute the same pieces from the same manifest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -56,13 +56,13 @@ def _spans(entries: Sequence[Entry], piece_bytes: int) -> Iterator[Span]:
             yield Span(entry.name, begin, min(piece_bytes, size - begin))
 
 
-def share_out(pieces: Sequence[Piece], num_sources: int) -> list[int]:
-    """Return for each piece the source that sends it; all send about as much."""
+def share_out(sizes: Iterable[int], num_sources: int) -> list[int]:
+    """Return for each size the source that sends it; all send about as much."""
     loads = [0] * num_sources
     chosen: list[int] = []
-    for piece in pieces:
+    for size in sizes:
         source = loads.index(min(loads))
-        loads[source] += size_of(piece)
+        loads[source] += size
         chosen.append(source)
     return chosen
 

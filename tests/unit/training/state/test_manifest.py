@@ -129,7 +129,7 @@ def test_pieces_cover_every_byte_once_and_are_shared_out_by_size() -> None:
             assert span.begin == seen.get(span.name, 0)
             seen[span.name] = span.begin + span.num_bytes
     assert seen == {e.name: e.num_bytes for e in entries if e.num_bytes}
-    chosen = share_out(pieces, 3)
+    chosen = share_out(map(size_of, pieces), 3)
     loads = [
         sum(size_of(p) for p, c in zip(pieces, chosen, strict=True) if c == source)
         for source in range(3)

@@ -1,0 +1,258 @@
+"""LiveLearner: a process that follows a run, before it becomes a member.
+
+It takes the parameters over from several sources, each at its own version, and applies
+the run's gradients to those that it has. Nothing here has to be trusted: when it is
+admitted, digests show which tensors are not those of the run, and these are copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ringleader.checkpoint import dtypes, values
+from ringleader.deadline import Deadline
+from ringleader.errors import PeerRefused, ProtocolError, RingleaderError
+from ringleader.node.peering.peer_connection import PeerConnection
+from ringleader.node.protocol import framing
+from ringleader.training.join.step_messages import (
+    MAX_HEADER_BYTES,
+    LearnerHello,
+    NewParameter,
+    SourceReply,
+    StepHeader,
+    read_into,
+    read_message,
+)
+from ringleader.training.state import model_part
+from ringleader.training.state.manifest import Entry
+from ringleader.training.state.optimizer_part import PREFIX, OptimizerPart
+from ringleader.training.state.replicated_state import ReplicatedState
+
+_log = logging.getLogger(__name__)
+
+_MAX_TENSORS = 64
+_MAX_RATIO = 64
+"""Tensors of an optimizer for one parameter, and their size relative to it."""
+
+Dial = Callable[[], Awaitable[Sequence[PeerConnection]]]
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """What one source has sent."""
+
+    who: str
+    held: set[int] = field(default_factory=set)
+    version: int = -1
+    is_level: bool = False
+    """Whether it has handed over everything, and sends faster than the run steps."""
+
+
+class LiveLearner:
+    """Follows a run in a thread of its own, which changes model and optimizer."""
+
+    def __init__(self, state: ReplicatedState, dial: Dial) -> None:
+        self._state = state
+        self._dial = dial
+        self._parameters = list(state.model.named_parameters())
+        self._moments = OptimizerPart(state.model, state.optimizer)
+        self._streams: list[_Stream] = []
+        self._news = threading.Condition()
+        self._is_over = False
+        self._stop: Callable[[], object] | None = None
+        self._thread = threading.Thread(
+            target=self._main, name="ringleader-learner", daemon=True
+        )
+
+    def start(self) -> None:
+        """Dial the sources and begin to follow them."""
+        self._thread.start()
+
+    def wait_level(self, deadline: Deadline) -> bool:
+        """Return True when the state here follows the run; False if it cannot."""
+        return self._wait(lambda: all(s.is_level for s in self._streams), deadline)
+
+    def finish(self, version: int, deadline: Deadline) -> bool:
+        """Stop following; True if the state should be that of ``version``."""
+        found = self._wait(
+            lambda: all(s.is_level and s.version >= version for s in self._streams),
+            deadline,
+        )
+        with self._news:
+            self._is_over = True
+            stop = self._stop
+        if stop is not None:
+            with contextlib.suppress(RuntimeError):  # its loop has ended
+                stop()
+        self._thread.join()
+        return found
+
+    def _wait(self, is_true: Callable[[], bool], deadline: Deadline) -> bool:
+        with self._news:
+            while not self._is_over:
+                if self._streams and is_true():
+                    return True
+                if deadline.is_over():
+                    return False
+                self._news.wait(min(0.5, max(0.0, deadline.left_s())))
+        return False
+
+    # -- its thread --------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._follow_all())
+        except RingleaderError as exc:
+            _log.warning("cannot follow the run; the state is copied later: %s", exc)
+        except asyncio.CancelledError:
+            pass
+        finally:
+            with self._news:
+                self._is_over = True
+                self._news.notify_all()
+
+    async def _follow_all(self) -> None:
+        task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        assert task is not None
+        with self._news:
+            if self._is_over:
+                return
+            self._stop = lambda: loop.call_soon_threadsafe(task.cancel)
+        sources = await self._dial()
+        streams = [_Stream(each.hello.name or each.node) for each in sources]
+        jobs = [
+            self._follow(stream, connection, index, len(sources))
+            for index, (stream, connection) in enumerate(
+                zip(streams, sources, strict=True)
+            )
+        ]
+        with self._news:
+            self._streams = list(streams)
+        await asyncio.gather(*jobs)
+
+    async def _follow(
+        self, stream: _Stream, connection: PeerConnection, index: int, count: int
+    ) -> None:
+        """Follow one source until it is lost; its parameters are copied later then."""
+        state = self._state
+        hello = LearnerHello(state.layout().digest(), state.fingerprint(), index, count)
+        reader, who = connection.reader, stream.who
+        try:
+            connection.writer.write(framing.pack(hello))
+            reply = await read_message(reader, who, SourceReply, 4096)
+            if reply.refusal:
+                raise PeerRefused(who, reply.refusal[:500])
+            while True:
+                await self._follow_step(stream, reader)
+        except RingleaderError as exc:
+            _log.warning("a source is lost: %s", exc)
+        finally:
+            connection.close()
+            with self._news:
+                if stream in self._streams:
+                    self._streams.remove(stream)
+                self._news.notify_all()
+
+    async def _follow_step(self, stream: _Stream, reader: asyncio.StreamReader) -> None:
+        who = stream.who
+        step = await read_message(reader, who, StepHeader, MAX_HEADER_BYTES)
+        if not stream.held.issuperset(step.gradients):
+            raise ProtocolError(who, "sent a gradient of a parameter that is not here")
+        gradients: dict[int, Tensor] = {}
+        for index in step.gradients:
+            gradient = torch.empty_like(
+                self._parameters[index][1],
+                device="cpu",
+                memory_format=torch.contiguous_format,
+            )
+            await _read_tensor(reader, who, gradient)
+            gradients[index] = gradient
+        new: list[tuple[NewParameter, list[Tensor]]] = []
+        for each in step.new:
+            tensors = self._rooms(stream, each)
+            for tensor in tensors:
+                await _read_tensor(reader, who, tensor)
+            new.append((each, tensors))
+        with self._news:
+            if not self._is_over:
+                self._apply(step, gradients, new, who)
+                stream.held.update(each.index for each in step.new)
+                stream.version = step.version
+                log_bytes = sum(each.nbytes for each in gradients.values())
+                stream.is_level = not step.num_left and step.backlog <= log_bytes
+            self._news.notify_all()
+
+    def _rooms(self, stream: _Stream, new: NewParameter) -> list[Tensor]:
+        """Return tensors for a parameter that is handed over, after checks."""
+        if not 0 <= new.index < len(self._parameters) or new.index in stream.held:
+            raise ProtocolError(stream.who, f"sent parameter {new.index}")
+        name, parameter = self._parameters[new.index]
+        first, *rest = new.tensors or (Entry("", "U8", ()),)
+        limit = _MAX_RATIO * parameter.nbytes + (1 << 20)
+        if (
+            first != model_part.entry_of(f"model/{name}", parameter)
+            or len(rest) > _MAX_TENSORS
+            or not all(e.name.startswith(f"{PREFIX}{name}/") for e in rest)
+            or not all(min(e.shape, default=0) >= 0 for e in rest)
+            or sum(_checked_bytes(e, stream.who) for e in rest) > limit
+        ):
+            text = f"sent tensors that do not belong to parameter {name}"
+            raise ProtocolError(stream.who, text)
+        return [
+            torch.empty(entry.shape, dtype=dtypes.dtype_of(entry.dtype))
+            for entry in new.tensors
+        ]
+
+    def _apply(
+        self,
+        step: StepHeader,
+        gradients: Mapping[int, Tensor],
+        new: Sequence[tuple[NewParameter, list[Tensor]]],
+        who: str,
+    ) -> None:
+        """Take one step of the run with the parameters of one source."""
+        parameters = [parameter for _, parameter in self._parameters]
+        kept = [parameter.grad for parameter in parameters]
+        try:
+            self._moments.set_hyperparameters(values.decode(step.groups))
+            for index, parameter in enumerate(parameters):
+                gradient = gradients.get(index)
+                parameter.grad = None
+                if gradient is not None:
+                    parameter.grad = gradient.to(parameter.device)
+            if gradients:
+                self._state.optimizer.step()
+            for each, (value, *moments) in new:
+                parameter = parameters[each.index]
+                parameter.detach().copy_(value)
+                keys = [e.name.rpartition("/")[2] for e in each.tensors[1:]]
+                plain = values.decode(each.values)
+                pairs = dict(zip(keys, moments, strict=True))
+                self._moments.set_state(parameter, pairs, plain)
+        except (ValueError, TypeError, AttributeError) as exc:
+            raise ProtocolError(who, f"sent values that do not fit: {exc}") from exc
+        finally:
+            for parameter, gradient in zip(parameters, kept, strict=True):
+                parameter.grad = gradient
+
+
+def _checked_bytes(entry: Entry, who: str) -> int:
+    try:
+        dtypes.dtype_of(entry.dtype)
+    except ValueError as exc:
+        raise ProtocolError(who, str(exc)) from None
+    return entry.num_bytes
+
+
+async def _read_tensor(reader: asyncio.StreamReader, who: str, tensor: Tensor) -> None:
+    room = tensor.reshape(-1).view(torch.uint8).numpy()
+    await read_into(reader, who, memoryview(room.data))

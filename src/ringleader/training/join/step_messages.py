@@ -1,0 +1,92 @@
+"""What a source sends to a learner after each of its optimizer steps.
+
+A step is a header and then raw bytes: the gradients of all parameters that the learner
+has already, in the order of the header, and the tensors of parameters that are new to
+it, as they are after this step. So each parameter is copied at its own version, and
+follows by the same optimizer from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from ringleader.errors import PeerLost, ProtocolError
+from ringleader.node.protocol import framing
+from ringleader.training.state.manifest import Entry
+
+MAX_HEADER_BYTES = 16 << 20
+MAX_SOURCES = 64
+
+_T = TypeVar("_T")
+
+
+class LearnerHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The request of a learner: every ``count``-th part of the state, by size."""
+
+    layout: bytes
+    fingerprint: bytes
+    index: Annotated[int, Meta(ge=0, lt=MAX_SOURCES)]
+    count: Annotated[int, Meta(ge=1, le=MAX_SOURCES)]
+
+
+class SourceReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether the source serves the learner; ``refusal`` is empty if it does."""
+
+    refusal: str = ""
+
+
+class NewParameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A parameter that is handed over: its own tensor and those of the optimizer.
+
+    ``index`` counts the parameters of the model; ``values`` are the plain values that
+    the optimizer keeps for it, encoded.
+    """
+
+    index: int
+    tensors: tuple[Entry, ...]
+    values: bytes
+
+
+class StepHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One step of the source; the bytes of gradients and new tensors follow."""
+
+    version: int
+    groups: bytes
+    """Hyperparameters of the optimizer's groups in this step, encoded."""
+    gradients: tuple[int, ...]
+    """Indices of the parameters whose gradients follow."""
+    new: tuple[NewParameter, ...]
+    num_left: int
+    """Parameters that the learner still lacks after this step."""
+    backlog: int
+    """Bytes of earlier steps that the source has yet to send."""
+
+
+async def read_message(
+    reader: asyncio.StreamReader, who: str, kind: type[_T], limit: int
+) -> _T:
+    """Read one frame; PeerLost at the end, ProtocolError if it is no such message."""
+    body = await framing.read(reader, who, limit)
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        text = f"sent no {kind.__name__}: {exc}"
+        raise ProtocolError(who, text[:300]) from None
+
+
+async def read_into(reader: asyncio.StreamReader, who: str, room: memoryview) -> None:
+    """Fill ``room`` with the next bytes."""
+    begin = 0
+    try:
+        while begin < len(room):
+            data = await reader.read(min(len(room) - begin, 1 << 20))
+            if not data:
+                raise PeerLost(who, "closed the connection")
+            room[begin : begin + len(data)] = data
+            begin += len(data)
+    except OSError as exc:
+        raise PeerLost(who, f"closed the connection ({exc})") from exc

@@ -1,0 +1,178 @@
+"""A learner takes the state over while the sources train, and ends with equal bits."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from ringleader.deadline import Deadline
+from ringleader.ids import Incarnation, NodeId
+from ringleader.node.peering.peer_connection import PeerConnection
+from ringleader.node.protocol.hello import PROTOCOL, AgentHello, Purpose
+from ringleader.testing.threaded_world import run_threads, world
+from ringleader.training.join.live_learner import LiveLearner
+from ringleader.training.join.live_source import LiveSource
+from ringleader.training.join.step_messages import SourceReply, StepHeader
+from ringleader.training.state.transfer import Roles, transfer_state
+from tests.kit.state_members import Member, assert_equal
+
+HELLO = AgentHello(
+    protocol=PROTOCOL,
+    version="1",
+    purpose=Purpose.RUN,
+    node=NodeId("a" * 52),
+    incarnation=Incarnation("0" * 16),
+    started_ms=0,
+    name="source",
+    port=0,
+    clock_s=0.0,
+)
+
+
+SERVING: list[object] = []
+"""asyncio keeps no reference to a task that waits."""
+
+
+async def connected(sock: socket.socket) -> PeerConnection:
+    reader, writer = await asyncio.open_connection(sock=sock)
+    return PeerConnection(HELLO.node, HELLO, reader, writer, ("", 0))
+
+
+@contextmanager
+def control_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """An event loop in a thread, as the control thread has one."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def cancel_all() -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    try:
+        yield loop
+    finally:
+        asyncio.run_coroutine_threadsafe(cancel_all(), loop).result(20)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def follow(
+    member: Member, sources: Sequence[LiveSource], loop: asyncio.AbstractEventLoop
+) -> LiveLearner:
+    """Let ``member`` follow the sources over socket pairs."""
+    pairs = [socket.socketpair() for _ in sources]
+
+    async def serve(source: LiveSource, sock: socket.socket) -> None:
+        await source.serve(await connected(sock))
+
+    async def dial() -> list[PeerConnection]:
+        return [await connected(mine) for _, mine in pairs]
+
+    for source, (theirs, _) in zip(sources, pairs, strict=True):
+        SERVING.append(asyncio.run_coroutine_threadsafe(serve(source, theirs), loop))
+    learner = LiveLearner(member.state, dial)
+    learner.start()
+    return learner
+
+
+def source_of(
+    member: Member, version: Callable[[], int] = lambda: 0, rate: float = 3e5
+) -> LiveSource:
+    source = LiveSource(member.state, version, rate)
+    source.attach()
+    return source
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw", "custom"])
+def test_a_learner_becomes_level_while_the_sources_train(optimizer: str) -> None:
+    members = [Member(1, optimizer), Member(1, optimizer), Member(2, optimizer)]
+    learner_member = members[2]
+    for each in members[:2]:
+        each.train(2)
+    steps = 0
+    sources = [source_of(each, lambda: steps, 1.0) for each in members[:2]]
+    for source in sources:
+        source.hurry()  # one parameter in each step, but sent at once
+    gradient = learner_member.model.head.weight.grad = torch.ones(3, 7)
+    with control_loop() as loop:
+        learner = follow(learner_member, sources, loop)
+        limit = Deadline.after(30)
+        while not learner.wait_level(Deadline.after(0.0)) and not limit.is_over():
+            for each in members[:2]:
+                each.train(1, seed=steps)
+            steps += 1
+            time.sleep(0.02)
+        assert steps >= 4, "each parameter was copied at a version of its own"
+        assert learner.finish(steps, Deadline.after(20))
+        for source in sources:
+            source.close()
+    assert learner_member.model.head.weight.grad is gradient
+    with world(3) as groups:
+        results = run_threads(
+            [
+                lambda g=g, m=m: transfer_state(  # type: ignore[misc]
+                    g, m.state, Roles((0, 1), (2,)), is_warm=m is learner_member
+                )
+                for g, m in zip(groups, members, strict=True)
+            ]
+        )
+    assert not results[0].repaired
+    # Only what no gradient changes had to be copied: BatchNorm's buffers, the EMA.
+    assert results[0].copied_bytes == 5 * 4 + 5 * 4 + 8 + 400 * 4
+    assert_equal(members[0], learner_member)
+
+
+def test_a_model_that_differs_is_refused_and_lost_sources_end_it() -> None:
+    run, other = Member(1, "adam"), Member(2, "adam", classes=4)
+    run.train(1)
+    with control_loop() as loop:
+        learner = follow(other, [source_of(run)], loop)
+        assert not learner.wait_level(Deadline.after(20)), "refused, at once"
+        again = follow(Member(2, "adam"), [source := source_of(run)], loop)
+        run.train(1)
+        source.close()
+        assert not again.finish(1 << 30, Deadline.after(20)), "the source is gone"
+        assert not follow(
+            Member(2, "lbfgs"), [source_of(Member(1, "lbfgs"))], loop
+        ).finish(0, Deadline.after(20))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"gradients": (0,)},
+        {"new": ({"index": 99, "tensors": (), "values": b""},)},
+        {"new": ({"index": 0, "tensors": (), "values": b""},)},
+        {"new": ({"index": 0, "tensors": (("x", "F32", (1 << 40,)),), "values": b""},)},
+    ],
+)
+def test_a_malicious_source_is_left(step: dict[str, Any]) -> None:
+    member = Member(1, "sgd")
+    before = member.state.digest().root
+    mine, theirs = socket.socketpair()
+
+    async def dial() -> list[PeerConnection]:
+        return [await connected(mine)]
+
+    usual = StepHeader(1, b"\x90", (), (), 0, 0)
+    learner = LiveLearner(member.state, dial)
+    learner.start()
+    with theirs:
+        for message in (SourceReply(), {**msgspec.to_builtins(usual), **step}):
+            body = msgspec.msgpack.encode(message)
+            theirs.sendall(len(body).to_bytes(4, "little") + body)
+        assert not learner.wait_level(Deadline.after(20))
+    assert member.state.digest().root == before
