@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
 import sys
@@ -17,6 +18,7 @@ from ringleader.errors import (
     ConfigError,
     Expelled,
     InternalError,
+    PeerUnreachable,
     RingleaderError,
 )
 from ringleader.identity.cluster_secret import ClusterSecret
@@ -24,9 +26,12 @@ from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
 from ringleader.identity.secret_value import Secret
 from ringleader.membership.member import Member, View, ViewId
+from ringleader.node.peering.peer_connection import PeerConnection
 from ringleader.training.control import control_loop, work_watch
 from ringleader.training.control.run_config import RunConfig
 from ringleader.training.control.run_membership import RunMembership
+from ringleader.training.join import dial_sources as dialing
+from ringleader.training.join.dial_sources import dial_sources
 
 OURS = ClusterSecret(root=Secret(os.urandom(32)))
 THEIRS = ClusterSecret(root=Secret(os.urandom(32)))
@@ -83,6 +88,7 @@ def member(
     cluster: ClusterSecret = OURS,
     key: NodeKey | None = None,
     read_suspended_s: Callable[[], float] = lambda: 0.0,
+    is_held: bool = False,
 ) -> Iterator[tuple[RunMembership, Hooks]]:
     credentials = Credentials.issue(cluster, key or NodeKey.ephemeral())
     peers = "" if peer is None else f"127.0.0.1:{peer.port}"
@@ -91,7 +97,7 @@ def member(
     )
     hooks = Hooks()
     made = hooks.membership = RunMembership(config, hooks)
-    made.start()
+    made.start(is_held=is_held)
     try:
         yield made, hooks
     finally:
@@ -272,3 +278,35 @@ def test_a_run_has_a_printable_name(name: str) -> None:
     credentials = Credentials.issue(OURS, NodeKey.ephemeral())
     with pytest.raises(ConfigError, match="name of a run"):
         RunConfig(run=name, credentials=credentials)
+
+
+def test_a_held_process_meets_members_for_their_state_before_it_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served: queue.Queue[PeerConnection] = queue.Queue()
+
+    async def serve(connection: PeerConnection) -> None:
+        served.put(connection)
+        connection.writer.write(b"state")
+        connection.close()
+
+    async def ask(learner: RunMembership, port: int) -> bytes:
+        (source,) = await dial_sources(learner, [[("127.0.0.1", port)]])
+        data = await source.reader.read(5)
+        source.close()
+        return data
+
+    with (
+        member() as (first, hooks),
+        member(first, is_held=True) as (learner, _),
+        member(first, run="other", is_held=True) as (stranger, _),
+    ):
+        first.serve_state(serve)
+        assert asyncio.run(ask(learner, first.port)) == b"state"
+        assert served.get(timeout=WITHIN_S).node == learner.me.node
+        monkeypatch.setattr(dialing, "MEET_S", 0.5)
+        with pytest.raises(PeerUnreachable, match="and you are in other@"):
+            asyncio.run(asyncio.wait_for(ask(stranger, first.port), WITHIN_S))
+        assert learner.me not in hooks_seen(hooks)
+        learner.release()
+        assert hooks.wait_for_size(2).members == (first.me, learner.me)

@@ -38,6 +38,8 @@ class Purpose(StrEnum):
     """One snapshot."""
     RUN = "run"
     """As CONTROL, between the processes of one elastic training run."""
+    STATE = "state"
+    """A process follows an elastic run before it becomes a member."""
     ADDRESSES = "addresses"
     """Where another node can be dialled."""
 
@@ -63,8 +65,8 @@ class AgentHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     monotonic_s: Seconds = 0.0
     """Monotonic clock of the sender: start times of jobs are compared with it."""
     subject: Text = ""
-    """For ``Purpose.STORE``: id of the round. For ``Purpose.RUN``: id of the run. For
-    ``Purpose.ADDRESSES``: the node."""
+    """For ``Purpose.STORE``: id of the round. For ``Purpose.RUN`` and ``STATE``: id of
+    the run. For ``Purpose.ADDRESSES``: the node."""
     refusal: Text = ""
     """In a reply: why the connection is refused."""
 

@@ -38,6 +38,9 @@ REDIAL = RedialPolicy(num_tries=100, wait_s=0.005)
 """Half a second: how long a killed process with much memory may take to end."""
 LONGEST_RETRY_S = 1.0
 WATCH_EVERY_S = 1.0
+ServeState = Callable[[PeerConnection], Coroutine[None, None, None]]
+"""Serves a process that follows the run; raises nothing."""
+
 ANSWER_S = 10.0
 """A freeze that is not answered for this long is a bug here; the others must not wait
 for it."""
@@ -53,6 +56,8 @@ class ControlLoop:
         hooks: ViewHooks,
         sock: socket.socket,
         work_watch: WorkWatch,
+        *,
+        is_held: bool,
     ) -> None:
         self.me = me
         self.peers: RunPeers | None = None
@@ -67,9 +72,15 @@ class ControlLoop:
         self._work_watch = work_watch
         self._unanswered: ViewId | None = None
         self._proven: set[Member] = set()
+        self.serve_state: ServeState | None = None
+        self._released = asyncio.Event()
+        if not is_held:
+            self._released.set()
         handshake = HandshakeContext(
             config.credentials, self._hello, Purpose.RUN, config.id, self._refusal
         )
+        self.handshake = handshake
+        """For connections to other members; any thread may use it."""
         self.runner = MembershipRunner(
             me,
             handshake,
@@ -86,7 +97,7 @@ class ControlLoop:
             StaticPeers(parse(config.peers)),
             lambda connection: self.runner.add(connection, dialled_by_us=True),
             self._directory,
-            self._addresses,
+            self.addresses,
             LONGEST_RETRY_S,
         )
 
@@ -97,7 +108,7 @@ class ControlLoop:
         try:
             self.runner.start(b"")
             self._run(self._acceptor.serve())
-            self._run(self._dialer.run())
+            self._run(self._dial())
             self._run(self._watch_work())
             if self._config.source is not None:
                 self._run(self._follow(self._config.source))
@@ -108,6 +119,14 @@ class ControlLoop:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _dial(self) -> None:
+        await self._released.wait()
+        await self._dialer.run()
+
+    def release(self) -> None:
+        """Become a member, if that was held back."""
+        self._released.set()
 
     def stop(self) -> None:
         """Say goodbye to the others and end ``run``."""
@@ -184,7 +203,8 @@ class ControlLoop:
                     self._prove(peer.member)
                     self.runner.ended(peer.member)
 
-    def _addresses(self) -> Mapping[str, Sequence[Address]]:
+    def addresses(self) -> Mapping[str, Sequence[Address]]:
+        """Return where the other workers can be dialled, by node, as far as known."""
         if self.peers is None:
             return {}
         others = [p for p in self.peers.others if not p.has_ended]
@@ -208,16 +228,23 @@ class ControlLoop:
     def _refusal(self, hello: AgentHello) -> str:
         if hello.purpose == Purpose.ADDRESSES:
             return ""
-        if hello.purpose != Purpose.RUN:
+        if hello.purpose not in (Purpose.RUN, Purpose.STATE):
             return f"is a worker of run {self._config.run!r}, not an agent"
         if hello.subject != self._config.id:
             theirs = hello.subject or "no run"
             return f"is in run {self._config.id}, and you are in {theirs}"
+        if not self._released.is_set():
+            return "follows the run, and is not a member yet"
         return ""
 
     async def _on_connection(self, connection: PeerConnection) -> None:
         if connection.hello.purpose == Purpose.RUN:
             self.runner.add(connection, dialled_by_us=False)
+        elif connection.hello.purpose == Purpose.STATE:
+            if self.serve_state is None:  # no state here yet
+                connection.close()
+            else:
+                self._run(self.serve_state(connection))
         else:
             self._directory.answer(connection)
 

@@ -17,12 +17,16 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from ringleader.errors import Expelled, InternalError, RingleaderError
 from ringleader.membership.member import Member, ViewId
+from ringleader.node.peering.peer_connection import (
+    Address,
+    HandshakeContext,
+)
 from ringleader.node.protocol.run_peers import RunPeers
-from ringleader.training.control.control_loop import ControlLoop
+from ringleader.training.control.control_loop import ControlLoop, ServeState
 from ringleader.training.control.run_config import RunConfig
 from ringleader.training.control.view_hooks import ViewHooks
 from ringleader.training.control.work_watch import WorkWatch
@@ -52,6 +56,7 @@ class RunMembership:
         self._control: ControlLoop | None = None
         self._error: RingleaderError | None = None
         self._has_left = False
+        self._is_held = False
         self._selector: selectors.BaseSelector | None = None
         self._sock: socket.socket | None = None
         self._started = threading.Event()
@@ -59,8 +64,12 @@ class RunMembership:
             target=self._main, name="ringleader-control", daemon=True
         )
 
-    def start(self) -> int:
-        """Listen, start the thread and return the port; views follow by the hooks."""
+    def start(self, *, is_held: bool = False) -> int:
+        """Listen, start the thread and return the port; views follow by the hooks.
+
+        With ``is_held``, this process meets no other before ``release``.
+        """
+        self._is_held = is_held
         self._sock = listen("", self.config.port)
         self.port = self._sock.getsockname()[1]
         self._selector = selectors.DefaultSelector()
@@ -90,6 +99,24 @@ class RunMembership:
     def has_source(self) -> bool:
         """True if a peer source tells who is in the run."""
         return self.config.source is not None
+
+    @property
+    def handshake(self) -> HandshakeContext:
+        """For further connections to members of the run."""
+        assert self._control is not None, "start() returns when it is there"
+        return self._control.handshake
+
+    def addresses(self) -> Mapping[str, Sequence[Address]]:
+        """Return where the other workers can be dialled, by node, as far as known."""
+        return {} if self._control is None else self._control.addresses()
+
+    def serve_state(self, serve: ServeState) -> None:
+        """Call ``serve`` on the control thread for processes that follow the run."""
+        self._post(lambda control: setattr(control, "serve_state", serve))
+
+    def release(self) -> None:
+        """Become a member of the run, if ``start`` held that back."""
+        self._post(lambda control: control.release())
 
     def answer(self, view_id: ViewId, status: bytes) -> None:
         """Answer ``ViewHooks.freeze``; ignored if a later view was promised since."""
@@ -152,7 +179,12 @@ class RunMembership:
         assert self._sock is not None
         self._loop = asyncio.get_running_loop()
         self._control = ControlLoop(
-            self.me, self.config, self._hooks, self._sock, self.work_watch
+            self.me,
+            self.config,
+            self._hooks,
+            self._sock,
+            self.work_watch,
+            is_held=self._is_held,
         )
         await self._control.run(self._started.set)
         await self._close_connections()
