@@ -31,16 +31,13 @@ from ringleader.node.protocol.hello import PROTOCOL, AgentHello, Purpose
 from ringleader.node.protocol.run_peers import RunPeers
 from ringleader.training.control.run_config import RunConfig
 from ringleader.training.control.sleep_clock import SleepClock
-from ringleader.training.control.view_hooks import PeerSource, ViewHooks
+from ringleader.training.control.view_hooks import PeerSource, ServeState, ViewHooks
 from ringleader.training.control.work_watch import WorkWatch, dump_stacks
 
 REDIAL = RedialPolicy(num_tries=100, wait_s=0.005)
 """Half a second: how long a killed process with much memory may take to end."""
 LONGEST_RETRY_S = 1.0
 WATCH_EVERY_S = 1.0
-ServeState = Callable[[PeerConnection], Coroutine[None, None, None]]
-"""Serves a process that follows the run; raises nothing."""
-
 ANSWER_S = 10.0
 """A freeze that is not answered for this long is a bug here; the others must not wait
 for it."""
@@ -75,12 +72,11 @@ class ControlLoop:
         self.serve_state: ServeState | None = None
         self._released = asyncio.Event()
         if not is_held:
-            self._released.set()
+            self.release()
         handshake = HandshakeContext(
             config.credentials, self._hello, Purpose.RUN, config.id, self._refusal
         )
         self.handshake = handshake
-        """For connections to other members; any thread may use it."""
         self.runner = MembershipRunner(
             me,
             handshake,
@@ -233,18 +229,16 @@ class ControlLoop:
         if hello.subject != self._config.id:
             theirs = hello.subject or "no run"
             return f"is in run {self._config.id}, and you are in {theirs}"
-        if not self._released.is_set():
-            return "follows the run, and is not a member yet"
+        is_early = hello.purpose == Purpose.STATE and self.serve_state is None
+        if is_early or not self._released.is_set():
+            return "has no state of the run yet"
         return ""
 
     async def _on_connection(self, connection: PeerConnection) -> None:
         if connection.hello.purpose == Purpose.RUN:
             self.runner.add(connection, dialled_by_us=False)
-        elif connection.hello.purpose == Purpose.STATE:
-            if self.serve_state is None:  # no state here yet
-                connection.close()
-            else:
-                self._run(self.serve_state(connection))
+        elif connection.hello.purpose == Purpose.STATE and self.serve_state is not None:
+            self._run(self.serve_state(connection))
         else:
             self._directory.answer(connection)
 

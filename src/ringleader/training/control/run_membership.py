@@ -26,9 +26,9 @@ from ringleader.node.peering.peer_connection import (
     HandshakeContext,
 )
 from ringleader.node.protocol.run_peers import RunPeers
-from ringleader.training.control.control_loop import ControlLoop, ServeState
+from ringleader.training.control.control_loop import ControlLoop
 from ringleader.training.control.run_config import RunConfig
-from ringleader.training.control.view_hooks import ViewHooks
+from ringleader.training.control.view_hooks import ServeState, ViewHooks
 from ringleader.training.control.work_watch import WorkWatch
 from ringleader.transport.listening_socket import listen
 

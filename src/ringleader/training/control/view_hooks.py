@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Protocol
 
 from ringleader.errors import RingleaderError
 from ringleader.membership.member import Member, View, ViewId
+from ringleader.node.peering.peer_connection import PeerConnection
 from ringleader.node.protocol.run_peers import RunPeers
+
+ServeState = Callable[[PeerConnection], Coroutine[None, None, None]]
+"""Serves a process that follows the run; raises nothing."""
 
 
 class ViewHooks(Protocol):
