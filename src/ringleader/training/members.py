@@ -119,8 +119,9 @@ class Members(Team):
         except RingleaderError as exc:
             self._note_failure(exc)
             return False
-        if not self._deliver(self.version + 1):
+        if not self._deliver(self._entered):
             return False
+        self._residuals.commit()
         self.begin_step()
         return True
 
@@ -129,21 +130,22 @@ class Members(Team):
         if not self._attempts.hold_alone(entered):
             return False
         reach("held")
-        if not self._session.deliver(self._samples(totals), is_kept=False):
+        samples = self._samples(totals)
+        if not self._session.deliver(entered, samples, is_kept=False):
             return False
         self.apply(totals, None)
         self.begin_step()
         return True
 
-    def _deliver(self, version: int) -> bool:
+    def _deliver(self, entered: InstalledView) -> bool:
         """Deliver and apply the result that is held; False if a view follows."""
+        version = self.version + 1
         entries = self._sidebands.entries(version)
         totals = self.layout.totals(entries, self.num_quanta)
         reach("held")
-        if not self._session.deliver(self._samples(totals), is_kept=True):
+        if not self._session.deliver(entered, self._samples(totals), is_kept=True):
             self._residuals.abort()
             return False
-        self._residuals.commit()
         self.apply(totals, version)
         return True
 
@@ -199,9 +201,10 @@ class Members(Team):
             raise ViewChanged
         installed.check_layouts()
         group = installed.group(Deadline.after(FORM_S))
-        is_held = self._execution.gather(installed, group)
-        if is_held and not self._deliver(self.version + 1):
-            raise ViewChanged
+        if self._execution.gather(installed, group):
+            self._residuals.clear()  # those of this attempt may be lost in part
+            if not self._deliver(installed):
+                raise ViewChanged
         if self._execution.adopt(installed, group):
             self._adopted(plan.version)
         elif self._session.step.me in plan.void:

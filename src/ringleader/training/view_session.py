@@ -156,13 +156,14 @@ class ViewSession:
         with self.lock:
             self.step.bucket_done(attempt, bucket)
 
-    def deliver(self, samples: int, *, is_kept: bool) -> bool:
-        """Record that the result is applied; False if a view was promised.
+    def deliver(self, entered: InstalledView, samples: int, *, is_kept: bool) -> bool:
+        """Record that the result of ``entered`` is applied; False if a view follows.
 
         ``is_kept`` is False if the result cannot be served to others.
         """
         with self.lock:
-            if not self.step.deliver(samples):
+            # Not only promised: the next view may be installed already.
+            if self._installed is not entered or not self.step.deliver(samples):
                 return False
             if not is_kept:
                 self.step.result = None

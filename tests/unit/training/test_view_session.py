@@ -1,0 +1,118 @@
+"""Freeze, install and delivery seen by two threads, without any network."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from ringleader.deadline import Deadline
+from ringleader.errors import DeadlineExceeded, Expelled
+from ringleader.ids import Incarnation, NodeId
+from ringleader.membership.member import Member, View, ViewId
+from ringleader.membership.steps.status import decode_status
+from ringleader.node.protocol.run_peers import RunPeers
+from ringleader.training.installed_view import InstalledView
+from ringleader.training.member_data import MemberData, layout_difference
+from ringleader.training.view_session import ViewSession
+from ringleader.transport.shared_listener import ListenerLease
+
+ME, OTHER = (
+    Member(i, NodeId(letter * 52), Incarnation(str(i) * 16))
+    for i, letter in ((1, "a"), (2, "b"))
+)
+
+
+class Control:
+    """The control thread's side, called by hand."""
+
+    def __init__(self) -> None:
+        self.me = ME
+        self.peers: RunPeers | None = None
+        self.has_source = False
+        self.answers: list[tuple[ViewId, bytes]] = []
+        self.session = ViewSession(
+            MemberData(), cast("ListenerLease", None), "continue"
+        )
+        self.session.bind(self)
+
+    def answer(self, view_id: ViewId, status: bytes) -> None:
+        self.answers.append((view_id, status))
+
+    def refresh(self) -> None:
+        raise AssertionError("nobody asks for a view here")
+
+    def suspect(self, member: Member, why: str) -> None:
+        raise AssertionError("nobody is suspected here")
+
+    def close(self) -> None:
+        raise AssertionError("nobody leaves here")
+
+    def freeze(self, counter: int, *members: Member) -> ViewId:
+        view_id = ViewId(counter, ME.node, ME.incarnation)
+        self.session.freeze(view_id, members or (ME,))
+        return view_id
+
+    def change(self, counter: int) -> InstalledView:
+        """Freeze for a view of this member alone, and install it."""
+        view_id = self.freeze(counter)
+        payload = self.answers[-1][1]
+        self.session.install(View(view_id, (ME,), (payload,)))
+        found = self.session.current()
+        assert found is not None
+        return found
+
+
+def hold_result(control: Control) -> None:
+    """Make this member hold the whole next result."""
+    with control.session.lock:
+        attempt = control.session.step.next_attempt
+    assert control.session.begin(attempt, 2)
+    for bit in range(2):
+        control.session.bucket_done(attempt, bit)
+
+
+def test_a_result_is_delivered_in_its_own_view_only() -> None:
+    control = Control()
+    first = control.change(1)
+    hold_result(control)
+    control.freeze(2)
+    assert not control.session.deliver(first, 5, is_kept=True), "a view is promised"
+    second = control.change(3)
+    assert not control.session.deliver(first, 5, is_kept=True), "it is even installed"
+    assert control.session.step.version == 0
+    assert second.plan.version == 1, "the new view completes what was held"
+
+
+def test_a_delivered_step_answers_the_freeze_that_waited_for_it() -> None:
+    control = Control()
+    entered = control.change(1)
+    hold_result(control)
+    members = entered.view.members
+    entered.view = View(entered.view.id, (*members, OTHER), (b"", b""))
+    control.session.is_stepping = True
+
+    async def join() -> None:
+        control.freeze(2, ME, OTHER, Member(3, NodeId("c" * 52), Incarnation("3" * 16)))
+        assert len(control.answers) == 1, "a join waits for the running step"
+        assert control.session.deliver(entered, 5, is_kept=True)
+
+    asyncio.run(join())
+    status = decode_status(control.answers[-1][1], ME)
+    assert (status.version, status.samples, len(control.answers)) == (1, 5, 2)
+
+
+def test_waiting_ends_with_the_deadline_or_the_error_of_the_control_thread() -> None:
+    session = Control().session
+    with pytest.raises(DeadlineExceeded, match="no view"):
+        session.wait_view(lambda _: True, Deadline.after(0.01))
+    session.failed(Expelled("slept"))
+    with pytest.raises(Expelled, match="slept"):
+        session.wait_view(lambda _: True, Deadline.after(5))
+
+
+def test_the_first_difference_of_two_layouts_is_named() -> None:
+    mine, theirs = (MemberData(layout={"seed": n, "epochs": "1"}) for n in "12")
+    assert layout_difference(mine, mine) == ""
+    assert layout_difference(mine, theirs) == "seed (1 here, 2 there)"
