@@ -4,7 +4,7 @@ Workers are simulated in one process. What is exchanged between them goes throug
 production code: the outer step, means by tokens, shares by speed, weights of late
 differences, and the codecs with error feedback.
 
-    python benchmarks/low_communication.py --problem characters --device cuda --jobs 8
+    python benchmarks/low_communication.py --problem characters --device cuda
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -62,37 +62,35 @@ class Case:
     has_age_weights: bool = True
 
 
+def _rates(case: Case, *rates: float) -> list[Case]:
+    return [replace(case, name=f"{case.name}, rate x{r:g}", rate=r) for r in rates]
+
+
+_SPARSE = Case("H 30, SparseLoCo", steps=30, outer="average", codec="sparseloco")
 CASES = (
-    *(Case(f"synchronous, rate x{r:g}", steps=0, rate=r) for r in (0.5, 1, 2, 4)),
-    Case("one worker, plain AdamW", workers=1, steps=0),
-    Case("one worker, H 10", workers=1, steps=10),
-    Case("H 10", steps=10),
-    Case("H 50"),
-    Case("H 50, rate x2", rate=2),
-    Case("H 50, average", outer="average"),
-    Case("H 50, int8", codec="int8"),
-    Case("H 30, SparseLoCo", steps=30, outer="average", codec="sparseloco"),
-    Case(
-        "H 30, SparseLoCo, mean of senders",
-        steps=30,
-        outer="average",
-        codec="sparseloco",
-        rule="senders",
-    ),
-    Case("H 50, int8, 4 -> 2 -> 4 workers", codec="int8", leaves=True),
-    Case("H 50, speeds 4:2:1:1", speeds=(4, 2, 1, 1)),
+    *_rates(Case("synchronous", steps=0), 1, 2, 4, 8),
+    *_rates(Case("one worker, plain AdamW", workers=1, steps=0), 0.5, 1, 2),
+    *_rates(Case("one worker, H 10", workers=1, steps=10), 0.125, 0.25, 0.5),
+    *_rates(Case("H 10", steps=10), 0.25, 0.5, 1),
+    *_rates(Case("H 50"), 0.25, 0.5, 1, 2),
+    *_rates(Case("H 50, int8", codec="int8"), 0.5, 1),
+    *_rates(Case("H 50, average", outer="average"), 1, 2, 4),
+    *_rates(_SPARSE, 1, 2),
+    *_rates(replace(_SPARSE, name=f"{_SPARSE.name}, senders", rule="senders"), 1),
+    Case("H 50, int8, 4 -> 2 -> 4 workers", codec="int8", leaves=True, rate=0.5),
+    Case("H 50, speeds 4:2:1:1", speeds=(4, 2, 1, 1), rate=0.5),
     Case(
         "H 50, speeds 4:2:1:1, no token weights",
         speeds=(4, 2, 1, 1),
         has_token_weights=False,
+        rate=0.5,
     ),
     *(
-        Case(f"H 50, {t} late, {label}", late=t, **more)  # type: ignore[arg-type]
+        Case(f"H 50, {t} late, {label}", late=t, rate=0.5, **more)  # type: ignore[arg-type]
         for t in (1, 4, 8)
         for label, more in (
             ("Nesterov", {"has_age_weights": False}),
             ("Nesterov, age weights", {}),
-            ("Adam 0.001, age weights", {"outer": "adam"}),
             ("Adam 0.003, age weights", {"outer": "adam", "outer_rate": 0.003}),
         )
     ),
@@ -155,118 +153,121 @@ def _codec(name: str) -> Codec | None:
     return SparseChunks() if name == "sparseloco" else make_codec(name)
 
 
+class CaseRun:
+    """One case: which replicas are its workers, and the outer state of each seed."""
+
+    def __init__(self, case: Case, first: int) -> None:
+        self.case, self.first = case, first
+        self.count = case.workers * len(SEEDS)
+        self.outers: list[Outer] = []
+
+    def replicas(self, seed: int) -> list[int]:
+        """Return the replicas of a seed, one for each worker."""
+        begin = self.first + seed * self.case.workers
+        return list(range(begin, begin + self.case.workers))
+
+    def shares(self, begun: float) -> list[int]:
+        """Return the local steps of each worker; 0: it is away."""
+        case = self.case
+        if case.leaves and 1 / 3 <= begun < 2 / 3:
+            return [2 * case.steps, 2 * case.steps, 0, 0]
+        return split_by_speed(case.steps * case.workers, case.speeds[: case.workers])
+
+
 class Training:
-    """All seeds of one case at once: replicas of seed s are s * workers onwards."""
+    """All seeds of all cases at once. A tick is one step of each replica."""
 
-    def __init__(self, case: Case, problem: str, device: str, total: int) -> None:
-        self.case, self.total = case, total
-        found = PROBLEMS[problem]()
-        if not case.steps:  # one replica makes the steps of all workers together
-            found = replace(found, batch=found.batch * case.workers)
-            case = self.case = replace(case, workers=1)
-        self.problem = found
-        seeds = [seed for seed in SEEDS for _ in range(case.workers)]
-        self.replicas = Replicas(found, seeds, device)
-        self._order = [np.random.RandomState(seed) for seed in SEEDS]
+    def __init__(self, cases: list[Case], problem: str, device: str) -> None:
+        self.problem = PROBLEMS[problem]()
+        self.runs: list[CaseRun] = []
+        for case in cases:
+            first = sum(run.count for run in self.runs)
+            self.runs.append(CaseRun(case, first))
+        seeds = [s for r in self.runs for s in SEEDS for _ in range(r.case.workers)]
+        self.replicas = Replicas(self.problem, seeds, device)
+        for run in self.runs:
+            rows = self.replicas.values([run.replicas(s)[0] for s in range(len(SEEDS))])
+            run.outers = [Outer(run.case, row) for row in rows]
+        self._chance = np.random.RandomState(0)
+        self._pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 2))
+        self._plans = {run: run.shares(0.0) for run in self.runs if run.case.steps}
+        self._begun = dict.fromkeys(self._plans, 0)
+        self._done: dict[int, list[torch.Tensor]] = {}
 
-    def run(self) -> list[float]:
-        """Train for ``total`` steps per worker; return the final value of each seed."""
-        case, replicas = self.case, self.replicas
-        outers = [
-            Outer(case, replicas.values(s * case.workers)) for s in range(len(SEEDS))
-        ]
-        steps = case.steps or 1
-        rounds = self.total // steps
-        for turn in range(rounds):
-            left = 1 - turn / rounds
-            replicas.set_rate(case.rate * min(1.0, left / 0.3, (turn + 1) * steps / 50))
-            shares = self._shares(turn, rounds, steps)
-            self._local_steps(shares)
-            if case.steps:
-                for seed, outer in enumerate(outers):
-                    self._exchange(seed, outer, shares)
-        return replicas.test()[:: case.workers]
-
-    def _shares(self, turn: int, rounds: int, steps: int) -> list[int]:
-        """Return the local steps of each worker in this round; 0: it is away."""
-        workers = self.case.workers
-        if self.case.leaves and rounds // 3 <= turn < 2 * rounds // 3:
-            return [2 * steps, 2 * steps, 0, 0]
-        return split_by_speed(steps * workers, self.case.speeds[:workers])
-
-    def _local_steps(self, shares: list[int]) -> None:
-        replicas, workers = self.replicas, len(shares)
-        done = {}
-        for step in range(max(shares)):
-            for i in range(replicas.count):
-                if shares[i % workers] == step:
-                    done[i] = replicas.snapshot(i)
-            replicas.step([self._samples(i // workers) for i in range(replicas.count)])
-        for i, snapshot in done.items():
-            replicas.restore(i, snapshot)
-
-    def _samples(self, seed: int) -> np.ndarray:
+    def run(self, total: int) -> None:
+        """Train every worker for ``total`` steps."""
+        groups = self._groups()
+        factors = [r.case.rate for r in self.runs for _ in range(r.count)]
+        base = self.problem.rate * torch.tensor(factors, device=self.replicas.device)
+        size = self.replicas.count, self.problem.batch
         count = len(self.problem.train[0])
-        return self._order[seed].randint(0, count, self.problem.batch)
+        for tick in range(total):
+            scale = min(1.0, (1 - tick / total) / 0.3, (tick + 1) / 100)
+            samples = self._chance.randint(0, count, size)
+            self.replicas.step(samples, base * scale, groups)
+            self._end_rounds(tick + 1, total)
 
-    def _exchange(self, seed: int, outer: Outer, shares: list[int]) -> None:
-        first = seed * self.case.workers
-        differences, tokens = {}, {}
-        for worker, steps in enumerate(shares):
-            if steps:
-                now = self.replicas.values(first + worker)
-                differences[worker] = outer.parameters - now
-                tokens[worker] = steps * self.problem.batch
-        outer.exchange(differences, tokens)
-        for worker in range(len(shares)):
-            self.replicas.load(first + worker, outer.parameters)
+    def _groups(self) -> torch.Tensor:
+        """Number the replicas so that those of a synchronous case share a number."""
+        numbers = list(range(self.replicas.count))
+        for run in self.runs:
+            for seed in range(len(SEEDS)):
+                if not run.case.steps:
+                    for replica in run.replicas(seed):
+                        numbers[replica] = run.replicas(seed)[0]
+        return torch.tensor(numbers, device=self.replicas.device)
+
+    def _end_rounds(self, tick: int, total: int) -> None:
+        jobs = []
+        for run, shares in self._plans.items():
+            at = tick - self._begun[run]
+            for seed in range(len(SEEDS)):
+                for worker, replica in enumerate(run.replicas(seed)):
+                    if shares[worker] == at < max(shares):
+                        self._done[replica] = self.replicas.snapshot(replica)
+            if at == max(shares):
+                jobs += [(run, seed) for seed in range(len(SEEDS))]
+        list(self._pool.map(lambda job: self._exchange(*job), jobs))
+        for run in {run for run, _ in jobs}:
+            self._begun[run] = tick
+            self._plans[run] = run.shares(tick / total)
+
+    def _exchange(self, run: CaseRun, seed: int) -> None:
+        mine, shares, outer = run.replicas(seed), self._plans[run], run.outers[seed]
+        for replica in mine:
+            if replica in self._done:
+                self.replicas.restore(replica, self._done.pop(replica))
+        rows = self.replicas.values(mine)
+        there = [worker for worker, steps in enumerate(shares) if steps]
+        differences = {w: outer.parameters - rows[w] for w in there}
+        outer.exchange(differences, {w: shares[w] * self.problem.batch for w in there})
+        self.replicas.load(mine, np.repeat(outer.parameters[None], len(mine), axis=0))
 
 
-def run_case(args: argparse.Namespace) -> None:
-    """Run one case and print its result as JSON."""
-    torch.set_num_threads(1)
-    case = next(c for c in CASES if c.name == args.case)
+def run_cases(args: argparse.Namespace) -> None:
+    """Run the cases together and write their results to ``--out``."""
+    torch.set_num_threads(2)
+    torch.set_float32_matmul_precision("high")
+    cases = [c for c in CASES if args.match in c.name]
     began_s = time.monotonic()
-    training = Training(case, args.problem, args.device, args.steps)
-    values = training.run()
-    size = len(training.replicas.values(0))
-    row = {"problem": args.problem, "case": case.name, "values": values}
-    row |= {"mean": statistics.mean(values), "parameters": size}
-    row |= {"rounds": args.steps // (case.steps or 1), "settings": asdict(case)}
-    row |= {"seconds": round(time.monotonic() - began_s, 1)}
-    print(json.dumps(row), flush=True)
-
-
-def run_all(args: argparse.Namespace) -> None:
-    """Run all cases, ``--jobs`` at a time, and write what they print to ``--out``."""
-    names = [c.name for c in CASES if args.match in c.name]
-    running: list[subprocess.Popen[str]] = []
+    training = Training(cases, args.problem, args.device)
+    training.run(args.steps)
     rows = []
-    command = [sys.executable, __file__, "--problem", args.problem]
-    command += ["--device", args.device, "--steps", str(args.steps), "--case"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    while names or running:
-        while names and len(running) < args.jobs:
-            call = [*command, names.pop(0)]
-            running.append(
-                subprocess.Popen(call, stdout=subprocess.PIPE, text=True, env=env)
-            )
-        for process in [p for p in running if p.poll() is not None]:
-            running.remove(process)
-            said = process.communicate()[0]
-            if process.returncode == 0:
-                rows.append(json.loads(said))
-                print(f"{rows[-1]['mean']:8.4f}  {rows[-1]['case']}", flush=True)
-            _write(args, rows)
-        time.sleep(0.2)
-
-
-def _write(args: argparse.Namespace, rows: list[dict[str, object]]) -> None:
+    for run in training.runs:
+        firsts = [run.replicas(seed)[0] for seed in range(len(SEEDS))]
+        values = [training.replicas.test(replica) for replica in firsts]
+        row = {"case": run.case.name, "mean": statistics.mean(values), "values": values}
+        rows.append({**row, "settings": asdict(run.case)})
+        print(f"{row['mean']:8.4f}  {run.case.name}", flush=True)
     about = {
         "date": time.strftime("%Y-%m-%d"),
+        "problem": args.problem,
+        "parameters": len(training.replicas.values([0])[0]),
+        "steps_per_worker": args.steps,
+        "samples_per_step": training.problem.batch,
         "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
         "torch": torch.__version__,
-        "steps_per_worker": args.steps,
+        "seconds": round(time.monotonic() - began_s, 1),
         "rows": rows,
     }
     args.out.write_text(json.dumps(about, indent=1) + "\n")
@@ -277,12 +278,9 @@ def main() -> None:
     parser.add_argument("--problem", default="digits", choices=sorted(PROBLEMS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--steps", type=int, default=3000, help="of each worker")
-    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--match", default="", help="only cases with this in the name")
-    parser.add_argument("--case", default="")
     parser.add_argument("--out", type=Path, default=Path("low-communication.json"))
-    args = parser.parse_args()
-    run_case(args) if args.case else run_all(args)
+    run_cases(parser.parse_args())
 
 
 if __name__ == "__main__":
