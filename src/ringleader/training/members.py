@@ -121,7 +121,6 @@ class Members(Team):
             return False
         if not self._deliver(self._entered):
             return False
-        self._residuals.commit()
         self.begin_step()
         return True
 
@@ -144,8 +143,8 @@ class Members(Team):
         totals = self.layout.totals(entries, self.num_quanta)
         reach("held")
         if not self._session.deliver(entered, self._samples(totals), is_kept=True):
-            self._residuals.abort()
             return False
+        self._residuals.deliver(self._session.last_attempt)
         self.apply(totals, version)
         return True
 
@@ -201,10 +200,9 @@ class Members(Team):
             raise ViewChanged
         installed.check_layouts()
         group = installed.group(Deadline.after(FORM_S))
-        if self._execution.gather(installed, group):
-            self._residuals.clear()  # those of this attempt may be lost in part
-            if not self._deliver(installed):
-                raise ViewChanged
+        is_held = self._execution.gather(installed, group)
+        if is_held and not self._deliver(installed):
+            raise ViewChanged
         if self._execution.adopt(installed, group):
             self._adopted(plan.version)
         elif self._session.step.me in plan.void:

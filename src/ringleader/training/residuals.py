@@ -1,7 +1,9 @@
 """Residuals of the codec, which change only when a step is delivered.
 
-An attempt reads the residuals of the last delivery and writes new ones beside them.
-Delivery swaps the two; an attempt that is aborted leaves the old ones as they were.
+An attempt adds the residuals of the last delivery to the contribution and writes new
+ones beside them. They are taken when that attempt is delivered, however late: after a
+view change it may be completed by a gather. An attempt that is given up leaves the old
+ones as they were.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ringleader.membership.steps.attempt import Attempt
 from ringleader.training.flat_buffers import FlatBuffers
 
 
@@ -19,15 +22,20 @@ class Residuals:
         self._buffers = buffers
         self._codec = codec
         self._sets: list[dict[str, Tensor]] = [{}, {}]
-        self._is_used = False
+        self._attempt: Attempt | None = None
+        self._written: set[int] = set()
 
     def codec_of(self, source: Tensor) -> str | None:
         """Return the codec of a bucket; only float32 is encoded."""
         return self._codec if source.dtype is torch.float32 else None
 
+    def begin(self, attempt: Attempt) -> None:
+        """Start an attempt; new residuals of one before it are dropped."""
+        self._attempt = attempt
+        self._written = set()
+
     def parts(self, index: int) -> tuple[Tensor, Tensor]:
         """Return the residual of bucket ``index``, and where the new one goes."""
-        self._is_used = True
         bucket = self._buffers.buckets[index]
         like = self._buffers.contribution[bucket.kind]
         for each in self._sets:
@@ -37,17 +45,27 @@ class Residuals:
         where = slice(bucket.start, bucket.stop)
         return before[bucket.kind][where], after[bucket.kind][where]
 
-    def commit(self) -> None:
-        """Take the residuals of the attempt that was delivered."""
-        if self._is_used:
-            self._sets.reverse()
-        self._is_used = False
+    def written(self, index: int) -> None:
+        """Note that the new residual of bucket ``index`` is complete. Any thread."""
+        self._written.add(index)
 
-    def abort(self) -> None:
-        """Forget those of an attempt that was given up."""
-        self._is_used = False
+    def deliver(self, attempt: Attempt) -> None:
+        """Take the residuals of the attempt that was delivered.
+
+        Where they are lost, zero is taken: the old ones are in the result already.
+        """
+        if not self._sets[0]:
+            return
+        if attempt != self._attempt:
+            self.clear()
+            return
+        for index, bucket in enumerate(self._buffers.buckets):
+            if bucket.kind in self._sets[1] and index not in self._written:
+                self.parts(index)[1].zero_()
+        self._sets.reverse()
+        self._attempt = None
 
     def clear(self) -> None:
         """Forget all: the state of another member was adopted."""
         self._sets = [{}, {}]
-        self._is_used = False
+        self._attempt = None

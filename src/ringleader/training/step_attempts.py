@@ -41,11 +41,14 @@ class StepAttempts:
         reducer = BucketReducer(
             group, attempt.version, buffers, self._sidebands, self._residuals
         )
-        self._running = Reduction(
-            reducer,
-            [bucket.leaves for bucket in buffers.buckets],
-            lambda bit: self._session.bucket_done(attempt, bit),
-        )
+        self._residuals.begin(attempt)
+
+        def on_done(bit: int) -> None:
+            self._residuals.written(bit - 1)
+            self._session.bucket_done(attempt, bit)
+
+        leaves = [bucket.leaves for bucket in buffers.buckets]
+        self._running = Reduction(reducer, leaves, on_done)
         return True
 
     def start_early(self, entered: InstalledView, group: Group) -> None:
@@ -77,7 +80,6 @@ class StepAttempts:
         if self._running is not None:
             self._running.settle()
             self._running = None
-            self._residuals.abort()
 
     @property
     def _num_buckets(self) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ringleader.deadline import Deadline
-from ringleader.errors import DeadlineExceeded, RingleaderError
+from ringleader.errors import DeadlineExceeded, InternalError, RingleaderError
 from ringleader.groups.known_links import KnownLinks
 from ringleader.membership.member import Member, View, ViewId
 from ringleader.membership.steps.attempt import Attempt
@@ -118,6 +118,8 @@ class ViewSession:
         installed = InstalledView(view, plan, statuses, rank)
         with self.lock:
             self.step.install(view, plan)
+            if self._installed is not None:  # all have finished with its group
+                self._installed.abort(f"view {view.id} is in force")
             self._installed = installed
             installed.start_forming(self._lease, self._known)
             self.lock.notify_all()
@@ -172,6 +174,14 @@ class ViewSession:
                 # The group stays: others may still be receiving this step over it.
                 self._freeze_now(deferred.view_id, deferred.members, aborts=False)
         return True
+
+    @property
+    def last_attempt(self) -> Attempt:
+        """The attempt that was delivered last."""
+        with self.lock:
+            if self.step.last is None:
+                raise InternalError("elastic: no step was delivered yet")
+            return self.step.last
 
     def current(self) -> InstalledView | None:
         """Return the view in force; None before the first one."""

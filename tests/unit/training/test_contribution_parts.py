@@ -11,6 +11,8 @@ from torch import nn
 
 from ringleader.errors import ConfigError, ProtocolError
 from ringleader.ids import NodeId
+from ringleader.membership.member import NO_VIEW
+from ringleader.membership.steps.attempt import Attempt
 from ringleader.training.bucket_plan import Bucket, Leaf, plan_buckets
 from ringleader.training.contribution import Contribution
 from ringleader.training.data.balance import Flag, Report
@@ -154,20 +156,38 @@ def test_seeds_follow_from_run_version_and_quantum() -> None:
     assert drawn[0] == drawn[1]
 
 
-def test_residuals_change_only_at_delivery() -> None:
-    buffers = FlatBuffers(list(nn.Linear(3, 2).parameters()))
+def test_residuals_change_only_when_their_attempt_is_delivered() -> None:
+    buffers = FlatBuffers([torch.ones(300_000), torch.ones(7)])
     buffers.allocate()
+    assert len(buffers.buckets) == 1
     residuals = Residuals(buffers, "int8")
     assert residuals.codec_of(torch.zeros(1, dtype=torch.float64)) is None
-    before, after = residuals.parts(0)
-    after.fill_(1.0)
-    residuals.abort()
-    assert residuals.parts(0)[0].data_ptr() == before.data_ptr()
-    residuals.commit()
-    assert residuals.parts(0)[0].eq(1.0).all()
-    residuals.abort()
-    residuals.commit()
-    assert residuals.parts(0)[0].eq(1.0).all(), "nothing was encoded since"
+    one, two, three = (Attempt(NO_VIEW._replace(counter=n), 1) for n in (1, 2, 3))
+    residuals.begin(one)
+    residuals.parts(0)[1].fill_(1.0)
+    residuals.written(0)
+    residuals.begin(two)  # one was given up
+    assert residuals.parts(0)[0].eq(0.0).all()
+    residuals.parts(0)[1].fill_(2.0)
+    residuals.written(0)
+    residuals.deliver(two)  # also if a view change came between
+    assert residuals.parts(0)[0].eq(2.0).all()
+    residuals.begin(three)
+    residuals.parts(0)[1].fill_(3.0)
+    residuals.deliver(three)  # by a gather: the call had not ended here
+    assert residuals.parts(0)[0].eq(0.0).all(), "the old one is in the result already"
+
+
+def test_the_residual_of_an_older_attempt_is_not_counted_twice() -> None:
+    buffers = FlatBuffers([torch.ones(7)])
+    buffers.allocate()
+    residuals = Residuals(buffers, "int8")
+    one, two = (Attempt(NO_VIEW._replace(counter=n), 1) for n in (1, 2))
+    residuals.parts(0)[0].fill_(1.0)
+    residuals.begin(one)
+    residuals.begin(two)
+    residuals.deliver(one)
+    assert residuals.parts(0)[0].eq(0.0).all()
 
 
 def test_gradients_must_come_from_the_run() -> None:
