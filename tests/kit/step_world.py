@@ -67,18 +67,22 @@ class StepWorld:
             assert at.plan is not None
             action = at.plan.action
             if at.must_adopt:
-                assert at.begin_adopt()
-                assert at.adopt(at.plan.version * SAMPLES)
+                assert at.begin_adopt(at.plan_view.id)
+                assert at.adopt(at.plan_view.id, at.plan.version * SAMPLES)
             elif isinstance(action, Gather) and at.version < at.plan.version:
                 assert at.begin(action.attempt, NUM_BUCKETS)
                 self.fill(name)
-                assert at.deliver(SAMPLES)
+                assert at.deliver(at.plan_view.id, SAMPLES)
 
     def fill(self, name: str, buckets: Iterable[int] = range(NUM_BUCKETS)) -> None:
         at = self.at[name]
         assert at.partial is not None
         for bucket in buckets:
             assert at.bucket_done(at.partial.attempt, bucket)
+
+    def deliver(self, name: str) -> None:
+        at = self.at[name]
+        assert at.deliver(at.plan_view.id, SAMPLES)
 
     def begin(self, names: str) -> None:
         for name in names:
@@ -89,7 +93,7 @@ class StepWorld:
         self.begin(names)
         for name in names:
             self.fill(name)
-            assert self.at[name].deliver(SAMPLES)
+            self.deliver(name)
 
     def start(self, names: str, num_steps: int = 1) -> None:
         """Form the first view and deliver some steps."""

@@ -204,7 +204,7 @@ class Members(Team):
         if is_held and not self._deliver(installed):
             raise ViewChanged
         if self._execution.adopt(installed, group):
-            self._adopted(plan.version)
+            self._adopted(installed)
         elif self._session.step.me in plan.void:
             self.contribution.drop()
         if self.version != plan.version:
@@ -231,14 +231,14 @@ class Members(Team):
         self.nodes, self.rank = tuple(installed.nodes), installed.rank
         self.take(table)
 
-    def _adopted(self, version: int) -> None:
+    def _adopted(self, installed: InstalledView) -> None:
         self._residuals.clear()
         self.contribution.drop()
         samples = self.progress.state.samples
         with self._session.lock:
-            if not self._session.step.adopt(samples):
+            if not self._session.step.adopt(installed.view.id, samples):
                 raise ViewChanged
-        self.version = version
+        self.version = installed.plan.version
 
     def _close_before(self, installed: InstalledView) -> None:
         if self._entered is not None and self._entered is not installed:

@@ -88,7 +88,7 @@ class PlanExecution:
         me = self._session.step.me
         if me in plan.adopt:
             with self._session.lock:
-                if not self._session.step.begin_adopt():
+                if not self._session.step.begin_adopt(installed.view.id):
                     raise ViewChanged
         reach("join:pull")
         roles = Roles(

@@ -164,8 +164,7 @@ class ViewSession:
         ``is_kept`` is False if the result cannot be served to others.
         """
         with self.lock:
-            # Not only promised: the next view may be installed already.
-            if self._installed is not entered or not self.step.deliver(samples):
+            if not self.step.deliver(entered.view.id, samples):
                 return False
             if not is_kept:
                 self.step.result = None

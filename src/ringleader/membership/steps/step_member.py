@@ -3,9 +3,10 @@
     freeze -> status -> install -> (begin, bucket_done ..., deliver) ... -> freeze
 
 ``freeze`` promises a view: from then on nothing of an older view is accepted or
-delivered, and the calls that a freeze may overtake (begin, bucket_done, deliver,
-begin_adopt, adopt) return False and change nothing. A call that the protocol never
-allows raises InternalError.
+delivered. The user's thread may be overtaken by a freeze, and even by the install that
+follows, so its calls name the view or the attempt that they belong to: begin,
+bucket_done, deliver, begin_adopt and adopt return False and change nothing if that is
+over. A call that the protocol never allows raises InternalError.
 
 The caller holds one lock around every call: the control thread freezes and installs,
 the user's thread does the rest. ``deliver`` comes before the optimizer step,
@@ -200,14 +201,12 @@ class StepMember:
 
     # -- taking the state of another member --------------------------------------------
 
-    def begin_adopt(self) -> bool:
+    def begin_adopt(self, view_id: ViewId) -> bool:
         """Give up the own history: its state is about to be overwritten."""
-        if self._is_frozen:
+        if self._is_over(view_id):
             return False
         if not self._must_adopt:
-            raise InternalError(
-                "step protocol: the plan does not tell to adopt a state"
-            )
+            raise InternalError("step protocol: the plan tells to keep the own state")
         self.lineage, self.version, self.samples = "", 0, 0
         self.chain = self.chain_before = b""
         self.last = self.result = self.partial = None
@@ -215,15 +214,15 @@ class StepMember:
         self._is_torn = True
         return True
 
-    def adopt(self, samples: int) -> bool:
+    def adopt(self, view_id: ViewId, samples: int) -> bool:
         """Enter the history of the plan: the state of a source has arrived.
 
         ``samples`` is the number of samples delivered in that history.
         """
-        if self._is_frozen:
+        if self._is_over(view_id):
             return False
         plan = self.plan
-        if plan is None or not self._must_adopt or not self._is_torn:
+        if plan is None or not (self._must_adopt and self._is_torn):
             raise InternalError("step protocol: adopt() needs begin_adopt() before it")
         self.version, self.chain = plan.version, plan.chain
         self.chain_before, self.last = plan.chain_before, plan.last
@@ -232,13 +231,16 @@ class StepMember:
         self._enter(plan)
         return True
 
+    def _is_over(self, view_id: ViewId) -> bool:
+        return self._is_frozen or view_id != self.plan_view.id
+
     # -- steps -------------------------------------------------------------------------
 
     def begin(self, attempt: Attempt, num_buckets: int) -> bool:
         """Start an attempt, or the gather of the plan; drops older partial results."""
-        if self._is_frozen:
-            return False
         is_gather = self._is_planned_gather(attempt)
+        if self._is_frozen or not (is_gather or attempt.view == self.plan_view.id):
+            return False
         if not is_gather and not (self.is_ready and attempt == self.next_attempt):
             raise InternalError(f"step protocol: {attempt} is not what the plan says")
         is_known = self.partial is not None and self.partial.attempt == attempt
@@ -275,21 +277,18 @@ class StepMember:
             self.stable_version = self.version
         return True
 
-    def deliver(self, samples: int) -> bool:
-        """Record the running attempt as applied; ``samples`` is what it contains.
+    def deliver(self, view_id: ViewId, samples: int) -> bool:
+        """Record that the result held in this view is applied.
 
-        Return False if a view was promised since it began. Raises InternalError if
-        buckets are missing.
+        ``samples`` is what it contains. Raises InternalError if buckets are missing.
         """
         partial = self.partial
-        if self._is_frozen:
+        if self._is_over(view_id):
             return False
         if self.attempt is None or partial is None or not partial.is_complete:
             raise InternalError("step protocol: nothing complete to deliver")
-        self.chain, self.chain_before = (
-            extend_chain(self.chain, partial.attempt),
-            self.chain,
-        )
+        self.chain_before = self.chain
+        self.chain = extend_chain(self.chain, partial.attempt)
         self.version += 1
         self.samples += samples
         self.last = partial.attempt

@@ -159,6 +159,10 @@ class Adversary:
     def _lose(self) -> None:
         """Lose some messages and double others."""
         world, rng = self.world, self._rng
-        kept = [envelope for envelope in world.pool if rng.random() < 0.8]
-        doubled = [envelope for envelope in kept if rng.random() < 0.1]
-        world.pool = kept + doubled
+        pool = []
+        for envelope in world.pool:
+            is_message = envelope[4] != "wake"
+            draw = rng.random()
+            copies = (0 if draw < 0.2 else 2 if draw < 0.3 else 1) if is_message else 1
+            pool += [envelope] * copies
+        world.pool = pool

@@ -46,6 +46,9 @@ class StepEngine:
                 return self._take_part(to, *content)
             case "final":
                 return self._take_final(to, *content)
+            case "wake":
+                to.is_asleep = False
+                to.deliver(*content)
             case "pull":
                 self._serve_state(to, *content)
             case "state":
@@ -56,7 +59,7 @@ class StepEngine:
         """Let the user's thread of a machine act; return False if it has to wait."""
         member = node.member
         plan = member.plan
-        if plan is None or plan.is_paused or member.is_frozen:
+        if plan is None or plan.is_paused or member.is_frozen or node.is_asleep:
             return False
         if member.must_adopt:
             source = self._rng.choice(plan.sources)
@@ -70,9 +73,15 @@ class StepEngine:
 
     def _deliver_complete(self, node: StepNode) -> bool:
         partial = node.member.partial
-        if node.member.attempt is None or partial is None or not partial.is_complete:
+        is_idle = node.member.attempt is None or node.is_asleep
+        if is_idle or partial is None or not partial.is_complete:
             return False
-        node.deliver()
+        held = (node.member.plan_view.id, partial.attempt)
+        if self._rng.random() < 0.1:  # its thread sleeps before it delivers
+            node.is_asleep = True
+            self._send(node, node.me, "wake", *held)
+            return True
+        node.deliver(*held)
         self._tell(f"{name_of(node.me)} is at version {node.member.version}")
         return True
 

@@ -70,6 +70,8 @@ class StepNode:
         self.received: dict[tuple[Attempt, int], dict[Member, float]] = {}
         self.snapshots: dict[int, Snapshot] = {}
         self.assigned_at: tuple[ViewId, int] | None = None
+        self.is_asleep = False
+        """True while the user's thread sleeps between holding and delivering."""
         self.served: ViewId | None = None
         self.has_first_part = False
         if loads_disk and self.disk is not None:
@@ -179,16 +181,13 @@ class StepNode:
         self.values_of(attempt)[bucket] = value
         return member.partial is not None and member.partial.is_complete
 
-    def deliver(self) -> None:
-        """Deliver the complete attempt and apply it."""
+    def deliver(self, view_id: ViewId, attempt: Attempt) -> None:
+        """Deliver the attempt that was completed in a view, and apply it."""
         member = self.member
-        partial = member.partial
-        assert partial is not None
-        attempt = partial.attempt
         values = self.values_of(attempt)
         num = values[0] or 0.0
         was_frozen = self.frozen_for is not None
-        if not member.deliver(int(num)):
+        if not member.deliver(view_id, int(num)):
             return
         check(not was_frozen, "I4", f"{self.me} delivered {attempt} after its status")
         check(None not in values, "I2", f"{self.me} delivered {attempt} incomplete")
@@ -253,12 +252,12 @@ class StepNode:
     ) -> None:
         """Take one of the two parts of a state; the second one completes it."""
         member = self.member
-        if member.plan_view.id != view_id or not member.must_adopt:
+        if not member.must_adopt:
             return
-        if part == 0 and not self.has_first_part and member.begin_adopt():
+        if part == 0 and not self.has_first_part and member.begin_adopt(view_id):
             self.has_first_part = True
             self.state = (state[0], -1.0, -1.0)
-        elif part == 1 and self.has_first_part and member.adopt(samples):
+        elif part == 1 and self.has_first_part and member.adopt(view_id, samples):
             self.state = state
             self.drop_gradient()
             self.residual = self.clean_residual = ZERO

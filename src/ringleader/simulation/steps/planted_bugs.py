@@ -169,9 +169,9 @@ class _Unfrozen(StepMember):
         self._is_frozen = frozen
         return is_new
 
-    def deliver(self, samples: int) -> bool:
+    def deliver(self, view_id: ViewId, samples: int) -> bool:
         frozen, self._is_frozen = self._is_frozen, False
-        is_delivered = super().deliver(samples)
+        is_delivered = super().deliver(view_id, samples)
         self._is_frozen = frozen
         return is_delivered
 

@@ -57,7 +57,7 @@ def test_what_one_member_delivered_all_others_get() -> None:
     world.start("abc")
     world.begin("abc")
     world.fill("c")
-    assert world.at["c"].deliver(100)
+    world.deliver("c")
     plan = world.change("abc")
     assert isinstance(plan.action, Gather)
     assert (plan.version, plan.sources) == (2, (world.at["c"].me,))
@@ -83,13 +83,13 @@ def test_a_laggard_adopts_if_nobody_holds_the_result_it_lacks() -> None:
     world.start("abc", num_steps=2)
     world.begin("abc")
     world.fill("a")
-    assert world.at["a"].deliver(100)
+    world.deliver("a")
     newcomer = StepWorld("n").at["n"]
     world.at["n"] = newcomer
     plan = world.change("abn")  # n adopts from a, b gathers; then a dies
     assert isinstance(plan.action, Gather)
-    assert newcomer.begin_adopt()
-    assert newcomer.adopt(300)
+    assert newcomer.begin_adopt(newcomer.plan_view.id)
+    assert newcomer.adopt(newcomer.plan_view.id, 300)
     plan = world.change("bn")
     assert plan.adopt == who(world, "b")
     assert (plan.version, plan.sources) == (3, (newcomer.me,))
@@ -116,8 +116,9 @@ def test_a_frozen_member_delivers_nothing() -> None:
     world.begin("ab")
     attempt = world.at["a"].next_attempt
     world.fill("a")
+    view_id = world.at["a"].view.id
     world.propose("ab")
-    assert not world.at["a"].deliver(100)
+    assert not world.at["a"].deliver(view_id, 100)
     assert not world.at["b"].bucket_done(attempt, 0)
     assert not world.at["b"].begin(attempt, 3)
 
@@ -132,7 +133,24 @@ def test_a_late_bucket_of_another_attempt_is_refused() -> None:
     world.begin("ab")
     assert not world.at["a"].bucket_done(old, 0)
     with pytest.raises(InternalError, match="nothing complete"):
-        world.at["a"].deliver(100)
+        world.at["a"].deliver(world.at["a"].view.id, 100)
+
+
+def test_a_thread_that_two_view_changes_overtook_changes_nothing() -> None:
+    world = StepWorld("abc")
+    world.start("ab")
+    world.begin("ab")
+    world.fill("a")
+    first = world.at["a"].plan_view.id
+    plan = world.change("abc")  # freeze and install while a thread of a sleeps
+    assert isinstance(plan.action, Gather)
+    assert not world.at["a"].deliver(first, 100)
+    copied = world.at["c"].plan_view.id
+    assert world.at["c"].begin_adopt(copied)
+    world.change("abc")
+    assert not world.at["c"].adopt(copied, 200), "that was the state of another plan"
+    assert not world.at["c"].begin_adopt(copied)
+    assert world.at["c"].must_adopt
 
 
 def test_a_payload_of_an_older_view_pauses() -> None:
@@ -164,7 +182,7 @@ def test_a_torn_state_is_no_source() -> None:
     world = StepWorld("abc")
     world.start("ab")
     world.change("abc")
-    assert world.at["c"].begin_adopt()
+    assert world.at["c"].begin_adopt(world.at["c"].plan_view.id)
     plan = world.change("c")
     assert plan.is_paused
     assert "checkpoint" in plan.pause_reason
