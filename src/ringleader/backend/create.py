@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 
 from ringleader.backend import device_map, torch_release
@@ -17,6 +18,7 @@ from ringleader.errors import ConfigError
 from ringleader.groups import formation
 from ringleader.groups.link_credentials import load_credentials
 from ringleader.settings import LinkSettings
+from ringleader.settings.run import run_settings
 
 
 def create_backend(request: Any, options: object) -> RingleaderGroup | Backend:
@@ -60,11 +62,21 @@ def create_process_group(request: Any, options: object) -> RingleaderGroup:
         group = formation.over_store(store, rank, size, name, chosen)
         group.timeout_s = timeout_s
         intra_host = options.intra_host or links.intra_host
-        return RingleaderGroup.wrap(group, store, list(ranks), intra_host)
+        return _kind().wrap(group, store, list(ranks), intra_host)
     except BaseException:
         if group is not None:
             group.close()
         raise
+
+
+def _kind() -> type[RingleaderGroup]:
+    """Return the class of the group: the default one survives if a run asks for it."""
+    if run_settings() is None or dist.is_initialized():
+        return RingleaderGroup
+    # Imported here: few programs need it.
+    from ringleader.backend.surviving_group import SurvivingGroup
+
+    return SurvivingGroup
 
 
 def _name(group_id: str, ranks: Sequence[int]) -> str:

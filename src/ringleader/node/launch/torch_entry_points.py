@@ -11,6 +11,7 @@ from typing import Any
 
 from ringleader import settings
 from ringleader.backend import register as backend
+from ringleader.backend import run_join
 from ringleader.errors import ConfigError
 from ringleader.node.launch import worker_main
 from ringleader.settings import launch
@@ -27,6 +28,7 @@ def autoload() -> None:
         (_register_schemes, "mdns:// and grpc://"),
         (_wrap_env, "env:// without name look-ups"),
         (_compress, "--compress"),
+        (_survive, "--survive"),
         (_record_failures, "the record of failures"),
     ):
         try:
@@ -41,6 +43,7 @@ def register() -> None:
     _register_schemes()
     _wrap_env()
     _compress()
+    _survive()
     _record_failures()
 
 
@@ -127,6 +130,19 @@ def _compress() -> None:
         from ringleader.compression import env_hook
 
         env_hook.install()
+
+
+def _survive() -> None:
+    """Let the default group of ``ringleader run --survive`` find its run.
+
+    Whether there is one is decided later: a forked worker inherits this.
+    """
+    run_join.set_join(_join_run)
+
+
+def _join_run(group: Any) -> Any:  # noqa: ANN401 - types of the packages above
+    """Become a member of the run; by name, as it belongs to a package above this."""
+    return import_module("ringleader.training.script_run").join_run(group)
 
 
 def _record_failures() -> None:

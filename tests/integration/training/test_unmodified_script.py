@@ -1,0 +1,168 @@
+"""An unmodified DistributedDataParallel script on three ranks, one of which is killed.
+
+Real processes and kill -9. The survivors must finish as if nothing had happened, with
+bit-identical parameters, which a reference in this process computes as well: the mean
+over the then-living ranks, in every step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ringleader.identity.cluster_secret import ClusterSecret
+from ringleader.identity.secret_value import Secret
+from ringleader.settings.run import RunSettings
+from ringleader.testing.run_member import issue_credentials
+from ringleader.transport.free_ports import free_ports
+from tests.kit import surviving_script
+from tests.kit.surviving_script import Net, batch
+from tests.kit.warm_python import WarmProcess, WarmPython
+
+SIZE, STEPS = 3, 30
+WITHIN_S = 120.0
+SCRIPT = surviving_script.__file__
+
+
+def start(
+    warm: WarmPython, folder: Path, point: tuple[int, str] | None = None
+) -> list[WarmProcess]:
+    """Start all ranks; that of ``point`` kills itself there."""
+    cluster = ClusterSecret(root=Secret(os.urandom(32)))
+    store, *ports = free_ports(1 + SIZE)
+    ranks = []
+    for rank in range(SIZE):
+        run = RunSettings(
+            job="script",
+            is_joiner=False,
+            credentials=str(issue_credentials(folder, cluster)[0]),
+            peers=",".join(f"127.0.0.1:{port}" for port in ports),
+            port=ports[rank],
+            size=SIZE,
+        )
+        env = {
+            **os.environ,
+            **run.environment(),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(SIZE),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(store),
+        }
+        if point is not None and point[0] == rank:
+            env["RINGLEADER_KILL_AT"] = point[1]
+        ranks.append(warm.popen(SCRIPT, str(folder), str(STEPS), env=env))
+    return ranks
+
+
+def lines(folder: Path, rank: int) -> list[dict[str, list[float]]]:
+    file = folder / f"{rank}.jsonl"
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def wait_for_step(folder: Path, step: int) -> None:
+    until_s = time.monotonic() + WITHIN_S
+    while any(len(lines(folder, rank)) < step for rank in range(SIZE)):
+        assert time.monotonic() < until_s, "the ranks do not train"
+        time.sleep(0.005)
+
+
+# -- the reference ---------------------------------------------------------------------
+
+
+def gradient(model: nn.Module, step: int, rank: int) -> list[Tensor]:
+    x, y = batch(step, rank)
+    loss = nn.functional.mse_loss(model(x), y)
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+def reference(contributors: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The parameters after steps with these ranks, computed in one process."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step, ranks in enumerate(contributors):
+        each = [gradient(model, step, rank) for rank in ranks]
+        for parameter, parts in zip(model.parameters(), zip(*each), strict=True):  # noqa: B905
+            parameter.grad = torch.stack(parts).mean(0)
+        optimizer.step()
+    return list(model.parameters())
+
+
+def possible_contributors(folder: Path, rank: int) -> Iterator[list[list[int]]]:
+    """Who can have contributed to each step, by what the script saw after it.
+
+    Only where somebody was lost is there a choice: before its gradient, or after.
+    """
+    seen = [line["present"] for line in lines(folder, rank) if "present" in line]
+    alive = [[r for r in range(SIZE) if row[r]] for row in seen]
+    assert len(alive) == STEPS
+    before = [list(range(SIZE)), *alive[:-1]]
+    choices = [[a] if a == b else [a, b] for a, b in zip(alive, before, strict=True)]
+    yield from (list(each) for each in itertools.product(*choices))
+
+
+def check(folder: Path, survivors: Sequence[int]) -> None:
+    states = [torch.load(folder / f"{rank}.pt") for rank in survivors]
+    names = [name for name, _ in Net().named_parameters()]
+    for name in names:
+        for state in states[1:]:
+            assert torch.equal(state[name], states[0][name]), name
+    differences = [
+        max(
+            float((states[0][name] - value).detach().abs().max())
+            for name, value in zip(names, reference(contributors), strict=True)
+        )
+        for contributors in possible_contributors(folder, survivors[0])
+    ]
+    assert min(differences) < 1e-12, differences
+
+
+# -- kills -----------------------------------------------------------------------------
+
+
+def finish(ranks: list[WarmProcess], folder: Path, killed: int) -> None:
+    survivors = [rank for rank in range(SIZE) if rank != killed]
+    said, _ = ranks[killed].communicate(WITHIN_S)
+    assert ranks[killed].returncode == -signal.SIGKILL, said
+    for rank in survivors:
+        said, _ = ranks[rank].communicate(WITHIN_S)
+        assert ranks[rank].returncode == 0, said
+        assert f"rank {killed} was lost; going on with 2 of 3 ranks" in said
+        error = lines(folder, rank)[-1]["error"]
+        assert "PeerLost" in str(error), "all_gather needs all ranks"
+        assert f"rank {killed}: was lost" in str(error)
+    check(folder, survivors)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("killed", [0, 2])
+def test_a_script_survives_kill_9_of_a_rank_at_a_random_moment(
+    killed: int, warm_python: WarmPython, tmp_path: Path
+) -> None:
+    ranks = start(warm_python, tmp_path)
+    wait_for_step(tmp_path, random.randrange(1, STEPS // 2))
+    time.sleep(random.uniform(0, 0.05))
+    ranks[killed].kill()
+    finish(ranks, tmp_path, killed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_script_survives_a_rank_that_dies_right_after_its_step(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """It has delivered; the others may have the result already, or repeat the step."""
+    ranks = start(warm_python, tmp_path, (0, "applying@41"))
+    finish(ranks, tmp_path, 0)
