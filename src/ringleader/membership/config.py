@@ -36,8 +36,8 @@ class MembershipConfig:
     that machines switched on together form one view, not one each."""
 
     loss_debounce_s: float | None = None
-    """The same after a member of the view was lost; None: ``debounce_s``. Shorter where
-    the others cannot work without the next view."""
+    """The same if nobody joins: a member was lost, or asks for a new view. None:
+    ``debounce_s``. Shorter where nobody can work without the next view."""
 
     patience_s: float = 1.5
     """How long a leader waits for members of its view that are present but out of
@@ -100,7 +100,7 @@ class MembershipConfig:
 
     @property
     def lost_debounce_s(self) -> float:
-        """How long the set of members must be unchanged after a member was lost."""
+        """How long the set of members must be unchanged if nobody joins."""
         wait_s = self.loss_debounce_s
         return self.debounce_s if wait_s is None else wait_s
 

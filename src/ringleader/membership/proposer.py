@@ -113,9 +113,10 @@ class Proposer:
             config = self._config
             self._wanted_since_s = min(self._wanted_since_s, now_s)
             since_s = max(self._target_since_s, self._wanted_since_s)
+            members, target = set(self._view_change.members), set(self._target)
             if self._is_hopeful():
                 wait_s = config.patience_s
-            elif set(self._view_change.members) <= set(self._target):
+            elif members < target:  # somebody joins; others may, too
                 wait_s = config.debounce_s
             else:
                 wait_s = config.lost_debounce_s

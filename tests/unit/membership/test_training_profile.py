@@ -15,6 +15,7 @@ from ringleader.membership.events import (
     LinkDown,
     LinkUp,
     MessageReceived,
+    RefreshView,
     SetPayload,
     SuspectPeer,
 )
@@ -109,6 +110,14 @@ def test_a_join_takes_longer_than_a_loss() -> None:
     assert not said(desk.wait(0.25), Propose, CYD)
     [proposal, *_] = said(desk.wait(0.1), Propose, CYD)
     assert proposal.members == (ADA, BOB, CYD)
+
+
+def test_a_refresh_makes_a_view_within_milliseconds() -> None:
+    desk = Desk(ADA, TRAINING)
+    lead(desk, BOB)
+    desk.step(RefreshView())
+    [proposal] = said(desk.wait(0.01), Propose, BOB)
+    assert proposal.members == (ADA, BOB)
 
 
 def test_a_goodbye_and_a_new_life_are_proofs_and_silence_is_none() -> None:
