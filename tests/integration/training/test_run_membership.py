@@ -32,6 +32,7 @@ from ringleader.training.control.run_config import RunConfig
 from ringleader.training.control.run_membership import RunMembership
 from ringleader.training.join import dial_sources as dialing
 from ringleader.training.join.dial_sources import dial_sources
+from ringleader.transport.free_ports import free_ports
 
 OURS = ClusterSecret(root=Secret(os.urandom(32)))
 THEIRS = ClusterSecret(root=Secret(os.urandom(32)))
@@ -81,19 +82,24 @@ class Hooks:
 
 
 @contextmanager
-def member(
+def member(  # noqa: PLR0913 - each test sets one or two
     peer: RunMembership | None = None,
     *,
     run: str = "run",
     cluster: ClusterSecret = OURS,
     key: NodeKey | None = None,
+    port: int | range = 0,
     read_suspended_s: Callable[[], float] = lambda: 0.0,
     is_held: bool = False,
 ) -> Iterator[tuple[RunMembership, Hooks]]:
     credentials = Credentials.issue(cluster, key or NodeKey.ephemeral())
     peers = "" if peer is None else f"127.0.0.1:{peer.port}"
     config = RunConfig(
-        run=run, credentials=credentials, peers=peers, read_suspended_s=read_suspended_s
+        run=run,
+        credentials=credentials,
+        peers=peers,
+        port=port,
+        read_suspended_s=read_suspended_s,
     )
     hooks = Hooks()
     made = hooks.membership = RunMembership(config, hooks)
@@ -196,7 +202,7 @@ def test_a_hung_program_leaves_and_shows_where_it_is(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(work_watch, "LEAST_S", 0.2)
-    monkeypatch.setattr(control_loop, "WATCH_EVERY_S", 0.1)
+    monkeypatch.setattr(work_watch, "WATCH_EVERY_S", 0.1)
     with member() as (first, hooks), member(first) as (_, others):
         others.wait_for_size(2)
         first.work_watch.begin(expected_s=0.0)
@@ -218,6 +224,14 @@ def test_a_suspicion_of_a_live_member_changes_nothing() -> None:
             others.calls.get(timeout=0.5)
         second.refresh()
         hooks.wait_for_size(2)
+
+
+def test_a_member_listens_in_the_range_of_ports_that_it_is_given() -> None:
+    first = free_ports(1)[0]
+    ports = range(first, first + 3)
+    with member(port=first) as (holder, _), member(port=ports) as (other, _):
+        assert holder.port == first
+        assert other.port in ports[1:]
 
 
 def test_leaving_is_final_and_needs_no_peer() -> None:
@@ -293,7 +307,8 @@ def test_a_held_process_meets_members_for_their_state_before_it_is_one(
     async def ask(learner: RunMembership, port: int) -> bytes:
         (source,) = await dial_sources(learner, [[("127.0.0.1", port)]])
         data = await source.reader.read(5)
-        source.close()
+        source.abort()
+        await asyncio.sleep(0.05)  # until its socket is closed
         return data
 
     with (

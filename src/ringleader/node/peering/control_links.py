@@ -41,6 +41,7 @@ class ControlLink:
     dialled_by: NodeId
     last_heard_s: float = field(default_factory=time.monotonic)
     task: asyncio.Task[None] | None = None
+    is_cut: bool = False
 
     @property
     def member(self) -> Member:
@@ -97,7 +98,7 @@ class ControlLinks:
 
     async def _receive(self, link: ControlLink) -> None:
         try:
-            while True:
+            while not link.is_cut:  # the handler of a message may cut its own link
                 body = await framing.read(link.connection.reader, str(link.member))
                 link.last_heard_s = time.monotonic()
                 self._listener.heard(link, body)
@@ -125,6 +126,7 @@ class ControlLinks:
             self._listener.down(link, reason)
 
     def _cut(self, link: ControlLink) -> None:
+        link.is_cut = True
         link.connection.abort()
         if link.task is not None and link.task is not asyncio.current_task():
             link.task.cancel()

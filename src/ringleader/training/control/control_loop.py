@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from ringleader.discovery.static_peers import StaticPeers, parse
-from ringleader.errors import ConfigError, Expelled, InternalError, RingleaderError
+from ringleader.errors import ConfigError, InternalError, RingleaderError
 from ringleader.ids import NodeId, short
 from ringleader.membership.events import FreezeView, HealthChanged, KeyCloned, Split
 from ringleader.membership.member import Member, View, ViewId
@@ -32,12 +33,13 @@ from ringleader.node.protocol.run_peers import RunPeers
 from ringleader.training.control.run_config import RunConfig
 from ringleader.training.control.sleep_clock import SleepClock
 from ringleader.training.control.view_hooks import PeerSource, ServeState, ViewHooks
-from ringleader.training.control.work_watch import WorkWatch, dump_stacks
+from ringleader.training.control.work_watch import WorkWatch, leave_when_hung
+
+_log = logging.getLogger(__name__)
 
 REDIAL = RedialPolicy(num_tries=100, wait_s=0.005)
 """Half a second: how long a killed process with much memory may take to end."""
 LONGEST_RETRY_S = 1.0
-WATCH_EVERY_S = 1.0
 ANSWER_S = 10.0
 """A freeze that is not answered for this long is a bug here; the others must not wait
 for it."""
@@ -105,7 +107,7 @@ class ControlLoop:
             self.runner.start(b"")
             self._run(self._acceptor.serve())
             self._run(self._dial())
-            self._run(self._watch_work())
+            self._run(leave_when_hung(self._work_watch, self._config.run, self.fail))
             if self._config.source is not None:
                 self._run(self._follow(self._config.source))
             on_started()
@@ -162,31 +164,16 @@ class ControlLoop:
     def _on_exception(self, context: dict[str, Any]) -> None:
         """Handle an exception that nobody awaits: of a timer, a callback, a task."""
         error = context.get("exception")
-        if isinstance(error, OSError):  # a connection that broke while it was closed
-            return
-        self.fail(error or InternalError(str(context.get("message"))))
+        if error is None or isinstance(error, OSError):
+            _log.debug("control thread: %s", context.get("message"), exc_info=error)
+            return  # such as a connection that broke while it was being closed
+        self.fail(error)
 
     def _call(self, hook: Callable[..., None], *args: object) -> None:
         try:
             hook(*args)
         except Exception as exc:  # noqa: BLE001 - shown in the user's thread
             self.fail(exc)
-
-    async def _watch_work(self) -> None:
-        """Leave when the user's code hangs: the others must not wait for it."""
-        last_s = time.monotonic()
-        while True:
-            await asyncio.sleep(WATCH_EVERY_S)
-            now_s = time.monotonic()
-            if now_s - last_s > 2 * WATCH_EVERY_S:  # all of this process was stopped
-                self._work_watch.extend(now_s - last_s - WATCH_EVERY_S)
-            last_s = now_s
-            hung_s = self._work_watch.hung_for_s(now_s)
-            if hung_s:
-                why = f"the program has not finished a quantum for {hung_s:.0f} s"
-                why = f"{why}, so this process leaves run {self._config.run!r}"
-                dump_stacks(f"{why}; the stacks of its threads:")
-                self.fail(Expelled(f"{why}; its stacks are in its standard error"))
 
     # -- peers -------------------------------------------------------------------------
 

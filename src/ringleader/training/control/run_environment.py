@@ -41,7 +41,7 @@ def run_config() -> RunConfig | None:
         run=run.job,
         credentials=_credentials(run),
         peers=run.peers,
-        port=run.port,
+        port=run.port or settings.tensor_ports(),
         source=_source(run),
         name=settings.node_name() or socket.gethostname(),
     )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import sys
 import time
+from collections.abc import Callable
+
+from ringleader.errors import Expelled
 
 LEAST_S = 30.0
 TIMES_EXPECTED = 10.0
+WATCH_EVERY_S = 1.0
 
 
 def limit_s(expected_s: float) -> float:
@@ -54,3 +59,23 @@ def dump_stacks(why: str) -> None:
     sys.stderr.write(f"ringleader: {why}\n")
     sys.stderr.flush()
     faulthandler.dump_traceback(all_threads=True)
+
+
+async def leave_when_hung(
+    watch: WorkWatch, run: str, leave: Callable[[Expelled], None]
+) -> None:
+    """Call ``leave`` when the user's code hangs: the others must not wait for it."""
+    last_s = time.monotonic()
+    while True:
+        await asyncio.sleep(WATCH_EVERY_S)
+        now_s = time.monotonic()
+        if now_s - last_s > 2 * WATCH_EVERY_S:  # all of this process was stopped
+            watch.extend(now_s - last_s - WATCH_EVERY_S)
+        last_s = now_s
+        hung_s = watch.hung_for_s(now_s)
+        if hung_s:
+            why = f"the program has not finished a quantum for {hung_s:.0f} s"
+            why = f"{why}, so this process leaves run {run!r}"
+            dump_stacks(f"{why}; the stacks of its threads:")
+            leave(Expelled(f"{why}; its stacks are in its standard error"))
+            return
