@@ -225,7 +225,8 @@ class Survivors:
                     "torch cannot take their state; start it again from a checkpoint, "
                     "or use ringleader.elastic, which does"
                 )
-            if not (step.begin_adopt() and step.adopt(0)):
+            name = installed.view.id
+            if not (step.begin_adopt(name) and step.adopt(name, 0)):
                 raise ViewChanged
 
     def _require_current(self, installed: InstalledView) -> None:
