@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
 from ringleader.errors import ConfigError
 from ringleader.ids import NodeId
-from ringleader.training.data.balance import Balance, Flag, Report, observe, step_s
+from ringleader.training.data.balance import (
+    Balance,
+    Flag,
+    Report,
+    Speed,
+    observe,
+    step_s,
+)
 
 A, B, C, D = NODES = [NodeId(letter * 52) for letter in "abcd"]
 TIMES = {A: 1.0, B: 2.0, C: 4.0, D: 4.0}
@@ -161,3 +169,28 @@ def test_a_balance_survives_plain_values() -> None:
         assert Balance.from_plain(json.loads(json.dumps(balance.to_plain()))) == balance
     with pytest.raises(ConfigError):
         Balance.from_plain({"speeds": 3})
+
+
+def known(times: dict[NodeId, float], quotas: dict[NodeId, int]) -> Balance:
+    """A balance after many steps with these times."""
+    speeds = tuple((m, Speed(time_s, (time_s,) * 5)) for m, time_s in times.items())
+    return Balance(speeds, tuple(quotas.items()))
+
+
+def test_better_quotas_must_be_better_in_three_steps_in_a_row() -> None:
+    times = {A: 1.0, B: 1.0}
+    balance = known(times, {A: 11, B: 9})
+    balance = step(step(balance, times, 20), times, 20)
+    assert balance.quotas == ((A, 11), (B, 9))
+    balance = step(balance, times, 20)
+    assert dict(balance.quotas) == {A: 10, B: 10}
+    assert "in 3 steps" in balance.reason
+
+
+def test_what_was_measured_long_ago_does_not_count() -> None:
+    balance = known({A: 1.0, B: 100.0}, {A: 3, B: 1})
+    idle = tuple((m, replace(s, unmeasured=500)) for m, s in balance.speeds[1:])
+    balance = replace(balance, speeds=(balance.speeds[0], *idle))
+    after = observe(balance, 4, [A, B], {A: Report(1.0), B: Report(1.0)})
+    assert after.quantum_s[B] == 1.0
+    assert dict(after.quotas) == {A: 2, B: 2}
