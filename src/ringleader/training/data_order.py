@@ -15,7 +15,7 @@ class DataOrder:
 
     def __init__(self, spec: DataSpec) -> None:
         self.spec = spec
-        self.progress = Progress()
+        self.progress = Progress.first(spec)
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values."""

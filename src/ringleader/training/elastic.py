@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
 from dataclasses import asdict
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
 
-from ringleader.errors import ConfigError
 from ringleader.training.connect import connect
 from ringleader.training.contribution import Contribution
 from ringleader.training.control.run_config import RunConfig
 from ringleader.training.control.run_environment import run_config
+from ringleader.training.data.data_source import Data, data_spec, make_loader
 from ringleader.training.data.data_state import DataSpec
-from ringleader.training.data.quantum_loader import QuantumLoader
 from ringleader.training.data_order import DataOrder
 from ringleader.training.members import Members
 from ringleader.training.model_update import ModelUpdate
@@ -29,7 +26,7 @@ from ringleader.training.team import ALONE, Team
 def elastic(  # noqa: PLR0913 - one keyword each
     model: nn.Module,
     optimizer: Optimizer,
-    dataset: Dataset[Any],
+    dataset: Data,
     *,
     global_batch: int,
     micro_batch: int,
@@ -39,8 +36,8 @@ def elastic(  # noqa: PLR0913 - one keyword each
     **options: Any,  # noqa: ANN401
 ) -> ElasticRun:
     """Train ``model`` on all machines of the run, whoever comes and goes."""
-    spec = DataSpec(
-        num_samples=_length(dataset),
+    spec = data_spec(
+        dataset,
         global_batch=global_batch,
         micro_batch=micro_batch,
         seed=seed,
@@ -60,7 +57,7 @@ def elastic(  # noqa: PLR0913 - one keyword each
 def start_run(
     model: nn.Module,
     optimizer: Optimizer,
-    dataset: Dataset[Any],
+    dataset: Data,
     spec: DataSpec,
     options: Options,
     config: RunConfig | None,
@@ -76,10 +73,7 @@ def start_run(
     contribution = Contribution(update)
     contribution.attach()
     node = ALONE if config is None else config.credentials.node
-    loader_options = dict(options.loader)
-    if options.collate is not None:
-        loader_options["collate_fn"] = options.collate
-    loader = QuantumLoader(dataset, spec, node, **loader_options)
+    loader = make_loader(dataset, spec, node, options.collate, options.loader)
     loader.start()
     data = DataOrder(spec)
     team: Team
@@ -95,13 +89,6 @@ def start_run(
         team.close()
         raise
     return ElasticRun(team, contribution, options.seed)
-
-
-def _length(dataset: Dataset[Any]) -> int:
-    if not isinstance(dataset, Sized):
-        text = "elastic: the dataset has no length; iterable datasets are not supported"
-        raise ConfigError(text)
-    return len(dataset)
 
 
 def _layout(update: ModelUpdate, spec: DataSpec) -> dict[str, str]:

@@ -16,8 +16,8 @@ from ringleader.groups.group import Group
 from ringleader.training.bucket_reducer import Sidebands
 from ringleader.training.contribution import Contribution
 from ringleader.training.data.data_state import quanta
+from ringleader.training.data.loader import Loader
 from ringleader.training.data.progress import table_after_loss, table_of
-from ringleader.training.data.quantum_loader import QuantumLoader
 from ringleader.training.data_order import DataOrder
 from ringleader.training.installed_view import FORM_S, InstalledView, ViewChanged
 from ringleader.training.kill_points import reach
@@ -50,7 +50,7 @@ class Members(Team):
         self,
         data: DataOrder,
         contribution: Contribution,
-        loader: QuantumLoader,
+        loader: Loader,
         session: ViewSession,
         options: Options,
     ) -> None:
@@ -149,6 +149,8 @@ class Members(Team):
         return True
 
     def _samples(self, totals: Totals) -> int:
+        if self.data.spec.stream is not None:
+            return sum(read.num_samples for read in self.reads(totals))
         step = quanta(self.data.spec, self.progress.state)
         table = totals.table.quanta
         return sum(step[index].num_samples for mine in table.values() for index in mine)

@@ -39,7 +39,16 @@ class ModelUpdate:
         self._clip = clip
 
     def apply(self, totals: Totals, version: int | None) -> None:
-        """Apply the result ``version``; None: A itself, of a run of one member."""
+        """Apply the result ``version``; None: A itself, of a run of one member.
+
+        A step without samples, as of streamed data that has ended, changes nothing.
+        """
+        if totals.weight:
+            self._apply(totals, version)
+        self.buffers.attach()
+        self.buffers.zero()
+
+    def _apply(self, totals: Totals, version: int | None) -> None:
         factor = 1 / totals.weight
         limit = None if self._clip is None else self._clip_factor(version, factor)
         if limit is not None and self.scaler is None:
@@ -52,8 +61,6 @@ class ModelUpdate:
         if self.scheduler is not None:
             self.scheduler.step()
         self.norms.deliver(totals.sums, totals.counts, totals.weight)
-        self.buffers.attach()
-        self.buffers.zero()
 
     def _clip_factor(self, version: int | None, factor: float) -> float:
         flats = (

@@ -45,17 +45,20 @@ class ElasticRun:
             text = "elastic: run.backward(loss) was not called for the last quantum"
             raise ConfigError(text)
         self._team.follow()
-        while not self._contribution.step.pending:
-            if self._is_finished or self._team.is_over:
-                self.close()
-                raise StopIteration
-            self._team.complete_step()
-        reach("compute")
-        self._began_s = time.monotonic()
-        quantum, batch = self._team.next_quantum()
+        loaded = None
+        while loaded is None:
+            while not self._contribution.step.pending:
+                if self._is_finished or self._team.is_over:
+                    self.close()
+                    raise StopIteration
+                self._team.complete_step()
+            reach("compute")
+            self._began_s = time.monotonic()
+            loaded = self._team.next_quantum()
         self._contribution.begin_quantum()
-        seed_generators(quantum_seed(self._seed, self.version, quantum.index))
-        return batch
+        index = loaded.quantum.index
+        seed_generators(quantum_seed(self._seed, self.version, index))
+        return loaded.batch
 
     def backward(self, loss: Tensor, *, weight: float | None = None) -> None:
         """Add the gradient of ``loss``, a mean over the quantum, with its exact weight.

@@ -21,6 +21,7 @@ from ringleader.training.data.assignment import StepTable
 from ringleader.training.data.balance import Flag, Report
 
 _HEAD = struct.Struct("<52sddI")
+_LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class Entry:
     sums: Tensor = field(compare=False)
     """Weighted sums of the BatchNorm statistics."""
     counts: Tensor = field(compare=False)
+    reads: bytes = b""
+    """What its quanta read of streamed data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class Totals:
     used: bytes
     sums: Tensor
     counts: Tensor
+    reads: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +62,19 @@ class EntryLayout:
     num_parameters: int
     num_sums: int
     num_counts: int
+    max_reads: int = 0
+    """The most bytes of ``reads``; 0: entries have none."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of one entry."""
         bitmaps = _bytes_for(self.num_quanta) + _bytes_for(self.num_parameters)
-        return _HEAD.size + bitmaps + 8 * (self.num_sums + self.num_counts)
+        numbers = 8 * (self.num_sums + self.num_counts)
+        return _HEAD.size + bitmaps + numbers + self._reads_bytes
+
+    @property
+    def _reads_bytes(self) -> int:
+        return _LENGTH.size + self.max_reads if self.max_reads else 0
 
     def encode(self, entry: Entry) -> Tensor:
         """Return the entry as bytes."""
@@ -76,6 +87,7 @@ class EntryLayout:
                 entry.used,
                 entry.sums.numpy().tobytes(),
                 entry.counts.numpy().tobytes(),
+                self._padded(entry.reads),
             ]
         )
         return torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -96,6 +108,7 @@ class EntryLayout:
             used=parts[1],
             sums=_numbers(parts[2], torch.float64),
             counts=_numbers(parts[3], torch.int64),
+            reads=_unpadded(rank, parts[4]),
         )
 
     def totals(self, entries: Sequence[Entry], num_quanta: int) -> Totals:
@@ -118,11 +131,17 @@ class EntryLayout:
             used=bytes(used),
             sums=sums,
             counts=counts,
+            reads=tuple(entry.reads for entry in entries),
         )
+
+    def _padded(self, reads: bytes) -> bytes:
+        if not self.max_reads:
+            return b""
+        return (_LENGTH.pack(len(reads)) + reads).ljust(self._reads_bytes, b"\0")
 
     def _parts(self, data: bytes) -> list[bytes]:
         sizes = [_bytes_for(self.num_quanta), _bytes_for(self.num_parameters)]
-        sizes += [8 * self.num_sums, 8 * self.num_counts]
+        sizes += [8 * self.num_sums, 8 * self.num_counts, self._reads_bytes]
         parts, start = [], _HEAD.size
         for size in sizes:
             parts.append(data[start : start + size])
@@ -144,6 +163,15 @@ def members_of(bits: bytes) -> list[int]:
 
 def _bytes_for(bits: int) -> int:
     return (bits + 7) // 8
+
+
+def _unpadded(rank: int, data: bytes) -> bytes:
+    if not data:
+        return b""
+    (length,) = _LENGTH.unpack_from(data)
+    if length > len(data) - _LENGTH.size:
+        raise ProtocolError(rank, f"sent {length} bytes of readers' states")
+    return data[_LENGTH.size : _LENGTH.size + length]
 
 
 def _numbers(data: bytes, dtype: torch.dtype) -> Tensor:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from ringleader.ids import NodeId
 from ringleader.training.contribution import Contribution
 from ringleader.training.data.assignment import StepTable
 from ringleader.training.data.balance import Flag
-from ringleader.training.data.data_state import Quantum, is_over, quanta
+from ringleader.training.data.data_state import is_over, quanta
+from ringleader.training.data.loader import Loaded, Loader
 from ringleader.training.data.progress import (
     Progress,
     delivered,
     quanta_of,
     table_of,
 )
-from ringleader.training.data.quantum_loader import QuantumLoader
+from ringleader.training.data.stream_state import (
+    MAX_STATES_BYTES,
+    Read,
+    decode_reads,
+)
 from ringleader.training.data_order import DataOrder
 from ringleader.training.kill_points import reach
 from ringleader.training.sideband import Entry, EntryLayout, Totals
@@ -30,7 +35,7 @@ class Team:
         self,
         data: DataOrder,
         contribution: Contribution,
-        loader: QuantumLoader,
+        loader: Loader,
         node: NodeId = ALONE,
     ) -> None:
         self.version = 0
@@ -49,6 +54,7 @@ class Team:
             len(update.buffers.parameters),
             update.norms.sums.numel(),
             update.norms.counts.numel(),
+            MAX_STATES_BYTES if data.spec.stream else 0,
         )
 
     @property
@@ -68,10 +74,15 @@ class Team:
     def follow(self) -> None:
         """Enter views that came since; there are none here."""
 
-    def next_quantum(self) -> tuple[Quantum, Any]:
-        """Return the next quantum and its batch."""
-        quantum = self.contribution.step.begin()
-        return quantum, self.loader.load(quantum)
+    def next_quantum(self) -> Loaded | None:
+        """Return the next quantum and its batch; None if it turned out to be empty."""
+        step = self.contribution.step
+        loaded = self.loader.load(step.begin())
+        step.current = loaded.quantum
+        if loaded.quantum.num_samples:
+            return loaded
+        step.finish(0.0, 0.0)
+        return None
 
     def start_reduction(self) -> None:
         """Let buckets leave while the last quantum runs backward; not needed here."""
@@ -90,9 +101,10 @@ class Team:
 
     def own_entry(self) -> Entry:
         """Return what this member tells the others about its contribution."""
-        return self.contribution.entry(
+        entry = self.contribution.entry(
             self.node, self.data.spec.micro_batch, self.flags
         )
+        return replace(entry, reads=self.loader.reads(entry.quanta))
 
     @property
     def num_quanta(self) -> int:
@@ -105,11 +117,24 @@ class Team:
         self.contribution.update.apply(totals, result)
         self.version += 1
         self.data.progress = delivered(
-            self.data.spec, self.progress, self.version, totals.table, totals.reports
+            self.data.spec,
+            self.progress,
+            self.version,
+            totals.table,
+            totals.reports,
+            self.reads(totals),
         )
         table = totals.table.quanta
         self.contributors = tuple(node for node, mine in table.items() if mine)
         self.contribution.step.clear()
+
+    def reads(self, totals: Totals) -> list[Read]:
+        """Return what all members read of streamed data for a step."""
+        spec = self.data.spec
+        if spec.stream is None:
+            return []
+        found = (decode_reads(r, spec.stream, spec.micro_batch) for r in totals.reads)
+        return [read for reads in found for read in reads]
 
     def begin_step(self) -> None:
         """Take this member's quanta of a step that begins."""

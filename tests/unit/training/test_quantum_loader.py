@@ -74,7 +74,7 @@ def drain(
     rows: list[Tensor] = []
     for quantum in quanta_of(spec, progress, table, A):
         if quantum.index not in done:
-            batch = loader.load(quantum)
+            batch = loader.load(quantum).batch
             assert batch[:, 0].tolist() == sample_indices(spec, quantum)
             rows += list(batch)
     return rows

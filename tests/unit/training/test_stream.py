@@ -76,9 +76,9 @@ class Machine:
         self.loader.expect(progress, table)
         samples: list[tuple[int, int]] = []
         for quantum in quanta_of(self.spec, progress, table, node):
-            batch = self.loader.load(quantum) or []
-            assert self.loader.num_samples(quantum) == len(batch)
-            samples += batch
+            found, batch = self.loader.load(quantum)
+            assert found.num_samples == len(batch or [])
+            samples += batch or []
         data = self.loader.reads(table.quanta[node])
         return samples, decode_reads(data, self.stream, self.spec.micro_batch)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
 from typing import Any, Final, cast
@@ -31,6 +31,7 @@ from ringleader.training.data.data_state import (
     quanta,
     sample_indices,
 )
+from ringleader.training.data.loader import Loaded
 from ringleader.training.data.progress import Progress, table_of
 from ringleader.training.data.seeded_dataset import SampleKey, SeededDataset
 
@@ -95,7 +96,7 @@ class QuantumLoader:
             self._loaded.clear()
         self._progress, self._table = progress, table
 
-    def load(self, quantum: Quantum) -> Any:  # noqa: ANN401  # what collate_fn makes
+    def load(self, quantum: Quantum) -> Loaded:
         """Return the batch of a quantum; the first ones of the table come fastest."""
         if self._source.ahead.peek() != quantum:
             self._restart(quantum)
@@ -106,7 +107,11 @@ class QuantumLoader:
             raise
         self._source.ahead.pulled.popleft()
         self._loaded.add(quantum.index)
-        return batch
+        return Loaded(quantum, batch)
+
+    def reads(self, indices: Iterable[int]) -> bytes:
+        """Return nothing: the samples of quanta follow from the position."""
+        return b""
 
     def _restart(self, first: Quantum) -> None:
         """Drop what was read ahead; read ``first`` and what the table says after it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from torch.utils.data import default_collate
@@ -12,6 +12,8 @@ from ringleader.checkpoint import values
 from ringleader.errors import ConfigError
 from ringleader.training.data.assignment import StepTable
 from ringleader.training.data.data_state import Quantum
+from ringleader.training.data.intervals import split
+from ringleader.training.data.loader import Loaded
 from ringleader.training.data.progress import Progress
 from ringleader.training.data.stream_state import IDLE, Read, Slot, encode_reads
 
@@ -75,18 +77,16 @@ class StreamLoader:
         assert progress.stream is not None
         self._slots = progress.stream.slots
 
-    def load(self, quantum: Quantum) -> Any:  # noqa: ANN401  # what collate makes
+    def load(self, quantum: Quantum) -> Loaded:
         """Return the batch of a quantum, None if it has no samples.
 
         That is so if its slot is idle or its shard is empty.
         """
         number = quantum.index
         samples, self._reads[number] = self._read(number, self._slots[number])
-        return self._collate(samples) if samples else None
-
-    def num_samples(self, quantum: Quantum) -> int:
-        """Return the samples of a quantum that was loaded."""
-        return self._reads[quantum.index].num_samples
+        intervals, _ = split(quantum.intervals, len(samples))
+        found = replace(quantum, intervals=intervals)
+        return Loaded(found, self._collate(samples) if samples else None)
 
     def reads(self, indices: Iterable[int]) -> bytes:
         """Return what these quanta read, for the sideband."""
