@@ -27,7 +27,10 @@ class Reducer(Protocol):
 
 
 class Reduction:
-    """One attempt. One thread at a time; ``done`` is called by the group's threads."""
+    """One attempt. One thread at a time.
+
+    ``done`` is called for every bucket that is held, once or twice, by any thread.
+    """
 
     def __init__(
         self,
@@ -38,7 +41,7 @@ class Reduction:
         self._reducer = reducer
         self._missing = [set(each) for each in leaves]
         self._done = done
-        self._works: list[Work] = []
+        self._works: list[tuple[int, Work]] = []
         self._buckets_of: dict[int, int] = {
             leaf: k for k, each in enumerate(leaves) for leaf in each
         }
@@ -67,11 +70,13 @@ class Reduction:
 
     def settle(self) -> None:
         """Return when no call is running any more: buffers may be used again."""
-        for work in self._works:
+        for bit, work in self._works:
             try:
                 work.wait()
             except RingleaderError as exc:
                 self.error = self.error or exc
+            else:
+                self._done(bit)  # callbacks of the work may come after this
 
     def _start(self, index: int) -> None:
         self._next += 1
@@ -85,7 +90,7 @@ class Reduction:
         except RingleaderError as exc:
             self.error = exc
             return
-        self._works.append(work)
+        self._works.append((bit, work))
 
         def ended() -> None:
             if work.error() is None:

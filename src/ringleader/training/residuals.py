@@ -23,7 +23,7 @@ class Residuals:
         self._codec = codec
         self._sets: list[dict[str, Tensor]] = [{}, {}]
         self._attempt: Attempt | None = None
-        self._written: set[int] = set()
+        self._written: set[tuple[Attempt, int]] = set()
 
     def codec_of(self, source: Tensor) -> str | None:
         """Return the codec of a bucket; only float32 is encoded."""
@@ -45,9 +45,9 @@ class Residuals:
         where = slice(bucket.start, bucket.stop)
         return before[bucket.kind][where], after[bucket.kind][where]
 
-    def written(self, index: int) -> None:
+    def written(self, attempt: Attempt, index: int) -> None:
         """Note that the new residual of bucket ``index`` is complete. Any thread."""
-        self._written.add(index)
+        self._written.add((attempt, index))
 
     def deliver(self, attempt: Attempt) -> None:
         """Take the residuals of the attempt that was delivered.
@@ -60,7 +60,7 @@ class Residuals:
             self.clear()
             return
         for index, bucket in enumerate(self._buffers.buckets):
-            if bucket.kind in self._sets[1] and index not in self._written:
+            if bucket.kind in self._sets[1] and (attempt, index) not in self._written:
                 self.parts(index)[1].zero_()
         self._sets.reverse()
         self._attempt = None

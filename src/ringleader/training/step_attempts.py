@@ -44,7 +44,7 @@ class StepAttempts:
         self._residuals.begin(attempt)
 
         def on_done(bit: int) -> None:
-            self._residuals.written(bit - 1)
+            self._residuals.written(attempt, bit - 1)
             self._session.bucket_done(attempt, bit)
 
         leaves = [bucket.leaves for bucket in buffers.buckets]

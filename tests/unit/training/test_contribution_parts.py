@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ringleader.errors import ConfigError, ProtocolError
+from ringleader.groups.work import Work
 from ringleader.ids import NodeId
 from ringleader.membership.member import NO_VIEW
 from ringleader.membership.steps.attempt import Attempt
@@ -25,6 +26,7 @@ from ringleader.training.gradient_norm import (
 )
 from ringleader.training.model_update import ModelUpdate, trained_parameters
 from ringleader.training.quantum_seed import quantum_seed, seed_generators
+from ringleader.training.reduction import Reduction
 from ringleader.training.residuals import Residuals
 from ringleader.training.sideband import Entry, EntryLayout, bitmap, members_of
 
@@ -165,15 +167,16 @@ def test_residuals_change_only_when_their_attempt_is_delivered() -> None:
     one, two, three = (Attempt(NO_VIEW._replace(counter=n), 1) for n in (1, 2, 3))
     residuals.begin(one)
     residuals.parts(0)[1].fill_(1.0)
-    residuals.written(0)
+    residuals.written(one, 0)
     residuals.begin(two)  # one was given up
     assert residuals.parts(0)[0].eq(0.0).all()
     residuals.parts(0)[1].fill_(2.0)
-    residuals.written(0)
+    residuals.written(two, 0)
     residuals.deliver(two)  # also if a view change came between
     assert residuals.parts(0)[0].eq(2.0).all()
     residuals.begin(three)
     residuals.parts(0)[1].fill_(3.0)
+    residuals.written(two, 0)  # a late callback of the attempt before
     residuals.deliver(three)  # by a gather: the call had not ended here
     assert residuals.parts(0)[0].eq(0.0).all(), "the old one is in the result already"
 
@@ -188,6 +191,26 @@ def test_the_residual_of_an_older_attempt_is_not_counted_twice() -> None:
     residuals.begin(two)
     residuals.deliver(one)
     assert residuals.parts(0)[0].eq(0.0).all()
+
+
+def test_a_bucket_counts_as_held_when_waiting_for_it_has_ended() -> None:
+    """Callbacks of a work run after its waiters are woken."""
+    works = [Work(), Work()]
+
+    class Reducer:
+        def reduce_bucket(self, index: int) -> Work:
+            return works[0]
+
+        def exchange_sideband(self, entry: torch.Tensor) -> Work:
+            return works[1]
+
+    held: list[int] = []
+    reduction = Reduction(Reducer(), [(0,)], held.append)
+    reduction.parameter_ready(0)
+    for work in works:
+        work._finished.set()  # as a thread of the group that is interrupted here
+    reduction.finish(torch.zeros(1))
+    assert set(held) == {0, 1}
 
 
 def test_gradients_must_come_from_the_run() -> None:
