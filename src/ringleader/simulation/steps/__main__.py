@@ -10,8 +10,8 @@ from functools import partial
 from multiprocessing import get_context
 
 from ringleader.simulation.steps.planted_bugs import PLANTED_BUGS
-from ringleader.simulation.steps.rules import PRODUCT
-from ringleader.simulation.steps.seeded_run import StepResult, simulate_steps
+from ringleader.simulation.steps.seed_job import run_seed
+from ringleader.simulation.steps.seeded_run import StepResult
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     if options.seed is not None:
         trace = _print if options.trace else None
-        return _report_one(_simulate(options.seed, options.nodes, options.bug, trace))
+        return _report_one(_job(options)(options.seed, trace=trace))
     return _report_all(options)
 
 
@@ -44,17 +44,21 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--bug", choices=sorted(PLANTED_BUGS), help="plant a bug; it must be found"
     )
+    parser.add_argument(
+        "--membership",
+        action="store_true",
+        help="views come from the membership machine instead of an adversary",
+    )
     return parser.parse_args(arguments)
 
 
-def _simulate(
-    seed: int,
-    nodes: int | None,
-    bug: str | None,
-    trace: Callable[[str], None] | None = None,
-) -> StepResult:
-    rules = PLANTED_BUGS[bug] if bug else PRODUCT
-    return simulate_steps(seed, size=nodes, rules=rules, trace=trace)
+def _job(options: argparse.Namespace) -> Callable[..., StepResult]:
+    return partial(
+        run_seed,
+        size=options.nodes,
+        bug=options.bug,
+        with_membership=options.membership,
+    )
 
 
 def _report_one(result: StepResult) -> int:
@@ -90,12 +94,11 @@ def _counts(results: list[StepResult]) -> str:
 
 def _run_seeds(options: argparse.Namespace) -> Iterator[StepResult]:
     seeds = range(options.first, options.first + options.seeds)
-    run_seed = partial(_simulate, nodes=options.nodes, bug=options.bug)
     if options.jobs == 1:
-        yield from map(run_seed, seeds)
+        yield from map(_job(options), seeds)
         return
     with get_context("spawn").Pool(options.jobs) as pool:
-        yield from pool.imap_unordered(run_seed, seeds, chunksize=25)
+        yield from pool.imap_unordered(_job(options), seeds, chunksize=25)
 
 
 def _print(text: str) -> None:
