@@ -8,7 +8,8 @@ delivered, so all members hold the same balance and give out the same quotas.
   the newest). A member that was more than 25 % late starts again from that step alone,
   and one that was more than 20 % early in two steps from those two.
 - Quotas change at once when the members or the spares change, or a quantum time as
-  above; else if others would be at least 5 % faster in three steps in a row.
+  above. Else others must be faster in several steps in a row, by 15 % of a step in all,
+  of which a step counts 5 % at most: a gain of 5 % needs three steps, one of 2 % eight.
 - A member that gets no quantum because it is slow is measured again from time to time.
 """
 
@@ -27,8 +28,11 @@ from ringleader.training.data.assignment import Quotas, quotas
 
 WINDOW: Final = 5
 SMOOTHING: Final = 0.2
-MIN_GAIN: Final = 0.05
-PATIENCE: Final = 3
+MIN_GAIN: Final = 0.01
+"""Share of the step time. Smaller gains come and go with the noise."""
+MAX_CREDIT: Final = 0.05
+"""Of one step, however large its gain."""
+ENOUGH_CREDIT: Final = 0.15
 LATE: Final = 1.25
 """More than noise, which is 2 to 10 % of a quantum time on a machine in use."""
 NEW: Final = 3
@@ -78,8 +82,8 @@ class Balance:
     quotas: tuple[tuple[NodeId, int], ...] = ()
     """Of the next full step, in ring order."""
     spares: tuple[NodeId, ...] = ()
-    num_better: int = 0
-    """Steps in a row in which other quotas would have been faster."""
+    credit: float = 0.0
+    """What other quotas would have saved in the last steps, in steps."""
     noise: float = 0.0
     """Mean relative deviation of quantum times."""
     reason: str = "nothing is measured yet"
@@ -105,7 +109,7 @@ class Balance:
             "speeds": speeds,
             "quotas": [list(item) for item in self.quotas],
             "spares": list(self.spares),
-            "num_better": self.num_better,
+            "credit": self.credit,
             "noise": self.noise,
             "reason": self.reason,
         }
@@ -118,7 +122,7 @@ class Balance:
                 speeds=tuple(_speed(*values) for values in plain["speeds"]),
                 quotas=tuple((NodeId(str(n)), int(c)) for n, c in plain["quotas"]),
                 spares=tuple(NodeId(str(node)) for node in plain["spares"]),
-                num_better=int(plain["num_better"]),
+                credit=float(plain["credit"]),
                 noise=float(plain["noise"]),
                 reason=str(plain["reason"]),
             )
@@ -185,21 +189,21 @@ def _planned(
         return _changed(balance, best, spares, _spares_text(spares))
     gain = 1 - best_s / step_s(now, quantum_s) if best_s else 0.0
     if gain < MIN_GAIN:
-        return replace(balance, num_better=0)
+        return replace(balance, credit=0.0)
     if changed:
         names = ", ".join(node[:8] for node in changed)
         return _changed(balance, best, spares, f"the speed of {names} changed")
-    if balance.num_better + 1 >= PATIENCE:
-        text = f"{gain:.0%} faster than before, in {PATIENCE} steps"
-        return _changed(balance, best, spares, text)
-    return replace(balance, num_better=balance.num_better + 1)
+    credit = balance.credit + min(gain, MAX_CREDIT)
+    if credit >= ENOUGH_CREDIT:
+        return _changed(balance, best, spares, f"{gain:.0%} faster than before")
+    return replace(balance, credit=credit)
 
 
 def _changed(
     balance: Balance, counts: Quotas, spares: tuple[NodeId, ...], reason: str
 ) -> Balance:
     planned = tuple(counts.items())
-    return replace(balance, quotas=planned, spares=spares, num_better=0, reason=reason)
+    return replace(balance, quotas=planned, spares=spares, credit=0.0, reason=reason)
 
 
 def _spares_text(spares: tuple[NodeId, ...]) -> str:

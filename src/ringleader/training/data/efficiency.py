@@ -16,12 +16,14 @@ from typing import Final
 from ringleader.collectives.cost_model import Network, predict_s, profile
 from ringleader.ids import NodeId, short
 from ringleader.training.data.assignment import Quotas, quotas
-from ringleader.training.data.balance import MIN_GAIN, Balance, step_s
+from ringleader.training.data.balance import Balance, step_s
 from ringleader.training.data.data_state import DataSpec
 
 GOAL: Final = 0.9
 INT8_SHARE: Final = 0.26
 """Bytes of an int8 gradient beside float32, scales included."""
+MIN_RING_GAIN: Final = 0.05
+"""What a change of the ring must gain: it costs a view change."""
 MAX_LARGER: Final = 8
 """A batch that is larger than that is another training."""
 
@@ -120,7 +122,7 @@ def slow_links(
         others = [_toggled(members, ring, m) for m in members]
         best = min((o for o in others if o), key=predicted_s, default=ring)
         best_s = predicted_s(best)
-        if best_s > now_s * (1 - MIN_GAIN):
+        if best_s > now_s * (1 - MIN_RING_GAIN):
             return tuple(m for m in members if m not in ring)
         ring, now_s = best, best_s
 
