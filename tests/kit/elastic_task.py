@@ -88,8 +88,14 @@ class Trained:
     """Members whose samples were delivered."""
 
 
-def train(config: RunConfig | None, **options: Any) -> Trained:  # noqa: ANN401
-    """Train until the data ends, by the loop that users write."""
+def train(
+    config: RunConfig | None,
+    *,
+    until: int = 1 << 60,
+    save_every: int = 0,
+    **options: Any,  # noqa: ANN401
+) -> Trained:
+    """Train until the data ends or to a version, by the loop that users write."""
     torch.set_num_threads(1)
     model, optimizer, scheduler = parts()
     chosen = Options(seed=SEED, clip=CLIP, scheduler=scheduler, **options)
@@ -99,6 +105,11 @@ def train(config: RunConfig | None, **options: Any) -> Trained:  # noqa: ANN401
         run.backward(nn.functional.cross_entropy(model(x), y))
         if run.step():
             digests[run.version] = digest(model)
+            if save_every and run.version % save_every == 0:
+                run.checkpoint()
+            if run.version == until:
+                run.close()
+                break
     entries = list(run.ledger().entries())
     return Trained(
         arrays(model),
@@ -181,6 +192,7 @@ class Member:
             run="test",
             credentials=Credentials.from_file(self.credentials),
             peers=self.peers,
+            is_joiner=self.is_joiner,
             port=self.port,
             source=KnownPeers(self.size, is_joiner=self.is_joiner),
         )

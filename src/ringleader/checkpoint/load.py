@@ -35,6 +35,11 @@ from ringleader.checkpoint.training_state import (
     tensors_of,
     with_residuals,
 )
+from ringleader.checkpoint.unused_parameters import (
+    forget_states,
+    unsaved_names,
+    without,
+)
 from ringleader.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -131,23 +136,21 @@ def _load(
     others: dict[str, object],
 ) -> Loaded:
     name = candidate.listed.folder
-    if candidate.missing:
-        files = ", ".join(f"{name}/{file}" for file in candidate.missing[:3])
-        raise DamagedCheckpoint(f"{files} is missing on all machines")
+    _check_files(candidate)
     manifest = _read_manifest(candidate, storage, exchange)
     places = PlaceReader(storage, name, manifest, exchange, candidate.holders)
     reader, planner = Reader(str(storage), places), LoadPlanner()
-    states: list[State] = []
-    items: list[ReadItem] = []
+    prepared: list[tuple[State, list[str], list[ReadItem]]] = []
 
     def prepare() -> None:
-        tensors = tensors_of(*targets)
-        states.append({**tensors, **template(manifest, others, exchange.rank)})
-        planner.set_up_planner(states[0], reader.read_metadata())
-        items.extend(planner.create_local_plan().items)
+        rest = template(manifest, others, exchange.rank)
+        wanted = {**tensors_of(*targets), **rest}
+        names = unsaved_names(wanted, manifest)
+        planner.set_up_planner(without(wanted, names), reader.read_metadata())
+        prepared.append((wanted, names, list(planner.create_local_plan().items)))
 
     together(exchange, "load the checkpoint", prepare)
-    state = states[0]
+    ((state, unsaved, items),) = prepared
     reader.locate(items)
     live, of_objects = _split(items, planner)
     same_size = manifest.world_size == exchange.size
@@ -160,12 +163,20 @@ def _load(
     def load_tensors() -> None:
         reader.read(live, planner)
         restore_tensors(*targets, state)
+        forget_states(*targets, unsaved)
 
     together(exchange, f"load the checkpoint ({_UNCHANGED})", load_objects)
     together(exchange, f"load the checkpoint ({_MIXED})", load_tensors)
     if same_size:
         restore_random_states(state, exchange.rank)
     return Loaded(manifest.step, f"{storage}/{name}", rest)
+
+
+def _check_files(candidate: Candidate) -> None:
+    if candidate.missing:
+        name = candidate.listed.folder
+        files = ", ".join(f"{name}/{file}" for file in candidate.missing[:3])
+        raise DamagedCheckpoint(f"{files} is missing on all machines")
 
 
 def _split(

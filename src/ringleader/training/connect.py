@@ -10,15 +10,22 @@ from ringleader.settings import LinkSettings
 from ringleader.training.control.run_config import RunConfig
 from ringleader.training.control.run_membership import RunMembership
 from ringleader.training.member_data import MemberData
+from ringleader.training.state.run_checkpoints import History
 from ringleader.training.view_session import ViewSession
 from ringleader.transport.own_addresses import own_addresses
 from ringleader.transport.shared_listener import ListenerLease
 
 
 def connect(
-    config: RunConfig, layout: dict[str, str], partition: Partition
+    config: RunConfig,
+    layout: dict[str, str],
+    partition: Partition,
+    history: History | None = None,
 ) -> ViewSession:
-    """Listen, start the control thread, and return the session that gets its views."""
+    """Listen, start the control thread, and return the session that gets its views.
+
+    ``history`` is that of a state which this process has read from a checkpoint.
+    """
     links = LinkSettings.from_environment()
     lease = ListenerLease.take(links.ports, config.credentials)
     hosts = links.addresses or own_addresses()
@@ -26,6 +33,14 @@ def connect(
     session = ViewSession(data, lease, partition)
     membership = RunMembership(config, session)
     session.bind(membership)
+    if history is not None and history.last is not None:
+        session.step.restore(
+            history.version,
+            history.chain,
+            history.chain_before,
+            history.last,
+            history.samples,
+        )
     try:
         membership.start()
     except BaseException:

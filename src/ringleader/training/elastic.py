@@ -8,6 +8,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from ringleader.ids import NodeId
+from ringleader.settings.checkpoint import checkpoint_folder
 from ringleader.training.connect import connect
 from ringleader.training.contribution import Contribution
 from ringleader.training.control.run_config import RunConfig
@@ -20,6 +22,7 @@ from ringleader.training.model_update import ModelUpdate
 from ringleader.training.options import Options
 from ringleader.training.run import ElasticRun
 from ringleader.training.state.replicated_state import ReplicatedState
+from ringleader.training.state.run_checkpoints import History, RunCheckpoints
 from ringleader.training.team import ALONE, Team
 
 
@@ -76,13 +79,19 @@ def start_run(
     loader = make_loader(dataset, spec, node, options.collate, options.loader)
     loader.start()
     data = DataOrder(spec)
+    state = _replicated_state(update, data, options)
+    checkpoints = _checkpoints(state, node, options)
+    history = None if config is not None and config.is_joiner else _restore(checkpoints)
+    contribution.drop()
     team: Team
     if config is None:
         team = Team(data, contribution, loader)
     else:
-        layout = _layout(update, spec)
-        session = connect(config, layout, options.partition)
-        team = Members(data, contribution, loader, session, options)
+        layout = _layout(state, spec)
+        session = connect(config, layout, options.partition, history)
+        team = Members(data, contribution, loader, state, session, options)
+    team.checkpoints = checkpoints
+    team.version = 0 if history is None else history.version
     try:
         team.start()
     except BaseException:
@@ -91,9 +100,33 @@ def start_run(
     return ElasticRun(team, contribution, options.seed)
 
 
-def _layout(update: ModelUpdate, spec: DataSpec) -> dict[str, str]:
-    layout = ReplicatedState(update.model, update.optimizer).layout()
+def _replicated_state(
+    update: ModelUpdate, data: DataOrder, options: Options
+) -> ReplicatedState:
+    others = {"scheduler": update.scheduler, "scaler": update.scaler, "data": data}
+    return ReplicatedState(
+        update.model,
+        update.optimizer,
+        {name: each for name, each in others.items() if each is not None},
+        options.extra_state,
+    )
+
+
+def _checkpoints(
+    state: ReplicatedState, node: NodeId, options: Options
+) -> RunCheckpoints | None:
+    folder = options.checkpoint or checkpoint_folder()
+    if not folder:
+        return None
+    return RunCheckpoints(folder, state, node, keep=options.keep)
+
+
+def _restore(checkpoints: RunCheckpoints | None) -> History | None:
+    return None if checkpoints is None else checkpoints.restore()
+
+
+def _layout(state: ReplicatedState, spec: DataSpec) -> dict[str, str]:
     return {
-        "model and optimizer": layout.digest().hex()[:32],
+        "model and optimizer": state.layout().digest().hex()[:32],
         **{name: str(value) for name, value in asdict(spec).items()},
     }

@@ -27,6 +27,7 @@ from ringleader.training.plan_execution import PlanExecution
 from ringleader.training.residuals import Residuals
 from ringleader.training.sideband import Totals
 from ringleader.training.state.replicated_state import ReplicatedState
+from ringleader.training.state.run_checkpoints import History
 from ringleader.training.step_attempts import StepAttempts
 from ringleader.training.team import Team
 from ringleader.training.view_session import ViewSession
@@ -51,6 +52,7 @@ class Members(Team):
         data: DataOrder,
         contribution: Contribution,
         loader: Loader,
+        state: ReplicatedState,
         session: ViewSession,
         options: Options,
     ) -> None:
@@ -58,18 +60,9 @@ class Members(Team):
         self._session = session
         self._options = options
         update = contribution.update
-        others = {"scheduler": update.scheduler, "scaler": update.scaler, "data": data}
-        self.state = ReplicatedState(
-            update.model,
-            update.optimizer,
-            {name: each for name, each in others.items() if each is not None},
-            options.extra_state,
-        )
         self._sidebands = Sidebands(self.layout)
         self._residuals = Residuals(update.buffers, options.codec)
-        self._execution = PlanExecution(
-            session, update.buffers, self._sidebands, self.state
-        )
+        self._execution = PlanExecution(session, update.buffers, self._sidebands, state)
         self._entered: InstalledView | None = None
         self._group: Group | None = None
         self._attempts = StepAttempts(
@@ -161,6 +154,24 @@ class Members(Team):
         self._num_applied += 1
         self._failures = 0
 
+    @property
+    def stable_version(self) -> int:
+        """The last version that all members have delivered."""
+        return self._session.step.stable_version
+
+    def history(self) -> History:
+        """Return where the run stands, by the step protocol."""
+        with self._session.lock:
+            step = self._session.step
+            return History(
+                step.version,
+                step.samples,
+                step.lineage,
+                step.chain,
+                step.chain_before,
+                step.last,
+            )
+
     def begin_step(self) -> None:
         """Take this member's quanta of a step that begins; none if a view follows."""
         table = table_of(self.data.spec, self.progress, self.nodes)
@@ -205,6 +216,7 @@ class Members(Team):
         is_held = self._execution.gather(installed, group)
         if is_held and not self._deliver(installed):
             raise ViewChanged
+        self.contribution.update.norms.begin_quantum()  # as they were delivered
         if self._execution.adopt(installed, group):
             self._adopted(installed)
         elif self._session.step.me in plan.void:
@@ -241,6 +253,8 @@ class Members(Team):
             if not self._session.step.adopt(installed.view.id, samples):
                 raise ViewChanged
         self.version = installed.plan.version
+        if self.checkpoints is not None:
+            self.checkpoints.adopted()
 
     def _close_before(self, installed: InstalledView) -> None:
         if self._entered is not None and self._entered is not installed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,10 @@ class Options:
     collate: Callable[[list[Any]], Any] | None = None
     loader: Mapping[str, Any] = field(default_factory=dict)
     """Options of torch's DataLoader: num_workers, prefetch_factor, pin_memory."""
+    checkpoint: str | os.PathLike[str] | None = None
+    """Folder of the checkpoints; by default that of ``ringleader run --checkpoint``."""
+    keep: int = 3
+    """Checkpoints that stay in the folder."""
     codec: str | None = None
     on_loss: OnLoss = "refill"
     partition: Partition = "continue"
@@ -39,5 +44,7 @@ class Options:
                 raise ConfigError(text)
         if self.clip is not None and self.clip <= 0:
             raise ConfigError(f"elastic: clip={self.clip}; use a number above 0")
+        if self.keep < 1:
+            raise ConfigError(f"elastic: keep={self.keep}; use 1 or more")
         if self.min_members < 1:
             raise ConfigError(f"elastic: min_members={self.min_members}; use 1 or more")

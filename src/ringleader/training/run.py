@@ -87,6 +87,22 @@ class ElasticRun:
             raise ConfigError("elastic: call run.backward(loss) before run.step()")
         return self._team.complete_step()
 
+    def checkpoint(self) -> None:
+        """Save the run; call it on all machines, when ``step`` has returned True.
+
+        Two machines write it in the background, one step later. Raises ConfigError if
+        there is no folder for checkpoints.
+        """
+        step = self._contribution.step
+        if step.current is not None or step.done:
+            text = "elastic: call run.checkpoint() when run.step() has returned True"
+            raise ConfigError(f"{text}, before the next quantum")
+        checkpoints = self._team.checkpoints
+        if checkpoints is None:
+            text = "elastic: there is no folder for checkpoints; start the program with"
+            raise ConfigError(f"{text} --checkpoint DIR, or pass checkpoint=DIR")
+        checkpoints.stage(self._team.history(), self._team.rank)
+
     # -- what users look at ----------------------------------------------------------
 
     @property

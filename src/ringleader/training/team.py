@@ -24,6 +24,7 @@ from ringleader.training.data.stream_state import (
 from ringleader.training.data_order import DataOrder
 from ringleader.training.kill_points import reach
 from ringleader.training.sideband import Entry, EntryLayout, Totals
+from ringleader.training.state.run_checkpoints import History, RunCheckpoints
 
 ALONE = NodeId("alone")
 
@@ -45,6 +46,7 @@ class Team:
         self.contributors: tuple[NodeId, ...] = ()
         self.flags = Flag(0)
         """What the others are told with the next step."""
+        self.checkpoints: RunCheckpoints | None = None
         self.data = data
         self.contribution = contribution
         self.loader = loader
@@ -127,6 +129,17 @@ class Team:
         table = totals.table.quanta
         self.contributors = tuple(node for node, mine in table.items() if mine)
         self.contribution.step.clear()
+        if self.checkpoints is not None:
+            self.checkpoints.publish(self.stable_version, self.history().lineage)
+
+    @property
+    def stable_version(self) -> int:
+        """The last version that stays in the history of the run for good."""
+        return self.version
+
+    def history(self) -> History:
+        """Return where the run stands."""
+        return History(self.version, self.progress.state.samples)
 
     def reads(self, totals: Totals) -> list[Read]:
         """Return what all members read of streamed data for a step."""
@@ -147,5 +160,7 @@ class Team:
         self.loader.expect(self.progress, table)
 
     def close(self) -> None:
-        """Stop the loader."""
+        """Stop the loader, and complete the last checkpoint."""
         self.loader.close()
+        if self.checkpoints is not None:
+            self.checkpoints.close(is_over=self.is_over)

@@ -40,7 +40,7 @@ def test_a_machine_resumes_alone_bit_for_bit(optimizer: str, tmp_path: Path) -> 
     member.train(1)
     assert not checkpoints.publish(1, LINEAGE), "version 2 may still be taken back"
     assert checkpoints.publish(2, LINEAGE)
-    checkpoints.close()
+    checkpoints.close(is_over=True)
 
     again = Member(2, optimizer)
     found = RunCheckpoints(tmp_path, again.state, "node b").restore()
@@ -67,7 +67,7 @@ def test_only_two_members_write_and_old_ones_are_removed(tmp_path: Path) -> None
     checkpoints[0].stage(history(4), 0)
     checkpoints[0].adopted()
     for each in checkpoints:
-        each.close()
+        each.close(is_over=True)
     assert [complete(folder) for folder in folders] == [[3, 2], [3, 2], []]
     assert RunCheckpoints(folders[2], members[2].state, "c").restore() is None
 
@@ -79,7 +79,7 @@ def test_a_full_disk_does_not_end_the_training(tmp_path: Path) -> None:
     checkpoints.stage(history(1), 0)
     assert checkpoints.publish(1, LINEAGE)
     checkpoints.stage(history(2), 0)
-    checkpoints.close()
+    checkpoints.close(is_over=True)
 
 
 def test_another_checkpoint_is_not_taken_for_one_of_a_run(tmp_path: Path) -> None:

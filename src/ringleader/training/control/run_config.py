@@ -40,6 +40,8 @@ class RunConfig:
     """Members to dial, as ``host:port,host:port``; one of them is enough."""
     source: PeerSource | None = None
     """Tells the members to dial while the run goes on, beside ``peers``."""
+    is_joiner: bool = False
+    """The run had begun before this process: it begins no history of its own."""
     port: int | range = 0
     """Port to listen on, or a range of which the first free one is used; 0: any."""
     timing: MembershipConfig = field(default_factory=MembershipConfig.for_training)

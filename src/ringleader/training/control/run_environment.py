@@ -41,6 +41,7 @@ def run_config() -> RunConfig | None:
         run=run.job,
         credentials=_credentials(run),
         peers=run.peers,
+        is_joiner=run.is_joiner,
         port=run.port or settings.tensor_ports(),
         source=_source(run),
         name=settings.node_name() or socket.gethostname(),

@@ -143,12 +143,13 @@ class RunCheckpoints:
         """Drop what was staged: this member has taken over another history."""
         self._staged = None
 
-    def close(self) -> None:
-        """Write what was staged, because the run is over, and wait until it is there.
+    def close(self, *, is_over: bool) -> None:
+        """Wait until the last checkpoint is on the disk.
 
-        Nobody continues a run that is over, so its last version is stable.
+        Nobody continues a run that ``is_over``, so its last version is stable: what was
+        staged is written then.
         """
-        if self._staged is not None:
+        if is_over and self._staged is not None:
             history = self._staged.history
             self.publish(history.version, history.lineage)
         self._wait()
