@@ -61,10 +61,13 @@ def _promises(statuses: Statuses) -> dict[ViewId, Promise]:
 
 
 def _last_promises(statuses: Statuses) -> dict[Member, ViewId]:
+    """Return the lives that have ended. A member that is here has not, whatever others
+    report."""
     ended: dict[Member, ViewId] = {}
     for status in statuses.values():
         for member, promised in status.ended:
-            ended[member] = max(promised, ended.get(member, promised))
+            if member not in statuses:
+                ended[member] = max(promised, ended.get(member, promised))
     return ended
 
 

@@ -104,3 +104,11 @@ def test_a_fork_that_delivered_nothing_copies_nothing_when_it_returns() -> None:
     world.change("c")
     plan = world.change("abc")
     assert (plan.lineage, plan.adopt) == (name, frozenset())
+
+
+def test_a_member_that_is_here_has_not_ended() -> None:
+    world = StepWorld("ab")
+    world.start("ab")
+    for name in "ab":
+        world.at["b"].note_ended(member(name), world.at["b"].view.id)
+    assert not world.change("ab").is_fork
