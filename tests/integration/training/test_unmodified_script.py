@@ -23,9 +23,11 @@ from torch import Tensor, nn
 from ringleader.identity.cluster_secret import ClusterSecret
 from ringleader.identity.secret_value import Secret
 from ringleader.settings.run import RunSettings
+from ringleader.simulation.lan import can_make_lan, lan
 from ringleader.testing.run_member import issue_credentials
 from ringleader.transport.free_ports import free_ports
 from tests.kit import surviving_script
+from tests.kit.machines import Machines
 from tests.kit.surviving_script import Net, batch
 from tests.kit.warm_python import WarmProcess, WarmPython
 
@@ -34,10 +36,8 @@ WITHIN_S = 120.0
 SCRIPT = surviving_script.__file__
 
 
-def start(
-    warm: WarmPython, folder: Path, point: tuple[int, str] | None = None
-) -> list[WarmProcess]:
-    """Start all ranks; that of ``point`` kills itself there."""
+def start(warm: WarmPython, folder: Path) -> list[WarmProcess]:
+    """Start all ranks, without an agent."""
     cluster = ClusterSecret(root=Secret(os.urandom(32)))
     store, *ports = free_ports(1 + SIZE)
     ranks = []
@@ -58,8 +58,6 @@ def start(
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(store),
         }
-        if point is not None and point[0] == rank:
-            env["RINGLEADER_KILL_AT"] = point[1]
         ranks.append(warm.popen(SCRIPT, str(folder), str(STEPS), env=env))
     return ranks
 
@@ -160,9 +158,28 @@ def test_a_script_survives_kill_9_of_a_rank_at_a_random_moment(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_script_survives_a_rank_that_dies_right_after_its_step(
+@pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1])
+def test_the_command_survives_the_loss_of_a_machine(
     warm_python: WarmPython, tmp_path: Path
 ) -> None:
-    """It has delivered; the others may have the result already, or repeat the step."""
-    ranks = start(warm_python, tmp_path, (0, "applying@41"))
-    finish(ranks, tmp_path, 0)
+    """``ringleader run --survive`` on three machines; one of them loses its power."""
+    flags = ("--survive", "--min-nodes", str(SIZE), "--wait", "0")
+    with lan(hosts=SIZE, rate="1gbit") as net:
+        machines = Machines(net, tmp_path, warm_python)
+        try:
+            commands = [
+                machines.run(i, *flags, SCRIPT, str(tmp_path), str(STEPS))
+                for i in range(SIZE)
+            ]
+            wait_for_step(tmp_path, STEPS // 3)
+            net.hosts[0].kill_all()
+            for command in commands[1:]:
+                assert command.end() == 0, "".join(command.lines)
+                said = "".join(command.lines)
+                assert "was lost; going on with 2 of 3 ranks" in said
+                assert "rank and world size stay as they were" in said, "the limits"
+        finally:
+            machines.close()
+    survivors = [rank for rank in range(SIZE) if (tmp_path / f"{rank}.pt").exists()]
+    assert len(survivors) == SIZE - 1
+    check(tmp_path, survivors)
