@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import NamedTuple
 
 from ringleader.groups.view_group import encode_endpoint
 from ringleader.membership.steps.decide import Partition
@@ -16,15 +17,25 @@ from ringleader.transport.own_addresses import own_addresses
 from ringleader.transport.shared_listener import ListenerLease
 
 
+class Connected(NamedTuple):
+    """The two sides of the control thread."""
+
+    session: ViewSession
+    membership: RunMembership
+
+
 def connect(
     config: RunConfig,
     layout: dict[str, str],
     partition: Partition,
     history: History | None = None,
-) -> ViewSession:
-    """Listen, start the control thread, and return the session that gets its views.
+    *,
+    is_held: bool = False,
+) -> Connected:
+    """Listen, start the control thread, and return it and what gets its views.
 
-    ``history`` is that of a state which this process has read from a checkpoint.
+    ``history`` is that of a state which this process has read from a checkpoint. If it
+    ``is_held``, it meets the others when it is released.
     """
     links = LinkSettings.from_environment()
     lease = ListenerLease.take(links.ports, config.credentials)
@@ -42,8 +53,8 @@ def connect(
             history.samples,
         )
     try:
-        membership.start()
+        membership.start(is_held=is_held)
     except BaseException:
         lease.close()
         raise
-    return session
+    return Connected(session, membership)

@@ -17,6 +17,7 @@ from ringleader.training.control.run_environment import run_config
 from ringleader.training.data.data_source import Data, data_spec, make_loader
 from ringleader.training.data.data_state import DataSpec
 from ringleader.training.data_order import DataOrder
+from ringleader.training.following import Following
 from ringleader.training.members import Members
 from ringleader.training.model_update import ModelUpdate
 from ringleader.training.options import Options
@@ -88,8 +89,11 @@ def start_run(
         team = Team(data, contribution, loader)
     else:
         layout = _layout(state, spec)
-        session = connect(config, layout, options.partition, history)
-        team = Members(data, contribution, loader, state, session, options)
+        session, membership = connect(
+            config, layout, options.partition, history, is_held=config.is_joiner
+        )
+        following = Following(state, lambda: team.version, membership)
+        team = Members(data, contribution, loader, following, session, options)
     team.checkpoints = checkpoints
     team.version = 0 if history is None else history.version
     try:

@@ -19,6 +19,7 @@ from ringleader.training.data.data_state import quanta
 from ringleader.training.data.loader import Loader
 from ringleader.training.data.progress import table_after_loss, table_of
 from ringleader.training.data_order import DataOrder
+from ringleader.training.following import Following
 from ringleader.training.installed_view import FORM_S, InstalledView, ViewChanged
 from ringleader.training.kill_points import reach
 from ringleader.training.next_view import next_view
@@ -26,7 +27,6 @@ from ringleader.training.options import Options
 from ringleader.training.plan_execution import PlanExecution
 from ringleader.training.residuals import Residuals
 from ringleader.training.sideband import Totals
-from ringleader.training.state.replicated_state import ReplicatedState
 from ringleader.training.state.run_checkpoints import History
 from ringleader.training.step_attempts import StepAttempts
 from ringleader.training.team import Team
@@ -52,7 +52,7 @@ class Members(Team):
         data: DataOrder,
         contribution: Contribution,
         loader: Loader,
-        state: ReplicatedState,
+        following: Following,
         session: ViewSession,
         options: Options,
     ) -> None:
@@ -62,7 +62,10 @@ class Members(Team):
         update = contribution.update
         self._sidebands = Sidebands(self.layout)
         self._residuals = Residuals(update.buffers, options.codec)
-        self._execution = PlanExecution(session, update.buffers, self._sidebands, state)
+        self._following = following
+        self._execution = PlanExecution(
+            session, update.buffers, self._sidebands, following
+        )
         self._entered: InstalledView | None = None
         self._group: Group | None = None
         self._attempts = StepAttempts(
@@ -73,8 +76,10 @@ class Members(Team):
 
     def start(self) -> None:
         """Wait for the others, and take the state of the run if it has one."""
+        self._following.follow()
         self._session.wait_for_others(Deadline.after(MEET_S))
         self._enter_next(None)
+        self._following.serve()
 
     def follow(self) -> None:
         """Enter the view that was installed since, if there is one."""
@@ -280,6 +285,7 @@ class Members(Team):
             if self.is_over:
                 self._wait_until_stable(Deadline.after(END_S))
         finally:
+            self._following.close()
             self._session.close()
             if self._entered is not None:
                 self._entered.close()

@@ -16,9 +16,9 @@ from ringleader.membership.member import Member
 from ringleader.membership.steps.plan import Gather
 from ringleader.training.bucket_reducer import Sidebands
 from ringleader.training.flat_buffers import FlatBuffers
+from ringleader.training.following import Following
 from ringleader.training.installed_view import InstalledView, ViewChanged
 from ringleader.training.kill_points import reach
-from ringleader.training.state.replicated_state import ReplicatedState
 from ringleader.training.state.transfer import Roles, transfer_state
 from ringleader.training.view_session import ViewSession
 
@@ -35,12 +35,12 @@ class PlanExecution:
         session: ViewSession,
         buffers: FlatBuffers,
         sidebands: Sidebands,
-        state: ReplicatedState,
+        following: Following,
     ) -> None:
         self._session = session
         self._buffers = buffers
         self._sidebands = sidebands
-        self._state = state
+        self._following = following
 
     def gather(self, installed: InstalledView, group: Group | None) -> bool:
         """Complete the result of the plan; True if this member lacked it.
@@ -85,22 +85,34 @@ class PlanExecution:
         plan = installed.plan
         if not plan.adopt or group is None:
             return False
-        me = self._session.step.me
-        if me in plan.adopt:
-            with self._session.lock:
-                if not self._session.step.begin_adopt(installed.view.id):
-                    raise ViewChanged
+        is_warm = self._begin_adopt(installed)
         reach("join:pull")
         roles = Roles(
             tuple(installed.rank_of(m) for m in plan.sources),
             tuple(sorted(installed.rank_of(m) for m in plan.adopt)),
         )
-        done = transfer_state(group, self._state, roles, names=installed.names)
+        with self._following.hurried():
+            done = transfer_state(
+                group,
+                self._following.state,
+                roles,
+                names=installed.names,
+                is_warm=is_warm,
+            )
         if done.refused:
             for rank, why in done.refused.items():
                 _log.warning("%s does not take part: %s", installed.names[rank], why)
             raise ViewChanged  # it will: they leave
-        return me in plan.adopt
+        return self._session.step.me in plan.adopt
+
+    def _begin_adopt(self, installed: InstalledView) -> bool:
+        """Give up the own state, if the plan says so; True if most of it is right."""
+        if self._session.step.me not in installed.plan.adopt:
+            return False
+        with self._session.lock:
+            if not self._session.step.begin_adopt(installed.view.id):
+                raise ViewChanged
+        return self._following.finish(installed.plan.version)
 
 
 def _lacking(installed: InstalledView, action: Gather) -> dict[Member, set[int]]:

@@ -23,7 +23,7 @@ def join_run(group: Group) -> Survivors:
     config = run_config()
     if config is None:
         raise ConfigError("this process was not started by ringleader run --survive")
-    session = connect(config, {"script": "torch"}, "continue")
+    session, _ = connect(config, {"script": "torch"}, "continue")
     members = _exchange(group, session.step.me)
     session.wait_view(
         lambda installed: set(members) <= set(installed.view.members),

@@ -56,7 +56,8 @@ class RunMembership:
         self._control: ControlLoop | None = None
         self._error: RingleaderError | None = None
         self._has_left = False
-        self._is_held = False
+        self.is_held = False
+        """Whether this process has yet to be released to meet the others."""
         self._selector: selectors.BaseSelector | None = None
         self._sock: socket.socket | None = None
         self._started = threading.Event()
@@ -69,7 +70,7 @@ class RunMembership:
 
         With ``is_held``, this process meets no other before ``release``.
         """
-        self._is_held = is_held
+        self.is_held = is_held
         self._sock = listen("", self.config.port)
         self.port = self._sock.getsockname()[1]
         self._selector = selectors.DefaultSelector()
@@ -116,6 +117,7 @@ class RunMembership:
 
     def release(self) -> None:
         """Become a member of the run, if ``start`` held that back."""
+        self.is_held = False
         self._post(lambda control: control.release())
 
     def answer(self, view_id: ViewId, status: bytes) -> None:
@@ -184,7 +186,7 @@ class RunMembership:
             self._hooks,
             self._sock,
             self.work_watch,
-            is_held=self._is_held,
+            is_held=self.is_held,
         )
         await self._control.run(self._started.set)
         await self._close_connections()
