@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,6 +94,7 @@ def train(
     *,
     until: int = 1 << 60,
     save_every: int = 0,
+    pause_s: float = 0.0,
     **options: Any,  # noqa: ANN401
 ) -> Trained:
     """Train until the data ends or to a version, by the loop that users write."""
@@ -102,6 +104,7 @@ def train(
     run = start_run(model, optimizer, samples(), SPEC, chosen, config)
     digests = {}
     for x, y in run:
+        time.sleep(pause_s)
         run.backward(nn.functional.cross_entropy(model(x), y))
         if run.step():
             digests[run.version] = digest(model)

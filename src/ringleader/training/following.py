@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from ringleader.collectives.cost_model import Network
 from ringleader.deadline import Deadline
 from ringleader.discovery.static_peers import parse
 from ringleader.node.peering.peer_connection import Address, PeerConnection
@@ -34,9 +33,6 @@ LEVEL_S: Final = 120.0
 
 LAST_STEPS_S: Final = 5.0
 """How long an admitted newcomer waits for the gradients of the last steps."""
-
-UPLINK_SHARE: Final = 0.3
-"""Share of a member's uplink that newcomers get."""
 
 
 class Following:
@@ -84,12 +80,6 @@ class Following:
             self._source = LiveSource(self.state, self._version)
             self._source.attach()
             self._membership.serve_state(self._source.serve)
-
-    def set_uplink(self, network: Network, rank: int) -> None:
-        """Give newcomers their share of the slowest link from this member."""
-        rates = [link.bandwidth for link in network.links[rank] if link is not None]
-        if self._source is not None and rates:
-            self._source.set_rate(UPLINK_SHARE * min(rates))
 
     @contextmanager
     def hurried(self) -> Iterator[None]:

@@ -245,7 +245,8 @@ class Members(Team):
             if self._session.step.is_frozen or not is_current:
                 raise ViewChanged
             self._session.step.assign(table.quanta[self.node])
-        self._close_before(installed)
+        if self._entered is not None and self._entered is not installed:
+            self._entered.close()
         self._entered, self._group = installed, group
         self.nodes, self.rank = tuple(installed.nodes), installed.rank
         self.take(table)
@@ -260,10 +261,6 @@ class Members(Team):
         self.version = installed.plan.version
         if self.checkpoints is not None:
             self.checkpoints.adopted()
-
-    def _close_before(self, installed: InstalledView) -> None:
-        if self._entered is not None and self._entered is not installed:
-            self._entered.close()
 
     def _note_failure(self, error: Exception) -> None:
         """Let the membership find out what happened."""

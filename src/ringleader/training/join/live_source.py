@@ -142,10 +142,6 @@ class LiveSource:
         for learner in list(self._learners):
             learner.drop()
 
-    def set_rate(self, rate: float) -> None:
-        """Limit what all learners together get, in bytes per second."""
-        self._usual_rate = self._pace.rate = rate
-
     def hurry(self, *, is_hurried: bool = True) -> None:
         """Send as fast as possible: training waits for a learner to become level."""
         self._pace.rate = 1e12 if is_hurried else self._usual_rate
