@@ -27,7 +27,7 @@ import torch.distributed as dist
 from machine import describe
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from ringleader.identity.cluster_secret import ClusterSecret
 from ringleader.identity.credentials import Credentials
@@ -86,14 +86,21 @@ class Plain:
         net = model()
         self._net = DistributedDataParallel(net)
         self._optimizer = optimizer_of(net)
-        self._data = data
-        self._at = place.rank * MICRO_BATCH
-        self._stride = place.size * MICRO_BATCH
+        sampler: Any = DistributedSampler(data, place.size, place.rank)
+        self._loader = DataLoader(data, MICRO_BATCH, sampler=sampler)
+        self._batches = iter(self._loader)
+
+    def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        try:
+            x, y = next(self._batches)
+        except StopIteration:
+            self._batches = iter(self._loader)
+            x, y = next(self._batches)
+        return x, y
 
     def step(self) -> None:
         """Train one step."""
-        x, y = self._data[self._at : self._at + MICRO_BATCH]
-        self._at = (self._at + self._stride) % (len(self._data) - self._stride)
+        x, y = self._batch()
         self._optimizer.zero_grad(set_to_none=False)
         nn.functional.cross_entropy(self._net(x), y).backward()
         self._optimizer.step()

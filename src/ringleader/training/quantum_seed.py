@@ -19,8 +19,16 @@ def quantum_seed(seed: int, version: int, quantum: int) -> int:
 
 
 def seed_generators(value: int) -> None:
-    """Seed Python's, NumPy's and torch's generators (of all devices)."""
+    """Seed Python's, NumPy's and torch's generators (of all devices in use).
+
+    ``torch.manual_seed`` would also record a stack trace for each device that is not
+    in use, a millisecond per quantum.
+    """
     random.seed(value)
-    torch.manual_seed(value)
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(value)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(value)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(value % (1 << 32))
