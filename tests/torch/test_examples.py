@@ -30,6 +30,7 @@ SCRIPTS = {"fsdp2.py", "dtensor.py", "pipeline.py"}
 RESUMING = "checkpoint.py"
 CALLING = "rpc.py"
 MODULES = {"digits.py", "chargpt_model.py"}
+ELASTIC = "elastic.py"
 LARGE = {"chargpt.py"}
 """Has tests of its own."""
 
@@ -159,7 +160,7 @@ def test_workers_train_by_calls_to_a_parameter_server(
 
 def test_every_example_is_run_and_explained() -> None:
     there = {path.name for path in EXAMPLES.glob("*.py")}
-    assert there == SCRIPTS | {FIRST, RESUMING, CALLING} | MODULES | LARGE
+    assert there == SCRIPTS | {FIRST, RESUMING, CALLING, ELASTIC} | MODULES | LARGE
     text = (EXAMPLES / "README.md").read_text()
     missing = [name for name in there if f"examples/{name}" not in text]
     assert missing == [], "examples/README.md gives the command of each"
@@ -178,3 +179,16 @@ def test_an_example_differs_from_gloo_by_a_name_only(script: str) -> None:
     assert of_ours <= {"checkpoint", "resume"}
     words = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
     assert words.count("ringleader") == 1
+
+
+@pytest.mark.slow
+def test_the_elastic_example_trains_alone_without_a_cluster() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / ELASTIC)],
+        env={k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)},
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=True,
+    )
+    assert "finished after 18 steps" in done.stdout
