@@ -26,7 +26,7 @@ def seed_generators(value: int) -> None:
     """
     random.seed(value)
     torch.default_generator.manual_seed(value)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(value)
     if torch.backends.mps.is_available():
         torch.mps.manual_seed(value)
