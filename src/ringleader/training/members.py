@@ -6,12 +6,7 @@ import logging
 from typing import Final
 
 from ringleader.deadline import Deadline
-from ringleader.errors import (
-    InternalError,
-    PeerError,
-    RingleaderError,
-    RunError,
-)
+from ringleader.errors import InternalError, PeerError, RingleaderError, RunError
 from ringleader.groups.group import Group
 from ringleader.training.bucket_reducer import Sidebands
 from ringleader.training.contribution import Contribution
@@ -22,6 +17,7 @@ from ringleader.training.data_order import DataOrder
 from ringleader.training.following import Following
 from ringleader.training.installed_view import FORM_S, InstalledView, ViewChanged
 from ringleader.training.kill_points import reach
+from ringleader.training.machine_events import MachineEvents
 from ringleader.training.next_view import next_view
 from ringleader.training.options import Options
 from ringleader.training.plan_execution import PlanExecution
@@ -56,7 +52,8 @@ class Members(Team):
         session: ViewSession,
         options: Options,
     ) -> None:
-        super().__init__(data, contribution, loader, session.step.me.node)
+        events = MachineEvents(session.work_watch)
+        super().__init__(data, contribution, loader, session.step.me.node, events)
         self._session = session
         self._options = options
         update = contribution.update
@@ -76,6 +73,7 @@ class Members(Team):
 
     def start(self) -> None:
         """Wait for the others, and take the state of the run if it has one."""
+        self.events.start()
         self._following.follow()
         self._session.wait_for_others(Deadline.after(MEET_S))
         self._enter_next(None)

@@ -44,17 +44,16 @@ class ElasticRun:
         if self._contribution.step.current is not None:
             text = "elastic: run.backward(loss) was not called for the last quantum"
             raise ConfigError(text)
+        self._leave_if_asked()
         self._team.follow()
         loaded = None
         while loaded is None:
-            while not self._contribution.step.pending:
-                if self._is_finished or self._team.is_over:
-                    self.close()
-                    raise StopIteration
-                self._team.complete_step()
+            self._complete_steps_without_work()
             reach("compute")
             self._began_s = time.monotonic()
-            loaded = self._team.next_quantum()
+            with self._team.events.loading():
+                loaded = self._team.next_quantum()
+        self._team.events.begin_quantum()
         self._contribution.begin_quantum()
         index = loaded.quantum.index
         seed_generators(quantum_seed(self._seed, self.version, index))
@@ -75,7 +74,24 @@ class ElasticRun:
         self._contribution.backward(loss, weight)
         if loss.is_cuda:
             torch.cuda.synchronize(loss.device)
-        self._contribution.end_quantum(weight, time.monotonic() - self._began_s)
+        took_s = time.monotonic() - self._began_s
+        self._contribution.end_quantum(weight, took_s)
+        self._team.events.end_quantum(took_s)
+
+    def _complete_steps_without_work(self) -> None:
+        """Take part in steps until this machine has a quantum to compute."""
+        while not self._contribution.step.pending:
+            if self._is_finished or self._team.is_over:
+                self.close()
+                raise StopIteration
+            self._team.complete_step()
+            self._leave_if_asked()
+
+    def _leave_if_asked(self) -> None:
+        """End the process after SIGTERM, once the others can go on without it."""
+        if self._team.events.must_leave:
+            self.close()
+            self._team.events.terminate()
 
     def step(self) -> bool:
         """Return True when a step of all machines was delivered and applied here.

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from ringleader.ids import NodeId
 from ringleader.training.contribution import Contribution
+from ringleader.training.control.work_watch import WorkWatch
 from ringleader.training.data.assignment import StepTable
-from ringleader.training.data.balance import Flag
 from ringleader.training.data.data_state import is_over, quanta
 from ringleader.training.data.loader import Loaded, Loader
 from ringleader.training.data.progress import (
@@ -23,6 +23,7 @@ from ringleader.training.data.stream_state import (
 )
 from ringleader.training.data_order import DataOrder
 from ringleader.training.kill_points import reach
+from ringleader.training.machine_events import MachineEvents
 from ringleader.training.sideband import Entry, EntryLayout, Totals
 from ringleader.training.state.run_checkpoints import History, RunCheckpoints
 
@@ -38,14 +39,14 @@ class Team:
         contribution: Contribution,
         loader: Loader,
         node: NodeId = ALONE,
+        events: MachineEvents | None = None,
     ) -> None:
         self.version = 0
         self.node = node
         self.nodes: tuple[NodeId, ...] = (node,)
         self.rank = 0
         self.contributors: tuple[NodeId, ...] = ()
-        self.flags = Flag(0)
-        """What the others are told with the next step."""
+        self.events = events or MachineEvents(WorkWatch(), lambda: False)
         self.checkpoints: RunCheckpoints | None = None
         self.data = data
         self.contribution = contribution
@@ -104,7 +105,7 @@ class Team:
     def own_entry(self) -> Entry:
         """Return what this member tells the others about its contribution."""
         entry = self.contribution.entry(
-            self.node, self.data.spec.micro_batch, self.flags
+            self.node, self.data.spec.micro_batch, self.events.flags()
         )
         return replace(entry, reads=self.loader.reads(entry.quanta))
 
@@ -128,6 +129,9 @@ class Team:
         )
         table = totals.table.quanta
         self.contributors = tuple(node for node, mine in table.items() if mine)
+        if self.node in totals.reports:
+            told = totals.reports[self.node].flags
+            self.events.on_delivered(told, len(table.get(self.node, ())))
         self.contribution.step.clear()
         if self.checkpoints is not None:
             self.checkpoints.publish(self.stable_version, self.history().lineage)
@@ -161,6 +165,7 @@ class Team:
 
     def close(self) -> None:
         """Stop the loader, and complete the last checkpoint."""
+        self.events.close()
         self.loader.close()
         if self.checkpoints is not None:
             self.checkpoints.close(is_over=self.is_over)

@@ -23,6 +23,7 @@ from ringleader.membership.steps.decide import Partition, decide
 from ringleader.membership.steps.status import encode_status, read_statuses
 from ringleader.membership.steps.step_member import StepMember
 from ringleader.node.protocol.run_peers import RunPeers
+from ringleader.training.control.work_watch import WorkWatch
 from ringleader.training.installed_view import InstalledView
 from ringleader.training.kill_points import reach
 from ringleader.training.member_data import MemberData, encode_data
@@ -38,6 +39,7 @@ class Membership(Protocol):
     """What the session asks of the control thread."""
 
     me: Member
+    work_watch: WorkWatch
 
     @property
     def peers(self) -> RunPeers | None:
@@ -82,6 +84,11 @@ class ViewSession:
         self._installed: InstalledView | None = None
         self._deferred: _Deferred | None = None
         self._error: RingleaderError | None = None
+
+    @property
+    def work_watch(self) -> WorkWatch:
+        """Watches that user code returns; it lives in the control thread."""
+        return self._membership.work_watch
 
     def bind(self, membership: Membership) -> None:
         """Set the control thread, before it starts."""

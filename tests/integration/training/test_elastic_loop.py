@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import nn
 
 from ringleader.errors import InternalError
 from ringleader.groups.group import Group
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from tests.kit import elastic_task
-from tests.kit.elastic_task import SPEC, Member, Trained, difference, members
+from tests.kit.elastic_task import SPEC, Member, Trained, difference, digest, members
 
 TIME_S = 60.0
 
@@ -86,3 +89,32 @@ def test_of_two_members_the_last_one_trains_on(
     world = members(tmp_path, ["held@4", ""])
     with spawn_ranks(2, member_body, world, fork_server=fork_server) as ranks:
         check(ranks[1].result(TIME_S))
+
+
+def leaving_body(group: Group, ready: Ready, world: list[Member]) -> Trained:
+    """As ``member_body``; rank 1 gets a SIGTERM after its fourth step."""
+    if group.rank == 1:
+        digests = []
+
+        def count(model: nn.Module) -> str:
+            digests.append(digest(model))
+            if len(digests) == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return digests[-1]
+
+        elastic_task.digest = count
+    return member_body(group, ready, world)
+
+
+@pytest.mark.slow
+def test_a_member_that_gets_a_sigterm_finishes_its_step_and_leaves(
+    tmp_path: Path, fork_server: ForkServer
+) -> None:
+    world = members(tmp_path, ["", "", ""])
+    with spawn_ranks(3, leaving_body, world, fork_server=fork_server) as ranks:
+        with pytest.raises(InternalError, match="died without a word"):
+            ranks[1].result(TIME_S)
+        rest = [ranks[i].result(TIME_S) for i in (0, 2)]
+    for each in rest:
+        check(each)
+        assert len(each.nodes) == 3

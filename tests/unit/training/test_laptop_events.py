@@ -19,6 +19,8 @@ from ringleader.training.control.battery import (
 from ringleader.training.control.sleep_clock import SleepClock, suspended_s
 from ringleader.training.control.termination import LeaveRequest
 from ringleader.training.control.work_watch import WorkWatch, limit_s
+from ringleader.training.data.balance import Flag
+from ringleader.training.machine_events import MachineEvents
 
 
 def test_only_a_long_sleep_counts_and_only_once() -> None:
@@ -35,7 +37,7 @@ def test_this_machine_is_awake() -> None:
 
 
 def test_work_hangs_after_ten_times_the_usual_or_half_a_minute() -> None:
-    assert [limit_s(s) for s in (0.0, 1.0, 5.0)] == [30.0, 30.0, 50.0]
+    assert [limit_s(s) for s in (1.0, 5.0, 0.0)] == [30.0, 50.0, 900.0]
     watch = WorkWatch()
     now_s = time.monotonic()
     assert watch.hung_for_s(now_s + 1000) == 0, "nothing runs"
@@ -81,6 +83,45 @@ def test_a_low_battery_without_mains_is_spared(tmp_path: Path) -> None:
 def test_the_battery_of_a_mac(text: str, expected: tuple[float, bool] | None) -> None:
     found = parse_pmset(text)
     assert (found and (found.percent, found.is_discharging)) == expected
+
+
+def test_a_member_leaves_after_a_step_without_work_for_it() -> None:
+    events = MachineEvents(WorkWatch(), lambda: False)
+    events.start()
+    try:
+        assert events.flags() == Flag(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert events.flags() == Flag.LEAVING
+        events.on_delivered(Flag(0), 0)
+        assert not events.must_leave, "nobody was told"
+        events.on_delivered(Flag.LEAVING, 3)
+        assert not events.must_leave, "the others may need its part of that step"
+        events.on_delivered(Flag.LEAVING, 0)
+        assert events.must_leave
+    finally:
+        events.close()
+
+
+def test_a_low_battery_is_told_and_looked_at_once_a_minute() -> None:
+    looks = iter([True])
+    events = MachineEvents(WorkWatch(), lambda: next(looks))
+    assert events.flags() == Flag.BATTERY
+    assert events.flags() == Flag.BATTERY
+    events.on_delivered(Flag.BATTERY, 0)
+    assert not events.must_leave, "it stays, as a spare"
+
+
+def test_quanta_are_watched_with_the_time_of_the_one_before() -> None:
+    watch = WorkWatch()
+    events = MachineEvents(watch, lambda: False)
+    events.begin_quantum()
+    now_s = time.monotonic()
+    assert watch.hung_for_s(now_s + 800) == 0, "the first may take long"
+    events.end_quantum(4.0)
+    assert watch.hung_for_s(now_s + 1000) == 0
+    events.begin_quantum()
+    assert watch.hung_for_s(now_s + 39) == 0
+    assert watch.hung_for_s(now_s + 42) > 0
 
 
 def test_the_first_sigterm_asks_and_the_handler_is_restored() -> None:

@@ -13,6 +13,7 @@ from ringleader.ids import Incarnation, NodeId
 from ringleader.membership.member import Member, View, ViewId
 from ringleader.membership.steps.status import decode_status
 from ringleader.node.protocol.run_peers import RunPeers
+from ringleader.training.control.work_watch import WorkWatch
 from ringleader.training.installed_view import InstalledView
 from ringleader.training.member_data import MemberData, layout_difference
 from ringleader.training.view_session import ViewSession
@@ -29,6 +30,7 @@ class Control:
 
     def __init__(self) -> None:
         self.me = ME
+        self.work_watch = WorkWatch()
         self.peers: RunPeers | None = None
         self.has_source = False
         self.answers: list[tuple[ViewId, bytes]] = []

@@ -12,11 +12,15 @@ from ringleader.errors import Expelled
 
 LEAST_S = 30.0
 TIMES_EXPECTED = 10.0
+FIRST_S = 900.0
+"""For the first piece of work, of which nothing is known: it may compile a model."""
 WATCH_EVERY_S = 1.0
 
 
 def limit_s(expected_s: float) -> float:
-    """Return how long a piece of work may take that usually takes ``expected_s``."""
+    """Return how long work may take that usually takes ``expected_s``; 0: unknown."""
+    if expected_s == 0:
+        return FIRST_S
     return max(LEAST_S, TIMES_EXPECTED * expected_s)
 
 
