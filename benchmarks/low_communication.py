@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import sys
 import time
@@ -34,7 +35,7 @@ from ringleader.rounds.outer_step import NESTEROV, PLAIN
 from ringleader.rounds.round_length import late_weight, split_by_speed
 from ringleader.rounds.round_mean import RoundMean
 
-SEEDS = (0, 1, 2)
+SEEDS = [0, 1, 2]
 DECAY = 0.95
 """Share of the residual that SparseLoCo keeps."""
 
@@ -248,7 +249,7 @@ def run_cases(args: argparse.Namespace) -> None:
     """Run the cases together and write their results to ``--out``."""
     torch.set_num_threads(2)
     torch.set_float32_matmul_precision("high")
-    cases = [c for c in CASES if args.match in c.name]
+    cases = [c for c in CASES if re.search(args.match, c.name)]
     began_s = time.monotonic()
     training = Training(cases, args.problem, args.device)
     training.run(args.steps)
@@ -278,9 +279,12 @@ def main() -> None:
     parser.add_argument("--problem", default="digits", choices=sorted(PROBLEMS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--steps", type=int, default=3000, help="of each worker")
-    parser.add_argument("--match", default="", help="only cases with this in the name")
+    parser.add_argument("--match", default="", help="only cases this matches (regex)")
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("low-communication.json"))
-    run_cases(parser.parse_args())
+    args = parser.parse_args()
+    SEEDS[:] = range(args.seeds)
+    run_cases(args)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from torch import Tensor
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work
 from ringleader.training.flat_buffers import FlatBuffers
+from ringleader.training.low_comm.method import SPARSE
+from ringleader.training.low_comm.sparse_sum import sparse_sum
 from ringleader.training.residuals import Residuals
 from ringleader.training.sideband import Entry, EntryLayout
 
@@ -61,6 +63,11 @@ class BucketReducer:
         if codec is None:
             return self._group.all_reduce(source, out=out, async_op=True)
         before, after = self._residuals.parts(index)
+        if codec == SPARSE:
+            sparse_sum(self._group, source, out, before, after)
+            work = Work()
+            work.finish()
+            return work
         return self._group.all_reduce(
             source,
             out=out,

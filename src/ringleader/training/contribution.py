@@ -58,6 +58,9 @@ class Contribution:
         self.update.norms.end_quantum(weight)
         self.step.finish(weight, seconds)
 
+    def seal(self) -> None:
+        """Complete the contribution before it is reduced; gradients always are."""
+
     def entry(self, node: NodeId, micro_batch: int, flags: Flag) -> Entry:
         """Return the sideband entry of this member."""
         norms = self.update.norms

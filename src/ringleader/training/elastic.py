@@ -21,6 +21,8 @@ from ringleader.training.following import Following
 from ringleader.training.members import Members
 from ringleader.training.model_update import ModelUpdate
 from ringleader.training.options import Options
+from ringleader.training.round_contribution import RoundContribution
+from ringleader.training.round_update import RoundUpdate
 from ringleader.training.run import ElasticRun
 from ringleader.training.state.replicated_state import ReplicatedState
 from ringleader.training.state.run_checkpoints import History, RunCheckpoints
@@ -40,9 +42,11 @@ def elastic(  # noqa: PLR0913 - one keyword each
     **options: Any,  # noqa: ANN401
 ) -> ElasticRun:
     """Train ``model`` on all machines of the run, whoever comes and goes."""
+    chosen = Options(seed=seed, **options)
+    rounds = chosen.rounds
     spec = data_spec(
         dataset,
-        global_batch=global_batch,
+        global_batch=global_batch * (rounds.steps if rounds else 1),
         micro_batch=micro_batch,
         seed=seed,
         shuffle=shuffle,
@@ -53,7 +57,7 @@ def elastic(  # noqa: PLR0913 - one keyword each
         optimizer,
         dataset,
         spec,
-        Options(seed=seed, **options),
+        chosen,
         run_config(),
     )
 
@@ -67,20 +71,13 @@ def start_run(
     config: RunConfig | None,
 ) -> ElasticRun:
     """Start a run; without ``config`` this process trains alone."""
-    update = ModelUpdate(
-        model,
-        optimizer,
-        scheduler=options.scheduler,
-        scaler=options.scaler,
-        clip=options.clip,
-    )
-    contribution = Contribution(update)
+    contribution = _contribution(model, optimizer, options)
     contribution.attach()
     node = ALONE if config is None else config.credentials.node
     loader = make_loader(dataset, spec, node, options.collate, options.loader)
     loader.start()
     data = DataOrder(spec)
-    state = _replicated_state(update, data, options)
+    state = _replicated_state(contribution.update, data, options)
     checkpoints = _checkpoints(state, node, options)
     history = None if config is not None and config.is_joiner else _restore(checkpoints)
     contribution.drop()
@@ -88,11 +85,16 @@ def start_run(
     if config is None:
         team = Team(data, contribution, loader)
     else:
-        layout = _layout(state, spec)
+        layout = _layout(state, spec, options)
         session, membership = connect(
             config, layout, options.partition, history, is_held=config.is_joiner
         )
-        following = Following(state, lambda: team.version, membership)
+        following = Following(
+            state,
+            lambda: team.version,
+            membership,
+            has_gradients=options.rounds is None,
+        )
         team = Members(data, contribution, loader, following, session, options)
     team.checkpoints = checkpoints
     team.version = 0 if history is None else history.version
@@ -108,9 +110,7 @@ def _replicated_state(
     update: ModelUpdate, data: DataOrder, options: Options
 ) -> ReplicatedState:
     others = {"scheduler": update.scheduler, "scaler": update.scaler, "data": data}
-    return ReplicatedState(
-        update.model,
-        update.optimizer,
+    return update.replicated_state(
         {name: each for name, each in others.items() if each is not None},
         options.extra_state,
     )
@@ -129,8 +129,23 @@ def _restore(checkpoints: RunCheckpoints | None) -> History | None:
     return None if checkpoints is None else checkpoints.restore()
 
 
-def _layout(state: ReplicatedState, spec: DataSpec) -> dict[str, str]:
+def _contribution(
+    model: nn.Module, optimizer: Optimizer, options: Options
+) -> Contribution:
+    settings = {
+        "scheduler": options.scheduler,
+        "scaler": options.scaler,
+        "clip": options.clip,
+    }
+    if options.rounds is None:
+        return Contribution(ModelUpdate(model, optimizer, **settings))
+    outer = options.rounds.outer
+    return RoundContribution(RoundUpdate(model, optimizer, outer, **settings))
+
+
+def _layout(state: ReplicatedState, spec: DataSpec, options: Options) -> dict[str, str]:
     return {
         "model and optimizer": state.layout().digest().hex()[:32],
+        "low_comm": options.low_comm or "",
         **{name: str(value) for name, value in asdict(spec).items()},
     }

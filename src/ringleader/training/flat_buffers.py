@@ -39,15 +39,19 @@ class FlatBuffers:
         samples = {_kind(p): p for p in self.parameters}
         for kind, size in sizes.items():
             self.contribution[kind] = _zeros(size, samples[kind])
+        self.views = self.views_of(self.contribution)
+        self.attach()
+
+    def views_of(self, flats: dict[str, Tensor]) -> list[Tensor]:
+        """Return what flat tensors hold for each parameter, in its shape."""
         views: list[Tensor | None] = [None] * len(self.parameters)
         for bucket in self.buckets:
             start = bucket.start
             for i in bucket.leaves:
                 p = self.parameters[i]
-                views[i] = _view(self.contribution[bucket.kind], start, p)
+                views[i] = _view(flats[bucket.kind], start, p)
                 start += p.numel()
-        self.views = [view for view in views if view is not None]
-        self.attach()
+        return [view for view in views if view is not None]
 
     def attach(self) -> None:
         """Make A the gradient of all parameters again, whatever the user did."""

@@ -43,8 +43,12 @@ class Following:
         state: ReplicatedState,
         version: Callable[[], int],
         membership: RunMembership,
+        *,
+        has_gradients: bool = True,
     ) -> None:
         self.state = state
+        self._has_gradients = has_gradients
+        """False in rounds of local steps: nothing is there to follow in between."""
         self._version = version
         self._membership = membership
         self._learner: LiveLearner | None = None
@@ -55,7 +59,8 @@ class Following:
         if not self._membership.is_held:
             return
         size = sum(p.nbytes for p in self.state.model.parameters())
-        if size >= LIVE_BYTES and is_tensorwise(self.state.optimizer):
+        is_large = size >= LIVE_BYTES and self._has_gradients
+        if is_large and is_tensorwise(self.state.optimizer):
             self._learner = LiveLearner(self.state, self._dial)
             self._learner.start()
             is_level = self._learner.wait_level(Deadline.after(LEVEL_S))
@@ -76,7 +81,7 @@ class Following:
 
     def serve(self) -> None:
         """Let newcomers follow this member, from its next step on."""
-        if self._source is None:
+        if self._source is None and self._has_gradients:
             self._source = LiveSource(self.state, self._version)
             self._source.attach()
             self._membership.serve_state(self._source.serve)

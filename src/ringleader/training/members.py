@@ -58,7 +58,7 @@ class Members(Team):
         self._options = options
         update = contribution.update
         self._sidebands = Sidebands(self.layout)
-        self._residuals = Residuals(update.buffers, options.codec)
+        self._residuals = Residuals(update.buffers, options.sent_codec)
         self._following = following
         self._execution = PlanExecution(
             session, update.buffers, self._sidebands, following
@@ -106,6 +106,7 @@ class Members(Team):
     def _attempt(self) -> bool:
         """Reduce the step and apply it; False if that failed, or a view follows."""
         assert self._entered is not None
+        self.contribution.seal()
         if self._group is None:
             return self._attempt_alone(self._entered)
         if not self._attempts.start(self._entered, self._group):

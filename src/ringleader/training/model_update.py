@@ -8,11 +8,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from ringleader.checkpoint.training_state import Stateful
 from ringleader.errors import ConfigError
 from ringleader.training.flat_buffers import FlatBuffers
 from ringleader.training.gradient_norm import clip_factor, gradient_norm
 from ringleader.training.norm_buffers import NormBuffers
 from ringleader.training.sideband import Totals, members_of
+from ringleader.training.state.replicated_state import ReplicatedState
 
 
 class ModelUpdate:
@@ -37,6 +39,12 @@ class ModelUpdate:
         self.buffers = FlatBuffers(trained_parameters(model, optimizer))
         self.norms = NormBuffers(model)
         self._clip = clip
+
+    def replicated_state(
+        self, others: dict[str, Stateful], extra: dict[str, Any] | None
+    ) -> ReplicatedState:
+        """Return the state that all members have in common."""
+        return ReplicatedState(self.model, self.optimizer, others, extra)
 
     def apply(self, totals: Totals, version: int | None) -> None:
         """Apply the result ``version``; None: A itself, of a run of one member.

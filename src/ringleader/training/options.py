@@ -10,6 +10,7 @@ from typing import Any
 from ringleader.errors import ConfigError
 from ringleader.membership.steps.decide import Partition
 from ringleader.training.data.assignment import OnLoss
+from ringleader.training.low_comm.method import LowComm, parse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +30,24 @@ class Options:
     keep: int = 3
     """Checkpoints that stay in the folder."""
     codec: str | None = None
+    low_comm: str | None = None
+    """Rounds of local steps: "diloco:50" or "sparseloco:30"; None: every step."""
     on_loss: OnLoss = "refill"
     partition: Partition = "continue"
     min_members: int = 1
     min_members_wait_s: float = 60.0
+
+    @property
+    def rounds(self) -> LowComm | None:
+        """The method of rounds of local steps; None: every step is exchanged."""
+        return None if self.low_comm is None else parse(self.low_comm)
+
+    @property
+    def sent_codec(self) -> str | None:
+        """The codec of contributions: the user's, or the one of the method."""
+        if self.codec is None:
+            return self.rounds.codec if self.rounds else None
+        return None if self.codec == "none" else self.codec
 
     def __post_init__(self) -> None:
         for name, value, choices in (
@@ -46,5 +61,7 @@ class Options:
             raise ConfigError(f"elastic: clip={self.clip}; use a number above 0")
         if self.keep < 1:
             raise ConfigError(f"elastic: keep={self.keep}; use 1 or more")
+        if self.rounds is not None and self.scaler is not None:
+            raise ConfigError("elastic: low_comm and scaler exclude each other")
         if self.min_members < 1:
             raise ConfigError(f"elastic: min_members={self.min_members}; use 1 or more")

@@ -94,6 +94,7 @@ class Team:
         """Deliver and apply the step if all quanta are done; True if it was applied."""
         if self.contribution.step.pending or self.is_over:
             return False
+        self.contribution.seal()
         self.apply(self.own_totals(), None)
         self.begin_step()
         return True

@@ -1,0 +1,84 @@
+"""The update of a round: an outer step from where all members began the round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ringleader.checkpoint.training_state import Stateful
+from ringleader.rounds.outer_step import OuterStep
+from ringleader.training.low_comm.outer_state import OuterState
+from ringleader.training.model_update import ModelUpdate
+from ringleader.training.sideband import Totals
+from ringleader.training.state.replicated_state import ReplicatedState
+
+
+class RoundUpdate(ModelUpdate):
+    """The user's optimizer makes local steps; rounds move the state of all members.
+
+    The replicated state is that of the outer step. The optimizer's own state stays on
+    its member, and a newcomer begins without any.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        outer: OuterStep,
+        *,
+        scheduler: Any = None,  # noqa: ANN401 - torch has no common base
+        scaler: Any = None,  # noqa: ANN401
+        clip: float | None = None,
+    ) -> None:
+        super().__init__(
+            model, optimizer, scheduler=scheduler, scaler=scaler, clip=clip
+        )
+        self.outer = OuterState.of(model, self.buffers.parameters, outer)
+
+    def replicated_state(
+        self, others: dict[str, Stateful], extra: dict[str, Any] | None
+    ) -> ReplicatedState:
+        """Return the state that all members have in common."""
+        # The optimizer of the copy has no state; it only names what is trained.
+        unused = torch.optim.SGD(self.outer.model.parameters(), lr=1.0)
+        return ReplicatedState(
+            self.outer.model, unused, {**others, "outer": self.outer}, extra
+        )
+
+    def begin_round(self) -> None:
+        """Set the model to where the round begins."""
+        self.outer.load_into(self.model)
+        self.norms.remember()
+
+    def local_step(self, used: set[int]) -> None:
+        """Make one step of the user's optimizer with the gradients of one quantum."""
+        for i, parameter in enumerate(self.buffers.parameters):
+            if i not in used:
+                parameter.grad = None
+        if self._clip is not None:
+            nn.utils.clip_grad_norm_(self.buffers.parameters, self._clip)
+        self.optimizer.step()
+        self.buffers.attach()
+
+    def contribute(self, weight: float) -> None:
+        """Write the contribution: ``weight`` times how far the model has moved."""
+        self.outer.differences(self.buffers.parameters, weight, self.buffers.views)
+
+    def apply(self, totals: Totals, version: int | None) -> None:
+        """Apply the round ``version``; None: A itself, of a run of one member."""
+        flats = (
+            self.buffers.contribution
+            if version is None
+            else self.buffers.result(version)
+        )
+        self.outer.apply(self.buffers.views_of(flats), totals.weight)
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.norms.deliver(totals.sums, totals.counts, totals.weight)
+        self.outer.take_buffers(self.model)
+        self.begin_round()
+        self.buffers.attach()
+        self.buffers.zero()
