@@ -122,6 +122,9 @@ class HealthChanged(msgspec.Struct, frozen=True, gc=False):
     is_proven: bool = False
     """True if its process is known to have ended: its host refused a new link, it said
     goodbye, or its node shows another incarnation."""
+    promised: ViewId | None = None
+    """The latest view that it had promised when it ended; None if that is not known,
+    because it had been silent for some time or its end is not proven."""
 
 
 class PeerForgotten(msgspec.Struct, frozen=True, gc=False):

@@ -6,7 +6,7 @@ from math import inf
 
 from ringleader.membership.config import ROUND_TRIP_WEIGHT, MembershipConfig
 from ringleader.membership.events import Health
-from ringleader.membership.member import Member
+from ringleader.membership.member import Member, ViewId
 from ringleader.membership.messages import Heartbeat, Report
 
 _NOBODY: frozenset[Member] = frozenset()
@@ -113,6 +113,11 @@ class Peer:
             round_trip_s = now_s - (beat.echo_us + beat.held_us) * 1e-6
             if 0 <= round_trip_s <= longest_s:
                 self._measure(round_trip_s)
+
+    def last_promise(self, now_s: float, config: MembershipConfig) -> ViewId | None:
+        """Return what it had promised, if it was heard until shortly before now."""
+        is_fresh = now_s - self.last_heard_s < config.suspect_after_s
+        return self.report.promised if self.report is not None and is_fresh else None
 
     def adopt(self, report: Report, me: Member) -> None:
         """Store the report that it sent."""

@@ -202,15 +202,18 @@ class PeerTable:
         if peer.is_barred:
             self.due_at_s = min(self.due_at_s, until_s)
 
-    def _change(
-        self, peer: Peer, health: Health, why: str, *, is_proven: bool = False
-    ) -> None:
-        peer.health = health
-        self._out.append(HealthChanged(peer.member, health, why, is_proven))
+    def _change(self, peer: Peer, health: Health, why: str) -> None:
+        self._announce(peer, HealthChanged(peer.member, health, why))
+
+    def _announce(self, peer: Peer, change: HealthChanged) -> None:
+        peer.health = change.health
+        self._out.append(change)
         self.is_changed = True
 
     def _bury(self, peer: Peer, now_s: float, why: str, *, is_proven: bool) -> None:
-        self._change(peer, Health.DEAD, why, is_proven=is_proven)
+        promised = peer.last_promise(now_s, self._config) if is_proven else None
+        change = HealthChanged(peer.member, Health.DEAD, why, is_proven, promised)
+        self._announce(peer, change)
         peer.died_at_s = now_s
         if self._heirs(peer.member):
             self.forget(peer)
@@ -238,8 +241,7 @@ class PeerTable:
         if holder.is_linked and holder.health is Health.HEALTHY:
             peer.contested_s = now_s
             self._contests.append(peer)
-            over_s = now_s + self._config.suspect_after_s
-            self.due_at_s = min(self.due_at_s, over_s)
+            self.due_at_s = min(self.due_at_s, now_s + self._config.suspect_after_s)
             return holder
         self._supersede(holder, now_s)
         return None
@@ -252,9 +254,9 @@ class PeerTable:
 
     def _supersede(self, holder: Peer, now_s: float) -> None:
         if holder.health is not Health.DEAD:
-            self._change(holder, Health.DEAD, RESTARTED, is_proven=True)
-            holder.died_at_s = now_s
-        self.forget(holder)
+            self._bury(holder, now_s, RESTARTED, is_proven=True)
+        if holder.member in self.peers:
+            self.forget(holder)
 
     def _expire(self, peer: Peer, since_s: float, now_s: float) -> None:
         if now_s < since_s + self._config.suspect_after_s:

@@ -50,7 +50,7 @@ class _Printer:
             payloads=[p.decode() for p in view.payloads],
         )
 
-    def ended(self, member: Member) -> None:
+    def ended(self, member: Member, promised: ViewId | None) -> None:
         _print("ended", node=member.node)
 
     def expelled(self, why: str) -> None:

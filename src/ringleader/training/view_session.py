@@ -133,10 +133,14 @@ class ViewSession:
         _log.info("view %s: %d members, %s", view.id, len(view.members), plan.action)
         reach("install")
 
-    def ended(self, member: Member) -> None:
-        """Note that a life is proven to have ended."""
-        with self.lock:
-            self.step.note_ended(member, self.step.plan_view.id)
+    def ended(self, member: Member, promised: ViewId | None) -> None:
+        """Note that a life is proven to have ended, if its last promise is known.
+
+        Without it, it may have helped to form a view that nobody here knows.
+        """
+        if promised is not None:
+            with self.lock:
+                self.step.note_ended(member, promised)
 
     def expelled(self, why: str) -> None:
         """Give up the group: the others have gone on."""

@@ -59,7 +59,7 @@ class Hooks:
     def install(self, view: View) -> None:
         self.calls.put(("install", view))
 
-    def ended(self, member: Member) -> None:
+    def ended(self, member: Member, promised: ViewId | None) -> None:
         self.calls.put(("ended", member))
 
     def expelled(self, why: str) -> None:

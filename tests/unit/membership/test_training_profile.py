@@ -90,11 +90,12 @@ def test_an_answer_to_an_older_proposal_is_ignored() -> None:
 def test_a_proven_end_leads_to_a_proposal_within_milliseconds() -> None:
     desk = Desk(ADA, TRAINING)
     lead(desk, BOB, CYD)
+    desk.beat(CYD, prefers=ADA, hears=(ADA, BOB), promised=name(1))
     desk.now_s += 0.01
     actions = desk.step(LinkDown(CYD, gone=True))
-    assert only(actions, HealthChanged) == [
-        HealthChanged(CYD, Health.DEAD, "its process ended", is_proven=True)
-    ]
+    [gone] = only(actions, HealthChanged)
+    assert (gone.peer, gone.why, gone.is_proven) == (CYD, "its process ended", True)
+    assert gone.promised == name(1), "its last heartbeat told what it had promised"
     assert said(actions, Heartbeat, BOB), "the others hear of it at once"
     desk.beat(BOB, prefers=ADA, hears=(ADA,))
     [proposal] = said(desk.wait(0.01), Propose, BOB)
@@ -134,6 +135,15 @@ def test_a_goodbye_and_a_new_life_are_proofs_and_silence_is_none() -> None:
     desk.step(LinkDown(BOB, gone=False))
     [gone] = only(desk.step(LinkUp(BOB_AGAIN)), HealthChanged)
     assert (gone.peer, gone.is_proven) == (BOB, True)
+
+
+def test_the_last_promise_of_a_silent_member_is_not_known() -> None:
+    """It may have promised a view to others meanwhile, which the lineage must know."""
+    desk = Desk(ADA, TRAINING)
+    lead(desk, BOB, CYD)
+    desk.wait(1.5)
+    changes = only(desk.step(LinkDown(CYD, gone=True)), HealthChanged)
+    assert [(c.is_proven, c.promised) for c in changes] == [(True, None)]
 
 
 def test_a_suspicion_of_the_caller_asks_the_peer_at_once() -> None:

@@ -183,7 +183,7 @@ class ControlLoop:
             self.peers = peers
             for peer in peers.others:
                 if peer.has_ended and peer.member not in self._proven:
-                    self._prove(peer.member)
+                    self._prove(peer.member, None)
                     self.runner.ended(peer.member)
 
     def addresses(self) -> Mapping[str, Sequence[Address]]:
@@ -259,13 +259,13 @@ class ControlLoop:
     def on_change(self, change: HealthChanged) -> None:
         """Pass on the proven end of a member."""
         if change.is_proven:
-            self._prove(change.peer)
+            self._prove(change.peer, change.promised)
 
-    def _prove(self, member: Member) -> None:
+    def _prove(self, member: Member, promised: ViewId | None) -> None:
         if len(self._proven) > 1024:
             self._proven.clear()
         self._proven.add(member)
-        self._call(self._hooks.ended, member)
+        self._call(self._hooks.ended, member, promised)
 
     def on_link(self, link: ControlLink) -> None:
         """Do nothing: a view follows."""

@@ -27,8 +27,12 @@ class ViewHooks(Protocol):
     def install(self, view: View) -> None:
         """A view is in force, with the statuses of all members as payloads."""
 
-    def ended(self, member: Member) -> None:
-        """The process of a member is proven to have ended; may be called twice."""
+    def ended(self, member: Member, promised: ViewId | None) -> None:
+        """The process of a member is proven to have ended; may be called twice.
+
+        ``promised`` is the latest view that it had promised; None if it may have
+        promised one that is not known here.
+        """
 
     def expelled(self, why: str) -> None:
         """This machine was asleep, and the others have gone on without it.
