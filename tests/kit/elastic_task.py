@@ -82,7 +82,7 @@ class Trained:
 
     state: dict[str, np.ndarray]
     digests: dict[int, str] = field(default_factory=dict)
-    """Version -> digest of the whole model."""
+    """Version -> digest of the parameters."""
     positions: list[tuple[int, int]] = field(default_factory=list)
     """Epoch and position of every delivered sample, by the ledger."""
     nodes: set[str] = field(default_factory=set)
@@ -102,12 +102,17 @@ def train(
     model, optimizer, scheduler = parts()
     chosen = Options(seed=SEED, clip=CLIP, scheduler=scheduler, **options)
     run = start_run(model, optimizer, samples(), SPEC, chosen, config)
-    digests = {}
+    digests: dict[int, str] = {}
+
+    def note_digest(*_: object) -> None:
+        digests[run.version + 1] = digest(model)
+
+    # Not where step() returns True: a member that is slow may have no quanta.
+    optimizer.register_step_post_hook(note_digest)
     for x, y in run:
         time.sleep(pause_s)
         run.backward(nn.functional.cross_entropy(model(x), y))
         if run.step():
-            digests[run.version] = digest(model)
             if save_every and run.version % save_every == 0:
                 run.checkpoint()
             if run.version == until:
@@ -123,8 +128,8 @@ def train(
 
 
 def digest(model: nn.Module) -> str:
-    """Return a digest of all bits of the model."""
-    content = b"".join(t.numpy().tobytes() for t in model.state_dict().values())
+    """Return a digest of all bits of the parameters."""
+    content = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
     return hashlib.sha256(content).hexdigest()
 
 
