@@ -1,0 +1,246 @@
+"""The same task and kills for ringleader.elastic and for torchrun with checkpoints.
+
+    .venv/bin/python benchmarks/elastic_compare.py --kills 10
+
+Three members train a small model with a step of about 50 ms; every few seconds one of
+them gets SIGKILL at a random moment. torchrun runs as on three machines (three agents
+with one worker each, c10d rendezvous, gloo, DDP) and its program saves a checkpoint
+every 100 steps. Measured: time from the kill to the next applied update, time until
+the run is further than before the kill, and updates that were lost and done again.
+"Worker" kills a worker process; "machine" kills the agent, too; "rank 0" is the
+machine of the rendezvous. torchft has no build for aarch64 and is not compared here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from machine import describe
+
+from ringleader.transport.free_ports import free_ports
+
+sys.path.append(str(Path(__file__).parents[1]))  # for tests.kit
+from tests.kit.elastic_world import Hang, World
+from tests.kit.endless_task import GLOBAL_BATCH, MICRO_BATCH
+
+SIZE = 3
+PAUSE_S = 0.15
+"""Sleep of one step, shared by the members."""
+LIMIT_S = 300.0
+SCRIPT = Path(__file__).with_name("elastic_compare_ddp.py")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the kills of one kind have cost."""
+
+    next_update_s: list[float] = field(default_factory=list)
+    further_s: list[float] = field(default_factory=list)
+    updates_lost: list[int] = field(default_factory=list)
+    ended: int = 0
+    """Kills after which nobody trained any more."""
+
+    def summary(self) -> dict[str, object]:
+        """Return medians and maxima."""
+        lost = sum(self.updates_lost)
+        return {
+            "kills": len(self.next_update_s) + self.ended,
+            "runs_ended": self.ended,
+            "next_update_s": _spread(self.next_update_s),
+            "further_than_before_s": _spread(self.further_s),
+            "updates_lost": lost,
+            "samples_computed_again": lost * GLOBAL_BATCH,
+        }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    return {"median": round(statistics.median(values), 2), "max": round(max(values), 2)}
+
+
+# -- torchrun ------------------------------------------------------------------------
+
+
+class Torchrun:
+    """Three torchrun agents on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.agents: dict[int, subprocess.Popen[bytes]] = {}
+        self._port = free_ports(1)[0]
+
+    def start(self, index: int) -> None:
+        """Start the agent of a machine."""
+        self.agents[index] = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run"),
+                *("--nnodes", f"2:{SIZE}", "--nproc-per-node", "1"),
+                *("--rdzv-backend", "c10d", "--rdzv-id", "compare"),
+                *("--rdzv-endpoint", f"127.0.0.1:{self._port}"),
+                *("--rdzv-conf", f"is_host={int(index == 0)}"),
+                *("--local-addr", "127.0.0.1", "--max-restarts", "1000"),
+                *(str(SCRIPT), str(self.folder), str(PAUSE_S)),
+            ],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def worker(self, index: int) -> int:
+        """Return the process id of a machine's worker."""
+        agent = self.agents[index].pid
+        children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+        return int(children[0])
+
+    def steps(self) -> list[tuple[float, int]]:
+        """Return time and version of all steps of all workers, in order."""
+        found = []
+        for path in self.folder.glob("steps-*"):
+            for line in path.read_text().splitlines():
+                moment, _, version = line.partition(" ")
+                if version:
+                    found.append((float(moment), int(version)))
+        return sorted(found)
+
+    def close(self) -> None:
+        """Kill everything that is left."""
+        for index, agent in self.agents.items():
+            with contextlib.suppress(OSError, IndexError):
+                os.kill(self.worker(index), signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                os.killpg(agent.pid, signal.SIGKILL)
+            agent.wait()
+
+
+def wait_for(run: Torchrun, after_s: float, above: int, until_s: float) -> float | None:
+    """Return when a step above a version was applied after a moment."""
+    while time.monotonic() < until_s:
+        found = [s for s, v in run.steps() if s > after_s and v > above]
+        if found:
+            return found[0]
+        time.sleep(0.05)
+    return None
+
+
+def kill_torchrun(kind: str, kills: int, seed: int) -> Outcome:
+    """Measure kills of one kind; a machine that was killed starts again after 10 s."""
+    outcome, chosen = Outcome(), random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Torchrun(Path(folder))
+        try:
+            for index in range(SIZE):
+                run.start(index)
+            for _ in range(kills):
+                if not _kill_one(run, kind, chosen, outcome):
+                    break
+        finally:
+            run.close()
+    return outcome
+
+
+def _kill_one(
+    run: Torchrun, kind: str, chosen: random.Random, outcome: Outcome
+) -> bool:
+    began_s = time.monotonic()
+    if wait_for(run, began_s, 0, began_s + LIMIT_S) is None:
+        outcome.ended += 1
+        return False
+    time.sleep(chosen.uniform(2, 7))
+    index = 0 if kind == "rank 0" else chosen.randrange(1, SIZE)
+    worker = run.worker(index)
+    if kind != "worker":
+        os.killpg(run.agents[index].pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(worker, signal.SIGKILL)
+    killed_s = time.monotonic()
+    before = max(v for s, v in run.steps() if s <= killed_s)
+    until_s = killed_s + LIMIT_S
+    next_s = wait_for(run, killed_s + 0.3, 0, until_s)
+    further_s = wait_for(run, killed_s + 0.3, before, until_s)
+    if next_s is None or further_s is None:
+        outcome.ended += 1
+        return False
+    resumed = next(v for s, v in run.steps() if s == next_s)
+    outcome.next_update_s.append(next_s - killed_s)
+    outcome.further_s.append(further_s - killed_s)
+    outcome.updates_lost.append(max(0, before - resumed + 1))
+    if kind != "worker":
+        time.sleep(max(0.0, killed_s + 10 - time.monotonic()))
+        run.agents[index].wait()
+        run.start(index)
+    return True
+
+
+# -- ours ----------------------------------------------------------------------------
+
+
+def kill_ours(kind: str, kills: int, seed: int) -> Outcome:
+    """Measure kills of the leader ("rank 0") or of another member."""
+    outcome, chosen = Outcome(), random.Random(seed)
+    pause_s = PAUSE_S / (GLOBAL_BATCH / MICRO_BATCH)
+    with tempfile.TemporaryDirectory() as folder, World(Path(folder), SIZE) as world:
+        for index in range(SIZE):
+            world.start(index, joins=False)
+        for _ in range(kills):
+            world.wait_complete()
+            for member in world.alive.values():
+                member.tell(pause_s=pause_s)
+            until_s = time.monotonic() + chosen.uniform(2, 7)
+            while time.monotonic() < until_s:
+                world.handle(0.05)
+            first = world.nodes.index(next(iter(world.alive.values())).members[0])
+            others = [i for i in world.alive if i != first]
+            index = first if kind == "rank 0" else chosen.choice(others)
+            killed_s = world.kill(world.alive[index])
+            before = max(m.version for m in world.alive.values())
+            try:
+                after_s = world.wait_for_step(killed_s, [*world.alive.values()])
+            except Hang:
+                outcome.ended += 1
+                break
+            outcome.next_update_s.append(after_s - killed_s)
+            outcome.further_s.append(after_s - killed_s)
+            lost = before - min(m.version for m in world.alive.values())
+            outcome.updates_lost.append(max(0, lost))
+            while time.monotonic() < killed_s + 10:
+                world.handle(0.05)
+            world.start(index, joins=True)
+        world.check_ledger()
+    return outcome
+
+
+def main() -> None:
+    """Measure both, print and save the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    chosen = parser.parse_args()
+    results: dict[str, object] = dict(describe())
+    for name, measure in (("ringleader", kill_ours), ("torchrun", kill_torchrun)):
+        if chosen.only in ("", name):
+            results[name] = found = {}
+            kinds = ("machine", "rank 0")
+            for kind in ("worker", *kinds) if name == "torchrun" else kinds:
+                found[kind] = measure(kind, chosen.kills, chosen.seed).summary()
+                print(name, kind, json.dumps(found[kind]), flush=True)
+    if chosen.out is not None:
+        chosen.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

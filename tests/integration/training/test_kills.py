@@ -1,0 +1,58 @@
+"""Members of elastic runs die at named points, and the run goes on with exact values.
+
+The short version of benchmarks/elastic_kills.py.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from ringleader.simulation.lan import can_make_lan, lan
+from tests.kit.elastic_killer import Killer, Tally
+from tests.kit.elastic_partition import SHAPES, split_and_heal
+from tests.kit.elastic_world import World
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(115)]
+
+CASES = [
+    ("any", "leader"),
+    ("rs:0", "other"),
+    ("ag:1", "leader"),
+    ("held", "other"),
+    ("applying", "leader"),
+    ("prepare", "other"),
+    ("gather:0", "source"),
+    ("join:pull", "joiner"),
+]
+
+
+def test_kills_at_named_points_change_no_value(tmp_path: Path) -> None:
+    """Every step of every member is compared while the world runs."""
+    tally = Tally()
+    with World(tmp_path, 3) as world:
+        killer = Killer(world, tally, seed=1)
+        killer.begin()
+        for case in CASES:
+            killer.kill_once(case)
+        victim = world.alive[0]
+        others = [member for member in world.alive.values() if member is not victim]
+        stopped_s = world.kill(victim, signal.SIGSTOP)
+        world.wait_for_step(stopped_s + 1.0, others)
+        world.kill(victim, signal.SIGCONT)
+        world.wait_complete()
+        world.check_ledger()
+    assert tally.num_kills >= 9
+    assert not tally.not_reached
+
+
+@pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1])
+def test_two_parts_of_a_cut_network_become_one_run_again(tmp_path: Path) -> None:
+    """Two machines on either side: neither part has a majority."""
+    parts = SHAPES["2|2"]
+    with lan(hosts=4, rate="1gbit") as net, World(tmp_path, 4, net) as world:
+        for index in range(world.size):
+            world.start(index, joins=False)
+        split_and_heal(world, net, parts, apart_s=1.0, fast=0)

@@ -1,0 +1,160 @@
+"""One member of an elastic run, in a forked process that reports every step.
+
+Reports and commands are lines of JSON on one socket. Commands: ``arm`` (a kill point
+for the next time it is reached), ``sleep_at`` (sleep at a point once, then arm another)
+``ledger`` and ``usage`` (report it) and ``pause_s`` (time of a quantum).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import resource
+import select
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from ringleader.node.launch.end_with_parent import kill_on_death_of_parent
+from ringleader.settings.kill_point import KillPoint
+from ringleader.training import kill_points
+from ringleader.training.bucket_plan import plan_buckets
+from ringleader.training.elastic import elastic
+from tests.kit import endless_task as task
+from tests.kit.warm_python import enter
+
+SLEEP_S = 0.4
+SMALL_BUCKET_BYTES = 600
+"""Limit of a bucket, so that the small model has two."""
+
+
+def become_member(
+    sock: socket.socket, environment: dict[str, str], namespace: str, parent: int
+) -> NoReturn:
+    """Train until killed or until the parent closes ``sock``; never returns."""
+    code = 1
+    try:
+        kill_on_death_of_parent(parent)
+        if namespace:
+            enter(namespace)
+        os.environ.update(environment)
+        torch.set_num_threads(1)
+        limits = {"first": SMALL_BUCKET_BYTES, "limit": SMALL_BUCKET_BYTES}
+        plan_buckets.__kwdefaults__ = limits
+        _Member(sock).train()
+        code = 0
+    except BaseException:  # noqa: BLE001 - a fork must not return to the parent's code
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class _Member:
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._unread = b""
+        self._pause_s = 0.0
+
+    def train(self) -> None:
+        arm = os.environ.get("KILL_AT", "")
+        if arm:
+            kill_points.arm(KillPoint(arm, 1))
+        model, optimizer = task.make_model()
+        options: dict[str, Any] = json.loads(os.environ.get("ELASTIC_OPTIONS", "{}"))
+        run = elastic(
+            model,
+            optimizer,
+            task.Points(),
+            global_batch=task.GLOBAL_BATCH,
+            micro_batch=task.MICRO_BATCH,
+            seed=task.SEED,
+            epochs=None,
+            **options,
+        )
+        self._say(event="up")
+        for x, y in run:
+            time.sleep(self._pause_s)
+            run.backward(cross_entropy(model(x), y))
+            if run.step():
+                at_s = time.monotonic()
+                weights = base64.b64encode(task.flat(model).tobytes()).decode()
+                self._say(
+                    event="step",
+                    at_s=at_s,
+                    version=run.version,
+                    weights=weights,
+                    members=list(run.members),
+                    by=list(run.contributors),
+                )
+            self._obey(run)
+
+    def _say(self, **fields: object) -> None:
+        self._sock.sendall(json.dumps(fields).encode() + b"\n")
+
+    def _obey(self, run: Any) -> None:  # noqa: ANN401
+        while select.select([self._sock], [], [], 0)[0]:
+            found = self._sock.recv(4096)
+            if not found:
+                os._exit(0)  # the parent is done
+            *lines, self._unread = (self._unread + found).split(b"\n")
+            for line in lines:
+                self._perform(json.loads(line), run)
+
+    def _perform(self, command: dict[str, Any], run: Any) -> None:  # noqa: ANN401
+        match command:
+            case {"arm": str(name)}:
+                kill_points.arm(KillPoint(name, 1) if name else None)
+                self._say(event="armed", name=name)
+            case {"sleep_at": str(name), "then": str(then)}:
+                _sleep_at(name, then, lambda: self._say(event="asleep"))
+            case {"pause_s": float(pause_s)}:
+                self._pause_s = pause_s
+            case {"ledger": True}:
+                entries = [list(entry) for entry in run.ledger().entries()]
+                counts = run.ledger().samples_by_node()
+                self._say(
+                    event="ledger", version=run.version, entries=entries, counts=counts
+                )
+            case {"usage": True}:
+                self._say(event="usage", **_usage())
+
+
+class _Sleep:
+    """Takes the place of a kill point's lock: sleeps there, then arms another point."""
+
+    def __init__(self, then: str, on_sleep: Callable[[], None]) -> None:
+        self._then = then
+        self._on_sleep = on_sleep
+
+    def __enter__(self) -> None:
+        kill_points.arm(KillPoint(self._then, 1) if self._then else None)
+        self._on_sleep()
+        time.sleep(SLEEP_S)
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _sleep_at(name: str, then: str, on_sleep: Callable[[], None]) -> None:
+    """Sleep where the point ``name`` is reached next, instead of being killed."""
+    kill_points.arm(KillPoint(name, 0))
+    kill_points._armed.lock = _Sleep(then, on_sleep)  # type: ignore[assignment]
+
+
+def _usage() -> dict[str, int]:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "rss": pages * resource.getpagesize(),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+    }
