@@ -68,7 +68,7 @@ FLAGS = {
     "evaluate": "task --weights --version --export --picture --samples --device --json",
     "bench": "--ranks --sizes --operations --transport --peers --rounds --algorithms "
     "--lan --rate --quick --no-quick --out --json",
-    "demo": "--ranks --epochs --json",
+    "demo": "--ranks --epochs --chaos --json",
     "simulate": "--nodes --bytes --latency --bandwidth --operation --algorithms "
     "--slow-link --islands --island-bandwidth --island-latency --reduce-speed --arity "
     "--json",

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ringleader.cli import units
+from ringleader.cli.demo.chaos_view import show_chaos
 from ringleader.cli.demo.demo_machine import pair
 from ringleader.cli.extras import require_extra
 from ringleader.cli.interrupt import exit_on_sigterm
@@ -127,6 +128,13 @@ def demo(
         int, typer.Option(min=1, max=_MAX_RANKS, help="Number of nodes.")
     ] = 3,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = _EPOCHS,
+    chaos: Annotated[
+        bool,
+        typer.Option(
+            "--chaos",
+            help="Kill a node every few seconds; the loss must not notice.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON to standard output.")
     ] = False,
@@ -135,6 +143,8 @@ def demo(
     errors = Console(stderr=True)
     try:
         require_extra("demo")
+        if chaos:
+            raise typer.Exit(show_chaos(ranks, epochs, as_json=as_json))
         with exit_on_sigterm(), _progress(ranks, epochs) as on_epoch:
             result = run_demo(ranks, epochs, on_epoch)
     except RingleaderError as exc:

@@ -49,6 +49,6 @@ def _is_elastic(node: ast.AST) -> bool:
     match node:
         case ast.Attribute(value=ast.Name(id="ringleader"), attr="elastic"):
             return True
-        case ast.ImportFrom(module="ringleader", names=names):
-            return any(each.name == "elastic" for each in names)
+        case ast.ImportFrom(module="ringleader" | "ringleader.training.elastic"):
+            return any(each.name == "elastic" for each in node.names)
     return False
