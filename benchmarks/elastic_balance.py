@@ -36,6 +36,7 @@ from ringleader.identity.credentials import Credentials
 from ringleader.identity.secret_value import Secret
 from ringleader.testing.run_member import issue_credentials
 from ringleader.training.control.run_config import RunConfig
+from ringleader.training.control.run_environment import KnownPeers
 from ringleader.training.data import progress as progress_module
 from ringleader.training.data.balance import Balance, observe
 from ringleader.training.data.data_state import DataSpec
@@ -105,9 +106,7 @@ class Bench:
         again = self._alone()
         sums = [sum(alone), sum(again)]
         best = statistics.mean(sums)
-        slowed = self._slowed(
-            [statistics.mean(pair) for pair in zip(alone, again, strict=True)]
-        )
+        slowed = self._slowed()
         share = balanced["samples_per_s"] / best
         return {
             "cpu_quotas": self._quotas,
@@ -151,8 +150,14 @@ class Bench:
             "noise": logs[0][-1]["noise"],
         }
 
-    def _slowed(self, alone: Sequence[float]) -> dict[str, Any]:
-        """Halve the fastest machine in mid-run; count steps until the shares fit."""
+    def _slowed(self) -> dict[str, Any]:
+        """Halve the fastest machine in mid-run; count steps until the shares fit.
+
+        The speeds that they must fit are measured: half a quota is not half the speed.
+        """
+        set_quota(self._groups[0], self._quotas[0] / 2)
+        speeds = self._alone()
+        set_quota(self._groups[0], self._quotas[0])
         self._order_all(balanced=True)
         lines = []
         slowed_at = self._steps // 2
@@ -163,10 +168,10 @@ class Bench:
         for member in self._members[1:]:
             deque(lines_of(member), maxlen=0)
         set_quota(self._groups[0], self._quotas[0])
-        speeds = [alone[0] / 2, *alone[1:]]
         fits = [_fit(line["quotas"], speeds) for line in lines[slowed_at:]]
         steps = next((n for n, fit in enumerate(fits, 1) if fit >= GOAL), len(fits) + 1)
         return {
+            "alone_samples_per_s": speeds,
             "slowed_after_step": slowed_at,
             "steps": steps,
             "fit_after_each_step": " ".join(f"{fit:.2f}" for fit in fits),
@@ -310,10 +315,9 @@ def train(order: dict[str, Any]) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = Samples()
     spec = DataSpec(
-        num_samples=len(data),
+        num_samples=order["steps"] * order["quanta"] * MICRO,
         global_batch=order["quanta"] * MICRO,
         micro_batch=MICRO,
-        epochs=None,
     )
     config = None
     if order["size"] > 1:
@@ -322,9 +326,9 @@ def train(order: dict[str, Any]) -> None:
             credentials=Credentials.from_file(Path(order["credentials"])),
             port=order["port"],
             peers=order["peers"],
+            source=KnownPeers(order["size"], is_joiner=False),
         )
-    options = Options(min_members=order["size"])
-    run = start_run(model, optimizer, data, spec, options, config)
+    run = start_run(model, optimizer, data, spec, Options(), config)
     for x in run:
         run.backward(nn.functional.mse_loss(model(x), x))
         if run.step():
@@ -337,9 +341,6 @@ def train(order: dict[str, Any]) -> None:
                 "noise": balance.noise,
             }
             print(json.dumps(line), flush=True)
-            if run.version == order["steps"]:
-                break
-    run.close()
 
 
 def keep(balance: Balance, *_: object) -> Balance:
