@@ -73,7 +73,7 @@ class ChaosResult:
         return [
             f"Killed {kills} nodes with SIGKILL in {self.seconds:.0f} s: "
             f"{self.worker_kills} times the worker, {self.machine_kills} times all of "
-            "its processes. Each came back and joined the run.",
+            "its processes. Each was started again, to join the run.",
             f"The run has {len(self.run)} steps, as the uninterrupted one; largest "
             f"difference of the loss: {self.largest_difference:.1e} (limit "
             f"{MAX_DIFFERENCE:g}).",
