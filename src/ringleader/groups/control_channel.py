@@ -140,10 +140,12 @@ class ControlChannel:
 
     def progress(self, stalled_s: float = 0.0) -> None:
         """Move all frames that can be moved; raise if one of them breaks the group."""
-        if self.aborted is not None:
-            raise self.aborted
+        # First take the wake-ups, then look what they were for: one that comes in
+        # between ends the next sleep.
         with contextlib.suppress(BlockingIOError):
             self._wake_recv.recv(4096)
+        if self.aborted is not None:
+            raise self.aborted
         while self._posted:
             self._messages.take(self._posted.popleft())
         for stream in self._streams.values():

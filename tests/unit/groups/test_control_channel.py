@@ -1,11 +1,14 @@
-"""Which rank is blamed when a deadline is over."""
+"""Which rank is blamed when a deadline is over; no wake-up is lost."""
 
 from __future__ import annotations
 
+import socket
 import time
+from typing import cast
 
 import pytest
 
+from ringleader.errors import GroupAborted
 from ringleader.groups.control_channel import ControlChannel
 from ringleader.transport.memory_link import socket_pair
 from ringleader.wire import header
@@ -57,3 +60,27 @@ def test_a_rank_that_waits_itself_is_not_blamed_although_its_machine_is_busy(
     assert two.suspect([0]) == 0, "it may have begun the next call"
     zero.close()
     two.close()
+
+
+class AbortedMeanwhile:
+    """The waking end of a channel that another thread aborts as it is read."""
+
+    def __init__(self) -> None:
+        self.channel: ControlChannel | None = None
+
+    def recv(self, size: int) -> bytes:
+        assert self.channel is not None
+        self.channel.aborted = GroupAborted("enough")
+        return b"!"[:size]
+
+
+def test_an_abort_is_seen_although_its_wake_up_was_taken_with_another() -> None:
+    """Was: the flag was read first, so that such a call slept for a whole nap."""
+    waking = AbortedMeanwhile()
+    sockets = socket_pair()
+    channel = ControlChannel(0, {}, (cast("socket.socket", waking), sockets[1]))
+    waking.channel = channel
+    with pytest.raises(GroupAborted):
+        channel.progress()
+    for each in sockets:
+        each.close()
