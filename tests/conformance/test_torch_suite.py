@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(118)
-
 DRIVER = "tests.conformance.driver"
 
 PASSED_AT_LEAST = 124
@@ -84,7 +82,6 @@ def assert_passed(found: list[dict[str, str]], at_least: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(290)
 def test_the_whole_suite_passes_on_three_ranks(tmp_path: Path) -> None:
     """It takes a minute beside three other workers on two cores."""
     found = outcomes(tmp_path, world_size=3, start="fork", names="", within_s=250)

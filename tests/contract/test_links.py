@@ -23,8 +23,6 @@ from ringleader.transport.secure_socket import SecureSocket
 from ringleader.transport.shm_link import ShmLink, ShmPeer
 from ringleader.transport.socket_link import STRIPE_BYTES, SocketLink, StripedLink
 
-pytestmark = pytest.mark.timeout(60)
-
 POLLIN = 1
 
 

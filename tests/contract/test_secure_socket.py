@@ -25,8 +25,6 @@ from ringleader.transport.secure_socket import SecureSocket
 from ringleader.transport.socket_link import SocketLink
 from ringleader.transport.tls_credentials import TlsCredentials
 
-pytestmark = pytest.mark.timeout(30)
-
 Ends = tuple[SecureSocket, SecureSocket]
 
 

@@ -17,8 +17,6 @@ from ringleader.transport.star.routes import StarRoutes
 from ringleader.transport.star.star import Star
 from ringleader.wire import hello as wire
 
-pytestmark = pytest.mark.timeout(60)
-
 SIZE = 3
 WAIT_S = 30.0
 group_ids = itertools.count(1)

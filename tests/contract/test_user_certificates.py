@@ -26,8 +26,6 @@ from ringleader.transport.secure_socket import SecureSocket
 from ringleader.transport.tls_credentials import TlsCredentials
 from tests.kit.certificates import DAY, TestCa, new_key, pem_of
 
-pytestmark = pytest.mark.timeout(30)
-
 HOST = "one.lab"
 CA, OTHER_CA = TestCa("lab"), TestCa("lab")
 SERVER_ONLY = (ExtendedKeyUsageOID.SERVER_AUTH,)

@@ -13,7 +13,7 @@ import pytest
 from ringleader import checkpoint
 from tests.kit.scenario_worlds import Rank, ScenarioCall, ScenarioServer, one_shot
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "chargpt.py"
 WITHIN_S = 90.0

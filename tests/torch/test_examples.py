@@ -22,8 +22,6 @@ from tests.kit.scenario_worlds import ScenarioCall, ScenarioServer, one_shot
 HERE = Path(__file__).parent
 
 
-pytestmark = pytest.mark.timeout(240)
-
 EXAMPLES = HERE.parents[1] / "examples"
 FIRST = "ddp.py"
 SCRIPTS = {"fsdp2.py", "dtensor.py", "pipeline.py"}

@@ -26,8 +26,6 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 CLOSE = {"fp16": 1e-3, "bf16": 8e-3, "int8": 0.03, "int8-stochastic:3": 0.05}
 """How far off the sum may be, as a share of its size; twice what one rounding does."""
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def short_frames(monkeypatch: pytest.MonkeyPatch) -> None:

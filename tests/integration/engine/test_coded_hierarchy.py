@@ -31,7 +31,7 @@ LENGTHS = (1, 5, 2049, 20_001)
 EXACT = 1e-6
 """Rounding of float32 sums, relative."""
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("short_frames")]
+pytestmark = pytest.mark.usefixtures("short_frames")
 
 
 @pytest.fixture

@@ -78,14 +78,12 @@ def random_calls(group: Group, num_steps: int) -> None:
             reduced(group, step, count, in_place=kind == 0)
 
 
-@pytest.mark.timeout(100)
 @pytest.mark.parametrize("size", [2, 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_calls_of_any_length_follow_one_another(size: int) -> None:
     """No rank writes where another still reads, however they are out of step."""
     run_world(size, lambda group: random_calls(group, 150), "shm", within_s=90)
 
 
-@pytest.mark.timeout(100)
 def test_the_doorbell_is_signal_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system has no semaphores that processes can share, as on a Mac."""
     monkeypatch.setattr(shm_segment, "_init_semaphores", lambda *_: False)
@@ -98,7 +96,6 @@ def test_the_doorbell_is_signal_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     run_world(3, check, "shm", within_s=90)
 
 
-@pytest.mark.timeout(60)
 def test_memory_that_comes_back_as_another_tensor_is_seen_as_that() -> None:
     """Kept views are found by place, length and dtype: nothing less would do."""
 
@@ -138,7 +135,6 @@ def test_only_so_many_views_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     run_world(2, train, "shm", within_s=50)
 
 
-@pytest.mark.timeout(100)
 def test_what_fits_no_slot_of_so_many_ranks_is_not_put_into_one() -> None:
     """Slots get smaller with every rank of a host: 61,440 bytes with 17 of them."""
     size, counts = 17, [7_000, 7_680, 7_681, 8_192, 8_193]

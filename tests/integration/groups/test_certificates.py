@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
@@ -19,8 +18,6 @@ from ringleader.identity.secret_value import Secret
 from ringleader.identity.user_credentials import UserCredentials
 from ringleader.testing.threaded_world import run_threads
 from tests.kit.certificates import TestCa, new_key, pem_of
-
-pytestmark = pytest.mark.timeout(60)
 
 CA = TestCa()
 

@@ -22,6 +22,7 @@ from ringleader.errors import GroupAborted
 from ringleader.groups import runner
 from ringleader.groups.group import Group, handle_of
 from ringleader.testing.threaded_world import run_threads, world
+from ringleader.transport.link import wait_ready
 
 FOREVER_S, WOKEN_S = 3600.0, 40.0
 """Calls sleep this long if nothing wakes them; they must be back this much sooner.
@@ -124,7 +125,7 @@ class Sleepers:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._threads: set[int] = set()
-        self._real = waiter.wait_ready
+        self._real = wait_ready
         patch.setattr(waiter, "NAP_S", FOREVER_S)
         patch.setattr(runner, "NAP_S", FOREVER_S)
         patch.setattr(waiter, "wait_ready", self._sleep)
@@ -173,7 +174,7 @@ def test_an_abort_wakes_every_waiting_call(
         threads = []
         for group, source in zip(groups[:-1], inputs, strict=False):
             call = partial(group.all_reduce, source, out=torch.empty(count))
-            wait = partial(call, timeout_s=FOREVER_S, **how)  # type: ignore[arg-type]
+            wait = partial(call, timeout_s=FOREVER_S, **how)
             threads.append(
                 threading.Thread(target=wait_and_fail, args=(wait, errors), daemon=True)
             )

@@ -18,8 +18,6 @@ from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from ringleader.transport.free_ports import free_ports
 from tests.kit.warm_python import WarmPython
 
-pytestmark = pytest.mark.timeout(100)
-
 WITHIN_S = 60.0
 
 SCRIPT = """

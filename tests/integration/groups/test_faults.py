@@ -241,7 +241,6 @@ def run_a_moment(ranks: list[Rank], dice: random.Random) -> None:
     time.sleep(dice.uniform(0, 0.03))
 
 
-@pytest.mark.timeout(100)
 @pytest.mark.parametrize(
     ("transport", "victim"),
     [
@@ -282,7 +281,6 @@ def stops(transport: str) -> Iterator[tuple[Case, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(100)
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_stopped_rank_is_named_by_every_survivor_in_time(
     transport: str, fork_server: ForkServer
@@ -363,7 +361,6 @@ def fail_and_check(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(100)
 def test_what_survivors_call_complete_holds_its_final_value(
     fork_server: ForkServer,
 ) -> None:
@@ -397,7 +394,6 @@ def test_what_survivors_call_complete_holds_its_final_value(
     assert not silent
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_rank_that_wakes_up_too_late_learns_what_happened(
     transport: str, fork_server: ForkServer
@@ -413,7 +409,6 @@ def test_a_rank_that_wakes_up_too_late_learns_what_happened(
         assert ranks[1].ended_at_s - woken_s < STOP_TIMEOUT_S + SLACK_S
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_short_stop_is_not_an_error(transport: str, fork_server: ForkServer) -> None:
     with spawn_ranks(
@@ -440,7 +435,6 @@ def count_steps(group: Group, ready: Ready, steps: int) -> float:
     return float(total[0])
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_two_ranks_killed_at_once_are_still_an_error_in_time(
     transport: str, fork_server: ForkServer
@@ -456,7 +450,6 @@ def test_two_ranks_killed_at_once_are_still_an_error_in_time(
             assert rank.ended_at_s - killed_s < LOST_WITHIN_S
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_rank_that_ends_without_close_is_lost_to_the_others(
     transport: str, fork_server: ForkServer

@@ -28,8 +28,6 @@ from ringleader.transport.listener import Listener
 from ringleader.transport.listening_socket import listen
 from tests.kit.warm_python import WarmPython
 
-pytestmark = pytest.mark.timeout(60)
-
 SHORT_S = 0.5
 MEET_S = 2.0
 """In which two ranks surely meet, though the machine is busy."""

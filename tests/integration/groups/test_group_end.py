@@ -76,7 +76,6 @@ BLOCKING: dict[str, Callable[[Group], object]] = {
 # -- timeouts ----------------------------------------------------------------------
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_timeout_says_for_whom_and_in_which_call(transport: str) -> None:
     config = CollectiveConfig(timeout_s=SHORT_S)
@@ -94,7 +93,6 @@ def test_a_timeout_says_for_whom_and_in_which_call(transport: str) -> None:
         assert SHORT_S <= took_s < SHORT_S + 1
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_limit_of_a_call_goes_before_that_of_the_group(transport: str) -> None:
     with world(2, transport) as groups:
@@ -104,7 +102,6 @@ def test_the_limit_of_a_call_goes_before_that_of_the_group(transport: str) -> No
         assert time.monotonic() - started_s < SHORT_S + 1
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_barrier_after_one_that_timed_out_raises_and_frees_nobody(
     transport: str,
@@ -121,7 +118,6 @@ def test_a_barrier_after_one_that_timed_out_raises_and_frees_nobody(
         assert (type(again), str(again)) == (type(first), str(first))
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_broken_group_raises_the_same_error_for_ever_after(transport: str) -> None:
     with world(2, transport) as groups:
@@ -148,7 +144,6 @@ def test_a_broken_group_raises_the_same_error_for_ever_after(transport: str) -> 
 # -- abort -------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("name", BLOCKING)
 def test_abort_from_another_thread_ends_a_blocked_call_at_once(
@@ -167,7 +162,6 @@ def test_abort_from_another_thread_ends_a_blocked_call_at_once(
         assert blocked.ended_s - called_s < LATE_S
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_peers_learn_of_an_abort_while_they_wait_and_later(transport: str) -> None:
     with world(3, transport) as groups:
@@ -184,7 +178,6 @@ def test_peers_learn_of_an_abort_while_they_wait_and_later(transport: str) -> No
         assert isinstance(late, GroupAborted)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("count", [4, 300_000])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_an_abort_of_a_group_that_never_rests_reaches_everybody(
@@ -209,7 +202,6 @@ def test_an_abort_of_a_group_that_never_rests_reaches_everybody(
             assert thread.ended_s - aborted_s < LATE_S
 
 
-@pytest.mark.timeout(60)
 def test_an_abort_after_which_nobody_calls_anything_is_told_to_the_others() -> None:
     with world(2, "tcp") as groups:
 
@@ -235,7 +227,6 @@ def hearing() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("async_op", [True, False])
 @pytest.mark.usefixtures("hearing")
 def test_an_interrupt_by_the_user_ends_the_group_and_leaves_nobody_waiting(
@@ -258,7 +249,6 @@ def test_an_interrupt_by_the_user_ends_the_group_and_leaves_nobody_waiting(
         assert isinstance(failure(groups[0].barrier), InternalError | GroupAborted)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_abort_is_idempotent_and_the_first_reason_stays(transport: str) -> None:
     with world(2, transport) as groups:
@@ -276,7 +266,6 @@ def test_abort_is_idempotent_and_the_first_reason_stays(transport: str) -> None:
         group.close()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_abort_fails_every_operation_in_flight(transport: str) -> None:
     with world(2, transport) as groups:
@@ -295,7 +284,6 @@ def test_abort_fails_every_operation_in_flight(transport: str) -> None:
 # -- close -------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_who_waits_for_a_rank_that_left_is_told_so(transport: str) -> None:
     with world(2, transport) as (ours, theirs):
@@ -306,7 +294,6 @@ def test_who_waits_for_a_rank_that_left_is_told_so(transport: str) -> None:
     assert str(error) == "rank 1: left the group while this rank waited for it"
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_close_is_idempotent_and_the_end(transport: str) -> None:
     with world(2, transport) as groups:
@@ -318,7 +305,6 @@ def test_close_is_idempotent_and_the_end(transport: str) -> None:
             assert "closed" in str(failure(group.barrier))
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_call_with_a_rank_that_closed_raises_soon(transport: str) -> None:
     with world(2, transport) as groups:
@@ -330,7 +316,6 @@ def test_a_call_with_a_rank_that_closed_raises_soon(transport: str) -> None:
         assert time.monotonic() - started_s < LATE_S
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_close_does_not_wait_for_messages_that_nobody_takes(transport: str) -> None:
     with world(2, transport) as groups:
@@ -343,7 +328,6 @@ def test_close_does_not_wait_for_messages_that_nobody_takes(transport: str) -> N
             assert isinstance(failure(work.wait), GroupAborted)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_rank_may_close_right_after_its_last_call(transport: str) -> None:
     """The others still get everything it sent before."""
@@ -361,7 +345,6 @@ def test_a_rank_may_close_right_after_its_last_call(transport: str) -> None:
         assert sums == [600_000.0] * 3
 
 
-@pytest.mark.timeout(60)
 def test_leaving_the_block_with_an_error_tells_the_others_why() -> None:
     with world(2, "tcp") as groups:
         blocked = Blocked(lambda: groups[1].barrier())
@@ -375,7 +358,6 @@ def test_leaving_the_block_with_an_error_tells_the_others_why() -> None:
 # -- what is known after a failure -------------------------------------------------
 
 
-@pytest.mark.timeout(60)
 def test_progress_is_about_the_call_that_failed_and_not_the_one_before() -> None:
     with world(2, "shm") as groups:
         run_threads(

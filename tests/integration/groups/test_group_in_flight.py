@@ -29,7 +29,6 @@ def total(size: int, step: int, count: int) -> Tensor:
     return torch.stack([numbers(r, step, count) for r in range(size)]).sum(0)
 
 
-@pytest.mark.timeout(100)
 @pytest.mark.parametrize(
     ("size", "transport"),
     [(2, "tcp"), (2, "shm"), (3, "memory"), (4, "tcp"), (4, "shm")],
@@ -78,7 +77,6 @@ def one_step(group: Group, step: int, shared: random.Random) -> None:
     assert torch.equal(mine, right), f"kind {kind} at step {step}"
 
 
-@pytest.mark.timeout(100)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_steps_of_every_kind_with_random_delays_are_all_right(transport: str) -> None:
     """Successive calls never see each other's values."""
@@ -93,7 +91,6 @@ def test_steps_of_every_kind_with_random_delays_are_all_right(transport: str) ->
     run_world(3, train, transport, within_s=90)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_successive_broadcasts_bring_successive_values(transport: str) -> None:
     """Nothing of the first broadcast is left for the second."""
@@ -111,7 +108,6 @@ def test_successive_broadcasts_bring_successive_values(transport: str) -> None:
         assert seen == [float(s) for s in range(50)]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("equal", [True, False])
 def test_concurrent_buckets_never_mix(transport: str, equal: bool) -> None:
@@ -132,7 +128,6 @@ def test_concurrent_buckets_never_mix(transport: str, equal: bool) -> None:
     run_world(size, body, transport)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_many_operations_of_all_kinds_in_flight_are_waited_for_in_any_order(
     transport: str,
@@ -172,7 +167,6 @@ def test_many_operations_of_all_kinds_in_flight_are_waited_for_in_any_order(
     run_world(size, body, transport)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_several_threads_may_wait_for_one_rank_s_operations(transport: str) -> None:
     size = 2
@@ -193,7 +187,6 @@ def test_several_threads_may_wait_for_one_rank_s_operations(transport: str) -> N
     run_world(size, body, transport)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_calls_that_wait_run_after_those_that_do_not(transport: str) -> None:
     """The order is the order of the calls, whoever runs them."""
@@ -213,7 +206,6 @@ def test_calls_that_wait_run_after_those_that_do_not(transport: str) -> None:
     run_world(size, body, transport)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_an_operation_in_flight_goes_on_while_the_caller_computes(
     transport: str,
@@ -230,7 +222,6 @@ def test_an_operation_in_flight_goes_on_while_the_caller_computes(
     run_world(2, body, transport)
 
 
-@pytest.mark.timeout(60)
 def test_a_wait_with_a_limit_leaves_the_operation_alone() -> None:
     has_timed_out = threading.Event()
 
@@ -263,7 +254,6 @@ def count_wrong_elements(group: Group, ready: Ready, count: int, steps: int) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(100)
 @pytest.mark.parametrize(("transport", "steps"), [("tcp", 8), ("shm", 35)])
 def test_every_element_is_right_when_ranks_outnumber_cores_by_far(
     transport: str, steps: int, fork_server: ForkServer
@@ -285,7 +275,6 @@ def test_every_element_is_right_when_ranks_outnumber_cores_by_far(
         assert [rank.result(within_s=80) for rank in ranks] == [0] * len(ranks)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_64_megabytes_are_not_too_much(transport: str) -> None:
     count = 16 << 20
@@ -303,7 +292,6 @@ def test_64_megabytes_are_not_too_much(transport: str) -> None:
     run_world(2, body, transport)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (3, "tcp"), (5, "memory")])
 def test_every_rank_can_be_the_root(size: int, transport: str) -> None:
     def body(group: Group) -> None:

@@ -31,7 +31,6 @@ def total(group: Group | None, value: float) -> float:
     return small[0].item()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_disjoint_groups_work_side_by_side(transport: str) -> None:
     """Also sub-groups without rank 0."""
@@ -47,7 +46,6 @@ def test_disjoint_groups_work_side_by_side(transport: str) -> None:
     assert run_world(4, body, transport) == [101.0, 1010.0, 101.0, 1010.0]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_overlapping_groups_do_not_disturb_each_other(transport: str) -> None:
     members = [(0, 1), (1, 2), (0, 1, 2), (2, 0)]
@@ -70,7 +68,6 @@ def test_overlapping_groups_do_not_disturb_each_other(transport: str) -> None:
     run_world(3, body, transport)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_order_of_ranks_is_the_order_in_the_sub_group(transport: str) -> None:
     order = [2, 0, 3, 1]
@@ -90,7 +87,6 @@ def test_the_order_of_ranks_is_the_order_in_the_sub_group(transport: str) -> Non
     assert run_world(4, body, transport) == [[2.0, 0.0, 3.0, 1.0]] * 4
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_groups_within_groups_within_groups(transport: str) -> None:
     def body(group: Group) -> None:
@@ -115,7 +111,6 @@ def test_groups_within_groups_within_groups(transport: str) -> None:
     run_world(4, body, transport)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_same_ranks_may_form_a_group_again_and_again(transport: str) -> None:
     def body(group: Group) -> None:
@@ -130,7 +125,6 @@ def test_the_same_ranks_may_form_a_group_again_and_again(transport: str) -> None
     run_world(3, body, transport)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_end_of_a_sub_group_is_not_the_end_of_its_parent(transport: str) -> None:
     def body(group: Group) -> None:
@@ -149,7 +143,6 @@ def test_the_end_of_a_sub_group_is_not_the_end_of_its_parent(transport: str) -> 
     run_world(3, body, transport)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_operations_of_two_groups_in_flight_at_once(transport: str) -> None:
     with world(3, transport) as groups:
@@ -176,7 +169,6 @@ def test_operations_of_two_groups_in_flight_at_once(transport: str) -> None:
         run_threads([lambda g=g: body(g) for g in groups])  # type: ignore[misc]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_sub_group_that_timed_out_can_be_formed_later(transport: str) -> None:
     has_failed = threading.Event()
@@ -197,7 +189,6 @@ def test_a_sub_group_that_timed_out_can_be_formed_later(transport: str) -> None:
     assert run_world(2, body, transport) == [11.0, 11.0]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_threads_may_form_two_sub_groups_in_opposite_order(transport: str) -> None:
     members = [(0, 1), (1, 0)]
@@ -239,7 +230,6 @@ def _abort_while(group: Group, waits: Callable[[], object]) -> None:
     timer.join()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_closed_group_keeps_nothing_until_the_collector_runs(transport: str) -> None:

@@ -82,7 +82,6 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("make", MAKERS, ids=lambda m: m.__name__)
 def test_a_view_is_reduced_in_place_and_nothing_beside_it_is_touched(
@@ -107,7 +106,6 @@ def test_a_view_is_reduced_in_place_and_nothing_beside_it_is_touched(
     run_world(size, body, transport)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("shift", [0, 1], ids=["aligned", "unaligned"])
@@ -153,7 +151,6 @@ def beside(tensor: Tensor) -> Tensor:
     return memory
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("make", MAKERS, ids=lambda m: m.__name__)
 def test_a_view_may_be_the_input_or_the_output_of_every_operation(
@@ -196,7 +193,6 @@ def test_a_view_may_be_the_input_or_the_output_of_every_operation(
     run_world(size, body, transport)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("count", [6, LARGE])
 def test_conjugate_views_are_read_and_written_as_what_they_show(
@@ -221,7 +217,6 @@ def test_conjugate_views_are_read_and_written_as_what_they_show(
     run_world(2, body, transport)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_an_expanded_tensor_can_be_read_but_not_written(transport: str) -> None:
     def body(group: Group) -> None:
@@ -243,7 +238,6 @@ def test_an_expanded_tensor_can_be_read_but_not_written(transport: str) -> None:
     run_world(2, body, transport)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("count", [5, 1000, LARGE + 1])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_tensors_may_begin_at_any_byte(transport: str, count: int) -> None:
@@ -278,7 +272,6 @@ def test_tensors_may_begin_at_any_byte(transport: str, count: int) -> None:
     run_world(2, body, transport)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_input_of_an_out_of_place_call_is_never_written(transport: str) -> None:
     size = 3
@@ -297,7 +290,6 @@ def test_the_input_of_an_out_of_place_call_is_never_written(transport: str) -> N
     run_world(size, body, transport)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_input_of_an_out_of_place_call_is_not_written_when_it_fails(
     transport: str,
@@ -320,7 +312,6 @@ def test_the_input_of_an_out_of_place_call_is_not_written_when_it_fails(
             assert torch.equal(source, numbers(rank, LARGE))
 
 
-@pytest.mark.timeout(60)
 def test_what_makes_no_sense_is_refused_and_the_group_lives_on() -> None:
     with world(2) as groups:
         group = groups[0]

@@ -12,7 +12,6 @@ WITHIN_S = 400.0
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(420)
 @needs_mpirun
 def test_the_link_mpi_keeps_its_contract_computes_and_never_hangs() -> None:
     """One job for all: three interpreters with torch cost more than what they check."""

@@ -50,7 +50,6 @@ def reduce_one_large_tensor(
     return grew
 
 
-@pytest.mark.timeout(100)
 @pytest.mark.parametrize(
     "transport", [pytest.param("tcp", marks=pytest.mark.slow), "shm"]
 )
@@ -72,7 +71,6 @@ def test_a_gigabyte_is_reduced_with_16_megabytes_of_scratch(
             assert grew <= LIMIT_BYTES, f"rank {rank.rank}: {grew / 2**20:.1f} MiB"
 
 
-@pytest.mark.timeout(100)
 @pytest.mark.parametrize(
     ("transport", "algorithm"),
     [
@@ -133,7 +131,6 @@ def every_operation_grows_little(
     return grew
 
 
-@pytest.mark.timeout(100)
 @pytest.mark.parametrize(
     "transport", [pytest.param("tcp", marks=pytest.mark.slow), "shm"]
 )
@@ -177,7 +174,6 @@ def repeat_calls(group: Group, ready: Ready) -> int:
     return memory_bytes("VmRSS") - before
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_group_keeps_no_tensor_after_the_call(
     transport: str, fork_server: ForkServer

@@ -18,7 +18,6 @@ KNOCK = "import socket, sys; socket.create_connection((sys.argv[1], {port}), 1.0
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not POSSIBLE, reason=REASON),
-    pytest.mark.timeout(120),
 ]
 
 

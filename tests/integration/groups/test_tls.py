@@ -44,8 +44,6 @@ from ringleader.transport.free_ports import free_ports
 from ringleader.transport.secure_socket import SecureSocket
 from ringleader.wire.control_frames import Frame, Kind
 
-pytestmark = pytest.mark.timeout(60)
-
 LOST_WITHIN_S = 2.0
 STOP_TIMEOUT_S = 1.5
 SLACK_S = 1.0

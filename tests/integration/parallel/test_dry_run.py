@@ -33,7 +33,6 @@ print("trained", flush=True)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_a_dry_run_prints_the_plan_and_ends_with_success(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

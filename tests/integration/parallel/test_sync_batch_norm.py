@@ -27,8 +27,6 @@ if __name__.startswith("bodies_"):  # in the fork server: else DDP does it in ev
     import torch._dynamo
 
 
-pytestmark = pytest.mark.timeout(100)
-
 BACKEND = "ringleader"
 WITHIN_S = 40.0
 """A world takes two seconds, and ten on a busy machine."""

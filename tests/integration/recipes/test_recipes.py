@@ -18,8 +18,6 @@ from tests.kit.machines import RINGLEADER, Command, Machines
 from tests.kit.slurm import Slurm, can_run_slurm
 from tests.kit.warm_python import WarmPython
 
-pytestmark = pytest.mark.timeout(240)
-
 WITHIN_S = 180.0
 ROOT = Path(__file__).resolve().parents[3]
 RECIPES = ROOT / "examples/recipes"

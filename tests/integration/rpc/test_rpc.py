@@ -35,8 +35,6 @@ from ringleader.rpc.endpoint import Endpoint
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from ringleader.testing.threaded_world import run_threads, world
 
-pytestmark = pytest.mark.timeout(60)
-
 WITHIN_S = 20.0
 
 

@@ -35,8 +35,6 @@ from ringleader.transport.secure_socket import SecureSocket
 from ringleader.transport.socket_link import SocketLink
 from ringleader.wire import hello as wire
 
-pytestmark = pytest.mark.timeout(60)
-
 WITHIN_S = 20.0
 called: list[object] = []
 

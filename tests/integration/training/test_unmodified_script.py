@@ -144,7 +144,6 @@ def finish(ranks: list[WarmProcess], folder: Path, killed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("killed", [0, 2])
 def test_a_script_survives_kill_9_of_a_rank_at_a_random_moment(
     killed: int, warm_python: WarmPython, tmp_path: Path
@@ -157,7 +156,6 @@ def test_a_script_survives_kill_9_of_a_rank_at_a_random_moment(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1])
 def test_the_command_survives_the_loss_of_a_machine(
     warm_python: WarmPython, tmp_path: Path

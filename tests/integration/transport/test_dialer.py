@@ -24,8 +24,6 @@ from ringleader.transport.dialer import MAX_ADDRESSES, Dialer, Endpoint
 from ringleader.transport.free_ports import free_ports
 from ringleader.wire import hello as wire
 
-pytestmark = pytest.mark.timeout(30)
-
 ANSWER = wire.HelloReply(
     status=wire.Status.OK, rank=0, incarnation=bytes(16), host=bytes(16)
 )

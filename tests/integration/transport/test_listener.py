@@ -42,8 +42,6 @@ from ringleader.transport.mesh_config import MeshConfig
 from ringleader.transport.secure_socket import SecureSocket
 from ringleader.wire import hello as wire
 
-pytestmark = pytest.mark.timeout(60)
-
 GROUP = 0xC0FFEE
 FORM_S = 15.0
 

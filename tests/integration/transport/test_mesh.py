@@ -19,8 +19,6 @@ from ringleader.transport.mesh import Mesh
 from ringleader.transport.mesh_config import MeshConfig
 from ringleader.wire import hello as wire
 
-pytestmark = pytest.mark.timeout(60)
-
 GROUP = 0xC0FFEE
 FORM_S = 15.0
 

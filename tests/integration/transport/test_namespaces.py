@@ -11,10 +11,7 @@ from ringleader.simulation.lan import can_make_lan
 from ringleader.transport.host_token import host_token
 
 IS_POSSIBLE, REASON = can_make_lan()
-pytestmark = [
-    pytest.mark.skipif(not IS_POSSIBLE, reason=f"no namespaces here: {REASON}"),
-    pytest.mark.timeout(60),
-]
+pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no namespaces here: {REASON}")
 
 TOKEN = (
     "from ringleader.transport.host_token import host_token; print(host_token().hex())"

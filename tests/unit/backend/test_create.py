@@ -30,7 +30,6 @@ def request_of(world_rank: int, ranks: list[int], store: Store) -> SimpleNamespa
     )
 
 
-@pytest.mark.timeout(60)
 def test_groups_with_the_same_id_and_store_do_not_meet() -> None:
     """new_subgroups(group=half): both halves form their group at the same time.
 
@@ -54,7 +53,6 @@ def test_groups_with_the_same_id_and_store_do_not_meet() -> None:
     assert sums == [3.0, 3.0, 12.0, 12.0]
 
 
-@pytest.mark.timeout(60)
 def test_ranks_meet_again_after_an_attempt_that_failed_on_one_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
