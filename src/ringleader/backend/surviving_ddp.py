@@ -40,7 +40,7 @@ class SurvivingHook:
         self._early: Any = None
 
     def __call__(self, state: object, bucket: GradBucket) -> Future[Tensor]:
-        """Start a bucket; the last one returns when all are delivered."""
+        """Start a bucket; the call for the last one returns when all are delivered."""
         flat = bucket.buffer()
         if flat.layout is not torch.strided:
             raise ConfigError("--survive: sparse gradients are not supported")

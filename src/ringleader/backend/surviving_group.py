@@ -45,7 +45,7 @@ from ringleader.groups.group import Group
 from ringleader.groups.work import DONE
 
 END_S: Final = 30.0
-"""How long a script that ended serves the others."""
+"""How long a script that has ended still serves its results to the others."""
 
 _NEED_ALL: Final = (
     "allgather",
@@ -186,7 +186,7 @@ for _name in _NEED_ALL:
 
 
 def _sources(tensors: list[Tensor]) -> list[Tensor]:
-    """The values in host memory: the tensors themselves, where they are there."""
+    """Return the values in host memory: the tensors themselves if they are there."""
     return [each.detach().cpu().contiguous() for each in tensors]
 
 

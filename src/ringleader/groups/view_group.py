@@ -23,7 +23,7 @@ from ringleader.transport.shared_listener import ListenerLease
 
 
 def encode_endpoint(lease: ListenerLease, hosts: Sequence[str]) -> bytes:
-    """What others need to reach this process, which listens on ``hosts``.
+    """Return the encoded endpoint of this process, which listens on ``hosts``.
 
     Raises ConfigError if they cannot be addresses or are not in the certificate.
     """
@@ -36,7 +36,7 @@ def encode_endpoint(lease: ListenerLease, hosts: Sequence[str]) -> bytes:
 
 
 def decode_endpoint(value: bytes, peer: int) -> Endpoint:
-    """The endpoint that ``peer`` published; ProtocolError if it is invalid."""
+    """Return the endpoint that ``peer`` published; ProtocolError if it is invalid."""
     return read(value, peer)
 
 
@@ -60,9 +60,9 @@ def form_view_group(  # noqa: PLR0913 - one keyword each
     is closed.
 
     Another thread ends it by ``deadline.cancellation.cancel(reason)``, for example
-    because a member was lost; it then raises GroupAborted, within 5 ms while it is
-    young. A group that has formed is aborted by the same call. A member whose listener
-    is gone is reported at once (PeerUnreachable).
+    because a member was lost; it then raises GroupAborted, within 5 ms in its first
+    moments. A group that has formed is aborted by the same call. A member whose
+    listener is gone is reported at once (PeerUnreachable).
     """
     credentials = lease.listener.credentials
     check_alike(endpoints, encrypts=credentials is not None)

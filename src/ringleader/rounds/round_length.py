@@ -1,4 +1,4 @@
-"""How many local steps a round has, who makes how many, and what late ones weigh."""
+"""The number of local steps in a round, their division, and the weight of late ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def split_by_speed(total: int, speeds: Sequence[float]) -> list[int]:
     order = sorted(range(len(parts)), key=lambda i: (parts[i] - exact[i], i))
     for i in order[: max(0, total - sum(parts))]:
         parts[i] += 1
-    while sum(parts) > max(total, len(parts)):  # those of one step took too many
+    while sum(parts) > max(
+        total, len(parts)
+    ):  # members with the minimum of one step took more than their share
         parts[parts.index(max(parts))] -= 1
     return parts
 

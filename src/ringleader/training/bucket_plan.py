@@ -1,4 +1,4 @@
-"""Which parameters share a bucket: the same on every member, as the layout is."""
+"""Divides the parameters into buckets, in the same way on every member."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUCKET_BYTES: Final = 25 << 20
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One parameter as the plan sees it."""
+    """Kind and size of one parameter."""
 
     kind: str
     """Parameters of one kind (dtype and device) share a flat buffer."""
@@ -25,7 +25,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A run of one flat buffer that is reduced by one call."""
+    """A range of one flat buffer that is reduced by one call."""
 
     kind: str
     start: int

@@ -1,4 +1,4 @@
-"""Contribution: the gradient sum of this member's quanta, and how it is reduced."""
+"""Contribution: the sum of the gradients of this member's quanta."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Contribution:
         self.step.finish(weight, seconds)
 
     def seal(self) -> None:
-        """Complete the contribution before it is reduced; gradients always are."""
+        """Complete the contribution before it is reduced; a gradient sum always is."""
 
     def entry(self, node: NodeId, micro_batch: int, flags: Flag) -> Entry:
         """Return the sideband entry of this member."""

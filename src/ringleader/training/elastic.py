@@ -41,7 +41,15 @@ def elastic(  # noqa: PLR0913 - one keyword each
     seed: int = 0,
     **options: Any,  # noqa: ANN401
 ) -> ElasticRun:
-    """Train ``model`` on all machines of the run, whoever comes and goes."""
+    """Return a training loop that goes on when machines are lost or join.
+
+    Iterate over it; call ``backward(loss)`` and ``step()`` of the run for each batch. A
+    step takes ``global_batch`` samples, of all machines together, in micro-batches of
+    ``micro_batch``. ``options`` are the fields of ``Options``. A process that was not
+    started by ``ringleader run --survive`` trains alone.
+
+    Raises ConfigError if the model, the data or an option cannot be used.
+    """
     chosen = Options(seed=seed, **options)
     rounds = chosen.rounds
     spec = data_spec(

@@ -29,7 +29,7 @@ LIVE_BYTES = 8 << 20
 0.3 s at 1 Gbit/s, with the state of Adam."""
 
 LEVEL_S: Final = 120.0
-"""A newcomer that is not level by then joins without."""
+"""A newcomer that has not caught up by then joins all the same, by copying."""
 
 LAST_STEPS_S: Final = 5.0
 """How long an admitted newcomer waits for the gradients of the last steps."""
@@ -48,7 +48,7 @@ class Following:
     ) -> None:
         self.state = state
         self._has_gradients = has_gradients
-        """False in rounds of local steps: nothing is there to follow in between."""
+        """False in rounds of local steps, which have no gradients to follow."""
         self._version = version
         self._membership = membership
         self._learner: LiveLearner | None = None
@@ -73,7 +73,10 @@ class Following:
         return await dial_sources(self._membership, known)
 
     def finish(self, version: int) -> bool:
-        """Stop following when ``version`` is reached; True if most of it is right."""
+        """Stop following when ``version`` is reached.
+
+        Returns True if the state should be that of the run, but for small parts.
+        """
         learner, self._learner = self._learner, None
         if learner is None:
             return False
@@ -88,7 +91,7 @@ class Following:
 
     @contextmanager
     def hurried(self) -> Iterator[None]:
-        """Send without a limit meanwhile: everybody waits for a newcomer."""
+        """Send without a limit of the rate, while all members wait for a newcomer."""
         if self._source is None:
             yield
             return

@@ -1,4 +1,4 @@
-"""Named points at which a test lets the process kill itself: what is left is proven.
+"""Named points of a step at which a test makes this process kill itself.
 
 ``RINGLEADER_KILL_AT=rs:0@3`` ends the process with SIGKILL when it reaches the point
 ``rs:0`` for the third time. Without the variable a point costs one comparison.

@@ -18,10 +18,10 @@ LEAVE_AFTER_STEPS = 2
 
 
 class MachineEvents:
-    """What a member tells the others about its machine. For the user's thread.
+    """Events of this machine that the others have to know. For the user's thread.
 
-    After SIGTERM a member tells that it leaves, and does so after the next step in
-    which it has no work: nobody waits for it, and nothing is computed twice.
+    After SIGTERM a member announces that it leaves, and leaves after the next step in
+    which it has no work. So nobody waits for it, and nothing is computed twice.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ MEET_S: Final = 30.0
 """How long the first step waits for machines that are expected."""
 
 MAX_FAILURES: Final = 30
-"""Views in a row in which nothing could be done: then the last error is raised."""
+"""After more failed views in a row than this, the last error is raised."""
 
 END_S: Final = 30.0
 """How long a finished member serves the others."""
@@ -99,7 +99,7 @@ class Members(Team):
     # -- one attempt -----------------------------------------------------------------
 
     def start_reduction(self) -> None:
-        """Let buckets leave while the last quantum runs backward."""
+        """Start to send buckets while the last quantum runs backward."""
         if self._entered is not None and self._group is not None:
             self._attempts.start_early(self._entered, self._group)
 

@@ -47,7 +47,7 @@ class ModelUpdate:
         return ReplicatedState(self.model, self.optimizer, others, extra)
 
     def apply(self, totals: Totals, version: int | None) -> None:
-        """Apply the result ``version``; None: A itself, of a run of one member.
+        """Apply the result ``version``; None: A itself, in a run of one member.
 
         A step without samples, as of streamed data that has ended, changes nothing.
         """

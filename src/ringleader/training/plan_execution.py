@@ -1,4 +1,4 @@
-"""What all members of a new view do first: complete a result, give state to newcomers.
+"""PlanExecution: completes a result in a new view, and gives the state to newcomers.
 
 Runs on the user's thread of every member, over the new group. It raises ViewChanged, or
 an error of the group, when another view has to come first; that has its own plan.
@@ -102,11 +102,14 @@ class PlanExecution:
         if done.refused:
             for rank, why in done.refused.items():
                 _log.warning("%s does not take part: %s", installed.names[rank], why)
-            raise ViewChanged  # it will: they leave
+            raise ViewChanged  # those that refused leave the run
         return self._session.step.me in plan.adopt
 
     def _begin_adopt(self, installed: InstalledView) -> bool:
-        """Give up the own state, if the plan says so; True if most of it is right."""
+        """Give up the own state, if the plan says so.
+
+        Returns True if most of it should be that of the run already.
+        """
         if self._session.step.me not in installed.plan.adopt:
             return False
         with self._session.lock:

@@ -1,4 +1,4 @@
-"""Random generators seeded per quantum, so that dropout does not depend on who runs it.
+"""Seeds the random generators for each quantum: dropout is the same on any machine.
 
 The seeds follow from (seed of the run, version, index of the quantum) alone.
 """

@@ -52,7 +52,8 @@ class Residuals:
     def deliver(self, attempt: Attempt) -> None:
         """Take the residuals of the attempt that was delivered.
 
-        Where they are lost, zero is taken: the old ones are in the result already.
+        A bucket whose new residual was not completed starts again from zero: the result
+        contains the old one already.
         """
         if not self._sets[0]:
             return

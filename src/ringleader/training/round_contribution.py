@@ -1,4 +1,4 @@
-"""RoundContribution: local steps on this member's quanta, then how far they led."""
+"""RoundContribution: local steps on this member's quanta, and their total effect."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ringleader.training.round_update import RoundUpdate
 class RoundContribution(Contribution):
     """What this member adds to a round. User's thread only.
 
-    Each quantum is one step of the user's optimizer. A loss of other members changes
-    nothing here: further quanta continue from where this model is.
+    Each quantum is one step of the user's optimizer. After the loss of another member
+    this one continues from its current model with the quanta that it takes over.
     """
 
     def __init__(self, update: RoundUpdate) -> None:
@@ -56,6 +56,6 @@ class RoundContribution(Contribution):
             self._rounds.buffers.zero()
 
     def drop(self) -> None:
-        """Forget the contribution, and go back to the begin of the round."""
+        """Forget the contribution, and go back to the beginning of the round."""
         super().drop()
         self._rounds.begin_round()

@@ -1,4 +1,4 @@
-"""The update of a round: an outer step from where all members began the round."""
+"""RoundUpdate: applies a round of local steps by one outer step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ringleader.training.state.replicated_state import ReplicatedState
 
 
 class RoundUpdate(ModelUpdate):
-    """The user's optimizer makes local steps; rounds move the state of all members.
+    """Makes local steps with the user's optimizer, and the outer step of each round.
 
     The replicated state is that of the outer step. The optimizer's own state stays on
     its member, and a newcomer begins without any.
@@ -49,7 +49,7 @@ class RoundUpdate(ModelUpdate):
         )
 
     def begin_round(self) -> None:
-        """Set the model to where the round begins."""
+        """Set the model to its state at the beginning of the round."""
         self.outer.load_into(self.model)
         self.norms.remember()
 
@@ -68,7 +68,7 @@ class RoundUpdate(ModelUpdate):
         self.outer.differences(self.buffers.parameters, weight, self.buffers.views)
 
     def apply(self, totals: Totals, version: int | None) -> None:
-        """Apply the round ``version``; None: A itself, of a run of one member."""
+        """Apply the round ``version``; None: A itself, in a run of one member."""
         flats = (
             self.buffers.contribution
             if version is None

@@ -1,12 +1,12 @@
-"""Survivors: the collectives of an unmodified script, among those that are alive.
+"""Survivors: runs the collectives of an unmodified script among the living members.
 
 Every collective is one step of the step protocol. Its inputs are retained and its
 results go to other memory, so an attempt that loses a member is repeated by the others.
 If one of them has the result already, the others get exactly that one. The tensors of
 the script are written when the step is delivered, and not before.
 
-A script decides nothing about members, so nobody can join and nobody can take state: a
-process that fell behind ends with Expelled.
+Such a script cannot hand over its state. So no machine can join, and a process that
+fell behind ends with Expelled.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ REFRESH_S: Final = 1.0
 VIEW_S: Final = 60.0
 """How long a process waits for any view, once it needs one."""
 MAX_FAILURES: Final = 30
-"""Views in a row in which nothing could be done: then the last error is raised."""
+"""After more failed views in a row than this, the last error is raised."""
 
 
 class Survivors:
-    """The members of a run that are alive, as one script sees them. One at a time."""
+    """Runs the collectives of one script among the members that are alive."""
 
     def __init__(self, session: ViewSession, members: Sequence[Member]) -> None:
         self._session = session

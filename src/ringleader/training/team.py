@@ -1,4 +1,4 @@
-"""Team: how a member's contribution becomes a delivered step. Here: of one member."""
+"""Team: delivers and applies the steps of a run of one member."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Team:
         self.begin_step()
 
     def follow(self) -> None:
-        """Enter views that came since; there are none here."""
+        """Enter a view that was installed since; a run of one member has none."""
 
     def next_quantum(self) -> Loaded | None:
         """Return the next quantum and its batch; None if it turned out to be empty."""
@@ -88,7 +88,7 @@ class Team:
         return None
 
     def start_reduction(self) -> None:
-        """Let buckets leave while the last quantum runs backward; not needed here."""
+        """Start to send buckets while the last quantum runs backward; here nothing."""
 
     def complete_step(self) -> bool:
         """Deliver and apply the step if all quanta are done; True if it was applied."""
@@ -116,7 +116,8 @@ class Team:
         return len(quanta(self.data.spec, self.progress.state))
 
     def apply(self, totals: Totals, result: int | None) -> None:
-        """Apply a delivered step; ``result`` None: of this member alone."""
+        """Apply a delivered step: the result of version ``result``, or with None the
+        contribution of this member alone."""
         reach("applying")
         self.contribution.update.apply(totals, result)
         self.version += 1

@@ -3,9 +3,9 @@
 The only place where it is decided which update a run applies next. Every member
 computes it from the payloads of the committed view, so no plan is ever sent.
 
-1. Winner. Of all histories the one with the most samples goes on (then one that is a
-   member's own, the least forked, the smaller name). Inside a lineage the newest
-   installed view speaks, and of its members the one furthest ahead: the *top*.
+1. Winner. Of all histories the one with the most samples goes on (then one that was
+   not read from a disk, the least forked, the smaller name). Inside a lineage the
+   newest installed view counts, and of its members the one furthest ahead: the *top*.
 2. Fit. A member whose chain is the top's, or the one before it, has the same state up
    to one result. All others take the state of a fit member (``adopt``).
 3. If a fit member lacks the top's last result, it is gathered. If nobody can serve all

@@ -1,4 +1,4 @@
-"""Battery: whether this machine should spare its battery rather than compute."""
+"""Battery: decides whether this machine should get no work, to spare its battery."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _source(run: RunSettings) -> AgentPeers | KnownPeers:
 
 
 def _credentials(run: RunSettings) -> NodeCredentials:
-    """Load them also with --plaintext, which is about tensors only."""
+    """Load the credentials; control links are encrypted even with --plaintext."""
     files = tls_files()
     if files is not None:
         return UserCredentials.load(files)

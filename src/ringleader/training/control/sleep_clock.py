@@ -1,4 +1,4 @@
-"""SleepClock: how long this machine was suspended, by clocks that tell it."""
+"""SleepClock: measures for how long this machine was suspended."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ ASLEEP_S = 5.0
 def suspended_s() -> float:
     """Return the time that this machine was suspended since it was started.
 
-    It is the difference of a clock that goes on meanwhile and one that does not. Where
-    the system has no such clocks it is zero, and the others evict a machine that was
-    asleep by its silence.
+    It is the difference between a clock that runs during a suspension and one that does
+    not. Where the system has no such clocks it is zero; the others then evict a machine
+    that sleeps because it is silent.
     """
     if hasattr(time, "CLOCK_BOOTTIME"):  # Linux
         return _difference_s(time.CLOCK_BOOTTIME, time.CLOCK_MONOTONIC)

@@ -1,4 +1,4 @@
-"""LeaveRequest: SIGTERM as a wish to leave the run at the end of the step."""
+"""LeaveRequest: takes SIGTERM as a request to leave the run after the step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LeaveRequest:
         return self._is_set
 
     def set(self) -> None:
-        """Ask for leaving, as SIGTERM does."""
+        """Ask this process to leave, as SIGTERM does."""
         self._is_set = True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

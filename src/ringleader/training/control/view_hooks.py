@@ -1,4 +1,4 @@
-"""ViewHooks and PeerSource: what the control thread of a run calls, and asks."""
+"""ViewHooks and PeerSource: the interfaces that the control thread of a run calls."""
 
 from __future__ import annotations
 

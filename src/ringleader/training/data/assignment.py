@@ -1,4 +1,4 @@
-"""Who computes which quanta of a step, from the start and after a loss.
+"""Assigns the quanta of a step to members, when it begins and after a loss.
 
 Every quantum goes to the member that would finish it first. For quanta of equal size
 that gives the shortest step. All members compute the same table from replicated values:
@@ -23,10 +23,10 @@ OnLoss = Literal["refill", "shrink"]
 
 @dataclass(frozen=True, slots=True)
 class StepTable:
-    """Who computes which quanta of one step; equal on all members of a view."""
+    """The assignment of the quanta of one step; equal on all members of a view."""
 
     quanta: Mapping[NodeId, tuple[int, ...]]
-    """Of every member of the view, in ring order."""
+    """Indices of the quanta that each member of the view computes, in ring order."""
     dropped: tuple[int, ...] = ()
     """Quanta that nobody computes in this step; they become debt."""
 
@@ -40,7 +40,8 @@ def quotas(
     """Divide quanta among members in ring order.
 
     A member whose quantum time is unknown gets one quantum to be measured by, unless
-    none is known: then all get equally many. ``spares`` get none, unless all are.
+    none is known: then all get equally many. ``spares`` get none, unless all members
+    are spares.
     """
     workers = [m for m in members if m not in spares] or list(members)
     known = [m for m in workers if m in quantum_s]
@@ -61,7 +62,7 @@ def quotas(
 
 
 def spread(counts: Quotas, indices: Sequence[int]) -> dict[NodeId, tuple[int, ...]]:
-    """Give each member its number of the quanta ``indices``, neighbours together."""
+    """Assign neighbouring quanta of ``indices`` to each member, as many as counted."""
     if sum(counts.values()) != len(indices):
         raise InternalError(f"{counts} for {len(indices)} quanta")
     table, begin = {}, 0
@@ -74,10 +75,10 @@ def spread(counts: Quotas, indices: Sequence[int]) -> dict[NodeId, tuple[int, ..
 def overlapping(
     num_quanta: int, kept: Mapping[NodeId, Sequence[int]]
 ) -> frozenset[NodeId]:
-    """Return members whose quanta cannot stand beside those of members before them.
+    """Return the members whose quanta conflict with those of members before them.
 
-    They claim a quantum that the step does not have, or that another member has, too.
-    Nothing of their contribution may be counted.
+    They claim a quantum that the step does not have, or that another member has, too,
+    so nothing of their contribution may be counted.
     """
     taken: set[int] = set()
     wrong = set()
@@ -105,8 +106,8 @@ def after_loss(
 ) -> StepTable:
     """Return the table of a step that goes on in a new view.
 
-    Members keep the quanta ``kept``. The others are divided by ``given``, how many
-    each member takes in addition; with None they are dropped (``shrink``).
+    Members keep the quanta ``kept``. Each member takes ``given`` many of the other
+    quanta in addition; if that is None, they are dropped (``shrink``).
     """
     mine = {member: tuple(sorted(kept.get(member, ()))) for member in members}
     if wrong := overlapping(num_quanta, mine):

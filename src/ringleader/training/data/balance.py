@@ -29,12 +29,14 @@ from ringleader.training.data.assignment import Quotas, quotas
 WINDOW: Final = 5
 SMOOTHING: Final = 0.2
 MIN_GAIN: Final = 0.01
-"""Share of the step time. Smaller gains come and go with the noise."""
+"""Share of the step time below which a gain is taken for noise."""
 MAX_CREDIT: Final = 0.05
-"""Of one step, however large its gain."""
+"""The most credit that one step adds, however large its gain."""
 ENOUGH_CREDIT: Final = 0.15
+"""Credit at which the quotas change."""
 LATE: Final = 1.25
-"""More than noise, which is 2 to 10 % of a quantum time on a machine in use."""
+"""A quantum that takes so many times the usual time is more than noise, which is 2 to
+10 % on a machine in use."""
 NEW: Final = 3
 """A member with fewer measurements is new: its first quanta include warming up."""
 PROBE_COST: Final = 0.05
@@ -45,14 +47,14 @@ MAX_ABSENT: Final = 64
 
 
 class Flag(IntFlag):
-    """What a member tells about itself with each step."""
+    """Conditions that a member announces with each step; it gets no quanta then."""
 
     BATTERY = 1
-    """Runs on a battery that is nearly empty: it gets no quanta."""
+    """It runs on a battery that is nearly empty."""
     LEAVING = 2
-    """Leaves after this step (lid closed, shut down): it gets no quanta."""
+    """It leaves after this step (SIGTERM, for example at shutdown)."""
     SLOW_LINK = 4
-    """Its link costs the step more than it computes: it gets no quanta."""
+    """Its link costs the step more time than its computing saves."""
 
 
 class Report(NamedTuple):
@@ -80,10 +82,10 @@ class Balance:
 
     speeds: tuple[tuple[NodeId, Speed], ...] = ()
     quotas: tuple[tuple[NodeId, int], ...] = ()
-    """Of the next full step, in ring order."""
+    """Number of quanta of each member in the next full step, in ring order."""
     spares: tuple[NodeId, ...] = ()
     credit: float = 0.0
-    """What other quotas would have saved in the last steps, in steps."""
+    """Time that other quotas would have saved in the last steps, in steps."""
     noise: float = 0.0
     """Mean relative deviation of quantum times."""
     reason: str = "nothing is measured yet"
@@ -127,7 +129,7 @@ class Balance:
                 reason=str(plain["reason"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"no balance of the work: {error!r}") from error
+            raise ConfigError(f"not a valid balance of the work: {error!r}") from error
 
 
 def observe(
@@ -231,7 +233,7 @@ def _time_s(report: Report | None) -> float | None:
 
 
 def _measured(old: Speed | None, time_s: float) -> tuple[Speed, bool]:
-    """Return the speed after a measurement, and whether it is news."""
+    """Return the speed after a measurement, and whether it replaced the old one."""
     if old is None or old.unmeasured:
         return Speed(time_s, (time_s,)), True
     recent = (*old.recent_s, time_s)[-WINDOW:]

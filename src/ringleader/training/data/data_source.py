@@ -1,4 +1,4 @@
-"""What users give as data: a dataset with a length, or a list of shard readers."""
+"""The data of a run: a dataset with a length, or a list of shard readers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def make_loader(
     if _is_stream(data):
         if options:
             names = ", ".join(options)
-            raise ConfigError(f"elastic: loader={{{names}}} is not for shard readers")
+            raise ConfigError(
+                f"elastic: loader={{{names}}} cannot be used with shard readers"
+            )
         return StreamLoader(data, spec.micro_batch, collate)
     given = {"collate_fn": collate} if collate is not None else {}
     return QuantumLoader(cast("Dataset[Any]", data), spec, node, **options, **given)

@@ -49,7 +49,7 @@ class DataSpec:
     epochs: int | None = 1
     """None: without end."""
     stream: StreamSpec | None = None
-    """Of streamed data. Then positions number what the quanta may read."""
+    """Set for streamed data, of which positions count the samples that may be read."""
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
@@ -57,15 +57,15 @@ class DataSpec:
         if not 1 <= self.micro_batch <= self.global_batch:
             raise ConfigError(
                 f"micro_batch={self.micro_batch} and global_batch={self.global_batch}: "
-                "1 <= micro_batch <= global_batch needed"
+                "use 1 <= micro_batch <= global_batch"
             )
         if self.num_quanta > MAX_QUANTA:
             raise ConfigError(
                 f"micro_batch={self.micro_batch} cuts a step into {self.num_quanta} "
-                f"quanta; at most {MAX_QUANTA}"
+                f"quanta; use a micro_batch with at most {MAX_QUANTA}"
             )
         if self.epochs is not None and self.epochs < 0:
-            raise ConfigError(f"epochs={self.epochs}: None or at least 0 needed")
+            raise ConfigError(f"epochs={self.epochs}: use None or a number from 0")
 
     @property
     def num_quanta(self) -> int:
@@ -118,7 +118,7 @@ class DataState:
                 samples=int(plain["samples"]),
             )
         except (InternalError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"no position in the data: {error!r}") from error
+            raise ConfigError(f"not a valid position in the data: {error!r}") from error
         ends = (0, *(position for interval in debt for position in interval))
         if min(state.epoch, state.samples, *ends) < 0:
             raise ConfigError(f"position in the data below 0: {state}")

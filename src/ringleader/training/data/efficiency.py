@@ -23,9 +23,9 @@ GOAL: Final = 0.9
 INT8_SHARE: Final = 0.26
 """Bytes of an int8 gradient beside float32, scales included."""
 MIN_RING_GAIN: Final = 0.05
-"""What a change of the ring must gain: it costs a view change."""
+"""Gain below which the ring stays as it is, because a change costs a view change."""
 MAX_LARGER: Final = 8
-"""A batch that is larger than that is another training."""
+"""Largest factor for a suggested global batch: a larger batch would train otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

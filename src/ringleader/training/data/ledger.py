@@ -1,4 +1,4 @@
-"""The ledger: which samples were delivered in which version, computed by whom.
+"""The ledger: which samples were delivered in which version, by which member.
 
 Steps that continue each other with the same table share one run, so the ledger grows
 with the changes of the table, not with the steps. Beyond ``MAX_RUNS`` the oldest runs
@@ -23,7 +23,7 @@ from ringleader.training.data.intervals import (
 )
 
 MAX_RUNS: Final = 1024
-"""A table changes every few minutes: a day of detail, 200 KB for a newcomer."""
+"""About a day, if the table changes every few minutes; 200 KB for a newcomer."""
 
 
 class Entry(NamedTuple):
@@ -44,7 +44,7 @@ class Run:
     num_versions: int
     epoch: int
     stride: int
-    """By how many positions each version lies behind the one before."""
+    """Distance between the positions of one version and those of the next."""
     parts: tuple[tuple[NodeId, Intervals], ...]
     """Positions of the first version by member."""
 
@@ -101,7 +101,9 @@ class Ledger:
             folded = tuple((NodeId(str(n)), int(c)) for n, c in plain["folded"])
             return cls(runs, _intervals(plain["covered"]), int(plain["epoch"]), folded)
         except (InternalError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"no ledger of delivered data: {error!r}") from error
+            raise ConfigError(
+                f"not a valid ledger of delivered data: {error!r}"
+            ) from error
 
 
 def record(

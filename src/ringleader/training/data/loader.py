@@ -1,4 +1,4 @@
-"""Interface of what loads the batches of quanta."""
+"""Loader: the interface of classes that load the batches of quanta."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Loaded(NamedTuple):
     """A quantum and its batch."""
 
     quantum: Quantum
-    """With the samples that it has; of streamed data they are not known before."""
+    """With the samples that it really has; in streamed data they are known only now."""
     batch: Any
 
 

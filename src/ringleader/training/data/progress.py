@@ -91,9 +91,9 @@ def table_after_loss(
 ) -> StepTable:
     """Return who computes which quanta of a step that goes on in a new view.
 
-    ``kept`` are the quanta that stay with the members of the view that hold them.
-    Nobody may claim one of another (``assignment.overlapping`` tells). ``refill``
-    gives the others to the members that would finish them first; ``shrink`` drops them,
+    ``kept`` are the quanta that stay with the members of the view that hold them; no
+    two members may hold the same (``assignment.overlapping``). ``refill`` gives the
+    other quanta to the members that would finish them first; ``shrink`` drops them,
     unless nothing is left.
     """
     num_quanta = len(quanta(spec, progress.state))

@@ -44,9 +44,9 @@ _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 class QuantumLoader:
     """Loads the batches of this member's quanta.
 
-    Used by the training thread only. ``start`` before the first link is opened: worker
-    processes that are forked later hold the sockets of this process open. ``options``
-    are those of torch's DataLoader (num_workers, collate_fn, pin_memory).
+    Used by the training thread only. Call ``start`` before the first link is opened:
+    worker processes that are forked later keep the sockets of this process open.
+    ``options`` are those of torch's DataLoader (num_workers, collate_fn, pin_memory).
     """
 
     def __init__(
@@ -57,7 +57,9 @@ class QuantumLoader:
         **options: Any,  # noqa: ANN401  # options of torch's DataLoader
     ) -> None:
         if wrong := [name for name in _OURS if name in options]:
-            raise ConfigError(f"{', '.join(wrong)}: the plan of the run decides that")
+            raise ConfigError(
+                f"elastic: loader={{{', '.join(wrong)}}}: the run itself decides these"
+            )
         self._spec = spec
         self._node = node
         self._prefetch = getattr(dataset, "prefetch", None)
@@ -152,7 +154,7 @@ def _expected(
 
 
 class _ReadAhead(Iterator[list[SampleKey]]):
-    """The quanta that the DataLoader takes, in order, as the samples of each."""
+    """Yields the samples of the quanta that the DataLoader is to read, in order."""
 
     def __init__(
         self,
@@ -162,7 +164,7 @@ class _ReadAhead(Iterator[list[SampleKey]]):
         depth: int,
     ) -> None:
         self.pulled: deque[Quantum] = deque()
-        """Those that the DataLoader took and that are not handed out yet."""
+        """Quanta that the DataLoader took and that were not handed out yet."""
         self._spec = spec
         self._expected = expected
         self._prefetch = prefetch

@@ -51,8 +51,8 @@ class _OpenShard:
 class StreamLoader:
     """Loads the quanta of a step from shards. Used by the training thread only.
 
-    A reader that is at the delivered position goes on; else it is set to that, as after
-    a loss or for a step that is done again.
+    A reader goes on if it is at the delivered position. Otherwise it is set to that
+    position first: after a loss, or for a step that is done again.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class StreamLoader:
         self._slots = progress.stream.slots
 
     def load(self, quantum: Quantum) -> Loaded:
-        """Return the batch of a quantum, None if it has no samples.
+        """Return the batch of a quantum.
 
-        That is so if its slot is idle or its shard is empty.
+        The batch is None if there are no samples: its slot is idle, or its shard empty.
         """
         number = quantum.index
         samples, self._reads[number] = self._read(number, self._slots[number])

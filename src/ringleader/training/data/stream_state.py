@@ -51,7 +51,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSpec:
-    """What the order of the shards follows from; the same on all members."""
+    """The settings that decide the order of the shards; the same on all members."""
 
     num_shards: int
     num_slots: int
@@ -95,7 +95,9 @@ class StreamState:
             slots = [Slot(int(n), base64.b64decode(str(s))) for n, s in plain["slots"]]
             epoch, num_opened = int(plain["epoch"]), int(plain["num_opened"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"no position in streamed data: {error!r}") from error
+            raise ConfigError(
+                f"not a valid position in streamed data: {error!r}"
+            ) from error
         shards = [slot.shard for slot in slots if slot.shard != IDLE]
         is_valid = len(slots) == spec.num_slots and len(set(shards)) == len(shards)
         is_valid = is_valid and all(0 <= n < spec.num_shards for n in shards)

@@ -1,7 +1,7 @@
-"""OuterState: the parameters at the begin of a round, and the momentum of rounds.
+"""OuterState: the parameters at the start of a round, and the momentum of rounds.
 
-They are equal on all members and change only when a round is delivered. The model of a
-member moves away from them by its own steps, and comes back to them.
+They are equal on all members and change only when a round is delivered. The local steps
+of a member change its model; the next round begins from these parameters again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class OuterState:
 
     @torch.no_grad()
     def load_into(self, model: nn.Module) -> None:
-        """Set the whole model to the begin of the round."""
+        """Set the whole model to its state at the start of the round."""
         for target, source in zip(_tensors(model), _tensors(self.model), strict=True):
             target.copy_(source)
 

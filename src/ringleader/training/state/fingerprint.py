@@ -1,7 +1,7 @@
-"""Whether machines compute the same bits: what decides it, as one digest.
+"""Fingerprint: a digest of everything that decides which bits a machine computes.
 
-Equal fingerprints make the exact class: equal states and gradients give equal bits.
-Other machines are of the mixed class, in which low bits drift and are re-aligned.
+Machines with equal fingerprints form an exact class: from equal states and gradients
+they compute equal bits. Others form a mixed class, whose low bits drift apart.
 """
 
 from __future__ import annotations

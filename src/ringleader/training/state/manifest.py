@@ -151,9 +151,9 @@ def _check_entries(entries: tuple[Entry, ...]) -> None:
         if not 0 < len(entry.name) <= MAX_NAME:
             raise ValueError(f"a tensor's name has {len(entry.name)} characters")
         if entry.dtype not in SIZES:
-            raise ValueError(f"{name}: no dtype: {entry.dtype[:20]!r}")
+            raise ValueError(f"{name}: unknown dtype {entry.dtype[:20]!r}")
         if len(entry.shape) > MAX_DIMENSIONS or min(entry.shape, default=0) < 0:
-            raise ValueError(f"{name}: no shape: {str(entry.shape)[:80]}")
+            raise ValueError(f"{name}: invalid shape {str(entry.shape)[:80]}")
         total += entry.num_bytes
     if total > MAX_STATE_BYTES:
         raise ValueError(f"the tensors have {total} bytes together")

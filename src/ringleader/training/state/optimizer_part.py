@@ -1,8 +1,8 @@
 """The state of an optimizer: tensors of each parameter, plain values, hyperparameters.
 
-An optimizer creates its state in its first step. A member that takes over a state gets
-what the manifest lists, created here, so no step has to be faked. An optimizer with a
-``state_dict`` of its own is not taken apart: it exchanges that.
+An optimizer creates its state in its first step. For a member that adopts a state, the
+tensors of the manifest are created here, so no step has to be faked. An optimizer with
+a ``state_dict`` of its own is not taken apart: members exchange its ``state_dict``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ringleader.training.state.model_part import entry_of, parameter_names
 PREFIX = "optimizer/"
 
 IMPLEMENTATION_FLAGS = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""They choose the code of a step, not its algorithm: not taken over from others."""
+"""Settings that choose the code of a step, not its algorithm: they are not copied."""
 
 _PARAMETERS = "params"
 
 
 def is_plain(optimizer: Optimizer) -> bool:
-    """Whether its state is only that which torch's base class keeps."""
+    """Return whether its state is kept by torch's base class alone."""
     return (
         type(optimizer).state_dict is Optimizer.state_dict
         and type(optimizer).load_state_dict is Optimizer.load_state_dict

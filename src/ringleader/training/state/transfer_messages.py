@@ -1,4 +1,4 @@
-"""What members say to each other in a transfer, and its result."""
+"""The messages of a transfer of state, and its result."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What every rank says to the offer. ``refusal`` is empty if the state fits."""
+    """The answer of every rank to the offer. ``refusal`` is empty if the state fits."""
 
     refusal: str
     fingerprint: bytes
     lacks: bool
-    """Whether it has to adopt: also a source that has not all tensors of the first."""
+    """Whether it has to adopt; also a source that lacks a tensor of the first one."""
     is_warm: bool
     """Whether it followed the run before, so that most of its tensors are right."""
 
