@@ -18,6 +18,7 @@ from typing import Self
 
 from ringleader.transport.free_ports import free_ports
 from tests.kit.mpi_jobs import ROOT, clean_environment
+from tests.kit.slurm_jobs import job_with_a_free_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo")
 START_S = 60.0
@@ -31,6 +32,7 @@ AuthType=auth/munge
 AuthInfo=socket={folder}/munge.sock
 SlurmUser=root
 SlurmdUser=root
+FirstJobId={job}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -66,7 +68,8 @@ class Slurm:
         config = folder / "slurm.conf"
         self._env = {**clean_environment(), "SLURM_CONF": str(config)}
         host = socket.gethostname()
-        config.write_text(CONFIG.format(folder=folder, host=host, ports=free_ports(2)))
+        ports, job = free_ports(2), job_with_a_free_port()
+        config.write_text(CONFIG.format(folder=folder, host=host, ports=ports, job=job))
 
     def __enter__(self) -> Self:
         folder = self._folder

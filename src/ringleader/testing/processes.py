@@ -40,9 +40,9 @@ Ready = Callable[[], None]
 Body = Callable[..., object]
 """body(group, ready, *args), defined at the top of a module."""
 
-WARM_UP_S = 60.0
-FORM_S = 30.0
-REAP_S = 10.0
+WARM_UP_S = 200.0
+FORM_S = 90.0
+REAP_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,7 @@ def spawn_ranks(
     body: Body,
     *args: object,
     transport: str = "tcp",
-    timeout_s: float = 10.0,
+    timeout_s: float = 60.0,
     fork_server: ForkServer | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[list[Rank]]:

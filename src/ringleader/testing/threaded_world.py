@@ -22,7 +22,7 @@ from ringleader.transport.link import Link
 from ringleader.transport.mesh import Mesh
 
 T = TypeVar("T")
-FORM_S = 30.0
+FORM_S = 90.0
 
 
 class SubgroupConnector:
@@ -123,7 +123,7 @@ def world(
             each.close()
 
 
-def run_threads(bodies: Sequence[Callable[[], T]], within_s: float = 60.0) -> list[T]:
+def run_threads(bodies: Sequence[Callable[[], T]], within_s: float = 300.0) -> list[T]:
     """Run all bodies at once, one thread each, and return their results in order.
 
     Raises the first error in time, or DeadlineExceeded after ``within_s``.
@@ -159,7 +159,7 @@ def run_world(
     transport: str = "memory",
     *,
     config: CollectiveConfig | None = None,
-    within_s: float = 60.0,
+    within_s: float = 300.0,
 ) -> list[T]:
     """Run ``body`` on every rank of a world; return the results in rank order."""
     with world(size, transport, config=config) as groups:

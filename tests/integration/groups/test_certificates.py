@@ -31,7 +31,7 @@ def issue(*hosts: str, ca: TestCa = CA, trusts: TestCa = CA) -> UserCredentials:
 def form(
     credentials: Sequence[UserCredentials | None],
     address: str = "127.0.0.1",
-    limit_s: float = 10.0,
+    limit_s: float = 60.0,
 ) -> list[Group | RingleaderError]:
     """Form a group of threads; the group of each, or why there is none."""
     store = HashStore()
@@ -68,7 +68,7 @@ def test_ranks_with_certificates_of_one_authority_form_a_group() -> None:
 
 def test_a_rank_at_a_host_that_is_not_in_its_certificate_is_refused() -> None:
     """The dialled name is right; the accepting side checks that of the dialer."""
-    first, second = form([issue("one.lab", "two.lab"), issue("two.lab")], limit_s=2.0)
+    first, second = form([issue("one.lab", "two.lab"), issue("two.lab")], limit_s=6.0)
     assert isinstance(second, PeerRefused), second
     assert "certificate is for another host than this rank's address" in str(second)
     assert isinstance(first, PeerError), first
@@ -78,7 +78,7 @@ def test_a_rank_at_a_host_that_is_not_in_its_certificate_is_refused() -> None:
 
 def test_a_rank_of_another_authority_is_refused_with_the_reason_on_both_sides() -> None:
     foreign = issue("one.lab", ca=TestCa(), trusts=CA)
-    first, second = form([issue("one.lab"), foreign], limit_s=2.0)
+    first, second = form([issue("one.lab"), foreign], limit_s=6.0)
     assert "does not accept our certificate" in str(second)
     assert "its certificate is not from this cluster" in str(first)
 

@@ -7,8 +7,7 @@ goes to ``out`` without another copy; and an abort ends all calls at once.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -16,13 +15,12 @@ import pytest
 import torch
 
 from ringleader.collectives.cost_model import Network
-from ringleader.deadline import Deadline
 from ringleader.engine import waiter
 from ringleader.errors import GroupAborted
 from ringleader.groups import runner
 from ringleader.groups.group import Group, handle_of
 from ringleader.testing.threaded_world import run_threads, world
-from ringleader.transport.link import wait_ready
+from tests.kit.sleeping_calls import SleepingCalls
 
 FOREVER_S, WOKEN_S = 3600.0, 40.0
 """Calls sleep this long if nothing wakes them; they must be back this much sooner.
@@ -51,12 +49,12 @@ def values(rank: int, count: int) -> torch.Tensor:
     return torch.randn(count, generator=made)
 
 
-def two_hosts(group: Group) -> None:
+def two_hosts(groups: list[Group]) -> None:
     """Let the hierarchy have two levels."""
-    network = Network.unknown(group.size)
-    if group.size == 3:
-        links, hosts = network.links, (0, 0, 1)
-        handle_of(group).network = Network(links=links, hosts=hosts)
+    if len(groups) == 3:
+        links = Network.unknown(3).links
+        for group in groups:
+            handle_of(group).network = Network(links=links, hosts=(0, 0, 1))
 
 
 def reduce_one(group: Group, source: torch.Tensor, how: dict[str, str]) -> torch.Tensor:
@@ -97,8 +95,7 @@ def test_a_call_out_of_place_leaves_its_input_alone_and_copies_nothing(
         real(out, source)
 
     with world(size, transport) as groups:
-        for group in groups:
-            two_hosts(group)
+        two_hosts(groups)
         for count in (SMALL, LARGE):
             inputs = [values(r, count) for r in range(size)]
             exact = torch.stack(inputs).double().mean(0)
@@ -114,36 +111,6 @@ def test_a_call_out_of_place_leaves_its_input_alone_and_copies_nothing(
                 # One rank has to put its values into the result; nobody else does.
                 assert sum(copied) == (4 * count if size == 1 else 0)
             copied.clear()
-
-
-class Sleepers:
-    """Lets calls that wait sleep until they are woken; knows who sleeps.
-
-    The engine looks around every NAP_S, so that a wake-up which never came would only
-    cost this. Here it costs the test.
-    """
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._threads: set[int] = set()
-        self._real = wait_ready
-        patch.setattr(waiter, "NAP_S", FOREVER_S)
-        patch.setattr(runner, "NAP_S", FOREVER_S)
-        patch.setattr(waiter, "wait_ready", self._sleep)
-
-    def _sleep(self, wanted: Iterable[tuple[int, int]], timeout_s: float) -> set[int]:
-        me = threading.get_ident()
-        self._threads.add(me)
-        try:
-            return self._real(wanted, timeout_s)
-        finally:
-            self._threads.discard(me)
-
-    def wait_for(self, threads: list[threading.Thread]) -> None:
-        """Return when all of them sleep at once."""
-        deadline = Deadline.after(WOKEN_S)
-        while not {thread.ident for thread in threads} <= self._threads:
-            assert not deadline.is_over(), "a call with an absent rank does not wait"
-            time.sleep(0.01)
 
 
 def wait_and_fail(call: Callable[[], object], errors: list[GroupAborted]) -> None:
@@ -163,24 +130,30 @@ def test_an_abort_wakes_every_waiting_call(
     count: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One rank is absent; an abort on another ends the calls, here and there."""
+    """One rank is absent; an abort on another ends the calls, here and there.
+
+    The engine looks around every NAP_S, so a wake-up that never came would only cost
+    that. Here it costs the test.
+    """
     if size == 1:
         pytest.skip("a rank alone never waits")
     with world(size, transport) as groups:
-        for group in groups:
-            two_hosts(group)
+        two_hosts(groups)
         inputs = [values(r, count) for r in range(size)]
-        sleepers, errors = Sleepers(monkeypatch), list[GroupAborted]()
-        threads = []
-        for group, source in zip(groups[:-1], inputs, strict=False):
-            call = partial(group.all_reduce, source, out=torch.empty(count))
-            wait = partial(call, timeout_s=FOREVER_S, **how)
-            threads.append(
-                threading.Thread(target=wait_and_fail, args=(wait, errors), daemon=True)
-            )
+        calls, errors = SleepingCalls(monkeypatch), list[GroupAborted]()
+        monkeypatch.setattr(waiter, "NAP_S", FOREVER_S)
+        monkeypatch.setattr(runner, "NAP_S", FOREVER_S)
+        waits = [
+            partial(g.all_reduce, i, out=torch.empty(count), timeout_s=FOREVER_S, **how)
+            for g, i in zip(groups[:-1], inputs, strict=False)
+        ]
+        threads = [
+            threading.Thread(target=wait_and_fail, args=(wait, errors), daemon=True)
+            for wait in waits
+        ]
         for thread in threads:
             thread.start()
-        sleepers.wait_for(threads)
+        calls.wait_for(*threads)
         for _ in range(2):  # a second call changes nothing
             groups[0].abort("view 8 is being installed")
         for thread in threads:

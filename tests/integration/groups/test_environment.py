@@ -16,15 +16,16 @@ from ringleader.groups.group import Group
 from ringleader.groups.measure_links import learn_network
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from ringleader.transport.free_ports import free_ports
+from tests.kit.slurm_jobs import job_with_a_free_port
 from tests.kit.warm_python import WarmPython
 
-WITHIN_S = 60.0
+WITHIN_S = 200.0
 
 SCRIPT = """
 import torch
 import ringleader
 
-with ringleader.group(timeout_s=30) as group:
+with ringleader.group(timeout_s=90) as group:
     tensor = torch.full((3,), float(group.rank + 1))
     group.all_reduce(tensor)
     print(f"rank {group.rank} of {group.size}: {tensor.tolist()}")
@@ -71,7 +72,7 @@ def run_all(fork_server: ForkServer) -> Run:
     """Run a process per environment; what each says."""
 
     def run(
-        *envs: dict[str, object], timeout_s: float = 20.0, late: int = -1
+        *envs: dict[str, object], timeout_s: float = 60.0, late: int = -1
     ) -> list[str]:
         with spawn_ranks(
             len(envs), join, list(envs), timeout_s, late, fork_server=fork_server
@@ -141,7 +142,8 @@ def test_a_script_started_by_torchrun_finds_its_group(
 
 
 def test_a_group_forms_from_the_names_of_slurm(run_all: Run) -> None:
-    """With a port of its own for each job: 61 and 62 run at the same time."""
+    """With a port of its own for each job: two run at the same time."""
+    first, second = job_with_a_free_port(), job_with_a_free_port()
     envs = [
         {
             "SLURM_JOB_ID": job,
@@ -151,7 +153,7 @@ def test_a_group_forms_from_the_names_of_slurm(run_all: Run) -> None:
             "SLURM_PROCID": rank,
             "SLURM_STEP_ID": 0,
         }
-        for job in (61, 62)
+        for job in (first, second)
         for rank in range(2)
     ]
     outputs = run_all(*envs)
@@ -175,11 +177,11 @@ def join_again(group: Group, _: Ready, folder: str) -> str:
     group.barrier()
     said = ""
     for turn in range(3):
-        with ringleader.group(timeout_s=20.0) as made:
+        with ringleader.group(timeout_s=60.0) as made:
             said += f"rank {made.rank} of {made.size} "
         if turn == 1:
             with suppress(ringleader.ConfigError), fails_at_the_end(group.rank == 1):
-                ringleader.group(timeout_s=20.0).close()
+                ringleader.group(timeout_s=60.0).close()
             group.barrier()
     return said
 

@@ -29,10 +29,10 @@ from ringleader.transport.listening_socket import listen
 from tests.kit.warm_python import WarmPython
 
 SHORT_S = 0.5
-MEET_S = 2.0
+MEET_S = 6.0
 """In which two ranks surely meet, though the machine is busy."""
-SLACK_S = 1.0
-"""An error may come this much after its deadline."""
+SLACK_S = 30.0
+"""An error may come this much after its deadline, on a busy machine."""
 
 Outcome = Group | Exception
 
@@ -55,7 +55,7 @@ def attempt(peers: Sequence[str], rank: int, timeout_s: float) -> Outcome:
 
 
 def form_all(attempts: Sequence[Callable[[], Outcome]]) -> list[Outcome]:
-    return run_threads(attempts, 30.0)
+    return run_threads(attempts)
 
 
 def groups_of(outcomes: Sequence[Outcome]) -> list[Group]:
@@ -69,7 +69,7 @@ def form(peers: Sequence[str], **options: object) -> list[Group]:
     """All ranks, one thread each."""
 
     def one(rank: int) -> Group:
-        return ringleader.group(peers, rank, timeout_s=20.0, **options)  # type: ignore[arg-type]
+        return ringleader.group(peers, rank, timeout_s=60.0, **options)  # type: ignore[arg-type]
 
     return run_threads([lambda r=r: one(r) for r in range(len(peers))])  # type: ignore[misc]
 
@@ -79,10 +79,10 @@ def assert_works(groups: Sequence[Group]) -> None:
 
     def add(group: Group) -> float:
         tensor = torch.full((5,), float(group.rank + 1))
-        group.all_reduce(tensor, timeout_s=10.0)
+        group.all_reduce(tensor, timeout_s=60.0)
         return float(tensor[4])
 
-    sums = run_threads([lambda g=g: add(g) for g in groups], 20.0)  # type: ignore[misc]
+    sums = run_threads([lambda g=g: add(g) for g in groups])  # type: ignore[misc]
     assert sums == [sum(range(1, len(groups) + 1))] * len(groups)
 
 
@@ -292,7 +292,7 @@ def test_a_peer_that_is_early_for_a_subgroup_waits(
 
         def join(group: Group, after_s: float) -> Group:
             time.sleep(after_s)
-            made = group.subgroup(ranks, timeout_s=10.0)
+            made = group.subgroup(ranks, timeout_s=60.0)
             assert made is not None
             return made
 
@@ -312,7 +312,7 @@ def test_a_peer_for_a_group_announced_later_is_parked_not_refused() -> None:
             return [groups[0].subgroup([0, 1]), groups[0].subgroup([0, 2])]
 
         def one() -> list[Group | None]:
-            knocked.wait(10.0)
+            knocked.wait(60.0)
             time.sleep(0.3)  # rank 2 is at the door by now
             return [groups[1].subgroup([0, 1]), groups[1].subgroup([0, 2])]
 
@@ -321,7 +321,7 @@ def test_a_peer_for_a_group_announced_later_is_parked_not_refused() -> None:
             knocked.set()
             return [first, groups[2].subgroup([0, 2])]
 
-        made = run_threads([zero, one, two], 20.0)
+        made = run_threads([zero, one, two])
         first = [g for g in (made[0][0], made[1][0]) if g is not None]
         second = [g for g in (made[0][1], made[2][1]) if g is not None]
         assert made[2][0] is made[1][1] is None
@@ -355,7 +355,7 @@ def test_all_groups_of_a_process_share_one_port() -> None:
     """Also ranks that are threads of one process, and groups with the same name."""
     (port,) = free_ports(1)
     options = formation.Options(
-        deadline=Deadline.after(30.0), ports=range(port, port + 1)
+        deadline=Deadline.after(60.0), ports=range(port, port + 1)
     )
     stores = [HashStore(), HashStore()]
 
@@ -384,7 +384,7 @@ from ringleader.transport.free_ports import free_ports
 from ringleader.transport.listening_socket import listen
 
 (port,) = free_ports(1)
-options = formation.Options(deadline=Deadline.after(20.0), ports=range(port, port + 1))
+options = formation.Options(deadline=Deadline.after(60.0), ports=range(port, port + 1))
 group = formation.over_store(HashStore(), 0, 1, "view", options)
 reading, writing = os.pipe()
 is_running, runs = os.pipe()
@@ -404,7 +404,7 @@ print("free", os.waitpid(child, 0)[1])
 
 @pytest.mark.slow
 def test_a_forked_child_does_not_keep_the_port(warm_python: WarmPython) -> None:
-    output, _ = warm_python.popen("-c", FORK).communicate(timeout=30)
+    output, _ = warm_python.popen("-c", FORK).communicate(timeout=90)
     assert output == "free 0\n"
 
 
@@ -416,11 +416,11 @@ from ringleader.deadline import Deadline
 from ringleader.groups.store_rendezvous import look_up
 try:
     threading.Timer(0.5, print, ["waits"], {"flush": True}).start()
-    look_up(HashStore(), "rank 1", 1, Deadline.after(60))
+    look_up(HashStore(), "rank 1", 1, Deadline.after(600))
 except KeyboardInterrupt:
     print("stopped")
 """
     process = warm_python.popen("-c", program)
     assert process.stdout.readline() == "waits\n"
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30)[0] == "stopped\n"
+    assert process.communicate(timeout=90)[0] == "stopped\n"

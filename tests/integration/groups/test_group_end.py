@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ringleader.collectives.config import CollectiveConfig
+from ringleader.deadline import Deadline
 from ringleader.errors import (
     DeadlineExceeded,
     GroupAborted,
@@ -23,11 +24,15 @@ from ringleader.errors import (
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work
 from ringleader.testing.threaded_world import run_threads, world
+from tests.kit.sleeping_calls import SleepingCalls
 
 TRANSPORTS = ["memory", "tcp", "shm"]
 SHORT_S = 0.3
-LATE_S = 2.5
-"""How much later than at once something may happen on a busy machine."""
+MEET_S = 2.0
+"""In which ranks surely tell each other for whom they wait."""
+LATE_S = 30.0
+"""How much later than at once something may happen on a busy machine; calls have twice
+this time."""
 LARGE = 2_000_000
 """float32 elements: more than all buffers between two ranks can hold."""
 
@@ -56,7 +61,7 @@ class Blocked:
         self.ended_s = time.monotonic()
 
     def join(self) -> BaseException | None:
-        self._thread.join(20)
+        self._thread.join(90)
         assert not self._thread.is_alive(), "the call never ended"
         return self.error
 
@@ -78,7 +83,7 @@ BLOCKING: dict[str, Callable[[Group], object]] = {
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_timeout_says_for_whom_and_in_which_call(transport: str) -> None:
-    config = CollectiveConfig(timeout_s=SHORT_S)
+    config = CollectiveConfig(timeout_s=MEET_S)
     with world(3, transport, config=config) as groups:
         # Rank 2 never comes.
         started_s = time.monotonic()
@@ -90,16 +95,15 @@ def test_a_timeout_says_for_whom_and_in_which_call(transport: str) -> None:
             assert isinstance(error, TimeoutError)
             assert error.peer == 2, error
             assert "all_reduce(77 x float32, sum" in str(error)
-        assert SHORT_S <= took_s < SHORT_S + 1
+        assert MEET_S <= took_s < MEET_S + LATE_S
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_limit_of_a_call_goes_before_that_of_the_group(transport: str) -> None:
     with world(2, transport) as groups:
-        started_s = time.monotonic()
         error = failure(lambda: groups[0].barrier(timeout_s=SHORT_S))
         assert isinstance(error, DeadlineExceeded)
-        assert time.monotonic() - started_s < SHORT_S + 1
+        assert f"waited {SHORT_S} s" in str(error)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -230,18 +234,25 @@ def hearing() -> Iterator[None]:
 @pytest.mark.parametrize("async_op", [True, False])
 @pytest.mark.usefixtures("hearing")
 def test_an_interrupt_by_the_user_ends_the_group_and_leaves_nobody_waiting(
-    async_op: bool,
+    async_op: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    calls, works, me = SleepingCalls(monkeypatch), list[Work](), threading.get_ident()
+
+    def press_ctrl_c() -> None:
+        deadline = Deadline.after(LATE_S)
+        while async_op and not works and not deadline.is_over():
+            time.sleep(0.01)
+        calls.wait_for()
+        signal.pthread_kill(me, signal.SIGINT)
+
     with world(2, "tcp") as groups:
-        me = threading.get_ident()
-        timer = threading.Timer(0.2, lambda: signal.pthread_kill(me, signal.SIGINT))
-        timer.start()
-        work: Work | None = None
+        user = threading.Thread(target=press_ctrl_c)
+        user.start()
         with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the handle is needed
-            work = groups[0].all_reduce(torch.ones(5), async_op=async_op)
-            work.wait()
-        timer.join()
-        if work is not None:
+            works.append(groups[0].all_reduce(torch.ones(5), async_op=async_op))
+            works[0].wait()
+        user.join()
+        for work in works:
             wait_s = time.monotonic()
             groups[0].abort()
             failure(work.wait)
@@ -278,7 +289,7 @@ def test_abort_fails_every_operation_in_flight(transport: str) -> None:
         time.sleep(0.05)
         group.abort()
         for work in works:
-            assert isinstance(failure(lambda w=work: w.wait(5)), GroupAborted)  # type: ignore[misc]
+            assert isinstance(failure(lambda w=work: w.wait(60)), GroupAborted)  # type: ignore[misc]
 
 
 # -- close -------------------------------------------------------------------------
@@ -358,15 +369,18 @@ def test_leaving_the_block_with_an_error_tells_the_others_why() -> None:
 # -- what is known after a failure -------------------------------------------------
 
 
-def test_progress_is_about_the_call_that_failed_and_not_the_one_before() -> None:
+def test_progress_is_about_the_call_that_failed_and_not_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with world(2, "shm") as groups:
         run_threads(
             [lambda g=g: g.all_reduce(torch.ones(LARGE)) for g in groups]  # type: ignore[misc]
         )
         for _ in range(2):
             run_threads([lambda g=g: g.all_reduce(torch.ones(4)) for g in groups])  # type: ignore[misc]
+        calls = SleepingCalls(monkeypatch)
         blocked = Blocked(lambda: groups[0].all_reduce(torch.ones(4)))
-        time.sleep(0.05)
+        calls.wait_for()
         groups[0].abort()
         assert isinstance(blocked.join(), GroupAborted)
         progress = groups[0].progress()

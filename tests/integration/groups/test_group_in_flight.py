@@ -49,7 +49,7 @@ def test_a_thousand_steps_with_random_delays_are_all_right(
             group.all_reduce(tensor)
             assert torch.equal(tensor, expected[step]), f"wrong at step {step}"
 
-    run_world(size, train, transport, within_s=90)
+    run_world(size, train, transport, within_s=300)
 
 
 def one_step(group: Group, step: int, shared: random.Random) -> None:
@@ -88,7 +88,7 @@ def test_steps_of_every_kind_with_random_delays_are_all_right(transport: str) ->
                 time.sleep(dice.uniform(0, 0.003))
             one_step(group, step, shared)
 
-    run_world(3, train, transport, within_s=90)
+    run_world(3, train, transport, within_s=300)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -213,7 +213,7 @@ def test_an_operation_in_flight_goes_on_while_the_caller_computes(
     def body(group: Group) -> None:
         tensor = numbers(group.rank, 0, 300_000)
         work = group.all_reduce(tensor, async_op=True)
-        until_s = time.monotonic() + 20
+        until_s = time.monotonic() + 200
         while not work.done():  # nobody waits for it
             assert time.monotonic() < until_s
             time.sleep(0.001)
@@ -228,7 +228,7 @@ def test_a_wait_with_a_limit_leaves_the_operation_alone() -> None:
     def body(group: Group) -> None:
         tensor = numbers(group.rank, 0, 10)
         if group.rank == 1:
-            assert has_timed_out.wait(20)
+            assert has_timed_out.wait(60)
         work = group.all_reduce(tensor, async_op=True)
         if group.rank == 0:
             with pytest.raises(TimeoutError, match="still running"):
@@ -268,11 +268,11 @@ def test_every_element_is_right_when_ranks_outnumber_cores_by_far(
                 3_000_000,
                 steps,
                 transport=transport,
-                timeout_s=60,
+                timeout_s=300,
                 fork_server=fork_server,
             )
             ranks += stack.enter_context(made)
-        assert [rank.result(within_s=80) for rank in ranks] == [0] * len(ranks)
+        assert [rank.result(within_s=400) for rank in ranks] == [0] * len(ranks)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

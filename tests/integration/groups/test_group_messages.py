@@ -189,7 +189,7 @@ def test_a_recv_that_nobody_answers_fails_alone(transport: str) -> None:
         with pytest.raises(DeadlineExceeded, match="tag 9") as caught:
             groups[0].recv(torch.ones(3), 1, tag=9, timeout_s=0.2)
         assert caught.value.peer == 1
-        assert 0.2 <= time.monotonic() - started_s < 2.7
+        assert 0.2 <= time.monotonic() - started_s < 30
         with pytest.raises(DeadlineExceeded, match="any rank"):
             groups[0].recv(torch.ones(3), None, tag=9, timeout_s=0.1)
 
@@ -290,7 +290,7 @@ def test_thousands_of_messages_cost_no_memory_that_stays() -> None:
         return peaks
 
     unit = 1 if sys.platform == "darwin" else 1024
-    peaks = run_world(2, body, "tcp", within_s=90)[0]
+    peaks = run_world(2, body, "tcp", within_s=300)[0]
     assert (peaks[-1] - peaks[0]) * unit < 16 << 20
 
 

@@ -29,6 +29,7 @@ from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from ringleader.testing.threaded_world import run_threads, run_world, world
 from ringleader.transport import tcp_socket
 from ringleader.transport.socket_link import SocketLink
+from tests.kit.sleeping_calls import SleepingCalls
 
 
 def failure(call: Callable[[], object]) -> RingleaderError:
@@ -114,10 +115,18 @@ def test_messages_to_and_from_who_left_end_at_once(transport: str) -> None:
             assert error.peer == 1
         assert isinstance(failure(lambda: ours.recv(torch.ones(3), 1)), PeerLost)
         assert isinstance(failure(lambda: ours.send(torch.ones(3), 1)), PeerLost)
-        assert time.monotonic() - started_s < 2
+        assert time.monotonic() - started_s < 30
 
 
-def test_a_signal_handler_may_close_the_group_in_the_middle_of_an_operation() -> None:
+def test_a_signal_handler_may_close_the_group_in_the_middle_of_an_operation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls, me = SleepingCalls(monkeypatch), threading.get_ident()
+
+    def send_signal() -> None:
+        calls.wait_for()
+        signal.pthread_kill(me, signal.SIGUSR1)
+
     with world(2, "tcp") as (ours, theirs):
         seen: list[BaseException] = []
 
@@ -127,14 +136,13 @@ def test_a_signal_handler_may_close_the_group_in_the_middle_of_an_operation() ->
             ours.close()
 
         before = signal.signal(signal.SIGUSR1, close)
-        me = threading.get_ident()
-        timer = threading.Timer(0.2, lambda: signal.pthread_kill(me, signal.SIGUSR1))
-        timer.start()
+        sender = threading.Thread(target=send_signal)
+        sender.start()
         try:
             seen.append(failure(ours.barrier))
         finally:
             signal.signal(signal.SIGUSR1, before)
-            timer.join()
+            sender.join()
         assert isinstance(seen[0], GroupAborted)
         theirs.barrier()  # our part of it had been sent
         assert isinstance(failure(theirs.barrier), GroupAborted)
@@ -145,10 +153,10 @@ def test_closing_does_not_wait_for_an_operation_that_will_not_end() -> None:
         work = ours.all_reduce(torch.ones(5), async_op=True)
         link = handle_of(theirs).mesh.bulk[0]
         assert isinstance(link, SocketLink)
-        tcp_socket.wait_readable(link.sock, 0, Deadline.after(20))  # our part of it
+        tcp_socket.wait_readable(link.sock, 0, Deadline.after(60))  # our part of it
         started_s = time.monotonic()
         ours.close()
-        assert time.monotonic() - started_s < 5
+        assert time.monotonic() - started_s < 30
         assert isinstance(failure(work.wait), GroupAborted)
         theirs.all_reduce(torch.ones(5))  # our part of it had been sent
         assert isinstance(failure(theirs.barrier), GroupAborted)
@@ -156,9 +164,11 @@ def test_closing_does_not_wait_for_an_operation_that_will_not_end() -> None:
 
 # -- in processes of their own, through torch ------------------------------------------
 
-WITHIN_S = 30.0
-CHILD_S = 10.0
+WITHIN_S = 120.0
+CHILD_S = 120.0
 """How long a forked child lives, unless the test ends it earlier."""
+LIMIT_S = 90.0
+LOST_WITHIN_S = 30.0
 
 
 @contextlib.contextmanager
@@ -169,7 +179,7 @@ def joined(group: Group, store: str) -> Iterator[None]:
         init_method=f"file://{store}",
         rank=group.rank,
         world_size=group.size,
-        timeout=timedelta(seconds=40),
+        timeout=timedelta(seconds=LIMIT_S),
     )
     dist.barrier()
     yield
@@ -199,10 +209,12 @@ def test_a_forked_child_does_not_hold_the_connections_open(
         ranks[0].wait_ready(WITHIN_S)
         [child] = psutil.Process(ranks[0].pid).children()
         killed_s = ranks[0].kill()
-        error = ranks[1].error(WITHIN_S)
-        assert child.is_running(), "it did not outlive its parent"
-        child.kill()
-    assert ranks[1].ended_at_s - killed_s < CHILD_S / 2
+        try:
+            error = ranks[1].error(WITHIN_S)
+            assert child.is_running(), "it did not outlive its parent"
+        finally:
+            child.kill()
+    assert ranks[1].ended_at_s - killed_s < LOST_WITHIN_S
     assert "rank 0" in str(error)
 
 

@@ -63,11 +63,11 @@ def test_a_gigabyte_is_reduced_with_16_megabytes_of_scratch(
         TENSOR_BYTES,
         None,
         transport=transport,
-        timeout_s=60,
+        timeout_s=400,
         fork_server=fork_server,
     ) as ranks:
         for rank in ranks:
-            grew = rank.result(within_s=90)
+            grew = rank.result(within_s=500)
             assert grew <= LIMIT_BYTES, f"rank {rank.rank}: {grew / 2**20:.1f} MiB"
 
 
@@ -93,11 +93,11 @@ def test_no_algorithm_needs_more_than_16_megabytes(
         63 << 20,
         algorithm,
         transport=transport,
-        timeout_s=60,
+        timeout_s=400,
         fork_server=fork_server,
     ) as ranks:
         for rank in ranks:
-            for name, grew in rank.result(within_s=90).items():
+            for name, grew in rank.result(within_s=500).items():
                 text = f"{name} at rank {rank.rank}: {grew / 2**20:.1f} MiB"
                 assert grew <= LIMIT_BYTES, text
 
@@ -138,10 +138,10 @@ def test_repeated_calls_cost_no_memory_that_stays(
     transport: str, fork_server: ForkServer
 ) -> None:
     with spawn_ranks(
-        2, repeat_calls, transport=transport, timeout_s=60, fork_server=fork_server
+        2, repeat_calls, transport=transport, timeout_s=400, fork_server=fork_server
     ) as ranks:
         for rank in ranks:
-            grew = rank.result(within_s=90)
+            grew = rank.result(within_s=500)
             assert grew < 1 << 20, f"rank {rank.rank} grew by {grew} bytes"
 
 
@@ -179,10 +179,10 @@ def test_a_group_keeps_no_tensor_after_the_call(
     transport: str, fork_server: ForkServer
 ) -> None:
     with spawn_ranks(
-        2, drop_tensors, transport=transport, timeout_s=60, fork_server=fork_server
+        2, drop_tensors, transport=transport, timeout_s=400, fork_server=fork_server
     ) as ranks:
         for rank in ranks:
-            assert rank.result(within_s=60) == {}, f"kept by rank {rank.rank}"
+            assert rank.result(within_s=200) == {}, f"kept by rank {rank.rank}"
 
 
 def drop_tensors(group: Group, ready: Ready) -> dict[str, int]:

@@ -47,7 +47,7 @@ from ringleader.transport.star.star import Star
 from tests.kit.certificates import TestCa
 
 SIZE = 4
-WITHIN_S = 60.0
+WITHIN_S = 200.0
 COUNT = 30_011
 STEPS = 100
 
@@ -224,7 +224,7 @@ def mismatch(group: Group) -> None:
 def test_a_step_never_meets_another_step(fork_server: ForkServer) -> None:
     """ZF-1, ZF-2, ZF-13: contributions are keyed by group, sequence and rank."""
     with spawn_ranks(
-        3, steps_in_order, transport="grpc", timeout_s=20.0, fork_server=fork_server
+        3, steps_in_order, transport="grpc", timeout_s=90.0, fork_server=fork_server
     ) as ranks:
         for rank in ranks:
             rank.result(WITHIN_S)
@@ -237,16 +237,16 @@ def test_a_barrier_after_one_that_timed_out() -> None:
     arrived: list[int] = []
 
     def meet(rank: int) -> int:
-        with form_group(peers, rank, transport="grpc", timeout_s=30.0) as first:
+        with form_group(peers, rank, transport="grpc", timeout_s=90.0) as first:
             if rank != 2:
                 with pytest.raises(DeadlineExceeded):
                     first.barrier(timeout_s=0.3)
             have_given_up.wait(WITHIN_S)
-        with form_group(peers, rank, transport="grpc", timeout_s=30.0) as second:
+        with form_group(peers, rank, transport="grpc", timeout_s=90.0) as second:
             if rank == 2:
                 time.sleep(0.3)
             arrived.append(rank)
-            second.barrier(timeout_s=30.0)
+            second.barrier(timeout_s=90.0)
             return len(arrived)
 
     assert run_threads([partial(meet, rank) for rank in range(3)]) == [3, 3, 3]
@@ -256,15 +256,15 @@ def test_a_second_process_with_a_rank_is_refused() -> None:
     """ZF-13: what it sends is never added; the first one goes on."""
     peers = [f"127.0.0.1:{port}" for port in free_ports(2)]
     name = "peers:" + ",".join(peers)
-    form = partial(form_group, peers, transport="grpc", timeout_s=30.0)
+    form = partial(form_group, peers, transport="grpc", timeout_s=90.0)
     groups = run_threads([partial(form, rank) for rank in range(2)])
     twin = Member(world=view_hash(name), rank=1, size=2)
     port = int(peers[0].rpartition(":")[2])
     with pytest.raises(PeerRefused, match="same rank is already connected"):
-        Star.dial(twin, [(("127.0.0.1", port), None)], Deadline.after(5.0))
+        Star.dial(twin, [(("127.0.0.1", port), None)], Deadline.after(60.0))
     stranger = Member(world=1, rank=1, size=2)
     with pytest.raises(PeerRefused, match="same order"):
-        Star.dial(stranger, [(("127.0.0.1", port), None)], Deadline.after(5.0))
+        Star.dial(stranger, [(("127.0.0.1", port), None)], Deadline.after(60.0))
     values = [torch.ones(3), torch.ones(3)]
     run_threads([partial(g.all_reduce, values[g.rank]) for g in groups])
     assert values[0].tolist() == [2.0] * 3
@@ -280,7 +280,7 @@ def test_a_root_that_is_not_there_is_named_in_time() -> None:
     start_s = time.monotonic()
     with pytest.raises(PeerUnreachable, match=r"rank 0: .*127\.0\.0\.1:1 did not"):
         form_group(peers, 1, transport="grpc", timeout_s=1.0)
-    assert time.monotonic() - start_s < 10.0
+    assert time.monotonic() - start_s < 30.0
 
 
 def test_a_root_that_is_closing_its_last_star_is_tried_again() -> None:
@@ -305,7 +305,7 @@ def test_a_root_that_is_closing_its_last_star_is_tried_again() -> None:
         if rank == 0:
             assert called.wait(WITHIN_S)
             closing.stop(None).wait(WITHIN_S)
-        with form_group(peers, rank, transport="grpc", timeout_s=30.0) as group:
+        with form_group(peers, rank, transport="grpc", timeout_s=90.0) as group:
             value = torch.ones(3)
             group.all_reduce(value)
             return value.tolist()
@@ -335,7 +335,7 @@ def test_a_killed_rank_is_named_on_all_others(
         SIZE,
         reduce_forever,
         transport="grpc",
-        timeout_s=20.0,
+        timeout_s=90.0,
         fork_server=fork_server,
     ) as ranks:
         for rank in ranks:
@@ -348,7 +348,7 @@ def test_a_killed_rank_is_named_on_all_others(
             error = rank.error(WITHIN_S)
             assert isinstance(error, PeerLost), error
             assert error.peer == victim, error
-            assert rank.ended_at_s - killed_at_s < 15.0, "later than the deadline"
+            assert rank.ended_at_s - killed_at_s < 60.0, "later than the deadline"
 
 
 # -- torch -------------------------------------------------------------------------
@@ -416,14 +416,14 @@ def test_certificates_encrypt_a_star(
     if whose == "user":
         env = TestCa().files(tmp_path, "lab.example", "127.0.0.1").environment()
     with spawn_ranks(
-        3, add_up, transport="grpc", timeout_s=30.0, fork_server=fork_server, env=env
+        3, add_up, transport="grpc", timeout_s=90.0, fork_server=fork_server, env=env
     ) as ranks:
         assert [r.result(WITHIN_S) for r in ranks] == [(600_000.0, {"grpc"})] * 3
 
 
 def test_strangers_are_refused_before_they_say_who_they_are() -> None:
     member = Member(world=5, rank=0, size=2)
-    deadline = Deadline.after(30.0)
+    deadline = Deadline.after(90.0)
     ours = in_cluster(1).pem()
     root = Star.listen(member, ("127.0.0.1", range(1)), ours, deadline)
     worker = Member(world=5, rank=1, size=2)
@@ -444,7 +444,7 @@ def test_a_plain_star_is_for_this_machine_only() -> None:
     with pytest.raises(ConfigError, match="another machine"):
         form_group(["192.0.2.1:5", "worker"], 1, transport="grpc", timeout_s=1.0)
     member = Member(world=5, rank=0, size=2)
-    deadline = Deadline.after(30.0)
+    deadline = Deadline.after(90.0)
     address = ("127.0.0.1", range(1))
     root = Star.listen(member, address, None, deadline, accepts=lambda host: False)
     worker = Member(world=5, rank=1, size=2)
