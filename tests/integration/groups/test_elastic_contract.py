@@ -144,7 +144,7 @@ def test_an_abort_wakes_every_waiting_call(
         monkeypatch.setattr(waiter, "NAP_S", FOREVER_S)
         monkeypatch.setattr(runner, "NAP_S", FOREVER_S)
         waits = [
-            partial(g.all_reduce, i, out=torch.empty(count), timeout_s=FOREVER_S, **how)
+            partial(g.all_reduce, i, out=torch.empty(count), timeout_s=FOREVER_S, **how)  # type: ignore[arg-type]
             for g, i in zip(groups[:-1], inputs, strict=False)
         ]
         threads = [
