@@ -81,7 +81,7 @@ def main() -> None:
     _print("up", port=listening, node=membership.me.node)
     commands: dict[str, Callable[[], None]] = {
         "refresh": membership.refresh,
-        "leave": membership.leave,
+        "leave": membership.close,
         "mute": lambda: setattr(printer, "answers", False),
         "troubles": lambda: _print("troubles", troubles=membership.troubles()),
     }

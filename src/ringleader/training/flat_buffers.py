@@ -89,6 +89,10 @@ class FlatBuffers:
             ]
         return self._results[version % 2]
 
+    def total(self, version: int | None) -> dict[str, Tensor]:
+        """Return the sum that a step applies; None: A, in a run of one member."""
+        return self.contribution if version is None else self.result(version)
+
     def take_result(self, version: int, factor: float) -> None:
         """Set A to the result ``version`` times ``factor``."""
         for kind, result in self.result(version).items():

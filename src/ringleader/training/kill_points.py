@@ -2,6 +2,19 @@
 
 ``RINGLEADER_KILL_AT=rs:0@3`` ends the process with SIGKILL when it reaches the point
 ``rs:0`` for the third time. Without the variable a point costs one comparison.
+
+compute    before a quantum is handed out
+rs:K       before bucket K is submitted
+ag:K       after bucket K has been reduced
+held       all buckets are there, not yet delivered
+applying   delivered, before the optimizer
+prepare    a view change froze this member
+status     its status was given
+install    a view was installed
+gather:K   before bucket K is fetched or served
+join:pull  while state is adopted
+join:log   while a learner follows the gradients of the run
+publish    while a checkpoint is published
 """
 
 from __future__ import annotations
@@ -9,24 +22,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import Final
 
 from ringleader.settings.kill_point import KillPoint, kill_point
-
-POINTS: Final = (
-    "compute",  # before a quantum is handed out
-    "rs:K",  # before bucket K is submitted
-    "ag:K",  # after bucket K has been reduced
-    "held",  # all buckets are there, not yet delivered
-    "applying",  # delivered, before the optimizer
-    "prepare",  # a view change froze this member
-    "status",  # its status was given
-    "install",  # a view was installed
-    "gather:K",  # before bucket K is fetched or served
-    "join:pull",  # while state is adopted
-    "join:log",  # while a learner follows the gradient log
-    "publish",  # while a checkpoint is published
-)
 
 
 class _Armed:

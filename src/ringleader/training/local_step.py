@@ -52,11 +52,6 @@ class LocalStep:
         """Numbers of the quanta in the contribution."""
         return tuple(sorted(q.index for q in self.done))
 
-    @property
-    def samples(self) -> int:
-        """Samples in the contribution."""
-        return sum(q.num_samples for q in self.done)
-
     def quantum_s(self, micro_batch: int) -> float:
         """Return the median time of a full quantum here; 0 if none was computed."""
         full = [seconds for samples, seconds in self._times if samples == micro_batch]

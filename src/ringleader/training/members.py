@@ -82,7 +82,7 @@ class Members(Team):
     def follow(self) -> None:
         """Enter the view that was installed since, if there is one."""
         installed = self._session.current()
-        if installed is not self._entered and not self._is_frozen:
+        if installed is not self._entered and not self._session.is_frozen:
             self._enter_next(self._entered)
 
     def complete_step(self) -> bool:
@@ -186,11 +186,6 @@ class Members(Team):
         self.take(table)
 
     # -- view changes ----------------------------------------------------------------
-
-    @property
-    def _is_frozen(self) -> bool:
-        with self._session.lock:
-            return self._session.step.is_frozen
 
     def _enter_next(self, before: InstalledView | None) -> None:
         """Wait for a view after ``before``, and do what its plan says."""

@@ -71,11 +71,7 @@ class ModelUpdate:
         self.norms.deliver(totals.sums, totals.counts, totals.weight)
 
     def _clip_factor(self, version: int | None, factor: float) -> float:
-        flats = (
-            self.buffers.contribution
-            if version is None
-            else self.buffers.result(version)
-        )
+        flats = self.buffers.total(version)
         if self.scaler is not None:
             factor /= self.scaler.get_scale()
         return clip_factor(gradient_norm(flats.values()) * factor, self._clip)

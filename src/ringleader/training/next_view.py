@@ -1,4 +1,4 @@
-"""next_view: waits for a view in which the run can go on."""
+"""Waits for the next view, or for the next one in which the run can go on."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from ringleader.training.view_session import ViewSession
 _log = logging.getLogger(__name__)
 
 REFRESH_S: Final = 1.0
-"""How long a broken group waits for the view that explains it, before it asks."""
+"""How long a member whose group broke waits for a view before it asks for one."""
 
 NO_VIEW_S: Final = 60.0
-"""The control thread installs a view within seconds, at least one of this member."""
+"""Limit for any view. The control thread installs one within seconds, at least of this
+member alone."""
 
 
 def next_view(
@@ -29,7 +30,7 @@ def next_view(
     """
     limit = Deadline.after(options.min_members_wait_s)
     while True:
-        found = _installed_after(session, before)
+        found = view_after(session, before)
         num_members = len(found.view.members)
         if found.plan.is_paused:
             _log.warning("waiting: %s", found.plan.pause_reason)
@@ -46,16 +47,20 @@ def next_view(
         before = found
 
 
-def _installed_after(
-    session: ViewSession, before: InstalledView | None
-) -> InstalledView:
+def view_after(session: ViewSession, before: InstalledView | None) -> InstalledView:
+    """Return a view after ``before``, whatever its plan; asks for one if it is late.
+
+    Raises DeadlineExceeded if none comes.
+    """
     limit = Deadline.after(NO_VIEW_S)
-    while not _comes_within(session, before, Deadline.after(REFRESH_S)):
-        if limit.is_over():
-            text = f"no view of the run came within {NO_VIEW_S:g} s"
-            raise DeadlineExceeded("other members", text)
-        session.refresh()
-    return session.wait_view(lambda view: view is not before, limit)
+    while True:
+        wait = limit if limit.left_s() <= REFRESH_S else Deadline.after(REFRESH_S)
+        try:
+            return session.wait_view(lambda view: view is not before, wait)
+        except DeadlineExceeded:
+            if wait is limit:
+                raise
+            session.refresh()
 
 
 def _leave_pause(session: ViewSession, paused: InstalledView) -> None:

@@ -69,12 +69,8 @@ class RoundUpdate(ModelUpdate):
 
     def apply(self, totals: Totals, version: int | None) -> None:
         """Apply the round ``version``; None: A itself, in a run of one member."""
-        flats = (
-            self.buffers.contribution
-            if version is None
-            else self.buffers.result(version)
-        )
-        self.outer.apply(self.buffers.views_of(flats), totals.weight)
+        sums = self.buffers.views_of(self.buffers.total(version))
+        self.outer.apply(sums, totals.weight)
         if self.scheduler is not None:
             self.scheduler.step()
         self.norms.deliver(totals.sums, totals.counts, totals.weight)

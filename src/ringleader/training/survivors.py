@@ -22,7 +22,6 @@ from ringleader.backend.living_collectives import Collective
 from ringleader.deadline import Deadline
 from ringleader.errors import (
     ConfigError,
-    DeadlineExceeded,
     Expelled,
     GroupAborted,
     PeerError,
@@ -33,18 +32,15 @@ from ringleader.groups.group import Group
 from ringleader.membership.member import Member
 from ringleader.membership.steps.attempt import Attempt
 from ringleader.membership.steps.plan import Gather
-from ringleader.training.attempted import Attempted
+from ringleader.training.collective_attempt import CollectiveAttempt
 from ringleader.training.installed_view import FORM_S, InstalledView, ViewChanged
 from ringleader.training.kill_points import reach
+from ringleader.training.next_view import view_after
 from ringleader.training.result_memory import ResultMemory
 from ringleader.training.view_session import ViewSession
 
 _log = logging.getLogger(__name__)
 
-REFRESH_S: Final = 1.0
-"""How long a broken group waits for the view that explains it, before it asks."""
-VIEW_S: Final = 60.0
-"""How long a process waits for any view, once it needs one."""
 MAX_FAILURES: Final = 30
 """After more failed views in a row than this, the last error is raised."""
 
@@ -62,14 +58,14 @@ class Survivors:
         self._group: Group | None = None
         self._version = 0
         self._failures = 0
-        self._early: Attempted | None = None
+        self._early: CollectiveAttempt | None = None
 
     @property
     def live(self) -> list[int]:
         """The ranks in torch of the members of the view that was entered last."""
         if self._entered is None:
             return list(range(len(self._members)))
-        return [self._members.index(m) for m in self._entered.view.members]
+        return self._ranks_of(self._entered)
 
     def lost(self) -> list[int]:
         """The ranks that are not in the view in force."""
@@ -78,7 +74,7 @@ class Survivors:
         return [r for r, m in enumerate(self._members) if m not in members]
 
     def run(
-        self, collective: Collective, early: Attempted | None = None
+        self, collective: Collective, early: CollectiveAttempt | None = None
     ) -> list[Tensor]:
         """Complete a collective among the living, and return its results.
 
@@ -105,18 +101,18 @@ class Survivors:
             self._failures = 0
             return self._memory.results
 
-    def open(self) -> Attempted | None:
+    def open(self) -> CollectiveAttempt | None:
         """Begin the next attempt, whose parts follow; None if a view follows."""
         with self._lock:
             self._early = self._begin()
             return self._early
 
-    def start_part(self, early: Attempted | None, part: Collective) -> None:
+    def start_part(self, early: CollectiveAttempt | None, part: Collective) -> None:
         """Start a part of a collective in an attempt that ``open`` began."""
         if early is not None:
             early.start(part, self._memory.like(part.inputs))
 
-    def _begin(self) -> Attempted | None:
+    def _begin(self) -> CollectiveAttempt | None:
         with self._session.lock:
             step = self._session.step
             is_current = self._session.current() is self._entered
@@ -126,9 +122,9 @@ class Survivors:
             if not step.begin(attempt, 1):
                 return None
         reach("rs:0")
-        return Attempted(attempt, self._group, self.live)
+        return CollectiveAttempt(attempt, self._group, self.live)
 
-    def _settle(self, tried: Attempted) -> bool:
+    def _settle(self, tried: CollectiveAttempt) -> bool:
         """Wait for an attempt and deliver it; False if that failed."""
         tried.settle()
         if tried.error is not None:
@@ -158,13 +154,8 @@ class Survivors:
     def _follow(self, collective: Collective) -> None:
         """Enter the view that was installed since, if there is one."""
         installed = self._session.current()
-        if installed is not self._entered and not self._is_frozen:
+        if installed is not self._entered and not self._session.is_frozen:
             self._enter_next(collective)
-
-    @property
-    def _is_frozen(self) -> bool:
-        with self._session.lock:
-            return self._session.step.is_frozen
 
     def _enter_next(self, collective: Collective) -> None:
         """Wait for a view after the one entered last, and do what its plan says.
@@ -174,7 +165,7 @@ class Survivors:
         """
         before, version = self._entered, self._version
         while self._version == version:
-            installed = self._wait_after(before)
+            installed = view_after(self._session, before)
             try:
                 self._enter(installed, collective)
             except RunError:
@@ -184,18 +175,6 @@ class Survivors:
                 before = installed
             else:
                 return
-
-    def _wait_after(self, before: InstalledView | None) -> InstalledView:
-        limit = Deadline.after(VIEW_S)
-        while True:
-            try:
-                return self._session.wait_view(
-                    lambda view: view is not before, limit.within(REFRESH_S)
-                )
-            except DeadlineExceeded:
-                if limit.is_over():
-                    raise
-                self._session.refresh()
 
     def _enter(self, installed: InstalledView, collective: Collective) -> None:
         plan = installed.plan
@@ -278,7 +257,7 @@ class Survivors:
         self._failures += 1
         if self._failures > MAX_FAILURES:
             raise error
-        if where is None or self._is_frozen or isinstance(error, GroupAborted):
+        if where is None or self._session.is_frozen or isinstance(error, GroupAborted):
             return
         if isinstance(error, PeerError) and isinstance(error.peer, int):
             self._session.suspect(where, error.peer, str(error))

@@ -193,6 +193,12 @@ class ViewSession:
                 raise InternalError("elastic: no step was delivered yet")
             return self.step.last
 
+    @property
+    def is_frozen(self) -> bool:
+        """True from the promise of a view until it, or a later one, is installed."""
+        with self.lock:
+            return self.step.is_frozen
+
     def current(self) -> InstalledView | None:
         """Return the view in force; None before the first one."""
         with self.lock:

@@ -107,7 +107,7 @@ def member(  # noqa: PLR0913 - each test sets one or two
     try:
         yield made, hooks
     finally:
-        made.leave()
+        made.close()
 
 
 def trouble_of(one: RunMembership) -> str:
@@ -237,11 +237,11 @@ def test_a_member_listens_in_the_range_of_ports_that_it_is_given() -> None:
 def test_leaving_is_final_and_needs_no_peer() -> None:
     with member() as (first, hooks):
         hooks.wait_for_size(1)
-        first.leave()
+        first.close()
         assert not [t for t in threading.enumerate() if "ringleader-control" in t.name]
         with pytest.raises(Expelled, match="not in run"):
             first.refresh()
-        first.leave()
+        first.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -133,7 +133,7 @@ class RunMembership:
         broke. If its process has ended, a freeze follows; if not, nothing does."""
         self._post(lambda control: control.runner.suspect(member, why))
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Say goodbye to the others and end the thread. Returns within two seconds.
 
         Deliver the running step before: the others go on without this member at once.
@@ -146,8 +146,6 @@ class RunMembership:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(LEAVE_S)
         _running.discard(self)
-
-    close = leave
 
     def _post(self, do: Callable[[ControlLoop], None]) -> None:
         """Run ``do`` on the control thread, soon."""

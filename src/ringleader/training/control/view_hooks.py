@@ -42,7 +42,7 @@ class ViewHooks(Protocol):
         """
 
     def failed(self, error: RingleaderError) -> None:
-        """The control thread has ended without ``leave()``; no hook follows."""
+        """The control thread has ended without ``close()``; no hook follows."""
 
 
 class PeerSource(Protocol):

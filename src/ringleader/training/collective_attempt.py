@@ -1,4 +1,4 @@
-"""Attempted: one attempt at a collective of a script."""
+"""CollectiveAttempt: one attempt at a collective of a script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ringleader.groups.work import Work
 from ringleader.membership.steps.attempt import Attempt
 
 
-class Attempted:
+class CollectiveAttempt:
     """One attempt at a collective, in the group of one view."""
 
     def __init__(self, attempt: Attempt, group: Group | None, live: list[int]) -> None:
