@@ -114,7 +114,7 @@ class Members(Team):
         try:
             self._attempts.finish(self.own_entry())
         except RingleaderError as exc:
-            self._note_failure(exc)
+            self._note_failure(exc, self._entered)
             return False
         if not self._deliver(self._entered):
             return False
@@ -198,7 +198,7 @@ class Members(Team):
                 self.close()
                 raise
             except (RingleaderError, ViewChanged) as exc:
-                self._note_failure(exc)
+                self._note_failure(exc, installed)
                 before = installed
             else:
                 self._session.is_stepping = True
@@ -256,16 +256,15 @@ class Members(Team):
         if self.checkpoints is not None:
             self.checkpoints.adopted()
 
-    def _note_failure(self, error: Exception) -> None:
-        """Let the membership find out what happened."""
+    def _note_failure(self, error: Exception, where: InstalledView | None) -> None:
+        """Let the membership find out what happened, in a view that may be over."""
         self._attempts.give_up()
-        installed = self._session.current()
         self._failures += 1
         if self._failures > MAX_FAILURES:
             raise error
         rank = error.peer if isinstance(error, PeerError) else None
-        if isinstance(rank, int) and installed is not None:
-            self._session.suspect(installed, rank, str(error))
+        if isinstance(rank, int) and where is not None:
+            self._session.suspect(where, rank, str(error))
         _log.info("view given up: %r", error)
 
     # -- the end ---------------------------------------------------------------------
@@ -287,7 +286,7 @@ class Members(Team):
             try:
                 self._group.barrier(timeout_s=max(0.1, deadline.left_s()))
             except RingleaderError as exc:
-                self._note_failure(exc)
+                self._note_failure(exc, self._entered)
                 self._enter_next(self._entered)
             else:
                 return
