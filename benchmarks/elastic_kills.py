@@ -1,166 +1,276 @@
 """Kills members of elastic runs at every named point, in every role, and checks all.
 
-    .venv/bin/python benchmarks/elastic_kills.py --kills 2000        # on the loopback
-    .venv/bin/python benchmarks/elastic_kills.py --kills 500 --lan   # in namespaces
+    .venv/bin/python benchmarks/elastic_kills.py --lan --kills 2000   # namespaces: root
+    .venv/bin/python benchmarks/elastic_kills.py --kills 100          # on the loopback
 
 Members are processes that train a float64 model; a killed one comes back as a newcomer.
 After every step of every member the parameters are compared, bit for bit with those of
 the others and within 1e-9 with a single process (numpy). After every world the ledger
-must hold each sample once. The gap of a kill is the time from the kill to the next
-applied step on the last of the survivors: detection, view change, the dead member's
-share computed again, and the reduction. Its overhead is the gap less one median step.
+must hold each sample once. The gap of a kill is the time until each survivor has
+applied a step of a view without the dead: detection, view change, the dead member's
+share computed again, and the reduction. Its overhead is the gap less the median of the
+five steps before. Silent machines are stopped (SIGSTOP), or their cable is cut.
+
+The results of today are continued: several short runs are as good as a long one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
-import statistics
 import sys
 import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
 
+import msgspec
 from machine import describe
+from results_file import bar, dated, save
 
 from ringleader.simulation.lan import VirtualLan, lan
 
 sys.path.append(str(Path(__file__).parents[1]))  # for tests.kit
-from tests.kit.elastic_killer import Killer, Tally, cases
-from tests.kit.elastic_world import World
+from tests.kit.elastic_killer import Killer, cases, matrix
+from tests.kit.elastic_tally import Tally, quantiles
+from tests.kit.elastic_world import Member, World
 
 MAX_FAILURES = 5
+"""In worlds of one size; then the rest of its kills is left out."""
+KILLS, TWO_NODES = 2000, 100
+P50_S, P99_S, SILENT_S = 0.2, 0.5, 5.0
+PART_KILLS = 50
+"""Kills in a world after which the results are saved."""
 
 
-def kill_in_world(
-    size: int, kills: int, tally: Tally, net: VirtualLan | None, seed: int
-) -> None:
-    """Kill ``kills`` members of one world, or until something is wrong."""
-    until = tally.num_kills + kills
-    with tempfile.TemporaryDirectory() as folder:
-        world = World(Path(folder), size, net)
-        with world:
-            killer, found = Killer(world, tally, seed), cases(size, seed)
-            case: tuple[str, str] | None = None
-            try:
-                killer.begin()
-                while tally.num_kills < until:
-                    case = next(found)
-                    killer.kill_once(case)
-                tally.samples += world.check_ledger()
-            except AssertionError as exc:
-                text = f"{size} members, {case}, kill {tally.num_kills}: {exc}"
-                tally.failures.append(text)
-                print(f"  FAILED: {text}", flush=True)
-            finally:
-                tally.checks += world.checks
-                tally.largest_difference = max(
-                    tally.largest_difference, world.largest_difference
-                )
+class Bench:
+    """The results of today, and what adds to them."""
+
+    def __init__(self, file: Path, *, is_lan: bool) -> None:
+        self._file = file
+        self._is_lan = is_lan
+        self._tallies: dict[int, Tally] = {}
+        self._parts: list[dict[str, object]] = []
+
+    def load(self) -> None:
+        """Continue what was measured before."""
+        if self._file.exists():
+            found = json.loads(self._file.read_text())
+            self._parts = found["parts"]
+            for size, plain in found["worlds"].items():
+                self._tallies[int(size)] = msgspec.convert(plain, Tally)
+
+    def run(self, sizes: list[int], kills: int, silent: int) -> None:
+        """Kill in worlds of several sizes."""
+        part = {
+            "began": time.strftime("%H:%M:%S"),
+            "load_before": round(os.getloadavg()[0], 2),
+            "sizes": sizes,
+        }
+        self._parts.append(part)
+        seed, began_s, before = len(self._parts), time.monotonic(), self._num_kills()
+        for place, size in enumerate(sizes):
+            share = kills * (place + 1) // len(sizes) - kills * place // len(sizes)
+            made = lan(hosts=size, rate="1gbit") if self._is_lan else nullcontext()
+            with made as net:
+                self._run_size(size, share, silent, net, seed)
+            part["kills"] = self._num_kills() - before
+            part["minutes"] = round((time.monotonic() - began_s) / 60, 2)
+            self.save()
+
+    def _num_kills(self) -> int:
+        return sum(tally.num_kills for tally in self._tallies.values())
+
+    def _run_size(
+        self, size: int, kills: int, silent: int, net: VirtualLan | None, seed: int
+    ) -> None:
+        tally = self._tallies.setdefault(size, Tally())
+        until, allowed = tally.num_kills + kills, len(tally.failures) + MAX_FAILURES
+        world = 0
+        while tally.num_kills < until and len(tally.failures) < allowed:
+            began_s, before = time.monotonic(), tally.num_kills
+            self._kill_in_world(size, until, net, 1000 * seed + world)
+            world += 1
+            done, took_s = tally.num_kills - before, time.monotonic() - began_s
+            print(f"{size} members: {done} kills in {took_s:.0f} s", flush=True)
+        if silent:
+            silence(size, silent, tally, net)
+
+    def _kill_in_world(
+        self, size: int, until: int, net: VirtualLan | None, seed: int
+    ) -> None:
+        """Kill in one world until there were enough, or something is wrong."""
+        tally, case = self._tallies[size], ("", "")
+        with tempfile.TemporaryDirectory() as folder:
+            world = World(Path(folder), size, net)
+            with world:
+                killer, found = Killer(world, tally, seed), cases(size, seed)
+                try:
+                    killer.begin()
+                    while tally.num_kills < until:
+                        parts = tally.num_kills // PART_KILLS
+                        case = next(found)
+                        killer.kill_once(case)
+                        if tally.num_kills // PART_KILLS > parts:
+                            self.save()
+                    tally.samples_in_ledgers += world.check_ledger()
+                except AssertionError as exc:
+                    kind = type(exc).__name__
+                    text = f"{kind} at {case}, kill {tally.num_kills}: {exc}"
+                    tally.failures.append(text)
+                    print(f"  FAILED: {size} members: {text}", flush=True)
+            note_world(tally, world)
+
+    def save(self) -> None:
+        """Write everything to the file."""
+        save(self._file, {**self.results(), "worlds": self._plain()})
+
+    def _plain(self) -> dict[str, object]:
+        return {str(s): msgspec.to_builtins(t) for s, t in self._tallies.items()}
+
+    def results(self) -> dict[str, object]:
+        """Return what is said of the measurements, without these."""
+        table = {
+            f"{size} members": {
+                name: {
+                    "kills": cell.kills,
+                    "gap_ms": quantiles(cell.gaps_ms),
+                    "overhead_ms": quantiles(cell.overheads_ms),
+                }
+                for name, cell in sorted(tally.cells.items())
+            }
+            for size, tally in self._tallies.items()
+        }
+        tallies = self._tallies.values()
+        return {
+            **describe(),
+            "lan": self._is_lan,
+            "parts": self._parts,
+            "kills": self._num_kills(),
+            "steps_compared": sum(t.steps_compared for t in tallies),
+            "samples_in_ledgers": sum(t.samples_in_ledgers for t in tallies),
+            "largest_difference": max(t.largest_difference for t in tallies),
+            "step_s": quantiles([s for t in tallies for s in t.steps_s]),
+            "overhead_s": quantiles([s for t in tallies for s in t.overheads_s]),
+            "table": table,
+        }
+
+    def judge(self) -> bool:
+        """Save the results with a verdict per bar; True if all are met."""
+        tallies = self._tallies
+        failures = [text for t in tallies.values() for text in t.failures]
+        ended, wrong, hangs = (
+            sum(text.startswith(kind) for text in failures)
+            for kind in ("Ended", "Failed", "Hang")
+        )
+        wanted = [(s, "/".join(c)) for s in tallies for c in matrix(s)]
+        missing = [f"{n} ({s})" for s, n in wanted if n not in tallies[s].cells]
+        overheads = quantiles([s for t in tallies.values() for s in t.overheads_s])
+        ways = [w for t in tallies.values() for w in t.silent_s.values()]
+        silent_s = max((s for way in ways for s in way), default=0.0)
+        two = two_nodes(tallies.get(2, Tally()))
+        num_kills = self._num_kills()
+        slow = "p50 <= 0.2 s, p99 <= 0.5 s"
+        bars = [
+            bar(f">= {KILLS} kills", num_kills, is_met=num_kills >= KILLS),
+            bar("every point in every role", missing or "all", is_met=not missing),
+            bar("0 wrong sums", wrong, is_met=not wrong),
+            bar("0 hangs", hangs, is_met=not hangs),
+            bar("0 survivors that end", ended, is_met=not ended),
+            bar(
+                f"overhead of a kill: {slow}",
+                overheads,
+                is_met=bool(overheads)
+                and overheads["p50"] <= P50_S
+                and overheads["p99"] <= P99_S,
+            ),
+            bar("silent machine <= 5 s", silent_s, is_met=0 < silent_s <= SILENT_S),
+            bar(
+                "2 nodes, either one killed, 100 of 100",
+                two,
+                is_met=min(two.values()) >= TWO_NODES
+                and 2 in tallies
+                and not tallies[2].failures,
+            ),
+        ]
+        results = self.results()
+        table = {**results, "bars": bars, "failures": failures, "worlds": self._plain()}
+        save(self._file, table)
+        return all(each["verdict"] == "met" for each in bars)
+
+
+def two_nodes(tally: Tally) -> dict[str, int]:
+    """Return how often the leader and how often the other of two was killed."""
+    return {
+        role: sum(c.kills for n, c in tally.cells.items() if n.endswith(f"/{role}"))
+        for role in ("leader", "other")
+    }
+
+
+def note_world(tally: Tally, world: World) -> None:
+    """Add what a world has compared."""
+    tally.steps_compared += world.checks
+    tally.largest_difference = max(tally.largest_difference, world.largest_difference)
 
 
 def silence(size: int, times: int, tally: Tally, net: VirtualLan | None) -> None:
-    """Stop a member, or cut its cable, and wait for the others and its return."""
+    """Silence members in turn, and wait for the others and for its return."""
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder), size, net)
         with world:
-            killer = Killer(world, tally, 0)
             try:
-                killer.begin()
+                Killer(world, tally, 0).begin()
                 for turn in range(times):
-                    victim = world.alive[turn % size]
-                    others = [m for m in world.alive.values() if m is not victim]
-                    since_s = time.monotonic()
-                    if net is not None:
-                        net.cut(victim.index)
-                    else:
-                        world.kill(victim, signal.SIGSTOP)
-                    after_s = world.wait_for_step(since_s + 0.2, others)
-                    tally.silent_s.append(after_s - since_s)
-                    if net is not None:
-                        net.mend(victim.index)
-                    else:
-                        world.kill(victim, signal.SIGCONT)
-                    world.wait_complete()
-                tally.samples += world.check_ledger()
+                    for way in ("SIGSTOP", "cable cut")[: 1 if net is None else 2]:
+                        found_s = silence_one(world, world.alive[turn % size], way)
+                        tally.silent_s.setdefault(way, []).append(round(found_s, 3))
+                tally.samples_in_ledgers += world.check_ledger()
             except AssertionError as exc:
-                tally.failures.append(f"silent member: {exc}")
-                print(f"  FAILED: silent member: {exc}", flush=True)
+                text = f"{type(exc).__name__} with a silent member: {exc}"
+                tally.failures.append(text)
+                print(f"  FAILED: {text}", flush=True)
+        note_world(tally, world)
 
 
-def quantiles(values: list[float]) -> dict[str, float]:
-    """Return median, 99th percentile and largest value."""
-    if not values:
-        return {}
-    ordered = sorted(values)
-    at = min(len(ordered) - 1, int(0.99 * len(ordered)))
-    return {
-        "p50": round(statistics.median(ordered), 4),
-        "p99": round(ordered[at], 4),
-        "max": round(ordered[-1], 4),
-    }
-
-
-def report(tally: Tally) -> dict[str, object]:
-    """Return the results of one kind of world."""
-    return {
-        "kills": tally.num_kills,
-        "kills_by_point_and_role": dict(sorted(tally.kills.items())),
-        "points_not_reached": dict(sorted(tally.not_reached.items())),
-        "failures": tally.failures,
-        "gap_s": quantiles(tally.gaps_s),
-        "overhead_s": quantiles(tally.overheads_s),
-        "silent_s": quantiles(tally.silent_s),
-        "median_step_s": round(statistics.median(tally.steps_s or [0]), 4),
-        "steps_compared": tally.checks,
-        "samples_in_ledgers": tally.samples,
-        "largest_difference": tally.largest_difference,
-    }
-
-
-def run_size(size: int, chosen: argparse.Namespace) -> Tally:
-    """Kill in worlds of one size until there were enough kills."""
-    tally, began_s = Tally(), time.monotonic()
-    made = lan(hosts=size, rate="1gbit") if chosen.lan else nullcontext()
-    with made as net:
-        wanted, turn = chosen.kills // len(chosen.sizes.split(",")), 0
-        while tally.num_kills < wanted and len(tally.failures) < MAX_FAILURES:
-            kills = min(chosen.world_kills, wanted - tally.num_kills)
-            kill_in_world(size, kills, tally, net, chosen.seed + turn)
-            turn += 1
-            took_s, gaps = time.monotonic() - began_s, quantiles(tally.gaps_s)
-            text = f"{size} members: {tally.num_kills} kills in {took_s:.0f} s"
-            print(f"{text}, gap {gaps}", flush=True)
-        if chosen.silent and size > 1:
-            silence(size, chosen.silent, tally, net)
-    return tally
+def silence_one(world: World, victim: Member, way: str) -> float:
+    """Return how long the others made no step without a member that is silent."""
+    others = [member for member in world.alive.values() if member is not victim]
+    world.islands = {victim.index: 1}
+    since_s = time.monotonic()
+    if way == "SIGSTOP":
+        world.kill(victim, signal.SIGSTOP)
+    elif world.net is not None:
+        world.net.cut(victim.index)
+    without = [world.nodes[victim.index]]
+    after_s = world.wait_for_step(since_s, others, without=without)
+    if way == "SIGSTOP":
+        world.kill(victim, signal.SIGCONT)
+    elif world.net is not None:
+        world.net.mend(victim.index)
+    world.wait_complete()
+    world.islands, world.weights = {}, {}
+    return after_s - since_s
 
 
 def main() -> None:
-    """Run all worlds, print and save the results."""
+    """Run all worlds, and save the results with the verdicts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=100, help="of this part")
     parser.add_argument("--sizes", default="2,3,4")
-    parser.add_argument("--silent", type=int, default=3)
+    parser.add_argument("--silent", type=int, default=3, help="per size and way")
     parser.add_argument("--lan", action="store_true")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--world-kills", type=int, default=250)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="instead of today's results")
+    parser.add_argument("--fresh", action="store_true", help="continue nothing")
     chosen = parser.parse_args()
-    worlds: dict[str, object] = {}
-    num_failures = 0
-    for size in map(int, chosen.sizes.split(",")):
-        tally = run_size(size, chosen)
-        num_failures += len(tally.failures)
-        worlds[str(size)] = report(tally)
-        print(json.dumps(worlds[str(size)], indent=1), flush=True)
-        if chosen.out is not None:
-            results = {**describe(), "lan": chosen.lan, "worlds": worlds}
-            chosen.out.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"{num_failures} failures")
-    sys.exit(bool(num_failures))
+    name = "elastic-kills" if chosen.lan else "elastic-kills-loopback"
+    file = chosen.out or dated(name)
+    bench = Bench(file, is_lan=chosen.lan)
+    if not chosen.fresh:
+        bench.load()
+    bench.run([*map(int, chosen.sizes.split(","))], chosen.kills, chosen.silent)
+    sys.exit(not bench.judge())
 
 
 if __name__ == "__main__":

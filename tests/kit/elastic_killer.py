@@ -6,41 +6,24 @@ import itertools
 import random
 import statistics
 import time
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
+from tests.kit.elastic_tally import Tally
 from tests.kit.elastic_world import Member, World
 
-STEP_POINTS = ("compute", "rs:0", "rs:1", "ag:0", "ag:1", "held", "applying")
+STEP_POINTS = (
+    *("any", "compute", "rs:0", "rs:1", "ag:sideband", "ag:0", "ag:1"),
+    *("held", "applying"),
+)
 VIEW_POINTS = ("prepare", "status", "install")
-GATHER_POINTS = ("gather:0", "gather:2")
-REACH_S = 3.0
+GATHER_POINTS = ("gather:0", "gather:1", "gather:2")
+REACH_S = 60.0
 """How long an armed point may take until it is reached."""
 PAUSE_S = 0.002
 """Time of a quantum, beside its computation."""
 
-
-@dataclass(slots=True)
-class Tally:
-    """What was done and measured."""
-
-    kills: Counter[str] = field(default_factory=Counter)
-    """By point and role."""
-    gaps_s: list[float] = field(default_factory=list)
-    overheads_s: list[float] = field(default_factory=list)
-    silent_s: list[float] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    not_reached: Counter[str] = field(default_factory=Counter)
-    checks: int = 0
-    samples: int = 0
-    largest_difference: float = 0.0
-    steps_s: list[float] = field(default_factory=list)
-
-    @property
-    def num_kills(self) -> int:
-        """All kills."""
-        return sum(self.kills.values())
+Case = tuple[str, str]
+"""A named point and a role."""
 
 
 class Killer:
@@ -63,34 +46,35 @@ class Killer:
         for member in self._world.alive.values():
             member.tell(pause_s=PAUSE_S)
 
-    def _role(self, role: str) -> Member:
-        """Return a living member: the leader, or one of the others."""
-        lives = list(self._world.alive.values())
-        first = self._world.nodes.index(lives[0].members[0])
-        leader = self._world.alive.get(first, lives[0])
-        if role == "leader" or len(lives) == 1:
-            return leader
-        return self._random.choice([m for m in lives if m is not leader])
+    def kill_once(self, case: Case) -> None:
+        """Carry out one case: a point and a role; then bring all back.
 
-    def kill_once(self, case: tuple[str, str]) -> None:
-        """Carry out one case: a point and a role; then bring all back."""
-        point, role = case
+        The gap of the kill ends when each survivor has applied a step of a view that
+        the dead are no members of: a step that was on its way does not count.
+        """
         lives = list(self._world.alive.values())
         step_s = self._median_step()
-        if point in VIEW_POINTS:
-            killed_s = self._kill_in_view_change(point, role)
-        elif point in GATHER_POINTS:
-            killed_s = self._kill_in_gather(point, role)
-        elif point == "join:pull":
-            killed_s = self._kill_in_join(role)
+        victim = self._carry_out(*case)
+        name = "/".join(case)
+        if victim is None:
+            self._tally.not_reached[name] = self._tally.not_reached.get(name, 0) + 1
         else:
-            killed_s = self._kill_in_step(point, role)
-        if killed_s is not None:
             survivors = [m for m in lives if m.is_alive]
-            after_s = self._world.wait_for_step(killed_s, survivors)
-            self._tally.gaps_s.append(after_s - killed_s)
-            self._tally.overheads_s.append(max(0.0, after_s - killed_s - step_s))
+            after_s = self._wait_for_survivors(victim.died_s, survivors)
+            self._tally.note_kill(name, after_s - victim.died_s, step_s)
         self.refill()
+
+    def _carry_out(self, point: str, role: str) -> Member | None:
+        """Return the member that has died at the point, in the role."""
+        if role == "joiner":
+            return self._kill_joiner(point)
+        if point in VIEW_POINTS:
+            return self._kill_in_view_change(point, role)
+        if point in GATHER_POINTS:
+            return self._kill_in_gather(point, role)
+        if point.startswith("join:"):
+            return self._kill_source(point)
+        return self._kill_in_step(point, role)
 
     def refill(self) -> None:
         """Start the machines that are gone, and wait until all train together."""
@@ -109,96 +93,140 @@ class Killer:
             world.wait_for_step(moments[-1], [member])
             moments.append(member.stepped_s)
         steps = [b - a for a, b in itertools.pairwise(moments)]
-        self._tally.steps_s += steps
+        self._tally.steps_s += [round(step_s, 5) for step_s in steps]
         return statistics.median(steps)
 
-    def _kill_in_step(self, point: str, role: str) -> float | None:
-        victim = self._role(role)
+    # -- who -------------------------------------------------------------------------
+
+    def _ring(self) -> list[Member]:
+        """Return the living members in ring order; the first one is the leader."""
+        alive = self._world.alive
+        order = next(iter(alive.values())).members
+        return sorted(alive.values(), key=lambda m: order.index(self._node(m)))
+
+    def _node(self, member: Member) -> str:
+        return self._world.nodes[member.index]
+
+    # -- kills -----------------------------------------------------------------------
+
+    def _kill_in_step(self, point: str, role: str) -> Member | None:
+        leader, *others = self._ring()
+        victim = leader if role == "leader" else self._random.choice(others)
         if point == "any":
             time.sleep(self._random.uniform(0, 0.03))
-            self._tally.kills[f"{point}/{role}"] += 1
-            return self._world.kill(victim)
-        return self._await(victim, point, role)
-
-    def _await(self, victim: Member, point: str, role: str) -> float | None:
+            self._world.kill(victim)
+            return victim
         victim.tell(arm=point)
-        if not self._world.wait_for_death(victim, REACH_S):
-            self._tally.not_reached[f"{point}/{role}"] += 1
-            victim.tell(arm="")
-            return None
-        self._tally.kills[f"{point}/{role}"] += 1
-        return victim.died_s
+        return self._reached(victim)
 
-    def _kill_in_view_change(self, point: str, role: str) -> float | None:
-        """Kill one member, and a second one in the view change that follows."""
-        second = self._role(role)
-        others = [m for m in self._world.alive.values() if m is not second]
-        first = self._random.choice(others)
-        second.tell(arm=point)
-        self._world.wait(lambda: "armed" in second.replies, 10, "the armed point")
-        second.replies.pop("armed")
-        self._tally.kills["any/first of two"] += 1
-        killed_s = self._world.kill(first)
-        if not self._world.wait_for_death(second, REACH_S):
-            self._tally.not_reached[f"{point}/{role}"] += 1
-            second.tell(arm="")
-            return killed_s
-        self._tally.kills[f"{point}/{role}"] += 1
-        return second.died_s
+    def _kill_in_view_change(self, point: str, role: str) -> Member | None:
+        """Kill one member, and a second one in the view change that follows.
 
-    def _kill_in_gather(self, point: str, role: str) -> float | None:
+        The second one is the leader, which proposes the view; or, as the leader was the
+        first one, its successor in that; or another.
+        """
+        leader, *others = self._ring()
+        if role == "leader":
+            first, second = self._random.choice(others), leader
+        elif role == "proposer":
+            first, second = leader, others[0]
+        else:
+            first, second = self._random.choice([leader, *others[:-1]]), others[-1]
+        self._arm(second, point)
+        self._kill_first(first)
+        return self._reached(second)
+
+    def _kill_in_gather(self, point: str, role: str) -> Member | None:
         """Kill while a member that is late gets the result that another delivered.
 
-        The late one sleeps between holding and delivering; meanwhile a third member is
-        killed, so that the view change finds different versions.
+        The late one holds a result and waits; when another has delivered the result, a
+        third member is killed, so that the view change finds different versions.
         """
-        late, first, source = self._random.sample([*self._world.alive.values()], 3)
+        world = self._world
+        late, first, source = self._random.sample([*world.alive.values()], 3)
         dying = late if role == "late" else source
-        late.tell(sleep_at="held", then=point if dying is late else "")
         if dying is source:
-            source.tell(arm=point)
-            self._world.wait(lambda: "armed" in source.replies, 10, "the armed point")
-        self._world.wait(lambda: "asleep" in late.replies, 10, "a late member")
-        late.replies.pop("asleep")
-        self._world.handle(0.1)
-        self._tally.kills["any/first of two"] += 1
-        killed_s = self._world.kill(first)
-        if not self._world.wait_for_death(dying, REACH_S):
-            self._tally.not_reached[f"{point}/{role}"] += 1
-            dying.tell(arm="")
-            return killed_s
-        self._tally.kills[f"{point}/{role}"] += 1
-        return dying.died_s
+            self._arm(source, point)
+        self._let_wait(late, "held", then=point if dying is late else "")
+        world.wait(
+            lambda: source.version > late.version, REACH_S, "a result of the others"
+        )
+        self._kill_first(first)
+        return self._reached(dying)
 
-    def _kill_in_join(self, role: str) -> float | None:
-        """Kill one member; then the one that replaces it, or its source."""
-        victim = self._role("other")
-        self._tally.kills["any/before a join"] += 1
-        killed_s = self._world.kill(victim)
-        lives = list(self._world.alive.values())
-        self._world.wait_for_step(killed_s, lives)
-        if role == "source":
-            dying = self._role("leader")
-            dying.tell(arm="join:pull")
-            self._world.start(victim.index, joins=True)
-        else:
-            dying = self._world.start(victim.index, joins=True, kill_at="join:pull")
-        if not self._world.wait_for_death(dying, 10.0):
-            self._tally.not_reached[f"join:pull/{role}"] += 1
-            dying.tell(arm="")
-            return None
-        self._tally.kills[f"join:pull/{role}"] += 1
-        return dying.died_s
+    def _kill_joiner(self, point: str) -> Member | None:
+        """Kill one member; then the one that replaces it."""
+        index = self._kill_before_join().index
+        newcomer = self._world.start(index, joins=True, kill_at=point)
+        return self._reached(newcomer)
+
+    def _kill_source(self, point: str) -> Member | None:
+        """Kill one member; then the one from which its replacement gets the state."""
+        index = self._kill_before_join().index
+        dying = self._ring()[0]
+        self._arm(dying, point)
+        self._world.start(index, joins=True)
+        return self._reached(dying)
+
+    def _kill_before_join(self) -> Member:
+        victim = self._random.choice(self._ring()[1:])
+        self._kill_first(victim)
+        self._wait_for_survivors(victim.died_s, [*self._world.alive.values()])
+        return victim
+
+    def _kill_first(self, victim: Member) -> None:
+        """Kill a member whose gap is not measured, since another kill follows."""
+        self._world.kill(victim)
+        self._tally.note_kill("any/first of two")
+
+    # -- waiting ---------------------------------------------------------------------
+
+    def _arm(self, member: Member, point: str) -> None:
+        """Arm a point, or none, and wait until that is so, or the member has died."""
+        member.replies.pop("armed", None)
+        member.tell(arm=point)
+        self._world.wait(
+            lambda: "armed" in member.replies or not member.is_alive,
+            REACH_S,
+            "the armed point",
+        )
+
+    def _let_wait(self, member: Member, point: str, then: str = "") -> None:
+        """Let a member wait at a point until a view is installed."""
+        member.replies.pop("waits", None)
+        member.tell(wait_at=point, then=then)
+        self._world.wait(lambda: "waits" in member.replies, REACH_S, "a late member")
+
+    def _reached(self, victim: Member) -> Member | None:
+        """Return the victim once it has killed itself; None if it does not."""
+        if self._world.wait_for_death(victim, REACH_S):
+            return victim
+        self._arm(victim, "")
+        return None if victim.is_alive else victim
+
+    def _wait_for_survivors(self, after_s: float, survivors: list[Member]) -> float:
+        world = self._world
+        gone = set(range(world.size)) - world.alive.keys()
+        without = [world.nodes[index] for index in gone]
+        return world.wait_for_step(after_s, survivors, without=without)
 
 
-def cases(size: int, seed: int) -> Iterator[tuple[str, str]]:
+def matrix(size: int) -> list[Case]:
+    """Return all points with all roles that worlds of a size can survive."""
+    found = [(p, r) for p in STEP_POINTS for r in ("leader", "other")]
+    found += [(p, "joiner") for p in (*VIEW_POINTS, "join:pull")]
+    if size > 2:
+        roles = ("leader", "proposer", "other")
+        found += [(p, r) for p in VIEW_POINTS for r in roles]
+        found += [(p, r) for p in GATHER_POINTS for r in ("late", "source")]
+        found += [("join:pull", "source")]
+    return found
+
+
+def cases(size: int, seed: int) -> Iterator[Case]:
     """Yield points and roles for ever, each as often as the others."""
-    step = [(p, r) for p in ("any", *STEP_POINTS) for r in ("leader", "other")]
-    view = [(p, r) for p in VIEW_POINTS for r in ("leader", "other")]
-    view += [(p, r) for p in GATHER_POINTS for r in ("late", "source")]
-    join = [("join:pull", "joiner"), *([("join:pull", "source")] * (size > 2))]
     shuffled = random.Random(seed)
     while True:
-        turn = [*step, *(view if size > 2 else ()), *join]
+        turn = matrix(size)
         shuffled.shuffle(turn)
         yield from turn

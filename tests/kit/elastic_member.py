@@ -1,8 +1,8 @@
 """One member of an elastic run, in a forked process that reports every step.
 
 Reports and commands are lines of JSON on one socket. Commands: ``arm`` (a kill point
-for the next time it is reached), ``sleep_at`` (sleep at a point once, then arm another)
-``ledger`` and ``usage`` (report it) and ``pause_s`` (time of a quantum).
+for the next time it is reached), ``wait_at`` (wait at a point for the next view, then
+arm another), ``ledger`` and ``usage`` (report it) and ``pause_s`` (time of a quantum).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from ringleader.training.elastic import elastic
 from tests.kit import endless_task as task
 from tests.kit.warm_python import enter
 
-SLEEP_S = 0.4
+WAIT_S = 60.0
+"""How long a member that is to be late waits for the next view."""
 SMALL_BUCKET_BYTES = 600
 """Limit of a bucket, so that the small model has two."""
 
@@ -69,33 +70,36 @@ class _Member:
         arm = os.environ.get("KILL_AT", "")
         if arm:
             kill_points.arm(KillPoint(arm, 1))
-        model, optimizer = task.make_model()
+        dtype = os.environ.get("TASK_DTYPE", "float64")
+        model, optimizer = task.make_model(dtype)
         options: dict[str, Any] = json.loads(os.environ.get("ELASTIC_OPTIONS", "{}"))
         run = elastic(
             model,
             optimizer,
-            task.Points(),
+            task.Points(dtype),
             global_batch=task.GLOBAL_BATCH,
             micro_batch=task.MICRO_BATCH,
             seed=task.SEED,
             epochs=None,
             **options,
         )
-        self._say(event="up")
+
+        def report(*_: object) -> None:
+            weights = base64.b64encode(task.flat(model).tobytes()).decode()
+            self._say(
+                event="step",
+                at_s=time.monotonic(),
+                version=run.version + 1,
+                weights=weights,
+                members=list(run.members),
+            )
+
+        # Not where step() returns True: a member that is slow may have no quanta.
+        optimizer.register_step_post_hook(report)
         for x, y in run:
             time.sleep(self._pause_s)
             run.backward(cross_entropy(model(x), y))
-            if run.step():
-                at_s = time.monotonic()
-                weights = base64.b64encode(task.flat(model).tobytes()).decode()
-                self._say(
-                    event="step",
-                    at_s=at_s,
-                    version=run.version,
-                    weights=weights,
-                    members=list(run.members),
-                    by=list(run.contributors),
-                )
+            run.step()
             self._obey(run)
 
     def _say(self, **fields: object) -> None:
@@ -115,8 +119,8 @@ class _Member:
             case {"arm": str(name)}:
                 kill_points.arm(KillPoint(name, 1) if name else None)
                 self._say(event="armed", name=name)
-            case {"sleep_at": str(name), "then": str(then)}:
-                _sleep_at(name, then, lambda: self._say(event="asleep"))
+            case {"wait_at": str(name), "then": str(then)}:
+                _wait_at(name, then, lambda: self._say(event="waits"))
             case {"pause_s": float(pause_s)}:
                 self._pause_s = pause_s
             case {"ledger": True}:
@@ -129,26 +133,49 @@ class _Member:
                 self._say(event="usage", **_usage())
 
 
-class _Sleep:
-    """Takes the place of a kill point's lock: sleeps there, then arms another point."""
+class _Wait:
+    """Takes the place of a kill point's lock: waits there until a view was installed.
 
-    def __init__(self, then: str, on_sleep: Callable[[], None]) -> None:
+    Then it arms another point.
+    """
+
+    def __init__(self, then: str, on_wait: Callable[[], None]) -> None:
         self._then = then
-        self._on_sleep = on_sleep
+        self._on_wait = on_wait
+        self._installed = threading.Event()
 
     def __enter__(self) -> None:
+        _notify_at("install", self._installed)
+        self._on_wait()
+        self._installed.wait(WAIT_S)
         kill_points.arm(KillPoint(self._then, 1) if self._then else None)
-        self._on_sleep()
-        time.sleep(SLEEP_S)
 
     def __exit__(self, *_: object) -> None:
         pass
 
 
-def _sleep_at(name: str, then: str, on_sleep: Callable[[], None]) -> None:
-    """Sleep where the point ``name`` is reached next, instead of being killed."""
+class _Notify:
+    """Takes the place of a kill point's lock: sets an event there."""
+
+    def __init__(self, event: threading.Event) -> None:
+        self._event = event
+
+    def __enter__(self) -> None:
+        self._event.set()
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _wait_at(name: str, then: str, on_wait: Callable[[], None]) -> None:
+    """Where the point ``name`` is reached next, wait for a view instead of dying."""
     kill_points.arm(KillPoint(name, 0))
-    kill_points._armed.lock = _Sleep(then, on_sleep)  # type: ignore[assignment]
+    kill_points._armed.lock = _Wait(then, on_wait)  # type: ignore[assignment]
+
+
+def _notify_at(name: str, event: threading.Event) -> None:
+    kill_points.arm(KillPoint(name, 0))
+    kill_points._armed.lock = _Notify(event)  # type: ignore[assignment]
 
 
 def _usage() -> dict[str, int]:

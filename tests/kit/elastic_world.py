@@ -12,6 +12,7 @@ import base64
 import contextlib
 import itertools
 import json
+import math
 import os
 import selectors
 import signal
@@ -22,9 +23,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-import numpy as np
 import torch._dynamo  # noqa: F401 - once, not in every member: optimizers import it late
 
 from ringleader.identity import join_phrase
@@ -34,9 +34,8 @@ from ringleader.simulation.lan import VirtualLan
 from ringleader.testing.run_member import issue_credentials
 from ringleader.transport.free_ports import free_ports
 from tests.kit.elastic_member import become_member
-from tests.kit.endless_task import GLOBAL_BATCH, SAMPLES, Reference
+from tests.kit.endless_task import GLOBAL_BATCH, SAMPLES, LossReference, Reference
 
-TOLERANCE = 1e-9
 LAN_PORT = 29_650
 
 Report = dict[str, Any]
@@ -47,7 +46,20 @@ class Hang(AssertionError):
 
 
 class Failed(AssertionError):
-    """A member has ended by itself, or has a wrong value."""
+    """A member has a wrong value, or the ledger is wrong."""
+
+
+class Ended(AssertionError):
+    """A member has ended by itself."""
+
+
+class Applied(NamedTuple):
+    """A step that a member has applied."""
+
+    at_s: float
+    """By the monotonic clock."""
+    members: frozenset[str]
+    """Of the run, by then."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,8 +73,8 @@ class Member:
     version: int = -1
     stepped_s: float = 0.0
     """When it applied its last step, by the monotonic clock."""
-    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
-    """When it applied its last steps."""
+    recent: deque[Applied] = field(default_factory=lambda: deque(maxlen=1000))
+    """Its last steps."""
     members: list[str] = field(default_factory=list)
     """Members of the run at its last step, in ring order."""
     is_alive: bool = True
@@ -75,6 +87,18 @@ class Member:
         """Send a command; a member that is dying does not read it."""
         with contextlib.suppress(OSError):
             self.sock.sendall(json.dumps(command).encode() + b"\n")
+
+    def first_step_s(self, after_s: float, without: Collection[str] = ()) -> float:
+        """When it first applied a step after a moment, without some members of the run.
+
+        Infinite if it has not yet.
+        """
+        found = math.inf
+        for step in reversed(self.recent):
+            if step.at_s <= after_s or not step.members.isdisjoint(without):
+                break
+            found = step.at_s
+        return found
 
 
 @dataclass(slots=True)
@@ -90,7 +114,7 @@ class World:
     run: str = "kills"
     alive: dict[int, Member] = field(default_factory=dict)
     nodes: list[str] = field(default_factory=list)
-    reference: Reference = field(default_factory=Reference)
+    reference: Reference | LossReference = field(default_factory=Reference)
     islands: dict[int, int] = field(default_factory=dict)
     """Index of a machine -> its part of a network that is split, from 0."""
     weights: dict[tuple[int, int], bytes] = field(default_factory=dict)
@@ -157,6 +181,7 @@ class World:
             **run.environment(),
             "RINGLEADER_ADDRESS": addresses[index],
             "RINGLEADER_NAME": f"m{index}",
+            "TASK_DTYPE": self.reference.dtype,
             "ELASTIC_OPTIONS": json.dumps(dict(self.options)),
         }
 
@@ -181,7 +206,7 @@ class World:
             del self.alive[member.index]
         if status != -signal.SIGKILL:
             text = f"m{member.index} ended by itself, with status {status}"
-            raise Failed(f"{text}; it printed why")
+            raise Ended(f"{text}; it printed why")
 
     def _drain(self, member: Member) -> None:
         """Read what a killed member had reported."""
@@ -240,16 +265,15 @@ class World:
             raise Failed(f"m{member.index}: step {version} after {member.version}")
         member.version, member.stepped_s = version, float(report["at_s"])
         member.members = list(report["members"])
-        member.recent_s.append(member.stepped_s)
+        member.recent.append(Applied(member.stepped_s, frozenset(member.members)))
         weights = base64.b64decode(report["weights"])
         island = self.islands.get(member.index, 0)
         first = self.weights.setdefault((island, version), weights)
         if weights != first:
             raise Failed(f"m{member.index} differs from others at version {version}")
         self.weights.pop((island, version - 50), None)
-        wanted = self.reference.parameters(version)
-        difference = float(np.abs(np.frombuffer(weights) - wanted).max())
-        if not difference <= TOLERANCE:
+        difference = self.reference.difference(version, weights)
+        if not difference <= self.reference.tolerance:
             text = f"differs by {difference} from the reference"
             raise Failed(f"m{member.index} at version {version} {text}")
         self.largest_difference = max(self.largest_difference, difference)
@@ -268,24 +292,25 @@ class World:
         self.wait(is_complete, within_s, f"{size} members train together")
 
     def wait_for_step(
-        self, after_s: float, among: Collection[Member], within_s: float = 30.0
+        self,
+        after_s: float,
+        among: Collection[Member],
+        within_s: float = 60.0,
+        without: Collection[str] = (),
     ) -> float:
         """Wait until these members have applied a step after a moment; return when
         the last of them did so first.
 
-        Members of them that die meanwhile need not.
+        Members of them that die meanwhile need not. A step counts when the nodes
+        ``without`` which it was made are no members of the run any more.
         """
 
-        def living() -> list[Member]:
-            return [m for m in among if m.is_alive]
+        def last_s() -> float:
+            first = (m.first_step_s(after_s, without) for m in among if m.is_alive)
+            return max(first, default=after_s)
 
-        self.wait(
-            lambda: all(m.stepped_s > after_s for m in living()),
-            within_s,
-            "a step on every member",
-        )
-        first = (min(s for s in m.recent_s if s > after_s) for m in living())
-        return max(first, default=after_s)
+        self.wait(lambda: last_s() < math.inf, within_s, "a step on every member")
+        return last_s()
 
     def wait_for_death(self, member: Member, within_s: float) -> bool:
         """Return whether an armed member has killed itself within a time."""
@@ -293,7 +318,7 @@ class World:
             self.wait(lambda: not member.is_alive, within_s, "a kill")
         return not member.is_alive
 
-    def ask(self, member: Member, kind: str, within_s: float = 20.0) -> Report:
+    def ask(self, member: Member, kind: str, within_s: float = 60.0) -> Report:
         """Ask a member for its ``ledger`` or ``usage``."""
         member.replies.pop(kind, None)
         member.tell(**{kind: True})
