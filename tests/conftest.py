@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ringleader.testing.processes import ForkServer
     from tests.kit.warm_python import WarmPython
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 """Time for threads and processes to end: an idle engine thread lingers for a second,
-and a busy machine holds any of them up for two."""
+and a busy machine holds any of them up for several."""
 
 # What is collected is no garbage; to look for some takes a third of the time.
 gc.disable()
@@ -44,7 +44,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 _SHM = Path("/dev/shm")
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 """Several of us run at once: /dev/shm is everybody's, and checked once at the end."""
-_END_S = 10.0
+_END_S = 60.0
 # Libraries open these on first use and keep them; they are not the test's.
 _LAZY = (
     "/dev/null",

@@ -28,7 +28,7 @@ def main() -> None:
         sys.stdout.write(json.dumps(up) + "\n")
         sys.stdout.flush()
         for _ in sys.stdin:
-            reply = agent.ask(GetSnapshot(), Deadline.after(5.0))
+            reply = agent.ask(GetSnapshot(), Deadline.after(60.0))
             line = {"event": "look", **msgspec.to_builtins(reply)}
             sys.stdout.write(json.dumps(line) + "\n")
             sys.stdout.flush()

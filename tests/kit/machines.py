@@ -40,7 +40,7 @@ class Command:
         assert self.process.stdout is not None
         self.lines.extend(iter(self.process.stdout.readline, ""))
 
-    def wait_for(self, text: str, within_s: float = 100.0, after: int = 0) -> int:
+    def wait_for(self, text: str, within_s: float = 300.0, after: int = 0) -> int:
         """Wait for a line and return its number."""
         until_s = time.monotonic() + within_s
         while time.monotonic() < until_s:
@@ -54,7 +54,7 @@ class Command:
         """Send a signal to the command alone, as a terminal's Ctrl-C would."""
         self.process.send_signal(number)
 
-    def end(self, within_s: float = 100.0) -> int:
+    def end(self, within_s: float = 300.0) -> int:
         """Wait for the end and return the exit status."""
         try:
             code = self.process.wait(within_s)
@@ -67,9 +67,9 @@ class Command:
     def close(self) -> None:
         """End the command and its reader."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
         assert self.reader is not None
-        self.reader.join(10)
+        self.reader.join(60)
         if self.process.stdout is not None:
             self.process.stdout.close()
 

@@ -110,7 +110,7 @@ class WorkerClient:
                 verify=self.verify, trust_env=False, local_address=self.source
             ),
             trust_env=False,
-            timeout=20,
+            timeout=120,
         )
 
     def close(self) -> None:
@@ -128,10 +128,22 @@ class WorkerClient:
             self.token, self.worker = answer.json()["token"], answer.json()["worker"]
         return answer
 
-    def work(self, wait_s: float = 10.0) -> dict[str, Any] | None:
-        answer = self.http.get(f"/v1/work?wait={wait_s}", headers=self.headers)
-        assert answer.status_code in (200, 204), answer.text
-        return answer.json() if answer.status_code == 200 else None
+    def work(self, wait_s: float | None = None) -> dict[str, Any] | None:
+        """Ask for an assignment: once, or without a time until there is one."""
+        while True:
+            wait = 10.0 if wait_s is None else wait_s
+            answer = self.http.get(f"/v1/work?wait={wait}", headers=self.headers)
+            assert answer.status_code in (200, 204), answer.text
+            if answer.status_code == 200:
+                found: dict[str, Any] = answer.json()
+                return found
+            if wait_s is not None:
+                return None
+
+    def leave(self) -> None:
+        """Say goodbye: a server that has finished does not wait for us."""
+        with suppress(httpx2.TransportError):
+            self.http.post("/v1/leave", headers=self.headers, json={})
 
     def put(
         self, work: dict[str, Any], body: bytes | None = None, **headers: str
@@ -221,7 +233,7 @@ def server(  # noqa: PLR0913 # each is named where it is given
         yield Server(f"http{'s' * tls}://{host}:{port}", run, serving)
     finally:
         serving.stop()
-        thread.join(20)
+        thread.join(120)
         run.close()
     assert not thread.is_alive()
 
@@ -252,7 +264,7 @@ def serve(out: str, port: str, rounds: str, workers: str, mode: str) -> None:
     sys.stdout.write(f"{os.getpid()} {listener.getsockname()[1]} {run.replayed}\n")
     sys.stdout.flush()
     serving = HttpServer(run.app, listener, None)
-    serving.linger_s = 5.0
+    serving.linger_s = 120.0
     serving.run()
     run.close()
 

@@ -35,15 +35,15 @@ BACKEND = "ringleader"
 BACKEND_VARIABLE = "RINGLEADER_TEST_BACKEND"
 """Set it to gloo to run the same scenarios on another backend, as a control."""
 
-GROUP_TIMEOUT_S = 20.0
-SCENARIO_LIMIT_S = 25.0
+GROUP_TIMEOUT_S = 60.0
+SCENARIO_LIMIT_S = 90.0
 """Limit after which a rank prints its stacks and ends; beyond the group's timeout."""
 GRACE_S = 3.0
 """Time for the other ranks to fail once one has failed."""
 DUMP_S = 0.2
 """Time for a rank to write its stacks; there is no event to wait for."""
-WARM_UP_S = 100.0
-LEAVE_S = 20.0
+WARM_UP_S = 500.0
+LEAVE_S = 60.0
 LOG_TAIL_CHARS = 6000
 TRACE_FRAMES = 8
 

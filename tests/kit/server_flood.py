@@ -27,6 +27,7 @@ from pathlib import Path
 import httpx2
 import torch
 
+from ringleader.node.launch.end_with_parent import kill_on_death_of_parent
 from tests.kit.param_server import WorkerClient, server
 
 SERVER = "10.99.0.1"
@@ -34,6 +35,7 @@ WORKERS = 2
 _COMPUTE_S = 0.05
 """Time that a worker takes for a step, in which it leaves the processor to others."""
 _TICK_S = 0.01
+_MOST_S = 60.0
 _HELD_S = 1.0
 """How long a stranger keeps a connection that the server does not close."""
 _NETWORK = "ip link set lo up && ip route add local 10.99.0.0/16 dev lo"
@@ -123,7 +125,7 @@ def main() -> None:
     ]
     for worker in workers:
         worker.start()
-    time.sleep(1.5)  # they join
+    _wait_for(updates, 2 * WORKERS)  # they have joined
     usage = _Usage(serving.pid)
     try:
         phases = [
@@ -134,7 +136,7 @@ def main() -> None:
         for worker in workers:
             worker.kill()
         ours.send(None)
-        serving.join(20)
+        serving.join(60)
     sys.stdout.write(json.dumps([asdict(phase) for phase in phases]))
 
 
@@ -172,6 +174,7 @@ def _phase(
     began_s, began_cpu_s = time.monotonic(), usage.seconds()
     joined_s = _join(*link)
     time.sleep(max(0.0, began_s + seconds - time.monotonic()))
+    _wait_for(counters[0], before[0] + 1)
     took_s = time.monotonic() - began_s
     used_s = usage.seconds() - began_cpu_s
     files, kilobytes = usage.files(), usage.kilobytes()
@@ -194,9 +197,16 @@ def _phase(
     )
 
 
+def _wait_for(counter: Synchronized[int], least: int) -> None:
+    """Wait until a counter has a value, at most for a time that no machine needs."""
+    expires_s = time.monotonic() + _MOST_S
+    while counter.value < least and time.monotonic() < expires_s:
+        time.sleep(0.05)
+
+
 def _join(url: str, code: str) -> float:
     began_s = time.monotonic()
-    while time.monotonic() < began_s + 20:
+    while time.monotonic() < began_s + _MOST_S:
         client = WorkerClient(url, code, verify=_TRUSTING, source="10.99.3.1")
         try:
             assert client.join().status_code == 200
@@ -209,7 +219,13 @@ def _join(url: str, code: str) -> float:
     return float("inf")
 
 
+def _end_with_parent() -> None:
+    """Flood nobody when the measurement was killed."""
+    kill_on_death_of_parent(os.getppid())
+
+
 def _serve(pipe: Connection) -> None:
+    _end_with_parent()
     with (
         tempfile.TemporaryDirectory() as out,
         server(
@@ -227,6 +243,7 @@ def _work(
     updates: Synchronized[int],
     errors: Synchronized[int],
 ) -> None:
+    _end_with_parent()
     client = WorkerClient(url, code, verify=_TRUSTING, source=f"10.99.2.{number + 1}")
     while True:
         try:
@@ -242,6 +259,7 @@ def _work(
 
 
 def _flood(url: str, flood: Flood, made: Synchronized[int]) -> None:
+    _end_with_parent()
     host, port = url.removeprefix("https://").split(":")
     hello = _client_hello() if flood.kind == "hello" else b""
     selector = selectors.DefaultSelector()

@@ -21,7 +21,7 @@ from tests.kit.mpi_jobs import ROOT, clean_environment
 from tests.kit.slurm_jobs import job_with_a_free_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo")
-START_S = 60.0
+START_S = 300.0
 
 CONFIG = """
 ClusterName=ringleader
@@ -134,9 +134,9 @@ class Slurm:
         for daemon in reversed(self._daemons):
             daemon.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                daemon.wait(10.0)
+                daemon.wait(60.0)
             daemon.kill()
-            daemon.wait(10.0)
+            daemon.wait(60.0)
 
     def _start(self, *argv: str) -> None:
         log = self._folder / f"{argv[0]}.out"
@@ -147,7 +147,7 @@ class Slurm:
 
     def _is_idle(self) -> bool:
         argv = ["sinfo", "--noheader", "--format=%t"]
-        done = subprocess.run(argv, env=self._env, capture_output=True, timeout=30.0)
+        done = subprocess.run(argv, env=self._env, capture_output=True, timeout=120.0)
         return done.stdout.strip() == b"idle"
 
     def _wait_for(self, is_ready: Callable[[], bool]) -> None:

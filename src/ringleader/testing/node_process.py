@@ -74,7 +74,7 @@ class NodeProcess:
             self._inbox.put(json.loads(line))
         self._inbox.put(None)
 
-    def wait(self, wanted: Callable[[Event], bool], within_s: float = 40.0) -> Event:
+    def wait(self, wanted: Callable[[Event], bool], within_s: float = 200.0) -> Event:
         """Return the next event that matches; AssertionError if none comes in time."""
         until_s = time.monotonic() + within_s
         while (left_s := until_s - time.monotonic()) > 0:
@@ -90,7 +90,7 @@ class NodeProcess:
             f"no such event in {within_s} s; last events: {self.events[-3:]}"
         )
 
-    def wait_for(self, name: str, within_s: float = 40.0, **facts: object) -> Event:
+    def wait_for(self, name: str, within_s: float = 200.0, **facts: object) -> Event:
         """Return the next event of that name with these fields."""
         return self.wait(
             lambda e: e["event"] == name and facts.items() <= e.items(), within_s
@@ -108,7 +108,7 @@ class NodeProcess:
         return self.wait_for("look")
 
     def query_until(
-        self, wanted: Callable[[Event], bool], within_s: float = 20.0
+        self, wanted: Callable[[Event], bool], within_s: float = 200.0
     ) -> Event:
         """Query until the state matches; AssertionError after ``within_s``."""
         until_s = time.monotonic() + within_s
@@ -120,17 +120,17 @@ class NodeProcess:
         return seen
 
     def close(self) -> None:
-        """End the process by closing its input and wait; kill it after 15 s."""
+        """End the process by closing its input and wait; kill it after 60 s."""
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):  # it may have ended
                 self.process.stdin.close()
         try:
-            self.process.wait(15)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait(15)
+            self.process.wait(60)
         if self._reader is not None:
-            self._reader.join(15)
+            self._reader.join(60)
         if self.process.stdout is not None:
             self.process.stdout.close()
 

@@ -24,11 +24,13 @@ from ringleader.deadline import Deadline
 from ringleader.errors import PeerUntrusted
 from ringleader.identity.certificates.pem import PemCredentials
 from ringleader.identity.secret_value import Secret
+from ringleader.transport.free_ports import free_ports
 from tests.kit.certificates import TestCa, new_key, pem_of
 
 RED, BLUE = JobNamespace(Secret(b"r" * 32)), JobNamespace(Secret(b"b" * 32))
 SERVICE = "ringleader.coordinator.v1.Coordinator"
-TIMEOUT_S = 1.0
+TIMEOUT_S = 5.0
+"""After which a silent worker is evicted; no machine holds up a living one so long."""
 WAIT_S = 60.0
 
 
@@ -51,15 +53,13 @@ class Command:
         self.running.append(process)
         return process
 
-    def serve(
-        self, port: int = 0, timeout_s: float = TIMEOUT_S
-    ) -> tuple[subprocess.Popen[str], int]:
-        """Start it and wait until it listens; return it and its port."""
+    def serve(self, port: int, timeout_s: float = TIMEOUT_S) -> subprocess.Popen[str]:
+        """Start it and wait until it listens."""
         process = self.start(f"127.0.0.1:{port}", "--heartbeat-timeout", str(timeout_s))
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line.startswith("Coordinator on 127.0.0.1:"), line
-        return process, int(line.split(":")[1].split()[0])
+        assert line.startswith(f"Coordinator on 127.0.0.1:{port} "), line
+        return process
 
 
 @pytest.fixture
@@ -99,7 +99,8 @@ def _kill_silently(each: CoordinatorSession) -> None:
 
 def test_a_coordinator_that_is_killed_loses_nobody(command: Command) -> None:
     """ZF-6, ZF-7, ZF-8: workers really register, beat, are evicted and come back."""
-    first, port = command.serve()
+    (port,) = free_ports(1)  # which no other program takes before the restart
+    first = command.serve(port)
 
     async def scenario() -> None:
         a, b, c = (worker(port, name) for name in "abc")
@@ -112,7 +113,7 @@ def test_a_coordinator_that_is_killed_loses_nobody(command: Command) -> None:
 
         first.send_signal(signal.SIGKILL)
         first.wait()
-        second, _ = command.serve(port)
+        second = command.serve(port)
         for each in (a, b, c):
             await wait_for_names(each, everybody)
         assert [each.rank for each in (a, b, c)] == [0, 1, 2]
@@ -150,10 +151,11 @@ async def _check_standard_services(port: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_alive_for_twenty_timeouts_stays_registered(command: Command) -> None:
+def test_a_worker_alive_for_several_timeouts_stays_registered(command: Command) -> None:
     """ZF-7: no worker ever sent a heartbeat, so every one was evicted."""
-    timeout_s = 1.5
-    _, port = command.serve(timeout_s=timeout_s)
+    timeout_s = 8.0
+    (port,) = free_ports(1)
+    command.serve(port, timeout_s)
 
     async def scenario() -> None:
         changes: list[dict[int, str]] = []
@@ -165,7 +167,7 @@ def test_a_worker_alive_for_twenty_timeouts_stays_registered(command: Command) -
         assert [await begin(a), await begin(b)] == [0, 1]
         await wait_for_names(a, {0: "a", 1: "b"})
         seen = len(changes)
-        await asyncio.sleep(20 * timeout_s)
+        await asyncio.sleep(3.5 * timeout_s)
         assert names(a) == {0: "a", 1: "b"}
         assert changes[seen:] == []
         await a.close()

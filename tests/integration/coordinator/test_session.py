@@ -13,6 +13,7 @@ import pytest
 from cryptography.x509 import ObjectIdentifier
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from ringleader.coordinator.client import session as session_module
 from ringleader.coordinator.client.channel import CoordinatorChannel, JobNamespace
 from ringleader.coordinator.client.session import CoordinatorSession, WorkerInfo
 from ringleader.coordinator.grpc_tls import TlsSource
@@ -35,18 +36,28 @@ from ringleader.identity.cluster_secret import ROOT_BYTES, ClusterSecret
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
 from ringleader.identity.secret_value import Secret
+from ringleader.transport.free_ports import free_ports
 from tests.kit.certificates import BOTH_USES, DAY, TestCa, new_key, pem_of
 
 LAB = TestCa()
 RED, BLUE = Secret(b"r" * 32), Secret(b"b" * 32)
 WAIT_S = 60.0
+LONG_S, SHORT_S = 600.0, 6.0
+"""Heartbeat time-outs: nobody is evicted; the next heartbeat comes soon."""
+
+
+@pytest.fixture(autouse=True)
+def patient_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call takes too long on a busy machine."""
+    monkeypatch.setattr(session_module, "_CALL_S", WAIT_S)
+    monkeypatch.setattr(session_module, "_UNREGISTER_S", WAIT_S)
 
 
 @asynccontextmanager
 async def coordinator(
     *,
     port: int = 0,
-    timeout_s: float = 10.0,
+    timeout_s: float = LONG_S,
     state: Path | None = None,
     tls: TlsSource | None = None,
 ) -> AsyncIterator[CoordinatorServer]:
@@ -119,8 +130,9 @@ def test_a_restart_of_the_coordinator_loses_nobody(tmp_path: Path) -> None:
     again, with it everybody keeps the rank."""
 
     async def scenario() -> None:
-        async with coordinator(timeout_s=2.0, state=tmp_path / "state") as first:
-            port = first.port
+        (port,) = free_ports(1)  # which no other program takes meanwhile
+        state = tmp_path / "state"
+        async with coordinator(port=port, timeout_s=SHORT_S, state=state):
             red = [session(port, name) for name in "ab"]
             blue = session(port, "a", BLUE)
             assert [await begin(each) for each in (*red, blue)] == [0, 1, 0]
@@ -129,13 +141,11 @@ def test_a_restart_of_the_coordinator_loses_nobody(tmp_path: Path) -> None:
             assert await begin(red[0]) == 0
         await until(lambda: all(each.trouble for each in (*red, blue)))
         assert f"coordinator 127.0.0.1:{port}" in str(red[1].trouble)
-        async with coordinator(
-            port=port, timeout_s=2.0, state=tmp_path / "state"
-        ) as second:
+        async with coordinator(port=port, timeout_s=SHORT_S, state=state) as second:
             assert second.num_restored == 3
             await until(lambda: not any(each.trouble for each in (*red, blue)))
         await until(lambda: bool(red[0].trouble))
-        async with coordinator(port=port, timeout_s=2.0):  # the state is lost
+        async with coordinator(port=port, timeout_s=SHORT_S):  # the state is lost
             # Whoever registers first gets rank 0 now; both know both. A session whose
             # watch returns before it has registered again knows nobody for a moment.
             await until(
@@ -155,16 +165,17 @@ def test_a_restart_of_the_coordinator_loses_nobody(tmp_path: Path) -> None:
 
 def test_a_worker_that_was_replaced_stops_and_says_so() -> None:
     async def scenario() -> None:
-        async with coordinator(timeout_s=0.8) as server:
+        async with coordinator(timeout_s=SHORT_S) as server:
             old, new = session(server.port, "a"), session(server.port, "a")
             assert await begin(old) == 0
             assert await begin(new) == 0
             await until(lambda: "another process registered as a" in str(old.trouble))
             await old.close()  # must not remove its successor
-            await asyncio.sleep(0.3)
-            assert names(new) == {0: "a"}
-            assert not new.trouble
+            other = session(server.port, "b")
+            assert await begin(other) == 1, "rank 0 is not free"
+            await until(lambda: names(new) == {0: "a", 1: "b"} and not new.trouble)
             await new.close()
+            await other.close()
 
     asyncio.run(scenario())
 
@@ -199,10 +210,10 @@ def test_errors_have_codes_and_sentences() -> None:
             large = pb.HeartbeatRequest(namespace=red, worker_id="x" * 100_000)
             assert "larger than max" in await refusal(channel, "Heartbeat", large)
             await channel.close()
-            port = server.port
+        (port,) = free_ports(1)
         lonely = session(port, "a")
         with pytest.raises(PeerUnreachable, match=f"coordinator 127.0.0.1:{port}"):
-            await lonely.start(Deadline.after(0.5))
+            await lonely.start(Deadline.after(1.0))
         assert lonely.rank == -1
 
     asyncio.run(scenario())
@@ -266,8 +277,10 @@ def _cluster(byte: bytes) -> TlsSource:
 
 
 async def _refused(each: CoordinatorSession) -> str:
-    with pytest.raises(PeerError) as caught:
-        await each.start(Deadline.after(0.5))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session_module, "_FIRST_WAIT_S", WAIT_S)  # it tries once
+        with pytest.raises(PeerError) as caught:
+            await each.start(Deadline.after(WAIT_S))
     return f"{type(caught.value).__name__}: {caught.value}"
 
 

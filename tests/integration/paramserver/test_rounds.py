@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from ringleader.paramserver.evaluation import evaluate, load_model
 from ringleader.paramserver.tasks.loading import load_task
 from ringleader.rounds.round_length import late_weight
+from ringleader.transport.free_ports import free_ports
 from tests.kit.param_server import (
     MANIFEST,
     WorkerClient,
@@ -29,8 +31,6 @@ from tests.kit.param_server import (
     weights_in,
 )
 from tests.kit.warm_python import WarmProcess, WarmPython
-
-pytestmark = pytest.mark.timeout(110)
 
 Floats = NDArray[np.float64]
 
@@ -65,7 +65,7 @@ PLAN: dict[str, Any] = {
     "steps": 5,
     "rounds": 3,
     "workers": 2,
-    "grace_s": 0.2,
+    "grace_s": 500.0,
 }
 
 
@@ -83,13 +83,15 @@ def test_rounds_have_the_values_of_a_float64_run_also_across_a_restart(
         reference.close((0, 0, 96), (0, 1, 40))
         late = work_of(slow)
         assert send(fast, work_of(fast), 10).status_code == 200
+        scheduler = first.training.scheduler
+        scheduler.plan = replace(scheduler.plan, grace_s=0.0)
         work = work_of(fast)  # after the grace; the other one is late now
         assert work["version"] == 2
         reference.close((1, 0, 10))
         samples = 32 * late["steps"]
         assert send(slow, late, samples).json() == {"counted": True, "version": 2}
         kept = fast.token
-    with server(tmp_path, **PLAN) as second:
+    with server(tmp_path, **{**PLAN, "grace_s": 0.0}) as second:
         assert second.run.replayed == 4
         client = WorkerClient(second.url, second.code, token=kept)
         assert client.step() == work  # the lease is in the journal
@@ -142,14 +144,16 @@ def running(warm_python: WarmPython) -> Run:
 
 
 def wait_until(is_true: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 300
     while not is_true():
         assert time.monotonic() < deadline_s, what
         time.sleep(0.02)
 
 
 def status_of(url: str) -> dict[str, Any]:
-    found: dict[str, Any] = httpx2.get(f"{url}/v1/status", trust_env=False).json()
+    found: dict[str, Any] = httpx2.get(
+        f"{url}/v1/status", trust_env=False, timeout=60
+    ).json()
     return found
 
 
@@ -158,7 +162,7 @@ def is_busy(url: str, name: str) -> bool:
     return any(w["name"] == name and w["state"] == "computing" for w in workers)
 
 
-FLAGS = ["digits", "--mode", "rounds", "--workers", "3", "--rounds", "10", "--http"]
+FLAGS = ["digits", "--mode", "rounds", "--workers", "3", "--rounds", "20", "--http"]
 FLAGS += ["--steps", "12", "--grace", "0.5", "--checkpoint-every", "4", "--port"]
 
 
@@ -168,8 +172,9 @@ def test_a_killed_worker_and_a_killed_server_cost_time_only(
 ) -> None:
     """kill -9 of a worker in mid-round, then of the server; the digits are learned."""
     out, link = tmp_path / "run", tmp_path / "run" / "join-link"
+    port = str(free_ports(1)[0])
     with ExitStack() as stack:
-        first = stack.enter_context(running("serve", *FLAGS, "0", "--out", out))
+        first = stack.enter_context(running("serve", *FLAGS, port, "--out", out))
         wait_until(lambda: link.is_file() and bool(link.stat().st_size), "no link")
         url = link.read_text().partition("/#")[0].strip()
         ada, bob, eve = (
@@ -183,10 +188,9 @@ def test_a_killed_worker_and_a_killed_server_cost_time_only(
         wait_until(lambda: status_of(url)["version"] >= at + 2, "eve is waited for")
         os.kill(first.pid, signal.SIGKILL)
         first.communicate()
-        port = url.rpartition(":")[2]
         second = stack.enter_context(running("serve", *FLAGS, port, "--out", out))
         for process in (second, ada, bob):
-            said, _ = process.communicate(timeout=90)
+            said, _ = process.communicate(timeout=400)
             assert process.returncode == 0, said
     task = load_task("digits")
     trained = load_model(task, out / "weights.safetensors")

@@ -14,8 +14,6 @@ from ringleader.identity.server_certificate import ServerCertificate
 from tests.kit.certificates import TestCa
 from tests.kit.param_server import server
 
-pytestmark = pytest.mark.timeout(60)
-
 HOST = "127.0.0.1"
 
 

@@ -21,8 +21,6 @@ from ringleader.paramserver.server.run import Run, ServerOptions, open_run
 from ringleader.paramserver.server.storage import scheduler_state
 from tests.kit.param_server import MANIFEST, RATE, WorkerClient, server, task
 
-pytestmark = pytest.mark.timeout(110)
-
 STEPS = 8
 EVERY = 3
 """Checkpoints 0, 3 and 6; journals of 3 to 6, and of 6 to 8 with half a version."""

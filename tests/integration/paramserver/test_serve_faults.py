@@ -39,8 +39,6 @@ from tests.kit.param_server import (
     weights_in,
 )
 
-pytestmark = pytest.mark.timeout(115)
-
 KILLS = 10
 
 
@@ -53,7 +51,7 @@ class Stubborn(threading.Thread):
         super().__init__(name=f"friend {client.nonce[:4]}")
         self.client = client
         self.acknowledged = acknowledged
-        self.expires_s = time.monotonic() + 90
+        self.expires_s = time.monotonic() + 400
         self.repeated = 0
 
     def run(self) -> None:
@@ -68,8 +66,10 @@ class Stubborn(threading.Thread):
 
     def step(self) -> bool:
         work = self.client.work()
-        if work is None or work["kind"] == "finished":
-            return work is None
+        assert work is not None
+        if work["kind"] == "finished":
+            self.client.leave()
+            return False
         while time.monotonic() < self.expires_s:
             try:
                 answer = self.client.put(work)
@@ -116,7 +116,7 @@ def test_a_server_killed_ten_times_ends_with_the_same_weights(
             assert process is not None, "it did not start again"
             replayed += process.replayed
         for client in clients:
-            client.join(90)
+            client.join(400)
             client.client.close()
             assert not client.is_alive()
         assert restarting.next() is None
@@ -304,7 +304,7 @@ def test_an_optimizer_that_fails_ends_the_server_at_once(
     async def go() -> None:
         await training.join("anna", "cpu", "")
         told = await _given(training, "w1")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             with pytest.raises(InternalError, match="run out of ideas"):
                 await training.submit("w1", told, memoryview(update_body(0, 0)))
 

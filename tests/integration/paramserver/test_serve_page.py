@@ -13,8 +13,6 @@ import pytest
 
 from tests.kit.param_server import WorkerClient, server
 
-pytestmark = pytest.mark.timeout(100)
-
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 PHONE = (500, 900)
 """The narrowest window of headless Chromium."""
@@ -39,7 +37,7 @@ def browse(url: str, profile: Path, *flags: str) -> str:
         ],
         capture_output=True,
         text=True,
-        timeout=80,
+        timeout=300,
         check=True,
     )
     return found.stdout
@@ -74,7 +72,7 @@ def test_a_browser_shows_rounds_workers_and_the_loss(tmp_path: Path) -> None:
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
     with server(tmp_path) as served:
-        page = httpx2.get(f"{served.url}/", trust_env=False)
+        page = httpx2.get(f"{served.url}/", trust_env=False, timeout=60)
     assert page.headers["content-type"].startswith("text/html")
     assert page.headers["cache-control"] == "no-store"
     assert not re.search(r'(src|href)="(?!data:)', page.text)

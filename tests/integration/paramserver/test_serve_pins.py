@@ -31,8 +31,6 @@ from ringleader.paramserver.worker.server_address import ServerAddress
 from ringleader.paramserver.worker.worker import Worker
 from tests.kit.param_server import FINGERPRINT, Server, WorkerClient, server
 
-pytestmark = pytest.mark.timeout(110)
-
 LINES = 4
 AT_ONCE = 50
 """Requests that are sent before the first response."""
@@ -55,7 +53,7 @@ class Guesser(threading.Thread):
 
     def run(self) -> None:
         with (
-            socket.create_connection(("127.0.0.1", self._port), timeout=60) as line,
+            socket.create_connection(("127.0.0.1", self._port), timeout=300) as line,
             line.makefile("rb") as answers,
         ):
             for begin in range(0, len(self._pins), AT_ONCE):
@@ -199,7 +197,9 @@ class Relay(ThreadingHTTPServer):
         self.url = f"https://127.0.0.1:{self.server_address[1]}"
         self.paths: list[str] = []
         self.seen = b""
-        self.http = httpx2.Client(base_url=target, verify=False, trust_env=False)
+        self.http = httpx2.Client(
+            base_url=target, verify=False, trust_env=False, timeout=60
+        )
         context = server_key.load_or_make(folder).context()
         self.socket = context.wrap_socket(self.socket, server_side=True)
 
@@ -238,7 +238,7 @@ def relaying(target: str, folder: Path) -> Iterator[Relay]:
             yield relay
         finally:
             relay.shutdown()
-            thread.join(10)
+            thread.join(60)
             relay.http.close()
 
 
@@ -263,7 +263,9 @@ def test_a_relay_is_noticed_and_learns_neither_pin_nor_code(tmp_path: Path) -> N
 
 @contextmanager
 def stranger(served: Server) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=served.url, verify=False, trust_env=False) as http:
+    with httpx2.Client(
+        base_url=served.url, verify=False, trust_env=False, timeout=60
+    ) as http:
         yield http
 
 

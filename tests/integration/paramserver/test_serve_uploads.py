@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from ringleader.paramserver.server.http.upload_buffers import UploadBuffer
 from tests.kit.param_server import (
@@ -20,8 +19,6 @@ from tests.kit.param_server import (
     update_body,
     weights_in,
 )
-
-pytestmark = pytest.mark.timeout(60)
 
 BODY = update_body(0, 0)
 
@@ -40,7 +37,7 @@ def sending(client: WorkerClient, begin: int, end: int) -> Iterator[socket.socke
         "X-Loss: 0.5",
         "X-First-Batch: 0",
     ]
-    with socket.create_connection((host, int(port)), timeout=20) as line:
+    with socket.create_connection((host, int(port)), timeout=120) as line:
         line.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + BODY[begin:end])
         yield line
 
@@ -50,7 +47,7 @@ def upload_of(served: Server) -> UploadBuffer | None:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    expires_s = time.monotonic() + 20
+    expires_s = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < expires_s
         time.sleep(0.005)

@@ -36,9 +36,8 @@ from ringleader.paramserver.worker.session import (
     TryLater,
 )
 from ringleader.paramserver.worker.worker import Worker
+from ringleader.transport.free_ports import free_ports
 from tests.kit.param_server import server
-
-pytestmark = pytest.mark.timeout(60)
 
 
 class SilentObserver:
@@ -71,7 +70,7 @@ class FakeServer:
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._listener.close()
-        self._thread.join(10)
+        self._thread.join(60)
 
     def _serve(self) -> None:
         while True:
@@ -196,7 +195,7 @@ class ReplacedServer:
     def __init__(self, out: Path) -> None:
         digits, plan = load_task("digits"), Plan(rounds=50, workers=1)
         self.runs = [open_run(digits, plan, ServerOptions(out=out / n)) for n in "ab"]
-        self._port = 0
+        self._port = free_ports(1)[0]
         self._serving: HttpServer | None = None
         self._thread = threading.Thread()
         self.serve(0)
@@ -209,7 +208,6 @@ class ReplacedServer:
     def serve(self, number: int) -> None:
         run = self.runs[number]
         listener = ListenAddress(host="127.0.0.1", port=self._port).listen()
-        self._port = listener.getsockname()[1]
         self._serving = HttpServer(run.app, listener, run.key.context())
         self._thread = threading.Thread(target=self._serving.run, name=f"s{number}")
         self._thread.start()
@@ -217,7 +215,7 @@ class ReplacedServer:
     def stop(self) -> None:
         assert self._serving is not None
         self._serving.stop()
-        self._thread.join(20)
+        self._thread.join(120)
 
     def close(self) -> None:
         self.stop()
