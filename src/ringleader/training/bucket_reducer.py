@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -48,15 +50,20 @@ class BucketReducer:
         buffers: FlatBuffers,
         sidebands: Sidebands,
         residuals: Residuals,
+        on_begin: Callable[[], None],
     ) -> None:
         self._group = group
         self._version = version
         self._buffers = buffers
         self._sidebands = sidebands
         self._residuals = residuals
+        self._on_begin = on_begin
+        """Called when the first bucket leaves."""
 
     def reduce_bucket(self, index: int) -> Work:
         """Start the sum of bucket ``index``."""
+        if index == 0:
+            self._on_begin()
         source = self._buffers.part(index)
         out = self._buffers.result_part(self._version, index)
         codec = self._residuals.codec_of(source)

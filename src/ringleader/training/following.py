@@ -9,8 +9,7 @@ joins all the same, and the others wait while it copies the state.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ringleader.deadline import Deadline
@@ -20,6 +19,7 @@ from ringleader.training.control.run_membership import RunMembership
 from ringleader.training.join.dial_sources import dial_sources
 from ringleader.training.join.live_learner import LiveLearner
 from ringleader.training.join.live_source import LiveSource, is_tensorwise
+from ringleader.training.join.upload_pace import UploadPace
 from ringleader.training.state.replicated_state import ReplicatedState
 
 _log = logging.getLogger(__name__)
@@ -47,6 +47,8 @@ class Following:
         has_gradients: bool = True,
     ) -> None:
         self.state = state
+        self.pace = UploadPace()
+        """Of what this member sends to newcomers."""
         self._has_gradients = has_gradients
         """False in rounds of local steps, which have no gradients to follow."""
         self._version = version
@@ -85,21 +87,9 @@ class Following:
     def serve(self) -> None:
         """Let newcomers follow this member, from its next step on."""
         if self._source is None and self._has_gradients:
-            self._source = LiveSource(self.state, self._version)
+            self._source = LiveSource(self.state, self._version, self.pace)
             self._source.attach()
             self._membership.serve_state(self._source.serve)
-
-    @contextmanager
-    def hurried(self) -> Iterator[None]:
-        """Send without a limit of the rate, while all members wait for a newcomer."""
-        if self._source is None:
-            yield
-            return
-        self._source.hurry()
-        try:
-            yield
-        finally:
-            self._source.hurry(is_hurried=False)
 
     def close(self) -> None:
         """End the connections of newcomers."""

@@ -12,9 +12,10 @@ prepare    a view change froze this member
 status     its status was given
 install    a view was installed
 gather:K   before bucket K is fetched or served
-join:pull  while state is adopted
-join:log   while a learner follows the gradients of the run
-publish    while a checkpoint is published
+join:hand  a parameter is handed over to a learner, on either side
+join:log   a learner follows a step of the run, on either side
+join:pull  a newcomer was admitted; its state is compared and completed
+publish    a checkpoint is being written
 """
 
 from __future__ import annotations

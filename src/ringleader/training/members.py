@@ -66,7 +66,7 @@ class Members(Team):
         self._entered: InstalledView | None = None
         self._group: Group | None = None
         self._attempts = StepAttempts(
-            session, contribution, self._sidebands, self._residuals
+            session, contribution, self._sidebands, self._residuals, following.pace
         )
         self._num_applied = 0
         self._failures = 0

@@ -91,14 +91,13 @@ class PlanExecution:
             tuple(installed.rank_of(m) for m in plan.sources),
             tuple(sorted(installed.rank_of(m) for m in plan.adopt)),
         )
-        with self._following.hurried():
-            done = transfer_state(
-                group,
-                self._following.state,
-                roles,
-                names=installed.names,
-                is_warm=is_warm,
-            )
+        done = transfer_state(
+            group,
+            self._following.state,
+            roles,
+            names=installed.names,
+            is_warm=is_warm,
+        )
         if done.refused:
             for rank, why in done.refused.items():
                 _log.warning("%s does not take part: %s", installed.names[rank], why)

@@ -25,6 +25,11 @@ class Residuals:
         self._attempt: Attempt | None = None
         self._written: set[tuple[Attempt, int]] = set()
 
+    @property
+    def is_coded(self) -> bool:
+        """Whether float32 gradients are encoded."""
+        return self._codec is not None
+
     def codec_of(self, source: Tensor) -> str | None:
         """Return the codec of a bucket; only float32 is encoded."""
         return self._codec if source.dtype is torch.float32 else None

@@ -8,6 +8,7 @@ from ringleader.membership.steps.attempt import Attempt
 from ringleader.training.bucket_reducer import BucketReducer, Sidebands
 from ringleader.training.contribution import Contribution
 from ringleader.training.installed_view import InstalledView
+from ringleader.training.join.upload_pace import UploadPace, sent_bytes
 from ringleader.training.reduction import Reduction
 from ringleader.training.residuals import Residuals
 from ringleader.training.sideband import Entry
@@ -23,11 +24,15 @@ class StepAttempts:
         contribution: Contribution,
         sidebands: Sidebands,
         residuals: Residuals,
+        pace: UploadPace,
     ) -> None:
         self._session = session
         self._contribution = contribution
         self._sidebands = sidebands
         self._residuals = residuals
+        self._pace = pace
+        self._sent_bytes = 0.0
+        """What this member sends in the running attempt."""
         self._running: Reduction | None = None
 
     def start(self, entered: InstalledView, group: Group) -> bool:
@@ -39,7 +44,12 @@ class StepAttempts:
             return False
         buffers = self._contribution.update.buffers
         reducer = BucketReducer(
-            group, attempt.version, buffers, self._sidebands, self._residuals
+            group,
+            attempt.version,
+            buffers,
+            self._sidebands,
+            self._residuals,
+            self._pace.begin,
         )
         self._residuals.begin(attempt)
 
@@ -49,6 +59,9 @@ class StepAttempts:
 
         leaves = [bucket.leaves for bucket in buffers.buckets]
         self._running = Reduction(reducer, leaves, on_done)
+        size = sum(flat.nbytes for flat in buffers.contribution.values())
+        is_coded = self._residuals.is_coded
+        self._sent_bytes = sent_bytes(size, group.size, is_coded=is_coded)
         return True
 
     def start_early(self, entered: InstalledView, group: Group) -> None:
@@ -65,6 +78,7 @@ class StepAttempts:
             self.give_up()
             raise
         self._running = None
+        self._pace.end(self._sent_bytes)
 
     def hold_alone(self, entered: InstalledView) -> bool:
         """Hold the result of a view of one member; False if a view was promised."""
@@ -80,6 +94,7 @@ class StepAttempts:
         if self._running is not None:
             self._running.settle()
             self._running = None
+            self._pace.end(0)
 
     @property
     def _num_buckets(self) -> int:

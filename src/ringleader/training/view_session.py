@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -31,8 +33,15 @@ from ringleader.transport.shared_listener import ListenerLease
 
 _log = logging.getLogger(__name__)
 
-PLANNED_S: Final = 1.0
-"""A view that only adds members waits so long for the running step."""
+PLANNED_S: Final = (1.0, 8.0)
+"""A view that only adds members waits at least, and at most, so long for the running
+step. The control thread wants an answer within ten seconds."""
+
+
+def planned_wait_s(step_s: float) -> float:
+    """Return how long a join waits for a running step, given how long the last took."""
+    least_s, most_s = PLANNED_S
+    return min(max(least_s, 1.5 * step_s), most_s)
 
 
 class Membership(Protocol):
@@ -83,6 +92,9 @@ class ViewSession:
         self._known = KnownLinks()
         self._installed: InstalledView | None = None
         self._deferred: _Deferred | None = None
+        self._step_s = 0.0
+        """Time between the last two deliveries."""
+        self._delivered_s = math.inf
         self._error: RingleaderError | None = None
 
     @property
@@ -113,7 +125,8 @@ class ViewSession:
             if is_planned:
                 self._deferred = _Deferred(view_id, members)
                 loop = asyncio.get_running_loop()
-                loop.call_later(PLANNED_S, self._freeze_deferred, view_id)
+                wait_s = planned_wait_s(self._step_s)
+                loop.call_later(wait_s, self._freeze_deferred, view_id)
             else:
                 self._freeze_now(view_id, members)
 
@@ -177,6 +190,9 @@ class ViewSession:
         with self.lock:
             if not self.step.deliver(entered.view.id, samples):
                 return False
+            now_s = time.monotonic()
+            self._step_s = max(0.0, now_s - self._delivered_s)
+            self._delivered_s = now_s
             if not is_kept:
                 self.step.result = None
             deferred = self._deferred

@@ -15,13 +15,16 @@ import pytest
 import torch
 
 from ringleader.deadline import Deadline
+from ringleader.errors import PeerUnreachable
 from ringleader.ids import Incarnation, NodeId
 from ringleader.node.peering.peer_connection import PeerConnection
 from ringleader.node.protocol.hello import PROTOCOL, AgentHello, Purpose
 from ringleader.testing.threaded_world import run_threads, world
+from ringleader.training.join.learner import Learner
 from ringleader.training.join.live_learner import LiveLearner
 from ringleader.training.join.live_source import LiveSource
 from ringleader.training.join.step_messages import SourceReply, StepHeader
+from ringleader.training.join.upload_pace import UploadPace
 from ringleader.training.state.transfer import Roles, transfer_state
 from tests.kit.state_members import Member, assert_equal
 
@@ -73,25 +76,47 @@ def follow(
     member: Member, sources: Sequence[LiveSource], loop: asyncio.AbstractEventLoop
 ) -> LiveLearner:
     """Let ``member`` follow the sources over socket pairs."""
-    pairs = [socket.socketpair() for _ in sources]
 
     async def serve(source: LiveSource, sock: socket.socket) -> None:
         await source.serve(await connected(sock))
 
     async def dial() -> list[PeerConnection]:
-        return [await connected(mine) for _, mine in pairs]
+        found = []
+        for source in sources:
+            if not source._is_closed:
+                theirs, mine = socket.socketpair()
+                future = asyncio.run_coroutine_threadsafe(serve(source, theirs), loop)
+                SERVING.append(future)
+                found.append(await connected(mine))
+        if not found:
+            raise PeerUnreachable("the members of the run", "have ended")
+        return found
 
-    for source, (theirs, _) in zip(sources, pairs, strict=True):
-        SERVING.append(asyncio.run_coroutine_threadsafe(serve(source, theirs), loop))
     learner = LiveLearner(member.state, dial)
     learner.start()
     return learner
 
 
+class OneByOne(LiveSource):
+    """Hands over one parameter after each step."""
+
+    last = -1
+
+    async def _hand_over_next(
+        self, writer: asyncio.StreamWriter, learner: Learner
+    ) -> bool:
+        if self._applied == self.last:
+            return False
+        self.last = self._applied
+        return await super()._hand_over_next(writer, learner)
+
+
 def source_of(
-    member: Member, version: Callable[[], int] = lambda: 0, rate: float = 3e5
+    member: Member,
+    version: Callable[[], int] = lambda: 0,
+    kind: type[LiveSource] = LiveSource,
 ) -> LiveSource:
-    source = LiveSource(member.state, version, rate)
+    source = kind(member.state, version, UploadPace())
     source.attach()
     return source
 
@@ -103,20 +128,18 @@ def test_a_learner_becomes_level_while_the_sources_train(optimizer: str) -> None
     for each in members[:2]:
         each.train(2)
     steps = 0
-    sources = [source_of(each, lambda: steps, 1.0) for each in members[:2]]
-    for source in sources:
-        source.hurry()  # one parameter in each step, but sent at once
+    sources = [source_of(each, lambda: steps, OneByOne) for each in members[:2]]
     gradient = learner_member.model.head.weight.grad = torch.ones(3, 7)
     with control_loop() as loop:
         learner = follow(learner_member, sources, loop)
-        limit = Deadline.after(30)
+        limit = Deadline.after(100)
         while not learner.wait_level(Deadline.after(0.0)) and not limit.is_over():
             for each in members[:2]:
                 each.train(1, seed=steps)
             steps += 1
             time.sleep(0.02)
         assert steps >= 4, "each parameter was copied at a version of its own"
-        assert learner.finish(steps, Deadline.after(20))
+        assert learner.finish(steps, Deadline.after(60))
         for source in sources:
             source.close()
     assert learner_member.model.head.weight.grad is gradient
@@ -133,6 +156,64 @@ def test_a_learner_becomes_level_while_the_sources_train(optimizer: str) -> None
     # Only what no gradient changes had to be copied: BatchNorm's buffers, the EMA.
     assert results[0].copied_bytes == 5 * 4 + 5 * 4 + 8 + 400 * 4
     assert_equal(members[0], learner_member)
+
+
+def test_the_part_of_a_lost_source_is_taken_from_another() -> None:
+    members = [Member(1, "adam"), Member(1, "adam"), Member(2, "adam")]
+    for each in members[:2]:
+        each.train(2)
+    steps = 0
+    slow = source_of(members[0], lambda: steps, OneByOne)
+    other = source_of(members[1], lambda: steps)
+    with control_loop() as loop:
+        learner = follow(members[2], [slow, other], loop)
+        limit = Deadline.after(100)
+        while not slow._learners and not limit.is_over():
+            time.sleep(0.01)
+        for _ in range(2):  # two parameters of the first part have come
+            for each in members[:2]:
+                each.train(1, seed=steps)
+            steps += 1
+        slow.close()
+        assert learner.wait_level(limit)
+        members[1].train(1, seed=steps)
+        steps += 1
+        assert learner.finish(steps, limit)
+        other.close()
+    for name, parameter in members[1].model.named_parameters():
+        copied = members[2].model.get_parameter(name)
+        assert torch.equal(parameter, copied), name
+
+
+def test_what_was_damaged_on_the_way_is_found_and_copied_again() -> None:
+    """Bits of one parameter and one moment change after they have come."""
+    members = [Member(1, "adam"), Member(1, "adam"), Member(2, "adam")]
+    for each in members[:2]:
+        each.train(2)
+    sources = [source_of(each, lambda: 2) for each in members[:2]]
+    newcomer = members[2]
+    with control_loop() as loop:
+        learner = follow(newcomer, sources, loop)
+        assert learner.finish(2, Deadline.after(100))
+        for source in sources:
+            source.close()
+    weight = newcomer.model.head.weight
+    weight.data.view(torch.uint8)[1, 2] ^= 1
+    moment = newcomer.optimizer.state[newcomer.model.conv.weight]["exp_avg"]
+    moment.mul_(1.5)
+    with world(3) as groups:
+        results = run_threads(
+            [
+                lambda g=g, m=m: transfer_state(  # type: ignore[misc]
+                    g, m.state, Roles((0, 1), (2,)), is_warm=m is newcomer
+                )
+                for g, m in zip(groups, members, strict=True)
+            ]
+        )
+    untrained = 5 * 4 + 5 * 4 + 8 + 400 * 4  # BatchNorm's buffers, the EMA
+    damaged = weight.nbytes + moment.nbytes
+    assert results[0].copied_bytes == untrained + damaged
+    assert_equal(members[0], newcomer)
 
 
 def test_a_model_that_differs_is_refused_and_lost_sources_end_it() -> None:

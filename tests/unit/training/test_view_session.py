@@ -16,7 +16,7 @@ from ringleader.node.protocol.run_peers import RunPeers
 from ringleader.training.control.work_watch import WorkWatch
 from ringleader.training.installed_view import InstalledView
 from ringleader.training.member_data import MemberData, layout_difference
-from ringleader.training.view_session import ViewSession
+from ringleader.training.view_session import ViewSession, planned_wait_s
 from ringleader.transport.shared_listener import ListenerLease
 
 ME, OTHER = (
@@ -118,3 +118,9 @@ def test_the_first_difference_of_two_layouts_is_named() -> None:
     mine, theirs = (MemberData(layout={"seed": n, "epochs": "1"}) for n in "12")
     assert layout_difference(mine, mine) == ""
     assert layout_difference(mine, theirs) == "seed (1 here, 2 there)"
+
+
+def test_a_join_waits_for_the_running_step_as_long_as_steps_take() -> None:
+    assert planned_wait_s(0.0) == 1.0
+    assert planned_wait_s(2.0) == 3.0
+    assert planned_wait_s(600.0) < 10.0, "the control thread wants an answer by then"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Protocol
 
 from ringleader.errors import PeerError, PeerUnreachable
@@ -18,6 +18,8 @@ from ringleader.node.protocol.hello import Purpose
 
 MAX_SOURCES = 4
 MEET_S = 10.0
+GRACE_S = 0.5
+"""How long others may take to answer after the first one has."""
 _RETRY_S = 0.2
 
 
@@ -49,24 +51,49 @@ async def dial_sources(
         async with asyncio.timeout(MEET_S):
             while True:
                 targets = [*known, *contacts.addresses().values()][: 4 * MAX_SOURCES]
-                tries = [_dial(contacts, addresses) for addresses in targets]
-                found = await asyncio.gather(*tries, return_exceptions=True)
+                found = await _answers([_dial(contacts, each) for each in targets])
                 errors = [str(e) for e in found if isinstance(e, PeerError)]
-                met = {e.node: e for e in found if isinstance(e, PeerConnection)}
-                for each in found:
-                    if isinstance(each, PeerConnection) and met[each.node] is not each:
-                        each.close()
-                met.pop(contacts.me.node, None)
-                chosen = [met[node] for node in sorted(met)]
-                for each in chosen[MAX_SOURCES:]:
-                    each.close()
-                if chosen:
-                    return chosen[:MAX_SOURCES]
+                met = [e for e in found if isinstance(e, PeerConnection)]
+                if chosen := _choose(met, contacts.me.node):
+                    return chosen
                 await asyncio.sleep(_RETRY_S)
     except TimeoutError:
         why = "; ".join(errors) or "none is known"
         text = f"did not answer within {MEET_S:g} s ({why})"
         raise PeerUnreachable("the members of the run", text) from None
+
+
+async def _answers(
+    tries: Sequence[Coroutine[None, None, PeerConnection]],
+) -> list[PeerConnection | BaseException]:
+    """Return connections and errors; a silent machine does not hold up the others."""
+    tasks = {asyncio.create_task(each) for each in tries}
+    pending, is_met = tasks, False
+    try:
+        while pending:
+            done, pending = await asyncio.wait(
+                pending,
+                timeout=GRACE_S if is_met else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            is_met = is_met or any(task.exception() is None for task in done)
+            if not done:
+                break
+    finally:
+        for task in pending:
+            task.cancel()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+    return found
+
+
+def _choose(met: Sequence[PeerConnection], me: str) -> list[PeerConnection]:
+    """Return one connection to each of the first members, and close the others."""
+    by_node = {each.node: each for each in met if each.node != me}
+    chosen = [by_node[node] for node in sorted(by_node)][:MAX_SOURCES]
+    for each in met:
+        if each not in chosen:
+            each.close()
+    return chosen
 
 
 async def _dial(contacts: Contacts, addresses: Sequence[Address]) -> PeerConnection:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ringleader.checkpoint import dtypes, values
 from ringleader.deadline import Deadline
-from ringleader.errors import PeerRefused, ProtocolError, RingleaderError
+from ringleader.errors import PeerLost, PeerRefused, ProtocolError, RingleaderError
 from ringleader.node.peering.peer_connection import PeerConnection
 from ringleader.node.protocol import framing
 from ringleader.training.join.step_messages import (
@@ -31,6 +31,7 @@ from ringleader.training.join.step_messages import (
     read_into,
     read_message,
 )
+from ringleader.training.kill_points import reach
 from ringleader.training.state import model_part
 from ringleader.training.state.manifest import Entry
 from ringleader.training.state.optimizer_part import PREFIX, OptimizerPart
@@ -45,15 +46,25 @@ _MAX_RATIO = 64
 Dial = Callable[[], Awaitable[Sequence[PeerConnection]]]
 
 
+MAX_TURNS = 5
+"""How many sources a part of the state may be taken from, one after the other."""
+
+
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """What one source has sent."""
+    """One part of the state, and what its source has sent of it."""
 
-    who: str
+    index: int
+    count: int
+    who: str = ""
     held: set[int] = field(default_factory=set)
     version: int = -1
     is_level: bool = False
     """Whether it has handed over everything, and sends faster than the run steps."""
+
+    def begin(self, who: str) -> None:
+        """Take it from a source from the beginning: it has missed steps since."""
+        self.who, self.held, self.version, self.is_level = who, set(), -1, False
 
 
 class LiveLearner:
@@ -128,39 +139,53 @@ class LiveLearner:
                 return
             self._stop = lambda: loop.call_soon_threadsafe(task.cancel)
         sources = await self._dial()
-        streams = [_Stream(each.hello.name or each.node) for each in sources]
-        jobs = [
-            self._follow(stream, connection, index, len(sources))
-            for index, (stream, connection) in enumerate(
-                zip(streams, sources, strict=True)
-            )
-        ]
+        streams = [_Stream(index, len(sources)) for index in range(len(sources))]
         with self._news:
             self._streams = list(streams)
-        await asyncio.gather(*jobs)
+        await asyncio.gather(*map(self._follow_part, streams, sources))
 
-    async def _follow(
-        self, stream: _Stream, connection: PeerConnection, index: int, count: int
-    ) -> None:
-        """Follow one source until it is lost; its parameters are copied later then."""
-        state = self._state
-        hello = LearnerHello(state.layout().digest(), state.fingerprint(), index, count)
-        reader, who = connection.reader, stream.who
+    async def _follow_part(self, stream: _Stream, connection: PeerConnection) -> None:
+        """Follow a source; when it is lost another one, as long as there is one.
+
+        A part that nobody serves is copied later.
+        """
         try:
-            connection.writer.write(framing.pack(hello))
-            reply = await read_message(reader, who, SourceReply, 4096)
-            if reply.refusal:
-                raise PeerRefused(who, reply.refusal[:500])
-            while True:
-                await self._follow_step(stream, reader)
+            for _ in range(MAX_TURNS):
+                stream.begin(connection.hello.name or connection.node)
+                try:
+                    await self._follow(stream, connection)
+                except PeerLost as exc:
+                    _log.warning("a source is lost: %s", exc)
+                finally:
+                    connection.close()
+                connection = await self._another(stream.index)
         except RingleaderError as exc:
-            _log.warning("a source is lost: %s", exc)
+            _log.warning("a part of the state is copied later: %s", exc)
         finally:
-            connection.close()
             with self._news:
-                if stream in self._streams:
-                    self._streams.remove(stream)
+                self._streams.remove(stream)
                 self._news.notify_all()
+
+    async def _another(self, index: int) -> PeerConnection:
+        """Return a connection to a member that is alive."""
+        sources = list(await self._dial())
+        chosen = sources.pop(index % len(sources))
+        for each in sources:
+            each.close()
+        return chosen
+
+    async def _follow(self, stream: _Stream, connection: PeerConnection) -> None:
+        """Follow one source until it is lost; raises why."""
+        state, reader, who = self._state, connection.reader, stream.who
+        hello = LearnerHello(
+            state.layout().digest(), state.fingerprint(), stream.index, stream.count
+        )
+        connection.writer.write(framing.pack(hello))
+        reply = await read_message(reader, who, SourceReply, 4096)
+        if reply.refusal:
+            raise PeerRefused(who, reply.refusal[:500])
+        while True:
+            await self._follow_step(stream, reader)
 
     async def _follow_step(self, stream: _Stream, reader: asyncio.StreamReader) -> None:
         who = stream.who
@@ -187,9 +212,9 @@ class LiveLearner:
                 self._apply(step, gradients, new, who)
                 stream.held.update(each.index for each in step.new)
                 stream.version = step.version
-                log_bytes = sum(each.nbytes for each in gradients.values())
-                stream.is_level = not step.num_left and step.backlog <= log_bytes
+                stream.is_level = not (step.num_left or step.backlog)
             self._news.notify_all()
+        reach("join:log" if gradients else "join:hand")
 
     def _rooms(self, stream: _Stream, new: NewParameter) -> list[Tensor]:
         """Return tensors for a parameter that is handed over, after checks."""

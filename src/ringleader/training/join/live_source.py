@@ -1,8 +1,9 @@
 """LiveSource: serves the state of a member to learners while it trains.
 
-Hooks of the optimizer copy what a learner needs between two steps; a coroutine on the
-control thread sends it, at a limited rate. The training never waits for a learner: one
-that does not keep up is dropped, and gets the state by pause and copy.
+A coroutine on the control thread hands over parameter after parameter, each as it is
+between two steps of the optimizer, whenever the link is free. Hooks of the optimizer
+keep the gradients of what a learner has already. The training never waits for a
+learner: one that does not keep up is dropped, and gets the state by pause and copy.
 """
 
 from __future__ import annotations
@@ -10,13 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import threading
-import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from ringleader.checkpoint import values
 from ringleader.errors import RingleaderError
 from ringleader.node.peering.peer_connection import PeerConnection
 from ringleader.node.protocol import framing
+from ringleader.training.join.learner import Learner, Step
 from ringleader.training.join.step_messages import (
     LearnerHello,
     NewParameter,
@@ -31,6 +31,8 @@ from ringleader.training.join.step_messages import (
     StepHeader,
     read_message,
 )
+from ringleader.training.join.upload_pace import UploadPace
+from ringleader.training.kill_points import reach
 from ringleader.training.state import model_part
 from ringleader.training.state.optimizer_part import PREFIX, OptimizerPart, is_plain
 from ringleader.training.state.pieces import share_out
@@ -38,81 +40,21 @@ from ringleader.training.state.replicated_state import ReplicatedState
 
 _log = logging.getLogger(__name__)
 
-RATE: Final = 36e6
-"""Bytes per second that learners get: 30 % of 1 Gbit/s."""
-
 MAX_BACKLOG_BYTES: Final = 1 << 30
 """A learner that is so far behind is dropped."""
 
 MAX_LEARNERS: Final = 4
 HELLO_BYTES: Final = 4096
 _CHUNK_BYTES: Final = 1 << 18
-
-
-class _Pace:
-    """Limits the bytes per second of all learners together."""
-
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
-        self._free_s = 0.0
-
-    async def sent(self, num_bytes: int) -> None:
-        """Wait until the next bytes may follow these."""
-        now_s = time.monotonic()
-        self._free_s = max(self._free_s, now_s) + num_bytes / self.rate
-        if self._free_s - now_s > 0.01:
-            await asyncio.sleep(self._free_s - now_s)
-
-
-class _Learner:
-    """One learner: what it has, what it lacks, and what is on its way.
-
-    ``stage`` is called by the user's thread, the rest by the control thread.
-    """
-
-    def __init__(self, name: str, mine: list[int]) -> None:
-        self.name = name
-        self.loop = asyncio.get_running_loop()
-        self.queue: asyncio.Queue[tuple[bytes, list[Tensor]] | None] = asyncio.Queue()
-        self.todo = deque(mine)
-        self.held: list[int] = []
-        self.gradients: list[tuple[int, Tensor]] = []
-        self.groups = b""
-        self.last_s = time.monotonic()
-        self._backlog = 0
-        self._lock = threading.Lock()
-
-    @property
-    def backlog(self) -> int:
-        """Bytes that were staged and not sent yet."""
-        with self._lock:
-            return self._backlog
-
-    def put(self, header: bytes, payload: list[Tensor]) -> None:
-        """Queue a step."""
-        with self._lock:
-            self._backlog += sum(part.nbytes for part in payload)
-        self._call((header, payload))
-
-    def drop(self) -> None:
-        """End the connection after what is queued."""
-        self._call(None)
-
-    def sent(self, num_bytes: int) -> None:
-        """Count bytes that were sent."""
-        with self._lock:
-            self._backlog -= num_bytes
-
-    def _call(self, item: tuple[bytes, list[Tensor]] | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
+_STEPPING_S: Final = 0.002
+"""How long to wait before the optimizer is looked at again, while it steps."""
 
 
 class LiveSource:
     """Serves learners from the state of this member."""
 
     def __init__(
-        self, state: ReplicatedState, version: Callable[[], int], rate: float = RATE
+        self, state: ReplicatedState, version: Callable[[], int], pace: UploadPace
     ) -> None:
         self._optimizer = state.optimizer
         self._parameters = list(state.model.named_parameters())
@@ -120,11 +62,15 @@ class LiveSource:
         self._layout = state.layout().digest()
         self._fingerprint = state.fingerprint()
         self._version = version
-        self._usual_rate = rate
-        self._pace = _Pace(rate)
-        self._learners: list[_Learner] = []
+        self._applied = 0
+        """The last version whose step of the optimizer was seen to end."""
+        self._pace = pace
+        self._learners: list[Learner] = []
         self._hooks: list[Any] = []
         self._is_closed = False
+        self._lock = threading.Lock()
+        """Held while a parameter is read, and while a step of the optimizer begins."""
+        self._is_stepping = False
 
     def attach(self) -> None:
         """Begin to follow the optimizer's steps."""
@@ -142,67 +88,36 @@ class LiveSource:
         for learner in list(self._learners):
             learner.drop()
 
-    def hurry(self, *, is_hurried: bool = True) -> None:
-        """Send as fast as possible: training waits for a learner to become level."""
-        self._pace.rate = 1e12 if is_hurried else self._usual_rate
-
     # -- the user's thread: hooks of the optimizer -------------------------------------
 
     def _before_step(self) -> None:
-        for learner in list(self._learners):
-            learner.gradients = [
-                (index, _bytes_of(gradient))
-                for index in learner.held
-                if (gradient := self._parameters[index][1].grad) is not None
-            ]
-            learner.groups = values.encode(self._moments.hyperparameters())
+        with self._lock:
+            self._is_stepping = True
+            for learner in list(self._learners):
+                learner.gradients = {
+                    index: _bytes_of(gradient)
+                    for index in learner.held
+                    if (gradient := self._parameters[index][1].grad) is not None
+                }
+                learner.groups = self._groups()
 
     def _after_step(self) -> None:
+        with self._lock:
+            self._is_stepping = False
+            self._applied = self._version() + 1
         for learner in list(self._learners):
-            if learner.groups:  # it was there before the step
-                self._stage(learner)
+            if not learner.groups:
+                continue  # it came during the step
+            reach("join:log")
+            learner.put(Step(self._applied, learner.groups, learner.gradients))
+            learner.gradients, learner.groups = {}, b""
             if learner.backlog > MAX_BACKLOG_BYTES:
                 _log.warning("%s cannot follow the run and is dropped", learner.name)
                 learner.drop()
                 self._forget(learner)
 
-    def _stage(self, learner: _Learner) -> None:
-        """Queue this step for a learner: gradients, and as much more as may be sent."""
-        now_s = time.monotonic()
-        backlog = learner.backlog
-        payload = [gradient for _, gradient in learner.gradients]
-        room = self._usual_rate * (now_s - learner.last_s) - backlog
-        room -= sum(part.nbytes for part in payload)
-        learner.last_s = now_s
-        new: list[NewParameter] = []
-        while learner.todo and (room > 0 or (not new and not backlog)):
-            handed, parts = self._hand_over(learner.todo.popleft())
-            learner.held.append(handed.index)
-            new.append(handed)
-            payload += parts
-            room -= sum(part.nbytes for part in parts)
-        header = StepHeader(
-            version=self._version() + 1,
-            groups=learner.groups,
-            gradients=tuple(index for index, _ in learner.gradients),
-            new=tuple(new),
-            num_left=len(learner.todo),
-            backlog=backlog,
-        )
-        learner.put(msgspec.msgpack.encode(header), payload)
-        learner.gradients = []
-
-    def _hand_over(self, index: int) -> tuple[NewParameter, list[Tensor]]:
-        name, parameter = self._parameters[index]
-        tensors: dict[str, Tensor] = {f"model/{name}": parameter}
-        for key, tensor in self._moments.tensors_of(parameter).items():
-            tensors[f"{PREFIX}{name}/{key}"] = tensor
-        handed = NewParameter(
-            index,
-            tuple(model_part.entry_of(*item) for item in tensors.items()),
-            values.encode(self._moments.values_of(parameter)),
-        )
-        return handed, [_bytes_of(tensor) for tensor in tensors.values()]
+    def _groups(self) -> bytes:
+        return values.encode(self._moments.hyperparameters())
 
     # -- the control thread ------------------------------------------------------------
 
@@ -214,6 +129,7 @@ class LiveSource:
             if learner is None:
                 return
             _log.info("%s follows the run", name)
+            _keep_send_buffer_short(connection.writer)
             end = asyncio.create_task(_wait_for_end(connection, learner))
             try:
                 await self._send_all(connection.writer, learner)
@@ -225,7 +141,7 @@ class LiveSource:
         finally:
             connection.close()
 
-    async def _welcome(self, connection: PeerConnection, name: str) -> _Learner | None:
+    async def _welcome(self, connection: PeerConnection, name: str) -> Learner | None:
         reader, writer = connection.reader, connection.writer
         hello = await read_message(reader, name, LearnerHello, HELLO_BYTES)
         refusal = self._refusal(hello)
@@ -236,9 +152,83 @@ class LiveSource:
         sizes = [p.nbytes for _, p in self._parameters]
         chosen = share_out(sizes, hello.count)
         mine = [index for index, source in enumerate(chosen) if source == hello.index]
-        learner = _Learner(name, mine)
+        learner = Learner(name, mine)
         self._learners.append(learner)
         return learner
+
+    async def _send_all(self, writer: asyncio.StreamWriter, learner: Learner) -> None:
+        """Send steps as they come, and parameters between them."""
+        while True:
+            if learner.todo and learner.queue.empty():
+                if not await self._hand_over_next(writer, learner):
+                    await asyncio.sleep(_STEPPING_S)
+                continue
+            step = await learner.queue.get()
+            if step is None:
+                return
+            header = StepHeader(
+                version=step.version,
+                groups=step.groups,
+                gradients=tuple(step.gradients),
+                new=(),
+                num_left=len(learner.todo),
+                backlog=learner.backlog - step.num_bytes,
+            )
+            await self._send(writer, header, list(step.gradients.values()))
+            learner.sent(step)
+
+    async def _hand_over_next(
+        self, writer: asyncio.StreamWriter, learner: Learner
+    ) -> bool:
+        """Send one parameter as it is now; False while the optimizer steps."""
+        handed = await asyncio.to_thread(self._read_next, learner)
+        if handed is None:
+            return False
+        header, payload = handed
+        reach("join:hand")
+        await self._send(writer, header, payload)
+        return True
+
+    def _read_next(self, learner: Learner) -> tuple[StepHeader, list[Tensor]] | None:
+        with self._lock:
+            if self._is_stepping:
+                return None
+            index = learner.todo.popleft()
+            name, parameter = self._parameters[index]
+            tensors: dict[str, Tensor] = {f"model/{name}": parameter}
+            for key, tensor in self._moments.tensors_of(parameter).items():
+                tensors[f"{PREFIX}{name}/{key}"] = tensor
+            new = NewParameter(
+                index,
+                tuple(model_part.entry_of(*item) for item in tensors.items()),
+                values.encode(self._moments.values_of(parameter)),
+            )
+            payload = [_bytes_of(tensor) for tensor in tensors.values()]
+            learner.held.append(index)  # the next step's gradient follows
+            header = StepHeader(
+                version=max(self._applied, self._version()),
+                groups=self._groups(),
+                gradients=(),
+                new=(new,),
+                num_left=len(learner.todo),
+                backlog=learner.backlog,
+            )
+            return header, payload
+
+    async def _send(
+        self,
+        writer: asyncio.StreamWriter,
+        header: StepHeader,
+        payload: Sequence[Tensor],
+    ) -> None:
+        writer.write(framing.pack(header))
+        for part in payload:
+            view = memoryview(part.numpy().data)
+            for begin in range(0, len(view), _CHUNK_BYTES):
+                chunk = view[begin : begin + _CHUNK_BYTES]
+                writer.write(chunk)
+                await writer.drain()
+                await self._pace.sent(len(chunk))
 
     def _refusal(self, hello: LearnerHello) -> str:
         if self._is_closed:
@@ -253,20 +243,7 @@ class LiveSource:
             return f"{MAX_LEARNERS} machines are being served already"
         return ""
 
-    async def _send_all(self, writer: asyncio.StreamWriter, learner: _Learner) -> None:
-        while (item := await learner.queue.get()) is not None:
-            header, payload = item
-            writer.write(framing.frame(header))
-            for part in payload:
-                view = memoryview(part.numpy().data)
-                for begin in range(0, len(view), _CHUNK_BYTES):
-                    chunk = view[begin : begin + _CHUNK_BYTES]
-                    writer.write(chunk)
-                    await writer.drain()
-                    learner.sent(len(chunk))
-                    await self._pace.sent(len(chunk))
-
-    def _forget(self, learner: _Learner) -> None:
+    def _forget(self, learner: Learner) -> None:
         with contextlib.suppress(ValueError):
             self._learners.remove(learner)
 
@@ -276,11 +253,20 @@ def is_tensorwise(optimizer: torch.optim.Optimizer) -> bool:
     return is_plain(optimizer) and not isinstance(optimizer, torch.optim.LBFGS)
 
 
-async def _wait_for_end(connection: PeerConnection, learner: _Learner) -> None:
+async def _wait_for_end(connection: PeerConnection, learner: Learner) -> None:
     """Drop the learner when it closes the connection; it sends nothing else."""
     with contextlib.suppress(OSError):
         await connection.reader.read(1)
     learner.queue.put_nowait(None)
+
+
+def _keep_send_buffer_short(writer: asyncio.StreamWriter) -> None:
+    """Keep bytes here until they can leave, so that a reduction overtakes them."""
+    sock = writer.get_extra_info("socket")
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if option is not None and sock is not None:
+        with contextlib.suppress(OSError):  # not TCP, or not known to the system
+            sock.setsockopt(socket.IPPROTO_TCP, option, _CHUNK_BYTES)
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:

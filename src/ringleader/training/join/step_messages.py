@@ -1,9 +1,9 @@
-"""What a source sends to a learner after each of its optimizer steps.
+"""What a source sends to a learner: parameters, and the steps of its optimizer.
 
-A step is a header and then raw bytes: the gradients of all parameters that the learner
-has already, in the order of the header, and the tensors of parameters that are new to
-it, as they are after this step. So each parameter is copied at its own version, and
-follows by the same optimizer from then on.
+A message is a header and then raw bytes: the gradients of a step, of all parameters
+that the learner had before it, in the order of the header; or the tensors of parameters
+that are new to it, as they are after the step ``version``. So each parameter is copied
+at its own version, and follows by the same optimizer from then on.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class NewParameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One step of the source; the bytes of gradients and new tensors follow."""
+    """A step of the source, or parameters between two steps; their bytes follow."""
 
     version: int
     groups: bytes
@@ -61,9 +61,9 @@ class StepHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Indices of the parameters whose gradients follow."""
     new: tuple[NewParameter, ...]
     num_left: int
-    """Parameters that the learner still lacks after this step."""
+    """Parameters that the learner still lacks after this."""
     backlog: int
-    """Bytes of earlier steps that the source has yet to send."""
+    """Bytes of later steps that the source has taken already."""
 
 
 async def read_message(

@@ -28,6 +28,7 @@ from ringleader.checkpoint.save import KEEP, Saved
 from ringleader.checkpoint.training_state import State, collect
 from ringleader.errors import ConfigError
 from ringleader.membership.steps.attempt import Attempt, Chain, LineageName, Version
+from ringleader.training.kill_points import reach
 from ringleader.training.state import value_tree
 from ringleader.training.state.replicated_state import ReplicatedState
 
@@ -137,6 +138,7 @@ class RunCheckpoints:
             self._keep,
             hashlib.sha256(name.encode()).hexdigest()[:16],
         )
+        reach("publish")
         return True
 
     def adopted(self) -> None:
