@@ -123,9 +123,7 @@ class HostStaging:
         if self._relay_buffers is None:
             self._relay_buffers = RelayBuffers.pin(device, relay)
         with device.d2h_stream():
-            device.wait_event(ready)
-            if self._last is not None:
-                device.wait_event(self._last)
+            self._wait_for(ready)
             flat = self._flat(tensor).resolve_conj().resolve_neg()
             copier = DeviceRelay(device, self._relay_buffers, flat)
             finish = []
@@ -144,9 +142,7 @@ class HostStaging:
     ) -> Event:
         device = self._device
         with device.d2h_stream():
-            device.wait_event(ready)
-            if self._last is not None:
-                device.wait_event(self._last)
+            self._wait_for(ready)
             flat = [self._flat(tensor) for tensor in tensors]
             steps.before(flat)
             ready = device.record_event()
@@ -166,6 +162,12 @@ class HostStaging:
             self._last = device.record_event()
         return self._last
 
+    def _wait_for(self, ready: Event) -> None:
+        """Let the current stream wait for the inputs and for the operation before."""
+        self._device.wait_event(ready)
+        if self._last is not None:
+            self._device.wait_event(self._last)
+
     def _run(
         self,
         ready: Event,
@@ -176,9 +178,7 @@ class HostStaging:
     ) -> Event:
         device = self._device
         with device.d2h_stream():
-            device.wait_event(ready)
-            if self._last is not None:
-                device.wait_event(self._last)
+            self._wait_for(ready)
             flat = {id(t): self._flat(t) for t in (*ins, *outs)}
             ready = device.record_event()
         with device.h2d_stream():

@@ -128,16 +128,20 @@ class FailurePolicy:
             return left + 1  # torch counts the restart that follows
         is_known = bool(failure.signature) and failure.signature in self._signatures
         is_final = not left or is_hopeless(failure) or is_known
-        try:
-            self.report(failure, is_final=is_final)
-        except RingleaderError as exc:
-            self.say(f"the other machines do not know of the failure here: {exc}")
-        text = self.describe({self.rank: failure})
+        text = self.tell_others(failure, is_final=is_final)
         if is_final:
             raise JobFailed(text, exit_status(failure.exit_status))
         self._signatures.add(failure.signature)
         self.say(f"{text}\nringleader: starting again, {left - 1} restarts left")
         return left
+
+    def tell_others(self, failure: JobFailure, *, is_final: bool) -> str:
+        """Report a failure here to the other machines, and return its description."""
+        try:
+            self.report(failure, is_final=is_final)
+        except RingleaderError as exc:
+            self.say(f"the other machines do not know of the failure here: {exc}")
+        return self.describe({self.rank: failure})
 
     def report(self, failure: JobFailure, *, is_final: bool) -> None:
         """Tell the other machines why a worker here has failed."""

@@ -54,7 +54,24 @@ def join(  # noqa: PLR0913 - all are options, and are given by name
     lost, the operations of the group raise ``PeerError``: close the group and join
     again. This process stays a node of the cluster until it ends.
     """
-    request = EnterJob(
+    request = group_request(
+        job, nodes, min_nodes, wait_s=wait_s, timeout_s=timeout_s, rank0=rank0
+    )
+    found_by = agent_config(coordinator=coordinator, peers=peers)
+    return join_group(request, found_by, transport=transport, config=config)
+
+
+def group_request(
+    job: str,
+    nodes: int | None,
+    min_nodes: int,
+    *,
+    wait_s: float,
+    timeout_s: float,
+    rank0: str,
+) -> EnterJob:
+    """Return the request for a group; the options are those of ``join``."""
+    return EnterJob(
         job=job,
         min_nodes=nodes or min_nodes,
         max_nodes=nodes or MAX_NODES,
@@ -64,8 +81,6 @@ def join(  # noqa: PLR0913 - all are options, and are given by name
         fingerprint=msgspec.structs.replace(job_fingerprint(None), torch=""),
         rank0=rank0,
     )
-    found_by = agent_config(coordinator=coordinator, peers=peers)
-    return join_group(request, found_by, transport=transport, config=config)
 
 
 def join_group(

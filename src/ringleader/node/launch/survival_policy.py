@@ -103,11 +103,7 @@ class SurvivalPolicy(FailurePolicy):
             self._wait_before_restart(failure)
             return left + 1  # torch counts the restart that follows
         is_final = not left or is_hopeless(failure)
-        try:
-            self.report(failure, is_final=is_final)
-        except RingleaderError as exc:
-            self.say(f"the other machines do not know of the failure here: {exc}")
-        text = self.describe({self.rank: failure})
+        text = self.tell_others(failure, is_final=is_final)
         if is_final:
             end = "this machine leaves the run; the others go on"
             raise JobFailed(f"{text}\n{end}", exit_status(failure.exit_status))

@@ -12,17 +12,13 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Self
 
-import msgspec
-
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, GroupAborted, RingleaderError
 from ringleader.groups.group import Group, handle_of
 from ringleader.node.launch.agent_settings import agent_config
-from ringleader.node.launch.job_fingerprint import job_fingerprint
-from ringleader.node.launch.join import MAX_NODES, TIMEOUT_S, WAIT_S, join_group
+from ringleader.node.launch.join import TIMEOUT_S, WAIT_S, group_request, join_group
 from ringleader.node.launch.own_agent import close_own_agent, own_agent
-from ringleader.node.protocol.local_requests import EnterJob
 from ringleader.node.worker.closers import Closers
 from ringleader.node.worker.health_server import HealthServer
 from ringleader.node.worker.readiness import Check, ReadinessChecks
@@ -76,14 +72,8 @@ class WorkerNode:
         self._agent_config = agent_config(
             coordinator=coordinator, peers=peers, worker_id=worker_id
         )
-        self._request = EnterJob(
-            job=job,
-            min_nodes=nodes or min_nodes,
-            max_nodes=nodes or MAX_NODES,
-            wait_s=wait_s,
-            timeout_s=timeout_s,
-            fingerprint=msgspec.structs.replace(job_fingerprint(None), torch=""),
-            rank0=rank0,
+        self._request = group_request(
+            job, nodes, min_nodes, wait_s=wait_s, timeout_s=timeout_s, rank0=rank0
         )
         self._transport, self._config = transport, config
         self._ports = health_port, grpc_health_port

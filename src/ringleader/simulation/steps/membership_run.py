@@ -178,16 +178,11 @@ def simulate_with_membership(
     except (StepViolation, InvariantViolation, InternalError) as violation:
         failure = str(violation)
         cluster.trace_line(f"VIOLATION {failure}")
-    oracle = training.oracle
-    return StepResult(
+    return StepResult.of(
+        training.oracle,
         seed=seed,
         failure=failure,
         size=len(cluster.nodes),
         num_events=cluster.num_messages,
-        num_views=oracle.num_views,
-        num_delivered=oracle.num_delivered,
-        num_gathers=oracle.num_gathers,
-        num_adopted=oracle.num_adopted,
-        num_forks=oracle.num_forks,
         num_crashes=training.num_lives - len(cluster.nodes),
     )

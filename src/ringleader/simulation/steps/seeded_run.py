@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Self
 
 from ringleader.errors import InternalError
 from ringleader.membership.steps.decide import Partition
 from ringleader.simulation.steps.adversary import Adversary
-from ringleader.simulation.steps.oracle import StepViolation, check
+from ringleader.simulation.steps.oracle import Oracle, StepViolation, check
 from ringleader.simulation.steps.rules import PRODUCT, StepRules
 from ringleader.simulation.steps.world import StepWorld
 
@@ -36,6 +37,31 @@ class StepResult:
     num_forks: int
     num_crashes: int
 
+    @classmethod
+    def of(
+        cls,
+        oracle: Oracle,
+        *,
+        seed: int,
+        failure: str | None,
+        size: int,
+        num_events: int,
+        num_crashes: int,
+    ) -> Self:
+        """Return the result of a seed with the counts of its oracle."""
+        return cls(
+            seed=seed,
+            failure=failure,
+            size=size,
+            num_events=num_events,
+            num_views=oracle.num_views,
+            num_delivered=oracle.num_delivered,
+            num_gathers=oracle.num_gathers,
+            num_adopted=oracle.num_adopted,
+            num_forks=oracle.num_forks,
+            num_crashes=num_crashes,
+        )
+
 
 def simulate_steps(
     seed: int,
@@ -55,17 +81,12 @@ def simulate_steps(
     except (StepViolation, InternalError) as violation:
         failure = str(violation)
         world.tell(f"VIOLATION {failure}")
-    oracle = world.oracle
-    return StepResult(
+    return StepResult.of(
+        world.oracle,
         seed=seed,
         failure=failure,
         size=len(world.nodes),
         num_events=world.num_events,
-        num_views=oracle.num_views,
-        num_delivered=oracle.num_delivered,
-        num_gathers=oracle.num_gathers,
-        num_adopted=oracle.num_adopted,
-        num_forks=oracle.num_forks,
         num_crashes=world.num_crashes,
     )
 
