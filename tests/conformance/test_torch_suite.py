@@ -19,16 +19,16 @@ PASSED_AT_LEAST = 124
 upstream. Gloo passes 120 of these 124; it declines the list form of an uneven
 all_to_all."""
 
-LIMIT_S = 20.0
+LIMIT_S = 150.0
 """Bound on one test; the slowest waits five seconds for a timeout."""
 
-SPAWN_LIMIT_S = 50.0
+SPAWN_LIMIT_S = 250.0
 """There, every rank imports torch first, which a busy machine may do in 25 s."""
 
 JOBS = 2
 """Tests at once: one waits for a timeout or for its store while the other works."""
 
-START_S = 15.0
+START_S = 150.0
 """Time for the driver beside its tests: importing torch on a busy machine."""
 
 SPAWNED = "DistributedDataParallelCPU"
@@ -82,9 +82,10 @@ def assert_passed(found: list[dict[str, str]], at_least: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1700)
 def test_the_whole_suite_passes_on_three_ranks(tmp_path: Path) -> None:
     """It takes a minute beside three other workers on two cores."""
-    found = outcomes(tmp_path, world_size=3, start="fork", names="", within_s=250)
+    found = outcomes(tmp_path, world_size=3, start="fork", names="", within_s=1500)
     assert_passed(found, PASSED_AT_LEAST)
 
 
@@ -104,6 +105,6 @@ def test_a_selection_passes_in_other_worlds(
         world_size=world_size,
         start=start,
         names=f"^test_({names})$",
-        within_s=60,
+        within_s=400,
     )
     assert_passed(found, len(names.split("|")))

@@ -46,7 +46,7 @@ _SMALLEST_WORLD = 3
 _ERROR_CODE = 10
 """Exit code of a rank that sent its traceback: upstream's TEST_ERROR_EXIT_CODE."""
 
-_REAP_S = 5.0
+_REAP_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class OnRanks(unittest.TestCase):
             process.join(_REAP_S)
         super().tearDown()
 
-    def _barrier(self, wait_for: int | None = None, timeout: float = 10) -> None:
+    def _barrier(self, wait_for: int | None = None, timeout: float = 60) -> None:
         """Return once every rank has come here; upstream never waits for fewer."""
         assert wait_for in (None, self.trial.world_size)
         self.meeting.wait(timeout)

@@ -33,8 +33,8 @@ def memory_pair() -> tuple[Link, Link]:
 def _tcp_sockets(host: str) -> tuple[socket.socket, socket.socket]:
     listening = listen(host, 0)
     port: int = listening.getsockname()[1]
-    dialled = tcp_socket.dial((host, port), RIGHT, Deadline.after(5.0))
-    wait_ready([(listening.fileno(), POLLIN)], 5.0)
+    dialled = tcp_socket.dial((host, port), RIGHT, Deadline.after(60.0))
+    wait_ready([(listening.fileno(), POLLIN)], 60.0)
     accepted, _ = listening.accept()
     tcp_socket.tune(accepted)
     listening.close()
@@ -66,7 +66,7 @@ def _tls_pair(
     dialled, accepted = sockets or _tcp_sockets("127.0.0.1")
     left = SecureSocket(dialled, credentials(LEFT), RIGHT)
     right = SecureSocket(accepted, credentials(RIGHT), LEFT, is_server=True)
-    deadline = Deadline.after(5.0)
+    deadline = Deadline.after(60.0)
     while left.shake() | right.shake():
         assert not deadline.is_over()
     assert (left.node, right.node) == (credentials(RIGHT).node, credentials(LEFT).node)

@@ -18,7 +18,7 @@ from ringleader.transport.star.star import Star
 from ringleader.wire import hello as wire
 
 SIZE = 3
-WAIT_S = 30.0
+WAIT_S = 120.0
 group_ids = itertools.count(1)
 
 

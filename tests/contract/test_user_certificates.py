@@ -67,7 +67,7 @@ def connect(
         "server": SecureSocket(accepted, server, "the client", is_server=True),
     }
     said = dict.fromkeys(sides, "")
-    waiting, deadline = dict(sides), Deadline.after(10)
+    waiting, deadline = dict(sides), Deadline.after(60)
     sent: set[str] = set()
     while waiting:
         assert not deadline.is_over(), said

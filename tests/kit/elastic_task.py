@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.utils.data import TensorDataset
 from ringleader.identity.cluster_secret import ClusterSecret
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.secret_value import Secret
+from ringleader.membership.config import MembershipConfig
 from ringleader.settings.kill_point import kill_point
 from ringleader.testing.run_member import issue_credentials
 from ringleader.training import kill_points
@@ -34,12 +34,20 @@ from ringleader.training.data.data_state import (
 from ringleader.training.elastic import start_run
 from ringleader.training.options import Options
 from ringleader.training.quantum_seed import quantum_seed
+from ringleader.training.run import ElasticRun
 from ringleader.transport.free_ports import free_ports
 
 SEED = 3
 CLIP = 0.5
 SPEC = DataSpec(num_samples=209, global_batch=24, micro_batch=5, seed=SEED, epochs=2)
 """Sizes that divide by nothing: 9 steps per epoch, the last one smaller."""
+PATIENT = replace(
+    MembershipConfig.for_training(),
+    suspect_after_s=30.0,
+    dead_after_s=90.0,
+    lost_after_s=60.0,
+)
+"""A process that ends is noticed at once; one that the machine keeps waiting stays."""
 
 
 def samples() -> TensorDataset:
@@ -94,7 +102,7 @@ def train(
     *,
     until: int = 1 << 60,
     save_every: int = 0,
-    pause_s: float = 0.0,
+    pause: Callable[[ElasticRun], None] = lambda _: None,
     **options: Any,  # noqa: ANN401
 ) -> Trained:
     """Train until the data ends or to a version, by the loop that users write."""
@@ -110,7 +118,7 @@ def train(
     # Not where step() returns True: a member that is slow may have no quanta.
     optimizer.register_step_post_hook(note_digest)
     for x, y in run:
-        time.sleep(pause_s)
+        pause(run)
         run.backward(nn.functional.cross_entropy(model(x), y))
         if run.step():
             if save_every and run.version % save_every == 0:
@@ -202,6 +210,7 @@ class Member:
             peers=self.peers,
             is_joiner=self.is_joiner,
             port=self.port,
+            timing=PATIENT,
             source=KnownPeers(self.size, is_joiner=self.is_joiner),
         )
 

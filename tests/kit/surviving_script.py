@@ -15,6 +15,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+GO_ON = "go on"
+"""A file in the folder: the ranks do not end before it is there."""
+WAIT_S = 300.0
+
 
 class Net(nn.Module):
     def __init__(self) -> None:
@@ -35,6 +39,13 @@ def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randn(5, 3, generator=generator, dtype=torch.float64)
 
 
+def wait_for(file: Path) -> None:
+    until_s = time.monotonic() + WAIT_S
+    while not file.exists():
+        assert time.monotonic() < until_s, f"{file} did not come"
+        time.sleep(0.01)
+
+
 def main() -> None:
     folder, steps = Path(sys.argv[1]), int(sys.argv[2])
     dist.init_process_group("ringleader")
@@ -44,6 +55,8 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     log = (folder / f"{rank}.jsonl").open("a", buffering=1)
     for step in range(steps):
+        if step == 2 * steps // 3:
+            wait_for(folder / GO_ON)
         x, y = batch(step, rank)
         loss = nn.functional.mse_loss(model(x), y)
         optimizer.zero_grad()

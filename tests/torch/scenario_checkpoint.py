@@ -97,7 +97,7 @@ def checkpoint_async_save(rank: int, size: int) -> None:
                 assert torch.equal(full(state["rows"]), tensor(*SHAPE, seed=1))
         state["plain"].zero_()
         for save_ in saves:
-            cast("Future[Any]", save_).result(timeout=15)
+            cast("Future[Any]", save_).result(timeout=80)
         for name in ("first", "second"):
             loaded = sharded_state(size, fill=0.0)
             load(loaded, checkpoint_id=f"{folder}/{name}")

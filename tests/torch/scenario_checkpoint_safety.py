@@ -92,7 +92,7 @@ def nothing_of_a_checkpoint_is_pickled(rank: int, size: int) -> None:
         ):
             patch.setattr(module, name, refuse)
         checkpoint.save(mine, 1, model, optimizer, epoch=1)
-        checkpoint.async_save(mine, 2, model, optimizer, epoch=2).result(timeout=15)
+        checkpoint.async_save(mine, 2, model, optimizer, epoch=2).result(timeout=80)
         if rank == size - 1:
             shutil.rmtree(mine)
         model, optimizer = fresh()

@@ -195,7 +195,7 @@ class HeldUp(Items):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int, dict[str, Any]]:
         if index == 1:
-            assert self.may_read.wait(20.0)
+            assert self.may_read.wait(80.0)
         return super().__getitem__(index)
 
 
@@ -218,7 +218,7 @@ def data_dataset(rank: int, size: int) -> None:
         with pytest.raises(ConfigError, match=r"no rank of .* passed a dataset"):
             ringleader.dataset(None, cache=cache)
         source = Items(COUNT) if rank == OWNER else None
-        data: Any = ringleader.dataset(source, cache=cache, timeout_s=20.0)
+        data: Any = ringleader.dataset(source, cache=cache, timeout_s=80.0)
         assert len(data) == COUNT
         for index in (0, 77, COUNT - 1):
             same_item(data[index], index)
@@ -249,7 +249,7 @@ def late_answer(rank: int, cache: Path) -> None:
         with pytest.raises(DeadlineExceeded, match=f"rank {OWNER}: did not send data"):
             data[1]
         assert data._client is not None
-        data._client._timeout_s = 20.0
+        data._client._timeout_s = 80.0
     dist.barrier()
     if source is not None:
         source.may_read.set()
@@ -304,7 +304,7 @@ def fetch_until_killed(
         steps.append(chunk)
         if len(steps) > 2:
             ready()
-            time.sleep(60)
+            time.sleep(400)
         return read_chunk(path, chunk)
 
     write = CachedFiles.write
@@ -331,11 +331,11 @@ def ask_until_killed(
     """Rank 1 has the items and is killed while others ask."""
     mine = Path(folder) / f"machine{rank}"
     source = Items(100_000) if rank == OWNER else None
-    data: Any = ringleader.dataset(source, cache=mine / "cache", timeout_s=5.0)
+    data: Any = ringleader.dataset(source, cache=mine / "cache", timeout_s=80.0)
     same_item(data[0], 0)
     ready()
     if rank == OWNER:
-        time.sleep(60)
+        time.sleep(400)
     for index in range(len(data)):
         same_item(data[index], index)
 

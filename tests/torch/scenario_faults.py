@@ -101,7 +101,7 @@ def raise_in_the_middle(rank: int, size: int, ready: Ready) -> None:
         work = dist.all_reduce(torch.ones(1), async_op=True)
         cast(Any, work).get_future().then(reduce_again)
         store.set("has a callback", "")
-        at_it.wait(10)
+        at_it.wait(60)
         time.sleep(0.2)  # by now it waits
         raise ValueError("no luck")
     store.wait(["has a callback"])

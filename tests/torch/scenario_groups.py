@@ -188,19 +188,19 @@ def monitored_barrier(rank: int, size: int) -> None:
     """Everybody comes; then one does not, and the others learn who."""
     group: Any = dist.new_group()
     for _ in range(3):
-        group.monitored_barrier(timedelta(seconds=10))
+        group.monitored_barrier(timedelta(seconds=60))
     if rank != size - 1:
         start_s = time.monotonic()
         text = ""
         try:
-            group.monitored_barrier(timedelta(seconds=3))
+            group.monitored_barrier(timedelta(seconds=5))
         except Exception as exc:  # noqa: BLE001 - its class is the backend's choice
             text = str(exc).lower()
         assert text, "the barrier let go though a rank was missing"
         assert rank != 0 or f"rank {size - 1}" in text, text
-        assert time.monotonic() - start_s < 15
+        assert time.monotonic() - start_s < 60
     dist.barrier()
 
 
 def monitored_barrier_by_its_public_name(rank: int, size: int) -> None:
-    dist.monitored_barrier(timeout=timedelta(seconds=10))
+    dist.monitored_barrier(timeout=timedelta(seconds=60))

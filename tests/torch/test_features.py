@@ -77,7 +77,7 @@ def is_scenario(function: ast.FunctionDef) -> bool:
 SCENARIOS = {name: module for module, name in scenarios()}
 COMPILED = "ddp_compiled"
 """Compiling takes as long as all other scenarios together."""
-LIMITS_S = {COMPILED: 100.0, "parallel_two_dimensions": 100.0}
+LIMITS_S = {COMPILED: 400.0, "parallel_two_dimensions": 400.0}
 PARALLEL = "parallel_"
 QUICK_PARALLEL = (
     "parallel_ddp",

@@ -19,10 +19,11 @@ pytestmark = pytest.mark.skipif(
     backend() != BACKEND, reason="other backends do not say who was lost"
 )
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 90.0
 """Timeout of the group; a death is noticed far earlier, when its sockets close."""
-START_S = 20.0
-EXIT_S = 10.0
+START_S = 120.0
+EXIT_S = 60.0
+LOST_WITHIN_S = 30.0
 """For the interpreter to end, with all that torch has loaded, on a busy machine."""
 
 
@@ -52,7 +53,7 @@ def test_survivors_name_the_killed_rank_and_end(
             report = rank.report(TIMEOUT_S + 10)
             assert report.kind == "failed", "it ended as if nothing had happened"
             assert f"rank {victim}" in report.text, report.trace
-            assert report.at_s - killed_at_s < TIMEOUT_S + 1, report.trace
+            assert report.at_s - killed_at_s < LOST_WITHIN_S, report.trace
         for rank in survivors:
             assert rank.has_ended(EXIT_S), f"hangs at exit:\n{rank.written()}"
             assert scenario_server.reap(rank) == 1, rank.written()
@@ -67,7 +68,7 @@ def test_an_exception_on_one_rank_reaches_who_waits_for_its_message(
         name="raise_in_the_middle",
         wants_ready=True,
     )
-    with one_shot(scenario_server, 2, call, 4 * TIMEOUT_S) as ranks:
+    with one_shot(scenario_server, 2, call, TIMEOUT_S) as ranks:
         for rank in ranks:
             report = rank.report(START_S)
             assert report.kind == "ready", report.trace
@@ -105,7 +106,7 @@ def test_data_of_a_killed_machine_comes_from_another(
             report = ranks[0].report(TIMEOUT_S + 10)
             assert report.kind == "failed"
             assert "rank 1" in report.text, report.trace
-            assert report.at_s - killed_at_s < TIMEOUT_S + 1, report.trace
+            assert report.at_s - killed_at_s < LOST_WITHIN_S, report.trace
             assert ranks[0].has_ended(EXIT_S), f"hangs:\n{ranks[0].written()}"
     shutil.rmtree(tmp_path / "machine1" / "data")
     with one_shot(scenario_server, 3, call("fetch_the_rest"), TIMEOUT_S) as ranks:

@@ -22,5 +22,5 @@ def test_both_backends_mean_the_same_side_by_side_and_in_layers(
 ) -> None:
     """ZF-3, ZF-14, FT-16: real processes; Gloo on the CPU takes the place of NCCL."""
     check = warm_python.popen("-m", "tests.torch.check_nccl", backend)
-    said, _ = check.communicate(timeout=300)
+    said, _ = check.communicate(timeout=500)
     assert check.returncode == 0, said

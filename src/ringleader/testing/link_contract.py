@@ -11,13 +11,12 @@ test per check.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 from ringleader.deadline import Deadline
 from ringleader.testing.link_driver import (
-    NAP_S,
     SIZES,
+    WAIT_S,
     Stream,
     expect_lost,
     expect_nothing,
@@ -26,6 +25,7 @@ from ringleader.testing.link_driver import (
     is_ready,
     noise,
     receive,
+    receive_and_count,
     rest,
     send,
     try_until,
@@ -38,7 +38,7 @@ LEFT, RIGHT = 0, 1
 MakePair = Callable[[], tuple[Link, Link]]
 Check = Callable[[Link, Link], None]
 
-LIMIT_S = 20.0
+LIMIT_S = 300.0
 """Time limit of one check. None takes more than a second unless the link blocks."""
 
 
@@ -102,17 +102,12 @@ def bytes_arrive_in_order_both_ways_at_once(left: Link, right: Link) -> None:
 def a_full_link_takes_nothing_and_wakes_when_drained(left: Link, right: Link) -> None:
     """try_send returns 0 on a full link; a read at the other end makes room."""
     data = memoryview(noise(1 << 20, seed=5))
-    sent = fill(left, data)
+    sent, wanted = fill(left, data)
     following = memoryview(bytes(data) * 2)[sent % len(data) :][: len(data)]
-    for _ in range(3):
-        assert left.try_send(following) == 0, "a full link took bytes"
-    wanted = left.arm(sending=True, receiving=False)
-    assert wanted is not None, "arm(sending=True) says a full link has room"
-    assert not is_ready(wanted, 0.0), "the descriptors of a full link are ready"
     received = receive(right, sent)
-    assert is_ready(wanted, 5.0), "reading on the other end did not wake the sender"
+    assert is_ready(wanted, WAIT_S), "reading on the other end did not wake the sender"
     left.disarm()
-    more = try_until(left.try_send, following, 5.0)
+    more = try_until(left.try_send, following, WAIT_S)
     assert more, "the link has room, but try_send returned 0"
     received += receive(right, more)
     whole = bytes(data) * ((sent + more) // len(data) + 1)
@@ -158,7 +153,7 @@ def an_armed_receiver_wakes_when_bytes_come(left: Link, right: Link) -> None:
         assert wanted, "arm returned no descriptor to wait for"
         assert not is_ready(wanted, 0.0), "the descriptors of an empty link are ready"
         send(left, bytes([turn]))
-        assert is_ready(wanted, 5.0), "bytes came, but the armed receiver slept on"
+        assert is_ready(wanted, WAIT_S), "bytes came, but the armed receiver slept on"
         right.disarm()
         assert receive(right, 1) == bytes([turn]), "another byte than was sent"
 
@@ -180,30 +175,30 @@ def arming_with_work_at_hand_does_not_sleep(left: Link, right: Link) -> None:
 
 def two_threads_take_turns_without_missing_a_wake(left: Link, right: Link) -> None:
     """Both sides of a ping-pong sleep; every lost wake-up would cost a NAP_S."""
-    turns = 200
+    turns, num_missed = 200, [0, 0]
     failures: list[BaseException] = []
 
     def echo() -> None:
         try:
             for _ in range(turns):
-                send(right, receive(right, 3))
+                ball, missed = receive_and_count(right, 3)
+                num_missed[0] += missed
+                send(right, ball)
         except BaseException as exc:  # noqa: BLE001 - raised again below
             failures.append(exc)
 
     thread = threading.Thread(target=echo, name="echo", daemon=True)
-    start_s = time.monotonic()
     thread.start()
     for turn in range(turns):
         ball = turn.to_bytes(3, "little")
         send(left, ball)
-        assert receive(left, 3) == ball, "another ball came back"
-    thread.join(5.0)
+        found, missed = receive_and_count(left, 3)
+        assert found == ball, "another ball came back"
+        num_missed[1] += missed
+    thread.join(WAIT_S)
     if failures:
         raise failures[0]
-    took_s = time.monotonic() - start_s
-    assert took_s < turns * NAP_S / 2, (
-        f"{turns} round trips took {took_s:.1f} s of naps"
-    )
+    assert max(num_missed) < turns / 4, f"{num_missed} of {turns} wake-ups were lost"
 
 
 def what_was_sent_before_a_close_arrives(left: Link, right: Link) -> None:
@@ -225,7 +220,7 @@ def a_close_wakes_the_armed_receiver(left: Link, right: Link) -> None:
     wanted = right.arm(sending=False, receiving=True)
     assert wanted, "arm(receiving=True) says an empty link has bytes"
     left.close()
-    assert is_ready(wanted, 5.0), "the peer closed, but the armed receiver slept on"
+    assert is_ready(wanted, WAIT_S), "the peer closed, but the armed receiver slept on"
     right.disarm()
     assert has_work(right, sending=False, receiving=True), (
         "a closed peer must be reported by arm"
@@ -241,11 +236,9 @@ def sending_to_a_closed_peer_ends(left: Link, right: Link) -> None:
 
 def a_full_sender_hears_that_the_peer_closed(left: Link, right: Link) -> None:
     """A sender that waits for room gets PeerLost if the peer closes."""
-    fill(left, memoryview(bytes(1 << 20)))
-    wanted = left.arm(sending=True, receiving=False)
-    assert wanted, "arm(sending=True) says a full link has room"
+    _, wanted = fill(left, memoryview(bytes(1 << 20)))
     right.close()
-    assert is_ready(wanted, 5.0), "the peer closed, but the armed sender slept on"
+    assert is_ready(wanted, WAIT_S), "the peer closed, but the armed sender slept on"
     left.disarm()
     expect_lost(left.try_send, RIGHT)
 

@@ -18,6 +18,8 @@ from ringleader.transport.link import POLLIN, POLLOUT, Link, wait_ready
 NAP_S = 0.05
 """Longest sleep on armed descriptors: a link may miss a wake-up, as the engine's waiter
 expects, which then costs at most this time."""
+WAIT_S = 60.0
+"""How long to wait for what takes milliseconds unless the machine is busy."""
 MAX_BUFFERED_BYTES = 64 << 20
 """A link that buffers more than this without a reader is considered unbounded."""
 FULL_AFTER = 300
@@ -92,18 +94,21 @@ def has_work(link: Link, *, sending: bool, receiving: bool) -> bool:
 
 def wait_for_bytes(link: Link) -> None:
     """Wait until a read would return bytes, without reading them."""
-    deadline = Deadline.after(5.0)
+    deadline = Deadline.after(WAIT_S)
     while not has_work(link, sending=False, receiving=True):
         assert not deadline.is_over(), "bytes were sent, but nothing came"
         time.sleep(0.001)
 
 
-def sleep(link: Link, *, sending: bool) -> None:
-    """Sleep as the engine does: arm, wait for at most NAP_S, disarm."""
+def sleep(link: Link, *, sending: bool) -> bool:
+    """Sleep as the engine does: arm, wait for at most NAP_S, disarm.
+
+    Returns whether it slept to the end and nothing woke it.
+    """
     wanted = link.arm(sending=sending, receiving=not sending)
-    if wanted:
-        wait_ready(wanted, NAP_S)
+    is_over = bool(wanted) and not wait_ready(wanted or [], NAP_S)
     link.disarm()
+    return is_over
 
 
 def try_until(
@@ -118,9 +123,11 @@ def try_until(
 
 def send(link: Link, data: bytes) -> None:
     """Send all of ``data``, sleeping while the link is full."""
-    view, deadline = memoryview(data), Deadline.after(5.0)
+    view, deadline = memoryview(data), Deadline.after(WAIT_S)
     while view:
-        assert not deadline.is_over(), f"{len(view)} bytes could not be sent in 5 s"
+        assert not deadline.is_over(), (
+            f"{len(view)} bytes could not be sent in {WAIT_S:g} s"
+        )
         sent = link.try_send(view)
         view = view[sent:]
         if not sent:
@@ -129,15 +136,21 @@ def send(link: Link, data: bytes) -> None:
 
 def receive(link: Link, size: int) -> bytes:
     """Receive exactly ``size`` bytes, sleeping while the link is empty."""
-    data, deadline = bytearray(size), Deadline.after(10.0)
+    return receive_and_count(link, size)[0]
+
+
+def receive_and_count(link: Link, size: int) -> tuple[bytes, int]:
+    """The same, and how often bytes were there though nothing had ended the sleep."""
+    data, deadline = bytearray(size), Deadline.after(WAIT_S)
     view = memoryview(data)
+    has_overslept, num_missed = False, 0
     while view:
         assert not deadline.is_over(), f"{len(view)} of {size} bytes did not come"
         received = link.try_recv_into(view)
         view = view[received:]
-        if not received:
-            sleep(link, sending=False)
-    return bytes(data)
+        num_missed += bool(received) and has_overslept
+        has_overslept = not received and sleep(link, sending=False)
+    return bytes(data), num_missed
 
 
 def expect_nothing(link: Link) -> None:
@@ -146,9 +159,23 @@ def expect_nothing(link: Link) -> None:
     assert received == 0, "more bytes came than were sent"
 
 
-def fill(link: Link, data: memoryview) -> int:
-    """Send ``data`` repeatedly until the link is full; return the number of bytes."""
-    total = num_refusals = 0
+def fill(link: Link, data: memoryview) -> tuple[int, list[tuple[int, int]]]:
+    """Send ``data`` repeatedly until the link is full and says so.
+
+    Returns the number of bytes and the descriptors of the armed link.
+    """
+    total, deadline = 0, Deadline.after(WAIT_S)
+    while True:
+        total = _fill_on(link, data, total)
+        wanted = link.arm(sending=True, receiving=False)
+        if wanted and not is_ready(wanted, 0.0):
+            return total, wanted
+        link.disarm()  # a link that carries bytes by threads may be late to make room
+        assert not deadline.is_over(), "a full link says that it has room"
+
+
+def _fill_on(link: Link, data: memoryview, total: int) -> int:
+    num_refusals = 0
     while num_refusals < FULL_AFTER:
         sent = link.try_send(data[total % len(data) :])
         total += sent
@@ -161,12 +188,12 @@ def fill(link: Link, data: memoryview) -> int:
 
 def expect_lost(attempt: Callable[[memoryview], int], peer: int) -> None:
     """Expect PeerLost naming ``peer``, after at most what a link can buffer."""
-    deadline, total = Deadline.after(5.0), 0
+    deadline, total = Deadline.after(WAIT_S), 0
     view = memoryview(bytearray(65536))
     blamed: int | str | None = None
     while blamed is None:
         assert not deadline.is_over(), (
-            "the peer has closed, but no PeerLost was raised within 5 s"
+            f"the peer has closed, but no PeerLost was raised within {WAIT_S:g} s"
         )
         assert total <= MAX_BUFFERED_BYTES, (
             "the link still accepts bytes for a closed peer"

@@ -116,7 +116,7 @@ class MemberProcess(NodeProcess):
         member.follow_output()
         return member
 
-    def wait_for_view(self, nodes: Sequence[str], within_s: float = 40.0) -> Event:
+    def wait_for_view(self, nodes: Sequence[str], within_s: float = 120.0) -> Event:
         """Return the next view of exactly these nodes."""
         wanted = sorted(nodes)
         return self.wait(

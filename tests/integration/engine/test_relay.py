@@ -81,7 +81,7 @@ def random_calls(group: Group, num_steps: int) -> None:
 @pytest.mark.parametrize("size", [2, 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_calls_of_any_length_follow_one_another(size: int) -> None:
     """No rank writes where another still reads, however they are out of step."""
-    run_world(size, lambda group: random_calls(group, 150), "shm", within_s=90)
+    run_world(size, lambda group: random_calls(group, 150), "shm")
 
 
 def test_the_doorbell_is_signal_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_the_doorbell_is_signal_enough(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not any(n.has_semaphores for n in shm_peers.values())
         random_calls(group, 40)
 
-    run_world(3, check, "shm", within_s=90)
+    run_world(3, check, "shm")
 
 
 def test_memory_that_comes_back_as_another_tensor_is_seen_as_that() -> None:
@@ -116,7 +116,7 @@ def test_memory_that_comes_back_as_another_tensor_is_seen_as_that() -> None:
             beyond = memory.view(torch.int64)[count + 1 :]
             assert torch.equal(beyond, around), f"written beyond it at step {step}"
 
-    run_world(2, train, "shm", within_s=50)
+    run_world(2, train, "shm")
 
 
 def test_only_so_many_views_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_only_so_many_views_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
             assert sum(8 * len(turns) for turns in walks.values()) <= 1000
         assert walks
 
-    run_world(2, train, "shm", within_s=50)
+    run_world(2, train, "shm")
 
 
 def test_what_fits_no_slot_of_so_many_ranks_is_not_put_into_one() -> None:
@@ -145,4 +145,4 @@ def test_what_fits_no_slot_of_so_many_ranks_is_not_put_into_one() -> None:
             group.all_reduce(tensor)
             assert torch.equal(tensor, total(size, step, count)), f"{count} at {step}"
 
-    run_world(size, train, "shm", within_s=90)
+    run_world(size, train, "shm")

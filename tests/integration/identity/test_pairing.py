@@ -65,7 +65,7 @@ from ringleader.identity.pairing.protocol import (
 from ringleader.identity.secret_value import Secret
 from ringleader.simulation.lan import can_make_lan, lan
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 CLUSTER = ClusterSecret(root=Secret(b"r" * 32), name="home")
 
 
@@ -75,6 +75,7 @@ class InvitingHost:
 
     address: tuple[str, int]
     key: NodeKey
+    window: AttemptWindow
     events: list[InvitationEvent] = field(default_factory=list)
     recorded: list[KnownNode] = field(default_factory=list)
     outcome: InvitationOutcome | None = None
@@ -106,12 +107,12 @@ class InvitingHost:
 
 
 @contextmanager
-def inviting_host(length_s: float = 60.0) -> Iterator[InvitingHost]:
+def inviting_host(length_s: float = 500.0) -> Iterator[InvitingHost]:
     key = NodeKey.ephemeral()
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
-        it = InvitingHost(server.getsockname(), key)
         window = AttemptWindow.open_at(time.monotonic(), new_pin, length_s=length_s)
+        it = InvitingHost(server.getsockname(), key, window)
         serving = Invitation(
             server,
             window,
@@ -309,7 +310,7 @@ def test_the_answer_to_an_element_takes_the_same_time(
         begun_s = time.monotonic()
         guesser.say(m3)
         assert guesser.hear() is not None
-        assert 0.6 <= time.monotonic() - begun_s < 5
+        assert 0.6 <= time.monotonic() - begun_s < 60
 
 
 # -- the attacker --------------------------------------------------------------------
@@ -353,7 +354,7 @@ def test_a_crowd_of_silent_connections_keeps_nobody_out() -> None:
             stack.enter_context(socket.create_connection(it.address))
         begun_s = time.monotonic()
         assert join_with_pin(it, pin).cluster.root == CLUSTER.root
-        assert time.monotonic() - begun_s < 5
+        assert time.monotonic() - begun_s < 60
 
 
 def test_only_a_few_are_kept_waiting_and_the_oldest_goes() -> None:
@@ -371,7 +372,7 @@ def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     with inviting_host() as it, RawJoiner(it) as silent:
         begun_s = time.monotonic()
         assert silent.hear() is None
-        assert 0.2 < time.monotonic() - begun_s < 5
+        assert 0.2 < time.monotonic() - begun_s < 60
 
 
 def test_a_connection_that_drips_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,7 +392,7 @@ def test_a_connection_that_drips_is_closed(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_machine_that_stalls_in_its_run_loses_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(invitation, "STEP_S", 2.0)
+    monkeypatch.setattr(invitation, "STEP_S", 4.0)
     with inviting_host() as it, RawJoiner(it) as slow:
         slow.until_proof()
         assert slow.hear() is None
@@ -400,7 +401,7 @@ def test_a_machine_that_stalls_in_its_run_loses_it(
 
 
 def test_the_whole_run_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invitation, "TOTAL_S", 2.5)
+    monkeypatch.setattr(invitation, "TOTAL_S", 5.0)
     with inviting_host() as it, RawJoiner(it) as slow:
         slow.until_proof()
         assert slow.hear() is None
@@ -410,13 +411,13 @@ def test_the_window_closes_in_time() -> None:
     with inviting_host(length_s=0.3) as it:
         begun_s = time.monotonic()
         assert it.end() is InvitationOutcome.EXPIRED
-        assert time.monotonic() - begun_s < 5
+        assert time.monotonic() - begun_s < 60
 
 
 def test_a_run_that_began_in_time_is_finished() -> None:
-    with inviting_host(length_s=1.0) as it, RawJoiner(it, it.pin()) as late:
+    with inviting_host() as it, RawJoiner(it, it.pin()) as late:
         proof = late.until_proof()
-        time.sleep(1.0)
+        it.window.until_s = 0.0
         late.say(proof)
         m6 = late.hear()
         assert m6 is not None
@@ -437,14 +438,15 @@ def test_a_machine_that_does_not_thank_has_joined_all_the_same() -> None:
 def test_what_cannot_be_recorded_is_not_given_away() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
-        it = InvitingHost(server.getsockname(), NodeKey.ephemeral())
+        window = AttemptWindow.open_at(time.monotonic(), new_pin)
+        it = InvitingHost(server.getsockname(), NodeKey.ephemeral(), window)
 
         def full_disk(_: KnownNode) -> None:
             raise ConfigError("the disk is full")
 
         serving = Invitation(
             server,
-            AttemptWindow.open_at(time.monotonic(), new_pin),
+            window,
             lambda address: PairingHost(it.key, "desk", CLUSTER, peer=address),
             full_disk,
             it.tell,
@@ -535,7 +537,7 @@ def test_a_silent_host_costs_a_step(
         pytest.raises(DeadlineExceeded, match="did not answer"),
     ):
         join_false(address)
-    assert time.monotonic() - begun_s < 5
+    assert time.monotonic() - begun_s < 60
 
 
 def test_a_dripping_host_costs_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -543,7 +545,7 @@ def test_a_dripping_host_costs_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def drip(sock: socket.socket) -> None:
         sock.sendall(b"\x01\x00")
-        deadline = Deadline.after(5)
+        deadline = Deadline.after(60)
         while not deadline.is_over():
             sock.sendall(b"\x91")
             time.sleep(0.02)
@@ -551,7 +553,7 @@ def test_a_dripping_host_costs_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     begun_s = time.monotonic()
     with false_host(drip) as address, pytest.raises(DeadlineExceeded):
         join_false(address)
-    assert time.monotonic() - begun_s < 3
+    assert time.monotonic() - begun_s < 30
 
 
 def test_a_relay_of_bytes_joins_them_and_learns_nothing() -> None:

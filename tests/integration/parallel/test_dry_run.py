@@ -43,7 +43,7 @@ def test_a_dry_run_prints_the_plan_and_ends_with_success(tmp_path: Path) -> None
         env={**os.environ, "RINGLEADER_HOME": str(home), "RINGLEADER_NAME": "desk"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr

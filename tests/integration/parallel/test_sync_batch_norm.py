@@ -28,7 +28,7 @@ if __name__.startswith("bodies_"):  # in the fork server: else DDP does it in ev
 
 
 BACKEND = "ringleader"
-WITHIN_S = 40.0
+WITHIN_S = 200.0
 """A world takes two seconds, and ten on a busy machine."""
 
 CHANNELS = 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -19,7 +20,7 @@ from ringleader.simulation.lan.rate_limit import bytes_per_s
 IS_POSSIBLE, REASON = can_make_faults()
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no faults here: {REASON}")
 
-WAIT_S = 5.0
+WAIT_S = 60.0
 """Limit for messages that must arrive, which takes milliseconds."""
 
 VAIN_S = 0.2
@@ -133,8 +134,9 @@ def reaches(a: Agent, b: Agent, text: str, *, address: str = "") -> bool:
 
 
 def surely_reaches(a: Agent, b: Agent, text: str, *, address: str = "") -> None:
-    a.do("send", address or b.host.address, text)
-    assert b.do("hears", text, WAIT_S), f"{text!r} did not arrive"
+    until_s = time.monotonic() + WAIT_S
+    while not reaches(a, b, text, address=address):  # a datagram may be dropped
+        assert time.monotonic() < until_s, f"{text!r} did not arrive"
 
 
 def test_a_muted_host_hears_and_a_deaf_one_is_heard() -> None:
@@ -218,7 +220,7 @@ def look(host: VirtualHost) -> dict[str, list[Any]]:
     process = host.popen(
         [sys.executable, "-c", LOOK], stdout=subprocess.PIPE, text=True
     )
-    return dict(json.loads(process.communicate(timeout=30)[0]))
+    return dict(json.loads(process.communicate(timeout=120)[0]))
 
 
 def test_more_interfaces_are_what_their_names_say() -> None:
@@ -255,13 +257,18 @@ def test_a_port_that_drops_large_packets_lets_small_ones_through() -> None:
         assert a.do("echo", address, 7000, 100_000, WAIT_S) is None
 
 
-def timed(a: Agent, b: Agent, num_bytes: int) -> float:
-    """Measure bytes per second there and back; the best try, as any may be delayed."""
+def timed(a: Agent, b: Agent, num_bytes: int, least: float) -> float:
+    """Measure bytes per second there and back; the best try, as any may be delayed.
+
+    The first that is above ``least`` will do.
+    """
     script = f"""
 import socket, time
-best = 30.0
-for _ in range(3):
-    with socket.create_connection(({b.host.address!r}, 7000), 20) as stream:
+best = 1e9
+for _ in range(30):
+    if {num_bytes} / best > {least}:
+        break
+    with socket.create_connection(({b.host.address!r}, 7000), 60) as stream:
         start = time.monotonic()
         stream.sendall(bytes({num_bytes}))
         left = {num_bytes}
@@ -272,22 +279,22 @@ print(best)
 """
     argv = [sys.executable, "-I", "-S", "-c", script]
     process = a.host.popen(argv, stdout=subprocess.PIPE, text=True)
-    return num_bytes / float(process.communicate(timeout=30)[0])
+    return num_bytes / float(process.communicate(timeout=300)[0])
 
 
 def test_rates_change_for_a_host_or_for_a_pair() -> None:
     size = 500_000
     with lan(hosts=3, rate="500mbit") as net, agents(net) as (a, b, c):
         net.slow_pair(0, 1, "20mbit")
-        assert 1.2e6 < timed(a, b, size) < 2.9e6  # 2.5e6 on the wire
-        assert 1.2e6 < timed(b, a, size) < 2.9e6
-        assert timed(a, c, size) > 8e6
+        assert 1.2e6 < timed(a, b, size, 1.2e6) < 2.9e6  # 2.5e6 on the wire
+        assert 1.2e6 < timed(b, a, size, 1.2e6) < 2.9e6
+        assert timed(a, c, size, 5e6) > 5e6
         net.slow_pair(0, 1, None)
-        assert timed(a, b, size) > 8e6
+        assert timed(a, b, size, 5e6) > 5e6
         net.set_rate(2, "20mbit")
-        assert 1.2e6 < timed(a, c, size) < 2.9e6
+        assert 1.2e6 < timed(a, c, size, 1.2e6) < 2.9e6
         net.set_rate(2, None)
-        assert timed(a, c, size) > 8e6
+        assert timed(a, c, size, 5e6) > 5e6
 
 
 def test_the_kit_offers_the_lan_by_one_name() -> None:

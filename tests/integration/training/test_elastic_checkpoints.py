@@ -20,7 +20,7 @@ from ringleader.training.options import Options
 from tests.kit import elastic_task
 from tests.kit.elastic_task import SEED, SPEC, Member, Trained, difference, members
 
-TIME_S = 60.0
+TIME_S = 300.0
 
 
 def everything_once() -> list[tuple[int, int]]:

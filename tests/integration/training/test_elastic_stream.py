@@ -42,5 +42,5 @@ def test_shards_of_killed_members_are_continued_where_delivered_steps_ended(
     with spawn_ranks(3, member_body, world, fork_server=fork_server) as ranks:
         for victim in (1, 2):
             with pytest.raises(InternalError, match="died without a word"):
-                ranks[victim].result(60.0)
-        check(ranks[0].result(60.0))
+                ranks[victim].result(300.0)
+        check(ranks[0].result(300.0))

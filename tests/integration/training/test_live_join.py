@@ -66,7 +66,7 @@ def control_loop() -> Iterator[asyncio.AbstractEventLoop]:
     try:
         yield loop
     finally:
-        asyncio.run_coroutine_threadsafe(cancel_all(), loop).result(20)
+        asyncio.run_coroutine_threadsafe(cancel_all(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -221,14 +221,14 @@ def test_a_model_that_differs_is_refused_and_lost_sources_end_it() -> None:
     run.train(1)
     with control_loop() as loop:
         learner = follow(other, [source_of(run)], loop)
-        assert not learner.wait_level(Deadline.after(20)), "refused, at once"
+        assert not learner.wait_level(Deadline.after(60)), "refused, at once"
         again = follow(Member(2, "adam"), [source := source_of(run)], loop)
         run.train(1)
         source.close()
-        assert not again.finish(1 << 30, Deadline.after(20)), "the source is gone"
+        assert not again.finish(1 << 30, Deadline.after(60)), "the source is gone"
         assert not follow(
             Member(2, "lbfgs"), [source_of(Member(1, "lbfgs"))], loop
-        ).finish(0, Deadline.after(20))
+        ).finish(0, Deadline.after(60))
 
 
 @pytest.mark.parametrize(
@@ -255,5 +255,5 @@ def test_a_malicious_source_is_left(step: dict[str, Any]) -> None:
         for message in (SourceReply(), {**msgspec.to_builtins(usual), **step}):
             body = msgspec.msgpack.encode(message)
             theirs.sendall(len(body).to_bytes(4, "little") + body)
-        assert not learner.wait_level(Deadline.after(20))
+        assert not learner.wait_level(Deadline.after(60))
     assert member.state.digest().root == before

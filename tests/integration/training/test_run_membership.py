@@ -36,7 +36,7 @@ from ringleader.transport.free_ports import free_ports
 
 OURS = ClusterSecret(root=Secret(os.urandom(32)))
 THEIRS = ClusterSecret(root=Secret(os.urandom(32)))
-WITHIN_S = 30.0
+WITHIN_S = 90.0
 
 
 class Hooks:
@@ -173,7 +173,7 @@ def test_a_failing_hook_ends_the_thread_and_every_call_says_why() -> None:
 def test_a_freeze_without_an_answer_does_not_hold_up_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(control_loop, "ANSWER_S", 0.5)
+    monkeypatch.setattr(control_loop, "ANSWER_S", 2.0)
     with member() as (first, hooks), member(first) as (_, others):
         hooks.wait_for_size(2)
         others.wait_for_size(2)

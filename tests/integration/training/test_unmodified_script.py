@@ -32,7 +32,7 @@ from tests.kit.surviving_script import Net, batch
 from tests.kit.warm_python import WarmProcess, WarmPython
 
 SIZE, STEPS = 3, 30
-WITHIN_S = 120.0
+WITHIN_S = 400.0
 SCRIPT = surviving_script.__file__
 
 
@@ -152,6 +152,7 @@ def test_a_script_survives_kill_9_of_a_rank_at_a_random_moment(
     wait_for_step(tmp_path, random.randrange(1, STEPS // 2))
     time.sleep(random.uniform(0, 0.05))
     ranks[killed].kill()
+    (tmp_path / surviving_script.GO_ON).touch()
     finish(ranks, tmp_path, killed)
 
 
@@ -171,8 +172,9 @@ def test_the_command_survives_the_loss_of_a_machine(
             ]
             wait_for_step(tmp_path, STEPS // 3)
             net.hosts[0].kill_all()
+            (tmp_path / surviving_script.GO_ON).touch()
             for command in commands[1:]:
-                assert command.end() == 0, "".join(command.lines)
+                assert command.end(WITHIN_S) == 0, "".join(command.lines)
                 said = "".join(command.lines)
                 assert "was lost; going on with 2 of 3 ranks" in said
                 assert "rank and world size stay as they were" in said, "the limits"

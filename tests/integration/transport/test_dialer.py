@@ -54,7 +54,7 @@ def nobody() -> tcp_socket.Address:
 
 
 def connect(
-    addresses: list[tcp_socket.Address], limit_s: float = 5.0
+    addresses: list[tcp_socket.Address], limit_s: float = 60.0
 ) -> tcp_socket.Address:
     sock, address = tcp_socket.dial_any(addresses, 7, Deadline.after(limit_s))
     with sock:
@@ -68,19 +68,20 @@ def test_the_first_that_answers_is_taken() -> None:
         assert connect([first, second]) == first
 
 
-def test_a_refused_address_costs_no_time() -> None:
+def test_a_refused_address_costs_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_socket, "STAGGER_S", 600.0)
     with server() as good:
-        started_s = time.monotonic()
         assert connect([*(nobody() for _ in range(8)), good]) == good
-        assert time.monotonic() - started_s < 7 * tcp_socket.STAGGER_S
 
 
-def test_a_silent_address_does_not_eat_the_time_of_the_others() -> None:
+def test_a_silent_address_does_not_eat_the_time_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tcp_socket, "ATTEMPT_S", 600.0)
     with silence() as first, silence() as second, server() as good:
         started_s = time.monotonic()
         assert connect([first, second, good]) == good
-        took_s = time.monotonic() - started_s
-        assert 2 * tcp_socket.STAGGER_S < took_s < tcp_socket.ATTEMPT_S
+        assert time.monotonic() - started_s > 2 * tcp_socket.STAGGER_S
 
 
 def test_a_name_that_nobody_knows_does_not_stop_the_others() -> None:
@@ -103,7 +104,7 @@ def test_who_comes_later_is_found() -> None:
     thread.start()
     time.sleep(0.2)
     with socket.create_server(where):
-        thread.join(5.0)
+        thread.join(60.0)
     assert found == [where]
 
 
@@ -111,7 +112,7 @@ def test_when_none_answers_all_are_named() -> None:
     with silence() as silent:
         refused = nobody()
         with pytest.raises(PeerUnreachable) as caught:
-            connect([silent, refused], limit_s=0.6)
+            connect([silent, refused], limit_s=3.0)
     assert caught.value.peer == 7
     for host, port in (silent, refused):
         assert f"{host}:{port}" in str(caught.value)
@@ -127,7 +128,7 @@ def test_a_dialer_leaves_nothing_open_behind() -> None:
 
 
 def dial(
-    addresses: list[tcp_socket.Address], greet: dialer.Greet, limit_s: float = 5.0
+    addresses: list[tcp_socket.Address], greet: dialer.Greet, limit_s: float = 60.0
 ) -> tcp_socket.Address:
     place = Endpoint(tuple(addresses))
     sock, answer = Dialer(0, place, None, Deadline.after(limit_s)).open(greet)
@@ -169,7 +170,7 @@ def test_a_refusal_says_more_than_the_silence_of_the_other_addresses() -> None:
             raise PeerRefused(0, "no")
 
         with pytest.raises(PeerRefused, match="no"):
-            dial([refusing, nobody()], greet, limit_s=0.3)
+            dial([refusing, nobody()], greet, limit_s=3.0)
 
 
 def test_who_connects_and_says_nothing_gets_a_moment_and_then_the_others(
@@ -196,17 +197,18 @@ def test_the_only_address_may_be_silent_until_the_deadline() -> None:
             raise AssertionError("it is mute")
 
         with pytest.raises(DeadlineExceeded, match="silent during the hello"):
-            dial([busy], greet, limit_s=0.3)
+            dial([busy], greet, limit_s=2.0)
 
 
-def test_the_address_that_worked_is_used_first_from_then_on() -> None:
+def test_the_address_that_worked_is_used_first_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with silence() as one, silence() as other, server() as right:
         place = Endpoint((one, other, right))
-        found = Dialer(0, place, None, Deadline.after(5.0))
+        found = Dialer(0, place, None, Deadline.after(60.0))
         first, _ = found.open(lambda _sock, _deadline: ANSWER)
-        started_s = time.monotonic()
+        monkeypatch.setattr(tcp_socket, "STAGGER_S", 600.0)
         second, _ = found.open(lambda _sock, _deadline: ANSWER)
-        assert time.monotonic() - started_s < 2 * tcp_socket.STAGGER_S
         first.close()
         second.close()
 

@@ -43,7 +43,7 @@ from ringleader.transport.secure_socket import SecureSocket
 from ringleader.wire import hello as wire
 
 GROUP = 0xC0FFEE
-FORM_S = 15.0
+FORM_S = 90.0
 
 HELLO = wire.Hello(
     purpose=wire.Purpose.CONTROL,
@@ -102,7 +102,7 @@ def join(
 
 def form_all(listeners: list[Listener], **changes: object) -> list[Mesh]:
     bodies = [partial(_join, r, listeners, changes) for r in range(len(listeners))]
-    return run_threads(bodies, 30.0)
+    return run_threads(bodies)
 
 
 def _join(rank: int, listeners: list[Listener], changes: dict[str, object]) -> Mesh:
@@ -121,8 +121,8 @@ def assert_connected(mesh_list: list[Mesh]) -> None:
 
 
 def connect_to(listener: Listener) -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", listener.port), 5.0)
-    sock.settimeout(5.0)
+    sock = socket.create_connection(("127.0.0.1", listener.port), 60.0)
+    sock.settimeout(60.0)
     return sock
 
 
@@ -193,22 +193,27 @@ def test_the_silent_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_module, "HANDSHAKE_S", 0.1)
     with open_listeners(1) as listeners, connect_to(listeners[0]) as sock:
         with pytest.raises(DeadlineExceeded, match="never said hello"):
-            listeners[0].take(lambda _: True, Deadline.after(0.7), "rank 1")
+            listeners[0].take(lambda _: True, Deadline.after(3.0), "rank 1")
         assert sock.recv(1) == b""
         assert "never said hello" in listeners[0].rejected[-1]
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
+@pytest.mark.usefixtures("patient")
 def test_a_crowd_of_silent_strangers_of_our_own_address_gives_way(tls: bool) -> None:
-    """All of them came first, and none has run out of its five seconds."""
+    """All of them came first, and none has run out of its time."""
     with open_listeners(2, tls=tls) as listeners:
         sockets = [connect_to(listeners[0]) for _ in range(100)]
-        started_s = time.monotonic()
         assert_connected(form_all(listeners))
-        assert time.monotonic() - started_s < unauthenticated_limits.HANDSHAKE_S / 2
         assert num_pending(listeners[0]) <= unauthenticated_limits.MAX_PER_ADDRESS
         for sock in sockets:
             sock.close()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is refused because time is over, which would make room."""
+    monkeypatch.setattr(listener_module, "HANDSHAKE_S", 600.0)
 
 
 def num_pending(listener: Listener) -> int:
@@ -221,11 +226,19 @@ def pump(listener: Listener) -> None:
         listener.take(lambda _: False, Deadline.after(0.05), "nobody")
 
 
+def pump_until(listener: Listener, is_true: Callable[[], bool]) -> None:
+    deadline = Deadline.after(60.0)
+    while not is_true():
+        assert not deadline.is_over()
+        pump(listener)
+
+
 def knock_from(host: str, listener: Listener) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", listener.port), 5.0, (host, 0))
+    return socket.create_connection(("127.0.0.1", listener.port), 60.0, (host, 0))
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
+@pytest.mark.usefixtures("patient")
 def test_half_open_connections_are_few_and_each_address_has_its_share(
     tls: bool,
 ) -> None:
@@ -236,12 +249,20 @@ def test_half_open_connections_are_few_and_each_address_has_its_share(
                 stack.enter_context(sock)
             pump(listeners[0])
             assert num_pending(listeners[0]) <= unauthenticated_limits.MAX_PENDING
-        counts = Counter(stranger.host for stranger in listeners[0]._pending)
-        assert len(counts) == 20, "an address was pushed out by others"
-        assert max(counts.values()) - min(counts.values()) <= 1
+
+        def is_fair() -> bool:
+            """Each address has its share: none was pushed out by others."""
+            counts = Counter(stranger.host for stranger in listeners[0]._pending)
+            shares = counts.values()
+            return len(counts) == 20 and max(shares) - min(shares) <= 1
+
+        pump_until(listeners[0], is_fair)
+        pump(listeners[0])
+        assert is_fair()
         assert len(listeners[0].rejected) <= listener_module.MAX_REJECTIONS
 
 
+@pytest.mark.usefixtures("patient")
 def test_who_knows_the_secret_stays_before_those_who_are_silent() -> None:
     """The member came first, so it is the oldest of its address."""
     with open_listeners(1, tls=True) as listeners, contextlib.ExitStack() as stack:
@@ -256,8 +277,7 @@ def test_who_knows_the_secret_stays_before_those_who_are_silent() -> None:
         while honest.shake():
             pump(listeners[0])
         honest.send(whole_hello)
-        pump(listeners[0])
-        assert listeners[0].num_parked() == 1
+        pump_until(listeners[0], lambda: listeners[0].num_parked() == 1)
 
 
 class Flood:
@@ -283,7 +303,7 @@ class Flood:
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
-        self._thread.join(5.0)
+        self._thread.join(60.0)
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
@@ -295,7 +315,7 @@ def test_a_flood_of_garbage_does_not_keep_a_group_from_forming(
 ) -> None:
     with open_listeners(2, tls=tls) as listeners:
         with Flood(listeners[0].port, data) as flood:
-            deadline = Deadline.after(5.0)
+            deadline = Deadline.after(90.0)
             while flood.count < 300 and not deadline.is_over():
                 pump(listeners[0])
             assert_connected(form_all(listeners))
@@ -316,10 +336,10 @@ def test_without_a_free_descriptor_strangers_wait_outside() -> None:
         assert len(listeners[0].rejected) < 50 / 10 + 2, (
             "the listener was tried without a rest"
         )
-        pump(listeners[0])
-        assert num_pending(listeners[0]) == 1
+        pump_until(listeners[0], lambda: num_pending(listeners[0]) == 1)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_slow_handshake_holds_nobody_up() -> None:
     """Hellos that come byte by byte, from as many strangers as may be there."""
     with open_listeners(2, tls=True) as listeners, contextlib.ExitStack() as stack:
@@ -343,11 +363,9 @@ def test_a_slow_handshake_holds_nobody_up() -> None:
 
         thread = threading.Thread(target=drip, name="slowloris", daemon=True)
         thread.start()
-        stack.callback(thread.join, 5.0)
+        stack.callback(thread.join, 60.0)
         stack.callback(is_over.set)
-        started_s = time.monotonic()
         assert_connected(form_all(listeners))
-        assert time.monotonic() - started_s < unauthenticated_limits.HANDSHAKE_S / 2
         for sock in sockets:
             sock.close()
 
@@ -363,16 +381,16 @@ import os, socket, sys
 sock = socket.socket(socket.AF_UNIX)
 os.setgid(65534), os.setuid(65534)
 sock.connect(b"\\0" + sys.argv[1].encode())
-sock.settimeout(5)
+sock.settimeout(60)
 sys.exit(sock.recv(1) != b"")
 """
     with open_listeners(1) as listeners:
         name = listeners[0].unix_name.decode().removeprefix("@")
         with subprocess.Popen([sys.executable, "-c", code, name]) as other:
-            deadline = Deadline.after(20.0)
+            deadline = Deadline.after(120.0)
             while not listeners[0].rejected and not deadline.is_over():
                 pump(listeners[0])
-            assert other.wait(10.0) == 0
+            assert other.wait(60.0) == 0
         assert "another user of this host" in listeners[0].rejected[0]
         assert not listeners[0]._pending
 
@@ -387,7 +405,7 @@ def test_the_unix_socket_is_no_way_around_tls(purpose: wire.Purpose) -> None:
     ):
         sock.connect(unix_socket_path(listeners[0].unix_name))
         sock.sendall(wire.encode_hello(hello))
-        pump(listeners[0])
+        pump_until(listeners[0], lambda: bool(listeners[0].rejected))
         assert listeners[0].num_parked() == 0
         assert "is not accepted on this socket" in listeners[0].rejected[0]
 
@@ -417,7 +435,7 @@ def test_all_connections_between_hosts_are_encrypted() -> None:
 
 
 def listen_until_refused(sock: SecureSocket, listener: Listener) -> None:
-    deadline = Deadline.after(5.0)
+    deadline = Deadline.after(60.0)
     while not deadline.is_over():
         with contextlib.suppress(BlockingIOError):
             if not sock.shake():
@@ -475,7 +493,7 @@ def test_a_member_that_answers_as_another_is_not_spoken_to() -> None:
     with open_listeners(2, tls=True) as listeners:
         expected = endpoints(listeners, issue(), member(1))
         waited, refused = outcomes(
-            lambda: join(0, listeners, limit_s=1.0),
+            lambda: join(0, listeners, limit_s=5.0),
             lambda: join(1, listeners, endpoints=expected),
         )
         assert isinstance(refused, PeerUntrusted)
@@ -511,7 +529,7 @@ def test_a_member_that_comes_as_another_is_refused_and_the_true_one_is_not() -> 
 def test_a_rank_that_does_not_encrypt_is_told_so_by_one_that_does() -> None:
     with open_listeners(1, tls=True) as listeners, open_listeners(1) as plain:
         _, refused = outcomes(
-            lambda: join(0, [listeners[0], plain[0]], limit_s=1.0),
+            lambda: join(0, [listeners[0], plain[0]], limit_s=5.0),
             lambda: join(1, [listeners[0], plain[0]]),
         )
         assert isinstance(refused, PeerRefused)
@@ -523,7 +541,7 @@ def test_a_rank_that_does_not_encrypt_is_told_so_by_one_that_does() -> None:
 def test_a_rank_that_encrypts_does_not_speak_to_one_that_does_not() -> None:
     with open_listeners(1) as plain, open_listeners(1, tls=True) as listeners:
         _, refused = outcomes(
-            lambda: join(0, [plain[0], listeners[0]], limit_s=1.0),
+            lambda: join(0, [plain[0], listeners[0]], limit_s=5.0),
             lambda: join(1, [plain[0], listeners[0]]),
         )
         assert isinstance(refused, PeerUntrusted)
@@ -558,7 +576,7 @@ def impostor(say: bytes) -> Iterator[tuple[int, list[int]]]:
                 return
             calls.append(1)
             with contextlib.suppress(OSError):
-                sock.settimeout(5.0)
+                sock.settimeout(60.0)
                 sock.recv(wire.HELLO_BYTES, socket.MSG_WAITALL)
                 sock.sendall(say)
             sock.close()
@@ -570,7 +588,7 @@ def impostor(say: bytes) -> Iterator[tuple[int, list[int]]]:
     finally:
         server.shutdown(socket.SHUT_RDWR)
         server.close()
-        thread.join(5.0)
+        thread.join(60.0)
 
 
 def dial_impostor(port: int, listeners: list[Listener], limit_s: float) -> Mesh:
@@ -641,7 +659,7 @@ def test_a_server_that_just_hangs_up_is_not_hammered() -> None:
         impostor(b"HTTP/1.1 400 Bad Request\r\n\r\n") as (port, calls),
         pytest.raises(PeerUnreachable, match="closed the connection") as caught,
     ):
-        dial_impostor(port, listeners, 1.0)
+        dial_impostor(port, listeners, 4.0)
     assert caught.value.peer == 0
     assert f"127.0.0.1:{port}" in str(caught.value)
-    assert 2 <= len(calls) <= 20
+    assert 2 <= len(calls) <= 80

@@ -20,7 +20,7 @@ from ringleader.transport.mesh_config import MeshConfig
 from ringleader.wire import hello as wire
 
 GROUP = 0xC0FFEE
-FORM_S = 15.0
+FORM_S = 90.0
 
 Outcome = Mesh | RingleaderError
 
@@ -69,7 +69,7 @@ class Table:
 
 
 def run(bodies: list[Callable[[], Outcome]]) -> list[Outcome]:
-    return run_threads(bodies, 30.0)
+    return run_threads(bodies)
 
 
 def hang_up(outcomes: list[Outcome]) -> None:
@@ -93,8 +93,8 @@ def hello(rank: int, size: int, **changes: object) -> bytes:
 
 
 def greet(listener: Listener, words: bytes) -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", listener.port), 5.0)
-    sock.settimeout(5.0)
+    sock = socket.create_connection(("127.0.0.1", listener.port), 60.0)
+    sock.settimeout(60.0)
     sock.sendall(words)
     return sock
 
@@ -217,7 +217,7 @@ def test_half_of_the_connections_leaves_nothing_open() -> None:
             accepted = []
             for _ in range(2):
                 visitor = listener.take(
-                    lambda hello: True, Deadline.after(5.0), "rank 1"
+                    lambda hello: True, Deadline.after(60.0), "rank 1"
                 )
                 ok = wire.HelloReply(
                     status=wire.Status.OK,
@@ -232,7 +232,7 @@ def test_half_of_the_connections_leaves_nothing_open() -> None:
                 sock.close()
             return Mesh()
 
-        _, outcome = run([accept_two, lambda: table.join(1, None, 1.0, num_stripes=2)])
+        _, outcome = run([accept_two, lambda: table.join(1, None, 4.0, num_stripes=2)])
         assert isinstance(outcome, PeerUnreachable)
         assert outcome.peer == 0
 

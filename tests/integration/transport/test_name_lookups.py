@@ -59,5 +59,5 @@ def test_only_addresses_are_used_without_asking_a_name_server() -> None:
             stdout=subprocess.PIPE,
             text=True,
         )
-        found = json.loads(process.communicate(timeout=60)[0])
+        found = json.loads(process.communicate(timeout=120)[0])
     assert found == {"numeric": 0, "after": 1, "name": 1}, found

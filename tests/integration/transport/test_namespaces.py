@@ -37,7 +37,7 @@ for port in (40000, 40001):
 
 def _run(code: str, *prefix: str) -> str:
     argv = [*prefix, sys.executable, "-c", code]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout
 
 
