@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 from typing import NamedTuple
+
+import msgspec
 
 from ringleader.groups.view_group import encode_endpoint
 from ringleader.membership.steps.decide import Partition
@@ -26,7 +27,7 @@ class Connected(NamedTuple):
 
 def connect(
     config: RunConfig,
-    layout: dict[str, str],
+    about: MemberData,
     partition: Partition,
     history: History | None = None,
     *,
@@ -34,13 +35,15 @@ def connect(
 ) -> Connected:
     """Listen, start the control thread, and return it and what gets its views.
 
+    ``about`` is what the others have to know of this process, without its address.
     ``history`` is that of a state which this process has read from a checkpoint. If it
     ``is_held``, it meets the others when it is released.
     """
     links = LinkSettings.from_environment()
     lease = ListenerLease.take(links.ports, config.credentials)
     hosts = links.addresses or own_addresses()
-    data = MemberData(encode_endpoint(lease, hosts), socket.gethostname(), layout)
+    endpoint = encode_endpoint(lease, hosts)
+    data = msgspec.structs.replace(about, endpoint=endpoint, name=config.name)
     session = ViewSession(data, lease, partition)
     membership = RunMembership(config, session)
     session.bind(membership)

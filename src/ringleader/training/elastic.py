@@ -18,6 +18,7 @@ from ringleader.training.data.data_source import Data, data_spec, make_loader
 from ringleader.training.data.data_state import DataSpec
 from ringleader.training.data_order import DataOrder
 from ringleader.training.following import Following
+from ringleader.training.member_data import MemberData
 from ringleader.training.members import Members
 from ringleader.training.model_update import ModelUpdate
 from ringleader.training.options import Options
@@ -93,9 +94,11 @@ def start_run(
     if config is None:
         team = Team(data, contribution, loader)
     else:
-        layout = _layout(state, spec, options)
+        about = MemberData(
+            layout=_layout(state, spec, options), fingerprint=state.fingerprint()
+        )
         session, membership = connect(
-            config, layout, options.partition, history, is_held=config.is_joiner
+            config, about, options.partition, history, is_held=config.is_joiner
         )
         following = Following(
             state,

@@ -42,6 +42,11 @@ class FlatBuffers:
         self.views = self.views_of(self.contribution)
         self.attach()
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of A."""
+        return sum(flat.nbytes for flat in self.contribution.values())
+
     def views_of(self, flats: dict[str, Tensor]) -> list[Tensor]:
         """Return what flat tensors hold for each parameter, in its shape."""
         views: list[Tensor | None] = [None] * len(self.parameters)

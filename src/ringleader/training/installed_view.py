@@ -12,7 +12,7 @@ from ringleader.errors import DeadlineExceeded, LayoutMismatch, RingleaderError
 from ringleader.groups.group import Group
 from ringleader.groups.known_links import KnownLinks
 from ringleader.groups.view_group import decode_endpoint, form_view_group
-from ringleader.ids import NodeId
+from ringleader.ids import NodeId, tell_apart
 from ringleader.membership.member import Member, View
 from ringleader.membership.steps.plan import StepPlan
 from ringleader.membership.steps.status import StepStatus
@@ -56,16 +56,18 @@ class InstalledView:
 
     @property
     def names(self) -> list[str]:
-        """Names of the machines in ring order."""
-        return [self.name_of(member) for member in self.view.members]
-
-    def name_of(self, member: Member) -> str:
-        """Return the name of a member's machine."""
-        return self.data_of(member).name or str(member)
+        """Names of the machines in ring order; with the id where they are equal."""
+        named = {m.node: self.data_of(m).name or str(m) for m in self.view.members}
+        return list(tell_apart(named).values())
 
     def data_of(self, member: Member) -> MemberData:
         """Return what a member told about itself."""
         return decode_data(self.statuses[member].data, member)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all members compute equal bits."""
+        return len({self.data_of(m).fingerprint for m in self.view.members}) == 1
 
     def check_layouts(self) -> None:
         """Raise LayoutMismatch if this member's layout is not that of the run.

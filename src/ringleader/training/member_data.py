@@ -26,6 +26,8 @@ class MemberData(
         Meta(max_length=16),
     ] = {}
     """What must be equal on all members, by name: digests and numbers."""
+    fingerprint: Annotated[bytes, Meta(max_length=64)] = b""
+    """Members with equal ones compute equal bits."""
 
 
 def encode_data(data: MemberData) -> bytes:

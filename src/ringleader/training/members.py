@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Final
 
 from ringleader.deadline import Deadline
 from ringleader.errors import InternalError, PeerError, RingleaderError, RunError
-from ringleader.groups.group import Group
+from ringleader.groups.group import Group, handle_of
 from ringleader.training.bucket_reducer import Sidebands
 from ringleader.training.contribution import Contribution
-from ringleader.training.data.data_state import quanta
 from ringleader.training.data.loader import Loader
 from ringleader.training.data.progress import table_after_loss, table_of
 from ringleader.training.data_order import DataOrder
@@ -22,8 +22,10 @@ from ringleader.training.next_view import next_view
 from ringleader.training.options import Options
 from ringleader.training.plan_execution import PlanExecution
 from ringleader.training.residuals import Residuals
-from ringleader.training.sideband import Totals
+from ringleader.training.run_news import RunNews
+from ringleader.training.sideband import Entry, Totals
 from ringleader.training.state.run_checkpoints import History
+from ringleader.training.state.state_agreement import StateAgreement
 from ringleader.training.step_attempts import StepAttempts
 from ringleader.training.team import Team
 from ringleader.training.view_session import ViewSession
@@ -56,18 +58,18 @@ class Members(Team):
         super().__init__(data, contribution, loader, session.step.me.node, events)
         self._session = session
         self._options = options
-        update = contribution.update
-        self._sidebands = Sidebands(self.layout)
-        self._residuals = Residuals(update.buffers, options.sent_codec)
+        buffers = contribution.update.buffers
+        sidebands = self._sidebands = Sidebands(self.layout)
+        residuals = self._residuals = Residuals(buffers, options.sent_codec)
         self._following = following
-        self._execution = PlanExecution(
-            session, update.buffers, self._sidebands, following
-        )
+        self._execution = PlanExecution(session, buffers, sidebands, following)
         self._entered: InstalledView | None = None
         self._group: Group | None = None
         self._attempts = StepAttempts(
-            session, contribution, self._sidebands, self._residuals, following.pace
+            session, contribution, sidebands, residuals, following.pace
         )
+        self._agreement = StateAgreement(following.state, options.watch_every)
+        self._news = RunNews(data.spec, options.traffic(buffers.num_bytes))
         self._num_applied = 0
         self._failures = 0
 
@@ -118,20 +120,37 @@ class Members(Team):
             return False
         if not self._deliver(self._entered):
             return False
+        self._agree(self._group)
+        if self.rank == 0:
+            self._news.plan(self.progress.balance, handle_of(self._group).network)
         self.begin_step()
         return True
+
+    def _agree(self, group: Group) -> None:
+        """Let the members notice and mend states that differ."""
+        try:
+            self._agreement.align(group, self.version)
+        except RingleaderError as exc:
+            self._note_failure(exc, self._entered)
 
     def _attempt_alone(self, entered: InstalledView) -> bool:
         totals = self.own_totals()
         if not self._attempts.hold_alone(entered):
             return False
         reach("held")
-        samples = self._samples(totals)
-        if not self._session.deliver(entered, samples, is_kept=False):
+        if not self._session.deliver(entered, self.samples(totals), is_kept=False):
             return False
         self.apply(totals, None)
         self.begin_step()
         return True
+
+    def own_entry(self) -> Entry:
+        """Return what this member tells the others, a digest of its state included."""
+        entry = super().own_entry()
+        if self._group is None:
+            return entry
+        self.contribution.update.restore_delivered()
+        return replace(entry, digest=self._agreement.to_tell(self.version))
 
     def _deliver(self, entered: InstalledView) -> bool:
         """Deliver and apply the result that is held; False if a view follows."""
@@ -139,24 +158,19 @@ class Members(Team):
         entries = self._sidebands.entries(version)
         totals = self.layout.totals(entries, self.num_quanta)
         reach("held")
-        if not self._session.deliver(entered, self._samples(totals), is_kept=True):
+        if not self._session.deliver(entered, self.samples(totals), is_kept=True):
             return False
         self._residuals.deliver(self._session.last_attempt)
+        self._agreement.note(entry.digest for entry in entries)
         self.apply(totals, version)
         return True
-
-    def _samples(self, totals: Totals) -> int:
-        if self.data.spec.stream is not None:
-            return sum(read.num_samples for read in self.reads(totals))
-        step = quanta(self.data.spec, self.progress.state)
-        table = totals.table.quanta
-        return sum(step[index].num_samples for mine in table.values() for index in mine)
 
     def apply(self, totals: Totals, result: int | None) -> None:
         """Apply a delivered step."""
         super().apply(totals, result)
         self._num_applied += 1
         self._failures = 0
+        self._news.delivered(self.version, self.contributors)
 
     @property
     def stable_version(self) -> int:
@@ -166,15 +180,7 @@ class Members(Team):
     def history(self) -> History:
         """Return where the run stands, by the step protocol."""
         with self._session.lock:
-            step = self._session.step
-            return History(
-                step.version,
-                step.samples,
-                step.lineage,
-                step.chain,
-                step.chain_before,
-                step.last,
-            )
+            return History.of(self._session.step)
 
     def begin_step(self) -> None:
         """Take this member's quanta of a step that begins; none if a view follows."""
@@ -194,9 +200,6 @@ class Members(Team):
             installed = next_view(self._session, before, self._options)
             try:
                 self._enter(installed)
-            except RunError:
-                self.close()
-                raise
             except (RingleaderError, ViewChanged) as exc:
                 self._note_failure(exc, installed)
                 before = installed
@@ -215,14 +218,13 @@ class Members(Team):
         is_held = self._execution.gather(installed, group)
         if is_held and not self._deliver(installed):
             raise ViewChanged
-        self.contribution.update.norms.begin_quantum()  # as they were delivered
+        self.contribution.update.restore_delivered()
         if self._execution.adopt(installed, group):
             self._adopted(installed)
         elif self._session.step.me in plan.void:
             self.contribution.drop()
         if self.version != plan.version:
-            text = f"version {self.version} after a plan for {plan.version}"
-            raise InternalError(f"elastic: {text}")
+            raise InternalError(f"elastic: {self.version} after {plan.version}'s plan")
         self._enter_table(installed, group)
 
     def _enter_table(self, installed: InstalledView, group: Group | None) -> None:
@@ -243,13 +245,16 @@ class Members(Team):
             self._entered.close()
         self._entered, self._group = installed, group
         self.nodes, self.rank = tuple(installed.nodes), installed.rank
+        names = installed.names
+        self._agreement.enter(names, is_exact=installed.is_exact)
+        self._news.entered(dict(zip(self.nodes, names, strict=True)), self.version)
         self.take(table)
 
     def _adopted(self, installed: InstalledView) -> None:
         self._residuals.clear()
         self.contribution.drop()
-        samples = self.progress.state.samples
         with self._session.lock:
+            samples = self.progress.state.samples
             if not self._session.step.adopt(installed.view.id, samples):
                 raise ViewChanged
         self.version = installed.plan.version
@@ -257,10 +262,13 @@ class Members(Team):
             self.checkpoints.adopted()
 
     def _note_failure(self, error: Exception, where: InstalledView | None) -> None:
-        """Let the membership find out what happened, in a view that may be over."""
+        """Let the membership find out what happened, in a view that may be over.
+
+        Raises what users have to act on.
+        """
         self._attempts.give_up()
         self._failures += 1
-        if self._failures > MAX_FAILURES:
+        if self._failures > MAX_FAILURES or isinstance(error, RunError):
             raise error
         rank = error.peer if isinstance(error, PeerError) else None
         if isinstance(rank, int) and where is not None:

@@ -46,6 +46,10 @@ class ModelUpdate:
         """Return the state that all members have in common."""
         return ReplicatedState(self.model, self.optimizer, others, extra)
 
+    def restore_delivered(self) -> None:
+        """Make the state that of the last delivered step, whatever quanta changed."""
+        self.norms.begin_quantum()
+
     def apply(self, totals: Totals, version: int | None) -> None:
         """Apply the result ``version``; None: A itself, in a run of one member.
 

@@ -10,7 +10,9 @@ from typing import Any
 from ringleader.errors import ConfigError
 from ringleader.membership.steps.decide import Partition
 from ringleader.training.data.assignment import OnLoss
+from ringleader.training.data.efficiency import Traffic
 from ringleader.training.low_comm.method import LowComm, parse
+from ringleader.training.state.state_watch import EVERY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,15 @@ class Options:
         if self.codec is None:
             return self.rounds.codec if self.rounds else None
         return None if self.codec == "none" else self.codec
+
+    @property
+    def watch_every(self) -> int:
+        """Versions between two digests of a slice of the state."""
+        return EVERY if self.rounds is None else 1
+
+    def traffic(self, num_bytes: int) -> Traffic:
+        """Return what is exchanged in each version, of gradients of so many bytes."""
+        return Traffic(num_bytes, self.sent_codec, is_rounds=self.rounds is not None)
 
     def __post_init__(self) -> None:
         for name, value, choices in (

@@ -98,6 +98,9 @@ class PlanExecution:
             names=installed.names,
             is_warm=is_warm,
         )
+        for name, holder, target in done.repaired:
+            machines = installed.names[target], installed.names[holder]
+            _log.warning("%s on %s differed from that on %s: copied", name, *machines)
         if done.refused:
             for rank, why in done.refused.items():
                 _log.warning("%s does not take part: %s", installed.names[rank], why)

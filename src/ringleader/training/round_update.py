@@ -67,6 +67,9 @@ class RoundUpdate(ModelUpdate):
         """Write the contribution: ``weight`` times how far the model has moved."""
         self.outer.differences(self.buffers.parameters, weight, self.buffers.views)
 
+    def restore_delivered(self) -> None:
+        """Do nothing: the state of a round is a copy that quanta do not change."""
+
     def apply(self, totals: Totals, version: int | None) -> None:
         """Apply the round ``version``; None: A itself, in a run of one member."""
         sums = self.buffers.views_of(self.buffers.total(version))

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from ringleader.errors import ConfigError
+from ringleader.errors import ConfigError, RunError
 from ringleader.ids import NodeId
 from ringleader.training.contribution import Contribution
 from ringleader.training.data.ledger import Ledger
@@ -45,7 +46,8 @@ class ElasticRun:
             text = "elastic: run.backward(loss) was not called for the last quantum"
             raise ConfigError(text)
         self._leave_if_asked()
-        self._team.follow()
+        with self._closed_by_errors():
+            self._team.follow()
         loaded = None
         while loaded is None:
             self._complete_steps_without_work()
@@ -84,8 +86,18 @@ class ElasticRun:
             if self._is_finished or self._team.is_over:
                 self.close()
                 raise StopIteration
-            self._team.complete_step()
+            with self._closed_by_errors():
+                self._team.complete_step()
             self._leave_if_asked()
+
+    @contextmanager
+    def _closed_by_errors(self) -> Iterator[None]:
+        """Leave the run if this member cannot be in it any longer."""
+        try:
+            yield
+        except RunError:
+            self.close()
+            raise
 
     def _leave_if_asked(self) -> None:
         """End the process after SIGTERM, once the others can go on without it."""
@@ -101,7 +113,8 @@ class ElasticRun:
         """
         if self._contribution.step.current is not None:
             raise ConfigError("elastic: call run.backward(loss) before run.step()")
-        return self._team.complete_step()
+        with self._closed_by_errors():
+            return self._team.complete_step()
 
     def checkpoint(self) -> None:
         """Save the run; call it on all machines, when ``step`` has returned True.

@@ -13,6 +13,7 @@ from ringleader.groups.group import Group
 from ringleader.membership.member import Member
 from ringleader.training.connect import connect
 from ringleader.training.control.run_environment import run_config
+from ringleader.training.member_data import MemberData
 from ringleader.training.survivors import Survivors
 
 MEMBER_BYTES: Final = 256
@@ -23,7 +24,8 @@ def join_run(group: Group) -> Survivors:
     config = run_config()
     if config is None:
         raise ConfigError("this process was not started by ringleader run --survive")
-    session, _ = connect(config, {"script": "torch"}, "continue")
+    about = MemberData(layout={"script": "torch"})
+    session, _ = connect(config, about, "continue")
     members = _exchange(group, session.step.me)
     session.wait_view(
         lambda installed: set(members) <= set(installed.view.members),

@@ -20,7 +20,7 @@ from ringleader.ids import NodeId
 from ringleader.training.data.assignment import StepTable
 from ringleader.training.data.balance import Flag, Report
 
-_HEAD = struct.Struct("<52sddI")
+_HEAD = struct.Struct("<52sddIQ")
 _LENGTH = struct.Struct("<I")
 
 
@@ -39,6 +39,8 @@ class Entry:
     counts: Tensor = field(compare=False)
     reads: bytes = b""
     """What its quanta read of streamed data."""
+    digest: int = 0
+    """Of a slice of its state before this step; see ``state_watch``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +81,10 @@ class EntryLayout:
     def encode(self, entry: Entry) -> Tensor:
         """Return the entry as bytes."""
         report = entry.report
-        head = (entry.node.encode(), entry.weight, report.quantum_s, report.flags)
+        numbers = (entry.weight, report.quantum_s, report.flags, entry.digest)
         data = b"".join(
             [
-                _HEAD.pack(*head),
+                _HEAD.pack(entry.node.encode(), *numbers),
                 bitmap(entry.quanta, self.num_quanta),
                 entry.used,
                 entry.sums.numpy().tobytes(),
@@ -95,7 +97,7 @@ class EntryLayout:
     def decode(self, rank: int, entry: Tensor) -> Entry:
         """Return the entry of ``rank``; raises ProtocolError if it is invalid."""
         data = entry.numpy().tobytes()
-        node, weight, quantum_s, flags = _HEAD.unpack_from(data)
+        node, weight, quantum_s, flags, digest = _HEAD.unpack_from(data)
         is_valid = 0 <= weight < 1e300 and 0 <= quantum_s < 1e9
         if not is_valid or flags & ~sum(Flag) or not node.isascii():
             raise ProtocolError(rank, f"sent an invalid sideband: {data[:80]!r}")
@@ -109,6 +111,7 @@ class EntryLayout:
             sums=_numbers(parts[2], torch.float64),
             counts=_numbers(parts[3], torch.int64),
             reads=_unpadded(rank, parts[4]),
+            digest=digest,
         )
 
     def totals(self, entries: Sequence[Entry], num_quanta: int) -> Totals:

@@ -115,6 +115,14 @@ class Team:
         """Quanta of the running step, of all members together."""
         return len(quanta(self.data.spec, self.progress.state))
 
+    def samples(self, totals: Totals) -> int:
+        """Return the samples of a step."""
+        if self.data.spec.stream is not None:
+            return sum(read.num_samples for read in self.reads(totals))
+        step = quanta(self.data.spec, self.progress.state)
+        table = totals.table.quanta
+        return sum(step[index].num_samples for mine in table.values() for index in mine)
+
     def apply(self, totals: Totals, result: int | None) -> None:
         """Apply a delivered step: the result of version ``result``, or with None the
         contribution of this member alone."""

@@ -130,7 +130,7 @@ def test_a_newcomer_gets_a_probe_and_then_its_share() -> None:
 def test_flags_make_spares_for_as_long_as_they_last() -> None:
     balance = step(Balance(), TIMES)
     reports = {m: Report(t) for m, t in TIMES.items()}
-    tired = {**reports, B: Report(2.0, Flag.BATTERY), D: Report(4.0, Flag.SLOW_LINK)}
+    tired = {**reports, B: Report(2.0, Flag.BATTERY), D: Report(4.0, Flag.LEAVING)}
     balance = observe(balance, 32, NODES, tired)
     counts = dict(balance.quotas)
     assert (counts[B], counts[D]) == (0, 0)

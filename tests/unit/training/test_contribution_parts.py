@@ -144,6 +144,7 @@ def _entry(
         used=bitmap(used, 9 if has_norms else 1),
         sums=torch.tensor([1.0, 2.0] if has_norms else [], dtype=torch.float64),
         counts=torch.tensor([count] if has_norms else [], dtype=torch.int64),
+        digest=2**64 - 5,
     )
 
 

@@ -13,9 +13,9 @@ from ringleader.training.data.assignment import quotas
 from ringleader.training.data.balance import Balance, Report, observe
 from ringleader.training.data.data_state import DataSpec
 from ringleader.training.data.efficiency import (
+    Traffic,
     plan_text,
     predict,
-    ring_s,
     slow_links,
     ways_to_goal,
 )
@@ -79,19 +79,25 @@ def test_advice_for_too_few_quanta_is_smaller_ones() -> None:
     assert "global_batch=384" in ways
 
 
-def test_the_plan_is_one_line_with_reason_prediction_and_advice() -> None:
-    text = plan_text(spec_of(32), measured(32), NODES, 0.4, NAMES)
-    assert text == (
-        "32 quanta of 16: pc 16, laptop 8, nas 4, mini 4 (first measurements); 1.6 s "
-        "computing and 0.4 s waiting for the network a step, 80% of the summed speed; "
+def plan(balance: Balance, reduce_s: float, traffic: Traffic | None = None) -> str:
+    return plan_text(
+        spec_of(32), balance, lambda _: reduce_s, NAMES, traffic or Traffic(1)
+    )
+
+
+def test_the_plan_tells_shares_reason_prediction_and_advice() -> None:
+    assert plan(measured(32), 0.4) == (
+        "a step is 32 times 16 samples: pc 16, laptop 8, nas 4, mini 4 (first "
+        "measurements). Expected: 1.6 s computing, 0.4 s waiting for the network, 80% "
+        "of what the machines reach alone; "
         '90% with codec="int8" or global_batch=1536 or low_comm="diloco:10"'
     )
-    text = plan_text(spec_of(32), measured(32), NODES, 0.01, NAMES)
-    assert text.endswith("99% of the summed speed")
-    text = plan_text(spec_of(32), Balance(), NODES, 0.0, NAMES)
-    assert text.endswith("pc 8, laptop 8, nas 8, mini 8 (nothing is measured yet)")
-    busy = replace(measured(32), noise=0.3)
-    assert "too busy" in plan_text(spec_of(32), busy, NODES, 0.0, NAMES)
+    assert plan(measured(32), 0.01).endswith("99% of what the machines reach alone")
+    coded = plan(measured(32), 0.4, Traffic(1, "int8", is_rounds=True))
+    assert coded.endswith("90% with global_batch=1536"), "what is used is not advised"
+    named = replace(measured(32), reason=f"the speed of {B[:8]} changed")
+    assert "(the speed of laptop changed)" in plan(named, 0.4)
+    assert "too busy" in plan(replace(measured(32), noise=0.3), 0.0)
 
 
 def lan(slow: float) -> Network:
@@ -107,22 +113,19 @@ def lan(slow: float) -> Network:
     return Network(links=links, hosts=(0, 1, 2, 3))
 
 
-def test_a_machine_rests_if_its_link_costs_more_than_it_computes() -> None:
+def test_a_machine_whose_link_costs_more_than_it_computes_is_named() -> None:
     times = dict.fromkeys(NODES, 0.2)
     spec, balance = spec_of(32), measured(32, times)
-    gradient = 100_000_000
-    good, bad = ring_s(lan(125e6), NODES, gradient), ring_s(lan(2e6), NODES, gradient)
+    gradient = Traffic(100_000_000)
+    good, bad = (gradient.reduce_s(lan(s), NODES) for s in (125e6, 2e6))
     assert good(NODES) == pytest.approx(1.2, rel=0.1)
     assert good([A]) == 0.0
+    coded = Traffic(100_000_000, "int8").reduce_s(lan(125e6), NODES)
+    assert coded(NODES) == pytest.approx(0.26 * good(NODES), rel=0.1)
     assert slow_links(spec, balance, NODES, good) == ()
     assert slow_links(spec, balance, NODES, bad) == (D,)
-    assert slow_links(spec, balance, NODES, bad, resting=[D]) == (D,)
-    assert slow_links(spec, balance, NODES, good, resting=[D]) == ()
-    weak = measured(32, {**times, D: 1.7})
-    assert slow_links(spec, weak, NODES, good, resting=[D]) == (D,)  # would gain 3 %
-    assert slow_links(spec, weak, NODES, good) == ()  # and costs nothing where it works
-    small = ring_s(lan(125e6), NODES, 1000)
-    assert slow_links(spec, balance, NODES, small, resting=[C, D]) == ()
+    text = plan_text(spec, balance, bad, NAMES, gradient)
+    assert "90% with a faster link to mini, or without it or" in text
     # A model so large that one machine alone is faster.
-    huge = ring_s(lan(125e6), NODES, 10**11)
+    huge = Traffic(10**11).reduce_s(lan(125e6), NODES)
     assert len(slow_links(spec, balance, NODES, huge)) == 3

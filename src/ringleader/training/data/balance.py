@@ -53,8 +53,6 @@ class Flag(IntFlag):
     """It runs on a battery that is nearly empty."""
     LEAVING = 2
     """It leaves after this step (SIGTERM, for example at shutdown)."""
-    SLOW_LINK = 4
-    """Its link costs the step more time than its computing saves."""
 
 
 class Report(NamedTuple):

@@ -22,8 +22,10 @@ from ringleader.training.data.data_state import DataSpec
 GOAL: Final = 0.9
 INT8_SHARE: Final = 0.26
 """Bytes of an int8 gradient beside float32, scales included."""
+CODEC_SHARES: Final = {"fp16": 0.5, "bf16": 0.5, "sparseloco": 0.02}
+"""Of other codecs, beside int8, which is assumed for all that are not listed."""
 MIN_RING_GAIN: Final = 0.05
-"""Gain below which the ring stays as it is, because a change costs a view change."""
+"""What a step must gain without a machine: noise is less."""
 MAX_LARGER: Final = 8
 """Largest factor for a suggested global batch: a larger batch would train otherwise."""
 
@@ -104,78 +106,93 @@ def slow_links(
     balance: Balance,
     members: Sequence[NodeId],
     reduce_s: Callable[[Sequence[NodeId]], float],
-    resting: Sequence[NodeId] = (),
 ) -> tuple[NodeId, ...]:
-    """Return members whose link costs the step more than their computing helps.
+    """Return members without whom a step would be at least 5 % shorter.
 
-    ``reduce_s`` predicts the communication among some members. ``resting`` are those
-    without work now. A member comes or goes only if that gains at least 5 %.
+    Their link costs the others more than their computing helps. ``reduce_s`` predicts
+    the communication among some members.
     """
 
     def predicted_s(ring: Sequence[NodeId]) -> float:
         counts = quotas(spec.num_quanta, ring, balance.quantum_s, balance.spares)
         return step_s(counts, balance.quantum_s) + reduce_s(ring)
 
-    ring = [m for m in members if m not in resting]
-    now_s = predicted_s(ring) if ring else float("inf")
-    while True:
-        others = [_toggled(members, ring, m) for m in members]
-        best = min((o for o in others if o), key=predicted_s, default=ring)
+    ring = list(members)
+    now_s = predicted_s(ring)
+    while len(ring) > 1:
+        smaller = [[m for m in ring if m != without] for without in ring]
+        best = min(smaller, key=predicted_s)
         best_s = predicted_s(best)
         if best_s > now_s * (1 - MIN_RING_GAIN):
-            return tuple(m for m in members if m not in ring)
+            break
         ring, now_s = best, best_s
+    return tuple(m for m in members if m not in ring)
 
 
-def _toggled(
-    members: Sequence[NodeId], ring: Sequence[NodeId], node: NodeId
-) -> list[NodeId]:
-    """Return the ring with ``node`` added or taken out."""
-    return [m for m in members if (m in ring) != (m == node)]
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a step sends."""
 
+    num_bytes: int
+    """Of the gradient."""
+    codec: str | None = None
+    is_rounds: bool = False
 
-def ring_s(
-    network: Network, members: Sequence[NodeId], num_bytes: int
-) -> Callable[[Sequence[NodeId]], float]:
-    """Return a function that predicts an all_reduce among some of ``members``.
+    def reduce_s(
+        self, network: Network, members: Sequence[NodeId]
+    ) -> Callable[[Sequence[NodeId]], float]:
+        """Return a function that predicts an all_reduce among some of ``members``.
 
-    ``network`` is that of the group of all members, rank by rank.
-    """
+        ``network`` is that of the group of all members, rank by rank.
+        """
+        share = 1.0 if self.codec is None else CODEC_SHARES.get(self.codec, INT8_SHARE)
 
-    def reduce_s(ring: Sequence[NodeId]) -> float:
-        if len(ring) < 2:
-            return 0.0
-        part = network.part([members.index(m) for m in ring])
-        shape = profile("all_reduce", "ring", len(ring), 0, 2)
-        return predict_s(shape, num_bytes, part)
+        def predicted_s(ring: Sequence[NodeId]) -> float:
+            if len(ring) < 2:
+                return 0.0
+            part = network.part([members.index(m) for m in ring])
+            shape = profile("all_reduce", "ring", len(ring), 0, 2)
+            return predict_s(shape, int(self.num_bytes * share), part)
 
-    return reduce_s
+        return predicted_s
 
 
 def plan_text(
     spec: DataSpec,
     balance: Balance,
-    members: Sequence[NodeId],
-    reduce_s: float,
+    reduce_s: Callable[[Sequence[NodeId]], float],
     names: Mapping[NodeId, str],
+    traffic: Traffic,
 ) -> str:
-    """Return the plan in one line: who gets what, why, and what it will reach."""
-    counts = balance.quotas_for(spec.num_quanta, members)
+    """Return the plan for a person: who gets what, why, and what it will reach."""
+    counts = dict(balance.quotas)
+    members = list(counts)
     shares = ", ".join(f"{names.get(m, short(m))} {n}" for m, n in counts.items())
-    text = f"{spec.num_quanta} quanta of {spec.micro_batch}: {shares}"
-    if balance.reason:
-        text += f" ({balance.reason})"
-    quantum_s = balance.quantum_s
-    if not any(m in quantum_s for m in members):
-        return text
-    found = predict(counts, quantum_s, reduce_s, balance.noise)
+    text = f"a step is {spec.num_quanta} times {spec.micro_batch} samples: {shares}"
+    text += f" ({_named(balance.reason, names)})"
+    found = predict(counts, balance.quantum_s, reduce_s(members), balance.noise)
     text += (
-        f"; {found.compute_s:.3g} s computing and {found.reduce_s:.2g} s waiting for "
-        f"the network a step, {found.efficiency:.0%} of the summed speed"
+        f". Expected: {found.compute_s:.2g} s computing, {found.reduce_s:.2g} s "
+        f"waiting for the network, {found.efficiency:.0%} of what the machines "
+        f"reach alone"
     )
     if found.efficiency >= GOAL:
         return text
-    ways = list(ways_to_goal(spec, balance, members, reduce_s))
+    ways = list(ways_to_goal(spec, balance, members, found.reduce_s))
+    if traffic.codec is not None:
+        ways = [way for way in ways if "codec" not in way]
+    if traffic.is_rounds:
+        ways = [way for way in ways if "low_comm" not in way]
+    if slow := slow_links(spec, balance, members, reduce_s):
+        who = ", ".join(names.get(m, short(m)) for m in slow)
+        ways.insert(0, f"a faster link to {who}, or without it")
     if not ways:
         return f"{text}; the machines are too unlike or too busy for {GOAL:.0%}"
     return f"{text}; {GOAL:.0%} with {' or '.join(ways[:3])}"
+
+
+def _named(reason: str, names: Mapping[NodeId, str]) -> str:
+    """Put names into a reason, which has the beginnings of ids."""
+    for node, name in names.items():
+        reason = reason.replace(node[:8], name)
+    return reason

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -29,15 +30,19 @@ def parameter_names(model: nn.Module, optimizer: Optimizer) -> dict[Tensor, str]
     return names
 
 
-def model_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+def model_tensors(
+    model: nn.Module, optimizer: Optimizer, *, has_local: bool = True
+) -> dict[str, Tensor]:
     """Return the live tensors of model and optimizer parameters by name, in order.
 
     Tied parameters appear once, under the first name. Buffers that are not persistent
-    are not part of the state, as in ``state_dict``.
+    are not part of the state, as in ``state_dict``. Without ``has_local`` buffers that
+    ``forward`` may change on one machine are left out: all but those of BatchNorm.
     """
     found: dict[str, Tensor] = {}
     found |= {f"{_MODEL}{name}": tensor for name, tensor in model.named_parameters()}
-    found |= {f"{_MODEL}{name}": buffer for name, buffer in _buffers(model)}
+    buffers = _buffers(model, has_local=has_local)
+    found |= {f"{_MODEL}{name}": buffer for name, buffer in buffers}
     known = {id(tensor) for tensor in found.values()}
     for parameter, name in parameter_names(model, optimizer).items():
         if id(parameter) not in known:
@@ -47,9 +52,11 @@ def model_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     return found
 
 
-def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _buffers(model: nn.Module, *, has_local: bool) -> Iterator[tuple[str, Tensor]]:
     seen: set[int] = set()
     for prefix, module in model.named_modules():
+        if not has_local and not isinstance(module, _NormBase):
+            continue
         hidden = module._non_persistent_buffers_set
         for name, buffer in module.named_buffers(recurse=False):
             if name not in hidden and id(buffer) not in seen:

@@ -49,18 +49,29 @@ class ReplicatedState:
         optimizer: Optimizer,
         others: Mapping[str, Stateful] | None = None,
         extra: dict[str, Any] | None = None,
+        *,
+        has_local: bool = True,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.others: dict[str, Stateful] = dict(others or {})
         self.extra = extra
         self._moments = OptimizerPart(model, optimizer) if is_plain(optimizer) else None
+        self._has_local = has_local
+
+    def without_local(self) -> ReplicatedState:
+        """Return the part that the steps of a run keep equal on all members.
+
+        It lacks what user code may change on one machine, and what newcomers get all
+        the same: the extra states, and buffers that are not of BatchNorm.
+        """
+        return ReplicatedState(self.model, self.optimizer, self.others, has_local=False)
 
     def layout(self) -> Layout:
         """Return what must be equal on members before they exchange states."""
         names = model_part.parameter_names(self.model, self.optimizer)
         kind = type(self.optimizer)
-        tensors = model_part.model_tensors(self.model, self.optimizer)
+        tensors = self._model_tensors()
         return Layout(
             f"{kind.__module__}.{kind.__qualname__}",
             flags(self.optimizer, implementation=False),
@@ -73,7 +84,7 @@ class ReplicatedState:
 
     def fingerprint(self) -> bytes:
         """Return a digest of what decides whether machines compute equal bits."""
-        tensors = model_part.model_tensors(self.model, self.optimizer)
+        tensors = self._model_tensors()
         return fingerprint(list(tensors.values()), self.optimizer)
 
     def snapshot(self) -> tuple[Manifest, dict[str, Tensor]]:
@@ -82,7 +93,7 @@ class ReplicatedState:
         Raises ConfigError if a value cannot be sent without pickle.
         """
         trees, tensors = self._trees()
-        found = model_part.model_tensors(self.model, self.optimizer)
+        found = self._model_tensors()
         if self._moments is not None:
             found |= self._moments.tensors()
         found |= tensors
@@ -102,7 +113,7 @@ class ReplicatedState:
         Tensors of the model and those of the optimizer that fit are the live ones.
         Raises LayoutMismatch if the manifest does not belong to this model.
         """
-        live = model_part.model_tensors(self.model, self.optimizer)
+        live = self._model_tensors()
         moments: list[Entry] = []
         rest: list[Entry] = []
         missing = dict(live)
@@ -143,9 +154,15 @@ class ReplicatedState:
             text = f"the values of the state do not fit: {type(exc).__name__}: {exc}"
             raise LayoutMismatch(text[:500]) from exc
 
+    def _model_tensors(self) -> dict[str, Tensor]:
+        return model_part.model_tensors(
+            self.model, self.optimizer, has_local=self._has_local
+        )
+
     def _trees(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return all plain values, and the tensors found among them."""
-        trees: dict[str, Any] = {"model": model_part.extra_states(self.model)}
+        extra_states = model_part.extra_states(self.model) if self._has_local else {}
+        trees: dict[str, Any] = {"model": extra_states}
         tensors: dict[str, Tensor] = {}
         parts: dict[str, object] = {
             f"{_OTHER}{name}": other.state_dict() for name, other in self.others.items()

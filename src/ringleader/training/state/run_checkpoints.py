@@ -28,6 +28,7 @@ from ringleader.checkpoint.save import KEEP, Saved
 from ringleader.checkpoint.training_state import State, collect
 from ringleader.errors import ConfigError
 from ringleader.membership.steps.attempt import Attempt, Chain, LineageName, Version
+from ringleader.membership.steps.step_member import StepMember
 from ringleader.training.kill_points import reach
 from ringleader.training.state import value_tree
 from ringleader.training.state.replicated_state import ReplicatedState
@@ -50,6 +51,18 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chain: Chain = b""
     chain_before: Chain = b""
     last: Attempt | None = None
+
+    @classmethod
+    def of(cls, step: StepMember) -> History:
+        """Return what ``step`` knows; the caller holds its lock."""
+        return cls(
+            step.version,
+            step.samples,
+            step.lineage,
+            step.chain,
+            step.chain_before,
+            step.last,
+        )
 
 
 @dataclass(frozen=True, slots=True)

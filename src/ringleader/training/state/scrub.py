@@ -1,12 +1,13 @@
 """Re-aligns the states of a mixed class: machines whose low bits drift apart.
 
-In each step one slice of the state is sent by its owner and adopted by all, so every
-byte is equal again after at most ``SLICES`` steps. The drift is measured on the way.
+In turns one slice of the state is sent by its owner and adopted by all, so every byte
+is equal again after at most ``SLICES`` turns. The drift is measured on the way.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,10 @@ from ringleader.training.state.state_watch import slices_of
 
 _log = logging.getLogger(__name__)
 
-SLICES = 1024
+EVERY = 4
+"""Steps between two turns."""
+
+SLICES = 256
 
 MAX_DRIFT = 1e-3
 """A relative difference above it is not rounding: it is logged as an error."""
@@ -38,17 +42,18 @@ class Drift:
     name: str = ""
 
 
-def scrub(group: Group, state: ReplicatedState, version: int) -> Drift:
-    """Adopt this version's slice from its owner; all members call it after a step.
+def scrub(
+    group: Group, state: ReplicatedState, turn: int, names: Sequence[str]
+) -> Drift:
+    """Adopt this turn's slice from its owner; all members call it after a step.
 
-    Returns the drift of this member; 0 on the owner.
+    ``names`` are those of the members. Returns the drift of this one; 0 on the owner.
     """
     listed, tensors = state.snapshot()
     slices = slices_of(listed.num_bytes, SLICES, cut_by=listed.tensors)
     if not slices:
         return Drift()
-    index = version % len(slices)
-    chosen, owner = slices[index], index % group.size
+    chosen, owner = slices[turn % len(slices)], turn % group.size
     views = ByteViews(tensors)
     mine = views.read(chosen)
     if group.rank == owner:
@@ -61,7 +66,7 @@ def scrub(group: Group, state: ReplicatedState, version: int) -> Drift:
     drift = _drift(chosen, {e.name: e for e in listed.tensors}, mine, theirs)
     views.write(chosen, theirs)
     views.write_back()
-    _report(drift, owner)
+    _report(drift, names[owner])
     return drift
 
 
@@ -92,11 +97,11 @@ def _relative(mine: Tensor, theirs: Tensor, dtype: torch.dtype) -> float:
     return difference / largest if largest > 0.0 else float("inf")
 
 
-def _report(drift: Drift, owner: int) -> None:
+def _report(drift: Drift, owner: str) -> None:
     if drift.relative > MAX_DRIFT:
         _log.error(
-            "%s differed from that of rank %d by %.1e of its largest value, which is "
-            "more than rounding; it was replaced. Check that all machines run the same "
+            "%s differed from that on %s by %.1e of its largest value, which is more "
+            "than rounding; it was replaced. Check that all machines run the same "
             "script, and their memory.",
             drift.name,
             owner,

@@ -1,15 +1,13 @@
 """Finds members of an exact class whose states differ, for a few bytes per step.
 
 Every few steps each member hashes one slice of its state. The 8 bytes travel in the
-next step's sideband, so after that step all members know all of them. If they differ,
-all call ``repair_state`` at that step boundary.
+next step's sideband, so after that step all members know all of them.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from ringleader.training.state.manifest import Entry
 from ringleader.training.state.pieces import ByteViews, Piece, cut
@@ -26,36 +24,35 @@ _ALIGNMENT = 16
 """A slice begins at a multiple of it, so that no element is cut."""
 
 NOTHING = 0
-"""The digest of a step in which nothing is hashed."""
+"""Told by a member that has hashed nothing."""
+
+DOUBT = 1
+"""Told by a member that knows of a difference which was not repaired yet."""
 
 
-def slice_digest(state: ReplicatedState, version: int) -> int:
+def slice_digest(state: ReplicatedState, version: int, every: int = EVERY) -> int:
     """Return 64 bits of the digest of this version's slice; NOTHING in most steps.
 
     The plain values, which are small, are part of every slice.
     """
-    if version % EVERY:
+    if version % every:
         return NOTHING
     listed, tensors = state.snapshot()
     slices = slices_of(listed.num_bytes, SLICES, cut_by=listed.tensors)
     whole = hashlib.sha256(listed.values)
     if slices:
-        chosen = slices[version // EVERY % len(slices)]
+        chosen = slices[version // every % len(slices)]
         whole.update(ByteViews(tensors).read(chosen).numpy().data)
-    return int.from_bytes(whole.digest()[:8], "little") or 1
+    return int.from_bytes(whole.digest()[:8], "little") | 2
 
 
-def differing(digests: Mapping[int, int]) -> list[int]:
-    """Return the ranks whose digest differs from most; on a tie from the lowest rank's.
+def is_difference(told: Iterable[int]) -> bool:
+    """Whether the states of members differ, by what they told in one step.
 
-    All members compute the same from the same sideband. Ranks that hashed nothing, such
-    as one that has just joined, are left out.
+    Members that hashed nothing, such as one that has just joined, do not count.
     """
-    told = {rank: each for rank, each in sorted(digests.items()) if each != NOTHING}
-    if not told:
-        return []
-    (kept, _), *_ = Counter(told.values()).most_common(1)
-    return [rank for rank, each in told.items() if each != kept]
+    found = set(told) - {NOTHING}
+    return len(found) > 1 or DOUBT in found
 
 
 def slices_of(num_bytes: int, count: int, *, cut_by: tuple[Entry, ...]) -> list[Piece]:

@@ -13,7 +13,6 @@ A lost member breaks the group. The next view then does it again from the beginn
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from contextlib import contextmanager
 import msgspec
 
 from ringleader.checkpoint.byte_exchange import ByteExchange
-from ringleader.errors import InternalError, LayoutMismatch, ProtocolError
+from ringleader.errors import Expelled, LayoutMismatch, PeerFailed, ProtocolError
 from ringleader.groups.group import Group
 from ringleader.training.state import digests, manifest
 from ringleader.training.state.digests import VALUES, Digests, Hasher
@@ -39,8 +38,6 @@ from ringleader.training.state.transfer_messages import (
 from ringleader.training.state.verdict import Repair, find_repairs
 
 __all__ = ["Roles", "Transferred", "repair_state", "transfer_state"]
-
-_log = logging.getLogger(__name__)
 
 _SLOWEST = 1e6
 """Bytes per second below which a transfer is given up. The control plane notices dead
@@ -67,7 +64,8 @@ def transfer_state(
     are copied.
 
     Raises LayoutMismatch on an adopter whose model differs; errors of the group if a
-    member is lost.
+    member is lost. A member whose copy is still wrong after a second one raises
+    Expelled, and the others PeerFailed.
     """
     begin = time.monotonic()
     transfer = _Transfer(group, state, roles, names, progress)
@@ -81,8 +79,6 @@ def transfer_state(
         hashed = transfer.copy()
         repaired = transfer.compare(hashed)
     transfer.finish()
-    for each in repaired:
-        _log.warning("%s", transfer.sentence(each))
     return Transferred(
         num_bytes=offered.num_bytes,
         copied_bytes=transfer.copied_bytes,
@@ -212,12 +208,13 @@ class _Transfer:
         if not found:
             return []
         self._copy_again(found, hasher)
-        left = self._repairs(hasher)
-        if left:
-            raise InternalError(
-                f"{self.sentence(left[0])}; it still differs after a second copy: "
-                f"check the memory of that machine"
-            )
+        left = {repair.target: repair.name for repair in self._repairs(hasher)}
+        wrong = "still differs after it was copied again: check the memory of"
+        if self._rank in left:
+            text = f"elastic: {left[self._rank]} {wrong} this machine"
+            raise Expelled(text)
+        for target, name in left.items():
+            raise PeerFailed(target, f"{name} {wrong} {self._name(target)}")
         return found
 
     def _repairs(self, hasher: Hasher) -> list[Repair]:
@@ -250,11 +247,6 @@ class _Transfer:
         self._views.write_back()
         if self._lacks or self._has_new_values:
             self._state.adopt(self._offered, self._tensors)
-
-    def sentence(self, repair: Repair) -> str:
-        """Say what differed, and where."""
-        target, holder = self._name(repair.target), self._name(repair.holder)
-        return f"{repair.name} on {target} differed from that on {holder}"
 
     def _name(self, rank: int) -> str:
         return self._names[rank] if rank < len(self._names) else f"rank {rank}"
