@@ -17,6 +17,9 @@ STEP_POINTS = (
 )
 VIEW_POINTS = ("prepare", "status", "install")
 GATHER_POINTS = ("gather:0", "gather:1", "gather:2")
+LIVE_POINTS = ("join:hand", "join:log")
+"""Points of a newcomer that follows the run before it is a member, and of its sources.
+Such a small state is copied otherwise."""
 REACH_S = 60.0
 """How long an armed point may take until it is reached."""
 PAUSE_S = 0.002
@@ -116,6 +119,9 @@ class Killer:
             time.sleep(self._random.uniform(0, 0.03))
             self._world.kill(victim)
             return victim
+        if point == "publish":
+            victim = leader if role == "leader" else others[0]  # the two that write
+            victim.tell(saves=True)
         victim.tell(arm=point)
         return self._reached(victim)
 
@@ -157,7 +163,7 @@ class Killer:
     def _kill_joiner(self, point: str) -> Member | None:
         """Kill one member; then the one that replaces it."""
         index = self._kill_before_join().index
-        newcomer = self._world.start(index, joins=True, kill_at=point)
+        newcomer = self._start_newcomer(index, point, kill_at=point)
         return self._reached(newcomer)
 
     def _kill_source(self, point: str) -> Member | None:
@@ -165,8 +171,12 @@ class Killer:
         index = self._kill_before_join().index
         dying = self._ring()[0]
         self._arm(dying, point)
-        self._world.start(index, joins=True)
+        self._start_newcomer(index, point)
         return self._reached(dying)
+
+    def _start_newcomer(self, index: int, point: str, kill_at: str = "") -> Member:
+        variables = {"LIVE_BYTES": "0"} if point in LIVE_POINTS else {}
+        return self._world.start(index, joins=True, kill_at=kill_at, **variables)
 
     def _kill_before_join(self) -> Member:
         victim = self._random.choice(self._ring()[1:])
@@ -213,13 +223,13 @@ class Killer:
 
 def matrix(size: int) -> list[Case]:
     """Return all points with all roles that worlds of a size can survive."""
-    found = [(p, r) for p in STEP_POINTS for r in ("leader", "other")]
-    found += [(p, "joiner") for p in (*VIEW_POINTS, "join:pull")]
+    found = [(p, r) for p in (*STEP_POINTS, "publish") for r in ("leader", "other")]
+    found += [(p, "joiner") for p in (*VIEW_POINTS, *LIVE_POINTS, "join:pull")]
     if size > 2:
         roles = ("leader", "proposer", "other")
         found += [(p, r) for p in VIEW_POINTS for r in roles]
         found += [(p, r) for p in GATHER_POINTS for r in ("late", "source")]
-        found += [("join:pull", "source")]
+        found += [(p, "source") for p in (*LIVE_POINTS, "join:pull")]
     return found
 
 

@@ -2,7 +2,8 @@
 
 Reports and commands are lines of JSON on one socket. Commands: ``arm`` (a kill point
 for the next time it is reached), ``wait_at`` (wait at a point for the next view, then
-arm another), ``ledger`` and ``usage`` (report it) and ``pause_s`` (time of a quantum).
+arm another), ``ledger`` and ``usage`` (report it), ``pause_s`` (time of a quantum) and
+``saves`` (write checkpoints from now on).
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from typing import Any, NoReturn
 import torch
 from torch.nn.functional import cross_entropy
 
+from ringleader.deadline import Deadline
 from ringleader.node.launch.end_with_parent import kill_on_death_of_parent
 from ringleader.settings.kill_point import KillPoint
-from ringleader.training import kill_points
+from ringleader.training import following, kill_points
 from ringleader.training.bucket_plan import plan_buckets
 from ringleader.training.elastic import elastic
+from ringleader.training.join.live_learner import LiveLearner
 from tests.kit import endless_task as task
 from tests.kit.warm_python import enter
 
@@ -65,6 +68,7 @@ class _Member:
         self._sock = sock
         self._unread = b""
         self._pause_s = 0.0
+        self._saves = False
 
     def train(self) -> None:
         arm = os.environ.get("KILL_AT", "")
@@ -73,6 +77,9 @@ class _Member:
         dtype = os.environ.get("TASK_DTYPE", "float64")
         model, optimizer = task.make_model(dtype)
         options: dict[str, Any] = json.loads(os.environ.get("ELASTIC_OPTIONS", "{}"))
+        following.LIVE_BYTES = int(os.environ.get("LIVE_BYTES", following.LIVE_BYTES))
+        if os.environ.get("DAMAGE"):
+            self._damage_what_comes(model)
         run = elastic(
             model,
             optimizer,
@@ -99,8 +106,22 @@ class _Member:
         for x, y in run:
             time.sleep(self._pause_s)
             run.backward(cross_entropy(model(x), y))
-            run.step()
+            if run.step() and self._saves:
+                run.checkpoint()
             self._obey(run)
+
+    def _damage_what_comes(self, model: torch.nn.Module) -> None:
+        """Change one bit of what this member has got by following the run."""
+        finish, say = LiveLearner.finish, self._say
+
+        def damaged(self: LiveLearner, version: int, deadline: Deadline) -> bool:
+            is_right = finish(self, version, deadline)
+            first = next(model.parameters()).detach()
+            first.view(torch.uint8).view(-1)[3] ^= 1
+            say(event="damaged", was_right=is_right)
+            return is_right
+
+        LiveLearner.finish = damaged  # type: ignore[method-assign]
 
     def _say(self, **fields: object) -> None:
         self._sock.sendall(json.dumps(fields).encode() + b"\n")
@@ -123,6 +144,8 @@ class _Member:
                 _wait_at(name, then, lambda: self._say(event="waits"))
             case {"pause_s": float(pause_s)}:
                 self._pause_s = pause_s
+            case {"saves": bool(saves)}:
+                self._saves = saves
             case {"ledger": True}:
                 entries = [list(entry) for entry in run.ledger().entries()]
                 counts = run.ledger().samples_by_node()

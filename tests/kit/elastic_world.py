@@ -143,10 +143,19 @@ class World:
 
     # -- members -----------------------------------------------------------------------
 
-    def start(self, index: int, *, joins: bool, kill_at: str = "") -> Member:
-        """Start a machine, at the beginning or while the others train."""
+    def start(
+        self, index: int, *, joins: bool, kill_at: str = "", **variables: str
+    ) -> Member:
+        """Start a machine, at the beginning or while the others train.
+
+        ``variables`` are further ones of its environment.
+        """
         ours, theirs = socket.socketpair()
-        environment = {**self._environment(index, joins=joins), "KILL_AT": kill_at}
+        environment = {
+            **self._environment(index, joins=joins),
+            "KILL_AT": kill_at,
+            **variables,
+        }
         namespace = self.net.hosts[index].name if self.net else ""
         parent = os.getpid()
         sys.stdout.flush()
@@ -181,6 +190,7 @@ class World:
             **run.environment(),
             "RINGLEADER_ADDRESS": addresses[index],
             "RINGLEADER_NAME": f"m{index}",
+            "RINGLEADER_CHECKPOINT": str(self.folder / f"checkpoints{index}"),
             "TASK_DTYPE": self.reference.dtype,
             "ELASTIC_OPTIONS": json.dumps(dict(self.options)),
         }
