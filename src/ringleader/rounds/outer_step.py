@@ -49,22 +49,6 @@ class OuterStep:
         np.multiply(step, np.float32(self.rate), step)
         np.subtract(parameters, step, parameters)
 
-    def recover(self, before: Vector, after: Vector, velocity: Vector) -> None:
-        """Set ``velocity`` to what it became in the step from ``before`` to ``after``.
-
-        A member that received only the new parameters keeps the momentum this way. It
-        is exact up to the rounding of the parameters.
-        """
-        if not self.has_momentum:
-            return
-        # before - after = rate ((1 + momentum) g + momentum^2 v)
-        momentum = self.momentum
-        gradient = (before - after) / np.float32(self.rate)
-        gradient -= velocity * np.float32(momentum * momentum)
-        gradient /= np.float32(1 + momentum)
-        np.multiply(velocity, np.float32(momentum), velocity)
-        np.add(velocity, gradient, velocity)
-
 
 NESTEROV = OuterStep()
 """For DiLoCo (Douillard et al. 2023)."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ringleader.paramserver.evaluation import evaluate, load_model
 from ringleader.paramserver.tasks.loading import load_task
 from ringleader.rounds.round_length import late_weight
 from ringleader.transport.free_ports import free_ports
+from tests.kit.commands import Run, link_file, output_of
 from tests.kit.param_server import (
     MANIFEST,
     WorkerClient,
@@ -30,7 +31,6 @@ from tests.kit.param_server import (
     update_body,
     weights_in,
 )
-from tests.kit.warm_python import WarmProcess, WarmPython
 
 Floats = NDArray[np.float64]
 
@@ -120,29 +120,6 @@ def test_samples_are_bounded_by_the_lease_and_codecs_are_checked(
         assert (answer.json()["steps"], answer.json()["codec"]) == (16, "int8")
 
 
-def command(name: str, *flags: str | Path) -> list[str]:
-    code = f"import typer; from ringleader.cli.{name} import {name}; typer.run({name})"
-    return ["-c", code, *map(str, flags)]
-
-
-Run = Callable[..., AbstractContextManager[WarmProcess]]
-
-
-@pytest.fixture
-def running(warm_python: WarmPython) -> Run:
-    @contextmanager
-    def run(name: str, *flags: str | Path) -> Iterator[WarmProcess]:
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = warm_python.popen(*command(name, *flags), env=env)
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.communicate()
-
-    return run
-
-
 def wait_until(is_true: Callable[[], bool], what: str) -> None:
     deadline_s = time.monotonic() + 300
     while not is_true():
@@ -171,11 +148,11 @@ def test_a_killed_worker_and_a_killed_server_cost_time_only(
     tmp_path: Path, running: Run
 ) -> None:
     """kill -9 of a worker in mid-round, then of the server; the digits are learned."""
-    out, link = tmp_path / "run", tmp_path / "run" / "join-link"
+    out = tmp_path / "run"
     port = str(free_ports(1)[0])
     with ExitStack() as stack:
         first = stack.enter_context(running("serve", *FLAGS, port, "--out", out))
-        wait_until(lambda: link.is_file() and bool(link.stat().st_size), "no link")
+        link = link_file(first, out)
         url = link.read_text().partition("/#")[0].strip()
         ada, bob, eve = (
             stack.enter_context(running("work", "--server-file", link, "--name", name))
@@ -190,8 +167,7 @@ def test_a_killed_worker_and_a_killed_server_cost_time_only(
         first.communicate()
         second = stack.enter_context(running("serve", *FLAGS, port, "--out", out))
         for process in (second, ada, bob):
-            said, _ = process.communicate(timeout=400)
-            assert process.returncode == 0, said
+            output_of(process)
     task = load_task("digits")
     trained = load_model(task, out / "weights.safetensors")
     found = evaluate(task, trained, torch.device("cpu"))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,49 +29,8 @@ from ringleader.paramserver.server.plan import Plan
 from ringleader.paramserver.server.storage.checkpoint import WEIGHTS, find_all
 from ringleader.paramserver.tasks.batch_order import batch_indices
 from ringleader.paramserver.tasks.loading import load_task
+from tests.kit.commands import Run, link_file, output_of
 from tests.kit.param_server import WorkerClient, server
-from tests.kit.warm_python import WarmProcess, WarmPython
-
-Run = Callable[..., AbstractContextManager[WarmProcess]]
-"""Starts a command with flags; the process is killed when the block ends."""
-
-
-def command(name: str, *flags: str | Path) -> list[str]:
-    """Return a command as arguments of Python."""
-    code = f"import typer; from ringleader.cli.{name} import {name}; typer.run({name})"
-    return ["-c", code, *map(str, flags)]
-
-
-@pytest.fixture
-def running(warm_python: WarmPython) -> Run:
-    @contextmanager
-    def run(name: str, *flags: str | Path) -> Iterator[WarmProcess]:
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = warm_python.popen(*command(name, *flags), env=env)
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.communicate()
-
-    return run
-
-
-def file_of(server: WarmProcess, out: Path) -> Path:
-    """Wait for the file with the join link, and return its path."""
-    path, deadline_s = out / "join-link", time.monotonic() + 300
-    while not (path.is_file() and path.stat().st_size):
-        assert server.poll() is None, server.communicate()[0]
-        assert time.monotonic() < deadline_s, "the server does not start"
-        time.sleep(0.02)
-    return path
-
-
-def output_of(process: WarmProcess, within_s: float = 400) -> str:
-    """Return the output of a process, and check that it succeeded."""
-    said, _ = process.communicate(timeout=within_s)
-    assert process.returncode == 0, said
-    return said
 
 
 @pytest.mark.slow
@@ -149,7 +106,7 @@ def test_two_workers_reach_96_percent_and_the_weights_of_a_single_run(
     serve = ("digits", "--workers", "2", "--rounds", "60", "--port", "0")
     with ExitStack() as stack:
         server = stack.enter_context(running("serve", *serve, "--out", tmp_path))
-        link = file_of(server, tmp_path)
+        link = link_file(server, tmp_path)
         flags = ("--server-file", link, "--threads", "1")
         workers = [stack.enter_context(running("work", *flags)) for _ in range(2)]
         said = [output_of(process) for process in (*workers, server)]
@@ -244,7 +201,7 @@ def test_an_attacker_ruins_the_mean_and_fails_against_robust_rules(
         flags = ("--open", "--http", "--aggregate", rule, "--checkpoint-every", "4")
         with ExitStack() as stack:
             server = stack.enter_context(running("serve", *serve, *flags, "--out", out))
-            url = file_of(server, out).read_text()
+            url = link_file(server, out).read_text()
             attacker = Attacker(url, vanishes_after)
             attacker.start()
             honest = [
@@ -275,7 +232,7 @@ def test_a_killed_worker_and_an_interrupted_one_cost_time_and_nothing_else(
         server = stack.enter_context(
             running("serve", *serve, "--http", "--out", tmp_path)
         )
-        url = file_of(server, tmp_path).read_text()
+        url = link_file(server, tmp_path).read_text()
         stays, dies, leaves = (
             stack.enter_context(running("work", url, "--threads", "1", "--name", name))
             for name in ("stays", "dies", "leaves")
@@ -301,7 +258,7 @@ def test_an_open_server_says_how_it_is_joined(tmp_path: Path, running: Run) -> N
     serve = ("digits", "--workers", "1", "--rounds", "2", "--port", "0", "--open")
     with ExitStack() as stack:
         server = stack.enter_context(running("serve", *serve, "--out", tmp_path))
-        link = file_of(server, tmp_path).read_text()
+        link = link_file(server, tmp_path).read_text()
         worker = stack.enter_context(running("work", link, "--threads", "1"))
         assert "2 updates" in output_of(worker)
         assert link in output_of(server)
@@ -317,7 +274,7 @@ def test_a_pin_is_enough_with_a_self_signed_certificate(
         server = stack.enter_context(
             running("serve", *serve, file, "--host", "127.0.0.1", "--out", tmp_path)
         )
-        url = file_of(server, tmp_path).read_text().partition("/#")[0]
+        url = link_file(server, tmp_path).read_text().partition("/#")[0]
         assert url.startswith("https://127.0.0.1:")
         wrong = stack.enter_context(running("work", url, "--pin", "4712"))
         said, _ = wrong.communicate(timeout=300)
@@ -405,7 +362,7 @@ def test_workers_get_mnist_from_the_machine_that_has_it(
     with ExitStack() as stack:
         where = ("--port", "0", "--out", out)
         server = stack.enter_context(running("serve", *serve, *where))
-        link = file_of(server, out)
+        link = link_file(server, out)
         monkeypatch.setenv("RINGLEADER_CACHE", str(cache))
         flags = ("--server-file", link, "--threads", "1")
         workers = [stack.enter_context(running("work", *flags)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The outer step beside torch and float64, and the recovery of its momentum."""
+"""The outer step beside torch and float64."""
 
 from __future__ import annotations
 
@@ -35,23 +35,10 @@ def test_it_is_torchs_sgd_with_nesterov_momentum(outer: OuterStep) -> None:
     assert np.allclose(parameters, exact.detach().numpy(), rtol=1e-5, atol=1e-4)
 
 
-def test_a_member_that_received_parameters_only_recovers_the_momentum() -> None:
-    """One computes the step; the other learns the new parameters, round by round."""
-    ours, velocity = numbers(0), np.zeros(SIZE, np.float32)
-    recovered = velocity.copy()
-    for turn in range(1, 60):
-        before = ours.copy()
-        NESTEROV.apply(ours, velocity, numbers(turn) * np.float32(0.01))
-        NESTEROV.recover(before, ours, recovered)
-    scale = float(np.abs(velocity).max())
-    assert np.abs(recovered - velocity).max() < 1e-4 * scale
-
-
 def test_plain_has_no_state() -> None:
     parameters = numbers(0)
     before, gradient, nothing = parameters.copy(), numbers(1), np.zeros(0, np.float32)
     PLAIN.apply(parameters, nothing, gradient)
-    PLAIN.recover(before, parameters, nothing)
     assert np.array_equal(parameters, before - gradient)
 
 
