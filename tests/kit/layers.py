@@ -38,7 +38,10 @@ class Package:
 DATA, CONTROL = Plane.DATA, Plane.CONTROL
 
 LAYERS: tuple[tuple[Package, ...], ...] = (
-    (Package("__init__", "the public names: `ringleader.group`, errors, settings"),),
+    (
+        Package("__init__", "the public names: `ringleader.group`, errors, settings"),
+        Package("__main__", "`python -m ringleader`: the command"),
+    ),
     (
         Package(
             "testing",

@@ -116,6 +116,14 @@ class Joiner:
         self._adopt(answer)
         self._observer.joined(answer, self._device)
 
+    def take_over(self, answer: JoinAnswer) -> None:
+        """Go on as the worker that another process of this cluster joined as."""
+        self._agreed = self._agreed or answer
+        self._session.token = Secret(answer.token)
+        self._joined_s = time.monotonic()
+        self._adopt(answer)
+        self._observer.joined(answer, self._device)
+
     def rejoin(self) -> None:
         """Join again, because the server no longer knows the token."""
         self._observer.noted("the server no longer knows this worker: joining again")

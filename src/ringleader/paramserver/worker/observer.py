@@ -90,3 +90,18 @@ class WorkTotals:
             return None
         round_s = self.seconds / (self.version - self.first_version)
         return round_s * max(0, rounds - self.version)
+
+    def progress(self, rounds: int, sent_bytes: int, received_bytes: int) -> Progress:
+        """Return the progress towards version ``rounds``."""
+        return Progress(
+            version=self.version,
+            rounds=rounds,
+            loss=self.loss,
+            counted=self.counted,
+            dropped=self.dropped,
+            samples=self.samples,
+            sent_bytes=sent_bytes,
+            received_bytes=received_bytes,
+            seconds=self.seconds,
+            left_s=self.left_s(rounds),
+        )

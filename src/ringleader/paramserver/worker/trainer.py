@@ -103,12 +103,15 @@ class Trainer:
     def _backward(self, number: int, batch: Batch) -> tuple[float, int]:
         """Compute the gradients of one batch; return its loss and its length."""
         # The random numbers of dropout depend on the number of the batch alone.
-        torch.manual_seed(mixed_seed(self._seed, number))
+        torch.manual_seed(self._seed_of(number))
         self.model.zero_grad(set_to_none=True)
         loss = self._task.loss(self.model, to_device(batch, self._device))
         value = self._loss_value(loss, number)
         loss.backward()  # type: ignore[no-untyped-call]
         return value, batch_length(batch)
+
+    def _seed_of(self, number: int) -> int:
+        return mixed_seed(self._seed, number)
 
     def _loss_value(self, loss: object, number: int) -> float:
         who = f"task {self._task.name}: the loss of batch {number}"

@@ -94,6 +94,11 @@ class Worker:
 
     def run(self) -> None:
         """Join, and train until the server says that training is over."""
+        self._prepare()
+        self._joiner.join()
+        self._train()
+
+    def _prepare(self) -> None:
         self._prepared = prepare_task(self._settings, self.session, self._observer)
         self._joiner = Joiner(
             self._settings,
@@ -103,7 +108,8 @@ class Worker:
             observer=self._observer,
             adopt=self._adopt,
         )
-        self._joiner.join()
+
+    def _train(self) -> None:
         self.totals.began_s = time.monotonic()
         while (assignment := self._next_assignment()) is not None:
             self._work_on(assignment)
@@ -127,18 +133,8 @@ class Worker:
     def progress(self) -> Progress:
         """Return the progress so far."""
         rounds = self._run.rounds if self._run else 0
-        return Progress(
-            version=self.totals.version,
-            rounds=rounds,
-            loss=self.totals.loss,
-            counted=self.totals.counted,
-            dropped=self.totals.dropped,
-            samples=self.totals.samples,
-            sent_bytes=self.session.sent_bytes,
-            received_bytes=self.session.received_bytes,
-            seconds=self.totals.seconds,
-            left_s=self.totals.left_s(rounds),
-        )
+        session = self.session
+        return self.totals.progress(rounds, session.sent_bytes, session.received_bytes)
 
     def _adopt(self, run: JoinAnswer) -> None:
         """Set up for the settings of the run, which may differ after a rejoin."""
@@ -150,17 +146,16 @@ class Worker:
             raise ConfigError(f"--codec {codec}: the server takes {known}")
         agreed = self._run
         if agreed is None or (agreed.seed, agreed.mode) != (run.seed, run.mode):
-            self._trainer = Trainer(
-                prepared.task,
-                prepared.samples,
-                self._device,
-                seed=run.seed,
-                is_local=run.is_local,
-            )
+            self._trainer = self._make_trainer(run)
         self._weights_codec = self._settings.weights_codec or run.weights_codec
         self._feedback, self._run = feedback, run
         self.totals.version, self.totals.first_version = run.version, None
         self._held = self._download = self._ahead = None
+
+    def _make_trainer(self, run: JoinAnswer) -> Trainer:
+        task, samples = self._prepared.task, self._prepared.samples
+        seed, is_local = run.seed, run.is_local
+        return Trainer(task, samples, self._device, seed=seed, is_local=is_local)
 
     def _next_assignment(self) -> Assignment | None:
         """Request work until there is some; None when training is over."""
