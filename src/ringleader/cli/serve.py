@@ -75,9 +75,12 @@ def serve(  # noqa: PLR0913 # one argument per flag
         ),
     ] = "bulk",
     steps: Annotated[
-        int,
-        _Flag(help="Steps of a worker between two updates; 0: 50 in rounds mode or 1."),
-    ] = 0,
+        str,
+        _Flag(
+            help="Steps of a worker between two updates; auto: so many that exchanges "
+            "take 5 % of the time. Default: 50 in rounds mode, else 1."
+        ),
+    ] = "",
     staleness: Annotated[
         int, _Flag(help="In bounded mode, how many versions an update may be behind.")
     ] = 8,
@@ -155,7 +158,8 @@ def serve(  # noqa: PLR0913 # one argument per flag
             rounds=rounds,
             workers=workers,
             mode=mode,  # type: ignore[arg-type] # checked by the plan
-            steps=steps or (LOCAL_STEPS if mode == "rounds" else 1),
+            steps=_steps(steps) or (LOCAL_STEPS if mode == "rounds" else 1),
+            is_auto=steps == "auto",
             staleness=staleness,
             quorum=quorum,
             grace_s=grace,
@@ -185,6 +189,15 @@ def serve(  # noqa: PLR0913 # one argument per flag
             raise ConfigError("--http and --tls-cert exclude each other; give one")
         with exit_on_sigterm():
             _serve(task, plan, options, _Endpoint(address, url.rstrip("/"), http, own))
+
+
+def _steps(text: str) -> int:
+    """Return the number of steps; 0: what suits the mode."""
+    if text in ("", "auto"):
+        return 0
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigError(f"--steps {text}: use a number or auto")
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 MAX_EXPOSED = 0.05
 """Share of a round's time that may be spent on communication."""
@@ -24,6 +25,31 @@ def steps_for(step_s: float, exchange_s: float, *, least: int = 1) -> int:
         return MAX_STEPS if exchange_s > 0 else least
     needed = exchange_s * (1 - MAX_EXPOSED) / (MAX_EXPOSED * step_s)
     return max(least, min(MAX_STEPS, math.ceil(needed - 1e-9)))
+
+
+class WorkerTimes(NamedTuple):
+    """What was measured of one worker."""
+
+    step_s: float
+    """Time of one local step."""
+    exchange_s: float
+    """Time of a round that is not spent on steps: to send, to receive, to encode."""
+
+
+def mean_steps(
+    workers: Sequence[WorkerTimes], *, least: int = 1, most: int = MAX_STEPS
+) -> int:
+    """Return the mean number of local steps of rounds that take all the same time.
+
+    They are as short as they can be with at most MAX_EXPOSED of anybody's time in
+    exchanges, within ``least`` and ``most``.
+    """
+    known = [each for each in workers if each.step_s > 0]
+    if not known:
+        return least
+    round_s = max(steps_for(s, exchange_s) * s + exchange_s for s, exchange_s in known)
+    total = sum((round_s - exchange_s) / s for s, exchange_s in known)
+    return max(least, min(most, math.ceil(total / len(known) - 1e-9)))
 
 
 def split_by_speed(total: int, speeds: Sequence[float]) -> list[int]:

@@ -30,7 +30,7 @@ from tests.kit.commands import Run, command, link_file, output_of
 from tests.kit.warm_python import WarmProcess, WarmPython
 
 SIZE, ROUNDS, STEPS, BATCH = 3, 30, 7, 11
-WITHIN_S = 200.0
+WITHIN_S = 300.0
 
 TASK = """
 import time
@@ -76,7 +76,7 @@ def reference(path: Path) -> dict[str, torch.Tensor]:
     for number in range(ROUNDS * STEPS):
         chosen = batch_indices(0, number, BATCH, len(x))
         inner.zero_grad()
-        task.loss(model, (x[chosen].double(), y[chosen])).backward()
+        task.loss(model, (x[chosen].double(), y[chosen])).backward()  # type: ignore[no-untyped-call]
         inner.step()
         if (number + 1) % STEPS == 0:
             for start, moved in zip(theta, model.parameters(), strict=True):
@@ -116,14 +116,16 @@ def start_ranks(warm: WarmPython, folder: Path, *flags: object) -> list[WarmProc
 
 
 def wait_until(is_true: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + WITHIN_S / 2
+    deadline_s = time.monotonic() + WITHIN_S
     while not is_true():
         assert time.monotonic() < deadline_s, what
         time.sleep(0.01)
 
 
 def status_of(url: str) -> dict[str, Any]:
-    found: dict[str, Any] = httpx2.get(f"{url}/v1/status", trust_env=False).json()
+    found: dict[str, Any] = httpx2.get(
+        f"{url}/v1/status", trust_env=False, timeout=60
+    ).json()
     return found
 
 
@@ -138,7 +140,6 @@ def kill_in_a_round(victim: WarmProcess, gate: Path, url: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2 * WITHIN_S)
 def test_a_cluster_is_one_worker_also_when_its_machines_are_killed(
     tmp_path: Path, running: Run, warm_python: WarmPython
 ) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
+import socketserver
+import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,6 +141,56 @@ def status_of(url: str) -> dict[str, Any]:
 def is_busy(url: str, name: str) -> bool:
     workers = status_of(url)["workers"]
     return any(w["name"] == name and w["state"] == "computing" for w in workers)
+
+
+class SlowConnection(socketserver.BaseRequestHandler):
+    """Passes everything on, half a second late on the way to the server."""
+
+    server: SlowProxy
+
+    def handle(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.server.behind), 30) as behind:
+            back = threading.Thread(target=self._pump, args=(behind, self.request))
+            back.start()
+            self._pump(self.request, behind, late_s=0.5)
+            back.join()
+
+    @staticmethod
+    def _pump(source: socket.socket, target: socket.socket, late_s: float = 0) -> None:
+        with suppress(OSError):
+            while block := source.recv(65536):
+                time.sleep(late_s)
+                target.sendall(block)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
+
+
+class SlowProxy(socketserver.ThreadingTCPServer):
+    def __init__(self, behind: int) -> None:
+        super().__init__(("127.0.0.1", 0), SlowConnection)
+        self.behind = behind
+
+
+@pytest.mark.slow
+def test_the_steps_of_a_round_follow_from_measured_times(
+    tmp_path: Path, running: Run
+) -> None:
+    """Exchanges take a second, a hundred times as long as a step: rounds get longer."""
+    flags = ["digits", "--mode", "rounds", "--workers", "1", "--rounds", "3", "--http"]
+    flags += ["--steps", "auto", "--port", "0", "--out", str(tmp_path)]
+    with running("serve", *flags) as serving:
+        url, _, code = link_file(serving, tmp_path).read_text().strip().partition("/#")
+        with SlowProxy(int(url.rpartition(":")[2])) as proxy:
+            threading.Thread(target=proxy.serve_forever).start()
+            link = f"http://127.0.0.1:{proxy.server_address[1]}/#{code}"
+            try:
+                with running("work", link, "--json") as worker:
+                    said = output_of(worker)
+            finally:
+                proxy.shutdown()
+        output_of(serving)
+    facts = json.loads(said[said.index("{") : said.rindex("}") + 1])
+    assert facts["samples"] / load_task("digits").batch_size == 50 + 100 + 200
 
 
 FLAGS = ["digits", "--mode", "rounds", "--workers", "3", "--rounds", "20", "--http"]

@@ -87,6 +87,35 @@ def test_shares_follow_the_speeds_and_rounds_take_the_same_time() -> None:
     assert max(took.values()) / min(took.values()) < 1.01
 
 
+def test_steps_are_chosen_so_that_rounds_take_the_same_time_with_little_waiting() -> (
+    None
+):
+    """Speeds 4:1, and a connection that is ten times as slow: H by what is measured."""
+    scheduler, now_s = machine(2, steps=50, is_auto=True), 0.0
+    step_s, exchange_s = {"w1": 0.01, "w2": 0.04}, {"w1": 0.02, "w2": 0.2}
+    leases: dict[str, ShardLease] = {}
+    took: dict[str, float] = {}
+    for _ in range(30):
+        leases = {w: lease_of(scheduler, w, now_s) for w in step_s}
+        compute = {w: leases[w].steps * step_s[w] for w in step_s}
+        took = {w: compute[w] + exchange_s[w] for w in step_s}
+        for worker in sorted(took, key=lambda w: took[w]):
+            samples, at_s = 32 * leases[worker].steps, now_s + took[worker]
+            scheduler.mark_seen(worker, at_s)
+            scheduler.record_duration(worker, samples, at_s, compute[worker])
+            scheduler.accept(worker, leases[worker].key, samples=samples, loss=1.0)
+        now_s += max(took.values())
+        close_if_due(scheduler, now_s)
+    assert max(took.values()) / min(took.values()) < 1.03
+    assert max(exchange_s[w] / took[w] for w in took) == pytest.approx(0.05, rel=0.05)
+    assert [leases[w].steps for w in leases] == pytest.approx([398, 95], rel=0.05)
+
+
+def test_steps_are_chosen_in_rounds_mode_only() -> None:
+    with pytest.raises(ConfigError, match="--steps auto needs --mode rounds"):
+        Plan(rounds=1, workers=1, is_auto=True)
+
+
 def test_one_fast_worker_gets_no_more_than_it_agreed_to() -> None:
     scheduler = machine(40)
     for worker in scheduler.workers.values():

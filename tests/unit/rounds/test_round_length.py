@@ -12,7 +12,9 @@ from ringleader.rounds.round_length import (
     MAX_AGE,
     MAX_EXPOSED,
     MAX_STEPS,
+    WorkerTimes,
     late_weight,
+    mean_steps,
     split_by_speed,
     steps_for,
 )
@@ -37,6 +39,28 @@ def test_the_ends_of_the_range() -> None:
     assert steps_for(0.0, 1.0) == MAX_STEPS
     assert steps_for(1e-9, 100.0) == MAX_STEPS
     assert steps_for(0.1, 1.0) == 190
+
+
+@given(st.lists(st.tuples(_seconds, st.floats(0, 10)), min_size=1, max_size=9))
+def test_rounds_of_unlike_workers_take_the_same_time(
+    measured: list[tuple[float, float]],
+) -> None:
+    """Each makes its share of the mean; the slowest exchange sets the time."""
+    workers = [WorkerTimes(*each) for each in measured]
+    round_s = max(steps_for(s, e) * s + e for s, e in workers)
+    shares = [(round_s - e) / s for s, e in workers]
+    found = mean_steps(workers, most=10**9)
+    assert found == pytest.approx(
+        max(1, sum(shares) / len(shares)), rel=1e-6, abs=1.001
+    )
+    if all(steps_for(s, e) < MAX_STEPS for s, e in workers):
+        assert all(e <= MAX_EXPOSED * round_s * 1.0001 for _, e in workers)
+    assert mean_steps(workers, least=7, most=9) in range(7, 10)
+
+
+def test_without_measurements_rounds_stay_as_they_are() -> None:
+    assert mean_steps([], least=50) == 50
+    assert mean_steps([WorkerTimes(0.0, 1.0)], least=50) == 50
 
 
 @given(

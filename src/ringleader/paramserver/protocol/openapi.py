@@ -71,6 +71,7 @@ _PUT = [
     *_UPDATE,
     _header("X-Samples", {"type": "integer", "minimum": 1}, required=True),
     _header("X-Loss", {"type": "number"}, required=True),
+    _header("X-Compute-Seconds", {"type": "number", "minimum": 0}, required=False),
     _header("X-Codec", {"enum": list(bodies.CODECS)}, required=False),
     _header("Upload-Offset", _NUMBER, required=False),
     _header("Upload-Length", _NUMBER, required=False),

@@ -12,6 +12,8 @@ from ringleader.paramserver.server.aggregation import MIN_WORKERS, Aggregation
 MAX_WORKERS = 64
 """Workers present at once. Each may hold one upload in memory."""
 MAX_ROUNDS = 10_000_000
+AUTO_STEPS = range(10, 501)
+"""Steps between two exchanges that are chosen by what was measured."""
 LOCAL_STEPS = 50
 """Steps between two exchanges of rounds mode, unless others are chosen."""
 MAX_SHARE = 8
@@ -33,6 +35,9 @@ class Plan:
     be older than ``staleness``."""
     steps: int = 1
     """Optimizer steps of a worker between two exchanges; with 1, it sends gradients."""
+    is_auto: bool = False
+    """In rounds mode, choose ``AUTO_STEPS`` so that rounds take all workers the same
+    time, and exchanges 5 % of it at most; ``steps`` is where that begins."""
     staleness: int = 8
     """In bounded mode, the versions that an update may be behind."""
     quorum: int = 0
@@ -68,6 +73,11 @@ class Plan:
             raise ConfigError("round_timeout_s: must be a number above 0")
         if not (math.isfinite(self.grace_s) and self.grace_s >= 0):
             raise ConfigError("grace_s: must be a number of 0 or more")
+        self._check_mode()
+
+    def _check_mode(self) -> None:
+        if self.is_auto and not self.is_local:
+            raise ConfigError("--steps auto needs --mode rounds")
         if self.aggregation.is_robust and not self.is_bulk:
             text = "--aggregate and --clip compare the workers of a round"
             raise ConfigError(f"{text}: they need --mode bulk, not {self.mode}")
@@ -100,7 +110,8 @@ class Plan:
     @property
     def most_steps(self) -> int:
         """The most steps that a worker is asked to make between two exchanges."""
-        return min(MAX_STEPS, MAX_SHARE * self.steps) if self.is_local else self.steps
+        usual = AUTO_STEPS[-1] if self.is_auto else self.steps
+        return min(MAX_STEPS, MAX_SHARE * usual) if self.is_local else self.steps
 
     def quorum_of(self, shards: int) -> int:
         """Return how many of ``shards`` suffice, after a while, to close a round."""

@@ -88,10 +88,7 @@ class Scheduler:
         self.workers[identity].seen_s = now_s
 
     def missing(self, now_s: float) -> int:
-        """Return how many more workers the run needs to go on.
-
-        The first round waits for all of ``plan.workers``.
-        """
+        """Return how many more workers are needed: ``plan.workers`` at first."""
         has_begun = self.version or self.counted or self.leases
         least = self.plan.least_workers(self.shards) if has_begun else self.plan.workers
         return max(0, least - len({*self.workers.present(now_s), *self.leases}))
@@ -168,13 +165,15 @@ class Scheduler:
         """Return the factor for the samples of an update that is accepted now."""
         return 1.0
 
-    def record_duration(self, identity: str, samples: int, now_s: float) -> None:
+    def record_duration(
+        self, identity: str, samples: int, now_s: float, compute_s: float = 0.0
+    ) -> None:
         """Note how long a worker took whose update arrived; call before ``accept``."""
         lease = self.leases.get(identity)
         if lease is not None:
             took_s = max(now_s - lease.issued_s, 1e-6)
             self._durations.add(identity, took_s)
-            self.workers[identity].note_speed(samples, took_s)
+            self.workers[identity].note_speed(samples, took_s, lease.steps, compute_s)
 
     def reject(self, identity: str, *, is_strike: bool = True) -> bool:
         """Take back the batches of an update that failed a check.

@@ -237,7 +237,8 @@ class Training:
             return await self._reject(identity, text, is_strike=refused.is_unusual)
         record = AcceptedUpdate.of(identity, headers, scheduler.update_weight(key))
         await self._thread.run(self.store.record_update, record, body, update)
-        scheduler.record_duration(identity, headers.samples, time.monotonic())
+        now_s, compute_s = time.monotonic(), headers.compute_s
+        scheduler.record_duration(identity, headers.samples, now_s, compute_s)
         scheduler.accept(identity, key, samples=headers.samples, loss=headers.loss)
         if scheduler.can_close(time.monotonic()):
             await self._close_version()

@@ -22,3 +22,5 @@ class UpdateHeaders:
     samples: int
     loss: float
     codec: str
+    compute_s: float = 0.0
+    """Seconds that it computed; 0: it did not say."""

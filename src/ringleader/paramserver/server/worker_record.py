@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ringleader.paramserver.server.update_headers import UpdateKey
+from ringleader.rounds.round_length import WorkerTimes
 
 MAX_STRIKES = 3
 """Invalid updates in a row that put a worker in quarantine."""
@@ -45,6 +46,8 @@ class WorkerRecord:
     updates: int = 0
     samples: int = 0
     samples_per_s: float = 0.0
+    times: WorkerTimes | None = None
+    """Of its rounds, if it says how long it computes; moving averages."""
     strikes: int = 0
     """Updates in a row that failed a check."""
     is_quarantined: bool = False
@@ -63,10 +66,20 @@ class WorkerRecord:
         self.updates += 1
         self.samples += samples
 
-    def note_speed(self, samples: int, took_s: float) -> None:
-        """Note how long an update took, as a moving average."""
+    def note_speed(
+        self, samples: int, took_s: float, steps: int = 1, compute_s: float = 0.0
+    ) -> None:
+        """Note how long an update took, as moving averages.
+
+        ``compute_s`` is how long its worker says that the steps took; 0: nothing.
+        """
         speed = samples / took_s
         self.samples_per_s = 0.7 * (self.samples_per_s or speed) + 0.3 * speed
+        if compute_s:
+            new = WorkerTimes(compute_s / steps, max(0.0, took_s - compute_s))
+            old = self.times or new
+            mixed = (0.7 * a + 0.3 * b for a, b in zip(old, new, strict=True))
+            self.times = WorkerTimes(*mixed)
 
     @property
     def is_excluded(self) -> bool:

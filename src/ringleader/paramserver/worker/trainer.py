@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ class StepResult:
     num_samples: int
     loss: float
     """The mean over all samples, each computed with the weights of its own step."""
+    seconds: float
+    """Time that it took to compute."""
 
 
 class Trainer:
@@ -64,6 +67,7 @@ class Trainer:
         self, manifest: Manifest, assignment: Assignment, batches: Iterable[Batch]
     ) -> StepResult:
         """Compute the mean gradient of one batch, or the difference that steps make."""
+        began_s = time.monotonic()
         self.model.train()
         before = manifest.buffer_values(self.model)
         if assignment.steps == 1 and not self._is_local:
@@ -77,7 +81,8 @@ class Trainer:
         buffers = manifest.buffer_values(self.model) - before
         self._check_finite(parameters, assignment)
         update = Update(parameters, buffers)
-        return StepResult(update, num_samples, losses / num_samples)
+        took_s = time.monotonic() - began_s
+        return StepResult(update, num_samples, losses / num_samples, took_s)
 
     def _local_steps(
         self, assignment: Assignment, batches: Iterable[Batch]

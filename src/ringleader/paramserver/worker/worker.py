@@ -249,6 +249,7 @@ class Worker:
             "Content-Type": "application/octet-stream",
             "X-Samples": str(result.num_samples),
             "X-Loss": repr(result.loss),
+            "X-Compute-Seconds": f"{result.seconds:.6f}",
             "X-Codec": self._feedback.wire_name,
             "X-First-Batch": str(assignment.first_batch),
             "X-Worker-Version": str(assignment.version),

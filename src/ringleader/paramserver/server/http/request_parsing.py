@@ -23,6 +23,7 @@ MAX_WAIT_S = 30.0
 
 _DEFAULT_WAIT_S = 25.0
 _MAX_DIGITS = 15
+_MAX_COMPUTE_S = 1e7
 _MAX_LOSS = 1e39
 """Above any float32, and small enough that sums of losses stay finite in JSON."""
 
@@ -104,7 +105,11 @@ def parse_update_headers(request: Request, max_samples: int) -> UpdateHeaders:
     loss = _parse_real(headers.get("x-loss"), "X-Loss")
     if abs(loss) > _MAX_LOSS:
         raise malformed(f"X-Loss is above {_MAX_LOSS:g}")
-    return UpdateHeaders(parse_update_key(request), samples, loss, codec)
+    compute_s = _parse_real(headers.get("x-compute-seconds", "0"), "X-Compute-Seconds")
+    if not 0 <= compute_s <= _MAX_COMPUTE_S:
+        raise malformed(f"X-Compute-Seconds is not between 0 and {_MAX_COMPUTE_S:g}")
+    key = parse_update_key(request)
+    return UpdateHeaders(key, samples, loss, codec, compute_s)
 
 
 def _parse_real(text: str | None, what: str) -> float:
