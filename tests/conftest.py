@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from ringleader.testing.processes import ForkServer
@@ -31,7 +31,12 @@ and a busy machine holds any of them up for several."""
 # What is collected is no garbage; to look for some takes a third of the time.
 gc.disable()
 
-settings.register_profile("busy machine", settings.default, deadline=None)
+settings.register_profile(
+    "busy machine",
+    settings.default,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("busy machine")
 
 _ROOT = str(Path(__file__).parents[1])

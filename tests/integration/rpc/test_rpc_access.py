@@ -95,7 +95,7 @@ def knock(target: Address, name: str) -> bytes:
     data = messages.encode(Call(1, "test_rpc_access.call", 1.0, value))
     answer = b""
     with (
-        socket.create_connection(target.addresses[0], timeout=20.0) as sock,
+        socket.create_connection(target.addresses[0], timeout=2.0) as sock,
         contextlib.suppress(OSError),
     ):
         sock.sendall(wire.encode_hello(hello) + data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -171,9 +172,15 @@ def test_who_gave_up_before_we_listened_does_not_take_the_place() -> None:
     with open_listeners(2) as listeners:
         for _ in range(3):
             greet(listeners[0], hello(1, 2)).close()
-        table = Table(listeners)
-        hang_up(run([lambda: table.join(0), lambda: table.join(1)]))
-        assert any("hung up" in why for why in listeners[0].rejected)
+        table, deadline = Table(listeners), Deadline.after(FORM_S)
+
+        def come_when_they_were_noticed() -> Outcome:
+            while not any("hung up" in why for why in listeners[0].rejected):
+                assert not deadline.is_over(), "they were taken for guests"
+                time.sleep(0.01)
+            return table.join(1)
+
+        hang_up(run([lambda: table.join(0), come_when_they_were_noticed]))
 
 
 @pytest.mark.parametrize("num_bulk", [0, 1])

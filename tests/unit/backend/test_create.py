@@ -21,7 +21,7 @@ from ringleader.testing.threaded_world import run_threads
 def request_of(world_rank: int, ranks: list[int], store: Store) -> SimpleNamespace:
     """Return what torch passes to the creator of a group of ``ranks``."""
     return SimpleNamespace(
-        timeout=timedelta(seconds=10),
+        timeout=timedelta(seconds=90),
         group_rank=ranks.index(world_rank),
         group_size=len(ranks),
         store=store,

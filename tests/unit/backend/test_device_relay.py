@@ -55,7 +55,7 @@ class Rank:
         )
 
         def wait() -> None:
-            work.wait(30)
+            work.wait(120)
             deliver()
 
         return wait
@@ -318,7 +318,7 @@ def test_nothing_is_final_that_has_not_been_copied_back() -> None:
     def body(rank: Rank) -> None:
         whole = torch.full((COUNT, 2), -77.0)
         if rank.group.rank == 1:
-            assert has_begun.wait(20)
+            assert has_begun.wait(120)
             rank.group.abort("enough")
             return
         wait = rank.all_reduce(rank.computed(numbers(0), whole[:, 0]))
@@ -363,7 +363,7 @@ def test_nothing_is_copied_any_more_after_a_failure() -> None:
 
     def body(rank: Rank) -> int:
         if rank.group.rank == 1:
-            assert has_begun.wait(20)
+            assert has_begun.wait(120)
             rank.group.abort("enough")
             return 0
         wait = rank.all_reduce(rank.computed(numbers(0)))
@@ -394,7 +394,7 @@ def test_so_is_what_a_forgotten_stage_admitted() -> None:
     def body(rank: Rank) -> int:
         rank.all_reduce(rank.computed(numbers(rank.group.rank)))()
         rank.stage = HostStaging(rank.device)
-        deadline = Deadline.after(10)  # the engine's thread may still be letting go
+        deadline = Deadline.after(60)  # the engine's thread may still be letting go
         while rank.device.host_rooms() > 1 and not deadline.is_over():
             gc.collect()
             time.sleep(0.01)

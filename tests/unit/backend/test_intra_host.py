@@ -178,7 +178,7 @@ def test_tensors_of_a_device_are_staged_between_the_layers_only(pace: str) -> No
             if turn:
                 tensor = given(group.rank, torch.float32)
             work, deliver = stage.in_layers(group, steps, [tensor], async_op=True)
-            work.wait(30)
+            work.wait(120)
             deliver()
             device.record_event().synchronize()
             want = given(3) if turn else exact("sum")

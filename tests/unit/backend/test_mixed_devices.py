@@ -38,7 +38,7 @@ def two_ranks() -> Iterator[list[RingleaderGroup]]:
 
     def join(rank: int) -> RingleaderGroup:
         request = SimpleNamespace(
-            timeout=timedelta(seconds=20),
+            timeout=timedelta(seconds=90),
             group_rank=rank,
             group_size=2,
             store=store,

@@ -53,7 +53,7 @@ class Rank:
         )
 
         def wait() -> None:
-            work.wait(30)
+            work.wait(120)
             deliver()
 
         return wait
@@ -507,7 +507,7 @@ def test_an_operation_that_failed_never_orders_the_caller() -> None:
         )
         group.abort("enough")
         with pytest.raises(GroupAborted, match="enough"):
-            work.wait(10)
+            work.wait(60)
         with pytest.raises(IndexError):
             deliver()
 
@@ -521,7 +521,7 @@ def test_a_synchronous_operation_has_ended_when_the_call_returns() -> None:
             [tensor],
             lambda _, outs: rank.group.all_reduce(outs[0]),
             1,
-            timeout_s=10,
+            timeout_s=60,
             async_op=False,
         )
         deliver()

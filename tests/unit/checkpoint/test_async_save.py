@@ -28,7 +28,7 @@ class SlowDisk:
 
     def write(self, folder: object, step: int, state: Any, *_: object) -> Saved:  # noqa: ANN401
         self.states.append(state())
-        assert self.may_go.wait(30)
+        assert self.may_go.wait(120)
         self.saw.append(float(tensors(self.states[-1])[0].sum()))
         return Saved(step, str(folder), 0)
 
@@ -63,9 +63,9 @@ def test_the_next_save_waits_and_copies_into_the_same_buffers(
             second.result(timeout=0.1)  # it waits for the first
         assert not first.done()
         disk.may_go.set()
-        assert second.result(30).result(30).step == 2
+        assert second.result(120).result(120).step == 2
     assert disk.saw == [35.0, 70.0]
-    checkpoint.async_save(tmp_path, 3, model, optimizer).result(30)
+    checkpoint.async_save(tmp_path, 3, model, optimizer).result(120)
     one, *more = [tensors(state) for state in disk.states]
     held = {t.untyped_storage().data_ptr() for each in more for t in each}
     assert held == {t.untyped_storage().data_ptr() for t in one}

@@ -23,7 +23,7 @@ from ringleader.errors import ProtocolError, RingleaderError
 from ringleader.groups.group import Group, handle_of
 from ringleader.testing.threaded_world import run_world
 
-SOON_S = 20.0
+SOON_S = 120.0
 WAYS = [SparseAlgorithm.ALL_GATHER, SparseAlgorithm.REDUCE_SCATTER]
 
 

@@ -38,7 +38,7 @@ def folder(root: Path) -> Path:
 
 def copied(copy: CachedFiles, source: Path) -> None:
     """Fill what is missing, as a transfer does."""
-    missing = copy.open(Deadline.after(5))
+    missing = copy.open(Deadline.after(60))
     copy.make_room(missing, MAX_BYTES)
     for number in missing:
         chunk = copy.chunks[number]
@@ -58,12 +58,12 @@ def test_a_copy_has_the_same_bytes_and_only_damage_is_missing(tmp_path: Path) ->
     copy = CachedFiles(tmp_path / "cache", listing)
     copied(copy, source)
     assert {n: (copy.path / n).read_bytes() for n in CONTENT} == CONTENT
-    assert copy.open(Deadline.after(5)) == []
+    assert copy.open(Deadline.after(60)) == []
     copy.close()
     with open(copy.path / "a.bin", "r+b") as file:
         file.seek(CHUNK_BYTES + 7)
         file.write(b"\0")
-    assert copy.open(Deadline.after(5)) == [1]
+    assert copy.open(Deadline.after(60)) == [1]
     copy.close()
     copied(copy, source)
     assert (copy.path / "a.bin").read_bytes() == CONTENT["a.bin"]
@@ -72,11 +72,11 @@ def test_a_copy_has_the_same_bytes_and_only_damage_is_missing(tmp_path: Path) ->
 def test_what_arrived_before_a_crash_stays(tmp_path: Path) -> None:
     source = folder(tmp_path)
     copy = CachedFiles(tmp_path / "cache", list_files(source))
-    copy.make_room(copy.open(Deadline.after(5)), MAX_BYTES)
+    copy.make_room(copy.open(Deadline.after(60)), MAX_BYTES)
     assert copy.write(0, CONTENT["a.bin"][:CHUNK_BYTES])
     copy.close()
     assert not copy.path.exists(), "an incomplete copy has its name already"
-    assert copy.open(Deadline.after(5)) == [1, 2]
+    assert copy.open(Deadline.after(60)) == [1, 2]
     second = CachedFiles(tmp_path / "cache", copy.listing)
     with pytest.raises(ConfigError, match="another process is fetching the same data"):
         second.open(Deadline.after(0))
@@ -99,14 +99,14 @@ def test_sizes_that_do_not_fit_are_named(
 ) -> None:
     listing = list_files(folder(tmp_path))
     copy = CachedFiles(tmp_path / "cache", listing)
-    missing = copy.open(Deadline.after(5))
+    missing = copy.open(Deadline.after(60))
     with pytest.raises(ConfigError, match="more than max_bytes=10 allows"):
         copy.make_room(missing, 10)
     copy.close()
     monkeypatch.setattr(
         "shutil.disk_usage", lambda _: SimpleNamespace(free=len(CONTENT["a.bin"]))
     )
-    missing = copy.open(Deadline.after(5))
+    missing = copy.open(Deadline.after(60))
     with pytest.raises(
         ConfigError, match=r"5,120,004 bytes are missing, but 5,120,000"
     ):

@@ -95,7 +95,7 @@ def test_families_take_turns_and_the_systems_choice_goes_first() -> None:
 
 
 def resolve(
-    peers: StaticPeers, *, within_s: float = 5.0, times: int = 1
+    peers: StaticPeers, *, within_s: float = 60.0, times: int = 1
 ) -> list[ResolvedPeer]:
     async def run() -> list[ResolvedPeer]:
         answers = []
@@ -142,7 +142,7 @@ def test_a_name_server_that_hangs_costs_its_deadline_and_one_thread() -> None:
     def hang(host: str, port: int) -> Sequence[str]:
         calls.append(host)
         called.set()
-        release.wait(20)
+        release.wait(120)
         return ["10.77.0.2"]
 
     peers = StaticPeers(parse("slow:1,10.77.0.3:2"), look_up=hang)
@@ -150,26 +150,26 @@ def test_a_name_server_that_hangs_costs_its_deadline_and_one_thread() -> None:
     try:
         slow, other = resolve(peers, within_s=0.05, times=3)
         spent_s = time.monotonic() - start_s
-        assert called.wait(10)
+        assert called.wait(60)
     finally:
         release.set()
     assert "no answer from the name server within 0.05 s" in slow.trouble
     assert other.addresses == ("10.77.0.3",)
     assert calls == ["slow"]
-    assert 0.15 <= spent_s < 10
+    assert 0.15 <= spent_s < 60
 
 
 def test_an_answer_that_was_late_is_there_the_next_time() -> None:
     release = threading.Event()
 
     def slow(host: str, port: int) -> Sequence[str]:
-        release.wait(20)
+        release.wait(120)
         return ["10.77.0.2"]
 
     async def run() -> list[ResolvedPeer]:
         peers = StaticPeers(parse("slow:1"), look_up=slow)
         await peers.resolve(Deadline.after(0.01))
         release.set()
-        return await peers.resolve(Deadline.after(5))
+        return await peers.resolve(Deadline.after(60))
 
     assert asyncio.run(run())[0].addresses == ("10.77.0.2",)

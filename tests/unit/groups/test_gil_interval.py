@@ -19,7 +19,7 @@ from ringleader.groups.group import Group, handle_of
 from ringleader.testing.threaded_world import run_threads, run_world, world
 
 USUAL_S, SHORT_S = 0.005, 0.0001
-SOON_S = 20.0
+SOON_S = 120.0
 
 
 @pytest.fixture(autouse=True)

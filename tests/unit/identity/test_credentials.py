@@ -365,7 +365,7 @@ def test_workers_get_their_credentials_by_a_file(tmp_path: Path) -> None:
     CLIENT.to_file(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     argv = [sys.executable, "-c", WORKER, str(path)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == CLIENT.node
     worker = Credentials.from_file(path)
     assert worker.namespace == CLIENT.namespace == HOME.namespace

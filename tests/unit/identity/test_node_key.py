@@ -128,7 +128,7 @@ def test_a_killed_node_frees_its_key(home: Home) -> None:
         with claim(home) as beside:
             assert beside.number == 2
         os.kill(child.pid, signal.SIGKILL)
-        child.wait(10)
+        child.wait(60)
     with claim(home) as after:
         assert (after.number, after.key.node_id) == (1, node)
 

@@ -128,7 +128,7 @@ def test_a_worker_runs_the_program_as_python_does_and_records_its_end(
             cwd=tmp_path,
             text=True,
             capture_output=True,
-            timeout=60,
+            timeout=200,
             check=False,
         )
 

@@ -390,4 +390,4 @@ async def enter_and_lose_a_node() -> RoundEntered:
     theirs = msgspec.structs.replace(mine, request_id="2", started_s=mine.started_s + 1)
     jobs.on_view_state(view({"a": mine, "b": theirs}))
     jobs.on_view_state(view({"a": mine}, epoch=10))
-    return await asyncio.wait_for(entering, 30)
+    return await asyncio.wait_for(entering, 120)

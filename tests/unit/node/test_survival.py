@@ -165,9 +165,9 @@ def test_an_agent_attests_the_end_of_a_worker() -> None:
         await asyncio.sleep(0.01)
         assert not waiting.done()
         child.kill()
-        await asyncio.wait_for(waiting, 10)  # not reaped yet
+        await asyncio.wait_for(waiting, 60)  # not reaped yet
         child.communicate()
-        await asyncio.wait_for(wait_for_end(child.pid), 10)  # gone before it began
+        await asyncio.wait_for(wait_for_end(child.pid), 60)  # gone before it began
 
     asyncio.run(follow())
 

@@ -111,12 +111,13 @@ def test_reports_count_down_and_repeat_nothing_else(
                 lambda: (view(apie=request()), {}, ["no multicast here"]),
             )
         )
-        await asyncio.wait_for(is_enough.wait(), 10)
+        await asyncio.wait_for(is_enough.wait(), 60)
         waiting.round = Round("1", (A,))
-        await asyncio.wait_for(reporting, 10)
+        await asyncio.wait_for(reporting, 60)
 
     asyncio.run(main())
     told = [line for line in lines if not line.startswith("still waiting, ")]
     alone = "no other node of this cluster is in sight"
     assert told == [alone, "no multicast here", ADVICE]
-    assert lines[0] in [f"still waiting, {s} s left: 1 here (pie)" for s in (599, 600)]
+    counted = [f"still waiting, {s} s left: 1 here (pie)" for s in range(500, 601)]
+    assert lines[0] in counted

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import pytest
 
@@ -89,7 +90,7 @@ def server(failures: dict[str, str]) -> Iterator[HealthServer]:
 
 
 def get(server: HealthServer, path: str, method: str = "GET") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request(method, path)
     answer = connection.getresponse()
     body = answer.read()
@@ -110,18 +111,21 @@ def test_probes_over_http(server: HealthServer, failures: dict[str, str]) -> Non
 
 
 def test_requests_are_bounded(server: HealthServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), 20) as sock:
+    with (
+        socket.create_connection(("127.0.0.1", server.port), 60) as sock,
+        suppress(ConnectionError),  # how a close comes that leaves bytes unread
+    ):
         sock.sendall(b"GET /readyz HTTP/1.1\r\n" + b"x: y\r\n" * 3000 + b"\r\n")
         assert sock.recv(100) == b""  # closed, not answered
     silent = [
-        socket.create_connection(("127.0.0.1", server.port), 20)
+        socket.create_connection(("127.0.0.1", server.port), 60)
         for _ in range(MAX_CONNECTIONS)
     ]
-    with socket.create_connection(("127.0.0.1", server.port), 20) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), 60) as sock:
         assert sock.recv(100) == b""  # one too many
     for each in silent:
         each.close()
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 120
     while time.monotonic() < deadline_s:  # until the server has seen them go
         try:
             assert get(server, "/readyz")[0] == 200
@@ -137,7 +141,7 @@ def test_a_check_that_hangs_costs_one_thread(monkeypatch: pytest.MonkeyPatch) ->
 
     def hang() -> Mapping[str, str]:
         runs.append(1)
-        may_end.wait(20)
+        may_end.wait(120)
         return {}
 
     server = HealthServer({"/healthz": hang, "/readyz": hang})
@@ -162,14 +166,14 @@ def test_the_grpc_health_service_gives_the_same_answers(
 
         def check(service: str) -> bool:
             request = health_pb2.HealthCheckRequest(service=service)
-            return bool(stub.Check(request, timeout=20).status == serving)
+            return bool(stub.Check(request, timeout=60).status == serving)
 
         assert check("")
         failures["data"] = "not mounted"
         assert not check("")
         assert not check("readiness")
         assert check("liveness")
-        watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=20)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=60)
         assert next(watch).status != serving
         watch.cancel()
         with pytest.raises(grpc.RpcError, match="there are readiness, liveness"):

@@ -79,7 +79,7 @@ def test_a_huge_node_list_is_refused_before_it_is_expanded(text: str) -> None:
     start_s = time.monotonic()
     with pytest.raises(ConfigError, match="more than 65536 nodes"):
         expand_nodes(text)
-    assert time.monotonic() - start_s < 10
+    assert time.monotonic() - start_s < 60
 
 
 def test_a_step_of_srun_meets_at_its_first_node() -> None:

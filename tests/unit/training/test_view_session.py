@@ -111,7 +111,7 @@ def test_waiting_ends_with_the_deadline_or_the_error_of_the_control_thread() -> 
         session.wait_view(lambda _: True, Deadline.after(0.01))
     session.failed(Expelled("slept"))
     with pytest.raises(Expelled, match="slept"):
-        session.wait_view(lambda _: True, Deadline.after(5))
+        session.wait_view(lambda _: True, Deadline.after(60))
 
 
 def test_the_first_difference_of_two_layouts_is_named() -> None:

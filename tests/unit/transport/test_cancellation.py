@@ -26,8 +26,8 @@ def test_a_cancelled_deadline_is_over_and_the_first_reason_counts() -> None:
 
 
 def test_waits_of_an_operation_that_can_be_cancelled_are_short() -> None:
-    assert Deadline.after(100.0).wait_s() > 99
-    young = Deadline.after(100.0, Cancellation())
+    assert Deadline.after(100.0).wait_s() > 50
+    young = Deadline(time.monotonic() + 200, 100.0, Cancellation())
     assert young.wait_s() == 0.005
     old = Deadline(time.monotonic() + 50, 100.0, Cancellation())
     assert old.wait_s() == 0.05

@@ -110,5 +110,5 @@ def test_a_server_name_used_by_many_threads_is_accepted_once() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert sorted(admitted) == sorted(names)
