@@ -335,9 +335,17 @@ class World:
         self.wait(lambda: kind in member.replies, within_s, f"the {kind}")
         return member.replies[kind]
 
-    def check_ledger(self) -> int:
+    def wait_for_version(self, version: int, within_s: float = 600.0) -> None:
+        """Wait until every member has made as many steps."""
+        self.wait(
+            lambda: all(m.version >= version for m in self.alive.values()),
+            within_s,
+            f"version {version}",
+        )
+
+    def check_ledger(self, member: Member | None = None) -> int:
         """Check that each sample was delivered once; return how many were."""
-        found = self.ask(next(iter(self.alive.values())), "ledger")
+        found = self.ask(member or next(iter(self.alive.values())), "ledger")
         entries = sorted((e, b, end) for _, _, e, b, end in found["entries"])
         for (epoch, _, end), (next_epoch, begin, _) in itertools.pairwise(entries):
             follows = (epoch, end) if end < SAMPLES else (epoch + 1, 0)

@@ -15,8 +15,9 @@ from tests.kit.elastic_killer import Killer
 from tests.kit.elastic_partition import SHAPES, split_and_heal
 from tests.kit.elastic_tally import Tally
 from tests.kit.elastic_world import World
+from tests.kit.endless_task import LossReference
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(115)]
+pytestmark = pytest.mark.slow
 
 CASES = [
     ("any", "leader"),
@@ -48,6 +49,21 @@ def test_kills_at_named_points_change_no_value(tmp_path: Path) -> None:
         world.check_ledger()
     assert tally.num_kills >= len(CASES)
     assert not tally.not_reached
+
+
+def test_a_float32_run_with_kills_has_the_losses_of_one_process(tmp_path: Path) -> None:
+    """The short version of benchmarks/elastic_follow.py."""
+    tally, reference = Tally(), LossReference()
+    with World(tmp_path, 3, reference=reference) as world:
+        killer = Killer(world, tally, seed=2)
+        killer.begin()
+        for case in (("any", "leader"), ("held", "other"), ("status", "proposer")):
+            killer.kill_once(case)
+        for member in world.alive.values():
+            world.check_ledger(member)
+        assert world.largest_difference <= reference.tolerance
+    assert not tally.not_reached
+    assert len(reference.other_losses) >= world.checks / world.size
 
 
 @pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1])
