@@ -91,6 +91,11 @@ class Following:
             self._source.attach()
             self._membership.serve_state(self._source.serve)
 
+    def applied(self, version: int) -> None:
+        """Note that a step was applied, also without a step of the optimizer."""
+        if self._source is not None:
+            self._source.skipped(version)
+
     def close(self) -> None:
         """End the connections of newcomers."""
         if self._source is not None:

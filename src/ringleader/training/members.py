@@ -65,9 +65,8 @@ class Members(Team):
         self._execution = PlanExecution(session, buffers, sidebands, following)
         self._entered: InstalledView | None = None
         self._group: Group | None = None
-        self._attempts = StepAttempts(
-            session, contribution, sidebands, residuals, following.pace
-        )
+        pace = following.pace
+        self._attempts = StepAttempts(session, contribution, sidebands, residuals, pace)
         self._agreement = StateAgreement(following.state, options.watch_every)
         self._news = RunNews(data.spec, options.traffic(buffers.num_bytes))
         self._num_applied = 0
@@ -168,6 +167,7 @@ class Members(Team):
     def apply(self, totals: Totals, result: int | None) -> None:
         """Apply a delivered step."""
         super().apply(totals, result)
+        self._following.applied(self.version)
         self._num_applied += 1
         self._failures = 0
         self._news.delivered(self.version, self.contributors)

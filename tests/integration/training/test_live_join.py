@@ -194,7 +194,12 @@ def test_what_was_damaged_on_the_way_is_found_and_copied_again() -> None:
     newcomer = members[2]
     with control_loop() as loop:
         learner = follow(newcomer, sources, loop)
-        assert learner.finish(2, Deadline.after(100))
+        assert learner.wait_level(Deadline.after(100))
+        for source in sources:
+            source.skipped(
+                3
+            )  # by a loss scaler; learners are at version 3 all the same
+        assert learner.finish(3, Deadline.after(100))
         for source in sources:
             source.close()
     weight = newcomer.model.head.weight

@@ -116,6 +116,16 @@ class LiveSource:
                 learner.drop()
                 self._forget(learner)
 
+    def skipped(self, version: int) -> None:
+        """Tell learners of a version that needed no step of the optimizer, if it did
+        not: gradients were not finite, and the loss scaler left it out."""
+        with self._lock:
+            if self._applied >= version:
+                return
+            self._applied = version
+        for learner in list(self._learners):
+            learner.put(Step(version, self._groups()))
+
     def _groups(self) -> bytes:
         return values.encode(self._moments.hyperparameters())
 
