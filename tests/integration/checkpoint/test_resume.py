@@ -15,7 +15,6 @@ from tests.kit.warm_python import WarmPython
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1]),
-    pytest.mark.timeout(300),
 ]
 
 # The weight after step n is n, whoever computes it.

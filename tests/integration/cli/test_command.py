@@ -62,7 +62,7 @@ for argv in (
 def python(code: str, *argv: str) -> str:
     words = [sys.executable, "-c", code, *argv]
     done = subprocess.run(
-        words, capture_output=True, text=True, timeout=60, check=False
+        words, capture_output=True, text=True, timeout=300, check=False
     )
     return done.stdout + done.stderr
 
@@ -117,7 +117,7 @@ def test_bash_completes_commands_options_and_files(tmp_path: Path) -> None:
     def complete(*words: str) -> str:
         argv = ["bash", "-c", COMPLETE, "bash", script, *words]
         return subprocess.run(
-            argv, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=True
+            argv, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=True
         ).stdout.strip()
 
     assert complete("st") == "status"

@@ -29,7 +29,7 @@ def test_a_link_and_a_pin_are_piped_in_one_after_the_other() -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
-        said, _ = process.communicate("https://desk:8000/#secret\n4711\n", timeout=60)
+        said, _ = process.communicate("https://desk:8000/#secret\n4711\n", timeout=300)
     assert said == "https://desk:8000/#secret\n4711\n"
 
 

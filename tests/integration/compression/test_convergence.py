@@ -21,10 +21,10 @@ from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from tests.kit.compression_bugs import BUGS
 from tests.kit.training_tasks import Task, characters, digits, final_loss, learn
 
-pytestmark = [pytest.mark.timeout(330), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SIZE = 2
-WITHIN_S = 300.0
+WITHIN_S = 500.0
 """It takes half a minute on an idle machine; the machine may be busy."""
 
 CODEC_BAR, SPARSE_BAR = 0.002, 0.02
