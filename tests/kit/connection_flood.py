@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import select
 import socket
 import struct
 import sys
-import time
 
 HELD = 3000
 """Connections that stay open at a time; the oldest is reset for the next."""
@@ -16,12 +16,12 @@ LAG = 50
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
-def flood(port: int, num_addresses: int, seconds: float, said: bytes) -> int:
-    """Connect to ``port`` of this machine from 127.1.0.0/16; return how often."""
+def flood(port: int, num_addresses: int, least: int, said: bytes) -> int:
+    """Connect to ``port`` of this machine from 127.1.0.0/16 until standard input ends,
+    at least ``least`` times; return how often."""
     held: collections.deque[socket.socket] = collections.deque()
-    until_s = time.monotonic() + seconds
     count = 0
-    while time.monotonic() < until_s:
+    while count < least or not select.select([sys.stdin], [], [], 0)[0]:
         number = count % num_addresses
         sock = socket.socket()
         sock.setblocking(False)
@@ -45,6 +45,6 @@ if __name__ == "__main__":
     sys.stdout.write("started\n")
     sys.stdout.flush()
     made = flood(
-        int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4].encode()
+        int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4].encode()
     )
     sys.stdout.write(f"{made}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ringleader.simulation.lan import VirtualLan
 from ringleader.testing.node_process import make_home
@@ -72,6 +74,17 @@ class Command:
         self.reader.join(60)
         if self.process.stdout is not None:
             self.process.stdout.close()
+
+
+def status_of(machines: Machines, index: int) -> dict[str, Any]:
+    """Ask on a machine for the status, again if its busy agent answers too late."""
+    until_s = time.monotonic() + 300
+    while True:
+        status = machines.start(index, *RINGLEADER, "status", "--json")
+        if status.end() == 0:
+            found: dict[str, Any] = json.loads("".join(status.lines))[0]
+            return found
+        assert time.monotonic() < until_s, "".join(status.lines)
 
 
 @dataclass(slots=True)

@@ -42,7 +42,8 @@ from ringleader.node.protocol.node_state import JobFingerprint
 from ringleader.node.protocol.snapshot import NodeRow, Snapshot
 from ringleader.testing.node_process import make_home
 
-pytestmark = pytest.mark.timeout(60)
+LIMIT_S = 120.0
+"""Of all that takes a moment: a busy machine needs seconds."""
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -53,7 +54,7 @@ def config(tmp_path: Path) -> AgentConfig:
 
 
 def enter(
-    nodes: int, job: str = "job", timeout_s: float = 20.0, torch: str = ""
+    nodes: int, job: str = "job", timeout_s: float = 2 * LIMIT_S, torch: str = ""
 ) -> EnterJob:
     return EnterJob(
         job=job,
@@ -65,7 +66,7 @@ def enter(
     )
 
 
-def has_ended(pid: int, within_s: float = 8.0) -> bool:
+def has_ended(pid: int, within_s: float = LIMIT_S) -> bool:
     until_s = time.monotonic() + within_s
     while time.monotonic() < until_s:
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie":
@@ -78,14 +79,16 @@ def test_a_lone_agent_forms_a_round_of_one_and_describes_itself(
     config: AgentConfig,
 ) -> None:
     with AgentProcess.start(config) as agent:
-        entered = agent.ask(enter(1), Deadline.after(20))
+        entered = agent.ask(enter(1), Deadline.after(LIMIT_S))
         assert isinstance(entered, RoundEntered)
         assert (entered.rank, entered.size, entered.store_port) == (0, 1, 0)
         assert Path(entered.credentials).stat().st_mode & 0o777 == 0o600
-        seen = agent.ask(GetSnapshot(), Deadline.after(5))
+        seen = agent.ask(GetSnapshot(), Deadline.after(LIMIT_S))
         assert isinstance(seen, Snapshot)
         assert seen.leader == seen.node
-        assert agent.ask(CheckRound("job"), Deadline.after(5)) == RoundStatus(False)
+        assert agent.ask(CheckRound("job"), Deadline.after(LIMIT_S)) == RoundStatus(
+            False
+        )
         pid = agent.pid
     assert has_ended(pid)
     assert agent_sockets(Path(config.home)) == []
@@ -99,32 +102,31 @@ def test_two_nodes_of_one_user_on_one_host_train_together(config: AgentConfig) -
     with AgentProcess.start(config) as one, AgentProcess.start(config) as two:
         first = framing.pack(enter(2))
         two._sock.sendall(first)
-        entered = one.ask(enter(2), Deadline.after(20))
+        entered = one.ask(enter(2), Deadline.after(LIMIT_S))
         assert isinstance(entered, RoundEntered)
-        other = two.receive(Deadline.after(20))
+        other = two.receive(Deadline.after(LIMIT_S))
         while not isinstance(other, RoundEntered):
-            other = two.receive(Deadline.after(20))
+            other = two.receive(Deadline.after(LIMIT_S))
         assert {entered.rank, other.rank} == {0, 1}
         assert entered.round == other.round
         assert len(agent_sockets(Path(config.home))) == 2
-        one.ask(LeaveJob("job", ok=True), Deadline.after(10))
+        one.ask(LeaveJob("job", ok=True), Deadline.after(LIMIT_S))
         with pytest.raises(GroupAborted, match="have finished it, this one has not"):
-            two.ask(enter(2, timeout_s=600), Deadline.after(20))
+            two.ask(enter(2, timeout_s=600), Deadline.after(LIMIT_S))
         two._sock.sendall(framing.pack(enter(2, "another", torch="2.13.0+cpu")))
-        assert isinstance(two.receive(Deadline.after(20)), Progress)
+        assert isinstance(two.receive(Deadline.after(LIMIT_S)), Progress)
         versions = "torch is 2.15.0 here and 2.13.0.cpu there"
         with pytest.raises(ConfigError, match=versions):
-            one.ask(enter(2, "another", torch="2.15.0"), Deadline.after(20))
+            one.ask(enter(2, "another", torch="2.15.0"), Deadline.after(LIMIT_S))
         two.close()
-        deadline = Deadline.after(5)
-        while sum(row.in_view for row in rows(one)) > 1:
-            assert not deadline.is_over(), "it has left"
+        deadline = Deadline.after(LIMIT_S)
+        while len(rows(one)) > 1:
+            assert not deadline.is_over(), "who says goodbye is not mourned as dead"
             time.sleep(0.02)
-        assert len(rows(one)) == 1, "who says goodbye is not mourned as dead"
 
 
 def rows(agent: AgentProcess) -> list[NodeRow]:
-    seen = agent.ask(GetSnapshot(), Deadline.after(5))
+    seen = agent.ask(GetSnapshot(), Deadline.after(LIMIT_S))
     assert isinstance(seen, Snapshot)
     return seen.nodes
 
@@ -168,11 +170,9 @@ def test_an_invalid_job_request_is_refused_at_once(bad: EnterJob) -> None:
 
 def test_a_second_request_ends_the_wait_for_a_round(config: AgentConfig) -> None:
     with AgentProcess.start(config) as agent:
-        agent._sock.sendall(framing.pack(enter(2)))
-        time.sleep(0.5)
-        started_s = time.monotonic()
-        assert agent.ask(LeaveJob("job"), Deadline.after(10)) == RequestDone()
-        assert time.monotonic() - started_s < 3
+        agent._sock.sendall(framing.pack(enter(2, timeout_s=10 * LIMIT_S)))
+        assert isinstance(agent.receive(Deadline.after(LIMIT_S)), Progress)
+        assert agent.ask(LeaveJob("job"), Deadline.after(LIMIT_S)) == RequestDone()
 
 
 def test_a_late_reply_closes_the_connection_to_the_agent(
@@ -197,13 +197,13 @@ import ringleader.node.protocol.framing as framing
 from ringleader.node.protocol.local_requests import EnterJob
 agent = AgentProcess.start(CONFIG.decode(bytes.fromhex(sys.argv[1])))
 if sys.argv[2] == "fork" and os.fork() == 0:
-    time.sleep(20)
+    time.sleep(3600)
     os._exit(0)
 print(agent.pid, flush=True)
-waits = EnterJob(job="job", min_nodes=2, max_nodes=2, wait_s=0, timeout_s=60)
+waits = EnterJob(job="job", min_nodes=2, max_nodes=2, wait_s=0, timeout_s=3600)
 if sys.argv[2] == "wait":
-    agent.ask(waits, Deadline.after(60))
-time.sleep(60)
+    agent.ask(waits, Deadline.after(3600))
+time.sleep(3600)
 """
 
 
@@ -215,7 +215,7 @@ def parent(
     yield made
     for process in made:
         process.kill()
-        process.wait(10)
+        process.wait(LIMIT_S)
         assert process.stdout is not None
         process.stdout.close()
 
@@ -249,7 +249,7 @@ def test_the_agent_ends_with_its_parent_however_that_ends(
 def test_the_next_agent_removes_the_files_of_a_killed_one(config: AgentConfig) -> None:
     with AgentProcess.start(config) as agent:
         os.kill(agent.pid, signal.SIGKILL)
-        agent._process.wait(10)
+        agent._process.wait(LIMIT_S)
     folder = run_directory(Path(config.home))
     assert list(folder.glob("*.credentials")), "kill -9 leaves it: nothing can be done"
     with AgentProcess.start(config) as agent:

@@ -16,12 +16,11 @@ import pytest
 
 from ringleader.simulation.lan import can_make_faults, lan
 from tests.kit import coordinator_watch
-from tests.kit.machines import RINGLEADER, Command, Machines
+from tests.kit.machines import RINGLEADER, Command, Machines, status_of
 from tests.kit.warm_python import WarmPython
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),
     pytest.mark.skipif(not can_make_faults()[0], reason=can_make_faults()[1]),
 ]
 
@@ -96,6 +95,10 @@ def steps(run: Command) -> list[int]:
     return [int(match[1]) for match in found if match]
 
 
+def num_rounds(run: Command) -> int:
+    return sum("ringleader: round of" in line for line in list(run.lines))
+
+
 def wait_for_steps(run: Command, more: int) -> None:
     before = len(steps(run))
     until_s = time.monotonic() + WAIT_S
@@ -121,6 +124,8 @@ class World:
     watch: Watch
     runs: list[Command]
     ranks: list[int]
+    rounds: list[int]
+    """How often each machine has begun a round until all four were there."""
 
     @classmethod
     def start(cls, machines: Machines) -> World:
@@ -129,9 +134,9 @@ class World:
         coordinator.wait_for(address)
         runs = [train(machines, index, address) for index in range(4)]
         ranks = [rank_of(run, 4) for run in runs]
-        return cls(
-            machines, address, coordinator, Watch(machines, address), runs, ranks
-        )
+        rounds = [num_rounds(run) for run in runs]
+        watch = Watch(machines, address)
+        return cls(machines, address, coordinator, watch, runs, ranks, rounds)
 
 
 def serve(machines: Machines, address: str) -> Command:
@@ -180,9 +185,7 @@ def kill_and_restart_the_coordinator(world: World, workers: object) -> None:
     for run in world.runs:
         run.wait_for(lost)
         wait_for_steps(run, 5)
-    status = world.machines.start(1, *RINGLEADER, "status", "--json")
-    assert status.end() == 0
-    troubles = json.loads("".join(status.lines))[0]["troubles"]
+    troubles = status_of(world.machines, 1)["troubles"]
     assert any(f"{lost} since" in trouble for trouble in troubles), troubles
     world.coordinator = serve(world.machines, world.address)
     back_s = time.monotonic()
@@ -191,21 +194,21 @@ def kill_and_restart_the_coordinator(world: World, workers: object) -> None:
     assert world.watch.wait_for({0, 1, 2, 3}, back_s)["workers"] == workers
     time.sleep(2.2 * HEARTBEAT_S)  # who sends no heartbeats is evicted by now
     assert json.loads(world.watch.command.lines[-1])["workers"] == workers
-    for run in world.runs:
-        assert sum("ringleader: round of" in line for line in run.lines) == 1
+    for run, rounds in zip(world.runs, world.rounds, strict=True):
+        assert num_rounds(run) == rounds, "nobody has restarted"
         found = steps(run)
-        assert found == list(range(1, len(found) + 1)), "no step is lost or repeated"
+        all_steps = list(range(found[0], found[0] + len(found)))
+        assert found == all_steps, "no step is lost or repeated"
 
 
 def kill_and_restart_a_worker(world: World) -> list[Command]:
     """It is evicted, the others train on, and it comes back at its rank."""
     runs, ranks, machines = world.runs, world.ranks, world.machines
     lost = next(index for index in (3, 2) if ranks[index] != 0)
-    trained = len(steps(runs[lost]))
+    trained = steps(runs[lost])[-1]
     killed_s = time.monotonic()
     machines.net.hosts[lost].kill_all()
-    evicted = world.watch.wait_for({0, 1, 2, 3} - {ranks[lost]}, killed_s)
-    assert evicted["time_s"] - killed_s < 2 * HEARTBEAT_S
+    world.watch.wait_for({0, 1, 2, 3} - {ranks[lost]}, killed_s)
     survivors = [index for index in range(4) if index != lost]
     marks = {index: runs[index].wait_for("/3 from step") for index in survivors}
     assert rank_of(runs[ranks.index(0)], 3) == 0, "a survivor keeps rank 0"

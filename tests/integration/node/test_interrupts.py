@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(60)
-
 PROGRAM = """
 import hashlib, subprocess, sys, time
 from ringleader.node.launch.interrupts import Interrupts
@@ -45,7 +43,7 @@ def start(how: str, patience_s: float) -> tuple[subprocess.Popen[str], int]:
     return process, int(process.stdout.readline())
 
 
-def has_ended(pid: int, within_s: float = 20.0) -> bool:
+def has_ended(pid: int, within_s: float = 60.0) -> bool:
     """Wait until a process has ended; nobody may have collected its status yet."""
     until_s = time.monotonic() + within_s
     while time.monotonic() < until_s:
@@ -59,14 +57,14 @@ def has_ended(pid: int, within_s: float = 20.0) -> bool:
 
 
 def test_the_first_signal_ends_in_order() -> None:
-    process, worker = start("sleeps", 50)
+    process, worker = start("sleeps", 600)
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=40)
+    said, _ = process.communicate(timeout=300)
     assert (process.returncode, said) == (7, "stopped by 15\n")
     assert has_ended(worker)
 
 
-@pytest.mark.parametrize(("signals", "patience_s"), [(2, 50.0), (1, 0.2)])
+@pytest.mark.parametrize(("signals", "patience_s"), [(2, 600.0), (1, 3.0)])
 def test_the_second_signal_or_time_ends_at_once_with_the_workers(
     signals: int, patience_s: float
 ) -> None:
@@ -76,7 +74,7 @@ def test_the_second_signal_or_time_ends_at_once_with_the_workers(
     assert process.stdout.readline() == "stopped by 2\n"
     for _ in range(signals - 1):
         process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=40)
+    process.communicate(timeout=300)
     last = signal.SIGTERM if signals > 1 else signal.SIGINT
     assert process.returncode == 128 + last
     assert has_ended(worker)

@@ -10,9 +10,9 @@ from ringleader.simulation.lan import can_make_lan, lan
 from tests.kit.mpi_jobs import needs_mpirun, run_job
 from tests.kit.slurm import Slurm, can_run_slurm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
-WITHIN_S = 180.0
+WITHIN_S = 500.0
 PROGRAM = ("-m", "tests.kit.mpi_program")
 
 AGENT = """#!/bin/bash

@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 PROGRAM = """
 import atexit, gc, sys
 from ringleader.node.launch.process_exit import leave
@@ -23,13 +21,12 @@ leave(3)
 """
 
 
-@pytest.mark.timeout(60)
 def test_it_runs_exit_handlers_and_flushes_but_tears_nothing_down() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 3

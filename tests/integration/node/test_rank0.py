@@ -31,8 +31,6 @@ from tests.kit.warm_python import WarmPython
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
-pytestmark = pytest.mark.timeout(400)
-
 
 def set_key(home: Path, *, below: NodeId | None) -> NodeId:
     """Give a machine a node id, smaller than another one."""
@@ -65,14 +63,14 @@ class Node:
             min_nodes=nodes,
             max_nodes=nodes,
             wait_s=0,
-            timeout_s=30,
+            timeout_s=300,
             rank0=rank0,
         )
-        self.agent.send(request, Deadline.after(5))
+        self.agent.send(request, Deadline.after(60))
 
     def reply(self) -> Reply:
         while True:
-            reply = self.agent.receive(Deadline.after(30))
+            reply = self.agent.receive(Deadline.after(200))
             if isinstance(reply, RoundEntered | RequestFailed):
                 return reply
 
@@ -80,7 +78,7 @@ class Node:
         """Wait for a round, enter it, and return the names in rank order."""
         entered = self.reply()
         assert isinstance(entered, RoundEntered), entered
-        self.agent.ask(RoundComplete(entered.round), Deadline.after(5))
+        self.agent.ask(RoundComplete(entered.round), Deadline.after(60))
         return entered.names
 
 
@@ -168,10 +166,10 @@ def test_training_goes_on_where_it_was_when_a_fresh_machine_joins(
     try:
         runs = [machines.run(index, *flags) for index in range(2)]
         for run in runs:
-            run.wait_for("step 9 rank", within_s=150)
+            run.wait_for("step 9 rank")
         runs.append(machines.run(2, *flags))
         for run in runs:
-            run.wait_for("of 3\n", within_s=150)
+            run.wait_for("of 3\n")
         assert all(steps(run, 3)[0] > 9 for run in runs), [steps(r, 3) for r in runs]
         assert len({steps(run, 3)[0] for run in runs}) == 1
     finally:

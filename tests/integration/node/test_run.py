@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,12 +13,11 @@ import pytest
 from ringleader.simulation.lan import VirtualLan, can_make_lan, lan
 from ringleader.testing.node_process import NodeProcess, make_home
 from tests.kit import agent_worker
-from tests.kit.machines import RINGLEADER, TORCHRUN, Machines
+from tests.kit.machines import RINGLEADER, TORCHRUN, Machines, status_of
 from tests.kit.warm_python import WarmPython
 
 pytestmark = [
     pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1]),
-    pytest.mark.timeout(115),
 ]
 
 SCRIPT = """
@@ -92,20 +90,22 @@ def test_the_others_go_on_without_a_lost_machine_and_readmit_it(
 ) -> None:
     script = str(machines.folder / "train.py")
     flags = ("--min-nodes", "2", "--wait", "1", script)
-    runs = [machines.run(i, *flags, "60", f"own-{i}") for i in range(3)]
+    runs = [machines.run(i, *flags, "3600", f"own-{i}") for i in range(3)]
     for i, run in enumerate(runs):
         run.wait_for("/3 [")
         assert f"own-{i}" in "".join(run.lines), "arguments may differ per machine"
 
-    status = machines.start(0, *RINGLEADER, "status", "--json")
-    assert status.end() == 0
-    seen = json.loads("".join(status.lines))[0]
+    seen = status_of(machines, 0)
     assert {row["name"] for row in seen["nodes"]} == {"m0", "m1", "m2"}
     assert all(row["jobs"] == ["default"] for row in seen["nodes"])
 
+    before = [len(run.lines) for run in runs[:2]]
     machines.net.hosts[2].kill_all()
-    marks = [run.wait_for("/2 [") for run in runs[:2]]
-    back = machines.run(2, *flags, "4")
+    marks = [
+        run.wait_for("/2 [", after=number)
+        for run, number in zip(runs, before, strict=False)
+    ]
+    back = machines.run(2, *flags, "3600")
     back.wait_for("/3 [")
     for run, mark in zip(runs, marks, strict=False):
         run.wait_for("/3 [", after=mark)
@@ -159,7 +159,7 @@ def test_a_firewall_needs_to_let_through_the_given_ports_only(
     try:
         runs = [machines.run(i, *flags) for i in range(2)]
         for run in runs:
-            assert run.end(100) == 0, "".join(run.lines)
+            assert run.end() == 0, "".join(run.lines)
             assert any("/2 [" in line for line in run.lines)
         runs = [
             machines.start(
@@ -168,7 +168,7 @@ def test_a_firewall_needs_to_let_through_the_given_ports_only(
             for i in range(2)
         ]
         for run in runs:
-            assert run.end(100) == 0, "".join(run.lines)
+            assert run.end() == 0, "".join(run.lines)
             assert any("/2 [" in line for line in run.lines)
     finally:
         for host in hosts:
@@ -178,7 +178,7 @@ def test_a_firewall_needs_to_let_through_the_given_ports_only(
 JOIN = """
 import ringleader
 try:
-    ringleader.join(nodes=2, timeout_s=1)
+    ringleader.join(nodes=2, timeout_s=8)
 except ringleader.DeadlineExceeded as error:
     print("in time:", error.peer, error)
 """
@@ -243,9 +243,11 @@ def test_another_program_is_refused_with_both_names(machines: Machines) -> None:
     scripts = [str(folder / "train.py") for folder in folders]
     first = machines.run(0, "--nodes", "2", scripts[0], "1")
     first.wait_for("waiting for 1 more machine")
-    others = [machines.run(i, "--nodes", "2", scripts[i], "1") for i in (1, 2)]
-    assert [other.end() for other in others] == [1, 1]
-    said = [" ".join("".join(other.lines).split()) for other in others]
+    said = []
+    for index in (1, 2):  # one after the other: they differ from each other as well
+        other = machines.run(index, "--nodes", "2", scripts[index], "1")
+        assert other.end() == 1
+        said.append(" ".join("".join(other.lines).split()))
     assert "script is" in said[0], said[0]
     assert "of the imported modules helper.py differ" in said[1], said[1]
     assert all("m0" in text and "--any-script" in text for text in said)
@@ -267,9 +269,9 @@ def test_a_machine_that_waits_says_why_and_how_long(machines: Machines) -> None:
         mark = run.wait_for("still waiting, 4")
         assert "s left: 1 here (m0); waiting for 1 more machine" in run.lines[mark]
         run.wait_for("to find out why: ringleader doctor", after=mark)
-        told = "".join(run.lines[mark:])
-        assert "no other node of this cluster is in sight" in told
-        assert "1 other node on this network with another secret" in told
+        run.wait_for("no other node of this cluster is in sight", after=mark)
+        # In a later report, if it was not heard by the first.
+        run.wait_for("1 other node on this network with another secret", after=mark)
     finally:
         stranger.close()
 
@@ -283,7 +285,7 @@ def test_a_machine_in_no_cluster_is_told_what_to_do(
         [*RINGLEADER, "run", script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         env=env,
     )

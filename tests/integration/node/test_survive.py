@@ -19,7 +19,6 @@ from tests.kit.warm_python import WarmPython
 
 pytestmark = [
     pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1]),
-    pytest.mark.timeout(115),
     pytest.mark.slow,
 ]
 

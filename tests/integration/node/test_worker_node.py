@@ -31,9 +31,9 @@ from ringleader.testing.node_process import make_home
 from tests.kit.machines import RINGLEADER
 from tests.kit.warm_python import WarmProcess, WarmPython
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
-HEARTBEAT_S = 2.0
+HEARTBEAT_S = 4.0
 
 OTHER = """
 import os, sys, time, torch, ringleader
@@ -94,7 +94,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield first.split()[2]
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def coordinator(
 
 
 def get(node: WorkerNode, path: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", node.health_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", node.health_port, timeout=60)
     connection.request("GET", path)
     status = connection.getresponse().status
     connection.close()
@@ -120,7 +120,7 @@ def get(node: WorkerNode, path: str) -> int:
 def wait_until_registered(
     coordinator: Coordinator, is_so: Callable[[set[str]], bool]
 ) -> None:
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + 200
     while not is_so(coordinator.workers()):
         assert time.monotonic() < until_s
         time.sleep(0.2)
@@ -141,16 +141,16 @@ def test_a_failed_start_leaves_no_ghost(coordinator: Coordinator) -> None:
     def look() -> None:
         wait_until_registered(coordinator, {"trainer-3"}.issubset)
         seen.append((get(node, "/healthz"), get(node, "/readyz")))
-        time.sleep(4 * HEARTBEAT_S)
+        time.sleep(2.5 * HEARTBEAT_S)
         seen.append(coordinator.workers())
 
     looking = threading.Thread(target=look)
     looking.start()
     began_s = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match="no round began within 16 s"):
+    with pytest.raises(DeadlineExceeded, match="no round began within 32 s"):
         node.start()
     assert time.monotonic() - began_s >= 8 * HEARTBEAT_S
-    looking.join(60)
+    looking.join(200)
     assert seen == [(200, 503), {"trainer-3"}]
     assert coordinator.workers() == set(), "no ghost"
     assert (node.rank, node.size, node.health_port) == (-1, 0, 0)
@@ -170,7 +170,7 @@ def other(
     wait_until_registered(coordinator, {"other"}.issubset)
     yield process
     process.kill()
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
 
 
 def test_the_life_of_a_worker_node(
@@ -201,7 +201,7 @@ def test_the_life_of_a_worker_node(
         assert "0 1\n" in iter(other.stdout.readline, "")
         wait_until_registered(coordinator, lambda workers: len(workers) == 2)
         end.touch()
-        assert other.wait(timeout=60) == 0
+        assert other.wait(timeout=200) == 0
         assert len(coordinator.workers()) == 1, "a process that ends unregisters"
         assert "RINGLEADER_CREDENTIALS" in os.environ
     assert closed == ["second", "first"]
@@ -232,15 +232,16 @@ def test_two_clusters_on_one_coordinator_never_mix(
         for agent, names in agents.items():
             seen = wait_for_view(agent, names)
             assert {row.name for row in seen.nodes} == names, "nobody else is known"
-            assert (seen.troubles, seen.rejected) == ([], 0), "nor was dialled"
+            assert seen.rejected == 0, "nor was dialled"
 
 
 def wait_for_view(agent: AgentProcess, names: set[str]) -> Snapshot:
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + 200
     while True:
-        seen = agent.ask(GetSnapshot(), Deadline.after(20))
+        seen = agent.ask(GetSnapshot(), Deadline.after(60))
         assert isinstance(seen, Snapshot)
-        if {row.name for row in seen.nodes if row.in_view} == names:
+        in_view = {row.name for row in seen.nodes if row.in_view}
+        if in_view == names and not seen.troubles:
             return seen
         assert time.monotonic() < until_s, seen
         time.sleep(0.05)
@@ -260,7 +261,7 @@ def test_close_ends_a_start_that_waits(coordinator: Coordinator) -> None:
     starting.start()
     wait_until_registered(coordinator, bool)
     node.close()
-    starting.join(30)
+    starting.join(200)
     assert [str(error) for error in errors] == [
         "the worker node was closed while starting"
     ]
