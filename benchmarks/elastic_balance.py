@@ -5,7 +5,7 @@ with 32 quanta a step. The throughput together is compared with the sum of those
 with shares that follow the measured speeds and with equal ones. Then the fastest
 machine is slowed to half, and the steps are counted until the shares fit again.
 
-    .venv/bin/python benchmarks/elastic_balance.py --json benchmarks/results/NAME.json
+    .venv/bin/python benchmarks/elastic_balance.py
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from typing import Any
 
 import torch
 from machine import describe
+from results_file import bar, dated, save
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -42,6 +42,7 @@ from ringleader.training.data.balance import Balance, observe
 from ringleader.training.data.data_state import DataSpec
 from ringleader.training.elastic import start_run
 from ringleader.training.options import Options
+from ringleader.transport.free_ports import free_ports
 
 SPEEDS = (4, 2, 1, 1)
 CORES = (0, 1, 1, 1)
@@ -60,7 +61,7 @@ GOAL = 0.9
 def main() -> None:
     """Measure, print the result and write it to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the result to this file")
+    parser.add_argument("--out", type=Path, default=dated("elastic-balance"))
     parser.add_argument("--steps", type=int, default=25, help="per measurement")
     parser.add_argument("--member", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--group", type=Path, help=argparse.SUPPRESS)
@@ -74,10 +75,7 @@ def main() -> None:
         groups = stack.enter_context(machines())
         members = stack.enter_context(started(groups))
         found = Bench(folder, groups, members, options.steps).measure()
-    found = {**described, "load_before": load, **found}
-    print(json.dumps(found, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    save(options.out, {**described, "load_before": load, **found})
 
 
 class Bench:
@@ -115,10 +113,17 @@ class Bench:
             "balanced": {**balanced, "efficiency": share},
             "equal": {**equal, "efficiency": equal["samples_per_s"] / best},
             "slowed_to_half": slowed,
-            "bars": [f"balanced >= {GOAL}", f"slowed: within {SETTLED} steps"],
-            "verdict": [
-                "met" if share >= GOAL else "MISSED",
-                "met" if slowed["steps"] <= SETTLED else "MISSED",
+            "bars": [
+                bar(
+                    f">= {GOAL} of the summed throughput alone",
+                    round(share, 4),
+                    is_met=share >= GOAL,
+                ),
+                bar(
+                    f"slowed to half: shares fit within {SETTLED} steps",
+                    slowed["steps"],
+                    is_met=slowed["steps"] <= SETTLED,
+                ),
             ],
         }
 
@@ -227,15 +232,6 @@ def step_times(lines: Sequence[dict[str, Any]]) -> list[float]:
     """Return the seconds between the steps."""
     moments = [line["at_s"] for line in lines]
     return [b - a for a, b in pairwise(moments)]
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody uses."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 @contextmanager

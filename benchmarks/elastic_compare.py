@@ -8,7 +8,7 @@ with one worker each, c10d rendezvous, gloo, DDP) and its program saves a checkp
 every 100 steps. Measured: time from the kill to the next applied update, time until
 the run is further than before the kill, and updates that were lost and done again.
 "Worker" kills a worker process; "machine" kills the agent, too; "rank 0" is the
-machine of the rendezvous. torchft has no build for aarch64 and is not compared here.
+machine of the rendezvous. torchft: elastic_compare_torchft.py.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from machine import describe
+from results_file import bar, dated, save
 
 from ringleader.transport.free_ports import free_ports
 
@@ -207,7 +209,9 @@ def kill_ours(kind: str, kills: int, seed: int) -> Outcome:
             killed_s = world.kill(world.alive[index])
             before = max(m.version for m in world.alive.values())
             try:
-                after_s = world.wait_for_step(killed_s, [*world.alive.values()])
+                after_s = world.wait_for_step(
+                    killed_s, [*world.alive.values()], without=[world.nodes[index]]
+                )
             except Hang:
                 outcome.ended += 1
                 break
@@ -228,18 +232,40 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--only", default="")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=dated("elastic-compare"))
     chosen = parser.parse_args()
-    results: dict[str, object] = dict(describe())
+    load = round(os.getloadavg()[0], 2)
+    found: dict[str, dict[str, Any]] = {}
     for name, measure in (("ringleader", kill_ours), ("torchrun", kill_torchrun)):
-        if chosen.only in ("", name):
-            results[name] = found = {}
-            kinds = ("machine", "rank 0")
-            for kind in ("worker", *kinds) if name == "torchrun" else kinds:
-                found[kind] = measure(kind, chosen.kills, chosen.seed).summary()
-                print(name, kind, json.dumps(found[kind]), flush=True)
-    if chosen.out is not None:
-        chosen.out.write_text(json.dumps(results, indent=1) + "\n")
+        kinds = ("machine", "rank 0")
+        for kind in ("worker", *kinds) if name == "torchrun" else kinds:
+            if chosen.only in ("", name):
+                outcome = measure(kind, chosen.kills, chosen.seed).summary()
+                found.setdefault(name, {})[kind] = outcome
+                print(name, kind, json.dumps(outcome), flush=True)
+    results = {**describe(), "load_before": load, **found}
+    if len(found) == 2:
+        results["bars"] = judge(found)
+    save(chosen.out, results)
+
+
+def judge(found: dict[str, dict[str, Any]]) -> list[dict[str, object]]:
+    """Return the comparison as bars: we lose nothing, and are the faster one."""
+    ours, theirs = found["ringleader"], found["torchrun"]
+    lost = sum(each["updates_lost"] for each in ours.values())
+    ended = sum(each["runs_ended"] for each in ours.values())
+    bars = [
+        bar("ringleader: no update lost", lost, is_met=lost == 0),
+        bar("ringleader: no run ended", ended, is_met=ended == 0),
+    ]
+    for kind, other in theirs.items():
+        our_s = ours.get(kind, ours["machine"])["next_update_s"].get("median")
+        their_s = other["next_update_s"].get("median")
+        text = f"{kind}: next update sooner than torchrun"
+        values = {"ringleader_s": our_s, "torchrun_s": their_s or "run ended"}
+        is_met = our_s is not None and (their_s is None or our_s < their_s)
+        bars.append(bar(text, values, is_met=is_met))
+    return bars
 
 
 if __name__ == "__main__":

@@ -12,13 +12,15 @@ network was cut.
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from machine import describe
+from results_file import bar, dated, save
 
 from ringleader.simulation.lan import VirtualLan, lan
 
@@ -30,10 +32,10 @@ APART_S = 3.0
 ONE_RUN_S = 10.0
 
 
-def measure(shape: str, times: int, net: VirtualLan) -> dict[str, object]:
+def measure(shape: str, times: int, net: VirtualLan) -> dict[str, Any]:
     """Split and heal one world again and again."""
     parts = SHAPES[shape]
-    found: dict[str, object] = {"times": 0, "failures": []}
+    failures: list[str] = []
     alone_s: list[float] = []
     healed_s: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -46,14 +48,11 @@ def measure(shape: str, times: int, net: VirtualLan) -> dict[str, object]:
                     split = split_and_heal(world, net, parts, APART_S, fast=turn % 2)
                     alone_s.append(split.both_go_on_s)
                     healed_s.append(split.one_run_s)
-                    if split.one_run_s > ONE_RUN_S:
-                        text = f"one run after {split.one_run_s:.1f} s"
-                        raise AssertionError(text)
             except AssertionError as exc:
-                found["failures"] = [str(exc)]
+                failures.append(f"{type(exc).__name__}: {exc}")
                 print(f"  FAILED: {exc}", flush=True)
     return {
-        **found,
+        "failures": failures,
         "times": len(healed_s),
         "both_go_on_s": [round(s, 2) for s in alone_s],
         "one_run_s": [round(s, 2) for s in healed_s],
@@ -63,22 +62,25 @@ def measure(shape: str, times: int, net: VirtualLan) -> dict[str, object]:
 def main() -> None:
     """Run all shapes, print and save the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=int, default=3)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=dated("elastic-partitions"))
     chosen = parser.parse_args()
-    results: dict[str, object] = dict(describe())
-    failed = False
+    load = round(os.getloadavg()[0], 2)
+    results: dict[str, object] = {**describe(), "load_before": load}
+    bars = []
     for shape, parts in SHAPES.items():
         began_s = time.monotonic()
         with lan(hosts=sum(map(len, parts)), rate="1gbit") as net:
-            results[shape] = found = measure(shape, chosen.times, net)
-        print(
-            shape, json.dumps(found), f"{time.monotonic() - began_s:.0f} s", flush=True
-        )
-        failed |= bool(found["failures"])
-    if chosen.out is not None:
-        chosen.out.write_text(json.dumps(results, indent=1) + "\n")
-    sys.exit(failed)
+            found = measure(shape, chosen.times, net)
+        print(f"{shape}: {time.monotonic() - began_s:.0f} s", flush=True)
+        results[shape] = found
+        slowest = max(found["one_run_s"], default=0.0)
+        is_whole = not found["failures"] and found["times"] == chosen.times
+        text = found["failures"] or f"{found['times']} times, at most {slowest} s"
+        name = f"{shape}: one run <= 10 s, the rule honoured, nothing counted twice"
+        bars.append(bar(name, text, is_met=is_whole and slowest <= ONE_RUN_S))
+    save(chosen.out, {**results, "bars": bars})
+    sys.exit(any(each["verdict"] != "met" for each in bars))
 
 
 if __name__ == "__main__":

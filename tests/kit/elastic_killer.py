@@ -102,10 +102,18 @@ class Killer:
     # -- who -------------------------------------------------------------------------
 
     def _ring(self) -> list[Member]:
-        """Return the living members in ring order; the first one is the leader."""
-        alive = self._world.alive
-        order = next(iter(alive.values())).members
-        return sorted(alive.values(), key=lambda m: order.index(self._node(m)))
+        """Return the living members in ring order; the first one is the leader.
+
+        On a busy machine one may have been thought dead: it comes back first.
+        """
+        lives = list(self._world.alive.values())
+        nodes = {self._node(member) for member in lives}
+        self._world.wait(
+            lambda: all(nodes <= set(m.members) for m in lives),
+            REACH_S,
+            "all living members in one view",
+        )
+        return sorted(lives, key=lambda m: lives[0].members.index(self._node(m)))
 
     def _node(self, member: Member) -> str:
         return self._world.nodes[member.index]

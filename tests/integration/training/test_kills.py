@@ -6,6 +6,7 @@ The short version of benchmarks/elastic_kills.py.
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from ringleader.simulation.lan import can_make_lan, lan
 from tests.kit.elastic_killer import Killer
 from tests.kit.elastic_partition import SHAPES, split_and_heal
+from tests.kit.elastic_soak import FLAT_S, NAMES, Soak
 from tests.kit.elastic_tally import Tally
 from tests.kit.elastic_world import World
 from tests.kit.endless_task import LossReference
@@ -64,6 +66,24 @@ def test_a_float32_run_with_kills_has_the_losses_of_one_process(tmp_path: Path) 
         assert world.largest_difference <= reference.tolerance
     assert not tally.not_reached
     assert len(reference.other_losses) >= world.checks / world.size
+
+
+def test_kills_leave_no_threads_or_descriptors_behind(tmp_path: Path) -> None:
+    """The short version of benchmarks/elastic_soak.py."""
+    with World(tmp_path, 3) as world:
+        soak = Soak(world, seed=3)
+        soak.begin(quiet_s=0.5)
+        soak.kill_one()  # from now on, what happens once has happened
+        world.wait_complete()
+        first = soak.usage()
+        for _ in range(3):
+            soak.kill_one()
+        world.wait_complete()
+        until_s = time.monotonic() + FLAT_S
+        while any((last := soak.usage())[n] > first[n] for n in NAMES[1:]):
+            assert time.monotonic() < until_s, f"{last} after {first}"
+            soak.follow(0.5)
+        world.check_ledger()
 
 
 @pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1])
