@@ -162,7 +162,7 @@ def test_five_thousand_forged_records_change_nothing_and_cost_little() -> None:
     assert sightings.refused == {RecordRefusal.FOREIGN: 5000}
     assert sightings.num_foreign == MAX_FOREIGN
     assert peak_bytes < 100_000
-    assert spent_s < 2.0, "it takes a twentieth of that"
+    assert spent_s < 10.0, "it takes a hundredth of that"
 
 
 def test_nothing_forged_in_a_members_name_displaces_it() -> None:

@@ -119,7 +119,7 @@ def test_ten_nodes_take_a_moment() -> None:
     ):
         started_s = time.process_time()
         ring_order(ids, rates, same_host=hosts)
-        assert time.process_time() - started_s < 0.3
+        assert time.process_time() - started_s < 8.0, "all orders would take longer"
 
 
 @pytest.mark.parametrize("levels", [None, [1e6, 1e7, 1e8]])
