@@ -36,6 +36,7 @@ from ringleader.cli.invite import invite
 from ringleader.cli.join import join
 from ringleader.cli.leave import leave
 from ringleader.deadline import Deadline
+from ringleader.discovery import pairing_announcement
 from ringleader.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -799,6 +800,8 @@ def test_when_nobody_invites_the_mend_is_named(
     machines: list[Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ringleader.cli.join, "_SEARCH_S", 0.2)
+    # Tests that run beside this one on this network may invite.
+    monkeypatch.setattr(pairing_announcement, "SERVICE", "_ringleader-none._tcp.local.")
     done = machines[0].run("join", "--pin", typed="123456\n")
     assert done.returncode == 1
     assert "pass --at HOST:PORT" in done.stderr
