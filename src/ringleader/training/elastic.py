@@ -157,6 +157,6 @@ def _contribution(
 def _layout(state: ReplicatedState, spec: DataSpec, options: Options) -> dict[str, str]:
     return {
         "model and optimizer": state.layout().digest().hex()[:32],
-        "low_comm": options.low_comm or "",
+        **options.shared(),
         **{name: str(value) for name, value in asdict(spec).items()},
     }

@@ -51,6 +51,18 @@ class Options:
             return self.rounds.codec if self.rounds else None
         return None if self.codec == "none" else self.codec
 
+    def shared(self) -> dict[str, str]:
+        """Return what must be equal on all machines, or their steps would differ."""
+        return {
+            "low_comm": str(self.low_comm),
+            "codec": str(self.sent_codec),
+            "clip": str(self.clip),
+            "on_loss": self.on_loss,
+            "partition": self.partition,
+            "scaler": type(self.scaler).__qualname__,
+            "scheduler": type(self.scheduler).__qualname__,
+        }
+
     @property
     def watch_every(self) -> int:
         """Versions between two digests of a slice of the state."""
