@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ringleader.errors import ConfigError
 from ringleader.groups.view_group import encode_endpoint
 from ringleader.membership.steps.decide import Partition
 from ringleader.settings import LinkSettings
@@ -38,13 +39,19 @@ def connect(
     ``about`` is what the others have to know of this process, without its address.
     ``history`` is that of a state which this process has read from a checkpoint. If it
     ``is_held``, it meets the others when it is released.
+
+    Raises ConfigError if RINGLEADER_TRANSPORT is neither auto nor tcp.
     """
     links = LinkSettings.from_environment()
+    if links.transport not in ("auto", "tcp"):
+        text = "the machines of a run that survives connect to each other directly"
+        raise ConfigError(f"transport {links.transport!r}: {text}; use auto or tcp")
     lease = ListenerLease.take(links.ports, config.credentials)
     hosts = links.addresses or own_addresses()
     endpoint = encode_endpoint(lease, hosts)
     data = msgspec.structs.replace(about, endpoint=endpoint, name=config.name)
     session = ViewSession(data, lease, partition)
+    session.shares_memory = links.transport == "auto"
     membership = RunMembership(config, session)
     session.bind(membership)
     if history is not None and history.last is not None:

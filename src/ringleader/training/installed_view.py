@@ -87,13 +87,18 @@ class InstalledView:
         """Return the rank of ``member`` in the group."""
         return self.view.members.index(member)
 
-    def start_forming(self, lease: ListenerLease, known: KnownLinks) -> None:
+    def start_forming(
+        self, lease: ListenerLease, known: KnownLinks, *, share_memory: bool = True
+    ) -> None:
         """Form the group in a new thread; a view of one member needs none."""
         if len(self.view.members) == 1:
             self._formed.set()
             return
         threading.Thread(
-            target=self._form, args=(lease, known), name="ringleader-form", daemon=True
+            target=self._form,
+            args=(lease, known, share_memory),
+            name="ringleader-form",
+            daemon=True,
         ).start()
 
     def group(self, deadline: Deadline) -> Group | None:
@@ -114,7 +119,9 @@ class InstalledView:
         if self._formed.wait(FORM_S) and self._group is not None:
             self._group.close()
 
-    def _form(self, lease: ListenerLease, known: KnownLinks) -> None:
+    def _form(
+        self, lease: ListenerLease, known: KnownLinks, share_memory: bool
+    ) -> None:
         try:
             self._group = form_view_group(
                 f"run:{self.view.id.counter}:{self.view.id.leader}"
@@ -125,6 +132,7 @@ class InstalledView:
                 deadline=Deadline.after(FORM_S, self._cancellation),
                 known=known,
                 config=CollectiveConfig(timeout_s=OPERATION_S),
+                share_memory=share_memory,
             )
         except RingleaderError as exc:
             self._error = exc

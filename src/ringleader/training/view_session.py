@@ -87,6 +87,8 @@ class ViewSession:
         self.is_stepping = False
         """True while a step runs in the installed view: a join may wait for it."""
         self.data = data
+        self.shares_memory = True
+        """False: groups use sockets between processes of one machine, too."""
         self._lease = lease
         self._partition = partition
         self._known = KnownLinks()
@@ -141,7 +143,9 @@ class ViewSession:
             if self._installed is not None:  # all have finished with its group
                 self._installed.abort(f"view {view.id} is in force")
             self._installed = installed
-            installed.start_forming(self._lease, self._known)
+            installed.start_forming(
+                self._lease, self._known, share_memory=self.shares_memory
+            )
             self.lock.notify_all()
         _log.info("view %s: %d members, %s", view.id, len(view.members), plan.action)
         reach("install")

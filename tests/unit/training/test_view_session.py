@@ -8,11 +8,13 @@ from typing import cast
 import pytest
 
 from ringleader.deadline import Deadline
-from ringleader.errors import DeadlineExceeded, Expelled
+from ringleader.errors import ConfigError, DeadlineExceeded, Expelled
 from ringleader.ids import Incarnation, NodeId
 from ringleader.membership.member import Member, View, ViewId
 from ringleader.membership.steps.status import decode_status
 from ringleader.node.protocol.run_peers import RunPeers
+from ringleader.training.connect import connect
+from ringleader.training.control.run_config import RunConfig
 from ringleader.training.control.work_watch import WorkWatch
 from ringleader.training.installed_view import InstalledView
 from ringleader.training.member_data import MemberData, layout_difference
@@ -124,3 +126,10 @@ def test_a_join_waits_for_the_running_step_as_long_as_steps_take() -> None:
     assert planned_wait_s(0.0) == 1.0
     assert planned_wait_s(2.0) == 3.0
     assert planned_wait_s(600.0) < 10.0, "the control thread wants an answer by then"
+
+
+def test_a_transport_through_rank_0_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 may be lost like any other."""
+    monkeypatch.setenv("RINGLEADER_TRANSPORT", "grpc")
+    with pytest.raises(ConfigError, match=r"transport 'grpc'.*use auto or tcp"):
+        connect(cast("RunConfig", None), MemberData(), "continue")
