@@ -91,6 +91,11 @@ class Following:
             self._source.attach()
             self._membership.serve_state(self._source.serve)
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether newcomers get the steps of this member."""
+        return self._source is not None and self._source.has_learners
+
     def applied(self, version: int) -> None:
         """Note that a step was applied, also without a step of the optimizer."""
         if self._source is not None:

@@ -110,10 +110,11 @@ class PlanExecution:
     def _begin_adopt(self, installed: InstalledView) -> bool:
         """Give up the own state, if the plan says so.
 
-        Returns True if most of it should be that of the run already.
+        Returns True if most of it should be that of the run already. Of a source it
+        tells whether newcomers are following it.
         """
         if self._session.step.me not in installed.plan.adopt:
-            return False
+            return self._following.is_followed
         with self._session.lock:
             if not self._session.step.begin_adopt(installed.view.id):
                 raise ViewChanged

@@ -210,7 +210,7 @@ def test_what_was_damaged_on_the_way_is_found_and_copied_again() -> None:
         results = run_threads(
             [
                 lambda g=g, m=m: transfer_state(  # type: ignore[misc]
-                    g, m.state, Roles((0, 1), (2,)), is_warm=m is newcomer
+                    g, m.state, Roles((0, 1), (2,)), is_warm=True
                 )
                 for g, m in zip(groups, members, strict=True)
             ]

@@ -88,6 +88,11 @@ class LiveSource:
         for learner in list(self._learners):
             learner.drop()
 
+    @property
+    def has_learners(self) -> bool:
+        """Whether a learner is being served."""
+        return bool(self._learners)
+
     # -- the user's thread: hooks of the optimizer -------------------------------------
 
     def _before_step(self) -> None:

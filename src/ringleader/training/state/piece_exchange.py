@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from ringleader.training.state.pieces import (
 
 _WINDOW = 4
 """Pieces under way between two members."""
+
+_HASHING_THREADS = 4
 
 
 class _Pending:
@@ -62,8 +65,12 @@ class PieceExchange:
 
     def hash(self, pieces: Sequence[Piece]) -> None:
         """Hash pieces as they are here."""
-        for piece in pieces:
+
+        def add(piece: Piece) -> None:
             self._hasher.add(piece, self._views.read(piece))
+
+        with ThreadPoolExecutor(_HASHING_THREADS) as pool:  # hashing frees the GIL
+            list(pool.map(add, pieces))
 
     def move(
         self, pieces: Sequence[Piece], sources: Sequence[int], targets: Sequence[int]

@@ -61,7 +61,8 @@ def transfer_state(
     ``names`` are the machines' names by rank, for messages. The tensors of an adopter
     are overwritten while they arrive: if this raises, its state is of no use. An
     adopter ``is_warm`` if it has followed the run: if all are, only tensors that differ
-    are copied.
+    are copied. A source is, if adopters are following it: it hashes its state while
+    they get the last steps.
 
     Raises LayoutMismatch on an adopter whose model differs; errors of the group if a
     member is lost. A member whose copy is still wrong after a second one raises
@@ -72,6 +73,7 @@ def transfer_state(
     transfer.is_warm = is_warm
     with _long_timeout(group, 0):
         offered = transfer.offer()
+        transfer.hash_early()
         refused = transfer.refusals()
     if refused:
         return Transferred(refused=refused)
@@ -123,6 +125,7 @@ class _Transfer:
         self._refusal = ""
         self._has_new_values = False
         self.is_warm = False
+        self._hasher: Hasher | None = None
         self.is_exact = True
         self.copied_bytes = 0
         self.root = b""
@@ -186,15 +189,24 @@ class _Transfer:
         self.is_warm = self.is_exact and all(answers[rank].is_warm for rank in lacking)
         return {rank: a.refusal for rank, a in enumerate(answers) if a.refusal}
 
+    def hash_early(self) -> None:
+        """Hash the state of a source before its adopters are there."""
+        is_source = self._rank in self._roles.sources and not self._lacks
+        if self.is_warm and is_source:
+            self._hasher = Hasher(self._offered.tensors)
+            views = ByteViews(self._tensors)
+            pieces = PieceExchange(self._group, views, self._hasher, None)
+            pieces.hash(cut(self._offered.tensors))
+
     def copy(self) -> Hasher:
         """Move pieces to the adopters; returns the hashes of all pieces here."""
-        hasher = Hasher(self._offered.tensors)
+        hasher = self._hasher or Hasher(self._offered.tensors)
         self._takes_part = self._rank in (*self._roles.sources, *self._roles.adopters)
         self._views = ByteViews(self._tensors if self._takes_part else {})
         pieces = PieceExchange(self._group, self._views, hasher, self._progress)
         moved = cut(self._offered.tensors)
         if self.is_warm:
-            if self._takes_part:
+            if self._takes_part and self._hasher is None:
                 pieces.hash(moved)
             differing = {repair.name for repair in self._repairs(hasher)}
             moved = cut([e for e in self._offered.tensors if e.name in differing])
