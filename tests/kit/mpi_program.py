@@ -162,7 +162,7 @@ def stopped() -> None:
         say(f"rank {group.rank} {'late' if is_late else 'in time'}: {exc}")
     group.close()
     if group.rank == 0:
-        time.sleep(1.0)
+        time.sleep(5.0)  # rank 2 has its error as well
         os.kill(int(pid), signal.SIGCONT)
 
 
