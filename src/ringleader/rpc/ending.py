@@ -32,9 +32,9 @@ def finish(exchange: Exchange, deadline: Deadline | None) -> None:
         peers = exchange.peers.values()
         return [p.rank for p in peers if not p.is_done and p.lost is None]
 
-    exchange.watch(is_idle, left_s())
+    exchange.watch.wait(is_idle, left_s())
     say_done(exchange)
-    if exchange.watch(lambda: not absent() and is_idle(), left_s()):
+    if exchange.watch.wait(lambda: not absent() and is_idle(), left_s()):
         return
     assert deadline is not None
     limit = f"within {deadline.after_s:.3g} s"
@@ -53,6 +53,6 @@ def say_done(exchange: Exchange) -> None:
             peer.was_told_done = True
             exchange.post(peer.rank, Done())
     if exchange.failure is None:
-        exchange.watch(
+        exchange.watch.wait(
             lambda: all(p.lost or not p.has_unsent() for p in peers), FLUSH_S
         )

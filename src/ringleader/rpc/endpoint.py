@@ -72,7 +72,7 @@ class Endpoint:
         def have_all_met() -> bool:
             return all(p.name or p.lost for p in peers)
 
-        self._exchange.watch(have_all_met, self.timeout)
+        self._exchange.watch.wait(have_all_met, self.timeout)
         for peer in peers:
             if peer.lost is not None:
                 raise peer.lost

@@ -7,7 +7,6 @@ ranks want to have run is passed on to ``serve`` (server.py).
 from __future__ import annotations
 
 import secrets
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -47,6 +46,7 @@ from ringleader.rpc.pool import Pool
 from ringleader.rpc.references import References
 from ringleader.rpc.remote_error import again, error_of
 from ringleader.rpc.rref import Holder, RRef
+from ringleader.rpc.watch import Watch
 from ringleader.transport.mesh import Mesh
 
 IDLE_S = 3600.0
@@ -66,14 +66,13 @@ class Exchange:
         self.nonce = secrets.randbits(63)
         self.max_bytes = max_bytes
         self.peers = {r: Peer.of_mesh(r, mesh, max_bytes) for r in mesh.bulk}
-        self.pool = Pool(num_threads, f"ringleader-rpc-{rank}-worker", self._nudge)
+        self.watch = Watch()
+        workers = f"ringleader-rpc-{rank}-worker"
+        self.pool = Pool(num_threads, workers, self.watch.note_change)
         self.calls = Calls(self.pool.submit)
         self.references = References(rank, self.post)
         self.failure: Exception | None = None
         """Why no call can be made any more."""
-        self.changed = threading.Condition()
-        """Notified when something changed that ``watch`` was called for."""
-        self._is_watched = False
         self._mesh = mesh
         self._inbox: deque[Received] = deque()
         """Messages of this rank to itself."""
@@ -99,15 +98,6 @@ class Exchange:
         self._io.start(self)
         for peer in self.peers:
             self.post(peer, Hello(name, self.max_bytes))
-
-    def watch(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until ``ready()``, which is asked again when anything has changed."""
-        with self.changed:
-            self._is_watched = True
-            try:
-                return self.changed.wait_for(ready, timeout_s)
-            finally:
-                self._is_watched = False
 
     # -- sending -------------------------------------------------------------------
 
@@ -239,14 +229,7 @@ class Exchange:
         while self._failed:
             self.lose(*self._failed.popleft())
         self.calls.expire()
-        if self._is_watched:
-            with self.changed:
-                self.changed.notify_all()
-
-    def _nudge(self) -> None:
-        """Let ``watch`` ask again; called when a function has ended."""
-        if self._is_watched:
-            self._io.wake()
+        self.watch.note_change()
 
     def wake(self) -> None:
         """Let the thread compute anew when something is due."""
@@ -263,8 +246,7 @@ class Exchange:
             call.future.set_exception(again(error))
         for peer in self.peers.values():
             peer.close()
-        with self.changed:
-            self.changed.notify_all()
+        self.watch.note_change()
 
     # -- the end -------------------------------------------------------------------
 

@@ -442,6 +442,23 @@ def test_ranks_end_in_any_order_and_serve_each_other_until_then() -> None:
                 each.rpc_sync(0, echo)
 
 
+def test_an_end_goes_on_when_the_last_answer_has_come() -> None:
+    """No message follows that answer which could wake the waiting thread instead."""
+    may_end.clear()
+    with endpoints(2) as (a, b):
+        pending = a.rpc_async(1, hold_up)
+        assert running.acquire(timeout=WITHIN_S)
+        ending = threading.Thread(target=partial(a.shutdown, timeout=None))
+        ending.start()
+        assert soon(lambda: a._exchange.watch._ready is not None)
+        may_end.set()
+        assert soon(lambda: b._exchange.peers[0].is_done)
+        assert pending.wait() == "ended"
+        b.shutdown()
+        ending.join(WITHIN_S)
+        assert not ending.is_alive()
+
+
 def test_shutdown_names_who_is_missing_and_ends_anyway() -> None:
     with endpoints(2) as (a, b):
         with pytest.raises(DeadlineExceeded, match=r"rank 1 did not call it, too"):
