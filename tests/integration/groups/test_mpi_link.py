@@ -8,10 +8,11 @@ import pytest
 
 from tests.kit.mpi_jobs import needs_mpirun, run_job
 
-WITHIN_S = 400.0
+WITHIN_S = 800.0
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @needs_mpirun
 def test_the_link_mpi_keeps_its_contract_computes_and_never_hangs() -> None:
     """One job for all: three interpreters with torch cost more than what they check."""

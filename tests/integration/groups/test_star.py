@@ -8,10 +8,12 @@ a rank twice) are named by their number.
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -95,22 +97,31 @@ def check_collectives(group: Group, ready: Ready) -> dict[str, object]:
     return {
         "links": set(group.links().values()),
         "choice": group.choice("all_reduce", 64 << 20),
-        "connections": num_connections(),
+        "connections": len(connections()),
     }
 
 
-def num_connections() -> int:
-    """Return how many TCP connections this process has, either side of them."""
-    inodes = set()
+def connections() -> set[int]:
+    """Return the TCP connections of this process, either side of them.
+
+    By their descriptors: the table of all connections changes while it is read.
+    """
+    found = set()
     for number in os.listdir("/proc/self/fd"):
-        try:
-            inodes.add(os.readlink(f"/proc/self/fd/{number}"))
-        except FileNotFoundError:
-            continue
-    rows = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
-    rows += Path("/proc/self/net/tcp6").read_text().splitlines()[1:]
-    open_rows = [row.split() for row in rows if row.split()[3] == "01"]
-    return sum(f"socket:[{row[9]}]" in inodes for row in open_rows)
+        with suppress(OSError):  # it is no socket, or the descriptor of the listing
+            if is_connected(int(number)):
+                found.add(os.fstat(int(number)).st_ino)
+    return found
+
+
+def is_connected(number: int) -> bool:
+    seen = socket.socket(fileno=number)
+    try:
+        if seen.family not in (socket.AF_INET, socket.AF_INET6):
+            return False
+        return seen.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == b"\x01"
+    finally:
+        seen.detach()  # it is another's
 
 
 def check_dtypes(group: Group) -> None:
@@ -357,7 +368,7 @@ def test_a_killed_rank_is_named_on_all_others(
 def form_torch_groups(group: Group, ready: Ready, store: str) -> list[float]:
     """Groups of torch's world share one star: a worker can reach nothing else."""
     options = BackendOptions(transport="grpc")
-    before = num_connections()
+    before = connections()
     dist.init_process_group(
         "ringleader",
         store=FileStore(store, group.size),
@@ -372,7 +383,7 @@ def form_torch_groups(group: Group, ready: Ready, store: str) -> list[float]:
             value = torch.tensor([dist.get_rank() + 1.0])
             dist.all_reduce(value, group=part)
             sums.append(value.item())
-    sums.append(float(num_connections() - before))
+    sums.append(float(len(connections() - before)))
     group.barrier()
     dist.destroy_process_group()
     return sums
