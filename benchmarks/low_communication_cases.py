@@ -51,7 +51,7 @@ def _diloco(workers: int, codec: str = "") -> list[Case]:
     return [
         *_rates(_outer(case, 0.7, 0.9), 0.001, 0.002, 0.004),
         *_rates(_outer(case, 1.0, 0.5), 0.004, 0.008),
-        *_rates(_outer(case, 1.0, 0.7), 0.004, 0.008),
+        *_rates(_outer(case, 1.0, 0.7), 0.008, 0.016),
         *_rates(_outer(case, 1.0, 0.0), 0.008),
     ]
 
@@ -75,7 +75,7 @@ def _named(name: str, **changes: object) -> Case:
 
 
 CASES = (
-    *_rates(Case("DDP", "DDP", steps=0), 0.002, 0.004, 0.008, 0.016),
+    *_rates(Case("DDP", "DDP", steps=0), 0.004, 0.008, 0.016, 0.032),
     *_diloco(2, "int8"),
     *_diloco(4, "int8"),
     *_rates(_outer(Case("2 workers", "2 workers, float32", workers=2), 1, 0.7), 0.008),

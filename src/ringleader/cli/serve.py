@@ -120,8 +120,9 @@ def serve(  # noqa: PLR0913 # one argument per flag
     outer: Annotated[
         str,
         _Flag(
-            help="How to apply local steps: average, sgd, nesterov or adam; default: "
-            "average, in rounds mode what suits it."
+            help="How to apply local steps: average, sgd, nesterov or adam, also with "
+            "rate and momentum (nesterov:1:0.5); default: average, in rounds mode what "
+            "suits it."
         ),
     ] = "",
     batch_size: Annotated[

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringleader.errors import ConfigError
 from ringleader.membership.steps.decide import Partition
+from ringleader.rounds.outer_step import OuterStep
 from ringleader.training.data.assignment import OnLoss
 from ringleader.training.data.efficiency import Traffic
 from ringleader.training.low_comm.method import LowComm, parse
@@ -34,6 +35,8 @@ class Options:
     codec: str | None = None
     low_comm: str | None = None
     """Rounds of local steps: "diloco:50" or "sparseloco:30"; None: every step."""
+    outer: tuple[float, float] | None = None
+    """Rate and momentum of the step after each round; None: those of the method."""
     on_loss: OnLoss = "refill"
     partition: Partition = "continue"
     min_members: int = 1
@@ -42,7 +45,13 @@ class Options:
     @property
     def rounds(self) -> LowComm | None:
         """The method of rounds of local steps; None: every step is exchanged."""
-        return None if self.low_comm is None else parse(self.low_comm)
+        if self.low_comm is None:
+            return None
+        method = parse(self.low_comm)
+        if self.outer is None:
+            return method
+        rate, momentum = self.outer
+        return replace(method, outer=OuterStep(rate, momentum))
 
     @property
     def sent_codec(self) -> str | None:
@@ -55,6 +64,7 @@ class Options:
         """Return what must be equal on all machines, or their steps would differ."""
         return {
             "low_comm": str(self.low_comm),
+            "outer": str(self.rounds.outer) if self.rounds else "",
             "codec": str(self.sent_codec),
             "clip": str(self.clip),
             "on_loss": self.on_loss,
@@ -84,6 +94,8 @@ class Options:
             raise ConfigError(f"elastic: clip={self.clip}; use a number above 0")
         if self.keep < 1:
             raise ConfigError(f"elastic: keep={self.keep}; use 1 or more")
+        if self.outer is not None and self.low_comm is None:
+            raise ConfigError("elastic: outer= belongs to low_comm=")
         if self.rounds is not None and self.scaler is not None:
             raise ConfigError("elastic: low_comm and scaler exclude each other")
         if self.min_members < 1:

@@ -12,6 +12,7 @@ from torch import nn
 
 from ringleader.errors import ConfigError, InternalError
 from ringleader.groups.group import Group
+from ringleader.rounds.outer_step import OuterStep
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from ringleader.training.data.data_state import Quantum, sample_indices
 from ringleader.training.data.intervals import Interval
@@ -62,6 +63,16 @@ def test_methods_have_names(name: str, steps: int, codec: str) -> None:
 def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="low_comm="):
         Options(low_comm=name)
+
+
+def test_the_step_after_a_round_can_be_chosen() -> None:
+    chosen = Options(low_comm="diloco", outer=(1.0, 0.5)).rounds
+    assert chosen is not None
+    assert chosen.outer == OuterStep(rate=1.0, momentum=0.5)
+    with pytest.raises(ConfigError, match="outer= belongs to low_comm="):
+        Options(outer=(1.0, 0.5))
+    with pytest.raises(ConfigError, match="momentum from 0 to below 1"):
+        Options(low_comm="diloco", outer=(1.0, 1.0))
 
 
 def test_what_rounds_cannot_do_is_refused() -> None:

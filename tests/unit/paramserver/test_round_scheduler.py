@@ -195,6 +195,12 @@ def test_a_server_that_waits_for_nobody_uses_adam() -> None:
     nobody = Plan(rounds=1, workers=2, mode="rounds", quorum=1, grace_s=0.0)
     assert outer_optimizer("", plan, "int8") is KINDS["nesterov"]
     assert outer_optimizer("", plan, "sparseloco") is KINDS["average"]
+    chosen = outer_optimizer("nesterov:1:0.5", plan, "int8")
+    assert (chosen.rate, chosen.momentum, chosen.nesterov) == (1.0, 0.5, True)
+    assert outer_optimizer("adam:0.01", plan, "int8").rate == 0.01
+    for wrong in ("nesterov:x", "nesterov:1:0.5:2", "average:1:0.5", "nesterov:1:1"):
+        with pytest.raises(ConfigError, match="outer"):
+            outer_optimizer(wrong, plan, "int8")
     assert outer_optimizer("", nobody, "int8") is KINDS["adam"]
     assert outer_optimizer("", Plan(rounds=1, workers=1), "") is KINDS["average"]
     assert outer_optimizer("sgd", nobody, "int8") is KINDS["sgd"]

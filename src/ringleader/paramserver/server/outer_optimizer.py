@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -52,6 +53,8 @@ KINDS = {
 def outer_optimizer(name: str, plan: Plan, codec: str) -> OuterOptimizer:
     """Return the optimizer called ``name``; empty: the one that suits the plan.
 
+    ``name`` may end with a rate and a momentum, as in nesterov:1:0.5.
+
     In rounds mode that is Nesterov (DiLoCo). With the codec sparseloco it is plain
     averaging, because error feedback replaces the momentum. Where nobody waits for
     others it is Adam, which bears late updates better.
@@ -59,6 +62,20 @@ def outer_optimizer(name: str, plan: Plan, codec: str) -> OuterOptimizer:
     if not name and plan.is_local:
         name = "average" if codec == "sparseloco" else "nesterov"
         name = "adam" if plan.waits_for_nobody else name
-    if (name or "average") not in KINDS:
-        raise ConfigError(f"--outer: {name!r} is none of {', '.join(KINDS)}")
-    return KINDS[name or "average"]
+    kind, *numbers = (name or "average").split(":")
+    if kind not in KINDS:
+        raise ConfigError(f"--outer: {kind!r} is none of {', '.join(KINDS)}")
+    return _with_numbers(KINDS[kind], numbers) if numbers else KINDS[kind]
+
+
+def _with_numbers(chosen: OuterOptimizer, numbers: list[str]) -> OuterOptimizer:
+    """Return an optimizer with the rate, and the momentum, of the user."""
+    try:
+        rate, momentum = [*map(float, numbers), chosen.momentum][:2]
+    except ValueError:
+        rate = momentum = math.nan
+    is_useless = len(numbers) == 2 and not chosen.momentum
+    if math.isnan(rate + momentum) or is_useless or len(numbers) > 2:
+        usage = "use KIND:RATE, or nesterov:RATE:MOMENTUM as in nesterov:1:0.5"
+        raise ConfigError(f"--outer: {':'.join(numbers)!r}: {usage}")
+    return replace(chosen, rate=rate, momentum=momentum)
