@@ -73,6 +73,7 @@ HOMES = {
         "parallel",
         "paramserver",
         "rpc",
+        "simulation",
         "node",
         "testing",
         "training",

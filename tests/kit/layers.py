@@ -65,6 +65,17 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
             "network diagnosis: gathers facts about this machine and its peers",
             rooms=(("rules", "pure functions from facts to findings"),),
         ),
+        Package(
+            "simulation",
+            "simulators behind `ringleader simulate` and the tests",
+            rooms=(
+                ("collectives", "predicts the time of a collective on a network"),
+                ("lan", "a LAN of network namespaces on one machine"),
+                ("membership", "many nodes with a virtual clock and seeded faults"),
+                ("steps", "the step protocol under an adversary, with an oracle"),
+            ),
+            room_order="collectives lan membership | steps",
+        ),
     ),
     (
         Package(
@@ -106,17 +117,6 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
             "topology",
             "interfaces, measured links, and the ring order that follows",
             CONTROL,
-        ),
-        Package(
-            "simulation",
-            "simulators behind `ringleader simulate` and the tests",
-            rooms=(
-                ("collectives", "predicts the time of a collective on a network"),
-                ("lan", "a LAN of network namespaces on one machine"),
-                ("membership", "many nodes with a virtual clock and seeded faults"),
-                ("steps", "the step protocol under an adversary, with an oracle"),
-            ),
-            room_order="collectives lan membership | steps",
         ),
     ),
     (

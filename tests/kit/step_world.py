@@ -27,7 +27,7 @@ class StepWorld:
     """Members by name; views are formed by naming those that take part."""
 
     def __init__(self, names: str, partition: Partition = "continue") -> None:
-        self.at = {name: StepMember(member(name)) for name in names}
+        self.at = {name: StepMember(member(name), partition) for name in names}
         self.partition = partition
         self.counter = 0
 

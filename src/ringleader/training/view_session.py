@@ -107,7 +107,7 @@ class ViewSession:
     def bind(self, membership: Membership) -> None:
         """Set the control thread, before it starts."""
         self._membership = membership
-        self.step = StepMember(membership.me)
+        self.step = StepMember(membership.me, self._partition)
         """Use it under ``lock`` only."""
 
     # -- ViewHooks: the control thread -----------------------------------------------

@@ -7,9 +7,11 @@ know of each other, so a view keeps the name only if no other view can have it:
   after it that any member reports, may be in force elsewhere. The new view must contain
   a majority of each of them (at exactly half: its leader).
 * A member counts for such a view only if it remembers the promise: it has installed the
-  view, or reports it as promised. A member that went on in a fork has forgotten.
-* A promised view is ruled out if one of its members never promised it: a view comes
-  into force only with the promises of all.
+  view, or reports it as promised. One that went on in another history counts if it
+  still remembers the view and everything it has promised since (``left``, used with
+  ``partition="majority"`` only); those promises have to be considered then, too.
+* A promised view is ruled out if one of its members never promised it (a view comes
+  into force only with the promises of all), or knows that its plan was to pause.
 * A life that is proven to have ended leaves the newest view, and the majority is one of
   the remaining members. That is safe only if it had promised nothing after that view:
   otherwise it may have helped to form a view that nobody here knows.
@@ -21,6 +23,8 @@ later one of them knows the earlier one from that member's report.
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from msgspec.structs import replace
 
 from ringleader.membership.member import Member, ViewId
 from ringleader.membership.steps.status import Promise, StepStatus
@@ -35,6 +39,19 @@ def keeps_lineage(statuses: Statuses, lineage: str, newest: Promise) -> bool:
 
     ``newest`` is the newest view of the lineage that one of them has installed.
     """
+    recalled = {m: _recalled(s) for m, s in statuses.items()}
+    return any(_may_continue(s, lineage, newest) for s in (statuses, recalled))
+
+
+def _recalled(status: StepStatus) -> StepStatus:
+    """Return a status with all that the member remembers as promised."""
+    if not status.left:
+        return status
+    view = Promise(status.view, status.view_members)
+    return replace(status, promised=(*status.left, view, *status.promised))
+
+
+def _may_continue(statuses: Statuses, lineage: str, newest: Promise) -> bool:
     ended = _last_promises(statuses)
     remaining = tuple(m for m in newest.members if ended.get(m) != newest.id)
     views = [Promise(newest.id, remaining)]
@@ -49,7 +66,8 @@ def keeps_lineage(statuses: Statuses, lineage: str, newest: Promise) -> bool:
 def ruled_out(statuses: Statuses) -> frozenset[ViewId]:
     """Return the promised views that are in force nowhere: they may be forgotten."""
     ended = _last_promises(statuses)
-    return frozenset(
+    paused = frozenset(view_id for s in statuses.values() for view_id in s.paused)
+    return paused | frozenset(
         promise.id
         for promise in _promises(statuses).values()
         if any(_never_promised(m, promise, statuses, ended) for m in promise.members)
@@ -57,7 +75,10 @@ def ruled_out(statuses: Statuses) -> frozenset[ViewId]:
 
 
 def _promises(statuses: Statuses) -> dict[ViewId, Promise]:
-    return {p.id: p for s in statuses.values() for p in s.promised}
+    """Return the promised views, without those that are known to have paused."""
+    paused = {view_id for s in statuses.values() for view_id in s.paused}
+    promised = (p for s in statuses.values() for p in s.promised)
+    return {p.id: p for p in promised if p.id not in paused}
 
 
 def _last_promises(statuses: Statuses) -> dict[Member, ViewId]:
@@ -95,15 +116,14 @@ def _never_promised(
     status = statuses.get(member)
     if status is None:
         return member in ended and ended[member] < promise.id
-    return (
-        status.view < promise.id
-        and not status.has_forgotten
-        and not _remembers(status, promise)
-    )
+    return promise.id > status.since and not _remembers(_recalled(status), promise)
 
 
 def _remembers(status: StepStatus, view: Promise) -> bool:
-    return status.view == view.id or any(p.id == view.id for p in status.promised)
+    """Return True if a member has promised a view, and knows what it promised since."""
+    if status.view == view.id:
+        return status.since <= view.id
+    return any(p.id == view.id for p in status.promised)
 
 
 def _has_majority(view: Promise, statuses: Statuses) -> bool:

@@ -32,6 +32,9 @@ MAX_PROMISES: Final = 64
 """Views promised since the last installed one. A member that has promised more drops
 the oldest and says so."""
 
+MAX_LEFT: Final = 16
+"""Views before the installed one that a member remembers."""
+
 MAX_ENDED: Final = 32
 MAX_DATA_BYTES: Final = 8192
 
@@ -103,8 +106,15 @@ class StepStatus(
     promised: Annotated[tuple[Promise, ...], Meta(max_length=MAX_PROMISES)] = ()
     """Views promised after ``view``, oldest first, without ``answers``."""
 
-    has_forgotten: bool = False
-    """True if ``promised`` is not complete."""
+    left: Annotated[tuple[Promise, ...], Meta(max_length=MAX_LEFT)] = ()
+    """Views installed or promised before ``view``, oldest first."""
+
+    since: ViewId = NO_VIEW
+    """It remembers every promise of a view after this one, unless that is in force
+    nowhere."""
+
+    paused: Annotated[tuple[ViewId, ...], Meta(max_length=MAX_LEFT)] = ()
+    """Views that it has installed and whose plan was to pause: in force nowhere."""
 
     is_torn: bool = False
     """True if its state was overwritten in part: it lost the source while it copied."""
@@ -183,9 +193,7 @@ def read_statuses(view: View) -> dict[Member, StepStatus]:
         try:
             statuses[member] = decode_status(payload, member)
         except ProtocolError:
-            statuses[member] = StepStatus(
-                answers=view.id, has_forgotten=True, is_torn=True
-            )
+            statuses[member] = StepStatus(answers=view.id, since=view.id, is_torn=True)
     return statuses
 
 
@@ -194,10 +202,14 @@ def _fault(status: StepStatus, sender: Member) -> str | None:
 
 
 def _fault_of_views(status: StepStatus, sender: Member) -> str | None:
-    if status.view != NO_VIEW and sender not in status.view_members:
-        return f"it is no member of its view {status.view}"
-    previous = status.view
-    for promise in status.promised:
+    previous = NO_VIEW
+    is_gap = status.since > status.view
+    if status.left and (is_gap or status.left[0].id <= status.since):
+        return f"it remembers only what came after view {status.since}"
+    views = (*status.left, Promise(status.view, status.view_members), *status.promised)
+    for promise in views:
+        if promise.id == NO_VIEW:
+            continue
         if sender not in promise.members:
             return f"it promised view {promise.id} and is no member of it"
         if promise.id <= previous:

@@ -1,16 +1,17 @@
 """StepMember: the step protocol of one member, without clocks, threads or tensors.
 
-    freeze -> status -> install -> (begin, bucket_done ..., deliver) ... -> freeze
+In each view: ``freeze`` and ``status``, then ``install`` with the plan of the view.
+Then for every step ``begin``, ``bucket_done`` for each bucket, ``deliver``.
 
 ``freeze`` promises a view: from then on nothing of an older view is accepted or
-delivered. The user's thread may be overtaken by a freeze, and even by the install that
-follows, so its calls name the view or the attempt that they belong to: begin,
-bucket_done, deliver, begin_adopt and adopt return False and change nothing if that is
-over. A call that the protocol never allows raises InternalError.
+delivered. The control thread calls freeze and install, the user's thread all the rest,
+and a freeze (even the install after it) may come between two calls of the user's
+thread. So those calls name the view or the attempt that they belong to, and return
+False and change nothing if it is over. A call that the protocol never allows raises
+InternalError.
 
-The caller holds one lock around every call: the control thread freezes and installs,
-the user's thread does the rest. ``deliver`` comes before the optimizer step,
-``begin_adopt`` before the first byte of the old state is overwritten.
+The caller holds one lock around every call. It calls ``deliver`` before the optimizer
+step, and ``begin_adopt`` before the first byte of the old state is overwritten.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from collections.abc import Iterable
 from ringleader.errors import InternalError
 from ringleader.membership.member import NO_VIEW, Member, View, ViewId
 from ringleader.membership.steps.attempt import Attempt, extend_chain
+from ringleader.membership.steps.decide import Partition
 from ringleader.membership.steps.plan import Gather, StepPlan
+from ringleader.membership.steps.promises import Promises
 from ringleader.membership.steps.status import (
     MAX_ENDED,
-    MAX_PROMISES,
     Ended,
     HeldResult,
     Promise,
@@ -31,14 +33,16 @@ from ringleader.membership.steps.status import (
     held_result,
 )
 
-_MAX_PROMISED_MEMBERS = 256
-"""Members in all promises of a status together: 22 KB."""
-
 
 class StepMember:
-    """What one member has delivered, holds and has promised."""
+    """What one member has delivered, holds and has promised.
 
-    def __init__(self, me: Member) -> None:
+    ``version`` is the number of steps it has delivered. ``result`` is what it holds of
+    that version, for others that may lack it, and ``partial`` what has arrived of the
+    next one. ``status`` reports all of it when a view changes.
+    """
+
+    def __init__(self, me: Member, partition: Partition = "continue") -> None:
         self.me = me
         self.lineage = ""
         self.version = 0
@@ -63,8 +67,7 @@ class StepMember:
         """What is there of ``version + 1``."""
         self.attempt: Attempt | None = None
         """The attempt, or the gather, that runs now."""
-        self._promised: list[Promise] = []
-        self._has_forgotten = False
+        self._promises = Promises(keeps_left=partition == "majority")
         self._is_frozen = False
         self._must_adopt = False
         self._is_torn = False
@@ -125,10 +128,7 @@ class StepMember:
         """Promise a view. Return False if it is not newer than all promised ones."""
         if view_id <= self.newest_promise:
             return False
-        self._promised.append(Promise(view_id, tuple(members)))
-        while self._must_forget():
-            del self._promised[0]
-            self._has_forgotten = True
+        self._promises.add(Promise(view_id, tuple(members)))
         self._is_frozen = True
         self.attempt = None
         return True
@@ -136,26 +136,23 @@ class StepMember:
     @property
     def newest_promise(self) -> ViewId:
         """The latest view that this member has promised or installed."""
-        newest = self._promised[-1].id if self._promised else NO_VIEW
-        return max(newest, self.plan_view.id)
-
-    def _must_forget(self) -> bool:
-        num_members = sum(len(p.members) for p in self._promised)
-        num = len(self._promised) - 1  # the last one is the view being answered
-        return num > MAX_PROMISES or (num > 0 and num_members > _MAX_PROMISED_MEMBERS)
+        promised = self._promises.open
+        return max(promised[-1].id if promised else NO_VIEW, self.plan_view.id)
 
     def status(self, data: bytes = b"") -> StepStatus:
         """Return the report for the view that this member is frozen for."""
         if not self._is_frozen:
             raise InternalError("step protocol: a status needs a freeze before it")
-        *promised, answers = self._promised
+        *promised, answers = self._promises.open
         return StepStatus(
             answers=answers.id,
             lineage=self.lineage,
             view=self.view.id,
             view_members=self.view.members,
             promised=tuple(promised),
-            has_forgotten=self._has_forgotten,
+            left=tuple(self._promises.left),
+            since=self._promises.since,
+            paused=tuple(self._promises.paused),
             is_torn=self._is_torn,
             version=self.version,
             chain=self.chain,
@@ -171,7 +168,8 @@ class StepMember:
 
     def install(self, view: View, plan: StepPlan) -> None:
         """Enter ``view``, whose plan was computed by ``decide``."""
-        if not self._is_frozen or self._promised[-1].id != view.id:
+        promises = self._promises
+        if not self._is_frozen or promises.open[-1].id != view.id:
             raise InternalError(f"step protocol: view {view.id} was not promised last")
         self._is_frozen = False
         self.attempt = None
@@ -179,8 +177,8 @@ class StepMember:
         self.plan_view = Promise(view.id, view.members)
         self._must_adopt = self.me in plan.adopt and not plan.is_paused
         if plan.is_paused:
-            del self._promised[-1]  # it continues nothing, so nobody must count it
-        self._promised = [p for p in self._promised if p.id not in plan.ruled_out]
+            promises.pause()
+        promises.rule_out(plan.ruled_out)
         if self.is_ready:
             self._enter(plan)
             if self.me in plan.void:
@@ -188,10 +186,9 @@ class StepMember:
 
     def _enter(self, plan: StepPlan) -> None:
         """Continue the history in the view of the plan, which is done."""
+        self._promises.enter(self.plan_view.id, self.view)
         self.lineage = plan.lineage
         self.view = self.plan_view
-        self._promised = []
-        self._has_forgotten = False
         self.chain = self.chain or plan.chain
 
     def assign(self, quanta: Iterable[int]) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from functools import partial
 
 from ringleader.simulation.seed_runs import add_seed_options, run_program
 from ringleader.simulation.steps.planted_bugs import PLANTED_BUGS
 from ringleader.simulation.steps.seed_job import run_seed
-from ringleader.simulation.steps.seeded_run import StepResult
+from ringleader.simulation.steps.step_result import describe
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -19,28 +18,23 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m ringleader.simulation.steps", description=__doc__
     )
     add_seed_options(parser, least_nodes=2)
-    parser.add_argument(
-        "--bug", choices=sorted(PLANTED_BUGS), help="plant a bug; it must be found"
-    )
-    parser.add_argument(
-        "--membership",
-        action="store_true",
-        help="views come from the membership machine instead of an adversary",
-    )
+    add = parser.add_argument
+    bugs = sorted(PLANTED_BUGS)
+    add("--bug", choices=bugs, help="plant a bug; it must be found")
+    modes = ("continue", "majority")
+    text = "what a part of a split does (default: depending on the seed)"
+    add("--partition", choices=modes, help=text)
+    text = "views come from the membership machine instead of an adversary"
+    add("--membership", action="store_true", help=text)
     options = parser.parse_args(arguments)
-    run = partial(
+    job = partial(
         run_seed,
         size=options.nodes,
         bug=options.bug,
+        partition=options.partition,
         with_membership=options.membership,
     )
-    return run_program(options, run, _summary)
-
-
-def _summary(results: Sequence[StepResult]) -> str:
-    names = ("events", "views", "delivered", "gathers", "adopted", "forks", "crashes")
-    totals = {n: sum(getattr(r, f"num_{n}") for r in results) for n in names}
-    return ", ".join(f"{total:,} {name}" for name, total in totals.items())
+    return run_program(options, job, describe)
 
 
 if __name__ == "__main__":

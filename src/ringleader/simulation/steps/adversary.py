@@ -7,6 +7,7 @@ from random import Random
 from ringleader.simulation.membership.trace_text import name_of
 from ringleader.simulation.steps.node import StepNode
 from ringleader.simulation.steps.world import StepWorld
+from ringleader.training.data.balance import Flag
 
 
 class Adversary:
@@ -23,6 +24,13 @@ class Adversary:
         self._rng = rng
         self._propose_rate = 1.0 / (per_step * rng.uniform(0.3, 3.0))
         self._cut_rate = rng.choice((0.0, 1.0, 2.0)) / (4.0 * per_step)
+        self._next_split = 30 if rng.random() < 0.3 else num_events
+        """When the machines are split into parts that form views of their own at once;
+        only in some seeds."""
+        self._split_times = (15, 40, int(3 * per_step))
+        if self._next_split < num_events:
+            self._propose_rate /= 8.0
+            self._cut_rate = 0.0
         self._crash_rate = rng.choice((0.0, 0.5, 1.0)) / (3.0 * per_step)
         self._restart_rate = rng.choice((0.2, 1.0)) / (3.0 * per_step)
         self._lose_rate = rng.choice((0.0, 0.0, 0.02, 0.1)) / per_step
@@ -41,16 +49,19 @@ class Adversary:
         self._power_cut_at = rng.randrange(num_events) if rng.random() < 0.06 else -1
         for node in world.nodes:
             node.speed = rng.choice((1.0, 1.0, 1.0, 0.15))
+            node.quantum_s = rng.choice((0.1, 0.1, 0.25))
+            node.flags = rng.choice((Flag(0), Flag(0), Flag(0), Flag.BATTERY))
 
     def strike(self) -> bool:
         """Perhaps do something bad; return True if it used up this event."""
         world, rng = self.world, self._rng
-        if self._doomed and self._doomed[0][0] <= world.num_events:
-            _, node, life = self._doomed.pop(0)
-            if node.is_alive and node.life == life:
-                self._crash(node)
+        self._kill_doomed()
         if world.num_events == self._power_cut_at:
             self._cut_power()
+        if world.num_events == self._next_split:
+            self._next_split += rng.choice(self._split_times)
+            self._split()
+            return True
         if world.num_idle > self._patience and not world.pool:
             world.num_idle = 0
             self._propose()
@@ -101,6 +112,12 @@ class Adversary:
         when = self.world.num_events + self._rng.randrange(1, within)
         self._doomed.append((when, node, node.life))
         self._doomed.sort(key=lambda item: item[0])
+
+    def _kill_doomed(self) -> None:
+        if self._doomed and self._doomed[0][0] <= self.world.num_events:
+            _, node, life = self._doomed.pop(0)
+            if node.is_alive and node.life == life:
+                self._crash(node)
 
     def _crash_any(self) -> None:
         self._crash(self._rng.choice(self.world.living()))
@@ -155,6 +172,26 @@ class Adversary:
             world.blocked = {pair for pair in pairs if rng.random() < 0.15}
         names = [name_of(n.me) for n in world.living()]
         world.tell(f"of {len(names)} machines, {len(world.blocked)} directions are cut")
+
+    def _split(self) -> None:
+        """Split the machines into parts, most of which propose a view of their own.
+
+        Sometimes all know of a process that has just died.
+        """
+        world, rng = self.world, self._rng
+        if rng.random() < 0.2 and len(world.living()) > 2:
+            dead = rng.choice(world.living())
+            world.crash(dead)
+            for node in world.living():
+                world.attest(dead, node)
+        num_parts = rng.choice((1, 2, 2, 3))
+        part = [rng.randrange(num_parts) for _ in world.nodes]
+        indexes = range(len(part))
+        world.blocked = {(a, b) for a in indexes for b in indexes if part[a] != part[b]}
+        for number in range(num_parts):
+            island = [node for node in world.living() if part[node.index] == number]
+            if island and rng.random() < 0.8:
+                world.propose(rng.choice(island), island)
 
     def _lose(self) -> None:
         """Lose some messages and double others."""

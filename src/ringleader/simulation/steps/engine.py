@@ -11,10 +11,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
 
-from ringleader.membership.member import Member, ViewId
+from ringleader.membership.member import Member, View, ViewId
 from ringleader.membership.steps.attempt import Attempt
 from ringleader.membership.steps.plan import Gather
 from ringleader.simulation.membership.trace_text import name_of
+from ringleader.simulation.steps.data_side import Content, Entry
 from ringleader.simulation.steps.node import StepNode
 from ringleader.simulation.steps.rules import StepRules
 from ringleader.simulation.steps.toy_model import NUM_BUCKETS
@@ -95,6 +96,10 @@ class StepEngine:
             return False
         if node.assigned_at != (view.id, member.version):
             node.assign()
+            self._compute(node)
+            return True
+        if node.data.work.pending:
+            self._compute(node)
             return True
         begun = node.contribute()
         if begun is None:
@@ -106,6 +111,13 @@ class StepEngine:
             self._send(node, owner, "part", *part)
         return True
 
+    def _compute(self, node: StepNode) -> None:
+        """Compute some of the quanta that are left; most often all of them."""
+        count = len(node.data.work.pending)
+        node.data.compute(
+            count if self._rng.random() < 0.8 else count // 2, node.quantum_s
+        )
+
     def _is_early(self, node: StepNode, view_id: ViewId) -> bool:
         """Return True if a frame belongs to a view that is promised, not installed."""
         return view_id == node.frozen_for and self._rules.keeps_early_frames
@@ -116,7 +128,7 @@ class StepEngine:
         attempt: Attempt,
         bucket: int,
         sender: Member,
-        value: float,
+        value: Content,
     ) -> bool:
         """Add a contribution at the owner of a bucket; the last one makes it final."""
         if self._is_early(node, attempt.view):
@@ -126,12 +138,22 @@ class StepEngine:
             return True
         parts = node.received.setdefault((attempt, bucket), {})
         parts[sender] = value
-        if len(parts) == len(view.members):
-            total = sum(parts[m] for m in view.members)
+        if self._is_final(node, view, attempt, parts):
+            given = [parts[m] for m in view.members if m in parts]
+            total = _total(given)
             for member in view.members:
                 self._send(node, member, "final", view.id, attempt, bucket, total)
             parts.clear()
         return True
+
+    def _is_final(
+        self, node: StepNode, view: View, attempt: Attempt, parts: dict[Member, Content]
+    ) -> bool:
+        if self._rules.waits_for_all:
+            return len(parts) == len(view.members)
+        return all(
+            m in parts for m in view.members if node.has_work(m, attempt.version)
+        )
 
     def _take_final(
         self,
@@ -139,7 +161,7 @@ class StepEngine:
         view_id: ViewId,
         attempt: Attempt,
         bucket: int,
-        value: float,
+        value: Content,
     ) -> bool:
         """Take a final bucket, reduced in this view or served for its gather."""
         if self._is_early(node, view_id):
@@ -147,7 +169,7 @@ class StepEngine:
         view = node.view
         if view is None or view.id != view_id:
             return True
-        if node.take_bucket(attempt, bucket, value):
+        if node.take_bucket(view_id, attempt, bucket, value):
             if self._rng.random() < 0.7:
                 self._deliver_complete(node)
             return True
@@ -163,8 +185,8 @@ class StepEngine:
             return
         node.served = view.id
         for bucket, holder in enumerate(gather.holders):
-            value = node.values_of(gather.attempt)[bucket]
-            if holder == node.me and value is not None:
+            if holder == node.me:
+                value = node.data.stored(gather.attempt.version, bucket)
                 for member in view.members:
                     final = (view.id, gather.attempt, bucket, value)
                     self._send(node, member, "final", *final)
@@ -174,3 +196,9 @@ class StepEngine:
         if state is not None:
             for part in (0, 1):
                 self._send(node, adopter, "state", view_id, part, *state)
+
+
+def _total(parts: list[Content]) -> Content:
+    """Return the sum of parts, or the entries of the sideband in ring order."""
+    entries = tuple(part for part in parts if isinstance(part, Entry))
+    return entries or sum(part for part in parts if isinstance(part, float))

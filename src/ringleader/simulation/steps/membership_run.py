@@ -8,23 +8,24 @@ membership simulator; frames between members wait while a link is cut.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
-from ringleader.errors import InternalError
 from ringleader.membership.config import MembershipConfig
 from ringleader.membership.member import Member, View, ViewId
 from ringleader.membership.steps.plan import StepPlan
 from ringleader.membership.steps.status import read_statuses
 from ringleader.simulation.membership.fault_plan import schedule_faults
-from ringleader.simulation.membership.invariants import InvariantViolation
 from ringleader.simulation.membership.simulated_cluster import SimulatedCluster
+from ringleader.simulation.steps.data_side import PureResults
 from ringleader.simulation.steps.engine import StepEngine
 from ringleader.simulation.steps.member_machine import MemberMachine, without_prefix
 from ringleader.simulation.steps.node import StepNode
-from ringleader.simulation.steps.oracle import Oracle, StepViolation
+from ringleader.simulation.steps.oracle import Oracle
 from ringleader.simulation.steps.rules import PRODUCT, StepRules
-from ringleader.simulation.steps.seeded_run import PROGRESS, StepResult
+from ringleader.simulation.steps.seeded_run import PROGRESS
+from ringleader.simulation.steps.step_result import StepResult, failure_of, result_of
 
 ACT_S = 0.03
 """Mean time between two actions of a user's thread."""
@@ -44,11 +45,13 @@ class TrainingCluster:
         size: int,
         seed: int,
         rules: StepRules,
+        oracle: Oracle,
         trace: Callable[[str], None] | None,
     ) -> None:
         self.rng = Random(seed)
         self.rules = rules
-        self.oracle = Oracle()
+        self.oracle = oracle
+        self.pure = PureResults("refill")
         self.config = MembershipConfig.for_training()
         self.cluster = SimulatedCluster(size, seed=seed, make=self._make, trace=trace)
         self.nodes: list[StepNode] = []
@@ -61,7 +64,7 @@ class TrainingCluster:
         """Start a process; the incarnation tells on which machine."""
         index = int(me.incarnation[5:], 16)
         while len(self.nodes) <= index:
-            node = StepNode(len(self.nodes), self.rules, self.oracle)
+            node = StepNode(len(self.nodes), self.rules, self.oracle, self.pure)
             node.peers = self.nodes
             self.nodes.append(node)
         node = self.nodes[index]
@@ -77,7 +80,7 @@ class TrainingCluster:
         if plan is None:
             statuses = read_statuses(view)
             plan = self._plans[view.id] = self.rules.decide(view, statuses, "continue")
-            self.oracle.decided(view.id, view.members, statuses, plan)
+            self.oracle.decided(view, statuses, plan)
         node.member.install(view, plan)
         node.enter(view)
         if plan.is_paused:  # nobody has a complete state: the process starts again
@@ -164,25 +167,27 @@ def simulate_with_membership(
 ) -> StepResult:
     """Run one seed with ``size`` machines (None: three to eight, from the seed)."""
     rng = Random(seed)
-    training = TrainingCluster(size or rng.randrange(3, 9), seed, rules, trace)
+    oracle = Oracle()
+    training = TrainingCluster(size or rng.randrange(3, 9), seed, rules, oracle, trace)
     cluster = training.cluster
     over_s = rng.uniform(3.0, 10.0)
     schedule_faults(cluster, rng, over_s)
-    failure = None
-    try:
-        cluster.run(over_s)
-        while (why := training.problem()) is not None:
-            if cluster.now_s > over_s + CALM_S:
-                raise StepViolation(f"I7: {why}, {CALM_S:g} s after the last fault")
-            cluster.run(cluster.now_s + 0.25)
-    except (StepViolation, InvariantViolation, InternalError) as violation:
-        failure = str(violation)
-        cluster.trace_line(f"VIOLATION {failure}")
-    return StepResult.of(
-        training.oracle,
-        seed=seed,
-        failure=failure,
+    failure = failure_of(partial(_run, training, over_s), cluster.trace_line)
+    return result_of(
+        seed,
+        failure,
+        oracle,
         size=len(cluster.nodes),
         num_events=cluster.num_messages,
         num_crashes=training.num_lives - len(cluster.nodes),
     )
+
+
+def _run(training: TrainingCluster, over_s: float) -> None:
+    cluster = training.cluster
+    cluster.run(over_s)
+    while (why := training.problem()) is not None:
+        if cluster.now_s > over_s + CALM_S:
+            text = f"{why}, {CALM_S:g} s after the last fault"
+            training.oracle.check(False, "I7", text)
+        cluster.run(cluster.now_s + 0.25)

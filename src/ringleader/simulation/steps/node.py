@@ -1,27 +1,20 @@
-"""StepNode: one machine of the simulated run, with the product's StepMember in it.
-
-The data side is the simplest that has the product's shape: a gradient buffer A, two
-result buffers, a codec residual that is committed at delivery, a disk that survives.
-"""
+"""StepNode: one machine of the simulated run, with the product's StepMember in it."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ringleader.membership.member import Member, View, ViewId
 from ringleader.membership.steps.attempt import Attempt
+from ringleader.membership.steps.decide import Partition
 from ringleader.membership.steps.plan import Gather
 from ringleader.membership.steps.step_member import StepMember
-from ringleader.simulation.steps.oracle import Oracle, check
-from ringleader.simulation.steps.rules import StepRules, assign_next
-from ringleader.simulation.steps.toy_model import (
-    NUM_BUCKETS,
-    ZERO,
-    Values,
-    apply,
-    gradient,
-    quantize,
-)
+from ringleader.simulation.steps.data_side import Content, DataSide, Entry, PureResults
+from ringleader.simulation.steps.oracle import Oracle, State
+from ringleader.simulation.steps.rules import StepRules
+from ringleader.simulation.steps.toy_model import NUM_BUCKETS, Values, apply
+from ringleader.training.data.balance import Flag
+from ringleader.training.data.progress import Progress
 
 
 class Snapshot(NamedTuple):
@@ -33,20 +26,34 @@ class Snapshot(NamedTuple):
     chain_before: bytes
     last: Attempt
     samples: int
-    state: Values
+    model: Values
+    progress: Progress
+
+
+class Disk(NamedTuple):
+    """A published state, as it is written."""
+
+    snapshot: Snapshot
+    data: dict[str, Any]
 
 
 class StepNode:
     """One life at a time; ``begin_life`` starts the next one, only the disk is kept."""
 
-    def __init__(self, index: int, rules: StepRules, oracle: Oracle) -> None:
+    def __init__(
+        self, index: int, rules: StepRules, oracle: Oracle, pure: PureResults
+    ) -> None:
         self.index = index
         self.rules = rules
         self.oracle = oracle
+        self.pure = pure
+        self.partition: Partition = "continue"
         self.life = -1
         self.is_alive = False
         self.speed = 1.0
-        self.disk: Snapshot | None = None
+        self.quantum_s = 0.1
+        self.flags = Flag(0)
+        self.disk: Disk | None = None
         self.peers: list[StepNode] = []
 
     def begin_life(self, me: Member, *, loads_disk: bool) -> None:
@@ -54,20 +61,15 @@ class StepNode:
         self.life += 1
         self.is_alive = True
         self.me = me
-        self.member = self.rules.member(me)
+        self.member = self.rules.member(me, self.partition)
         self.view: View | None = None
         self.frozen_for: ViewId | None = None
         self.status_bytes = b""
         self.counter = 0
         self.proposals: dict[ViewId, dict[Member, bytes]] = {}
-        self.state: Values = (0.0, 100.0 * self.index + self.life, 7.0 * self.index)
-        self.done: set[int] = set()
-        self.buffer_a = ZERO
-        self.residual = self.clean_residual = ZERO
-        self.pending: tuple[Attempt, Values] | None = None
-        self.contributed: set[Attempt] = set()
-        self.buffers: dict[int, tuple[Attempt, list[float | None]]] = {}
-        self.received: dict[tuple[Attempt, int], dict[Member, float]] = {}
+        model = (100.0 * self.index + self.life, 7.0 * self.index)
+        self.data = DataSide(self.rules, self.pure, model)
+        self.received: dict[tuple[Attempt, int], dict[Member, Content]] = {}
         self.snapshots: dict[int, Snapshot] = {}
         self.assigned_at: tuple[ViewId, int] | None = None
         self.is_asleep = False
@@ -75,10 +77,22 @@ class StepNode:
         self.served: ViewId | None = None
         self.has_first_part = False
         if loads_disk and self.disk is not None:
-            disk = self.disk
-            self.state = disk.state
+            disk, data = self.disk
+            self.data.adopt(disk.model, data)
             where = (disk.version, disk.chain, disk.chain_before, disk.last)
             self.member.restore(*where, disk.samples)
+            self._share_progress()
+
+    @property
+    def state(self) -> State:
+        """The state that all members of a view must share."""
+        return self.data.model, self.data.order.progress
+
+    def _share_progress(self) -> None:
+        """Use the object that others have if it is equal: results are shared then."""
+        known = self.oracle.states.get(self.member.chain)
+        if known is not None and known[1] == self.data.order.progress:
+            self.data.order.progress = known[1]
 
     def others(self) -> list[StepMember]:
         """Return the members that run on other machines."""
@@ -97,120 +111,99 @@ class StepNode:
         if not member.is_ready:
             return
         if self.me in plan.void and self.rules.drops_void:
-            self.drop_gradient()
+            self.data.drop_contribution()
         self.oracle.entered(member, self.state, self.others())
-
-    def drop_gradient(self) -> None:
-        """Forget the contribution to the next step."""
-        self.done = set()
-        self.buffer_a = ZERO
 
     # -- steps -------------------------------------------------------------------------
 
     def assign(self) -> None:
-        """Assign the quanta of the next step, and compute this member's."""
+        """Assign the quanta of the next step."""
         member, view = self.member, self.view
         assert view is not None
         plan = member.plan
         assert plan is not None
-        if member.version == plan.version:
-            table = self.rules.assign(view, plan)
-            if not self.rules.knows_table:
-                table = {**table, self.me: tuple({*table[self.me], *member.quanta})}
+        first = plan if member.version == plan.version else None
+        if first is None or self.rules.asks_plan:
+            table = self.pure.table(self.data.order.progress, view, first)
         else:
-            table = assign_next(view, member.version)
-        self.oracle.tabulated(view.id, member.version, table)
-        member.assign(table[self.me])
+            table = self.data.table_from_memory(view)
+        self.oracle.tabulated(view, member.version, table)
+        member.assign(table.quanta[self.me.node])
         self.assigned_at = (view.id, member.version)
-        new = [q for q in member.quanta if q not in self.done]
-        self.done.update(new)
-        parts = zip(self.buffer_a, gradient(self.state, new), strict=True)
-        self.buffer_a = tuple(a + g for a, g in parts)
+        self.data.assign(table, self.me.node)
 
-    def contribute(self) -> tuple[Attempt, Values] | None:
-        """Begin the next attempt; return what this member sends."""
-        member = self.member
+    def has_work(self, member: Member, version: int) -> bool:
+        """Return whether a member computes quanta of a step, as far as known here."""
+        table = self.data.table
+        is_current = self.assigned_at is not None and self.assigned_at[1] == version - 1
+        return table is None or not is_current or bool(table.quanta.get(member.node))
+
+    def contribute(self) -> tuple[Attempt, tuple[Entry, float, float]] | None:
+        """Begin the next attempt; return what this member sends of each bucket."""
+        member, data = self.member, self.data
         attempt = member.next_attempt
         if not member.begin(attempt, NUM_BUCKETS):
             return None
-        self._open_buffer(attempt)
-        check(self.residual == self.clean_residual, "I13", f"{self.me}, {attempt}")
-        sent, left = quantize(self.buffer_a, self.residual)
-        self.pending = (attempt, left)
-        self.contributed.add(attempt)
-        if not self.rules.aborts_codec:
-            self.residual = left
-        self.oracle.began(member, attempt, frozenset(self.done), sent)
-        return attempt, sent
+        self._open_result(attempt, held=0)
+        sent, added = data.encode(attempt)
+        text = f"{self.me}, {attempt}: {added}, not {data.clean_residuals}"
+        self.oracle.check(added == data.clean_residuals, "I13", text)
+        self.oracle.began(member, attempt, data.contribution(), sent)
+        return attempt, (data.entry(self.me.node, self.flags), *sent)
 
     def begin_gather(self) -> bool:
         """Begin the gather of the plan; return False if a freeze came first."""
-        plan = self.member.plan
+        member = self.member
+        plan = member.plan
         assert plan is not None
         assert isinstance(plan.action, Gather)
         attempt = plan.action.attempt
-        if not self.member.begin(attempt, NUM_BUCKETS):
+        if not member.begin(attempt, NUM_BUCKETS):
             return False
-        self._open_buffer(attempt)
+        assert member.partial is not None
+        self._open_result(attempt, held=member.partial.buckets)
         return True
 
-    def _open_buffer(self, attempt: Attempt) -> None:
-        """Take the buffer of an attempt: what was in it is overwritten from now on."""
-        slot = attempt.version % self.rules.num_buffers
-        self.buffers[slot] = (attempt, self.values_of(attempt))
-        check(len(self.buffers) <= 2, "I11", f"{self.me}: {len(self.buffers)} results")
-        member = self.member
+    def _open_result(self, attempt: Attempt, held: int) -> None:
+        """Take the memory of a result: what was in it may be overwritten now."""
+        data, member = self.data, self.member
+        data.open_result(attempt.version, held)
+        num_results = data.num_results
+        self.oracle.check(num_results <= 2, "I11", f"{self.me}: {num_results} results")
         if member.result is not None and member.stable_version < member.version:
-            values = self.values_of(member.result.attempt)
-            check(None not in values, "I8", f"{self.me} lost {member.result.attempt}")
+            last = member.result.attempt
+            stored = data.result(last.version)
+            self.oracle.check_held(f"{self.me} lost {last}", last, stored)
 
-    def values_of(self, attempt: Attempt) -> list[float | None]:
-        """Return the buckets that are stored of an attempt."""
-        for stored, values in self.buffers.values():
-            if stored == attempt:
-                return values
-            if not self.rules.names_attempts and stored.version == attempt.version:
-                return values
-        return [None] * NUM_BUCKETS
-
-    def take_bucket(self, attempt: Attempt, bucket: int, value: float) -> bool:
+    def take_bucket(
+        self, view_id: ViewId, attempt: Attempt, bucket: int, value: Content
+    ) -> bool:
         """Store a final bucket; return True if the attempt is complete now."""
         member = self.member
         if not member.bucket_done(attempt, bucket):
             return False
-        self.values_of(attempt)[bucket] = value
+        self.data.store(attempt.version, bucket, value)
+        if attempt.view == view_id and bucket > 0:
+            self.data.encoded(attempt, bucket)
         return member.partial is not None and member.partial.is_complete
 
     def deliver(self, view_id: ViewId, attempt: Attempt) -> None:
         """Deliver the attempt that was completed in a view, and apply it."""
-        member = self.member
-        values = self.values_of(attempt)
-        num = values[0] or 0.0
+        member, data = self.member, self.data
         was_frozen = self.frozen_for is not None
-        if not member.deliver(view_id, int(num)):
+        if not member.deliver(view_id, data.num_samples(attempt.version)):
             return
-        check(not was_frozen, "I4", f"{self.me} delivered {attempt} after its status")
-        check(None not in values, "I2", f"{self.me} delivered {attempt} incomplete")
-        result = tuple(v for v in values if v is not None)
-        self.state = apply(self.state, result)
-        self._commit_codec(attempt)
-        self.drop_gradient()
-        self.take_snapshot()
-        self.oracle.delivered(member, result, self.state, self.others())
-
-    def _commit_codec(self, attempt: Attempt) -> None:
-        """Commit the residual if the result contains this member's part."""
-        if self.pending is not None and self.pending[0] == attempt:
-            self.clean_residual = self.pending[1]
-        elif attempt in self.contributed:
-            self.clean_residual = ZERO  # what it held is in the result
-        self.residual = self.clean_residual
-        self.pending = None
-        self.contributed = set()
+        text = f"{self.me} delivered {attempt} after its status"
+        self.oracle.check(not was_frozen, "I4", text)
+        result = data.result(attempt.version)
+        self.oracle.delivered(member, result, data.order.progress)
+        data.deliver(attempt, apply(data.model, result))
+        self._take_snapshot()
+        self.oracle.applied(member, self.state, self.others())
 
     # -- copies of the state -----------------------------------------------------------
 
-    def take_snapshot(self) -> None:
+    def _take_snapshot(self) -> None:
         """Keep the state of this version until it is known to be final."""
         member = self.member
         if member.last is not None:
@@ -223,7 +216,7 @@ class StepNode:
                 member.chain_before,
                 member.last,
                 member.samples,
-                self.state,
+                *self.state,
             )
 
     def publish(self) -> None:
@@ -235,9 +228,9 @@ class StepNode:
         snapshot = self.snapshots.get(version)
         if snapshot is not None and snapshot.lineage == member.lineage:
             self.oracle.published(member.lineage, version, snapshot.chain)
-            self.disk = snapshot
+            self.disk = Disk(snapshot, self.pure.plain(snapshot.progress))
 
-    def serve_state(self, view_id: ViewId) -> tuple[Values, int] | None:
+    def serve_state(self, view_id: ViewId) -> tuple[Values, dict[str, Any]] | None:
         """Return the state for an adopter in a view, if this member has it."""
         member = self.member
         plan = member.plan
@@ -245,10 +238,10 @@ class StepNode:
             return None
         if member.version != plan.version and self.rules.waits_for_gather:
             return None
-        return self.state, member.samples
+        return self.data.model, self.pure.plain(self.data.order.progress)
 
     def take_state(
-        self, view_id: ViewId, part: int, state: Values, samples: int
+        self, view_id: ViewId, part: int, model: Values, data: dict[str, Any]
     ) -> None:
         """Take one of the two parts of a state; the second one completes it."""
         member = self.member
@@ -256,12 +249,11 @@ class StepNode:
             return
         if part == 0 and not self.has_first_part and member.begin_adopt(view_id):
             self.has_first_part = True
-            self.state = (state[0], -1.0, -1.0)
-        elif part == 1 and self.has_first_part and member.adopt(view_id, samples):
-            self.state = state
-            self.drop_gradient()
-            self.residual = self.clean_residual = ZERO
-            self.pending = None
-            self.contributed = set()
-            self.snapshots = {}
-            self.oracle.adopted(member, state, self.others())
+            self.data.model = (model[0], -1.0)
+        elif part == 1 and self.has_first_part:
+            samples = data["progress"]["state"]["samples"]
+            if member.adopt(view_id, samples):
+                self.data.adopt(model, data)
+                self._share_progress()
+                self.snapshots = {}
+                self.oracle.adopted(member, self.state, self.others())

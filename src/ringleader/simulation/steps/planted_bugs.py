@@ -1,13 +1,17 @@
 """Planted bugs: each breaks one rule of the protocol, and the simulator must find it.
 
-A bug of ``decide`` is planted by changing what it is told, or what it answers. There is
-at least one for each invariant.
+There is at least one for each invariant. A bug of ``decide`` is planted without a copy
+of its code: the product's function is called with statuses in which something is
+missing or wrong, as if it had not looked at them properly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
 
 from ringleader.membership.member import Member, View, ViewId
 from ringleader.membership.steps.attempt import Attempt
@@ -24,6 +28,8 @@ from ringleader.membership.steps.status import (
 from ringleader.membership.steps.step_member import StepMember
 from ringleader.simulation.steps.rules import StepRules, decide_plan
 from ringleader.simulation.steps.toy_model import NUM_BUCKETS
+from ringleader.training.flat_buffers import FlatBuffers
+from ringleader.training.residuals import Residuals
 
 Decide = Callable[[View, Statuses, Partition], StepPlan]
 Told = dict[Member, StepStatus]
@@ -52,7 +58,11 @@ def _told(change: Callable[[StepStatus, Told], Told]) -> Decide:
 
 
 def _compare_versions(top: StepStatus, told: Told) -> Told:
-    """Members of one lineage at one version are taken for equal."""
+    """Compare versions instead of chains.
+
+    Two members at the same version count as equal, although they may have delivered
+    different attempts at it.
+    """
     for member, status in told.items():
         if (status.lineage, status.version) == (top.lineage, top.version):
             told[member] = replace(status, chain=top.chain)
@@ -60,7 +70,11 @@ def _compare_versions(top: StepStatus, told: Told) -> Told:
 
 
 def _compare_lineages(top: StepStatus, told: Told) -> Told:
-    """A member of the same lineage is taken to be one step behind, however far."""
+    """Compare lineages instead of chains.
+
+    A member of the same lineage that is several steps behind is told to gather the last
+    result alone, as if it lacked no other.
+    """
     for member, status in told.items():
         if status.lineage == top.lineage and status.version < top.version:
             behind = top.version - 1
@@ -72,7 +86,11 @@ def _compare_lineages(top: StepStatus, told: Told) -> Told:
 
 
 def _trust_the_holder(top: StepStatus, told: Told) -> Told:
-    """Whoever has a version is taken to hold its result."""
+    """Assume that every member still holds the result of its version.
+
+    One that copied its state from another member never had it, so the gather waits for
+    buckets that nobody can send.
+    """
     for member, status in told.items():
         if status.chain == top.chain and status.last is not None:
             held = held_result(status.last, NUM_BUCKETS, (1 << NUM_BUCKETS) - 1)
@@ -81,7 +99,7 @@ def _trust_the_holder(top: StepStatus, told: Told) -> Told:
 
 
 def _mix_attempts(top: StepStatus, told: Told) -> Told:
-    """Buckets of all attempts at the next step are taken for those of one."""
+    """Complete the next step from buckets of different attempts at it."""
     following = [
         h.attempt
         for s in told.values()
@@ -101,12 +119,15 @@ def _mix_attempts(top: StepStatus, told: Told) -> Told:
 
 
 def _ignore_promises(top: StepStatus, told: Told) -> Told:
-    """Only installed views count; interrupted view changes are ignored."""
+    """Ignore view changes that were interrupted: they may be complete elsewhere."""
     return {m: replace(s, promised=()) for m, s in told.items()}
 
 
 def _count_forks(top: StepStatus, told: Told) -> Told:
-    """A member counts for a view although it has gone on in a fork since."""
+    """Let a member vote for a view although it has gone on in a fork since.
+
+    It no longer knows what else it promised after that view.
+    """
     newest = Promise(top.view, top.view_members)
     for member, status in told.items():
         if status.view > newest.id and member in newest.members:
@@ -115,7 +136,7 @@ def _count_forks(top: StepStatus, told: Told) -> Told:
 
 
 def _count_the_dead(top: StepStatus, told: Told) -> Told:
-    """A member that has ended counts as present, for every part of a split."""
+    """Count a dead member as present, so that each part of a split has its vote."""
     for ended in {e for s in told.values() for e in s.ended}:
         if ended.promised == top.view:
             told[ended.member] = replace(top, promised=(), ended=())
@@ -123,7 +144,7 @@ def _count_the_dead(top: StepStatus, told: Told) -> Told:
 
 
 def _forget_last_promises(top: StepStatus, told: Told) -> Told:
-    """A member that has ended leaves the majority, whatever it promised before."""
+    """Stop counting a dead member even if it may have formed a later view."""
     for member, status in told.items():
         ended = tuple(Ended(e.member, top.view) for e in status.ended)
         told[member] = replace(status, ended=ended)
@@ -134,7 +155,7 @@ def _forget_last_promises(top: StepStatus, told: Told) -> Told:
 
 
 def _ignore_delivered(view: View, statuses: Statuses, partition: Partition) -> StepPlan:
-    """The step is reduced again although one member has delivered it."""
+    """Reduce a step again although one member has delivered it."""
     plan = decide_plan(view, statuses, partition)
     top = statuses[top_member(view, statuses)]
     if not isinstance(plan.action, Gather) or plan.action.attempt != top.last:
@@ -186,26 +207,66 @@ class _Mixing(StepMember):
         return super().begin(attempt, num_buckets)
 
 
-PLANTED_BUGS: Final[dict[str, StepRules]] = {
-    "compare_versions": StepRules(decide=_told(_compare_versions)),  # I1
-    "mix_attempts": StepRules(
-        decide=_told(_mix_attempts), member=_Mixing, names_attempts=False
-    ),  # I2
-    "compare_lineages": StepRules(decide=_told(_compare_lineages)),  # I3
-    "deliver_after_status": StepRules(member=_Unfrozen),  # I4
-    "ignore_promises": StepRules(decide=_told(_ignore_promises)),  # I5
-    "keep_void": StepRules(drops_void=False),  # I6
-    "trust_the_holder": StepRules(decide=_told(_trust_the_holder)),  # I7
-    "one_buffer": StepRules(num_buffers=1),  # I8
-    "copy_before_gather": StepRules(waits_for_gather=False),  # I9
-    "publish_at_once": StepRules(waits_for_stable=False),  # I10
-    "keep_all_results": StepRules(num_buffers=1000),  # I11
-    "assign_from_memory": StepRules(knows_table=False),  # I12
-    "commit_codec_early": StepRules(aborts_codec=False),  # I13
-    "ignore_delivered": StepRules(decide=_ignore_delivered),
-    "drop_early_frames": StepRules(keeps_early_frames=False),
-    "count_forks": StepRules(decide=_told(_count_forks)),
-    "count_the_dead": StepRules(decide=_told(_count_the_dead)),
-    "forget_last_promises": StepRules(decide=_told(_forget_last_promises)),
+# -- buffers and residuals -------------------------------------------------------------
+
+
+class _OneBuffer(FlatBuffers):
+    """Every result is written over the one before it."""
+
+    def result(self, version: int) -> dict[str, Tensor]:
+        return super().result(0)
+
+
+class _AllBuffers(FlatBuffers):
+    """Every result has memory of its own, and none is given back."""
+
+    def result(self, version: int) -> dict[str, Tensor]:
+        while len(self._results) <= version:
+            new = {kind: torch.empty_like(a) for kind, a in self.contribution.items()}
+            self._results.append(new)
+        return self._results[version]
+
+
+class _HastyResiduals(Residuals):
+    """Takes new residuals when an attempt begins, not when it is delivered."""
+
+    def begin(self, attempt: Attempt) -> None:
+        self._sets.reverse()
+        super().begin(attempt)
+
+
+class PlantedBug(NamedTuple):
+    """Rules with one bug, and the invariant that it breaks."""
+
+    invariant: str
+    rules: StepRules
+
+
+def _decides(change: Callable[[StepStatus, Told], Told]) -> StepRules:
+    return StepRules(decide=_told(change))
+
+
+_MIXING = StepRules(decide=_told(_mix_attempts), member=_Mixing)
+
+PLANTED_BUGS: Final[dict[str, PlantedBug]] = {
+    "compare_versions": PlantedBug("I1", _decides(_compare_versions)),
+    "mix_attempts": PlantedBug("I2", _MIXING),
+    "skip_spares": PlantedBug("I3", StepRules(waits_for_all=False)),
+    "deliver_after_status": PlantedBug("I4", StepRules(member=_Unfrozen)),
+    "ignore_promises": PlantedBug("I5", _decides(_ignore_promises)),
+    "keep_void": PlantedBug("I6", StepRules(drops_void=False)),
+    "compare_lineages": PlantedBug("I7", _decides(_compare_lineages)),
+    "one_buffer": PlantedBug("I8", StepRules(buffers=_OneBuffer)),
+    "copy_before_gather": PlantedBug("I9", StepRules(waits_for_gather=False)),
+    "publish_at_once": PlantedBug("I10", StepRules(waits_for_stable=False)),
+    "keep_all_results": PlantedBug("I11", StepRules(buffers=_AllBuffers)),
+    "assign_from_memory": PlantedBug("I12", StepRules(asks_plan=False)),
+    "commit_codec_early": PlantedBug("I13", StepRules(residuals=_HastyResiduals)),
+    "trust_the_holder": PlantedBug("I7", _decides(_trust_the_holder)),
+    "ignore_delivered": PlantedBug("I6", StepRules(decide=_ignore_delivered)),
+    "drop_early_frames": PlantedBug("I7", StepRules(keeps_early_frames=False)),
+    "count_forks": PlantedBug("I5", _decides(_count_forks)),
+    "count_the_dead": PlantedBug("I5", _decides(_count_the_dead)),
+    "forget_last_promises": PlantedBug("I5", _decides(_forget_last_promises)),
 }
-"""The rules with one bug each, by its name. The first 13 are those of I1 to I13."""
+"""The first 13 are those of I1 to I13, in this order."""

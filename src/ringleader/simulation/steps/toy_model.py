@@ -1,44 +1,44 @@
-"""The training that is simulated: integers in float64, so that sums are exact.
+"""The model that is trained: two parameters, whole numbers, so that sums are exact.
 
-A result has three buckets. Bucket 0 is the sideband: the number of quanta. The others
-are quantized with error feedback, so two attempts at one step differ, as they do with a
-real codec: a member that applied another attempt than the others has another state.
+Gradients are quantized with error feedback, so two attempts at one step differ, as they
+do with a real codec: a member that applied another attempt has another model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Final
 
-NUM_BUCKETS = 3
-NUM_QUANTA = 12
-"""Quanta of one step."""
+from ringleader.training.data.data_state import DataSpec, Quantum
 
-Values = tuple[float, ...]
-"""One number per bucket."""
+Values = tuple[float, float]
+"""One number for each of the two gradient buckets."""
 
-ZERO: Values = (0.0,) * NUM_BUCKETS
-_MODULUS = 1_000_003.0
-_QUANTUM = 8.0
+NUM_BUCKETS: Final = 3
+"""Of a result: the sideband is bucket 0, then come those of the gradient."""
 
+SPEC: Final = DataSpec(num_samples=101, global_batch=23, micro_batch=2, epochs=None)
+"""An epoch has five steps; the last one is short, and so is the last quantum."""
 
-def gradient(state: Values, quanta: Iterable[int]) -> Values:
-    """Return the summed gradient of some quanta at a state."""
-    num = first = second = 0.0
-    for quantum in quanta:
-        num += 1
-        first += (state[1] * 31 + quantum * 17) % 97
-        second += (state[2] * 13 + quantum * 29) % 89
-    return (num, first, second)
+_MODULUS: Final = 1_000_003.0
+_UNIT: Final = 8.0
 
 
-def quantize(values: Values, residual: Values) -> tuple[Values, Values]:
-    """Return what is sent for ``values`` and the residual that is left."""
-    wanted = [v + r for v, r in zip(values, residual, strict=True)]
-    sent = [wanted[0], *(w - w % _QUANTUM for w in wanted[1:])]
-    left = tuple(w - s for w, s in zip(wanted, sent, strict=True))
-    return tuple(sent), left
+def gradient(model: Values, quantum: Quantum) -> Values:
+    """Return the summed gradient of the samples of a quantum."""
+    first = second = 0.0
+    for begin, end in quantum.intervals:
+        for position in range(begin, end):
+            first += (model[0] * 31 + position * 17 + quantum.epoch) % 97
+            second += (model[1] * 13 + position * 29 + quantum.epoch) % 89
+    return first, second
 
 
-def apply(state: Values, result: Values) -> Values:
-    """Return the state after the update with a result."""
-    return tuple((s * 3 + r) % _MODULUS for s, r in zip(state, result, strict=True))
+def quantize(value: float) -> float:
+    """Return what the codec sends for a value."""
+    return value - value % _UNIT
+
+
+def apply(model: Values, result: Values) -> Values:
+    """Return the model after the update with a result."""
+    first, second = ((m * 3 + r) % _MODULUS for m, r in zip(model, result, strict=True))
+    return first, second

@@ -19,6 +19,7 @@ from ringleader.membership.steps.plan import Gather, StepPlan
 from ringleader.membership.steps.status import encode_status, read_statuses
 from ringleader.simulation.membership.simulated_node import node_id
 from ringleader.simulation.membership.trace_text import name_of, names_of, view_name
+from ringleader.simulation.steps.data_side import PureResults
 from ringleader.simulation.steps.engine import StepEngine
 from ringleader.simulation.steps.node import StepNode
 from ringleader.simulation.steps.oracle import Oracle
@@ -37,26 +38,35 @@ class StepWorld:
         rng: Random,
         rules: StepRules,
         partition: Partition,
+        oracle: Oracle,
         trace: Callable[[str], None] | None = None,
     ) -> None:
         self.rng = rng
         self.rules = rules
         self.partition = partition
         self.trace = trace
-        self.oracle = Oracle()
-        self.nodes = [StepNode(i, rules, self.oracle) for i in range(size)]
+        self.oracle = oracle
+        pure = PureResults("refill" if rng.random() < 0.75 else "shrink")
+        self.nodes = [StepNode(i, rules, oracle, pure) for i in range(size)]
         for node in self.nodes:
             node.peers = self.nodes
+            node.partition = partition
         self.engine = StepEngine(rng, rules, self.to_member, self.tell)
         self.pool: list[Envelope] = []
         self.blocked: set[tuple[int, int]] = set()
         """Directed pairs of machines whose messages are lost."""
         self.num_events = 0
-        self.num_crashes = 0
+        self.ended: dict[Member, ViewId] = {}
+        """The last promise of every life that has ended."""
         self.num_idle = 0
         """Threads in a row that had to wait."""
         self._clock = 0
         self._plans: dict[ViewId, StepPlan] = {}
+
+    @property
+    def num_crashes(self) -> int:
+        """Lives that have ended."""
+        return len(self.ended)
 
     def tell(self, text: str) -> None:
         """Write a line to the trace."""
@@ -82,11 +92,11 @@ class StepWorld:
         """End a process; everything but its disk is lost."""
         self.tell(f"{name_of(node.me)} dies at version {node.member.version}")
         node.is_alive = False
-        self.num_crashes += 1
+        self.ended[node.me] = node.member.newest_promise
 
     def attest(self, dead: StepNode, to: StepNode) -> None:
         """Give a machine the proof that a process has ended, and its last promise."""
-        to.member.note_ended(dead.me, dead.member.newest_promise)
+        to.member.note_ended(dead.me, self.ended[dead.me])
         self.tell(f"{name_of(to.me)} knows that {name_of(dead.me)} has ended")
 
     # -- messages ----------------------------------------------------------------------
@@ -202,7 +212,7 @@ class StepWorld:
             statuses = read_statuses(view)
             plan = self.rules.decide(view, statuses, self.partition)
             self._plans[view.id] = plan
-            self.oracle.decided(view.id, view.members, statuses, plan)
+            self.oracle.decided(view, statuses, plan)
         return plan
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ringleader.membership.steps.decide import Partition
 from tests.kit.step_world import StepWorld, member
 
 
@@ -112,3 +113,47 @@ def test_a_member_that_is_here_has_not_ended() -> None:
     for name in "ab":
         world.at["b"].note_ended(member(name), world.at["b"].view.id)
     assert not world.change("ab").is_fork
+
+
+def two_histories(partition: Partition) -> StepWorld:
+    """d has the longer history; a promised a view of it, and went on in its own."""
+    world = StepWorld("ad", partition)
+    world.start("d", 2)
+    world.start("a")
+    world.install(world.propose("ad"), "ad")  # a is about to take the state of d
+    assert not world.change("a").is_paused
+    return world
+
+
+def test_a_vote_for_another_history_is_remembered_where_it_would_stop_the_run() -> None:
+    """Both members are here, so nobody else can continue the history of d."""
+    world = two_histories("majority")
+    name = world.at["d"].lineage
+    plan = world.change("ad")
+    assert (plan.lineage, plan.pause_reason) == (name, "")
+
+
+def test_a_vote_for_another_history_is_forgotten_where_that_costs_a_name() -> None:
+    world = two_histories("continue")
+    plan = world.change("ad")
+    assert (plan.is_fork, plan.is_paused) == (True, False)
+
+
+def test_a_member_tells_that_a_view_has_paused() -> None:
+    world = StepWorld("abc", "majority")
+    world.start("abc")
+    view = world.propose("bc")
+    assert not world.install(view, "b").is_paused
+    assert world.install(world.propose("c"), "c").is_paused  # it missed the view of b
+    view = world.propose("ac")
+    assert world.install(view, "a").is_paused  # c promised what b may have formed
+    assert view.id in world.plan(world.propose("abc")).ruled_out
+
+
+def test_what_a_member_does_not_remember_it_has_not_promised() -> None:
+    world = StepWorld("abc", "majority")
+    world.start("abc")
+    view = world.propose("abc", heard_by="a")  # nobody else hears of it
+    world.change("bc")
+    assert not world.plan(world.propose("abc")).is_paused
+    assert view.id in world.plan(world.propose("abc")).ruled_out
