@@ -45,6 +45,21 @@ def test_the_demo_learns_and_proves_it(
 
 
 @pytest.mark.slow
+def test_chaos_kills_nodes_and_the_loss_does_not_notice(
+    warm_python: WarmPython,
+) -> None:
+    """300 steps of at least 20 ms: the first kill comes 4 s after the first of them."""
+    demo = warm_python.popen(*DEMO, "--chaos", "--epochs", "20")
+    said, _ = demo.communicate(timeout=580)
+
+    assert demo.returncode == 0, said
+    killed = re.search(r"Killed (\d+) nodes with SIGKILL", said)
+    assert killed is not None, said
+    assert int(killed[1]) >= 1
+    assert "The run has 300 steps, as the uninterrupted one" in said
+
+
+@pytest.mark.slow
 def test_json_holds_the_same_facts(warm_python: WarmPython) -> None:
     line = "ringleader demo --ranks 1 --epochs 2 --json 2>/dev/null"
     demo = warm_python.popen(*FORKING, "sh", "-c", line)
