@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ringleader.simulation.lan import VirtualLan
 from ringleader.testing.node_process import make_home
@@ -97,6 +98,19 @@ class Machines:
     """Forks the programs that are started by ``sys.executable``."""
     root: bytes = field(default_factory=lambda: os.urandom(32))
     commands: list[Command] = field(default_factory=list)
+
+    @classmethod
+    @contextmanager
+    def with_script(
+        cls, net: VirtualLan, folder: Path, python: WarmPython, script: str
+    ) -> Iterator[Self]:
+        """Make machines that share ``train.py`` in their folder, and end them."""
+        made = cls(net, folder, python)
+        (folder / "train.py").write_text(script)
+        try:
+            yield made
+        finally:
+            made.close()
 
     def environment(self, index: int) -> dict[str, str]:
         """Return the environment of a machine, which is in the cluster."""

@@ -68,12 +68,8 @@ def net() -> Iterator[VirtualLan]:
 def machines(
     net: VirtualLan, tmp_path: Path, warm_python: WarmPython
 ) -> Iterator[Machines]:
-    made = Machines(net, tmp_path, warm_python)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    try:
+    with Machines.with_script(net, tmp_path, warm_python, SCRIPT) as made:
         yield made
-    finally:
-        made.close()
 
 
 def test_one_command_on_each_machine_runs_the_script_on_all(machines: Machines) -> None:

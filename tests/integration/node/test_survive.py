@@ -64,12 +64,8 @@ def net() -> Iterator[VirtualLan]:
 def machines(
     net: VirtualLan, tmp_path: Path, warm_python: WarmPython
 ) -> Iterator[Machines]:
-    made = Machines(net, tmp_path, warm_python)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    try:
+    with Machines.with_script(net, tmp_path, warm_python, SCRIPT) as made:
         yield made
-    finally:
-        made.close()
 
 
 def test_nobody_restarts_and_newcomers_join(machines: Machines) -> None:
