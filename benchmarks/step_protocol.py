@@ -52,18 +52,23 @@ class Report:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.parts: dict[str, Any] = {}
-        if path is not None and path.exists():
-            self.parts = json.loads(path.read_text())
+        self._read()
+
+    def _read(self) -> None:
+        """Take what is in the file: parts may be run by several processes."""
+        if self.path is not None and self.path.exists():
+            self.parts = json.loads(self.path.read_text())
 
     def keep(self, part: str, found: dict[str, Any]) -> None:
         """Replace the numbers of a part."""
+        self._read()
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self.parts[part] = {**found, "date": now}
         self.parts["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
         self.parts["python"] = platform.python_version()
         self.parts["verdict"] = verdict(self.parts)
         if self.path is not None:
-            new = self.path.with_suffix(".new")
+            new = self.path.with_suffix(f".{os.getpid()}")
             new.write_text(json.dumps(self.parts, indent=1) + "\n")
             new.replace(self.path)
 
