@@ -32,7 +32,11 @@ LEVEL_S: Final = 120.0
 """A newcomer that has not caught up by then joins all the same, by copying."""
 
 LAST_STEPS_S: Final = 5.0
-"""How long an admitted newcomer waits for the gradients of the last steps."""
+"""How long an admitted newcomer waits for the gradients of the last steps, at least."""
+
+SLOW_LINK: Final = 10e6
+"""Bytes per second of a link on which the gradients of one step are waited for: copying
+the whole state would take longer still."""
 
 
 class Following:
@@ -82,7 +86,9 @@ class Following:
         learner, self._learner = self._learner, None
         if learner is None:
             return False
-        return learner.finish(version, Deadline.after(LAST_STEPS_S))
+        size = sum(p.nbytes for p in self.state.model.parameters())
+        wait_s = max(LAST_STEPS_S, size / SLOW_LINK)
+        return learner.finish(version, Deadline.after(wait_s))
 
     def serve(self) -> None:
         """Let newcomers follow this member, from its next step on."""
