@@ -111,4 +111,5 @@ class Following:
         """End the connections of newcomers."""
         if self._source is not None:
             self._source.close()
-        self.finish(0)
+        if self._learner is not None:
+            self._learner.finish(0, Deadline.after(0.0))
