@@ -18,7 +18,7 @@ from ringleader.training.following import Following
 from ringleader.training.installed_view import FORM_S, InstalledView, ViewChanged
 from ringleader.training.kill_points import reach
 from ringleader.training.machine_events import MachineEvents
-from ringleader.training.next_view import next_view
+from ringleader.training.next_view import next_view, wait_for_others
 from ringleader.training.options import Options
 from ringleader.training.plan_execution import PlanExecution
 from ringleader.training.residuals import Residuals
@@ -31,9 +31,6 @@ from ringleader.training.team import Team
 from ringleader.training.view_session import ViewSession
 
 _log = logging.getLogger(__name__)
-
-MEET_S: Final = 30.0
-"""How long the first step waits for machines that are expected."""
 
 MAX_FAILURES: Final = 30
 """After more failed views in a row than this, the last error is raised."""
@@ -76,7 +73,9 @@ class Members(Team):
         """Wait for the others, and take the state of the run if it has one."""
         self.events.start()
         self._following.follow()
-        self._session.wait_for_others(Deadline.after(MEET_S))
+        if not wait_for_others(self._session):
+            self._news.came_too_late()
+            raise SystemExit(0)  # what follows the loop expects a trained model
         self._enter_next(None)
         self._following.serve()
 

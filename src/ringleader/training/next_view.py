@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from ringleader.deadline import Deadline
@@ -15,6 +16,14 @@ _log = logging.getLogger(__name__)
 
 REFRESH_S: Final = 1.0
 """How long a member whose group broke waits for a view before it asks for one."""
+
+MEET_S: Final = 30.0
+"""How long the first step waits for machines that are expected."""
+
+JOIN_S: Final = 120.0
+"""How long a process that joins a run waits for a member of it."""
+
+POLL_S: Final = 0.2
 
 NO_VIEW_S: Final = 60.0
 """Limit for any view. The control thread installs one within seconds, at least of this
@@ -47,6 +56,36 @@ def next_view(
         before = found
 
 
+def wait_for_others(session: ViewSession) -> bool:
+    """Wait for the machines that a run begins with, for half a minute at most.
+
+    A process that joins a run never begins one: it waits for a member. Returns False if
+    the others have finished the run; raises DeadlineExceeded if none answers.
+    """
+
+    def has_met(found: InstalledView) -> bool:
+        peers = session.peers
+        if peers is None:
+            return False
+        least = 2 if peers.is_joiner else 1
+        return len(found.view.members) >= max(peers.expected, least)
+
+    meet, join = Deadline.after(MEET_S), Deadline.after(JOIN_S)
+    while not _is_there(session, has_met, Deadline.after(POLL_S)):
+        peers = session.peers
+        if peers is None or peers.is_joiner:
+            if peers is not None and peers.is_over:
+                return False
+            if join.is_over():
+                text = f"no member of the run answered within {JOIN_S:g} s; if it has"
+                text = f"{text} not ended, start this machine again"
+                raise DeadlineExceeded("other members", text)
+        elif meet.is_over():
+            _log.warning("not all machines came in time; beginning without them")
+            break
+    return True
+
+
 def view_after(session: ViewSession, before: InstalledView | None) -> InstalledView:
     """Return a view after ``before``, whatever its plan; asks for one if it is late.
 
@@ -75,8 +114,14 @@ def _leave_pause(session: ViewSession, paused: InstalledView) -> None:
 def _comes_within(
     session: ViewSession, before: InstalledView | None, deadline: Deadline
 ) -> bool:
+    return _is_there(session, lambda view: view is not before, deadline)
+
+
+def _is_there(
+    session: ViewSession, is_enough: Callable[[InstalledView], bool], deadline: Deadline
+) -> bool:
     try:
-        session.wait_view(lambda view: view is not before, deadline)
+        session.wait_view(is_enough, deadline)
     except DeadlineExceeded:
         return False
     return True

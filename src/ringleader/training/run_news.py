@@ -57,6 +57,10 @@ class RunNews:
             self._show(f"{' and '.join(parts)}; step {version + 1} goes on on {who}")
         self._is_completing = self._is_completing or bool(left and not is_first)
 
+    def came_too_late(self) -> None:
+        """Say that nothing is left to do."""
+        self._show("the other machines have finished this run; nothing is left to do")
+
     def delivered(self, version: int, contributors: Sequence[NodeId]) -> None:
         """Say that the step in which a machine was lost is complete."""
         if self._is_completing:

@@ -219,6 +219,11 @@ class ViewSession:
         with self.lock:
             return self.step.is_frozen
 
+    @property
+    def peers(self) -> RunPeers | None:
+        """Who else is in the run; None until the agent has told."""
+        return self._membership.peers if self._membership.has_source else RunPeers()
+
     def current(self) -> InstalledView | None:
         """Return the view in force; None before the first one."""
         with self.lock:
@@ -252,24 +257,6 @@ class ViewSession:
         """Leave the run."""
         self._membership.close()
         self._lease.close()
-
-    def wait_for_others(self, deadline: Deadline) -> None:
-        """Return when the machines that the run begins with are there, or time is up.
-
-        A process that joins a run waits for a member of it without a limit of its own.
-        """
-
-        def is_complete(installed: InstalledView) -> bool:
-            peers = self._membership.peers
-            if peers is None:
-                return not self._membership.has_source
-            size = len(installed.view.members)
-            return size >= max(peers.expected, 2 if peers.is_joiner else 1)
-
-        try:
-            self.wait_view(is_complete, deadline)
-        except DeadlineExceeded:
-            _log.warning("not all machines came in time; beginning without them")
 
     def _check(self) -> None:
         if self._error is not None:

@@ -52,8 +52,7 @@ def test_chaos_kills_nodes_and_the_loss_does_not_notice(
     demo = warm_python.popen(*DEMO, "--chaos", "--epochs", "20")
     said, _ = demo.communicate(timeout=580)
 
-    # A starved node may be thought dead: then two parts train beside each other.
-    assert demo.returncode == 0 or "nodes disagree" in said, said
+    assert demo.returncode == 0, said
     killed = re.search(r"Killed (\d+) nodes with SIGKILL", said)
     assert killed is not None, said
     assert int(killed[1]) >= 1

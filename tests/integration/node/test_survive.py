@@ -99,3 +99,49 @@ def test_nobody_restarts_and_newcomers_join(machines: Machines) -> None:
     for command in (first, second):
         assert command.end() == 0, "".join(command.lines)
     assert sum(line.startswith("worker ") for line in first.lines) == 1, "no restart"
+
+
+TRAINING = """
+import pathlib, sys, time
+import torch
+import ringleader
+
+place = pathlib.Path(__file__).parent
+name, go_on, is_over = sys.argv[1], place / "go on", place / "over"
+if name == "again":
+    while not is_over.exists():
+        time.sleep(0.02)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.ones(12, 1))
+run = ringleader.elastic(model, optimizer, data, global_batch=4, micro_batch=1)
+for (x,) in run:
+    run.backward(model(x).mean())
+    if run.step():
+        print(f"made step {run.version}", flush=True)
+    while run.version == 1 and not go_on.exists():
+        time.sleep(0.02)
+print("made all", flush=True)
+is_over.touch()
+"""
+
+
+def test_a_machine_that_returns_when_all_is_done_trains_nothing(
+    machines: Machines,
+) -> None:
+    script = machines.folder / "elastic.py"
+    script.write_text(TRAINING)
+    flags = ("--survive", "--min-nodes", "2", "--wait", "0", str(script))
+    first, second = machines.run(0, *flags, "a"), machines.run(1, *flags, "b")
+    for each in (first, second):
+        each.wait_for("made step 1")
+    machines.net.hosts[1].kill_all()
+    first.wait_for("m1 is lost; training goes on without it")
+    again = machines.run(1, *flags, "again")
+    again.wait_for("joining the run, which has begun")
+    (machines.folder / "go on").touch()
+    assert again.end() == 0, "".join(again.lines)
+    said = "".join(again.lines)
+    assert "the other machines have finished this run; nothing is left" in said
+    assert "made" not in said, "the script ended there"
+    assert first.end() == 0, "".join(first.lines)

@@ -13,6 +13,7 @@ from ringleader.ids import Incarnation, NodeId
 from ringleader.membership.member import Member, View, ViewId
 from ringleader.membership.steps.status import decode_status
 from ringleader.node.protocol.run_peers import RunPeers
+from ringleader.training import next_view
 from ringleader.training.connect import connect
 from ringleader.training.control.run_config import RunConfig
 from ringleader.training.control.work_watch import WorkWatch
@@ -114,6 +115,24 @@ def test_waiting_ends_with_the_deadline_or_the_error_of_the_control_thread() -> 
     session.failed(Expelled("slept"))
     with pytest.raises(Expelled, match="slept"):
         session.wait_view(lambda _: True, Deadline.after(60))
+
+
+def test_a_joiner_begins_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that came back after the others had finished trained all again."""
+    monkeypatch.setattr(next_view, "JOIN_S", 0.5)
+    monkeypatch.setattr(next_view, "MEET_S", 0.5)
+    control = Control()
+    control.has_source = True
+    control.change(1)
+    with pytest.raises(DeadlineExceeded, match="no member of the run answered"):
+        next_view.wait_for_others(control.session)  # the agent says nothing
+    control.peers = RunPeers(expected=1, is_joiner=True)
+    with pytest.raises(DeadlineExceeded, match="no member of the run answered"):
+        next_view.wait_for_others(control.session)
+    control.peers = RunPeers(expected=1, is_joiner=True, is_over=True)
+    assert not next_view.wait_for_others(control.session)
+    control.peers = RunPeers(expected=2)
+    assert next_view.wait_for_others(control.session), "a first one goes ahead"
 
 
 def test_the_first_difference_of_two_layouts_is_named() -> None:
