@@ -34,7 +34,8 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
             rest = END.split(rest)[0]
             words = re.sub(r"[\[\]]|\.\.\.", " ", rest).split()
             if name == "run":  # what follows the program is the program's
-                ends = [i for i, word in enumerate(words) if word.endswith(".py")]
+                pairs = enumerate(zip(["", *words], words, strict=False))
+                ends = [i for i, (a, b) in pairs if b.endswith(".py") or a == "-m"]
                 words = words[: ends[0]] if ends else words
             options = [is_one[0] for w in words if (is_one := OPTION.match(w))]
             yield name, options
@@ -56,6 +57,8 @@ def test_its_commands_have_these_options(page: Path) -> None:
 def test_commands_are_found_in_pages_and_recipes() -> None:
     text = "Type `ringleader run --nodes 2 a.py --lr 1`, or ringleader join --pin."
     assert list(commands(text)) == [("run", ["--nodes"]), ("join", ["--pin"])]
+    module = "ringleader run --survive -m ringleader work LINK --cluster"
+    assert list(commands(module)) == [("run", ["--survive", "-m"])]
     usage = "ringleader doctor [--peer HOST[:PORT] ...] [--json]\n"
     assert list(commands(usage)) == [("doctor", ["--peer", "--json"])]
     assert sum(1 for p in RECIPES for _ in commands(p.read_text())) >= 8
