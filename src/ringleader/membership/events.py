@@ -110,7 +110,8 @@ GOODBYE = "it said goodbye"
 """The reason of a change to DEAD if the process of the peer ended in order."""
 
 RESTARTED = "its node restarted"
-"""The reason of a change to DEAD if another life of the node has taken its place."""
+"""The reason of a change to DEAD if another life of the node has taken its place. The
+old one may run all the same: stopped, cut off, or with a copied key."""
 
 
 class HealthChanged(msgspec.Struct, frozen=True, gc=False):
@@ -121,7 +122,7 @@ class HealthChanged(msgspec.Struct, frozen=True, gc=False):
     why: str
     is_proven: bool = False
     """True if its process is known to have ended: its host refused a new link, it said
-    goodbye, or its node shows another incarnation."""
+    goodbye, or its agent attests it. Another life of its node proves nothing."""
     promised: ViewId | None = None
     """The latest view that it had promised when it ended; None if that is not known,
     because it had been silent for some time or its end is not proven."""

@@ -105,7 +105,7 @@ class PeerTable:
         elif peer.health is Health.DEAD:
             return
         elif gone is not None or self._is_contested(member):
-            self._bury(peer, now_s, gone or RESTARTED, is_proven=True)
+            self._bury(peer, now_s, gone or RESTARTED, is_proven=gone is not None)
         elif peer.health is Health.HEALTHY:
             self._change(peer, Health.SUSPECT, "its link broke")
         self.due_at_s = min(self.due_at_s, peer.due_at_s(self._config))
@@ -254,7 +254,7 @@ class PeerTable:
 
     def _supersede(self, holder: Peer, now_s: float) -> None:
         if holder.health is not Health.DEAD:
-            self._bury(holder, now_s, RESTARTED, is_proven=True)
+            self._bury(holder, now_s, RESTARTED, is_proven=False)
         if holder.member in self.peers:
             self.forget(holder)
 

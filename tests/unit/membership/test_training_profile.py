@@ -8,6 +8,7 @@ import pytest
 
 from ringleader.membership.config import MembershipConfig
 from ringleader.membership.events import (
+    RESTARTED,
     FreezeView,
     Health,
     HealthChanged,
@@ -121,7 +122,7 @@ def test_a_refresh_makes_a_view_within_milliseconds() -> None:
     assert proposal.members == (ADA, BOB)
 
 
-def test_a_goodbye_and_a_new_life_are_proofs_and_silence_is_none() -> None:
+def test_a_goodbye_is_a_proof_and_silence_is_none() -> None:
     desk = Desk(ADA, TRAINING)
     desk.meet(BOB)
     desk.meet(CYD)
@@ -130,11 +131,24 @@ def test_a_goodbye_and_a_new_life_are_proofs_and_silence_is_none() -> None:
     changes = only(desk.wait(4.0), HealthChanged)
     assert [c.health for c in changes] == [Health.SUSPECT, Health.DEAD]
     assert not any(c.is_proven for c in changes)
+
+
+@pytest.mark.parametrize("is_first_cut_off", [True, False])
+def test_a_second_life_does_not_prove_the_end_of_the_first(
+    is_first_cut_off: bool,
+) -> None:
+    """The first may be stopped, and go on with the history of the run when it wakes."""
     desk = Desk(ADA, TRAINING)
     desk.meet(BOB)
-    desk.step(LinkDown(BOB, gone=False))
-    [gone] = only(desk.step(LinkUp(BOB_AGAIN)), HealthChanged)
-    assert (gone.peer, gone.is_proven) == (BOB, True)
+    if is_first_cut_off:
+        desk.step(LinkDown(BOB, gone=False))
+        actions = desk.step(LinkUp(BOB_AGAIN))
+    else:
+        desk.step(LinkUp(BOB_AGAIN))
+        actions = desk.step(LinkDown(BOB, gone=False))
+    [gone] = only(actions, HealthChanged)
+    assert (gone.peer, gone.health, gone.why) == (BOB, Health.DEAD, RESTARTED)
+    assert (gone.is_proven, gone.promised) == (False, None)
 
 
 def test_the_last_promise_of_a_silent_member_is_not_known() -> None:
