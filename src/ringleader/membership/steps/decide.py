@@ -3,9 +3,10 @@
 The only place where it is decided which update a run applies next. Every member
 computes it from the payloads of the committed view, so no plan is ever sent.
 
-1. Winner. Of all histories the one with the most samples goes on (then one that was
-   not read from a disk, the least forked, the smaller name). Inside a lineage the
-   newest installed view counts, and of its members the one furthest ahead: the *top*.
+1. Winner. Of all histories the one with the most samples goes on (then one that need
+   not pause, one that was not read from a disk, the least forked, the smaller name).
+   Inside a lineage the newest installed view counts, and of its members the one
+   furthest ahead: the *top*.
 2. Fit. A member whose chain is the top's, or the one before it, has the same state up
    to one result. All others take the state of a fit member (``adopt``).
 3. If a fit member lacks the top's last result, it is gathered. If nobody can serve all
@@ -41,7 +42,7 @@ def decide(
     view: View, statuses: Statuses, *, partition: Partition = "continue"
 ) -> StepPlan:
     """Return the plan of ``view``; ``statuses`` are those of all its members."""
-    top = statuses[top_member(view, statuses)]
+    top = statuses[top_member(view, statuses, partition)]
     lineage, is_fork = _lineage(view, statuses, top)
     fit = _fit(view, statuses, top)
     gather = _gather_for_laggards(top, fit, statuses)
@@ -86,7 +87,9 @@ def _minority_reason(is_fork: bool, partition: Partition) -> str:
     return ""
 
 
-def top_member(view: View, statuses: Statuses) -> Member:
+def top_member(
+    view: View, statuses: Statuses, partition: Partition = "continue"
+) -> Member:
     """Return the member whose state all others get."""
     speaker: dict[object, Member] = {}
     for member in view.members:
@@ -95,27 +98,45 @@ def top_member(view: View, statuses: Statuses) -> Member:
         best = speaker.get(history)
         if best is None or _is_ahead(status, statuses[best]):
             speaker[history] = member
-    return min(speaker.values(), key=lambda m: _preference(statuses[m]))
+
+    def preference(member: Member) -> tuple[bool, int, bool, bool, int, str]:
+        status = statuses[member]
+        waits = partition == "majority" and not _keeps_name(statuses, status)
+        return _preference(status, must_pause=waits)
+
+    return min(speaker.values(), key=preference)
 
 
 def _is_ahead(status: StepStatus, other: StepStatus) -> bool:
     return (status.view, status.version) > (other.view, other.version)
 
 
-def _preference(status: StepStatus) -> tuple[bool, int, bool, int, str]:
-    """Sort key of histories: the smallest wins; at a tie the first in ring order."""
+def _preference(
+    status: StepStatus, *, must_pause: bool
+) -> tuple[bool, int, bool, bool, int, str]:
+    """Sort key of histories: the smallest wins; at a tie the first in ring order.
+
+    One that must pause wins with more samples: its members wait rather than give up
+    what they have done.
+    """
     lineage = status.lineage
     forks = num_forks(lineage)
-    return (status.is_torn, -status.samples, not lineage, forks, lineage)
+    torn, more = status.is_torn, -status.samples
+    return (torn, more, must_pause, not lineage, forks, lineage)
 
 
 def _lineage(view: View, statuses: Statuses, top: StepStatus) -> tuple[str, bool]:
     if not top.lineage:
         return new_lineage(view.id), False
-    newest = Promise(top.view, top.view_members)
-    if keeps_lineage(statuses, top.lineage, newest):
+    if _keeps_name(statuses, top):
         return top.lineage, False
     return fork_of(top.lineage, view.id), True
+
+
+def _keeps_name(statuses: Statuses, top: StepStatus) -> bool:
+    """Return True if the history of ``top`` may go on without a new name."""
+    newest = Promise(top.view, top.view_members)
+    return not top.lineage or keeps_lineage(statuses, top.lineage, newest)
 
 
 def _fit(view: View, statuses: Statuses, top: StepStatus) -> list[Member]:

@@ -48,7 +48,7 @@ def _told(change: Callable[[StepStatus, Told], Told]) -> Decide:
     def decide_wrongly(
         view: View, statuses: Statuses, partition: Partition
     ) -> StepPlan:
-        top = statuses[top_member(view, statuses)]
+        top = statuses[top_member(view, statuses, partition)]
         return decide_plan(view, change(top, dict(statuses)), partition)
 
     return decide_wrongly
@@ -157,7 +157,7 @@ def _forget_last_promises(top: StepStatus, told: Told) -> Told:
 def _ignore_delivered(view: View, statuses: Statuses, partition: Partition) -> StepPlan:
     """Reduce a step again although one member has delivered it."""
     plan = decide_plan(view, statuses, partition)
-    top = statuses[top_member(view, statuses)]
+    top = statuses[top_member(view, statuses, partition)]
     if not isinstance(plan.action, Gather) or plan.action.attempt != top.last:
         return plan
     return StepPlan(

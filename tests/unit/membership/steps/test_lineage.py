@@ -115,6 +115,37 @@ def test_a_member_that_is_here_has_not_ended() -> None:
     assert not world.change("ab").is_fork
 
 
+def checkpoint_beside_minority(num_steps_since: int) -> StepWorld:
+    """b has read a checkpoint; c was left behind by a, some steps after it."""
+    world = StepWorld("acb", "majority")
+    world.start("ac")
+    saved = world.at["c"]
+    assert saved.last is not None
+    where = (saved.version, saved.chain, saved.chain_before, saved.last)
+    world.at["b"].restore(*where, saved.samples)
+    for _ in range(num_steps_since):
+        world.step("ac")
+    world.change("a")
+    assert world.change("c").is_paused, "a may go on"
+    return world
+
+
+def test_of_equal_histories_one_that_may_go_on_wins() -> None:
+    """Both have the same state, so to wait for machines that died would gain nothing.
+
+    Found by seeds 27296 and 94943 of the simulator.
+    """
+    for names in ("bc", "cb"):
+        plan = checkpoint_beside_minority(0).change(names)
+        assert (plan.pause_reason, plan.adopt, plan.version) == ("", frozenset(), 1)
+
+
+def test_a_history_that_must_pause_does_not_give_up_its_work() -> None:
+    plan = checkpoint_beside_minority(1).change("bc")
+    assert plan.is_paused
+    assert plan.version == 2
+
+
 def two_histories(partition: Partition) -> StepWorld:
     """d has the longer history; a promised a view of it, and went on in its own."""
     world = StepWorld("ad", partition)
