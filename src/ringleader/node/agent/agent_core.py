@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Self
 
 from ringleader import settings
@@ -15,6 +15,7 @@ from ringleader.errors import RingleaderError
 from ringleader.membership.events import HealthChanged, KeyCloned, Split
 from ringleader.membership.member import Member, View
 from ringleader.node.agent.agent_identity import AgentIdentity
+from ringleader.node.agent.background_tasks import BackgroundTasks
 from ringleader.node.agent.coordinator_setup import link_to_coordinator
 from ringleader.node.agent.event_log import EventLog
 from ringleader.node.agent.jobs import Jobs
@@ -22,6 +23,7 @@ from ringleader.node.agent.local_node import LocalNode
 from ringleader.node.agent.peer_clocks import PeerClocks
 from ringleader.node.agent.peer_directory import PeerDirectory
 from ringleader.node.agent.round_entry import WorkerConfig
+from ringleader.node.agent.services import Services
 from ringleader.node.agent.split_reporter import SplitReporter
 from ringleader.node.agent.view_state import ViewState
 from ringleader.node.peering import link_plan
@@ -60,6 +62,7 @@ class AgentCore:
         build_snapshot: Callable[[AgentCore], Snapshot],
     ) -> None:
         self.identity = identity
+        self.config = config
         self.local = local
         self.me = local.member
         self.started_s = time.monotonic()
@@ -69,9 +72,12 @@ class AgentCore:
         self.ended = asyncio.Event()
         self._build_snapshot = build_snapshot
         self._sock = sock
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = BackgroundTasks(self._on_failure)
         self._publishing: asyncio.TimerHandle | None = None
-        self._handshake = HandshakeContext(identity.credentials, local.hello)
+        self.services = Services(lambda *call: self.directory.dial(*call))
+        self._handshake = HandshakeContext(
+            identity.credentials, local.hello, refusal=self.services.refusal
+        )
         self.link_prober = LinkProber(
             self.me.node,
             identity.credentials,
@@ -142,39 +148,29 @@ class AgentCore:
     async def start(self) -> None:
         """Accept connections, announce this node, start dialling others."""
         self.membership.start(self._payload())
-        self._run(self.acceptor.serve())
+        self.tasks.run(self.acceptor.serve())
         await self._announce()
-        self._run(self.coordinator.run())
-        self._run(self.dialer.run())
-        self._run(self._tick_forever())
-        self._run(self._follow_interfaces_forever())
-        self._run(self._find_accelerators())
+        self.tasks.run(self.coordinator.run())
+        self.tasks.run(self.dialer.run())
+        self.tasks.run(self._tick_forever())
+        self.tasks.run(self._follow_interfaces_forever())
+        self.tasks.run(self._find_accelerators())
 
     async def stop(self) -> None:
         """Leave the cluster and close everything."""
+        await self.services.stop()
         self.jobs.close()
         self.link_prober.stop()
         await asyncio.gather(self.membership.leave(), self.coordinator.close())
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.tasks.cancel()
         if self._publishing is not None:
             self._publishing.cancel()
         self._sock.close()
         await self.mdns.stop()
 
-    def _run(self, work: Coroutine[None, None, None]) -> None:
-        """Run a task until it ends or the agent does."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        """End the agent if the task failed: that must not go unnoticed."""
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self.events.agent_failed(task.exception())
-            self.ended.set()
+    def _on_failure(self, error: BaseException) -> None:
+        self.events.agent_failed(error)
+        self.ended.set()
 
     async def _tick_forever(self) -> None:
         while True:
@@ -218,6 +214,7 @@ class AgentCore:
                 ready_jobs=sorted(self.jobs.ready_jobs),
                 split=self.splits.current,
                 coordinator_rank=self.coordinator.rank,
+                accepts_jobs=self.config.accepts_jobs,
             )
         )
 
@@ -254,7 +251,7 @@ class AgentCore:
                 connection.writer.write(framing.pack(self.snapshot()))
                 connection.close()
             case _:
-                connection.close()
+                await self.services.serve_peer(connection)
 
     # -- MembershipListener ----------------------------------------------------------
 

@@ -39,6 +39,7 @@ def build_snapshot(core: AgentCore) -> Snapshot:
         rejected=core.acceptor.num_rejected,
         pid=os.getpid(),
         uptime_s=time.monotonic() - core.started_s,
+        is_resident=core.config.is_resident,
     )
 
 
@@ -86,6 +87,7 @@ def _row(core: AgentCore, member: Member, *, in_view: bool) -> NodeRow:
         links={str(k): v for k, v in state.links.items()} if state else {},
         jobs=sorted(request.job for request in requests),
         waiting_jobs=sorted(each.job for each in requests if not each.round),
+        accepts_jobs=state.accepts_jobs if state else False,
     )
 
 

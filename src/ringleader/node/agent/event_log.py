@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -47,6 +47,8 @@ class EventLog:
     events: deque[ClusterEvent] = field(
         default_factory=lambda: deque(maxlen=MAX_EVENTS)
     )
+    followers: list[Callable[[ClusterEvent], None]] = field(default_factory=list)
+    """Called with each event."""
     _members: set[Member] = field(default_factory=set)
     _splits: dict[frozenset[NodeId], float] = field(default_factory=dict)
     """When a split between two leaders was last recorded."""
@@ -122,6 +124,8 @@ class EventLog:
     def _add(self, kind: Kind, text: str, node: str = "") -> None:
         event = ClusterEvent(time_s=time.time(), kind=kind, text=text, node=node)
         self.events.append(event)
+        for follow in list(self.followers):
+            follow(event)
         if self.prints:
             with contextlib.suppress(OSError):  # standard error is a closed pipe
                 sys.stderr.write(f"ringleader: {text}\n")

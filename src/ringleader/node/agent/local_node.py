@@ -111,6 +111,7 @@ class LocalNode:
         ready_jobs: list[str],
         split: SplitSeen | None,
         coordinator_rank: int,
+        accepts_jobs: bool = False,
     ) -> NodeState:
         """Return the state to publish, with what other parts of the agent know."""
         return NodeState(
@@ -128,4 +129,5 @@ class LocalNode:
             ready_jobs=ready_jobs,
             split=split,
             coordinator_rank=coordinator_rank,
+            accepts_jobs=accepts_jobs,
         )

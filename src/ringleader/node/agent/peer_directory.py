@@ -51,7 +51,7 @@ class PeerDirectory:
         return {n: peers for n, peers in heard.items() if not self.is_linked(n)}
 
     async def dial(
-        self, node: NodeId, purpose: Purpose, subject: str = ""
+        self, node: NodeId, purpose: str, subject: str = ""
     ) -> PeerConnection:
         """Connect to a member, by the address of its control link first."""
         addresses = list(dict.fromkeys(self._known(node)))

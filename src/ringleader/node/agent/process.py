@@ -18,6 +18,7 @@ from ringleader.errors import RingleaderError
 from ringleader.node.agent.agent_core import AgentCore
 from ringleader.node.agent.agent_identity import AgentIdentity
 from ringleader.node.agent.build_snapshot import build_snapshot
+from ringleader.node.agent.load_services import load_services
 from ringleader.node.agent.request_handler import RequestHandler
 from ringleader.node.agent.status_socket import StatusSocket
 from ringleader.node.protocol import framing
@@ -40,11 +41,12 @@ async def run_agent(sock: socket.socket, config: AgentConfig) -> int:
                 AgentIdentity.claim(config.home, tls_files())
             )
             core = AgentCore.listen(identity, config, build_snapshot)
+            load_services(core)
             await core.start()
         except (RingleaderError, OSError) as exc:
             await _report_failure(writer, exc)
             return 1
-        handler = RequestHandler(core.jobs, core.snapshot)
+        handler = RequestHandler(core.jobs, core.services, core.snapshot)
         stack.callback((await _open_status_socket(core, handler)).close)
         with contextlib.suppress(NotImplementedError):  # Windows has no such signal
             loop = asyncio.get_running_loop()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from ringleader.errors import ConfigError, PeerLost, RingleaderError
 from ringleader.node.agent.jobs import Jobs
 from ringleader.node.agent.run_workers import RunWorkers
+from ringleader.node.agent.services import Services
 from ringleader.node.protocol import framing
 from ringleader.node.protocol.local_requests import (
     CheckRound,
@@ -26,6 +27,7 @@ from ringleader.node.protocol.local_requests import (
     RequestFailed,
     RoundComplete,
     StoreOpened,
+    UseService,
     decode_request,
 )
 from ringleader.node.protocol.snapshot import Snapshot
@@ -37,8 +39,11 @@ MAX_REQUEST_BYTES = 64 << 10
 class RequestHandler:
     """Answers requests, one at a time per connection."""
 
-    def __init__(self, jobs: Jobs, snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(
+        self, jobs: Jobs, services: Services, snapshot: Callable[[], Snapshot]
+    ) -> None:
         self._jobs = jobs
+        self._services = services
         self._workers = RunWorkers(jobs)
         self._snapshot = snapshot
 
@@ -61,6 +66,9 @@ class RequestHandler:
         try:
             while True:
                 request = await coming
+                if isinstance(request, UseService):
+                    await self._services.serve_local(request, reader, writer)
+                    return
                 # Read ahead: a client that closes or asks again stops waiting.
                 coming = asyncio.create_task(self._next(reader, is_parent=is_parent))
                 work = asyncio.create_task(self._answer(request, send))
@@ -81,7 +89,11 @@ class RequestHandler:
     async def _next(self, reader: asyncio.StreamReader, *, is_parent: bool) -> Request:
         body = await framing.read(reader, CLIENT, MAX_REQUEST_BYTES)
         request = decode_request(body)
-        if not is_parent and not isinstance(request, GetSnapshot | FollowRun):
+        if is_parent and isinstance(request, UseService):
+            raise ConfigError("a service needs a connection of its own")
+        if not is_parent and not isinstance(
+            request, GetSnapshot | FollowRun | UseService
+        ):
             raise ConfigError("only the process that started the agent may ask that")
         return request
 
@@ -110,6 +122,8 @@ class RequestHandler:
                 return RequestDone()
             case GetSnapshot():
                 return self._snapshot()
+            case UseService():
+                raise AssertionError("handed over by ``serve``")
             case _:
                 self._note(request)
                 return RequestDone()

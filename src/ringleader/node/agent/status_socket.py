@@ -9,6 +9,7 @@ import socket
 import stat
 from pathlib import Path
 
+from ringleader.node.agent.local_user import is_own_process
 from ringleader.node.agent.request_handler import RequestHandler
 from ringleader.node.protocol.socket_path import short_path
 
@@ -32,7 +33,10 @@ class StatusSocket:
         async def serve(
             reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
-            await self._handler.serve(reader, writer, is_parent=False)
+            if is_own_process(writer.get_extra_info("socket")):
+                await self._handler.serve(reader, writer, is_parent=False)
+            else:
+                writer.close()
 
         sock = socket.socket(socket.AF_UNIX)
         try:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ringleader.deadline import Deadline
-from ringleader.errors import PeerError
+from ringleader.errors import PeerError, ProtocolError
 from ringleader.node.protocol import framing
 from ringleader.node.protocol.agent_config import run_directory
 from ringleader.node.protocol.local_requests import (
@@ -16,6 +16,7 @@ from ringleader.node.protocol.local_requests import (
     Reply,
     Request,
     RequestFailed,
+    UseService,
     decode_reply,
 )
 from ringleader.node.protocol.socket_path import short_path
@@ -68,14 +69,33 @@ class AgentClient:
         """Send one message without waiting for a reply."""
         tcp_socket.send_all(self._sock, framing.pack(message), AGENT, deadline)
 
+    def use_service(self, purpose: str, deadline: Deadline, subject: str = "") -> None:
+        """Let a service of the agent talk on this connection from now on.
+
+        Then use ``send`` and ``receive_body``. Raises the agent's error if it has no
+        such service.
+        """
+        self.ask(UseService(purpose, subject), deadline)
+
     def receive(self, deadline: Deadline) -> Reply:
         """Return the next message of the agent."""
+        return decode_reply(self.receive_body(deadline))
+
+    def receive_body(
+        self, deadline: Deadline, limit_bytes: int = framing.MAX_BYTES
+    ) -> bytes:
+        """Return the body of the next message, as it is.
+
+        Raises ``ProtocolError`` for one of more than ``limit_bytes``.
+        """
         prefix = tcp_socket.recv_exact(
             self._sock, framing.PREFIX_BYTES, AGENT, deadline
         )
         size = int.from_bytes(prefix, "little")
-        body = tcp_socket.recv_exact(self._sock, size, AGENT, deadline)
-        return decode_reply(body)
+        if size > limit_bytes:
+            text = f"sent a message of {size} bytes; limit {limit_bytes}"
+            raise ProtocolError(AGENT, text)
+        return bytes(tcp_socket.recv_exact(self._sock, size, AGENT, deadline))
 
     def close(self) -> None:
         """Close the socket."""

@@ -55,6 +55,11 @@ class AgentConfig(
     """Timing of failure detection; see ``peering.membership_profiles``."""
     name: str = ""
     """Name shown to other nodes; empty: the host name."""
+    is_resident: bool = False
+    """Whether the agent was started by ``ringleader up`` and outlives its parent."""
+    accepts_jobs: bool = False
+    """Whether other machines of the cluster may run programs here as this user; only a
+    resident agent can."""
     prints_events: bool = False
     """Whether the agent prints cluster events on standard error."""
 

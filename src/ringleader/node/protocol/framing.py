@@ -23,9 +23,14 @@ PREFIX_BYTES = 4
 _ENCODER = msgspec.msgpack.Encoder()
 
 
+def encode(message: object) -> bytes:
+    """Return the msgpack body of ``message``."""
+    return _ENCODER.encode(message)
+
+
 def pack(message: object) -> bytes:
     """Encode ``message`` and return it as a frame."""
-    return frame(_ENCODER.encode(message))
+    return frame(encode(message))
 
 
 def frame(body: bytes) -> bytes:

@@ -15,7 +15,7 @@ from ringleader.node.protocol import framing
 MAX_HELLO_BYTES = 2048
 """Largest frame accepted from a peer whose hello has not been read."""
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of the messages in this package. Agents refuse peers of another version."""
 
 _PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f\u2028-\u202e]*\Z"
@@ -50,7 +50,8 @@ class AgentHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     protocol: int
     version: Text
     purpose: Text
-    """A ``Purpose``; a peer that does not know it closes the connection."""
+    """A ``Purpose``, or that of a service (``agent.services``); a peer that does not
+    know it refuses the connection."""
     node: Annotated[NodeId, msgspec.Meta(pattern=r"^[a-z2-7]{52}\Z")]
     incarnation: Annotated[Incarnation, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
     started_ms: Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
@@ -66,7 +67,7 @@ class AgentHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Monotonic clock of the sender: start times of jobs are compared with it."""
     subject: Text = ""
     """For ``Purpose.STORE``: id of the round. For ``Purpose.RUN`` and ``STATE``: id of
-    the run. For ``Purpose.ADDRESSES``: the node."""
+    the run. For ``Purpose.ADDRESSES``: the node. For a service: what it likes."""
     refusal: Text = ""
     """In a reply: why the connection is refused."""
 

@@ -26,6 +26,7 @@ from ringleader.node.protocol.node_state import (
     Name,
     Port,
     Seconds,
+    Subject,
 )
 from ringleader.node.protocol.run_peers import RunPeers
 from ringleader.node.protocol.snapshot import Snapshot
@@ -107,6 +108,17 @@ class LeaveJob(_Tagged, frozen=True):
 
 class GetSnapshot(_Tagged, frozen=True):
     """Ask for everything the agent knows. Reply: ``Snapshot``."""
+
+
+class UseService(_Tagged, frozen=True):
+    """Talk to a service of the agent; see ``agent.services``.
+
+    Reply: ``RequestDone``; what follows on the connection is up to the service. Any
+    process of this user may send it.
+    """
+
+    purpose: Name
+    subject: Subject = ""
 
 
 class RoundEntered(_Tagged, frozen=True, kw_only=True):
@@ -198,6 +210,7 @@ Request = (
     | FinishRound
     | LeaveJob
     | GetSnapshot
+    | UseService
 )
 Reply = (
     RoundEntered

@@ -26,6 +26,11 @@ Name = Annotated[
         max_length=MAX_NAME, pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028-\u202e]*\Z"
     ),
 ]
+Subject = Annotated[
+    str,
+    msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028-\u202e]*\Z"),
+]
+"""What a client asks a service for; as long as the subject of a hello."""
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=64)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
@@ -172,6 +177,9 @@ class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     coordinator_rank: Annotated[int, msgspec.Meta(ge=-1, le=(1 << 32) - 1)] = -1
     """Rank that a coordinator gave this node; -1: none."""
+
+    accepts_jobs: bool = False
+    """Whether machines of the cluster may run programs there as its user."""
 
     split: SplitSeen | None = None
     """A split this node noticed within the last half minute."""

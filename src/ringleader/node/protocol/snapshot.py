@@ -31,6 +31,8 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[str]
     waiting_jobs: list[str] = []
     """Those of ``jobs`` that wait for machines."""
+    accepts_jobs: bool = False
+    """Whether machines of the cluster may run programs there as its user."""
 
 
 class HealthCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +91,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Number of connections the acceptor refused."""
     pid: int
     uptime_s: float
+    is_resident: bool = False
+    """Whether ``ringleader up`` started the agent."""
 
     def plain(self) -> dict[str, object]:
         """Return the snapshot as values that JSON can hold."""
