@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
+from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringleader.checkpoint import values
 from ringleader.errors import ConfigError, InternalError
 from ringleader.ids import NodeId
+from ringleader.training.data import ledger as ledger_module
 from ringleader.training.data.assignment import (
     OnLoss,
     StepTable,
@@ -45,7 +48,7 @@ A, B, C, D, E = NODES
 
 def copy_of(progress: Progress, spec: DataSpec) -> Progress:
     """What a newcomer receives."""
-    return Progress.from_plain(json.loads(json.dumps(progress.to_plain())), spec)
+    return Progress.from_plain(values.decode(values.encode(progress.to_plain())), spec)
 
 
 def test_every_small_spec_takes_every_sample_once_per_epoch() -> None:
@@ -277,6 +280,72 @@ def test_the_ledger_is_bounded_and_counts_what_it_forgot(
     assert len(ledger.covered) == size
     assert ledger.samples_by_node() == {A: size * 5 // 2, B: size * 5 // 2}
     assert next(ledger.entries()).version == 50
-    assert Ledger.from_plain(json.loads(json.dumps(ledger.to_plain()))) == ledger
+    plain = ledger.to_plain()
+    assert Ledger.from_plain(values.decode(values.encode(plain))) == ledger
+
+
+def grown(num_runs: int) -> Ledger:
+    """A ledger whose table changes in every version."""
+    spec = DataSpec(num_samples=1 << 40, global_batch=8, micro_batch=4)
+    ledger = Ledger()
+    for number in range(num_runs):
+        begin = 8 * number
+        half = begin + 1 + number % 6
+        parts = {A: (Interval(begin, half),), B: (Interval(half, begin + 8),)}
+        ledger = record(ledger, spec, number + 1, 0, parts)
+    return ledger
+
+
+def num_values(tree: object) -> int:
+    if isinstance(tree, dict):
+        return sum(num_values(each) for each in tree.values())
+    if isinstance(tree, list | tuple):
+        return sum(num_values(each) for each in tree)
+    return 1
+
+
+def test_an_old_ledger_is_sent_in_as_few_values_as_a_young_one() -> None:
+    young, old = grown(3), grown(ledger_module.MAX_RUNS + 100)
+    assert num_values(old.to_plain()) == num_values(young.to_plain()) < 10
+    assert len(old.runs) == ledger_module.MAX_RUNS
+    assert sum(old.samples_by_node().values()) == 8 * (ledger_module.MAX_RUNS + 100)
+    assert [tuple(entry) for entry in old.entries()][-2:] == [
+        (1124, A, 0, 8984, 8986),
+        (1124, B, 0, 8986, 8992),
+    ]
+
+
+def changed(data: bytes, at: int, to: int) -> bytes:
+    """Replace the 64-bit number at byte ``at``."""
+    return data[:at] + to.to_bytes(8, "little", signed=True) + data[at + 8 :]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: p.pop("spans"),
+        lambda p: p.update(heads=[[1, 1, 0, 8, []]]),
+        lambda p: p.update(heads=p["heads"][:-1]),
+        lambda p: p.update(heads=p["heads"] * 1000),
+        lambda p: p.update(heads=changed(p["heads"], 32, 3)),  # number of parts
+        lambda p: p.update(heads=changed(p["heads"], 32, 1 << 61)),
+        lambda p: p.update(heads=changed(p["heads"], 8, -1)),  # number of versions
+        lambda p: p.update(heads=changed(p["heads"], 8, (1 << 63) - 1)),
+        lambda p: p.update(parts=bytes(52) + p["parts"][52:]),  # no name
+        lambda p: p.update(parts=b"\xff" + p["parts"][1:]),
+        lambda p: p.update(parts=changed(p["parts"], 52, 2)),  # number of intervals
+        lambda p: p.update(spans=changed(p["spans"], 0, -1)),
+        lambda p: p.update(spans=changed(p["spans"], 8, 0)),  # empty
+        lambda p: p.update(covered=p["covered"] * 2),
+        lambda p: p.update(covered=1 << 40),
+        lambda p: p.update(folded=bytes(60)),
+        lambda p: p.update(folded=5),
+        lambda p: p.update(epoch="x"),
+    ],
+)
+def test_a_damaged_ledger_is_refused(change: Callable[[dict[str, Any]], None]) -> None:
+    plain = grown(3).to_plain()
+    Ledger.from_plain(plain)
+    change(plain)
     with pytest.raises(ConfigError):
-        Ledger.from_plain({"runs": [[1]], "covered": [], "folded": [], "epoch": 0})
+        Ledger.from_plain(plain)

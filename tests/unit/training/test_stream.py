@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringleader.checkpoint import values
 from ringleader.errors import ConfigError
 from ringleader.ids import NodeId
 from ringleader.training.data.assignment import OnLoss, StepTable
@@ -111,7 +111,9 @@ def test_every_sample_of_every_shard_is_delivered_once(
             seen.update((progress.state.epoch, *sample) for sample in samples)
         reads = [read for _, found in results.values() for read in found]
         reports = {m: Report(chance.uniform(1, 3)) for m in members}
-        copy = Progress.from_plain(json.loads(json.dumps(progress.to_plain())), spec)
+        copy = Progress.from_plain(
+            values.decode(values.encode(progress.to_plain())), spec
+        )
         progress = delivered(spec, progress, version, table, reports, reads)
         assert delivered(spec, copy, version, table, reports, reads) == progress
     expected = [(shard, i) for shard, size in enumerate(sizes) for i in range(size)]
