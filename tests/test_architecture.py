@@ -50,6 +50,7 @@ HOMES = {
         "paramserver",
         "checkpoint",
         "data",
+        "project",
         "rpc",
         "training",
         "wire",

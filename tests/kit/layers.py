@@ -90,6 +90,10 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
             ),
             room_order="data | state | control join | low_comm",
         ),
+        Package(
+            "project",
+            "the files and the Python environment that a job needs on each machine",
+        ),
     ),
     (
         Package(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from ringleader.data.file_names import check_collisions, check_name
 from ringleader.errors import ConfigError
 
 CHUNK_BYTES = 4 << 20
@@ -24,16 +25,8 @@ CHUNK_BYTES = 4 << 20
 100 GB would have more than 25,000 hashes; larger ones repeat more after a break."""
 
 MAX_FILES = 1_000_000
-_MAX_NAME_BYTES = 1024
-_MAX_PART_BYTES = 255
 _HASHING_THREADS = 4
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_FORBIDDEN = re.compile(r'[\x00-\x1f\\:*?"<>|]')
-"""Characters that some system reads as a separator, a drive or a wildcard."""
-_DEVICES = {"CON", "PRN", "AUX", "NUL"} | {
-    f"{port}{n}" for port in ("COM", "LPT") for n in range(1, 10)
-}
-"""Names that mean a device on Windows, with any ending."""
 _LITTER = {".DS_Store", "Thumbs.db", "desktop.ini"}
 """Files that file managers leave in folders; they are not part of the data."""
 
@@ -104,7 +97,7 @@ def decode(data: bytes) -> Listing:
         raise ValueError(f"a list of {len(found.files)} files")
     for file in found.files:
         _check_file(file)
-    _check_collisions([file.name for file in found.files])
+    check_collisions([file.name for file in found.files])
     return found
 
 
@@ -121,7 +114,7 @@ def list_files(path: Path, names: Sequence[str] | None = None) -> Listing:
         raise ConfigError(f"{path}: there are no files in it")
     for name in names:
         try:
-            _check_name(name)
+            check_name(name)
         except ValueError as exc:
             raise ConfigError(f"{path}: cannot be sent: {exc}") from None
     try:
@@ -130,7 +123,7 @@ def list_files(path: Path, names: Sequence[str] | None = None) -> Listing:
     except OSError as exc:
         raise ConfigError(f"{exc.filename or path}: {exc.strerror}") from exc
     try:
-        _check_collisions(names)
+        check_collisions(names)
     except ValueError as exc:
         raise ConfigError(f"{path}: cannot be sent: {exc}") from None
     return Listing(is_file, tuple(files))
@@ -195,37 +188,8 @@ def _begins(num_bytes: int) -> range:
 
 
 def _check_file(file: ListedFile) -> None:
-    _check_name(file.name)
+    check_name(file.name)
     if file.num_bytes < 0 or -(-file.num_bytes // CHUNK_BYTES) != len(file.sha256):
         raise ValueError(f"{file.name}: its size and its hashes disagree")
     if not all(_SHA256.fullmatch(digest) for digest in file.sha256):
         raise ValueError(f"{file.name}: not a SHA-256")
-
-
-def _check_name(name: str) -> None:
-    """Raise ValueError unless a name stays below its folder on every system."""
-    shown = repr(name[:80])
-    try:
-        if len(name.encode()) > _MAX_NAME_BYTES:
-            raise ValueError(f"the name {shown}... is too long")
-    except UnicodeEncodeError:
-        raise ValueError(f"the name {shown} is not valid text") from None
-    if _FORBIDDEN.search(name):
-        raise ValueError(f"the name {shown} has a character that is not portable")
-    for part in name.split("/"):
-        if part in ("", ".", "..") or len(part.encode()) > _MAX_PART_BYTES:
-            raise ValueError(f"the name {shown} is not allowed")
-        if part[-1] in ". " or part.partition(".")[0].rstrip().upper() in _DEVICES:
-            # Windows ignores dots and spaces at the end: ".. " is "..".
-            raise ValueError(f"the name {shown} is not allowed on Windows")
-
-
-def _check_collisions(names: Sequence[str]) -> None:
-    """Raise ValueError if two names are one on a disk that ignores case."""
-    folded = {name.casefold() for name in names}
-    if len(folded) != len(names):
-        raise ValueError("two names differ in upper and lower case only")
-    for name in folded:
-        parts = name.split("/")
-        if any("/".join(parts[:n]) in folded for n in range(1, len(parts))):
-            raise ValueError(f"{name[:80]!r} lies below a file")
