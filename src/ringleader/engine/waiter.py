@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
 from ringleader.deadline import Deadline
+from ringleader.engine.observer import Observer
 from ringleader.errors import DeadlineExceeded, GroupAborted
 from ringleader.transport.link import wait_ready
 from ringleader.wire import header
@@ -53,6 +54,8 @@ class Waiter:
     def __init__(self, poller: ControlPoller, default_s: float) -> None:
         self.default_s = default_s
         """The time limit of operations that are not given one."""
+        self.observer: Observer | None = None
+        """Told how long this rank waits, and for which peer."""
         self._poller = poller
         self._call = b""
         self._deadline = Deadline.after(0)

@@ -19,6 +19,7 @@ from ringleader.collectives.cost_model import Network
 from ringleader.deadline import Deadline
 from ringleader.engine.call import Call
 from ringleader.engine.engine import Engine, Prepared
+from ringleader.engine.observer import Observer, observed
 from ringleader.engine.over_links.coded_engine import CodedEngine
 from ringleader.engine.over_links.exchange_engine import ExchangeEngine
 from ringleader.engine.over_links.programs import Programs
@@ -97,6 +98,15 @@ class Executor:
     def _engine(self, call: Call) -> Engine:
         return self._engines[call.algorithm if call.codec is None else CODED]
 
+    @property
+    def observer(self) -> Observer | None:
+        """Told about every call from the next one on, except those prepared before."""
+        return self._waiter.observer
+
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None:
+        self._waiter.observer = observer
+
     # -- choices -------------------------------------------------------------------
 
     @property
@@ -168,10 +178,16 @@ class Executor:
         call.deadline = deadline
         header = self._templates.of(call)()
         self._waiter.start(deadline, header)
+        run = self._run_on_engine
+        if self._waiter.observer is not None:
+            run = observed(self._waiter.observer, call, run)
+        run(call, header)
+        self._running = None
+
+    def _run_on_engine(self, call: Call, header: bytes) -> None:
         self._quiet.run(self._engine(call).run, call, header)
         for copy in call.copy_back:
             copy()
-        self._running = None
 
     def prepare(self, call: Call) -> Prepared | None:
         """The prepared form of ``call``, if its engine has one."""
@@ -185,6 +201,8 @@ class Executor:
             return None
         if call.num_bytes > TRACKED_BYTES:
             run = self._tracked(shape, run)
+        if self._waiter.observer is not None:
+            run = observed(self._waiter.observer, shape, run)
         return partial(self._quiet.run, run)  # type: ignore[call-arg]
 
     def _tracked(self, call: Call, run: Prepared) -> Prepared:

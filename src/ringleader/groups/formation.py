@@ -250,5 +250,11 @@ def _form(
     rank: int, size: int, connector: Connector, view_id: str, options: Options
 ) -> Group:
     return open_connected(
-        rank, size, connector, view_id, options.deadline, config=options.config
+        rank,
+        size,
+        connector,
+        view_id,
+        options.deadline,
+        config=options.config,
+        world_ranks=options.world_ranks,
     )

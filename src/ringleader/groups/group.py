@@ -23,6 +23,7 @@ from ringleader.errors import ConfigError, GroupAborted
 from ringleader.groups import calls
 from ringleader.groups.handle import GroupHandle
 from ringleader.groups.messages import Outgoing, PendingRecv
+from ringleader.groups.observation import attach_observers
 from ringleader.groups.progress import Progress
 from ringleader.groups.tensors import CopyBack, Tensors, input_array, output_array
 from ringleader.groups.work import DONE, Work
@@ -385,6 +386,7 @@ class Group:
             connect=lambda r, v, d: self._connect([chosen[i] for i in r], v, d),
             config=self.config,
             network=self._handle.network.part(chosen),
+            world_ranks=tuple(self._handle.world_ranks[r] for r in chosen),
         )
 
     def abort(self, reason: str = "abort() was called") -> None:
@@ -437,7 +439,7 @@ def _check_tag(tag: object) -> None:
         raise ConfigError(f"tag {tag!r} is not a whole number of 64 bits")
 
 
-def open_group(
+def open_group(  # noqa: PLR0913
     rank: int,
     mesh: Mesh,
     *,
@@ -445,14 +447,18 @@ def open_group(
     connect: Connect,
     config: CollectiveConfig | None = None,
     network: Network | None = None,
+    world_ranks: tuple[int, ...] = (),
 ) -> Group:
     """Set up a group over the connections of ``mesh``, which it then owns.
 
     ``connect`` makes the meshes of sub-groups. ``network`` is known for sub-groups.
+    ``world_ranks`` are the ranks in the whole program, if the group is a part of it.
     """
     handle = GroupHandle.open(rank, mesh, view_id, config or CollectiveConfig())
+    handle.world_ranks = world_ranks or tuple(range(handle.executor.size))
     if network is not None:
         handle.network = network
+    attach_observers(handle)
     return Group(handle, view_id=view_id, connect=connect)
 
 

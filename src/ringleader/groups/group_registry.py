@@ -53,6 +53,7 @@ def open_connected(  # noqa: PLR0913
     *,
     config: CollectiveConfig | None = None,
     known: CostRow | None = None,
+    world_ranks: tuple[int, ...] = (),
 ) -> Group:
     """Connect all ranks and learn their network, or raise and leave nothing open.
 
@@ -62,7 +63,12 @@ def open_connected(  # noqa: PLR0913
     try:
         mesh = connector(range(size), view_id, deadline)
         formed = open_group(
-            rank, mesh, view_id=view_id, connect=connector, config=config
+            rank,
+            mesh,
+            view_id=view_id,
+            connect=connector,
+            config=config,
+            world_ranks=world_ranks,
         )
         handle_of(formed).on_close = connector.close
         if deadline.cancellation is not None:

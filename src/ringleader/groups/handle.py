@@ -17,6 +17,7 @@ from ringleader.collectives.cost_model import Network
 from ringleader.deadline import Deadline
 from ringleader.engine.call import Call, DeviceCopier
 from ringleader.engine.engine import Prepared
+from ringleader.engine.observer import Observer
 from ringleader.engine.shared_memory.relay import Relay
 from ringleader.errors import ConfigError
 from ringleader.groups import calls
@@ -39,7 +40,7 @@ def view_hash(view_id: str) -> int:
     )
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class GroupHandle:
     """The connections, the queue and the executor of one group."""
 
@@ -50,6 +51,8 @@ class GroupHandle:
     executor: Executor
     prepared: dict[PreparedKey, Prepared] = field(default_factory=dict)
     """All_reduces that were made before."""
+    world_ranks: tuple[int, ...] = ()
+    """The rank in the whole program of each rank of this group."""
     on_close: Callable[[], None] = lambda: None
     """Called after the connections are closed; closes the listener, for example."""
 
@@ -74,6 +77,11 @@ class GroupHandle:
     def network(self, network: Network) -> None:
         self.executor.network = network
         self.prepared.clear()
+
+    def observe(self, observer: Observer | None) -> None:
+        """Tell ``observer`` about the calls of this group from now on."""
+        self.executor.observer = observer
+        self.prepared.clear()  # they were prepared for another observer, or for none
 
     def auto_codec(self, operation: str, num_bytes: int) -> str | None:
         """The codec that "auto" stands for in such a call; equal on all ranks."""
@@ -170,6 +178,9 @@ class GroupHandle:
 
         Shared memory and descriptors are free when it returns.
         """
+        if self.executor.observer is not None:
+            self.executor.observer.closed()
+            self.executor.observer = None
         self.prepared.clear()
         self.executor.close()
         self.control.close()

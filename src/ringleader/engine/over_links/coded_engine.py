@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 import torch
 
+from ringleader.codec.codec import Codec
 from ringleader.codec.registry import make_codec
 from ringleader.engine.arrays import Bytes, bytes_of
 from ringleader.engine.call import Call, PlanKey
 from ringleader.engine.engine import NextHeader, Prepared, Runs
+from ringleader.engine.observer import ObservedCodec
 from ringleader.engine.over_links.coded_frames import (
     CodedPlan,
     FrameMove,
@@ -135,7 +137,10 @@ class CodedEngine:
     def run(self, call: Call, header: bytes) -> None:
         """Move every chunk in frames; a mean is divided as float32, in cache."""
         assert call.codec is not None
-        codec, plan = make_codec(call.codec, self._rank), self._plan(call.plan_key)
+        plan = self._plan(call.plan_key)
+        codec: Codec = make_codec(call.codec, self._rank)
+        if self._waiter.observer is not None:
+            codec = ObservedCodec(codec, self._waiter.observer)
         headers = call.headers(header, self._rank, self._size)
         chunks = chunk_memory(call, plan.num_chunks)
         plan.bind(chunks, codec, self.slots)

@@ -15,6 +15,7 @@ from ringleader.engine.arrays import Bytes, bytes_of, storage_dtype
 from ringleader.engine.arrays_by_address import ArraysByAddress
 from ringleader.engine.call import Call
 from ringleader.engine.engine import HeaderMismatch, NextHeader, Prepared, Runs
+from ringleader.engine.observer import now_s
 from ringleader.engine.reductions import add_in_order
 from ringleader.engine.waiter import Waiter
 from ringleader.transport.link import Link, relax
@@ -139,6 +140,8 @@ class ExchangeEngine:
         self, link: Link, views: MessageViews, filled: int, unsent: dict[Link, int]
     ) -> None:
         """Receive what the first attempt did not: try again, yield, then sleep."""
+        observer = self._waiter.observer
+        since_s = 0.0 if observer is None else now_s()
         message, total, spins = views.messages[link.peer], views.total, 0
         while filled < total:
             received = link.try_recv_into(message[filled:])
@@ -153,6 +156,8 @@ class ExchangeEngine:
                 self._sleep(link, unsent)
             if unsent:
                 self._push(unsent, views)
+        if observer is not None:
+            observer.waited(link.peer, since_s, now_s())
 
     def _check_header(self, peer: int, views: MessageViews, filled: int) -> None:
         """Compare the header before the payload is complete: lengths may differ."""

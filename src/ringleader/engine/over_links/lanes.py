@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ringleader.engine.engine import HeaderMismatch
+from ringleader.engine.observer import now_s
 from ringleader.engine.waiter import Waiter
 from ringleader.transport.link import Link, relax
 from ringleader.wire.header import HEADER_BYTES
@@ -108,28 +109,57 @@ def move_all(
     waiter: Waiter,
 ) -> None:
     """Move bytes until every lane is finished."""
-    spins, patience, has_slept = 0, SPINS, False
+    patience = SPINS
     while outs or ins:
         waiter.check()
-        moved = False
-        for out in outs:
-            moved |= out.push()
-        for lane in ins:
-            moved |= lane.pull()
-        if moved:
-            if has_slept:
-                waiter.moved()
-            elif spins:
-                patience = SPINS
-            spins, has_slept = 0, False
-            outs = [o for o in outs if not o.is_finished()]
-            ins = [i for i in ins if not i.is_finished()]
-        elif spins < patience:
+        if _move_once(outs, ins) is None:
+            patience = _wait_for_a_move(outs, ins, links, waiter, patience)
+        outs = [o for o in outs if not o.is_finished()]
+        ins = [i for i in ins if not i.is_finished()]
+
+
+def _move_once(
+    outs: Sequence[OutLane], ins: Sequence[InLane]
+) -> OutLane | InLane | None:
+    """Move what can be moved now; return a lane that moved, if one did."""
+    mover: OutLane | InLane | None = None
+    for out in outs:
+        if out.push():
+            mover = out
+    for lane in ins:
+        if lane.pull():
+            mover = lane
+    return mover
+
+
+def _wait_for_a_move(
+    outs: Sequence[OutLane],
+    ins: Sequence[InLane],
+    links: Mapping[int, Link],
+    waiter: Waiter,
+    patience: int,
+) -> int:
+    """Yield ``patience`` times, then sleep, until a lane moves.
+
+    Returns the patience to have the next time.
+    """
+    observer = waiter.observer
+    since_s = 0.0 if observer is None else now_s()
+    spins, has_slept, mover = 0, False, None
+    while mover is None:
+        if spins < patience:
             spins += 1
             relax()
         else:
             _sleep(outs, ins, links, waiter)
             patience, has_slept = patience // 2, True
+        waiter.check()
+        mover = _move_once(outs, ins)
+    if has_slept:
+        waiter.moved()
+    if observer is not None:
+        observer.waited(mover.link.peer, since_s, now_s())
+    return patience if has_slept else SPINS
 
 
 def _sleep(

@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 
 from ringleader.engine.arrays import Bytes
 from ringleader.engine.engine import HeaderMismatch
+from ringleader.engine.observer import now_s
 from ringleader.engine.waiter import Waiter
 from ringleader.errors import ProtocolError
 from ringleader.transport.link import POLLIN, relax
@@ -94,6 +95,15 @@ class Arena:
 
     def wait(self, take: Take, peer: int) -> None:
         """Return when ``peer`` has given the signal that ``take`` consumes."""
+        observer = self._waiter.observer
+        if observer is None:
+            self._wait(take, peer)
+        else:
+            since_s = now_s()
+            self._wait(take, peer)
+            observer.waited(peer, since_s, now_s())
+
+    def _wait(self, take: Take, peer: int) -> None:
         for i in range(SPINS):
             if take(False):
                 return

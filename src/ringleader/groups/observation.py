@@ -1,0 +1,71 @@
+"""observe_groups: attaches an observer to every group of this process.
+
+Metrics and traces begin and end while groups are open. Each registers a function that
+makes the observer of one group.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+
+from ringleader.engine.observer import Observer, Observers
+from ringleader.groups.handle import GroupHandle
+
+MakeObserver = Callable[[GroupHandle], Observer]
+
+_lock = threading.Lock()
+_makers: list[MakeObserver] = []
+_open: weakref.WeakKeyDictionary[GroupHandle, dict[MakeObserver, Observer]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The open groups, and the observers of each by what made them."""
+
+
+def observe_groups(make: MakeObserver) -> Callable[[], None]:
+    """Let ``make(handle)`` observe every group that is open now or opened later.
+
+    Returns a function that ends this; it does not call ``closed``. Calls that are
+    running at that moment may be told in part.
+    """
+    with _lock:
+        _makers.append(make)
+        for handle in list(_open):
+            _add(handle, make)
+
+    def stop() -> None:
+        with _lock:
+            if make in _makers:
+                _makers.remove(make)
+            for handle, observers in list(_open.items()):
+                if observers.pop(make, None) is not None:
+                    _install(handle)
+
+    return stop
+
+
+def attach_observers(handle: GroupHandle) -> None:
+    """Attach all observers to a group that was just opened."""
+    with _lock:
+        _open[handle] = {}
+        for make in _makers:
+            _add(handle, make)
+
+
+def open_handles() -> list[GroupHandle]:
+    """The groups of this process that may still be open."""
+    return list(_open)
+
+
+def _add(handle: GroupHandle, make: MakeObserver) -> None:
+    _open[handle][make] = make(handle)
+    _install(handle)
+
+
+def _install(handle: GroupHandle) -> None:
+    observers = list(_open[handle].values())
+    if len(observers) > 1:
+        handle.observe(Observers(observers))
+    else:
+        handle.observe(observers[0] if observers else None)
