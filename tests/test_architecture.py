@@ -77,6 +77,7 @@ HOMES = {
         "simulation",
         "node",
         "testing",
+        "tracing",
         "training",
         "cli",
     },

@@ -194,6 +194,13 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
         ),
         Package("rpc", "calls to functions on other ranks; references", DATA),
         Package(
+            "tracing",
+            "where the time of a step goes, on all ranks and on one clock",
+            DATA,
+            rooms=(("analysis", "pure functions from events to parts, table, file"),),
+            pure_rooms=("analysis",),
+        ),
+        Package(
             "rounds",
             "many local steps, then one exchange: outer step, means, lengths of rounds",
         ),

@@ -1,0 +1,1 @@
+"""Pure functions from recorded events to the parts of a step, table and file."""
