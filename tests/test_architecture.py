@@ -50,6 +50,7 @@ HOMES = {
         "paramserver",
         "checkpoint",
         "data",
+        "jobs",
         "project",
         "rpc",
         "training",

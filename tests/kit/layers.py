@@ -79,6 +79,18 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
     ),
     (
         Package(
+            "jobs",
+            "programs that one command starts on several machines of the cluster",
+            rooms=(
+                ("client", "jobs of all machines, from where a command is typed"),
+                ("machine", "jobs on one machine: folder, logs, processes, service"),
+                ("protocol", "what a job is, its record, messages about it"),
+            ),
+            room_order="protocol | client machine",
+        ),
+    ),
+    (
+        Package(
             "training",
             "`ringleader.elastic`: a training loop that survives the loss of machines",
             rooms=(

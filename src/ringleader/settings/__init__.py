@@ -161,6 +161,11 @@ def shutdown_timeout_s(default: int, env: Mapping[str, str] | None = None) -> in
     return max(0, number(env, name)) if name in env else default
 
 
+def environment() -> dict[str, str]:
+    """Return all variables of this process, for one that it starts."""
+    return dict(os.environ)
+
+
 def replace_all(variables: Mapping[str, str]) -> None:
     """Replace the whole environment of this process."""
     os.environ.clear()

@@ -1,0 +1,1 @@
+"""Jobs: programs that one command starts on several machines of the cluster."""

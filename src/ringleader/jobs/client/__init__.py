@@ -1,0 +1,1 @@
+"""Jobs of all machines, from the one where a command is typed."""

@@ -1,0 +1,96 @@
+"""Requests about jobs to all machines of the cluster at once: list, find, stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from ringleader.errors import ConfigError, PeerError
+from ringleader.jobs.client.channel import Channel, ResidentAgent
+from ringleader.jobs.client.job_summary import JobSummary, summarize
+from ringleader.jobs.client.machine_choice import all_machines
+from ringleader.jobs.protocol.job_record import JobRecord
+from ringleader.jobs.protocol.job_spec import JobMachine
+from ringleader.jobs.protocol.messages import Changed, JobList, JobReply, ListJobs, Stop
+
+ASK_S = 15.0
+
+
+async def list_jobs(agent: ResidentAgent) -> tuple[list[JobSummary], list[str]]:
+    """Return all jobs, the newest first, and which machines could not be asked."""
+    machines = all_machines(agent.snapshot)
+    replies = await asyncio.gather(
+        *(_list(agent.path, machine) for machine in machines), return_exceptions=True
+    )
+    records: dict[str, dict[str, JobRecord]] = {}
+    troubles = []
+    for machine, reply in zip(machines, replies, strict=True):
+        if isinstance(reply, PeerError | ConfigError):
+            troubles.append(f"{machine.name}: {reply}")
+        elif isinstance(reply, BaseException):
+            raise reply
+        else:
+            for record in reply:
+                name = _name_in_job(machine, record)
+                records.setdefault(record.spec.id, {})[name] = record
+    found = [summarize(each) for each in records.values()]
+    found.sort(key=lambda job: (job.state.is_over, -job.created_s))
+    return found, troubles
+
+
+async def _list(path: Path, machine: JobMachine) -> list[JobRecord]:
+    reply = await _ask(path, machine, ListJobs())
+    return reply.jobs if isinstance(reply, JobList) else []
+
+
+def _name_in_job(machine: JobMachine, record: JobRecord) -> str:
+    """Return the name under which the job knows a machine, now perhaps another."""
+    found = (m.name for m in record.spec.machines if m.node == machine.node)
+    return next(found, machine.name)
+
+
+async def find_job(agent: ResidentAgent, name: str) -> JobSummary:
+    """Return the job of an id, or of the beginning of one; empty: the newest."""
+    jobs, troubles = await list_jobs(agent)
+    found = [job for job in jobs if job.spec.id == name] or [
+        job for job in jobs if job.spec.id.startswith(name)
+    ]
+    if not name and jobs:
+        found = [max(jobs, key=lambda job: job.created_s)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        ids = ", ".join(job.spec.id for job in found)
+        raise ConfigError(f"{name} may be {ids}: give more of the name")
+    missing = f"; could not ask {'; '.join(troubles)}" if troubles else ""
+    raise ConfigError(
+        f"there is no job {name!r}; list them with: ringleader jobs{missing}"
+    )
+
+
+async def stop_everywhere(
+    path: Path, machines: Sequence[JobMachine], job: str, *, is_urgent: bool
+) -> list[str]:
+    """Stop a job on all machines; return the machines that could not be told."""
+    replies = await asyncio.gather(
+        *(_ask(path, machine, Stop(job, is_urgent)) for machine in machines),
+        return_exceptions=True,
+    )
+    troubles = []
+    for machine, reply in zip(machines, replies, strict=True):
+        if isinstance(reply, PeerError | ConfigError):
+            troubles.append(f"{machine.name}: {reply}")
+        elif isinstance(reply, BaseException):
+            raise reply
+        else:
+            assert isinstance(reply, Changed)
+    return troubles
+
+
+async def _ask(path: Path, machine: JobMachine, request: ListJobs | Stop) -> JobReply:
+    channel = await Channel.open(path, machine)
+    try:
+        return await channel.ask(request, ASK_S)
+    finally:
+        channel.close()

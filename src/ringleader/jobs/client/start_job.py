@@ -1,0 +1,157 @@
+"""``start_job``: prepares a job on all its machines, then starts it on all of them.
+
+Nothing runs anywhere before everything is ready everywhere. A machine that cannot
+prepare the job ends it, with one error that names the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from ringleader.errors import ConfigError, ProtocolError, RingleaderError
+from ringleader.jobs.client.channel import Channel
+from ringleader.jobs.client.job_requests import stop_everywhere
+from ringleader.jobs.protocol.job_spec import JobMachine, JobSpec
+from ringleader.jobs.protocol.messages import (
+    Chunk,
+    ChunksNeeded,
+    JobReply,
+    Prepare,
+    Prepared,
+    Start,
+    Started,
+)
+from ringleader.project import (
+    BlobStore,
+    EnvironmentNeeds,
+    Manifest,
+    compare_environment,
+    difference_table,
+    refuses,
+)
+from ringleader.project.blob_store import size_text
+from ringleader.project.manifest import encode
+
+ANSWER_S = 120.0
+"""How long a machine may take to compare its files with the list."""
+PREPARE_S = 900.0
+"""How long it may take to unpack, and to look at its environment."""
+START_S = 120.0
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """The files of a program, ready to travel."""
+
+    manifest: Manifest
+    store: BlobStore
+    needs: EnvironmentNeeds
+
+
+@dataclass(slots=True)
+class JobStart:
+    """One attempt to start a job, through the agent whose socket is ``path``."""
+
+    path: Path
+    spec: JobSpec
+    project: Project | None
+    """None: each machine uses the files that it has."""
+    say: Say
+    _channels: list[Channel] = field(default_factory=list)
+
+    async def run(self) -> None:
+        """Start the job on all machines.
+
+        Raises an error that names the machine; then nothing of the job is left.
+        """
+        machines = self.spec.machines
+        try:
+            ready = await all_or_first_error(self._prepare(m) for m in machines)
+            self._check_environments(ready)
+            channels = list(self._channels)
+            try:
+                await all_or_first_error(_start(channel) for channel in channels)
+            except BaseException:
+                await stop_everywhere(self.path, machines, self.spec.id, is_urgent=True)
+                raise
+        finally:
+            for channel in self._channels:
+                channel.close()
+
+    async def _prepare(self, machine: JobMachine) -> tuple[JobMachine, Prepared]:
+        channel = await Channel.open(self.path, machine)
+        self._channels.append(channel)
+        project = self.project
+        if project is None:
+            await channel.send(Prepare(spec=self.spec))
+        else:
+            manifest = encode(project.manifest)
+            request = Prepare(spec=self.spec, manifest=manifest, needs=project.needs)
+            await channel.send(request)
+            await self._send_chunks(channel, project)
+        reply = await channel.receive(PREPARE_S)
+        if not isinstance(reply, Prepared):
+            raise unexpected(machine, reply)
+        return machine, reply
+
+    async def _send_chunks(self, channel: Channel, project: Project) -> None:
+        reply = await channel.receive(ANSWER_S)
+        if not isinstance(reply, ChunksNeeded):
+            raise unexpected(channel.machine, reply)
+        sizes = project.manifest.chunks()
+        if not sizes.keys() >= set(reply.digests):
+            text = "asks for files that are not part of the program"
+            raise ProtocolError(channel.machine.name, text)
+        if reply.digests:
+            total = size_text(sum(sizes[digest] for digest in reply.digests))
+            self.say(f"sending {total} to {channel.machine.name}")
+        for digest in reply.digests:
+            data = await asyncio.to_thread(project.store.get, digest)
+            await channel.send(Chunk(digest, data))
+
+    def _check_environments(self, ready: list[tuple[JobMachine, Prepared]]) -> None:
+        if self.project is None:
+            return
+        differences = {
+            machine.name: compare_environment(self.project.needs, prepared.facts)
+            for machine, prepared in ready
+            if prepared.facts is not None
+        }
+        found = {name: rows for name, rows in differences.items() if rows}
+        if not found:
+            return
+        table = difference_table(found)
+        if any(refuses(rows) for rows in found.values()):
+            names = ", ".join(name for name, rows in found.items() if refuses(rows))
+            text = f"{names}: the Python environment differs; nothing was started"
+            raise ConfigError(f"{text}\n{table}")
+        self.say(f"the machines differ a little, and the job goes on:\n{table}")
+
+
+async def all_or_first_error(works: Iterable[Coroutine[None, None, T]]) -> list[T]:
+    """Run all at once; at the first error cancel the others and raise it."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _start(channel: Channel) -> None:
+    reply = await channel.ask(Start(), START_S)
+    if not isinstance(reply, Started):
+        raise unexpected(channel.machine, reply)
+
+
+def unexpected(machine: JobMachine, reply: JobReply) -> RingleaderError:
+    """Return the error for a reply that does not answer the request."""
+    return ProtocolError(machine.name, f"answered with {type(reply).__name__}")

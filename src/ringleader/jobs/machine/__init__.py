@@ -1,0 +1,1 @@
+"""Jobs on one machine: its folder, its logs, its processes, the agent's service."""

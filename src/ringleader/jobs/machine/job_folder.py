@@ -1,0 +1,158 @@
+"""``JobFolder``: the files of a job on one machine, below ``~/.ringleader/jobs``.
+
+``job.json`` is the record. ``job.lock`` is locked while an agent prepares the job and
+then while its supervisor lives. ``logs/`` has the output, ``work/`` the program's
+files. Nothing of a job lies anywhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ringleader.errors import ConfigError, ProtocolError
+from ringleader.identity.secret_value import Secret
+from ringleader.identity.storage.home import FileLock, Home
+from ringleader.identity.storage.private_file import write_private
+from ringleader.jobs.protocol.job_record import (
+    MAX_RECORD_BYTES,
+    JobRecord,
+    JobState,
+    decode_record,
+    encode_record,
+)
+from ringleader.node.protocol.agent_config import run_directory
+
+KEPT_JOBS = 20
+"""Ended jobs whose folders are kept; older ones are removed when a new one comes."""
+_FOLDER = "jobs"
+_RECORD = "job.json"
+_LOCK = "job.lock"
+
+
+def jobs_directory(home: Path) -> Path:
+    """Return the folder of this machine's jobs; machines may share a home."""
+    return home / _FOLDER / run_directory(home).name
+
+
+@dataclass(frozen=True, slots=True)
+class JobFolder:
+    """The folder of one job."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        """The job."""
+        return self.path.name
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the output."""
+        return self.path / "logs"
+
+    @property
+    def work(self) -> Path:
+        """Folder of the program's files; there is none if they do not travel."""
+        return self.path / "work"
+
+    @property
+    def outcome(self) -> Path:
+        """File in which the launcher says why the job failed."""
+        return self.path / "outcome.json"
+
+    @property
+    def socket(self) -> Path:
+        """Unix socket at which workers get their output."""
+        return self.path / "output.sock"
+
+    def make(self) -> None:
+        """Make the folder; raises ``ConfigError`` if the job exists or it cannot."""
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700)
+            self.logs.mkdir(mode=0o700)
+            (self.path / _LOCK).touch(mode=0o600)
+        except FileExistsError as exc:
+            raise ConfigError(f"there is a job {self.id} already") from exc
+        except OSError as exc:
+            self.remove()
+            text = f"cannot make the job folder {self.path}: {exc.strerror}"
+            raise ConfigError(text) from exc
+
+    def remove(self) -> None:
+        """Delete everything of the job."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def lock(self) -> FileLock | None:
+        """Hold the lock of whoever looks after the job; None if somebody does."""
+        return Home(self.path).try_lock(_LOCK)
+
+    def is_watched(self) -> bool:
+        """Return whether an agent prepares the job, or its supervisor is alive."""
+        held = self.lock()
+        if held is not None:
+            held.close()
+        return held is None
+
+    def write(self, record: JobRecord) -> None:
+        """Replace the record atomically."""
+        write_private(self.path / _RECORD, Secret(encode_record(record)))
+
+    def stored(self) -> JobRecord:
+        """Return the record as it was written last; raises ``ConfigError``."""
+        try:
+            with (self.path / _RECORD).open("rb") as file:
+                data = file.read(MAX_RECORD_BYTES + 1)
+        except OSError as exc:
+            raise ConfigError(f"there is no job {self.id} on this machine") from exc
+        if len(data) > MAX_RECORD_BYTES:
+            raise ConfigError(f"{self.path / _RECORD}: too long for a record")
+        return decode_record(data, str(self.path / _RECORD))
+
+    def read(self) -> JobRecord:
+        """Return how the job stands now; ``LOST`` if nobody looks after it."""
+        record = self.stored()
+        if record.state.is_over or self.is_watched():
+            return record
+        record = self.stored()  # it may have ended just now, in order
+        if record.state.is_over:
+            return record
+        return msgspec.structs.replace(record, state=JobState.LOST)
+
+
+def find_jobs(directory: Path) -> list[JobRecord]:
+    """Return the records of all jobs of this machine, the newest first."""
+    found = []
+    for folder in _folders(directory):
+        with contextlib.suppress(ConfigError, ProtocolError):
+            found.append(folder.read())
+    return sorted(found, key=lambda record: record.created_s, reverse=True)
+
+
+def _folders(directory: Path) -> list[JobFolder]:
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return []
+    return [JobFolder(directory / name) for name in names]
+
+
+def prune_jobs(directory: Path, kept: int = KEPT_JOBS) -> None:
+    """Remove the oldest ended jobs."""
+    ended = []
+    for folder in _folders(directory):
+        try:
+            record = folder.read()
+        except (ConfigError, ProtocolError):
+            continue  # another agent makes it just now, or a user put it here
+        if record.state.is_over:
+            ended.append((record.created_s, folder))
+    ended.sort(key=lambda each: each[0], reverse=True)
+    for _, folder in ended[kept:]:
+        folder.remove()

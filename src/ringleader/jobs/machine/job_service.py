@@ -1,0 +1,151 @@
+"""``JobService``: the service ``jobs`` of a resident agent.
+
+Processes of this user may use it always, and through it the same service of any other
+machine: the subject of the conversation is the node to talk to. Other members of the
+cluster may use it only if this machine accepts jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringleader import settings
+from ringleader.errors import PeerRefused, ProtocolError
+from ringleader.ids import NodeId
+from ringleader.jobs.machine.job_folder import JobFolder, find_jobs, jobs_directory
+from ringleader.jobs.machine.output_stream import send_output
+from ringleader.jobs.machine.preparation import Machine, prepare_job
+from ringleader.jobs.machine.project_transfer import project_store
+from ringleader.jobs.machine.result_files import send_files
+from ringleader.jobs.protocol.messages import (
+    MAX_MESSAGE_BYTES,
+    PURPOSE,
+    Changed,
+    Fetch,
+    Follow,
+    JobList,
+    JobRequest,
+    ListJobs,
+    Prepare,
+    Stop,
+    decode_job_request,
+)
+from ringleader.node.agent.agent_core import AgentCore
+from ringleader.node.agent.service_stream import ServiceStream
+
+MAX_LISTED = 100
+REQUEST_S = 60.0
+"""How long a client may take to say what it wants."""
+
+
+def install(core: AgentCore) -> None:
+    """Register the service, if the agent is a resident one."""
+    if core.config.is_resident:
+        core.services.register(PURPOSE, JobService(core).serve)
+
+
+@dataclass(slots=True)
+class JobService:
+    """Answers requests about jobs. Lives on the agent's event loop."""
+
+    core: AgentCore
+    _supervisors: set[subprocess.Popen[bytes]] = field(default_factory=set)
+    """Children of this agent, until they are reaped."""
+
+    @property
+    def directory(self) -> Path:
+        """Folder of this machine's jobs."""
+        return jobs_directory(Path(self.core.config.home))
+
+    async def serve(self, stream: ServiceStream) -> None:
+        """Answer one conversation, here or by passing it on to another machine."""
+        if stream.peer is None and stream.subject not in ("", self.core.me.node):
+            await self._pass_on(stream, NodeId(stream.subject))
+            return
+        if stream.peer is not None and not self.core.config.accepts_jobs:
+            text = "runs no jobs of other machines; allow it there with: ringleader up"
+            raise PeerRefused(self.core.local.name, text)
+        self._reap()
+        async with asyncio.timeout(REQUEST_S):
+            body = await stream.read(MAX_MESSAGE_BYTES)
+        await self._answer(stream, decode_job_request(body, stream.who))
+
+    async def _answer(self, stream: ServiceStream, request: JobRequest) -> None:
+        match request:
+            case Prepare():
+                machine = self._machine()
+                self._supervisors.add(await prepare_job(stream, request, machine))
+            case ListJobs():
+                await stream.send(JobList(find_jobs(self.directory)[:MAX_LISTED]))
+            case Follow():
+                await send_output(stream, request, self._folder(request.job))
+            case Stop(job=job, is_urgent=is_urgent):
+                folder = self._folder(job)
+                stop_job(folder, is_urgent=is_urgent)
+                await stream.send(Changed(folder.read()))
+            case Fetch():
+                await send_files(stream, request, self._folder(request.job))
+            case _:
+                text = f"began with {type(request).__name__}"
+                raise ProtocolError(stream.who, text)
+
+    def _folder(self, job: str) -> JobFolder:
+        folder = JobFolder(self.directory / job)
+        folder.stored()  # raises if there is none
+        return folder
+
+    def _machine(self) -> Machine:
+        core = self.core
+        return Machine(
+            name=core.local.name,
+            directory=self.directory,
+            store=project_store(Path(core.config.home)),
+            accelerators=len(core.local.profile.accelerators),
+            environment={
+                **settings.environment(),
+                "RINGLEADER_HOME": core.config.home,
+            },
+        )
+
+    def _reap(self) -> None:
+        self._supervisors = {each for each in self._supervisors if each.poll() is None}
+
+    async def _pass_on(self, stream: ServiceStream, node: NodeId) -> None:
+        """Let the client talk to the same service of another machine."""
+        other = await self.core.services.dial(node, PURPOSE)
+        directions = [
+            asyncio.create_task(_copy(stream, other)),
+            asyncio.create_task(_copy(other, stream)),
+        ]
+        try:
+            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in directions:
+                task.cancel()
+            await asyncio.gather(*directions, return_exceptions=True)
+            other.close()
+
+
+async def _copy(source: ServiceStream, target: ServiceStream) -> None:
+    while True:
+        await target.send_body(await source.read(MAX_MESSAGE_BYTES))
+
+
+def stop_job(folder: JobFolder, *, is_urgent: bool) -> None:
+    """Tell the supervisor of a job to end it; does nothing if the job is over.
+
+    The process id belongs to the supervisor while that holds the job's lock.
+    """
+    record = folder.read()
+    if record.state.is_over or not record.pid:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(record.pid, signal.SIGTERM)
+        if is_urgent:
+            os.kill(record.pid, signal.SIGTERM)

@@ -1,0 +1,33 @@
+"""``JobSettings``: what a job's supervisor tells the launcher that it starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """Where the launcher of a job sends what it and its workers say."""
+
+    output: str = ""
+    """Path of the socket at which workers get their output; empty: the launcher's."""
+    outcome: str = ""
+    """File for the reason why the job failed; empty: it is printed only."""
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that ``job_settings`` reads."""
+        return {
+            "RINGLEADER_JOB_OUTPUT": self.output,
+            "RINGLEADER_JOB_OUTCOME": self.outcome,
+        }
+
+
+def job_settings(env: Mapping[str, str] | None = None) -> JobSettings:
+    """Return the settings of the job that this launcher belongs to, if it does."""
+    env = os.environ if env is None else env
+    return JobSettings(
+        output=env.get("RINGLEADER_JOB_OUTPUT", ""),
+        outcome=env.get("RINGLEADER_JOB_OUTCOME", ""),
+    )
