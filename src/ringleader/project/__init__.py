@@ -10,6 +10,8 @@ On each machine of the job, after the chunks that ``missing`` names have arrived
 
     differences = compare_environment(needs, local_facts(needs))
     unpack(manifest, store, folder)             # completely or not at all
+    python = make_environment(folder, script, home, deadline)   # --sync-env
+    facts_of(python, needs, deadline)
 
 All of these block; an event loop calls them in a thread.
 """
@@ -27,6 +29,7 @@ from ringleader.project.environment_check import (
     difference_table,
     refuses,
 )
+from ringleader.project.made_environment import facts_of, make_environment
 from ringleader.project.manifest import Manifest
 from ringleader.project.project_files import (
     ProjectFiles,
@@ -47,8 +50,10 @@ __all__ = [
     "compare_environment",
     "difference_table",
     "environment_needs",
+    "facts_of",
     "keep",
     "local_facts",
+    "make_environment",
     "missing",
     "refuses",
     "unpack",
