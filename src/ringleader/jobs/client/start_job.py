@@ -17,6 +17,7 @@ from ringleader.jobs.client.channel import Channel
 from ringleader.jobs.client.job_requests import stop_everywhere
 from ringleader.jobs.protocol.job_spec import JobMachine, JobSpec
 from ringleader.jobs.protocol.messages import (
+    ENVIRONMENT_S,
     Chunk,
     ChunksNeeded,
     JobReply,
@@ -96,7 +97,8 @@ class JobStart:
             request = Prepare(spec=self.spec, manifest=manifest, needs=project.needs)
             await channel.send(request)
             await self._send_chunks(channel, project)
-        reply = await channel.receive(PREPARE_S)
+        make_s = ENVIRONMENT_S if self.spec.syncs_environment else 0.0
+        reply = await channel.receive(PREPARE_S + make_s)
         if not isinstance(reply, Prepared):
             raise unexpected(machine, reply)
         return machine, reply
@@ -131,7 +133,9 @@ class JobStart:
         if any(refuses(rows) for rows in found.values()):
             names = ", ".join(name for name, rows in found.items() if refuses(rows))
             text = f"{names}: the Python environment differs; nothing was started"
-            raise ConfigError(f"{text}\n{table}")
+            hint = "\nTo let those machines install what they lack: --sync-env"
+            hint = "" if self.spec.syncs_environment else hint
+            raise ConfigError(f"{text}\n{table}{hint}")
         self.say(f"the machines differ a little, and the job goes on:\n{table}")
 
 

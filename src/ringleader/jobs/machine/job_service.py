@@ -104,6 +104,7 @@ class JobService:
         core = self.core
         return Machine(
             name=core.local.name,
+            home=Path(core.config.home),
             directory=self.directory,
             store=project_store(Path(core.config.home)),
             accelerators=len(core.local.profile.accelerators),

@@ -16,14 +16,20 @@ START_S = 120.0
 one may need a minute to import torch."""
 
 
-def launcher_command(record: JobRecord, python: str = sys.executable) -> list[str]:
+def launcher_command(record: JobRecord) -> list[str]:
     """Return the command that runs the program of a job on this machine.
 
     All machines begin together, and the job goes on if one is lost later.
     """
     spec = record.spec
     command = [
-        *(python, "-m", "ringleader.cli.main", "run", "--here"),
+        *(
+            record.python or sys.executable,
+            "-m",
+            "ringleader.cli.main",
+            "run",
+            "--here",
+        ),
         *("--job", spec.id, "--min-nodes", "1"),
         *("--max-nodes", str(len(spec.machines)), "--wait", f"{START_S:g}"),
         *("--rank0", spec.machines[0].node),

@@ -16,13 +16,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from ringleader.errors import ConfigError, ProtocolError
 from ringleader.identity.storage.home import FileLock
+from ringleader.jobs.machine.job_environment import job_environment
 from ringleader.jobs.machine.job_folder import JobFolder, find_jobs, prune_jobs
 from ringleader.jobs.machine.project_transfer import receive_project
 from ringleader.jobs.protocol.job_record import JobRecord, JobState
 from ringleader.jobs.protocol.job_spec import JobSpec
 from ringleader.jobs.protocol.messages import (
+    ENVIRONMENT_S,
     MAX_MESSAGE_BYTES,
     Prepare,
     Prepared,
@@ -31,7 +35,7 @@ from ringleader.jobs.protocol.messages import (
     decode_job_request,
 )
 from ringleader.node.agent.service_stream import ServiceStream
-from ringleader.project import BlobStore, local_facts
+from ringleader.project import BlobStore
 
 MAX_RUNNING = 16
 """Jobs of one machine at a time."""
@@ -45,6 +49,7 @@ class Machine:
     """What preparing a job needs to know about this machine."""
 
     name: str
+    home: Path
     directory: Path
     """Folder of this machine's jobs."""
     store: BlobStore
@@ -72,11 +77,15 @@ async def prepare_job(
         if lock is None:
             raise ConfigError(f"another process prepares job {folder.id}")
         record = await _fill(stream, request, folder, machine)
-        needs, facts = request.needs, None
-        if needs is not None:
-            facts = await asyncio.to_thread(local_facts, needs)
+        facts = None
+        if request.needs is not None:
+            python, facts = await job_environment(
+                stream, request.spec, request.needs, folder.work, machine.home
+            )
+            folder.write(msgspec.structs.replace(record, python=python))
         await stream.send(Prepared(record.processes, facts))
-        await _wait_for_start(stream)
+        more_s = ENVIRONMENT_S if request.spec.syncs_environment else 0.0
+        await _wait_for_start(stream, START_WITHIN_S + more_s)
         process = _start(folder, lock, machine)
     except BaseException:
         if lock is not None:
@@ -130,12 +139,12 @@ def _check_program(spec: JobSpec, work: Path) -> None:
         raise ConfigError(f"there is no script {work / spec.script} here: {how}")
 
 
-async def _wait_for_start(stream: ServiceStream) -> None:
+async def _wait_for_start(stream: ServiceStream, within_s: float) -> None:
     try:
-        async with asyncio.timeout(START_WITHIN_S):
+        async with asyncio.timeout(within_s):
             body = await stream.read(MAX_MESSAGE_BYTES)
     except TimeoutError as exc:
-        text = f"the job was not started within {START_WITHIN_S:g} s"
+        text = f"the job was not started within {within_s:g} s"
         raise ConfigError(text) from exc
     request = decode_job_request(body, stream.who)
     if not isinstance(request, Start):

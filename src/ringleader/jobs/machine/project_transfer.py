@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from ringleader.errors import DeadlineExceeded, ProtocolError
+from ringleader.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    ProtocolError,
+    RingleaderError,
+)
 from ringleader.jobs.protocol.messages import (
     MAX_MESSAGE_BYTES,
     Chunk,
@@ -14,7 +19,9 @@ from ringleader.jobs.protocol.messages import (
 )
 from ringleader.node.agent.service_stream import ServiceStream
 from ringleader.project import BlobStore, Manifest, missing, unpack
+from ringleader.project.blob_store import size_text
 from ringleader.project.manifest import decode
+from ringleader.settings.project_limit import VARIABLE, project_limit_bytes
 
 CHUNK_S = 120.0
 """How long one chunk of 1 MiB may take: slow Wi-Fi needs some seconds."""
@@ -39,14 +46,36 @@ async def receive_project(
         raise ProtocolError(stream.who, f"sent {exc}") from None
     lacking = await asyncio.to_thread(_find_missing, files, store)
     await stream.send(ChunksNeeded(lacking))
+    problem: RingleaderError | None = None
     for digest in lacking:
         data = await _next_chunk(stream, digest)
-        if not await asyncio.to_thread(store.put, digest, data):
-            raise ProtocolError(stream.who, "sent a damaged part of the program")
+        # After a failure the rest is read, too: a client that is still sending would
+        # see a broken connection instead of the reason.
+        if problem is None:
+            problem = await asyncio.to_thread(_store, store, digest, data, stream.who)
+    if problem is not None:
+        raise problem
     await asyncio.to_thread(unpack, files, store, folder)
 
 
+def _store(
+    store: BlobStore, digest: str, data: bytes, who: str
+) -> RingleaderError | None:
+    """Store a chunk and return why it could not be."""
+    try:
+        if store.put(digest, data):
+            return None
+    except ConfigError as exc:
+        return exc
+    return ProtocolError(who, "sent a damaged part of the program")
+
+
 def _find_missing(files: Manifest, store: BlobStore) -> list[str]:
+    limit_bytes = project_limit_bytes()
+    if files.num_bytes > limit_bytes:
+        text = f"{size_text(files.num_bytes)}, and takes {size_text(limit_bytes)} only"
+        text = f"the project has {text}; set {VARIABLE} where its agent starts"
+        raise ConfigError(text)
     store.evict()
     lacking = missing(files, store)
     store.check_room(sum(lacking.values()) + files.num_bytes)

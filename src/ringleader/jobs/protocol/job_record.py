@@ -76,6 +76,8 @@ class JobRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Process id of the supervisor."""
     work: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     """Folder on that machine in which the program runs."""
+    python: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    """Interpreter of the environment that was made for it; empty: the agent's."""
 
 
 _JSON = msgspec.json.Decoder(JobRecord)

@@ -59,6 +59,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     absolute path on every machine."""
     is_synced: bool = True
     """Whether the program's files travel; else those of each machine are used."""
+    syncs_environment: bool = False
+    """Whether a machine that lacks packages makes an environment for the job."""
     processes: Annotated[int, msgspec.Meta(ge=0, le=MAX_PROCESSES)] = 0
     """Worker processes per machine; 0: one per accelerator, or one."""
     machines: Annotated[

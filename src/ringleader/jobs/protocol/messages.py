@@ -26,6 +26,9 @@ PART_BYTES = 256 << 10
 MAX_CHUNKS = 1 << 18
 MAX_MESSAGE_BYTES = MAX_MANIFEST_BYTES + (2 << 20)
 """A ``Prepare`` with the longest list of files."""
+ENVIRONMENT_S = 1800.0
+"""How long a machine may make an environment: packages of several gigabytes take this
+long over a slow line."""
 
 Position = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 LogName = Annotated[str, msgspec.Meta(pattern=r"\A(rank-[0-9]{1,6}|launcher)\Z")]

@@ -1,0 +1,64 @@
+"""``job_environment``: the Python environment in which a job runs on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path, PurePosixPath
+
+from ringleader.deadline import Cancellation, Deadline
+from ringleader.jobs.protocol.job_spec import JobSpec
+from ringleader.jobs.protocol.messages import ENVIRONMENT_S
+from ringleader.node.agent.service_stream import ServiceStream
+from ringleader.project import (
+    EnvironmentFacts,
+    EnvironmentNeeds,
+    compare_environment,
+    facts_of,
+    local_facts,
+    make_environment,
+    refuses,
+)
+
+_POLL_S = 0.2
+
+
+async def job_environment(
+    stream: ServiceStream,
+    spec: JobSpec,
+    needs: EnvironmentNeeds,
+    project: Path,
+    home: Path,
+) -> tuple[str, EnvironmentFacts]:
+    """Return the interpreter for a job, and what its environment has.
+
+    The interpreter is empty for that of the agent. Another one is made if the job asks
+    for it, and the agent's environment lacks something; not for a client that is gone.
+    Raises ``ConfigError`` with the installer's words.
+    """
+    stop = Cancellation()
+    deadline = Deadline.after(ENVIRONMENT_S, stop)
+    work = asyncio.to_thread(_find_or_make, spec, needs, project, home, deadline)
+    task = asyncio.create_task(work)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=_POLL_S)
+            if stream.reader.at_eof():
+                stop.cancel("whoever started the job is gone")
+        return task.result()
+    finally:
+        stop.cancel("the agent ends")
+
+
+def _find_or_make(
+    spec: JobSpec,
+    needs: EnvironmentNeeds,
+    project: Path,
+    home: Path,
+    deadline: Deadline,
+) -> tuple[str, EnvironmentFacts]:
+    facts = local_facts(needs)
+    if not spec.syncs_environment or not refuses(compare_environment(needs, facts)):
+        return "", facts
+    program = PurePosixPath(spec.folder, "__main__" if spec.is_module else spec.script)
+    python = make_environment(project, str(program), home, deadline)
+    return str(python), facts_of(python, needs, deadline)
