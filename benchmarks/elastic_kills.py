@@ -11,7 +11,11 @@ applied a step of a view without the dead: detection, view change, the dead memb
 share computed again, and the reduction. Its overhead is the gap less the median of the
 five steps before. Silent machines are stopped (SIGSTOP), or their cable is cut.
 
-The results of today are continued: several short runs are as good as a long one.
+The results of today are continued: several short runs are as good as a long one. On a
+machine with many cores several processes may run at once, each with a file of its own:
+
+    ... elastic_kills.py --lan --kills 250 --seed 1 --fresh --out 1.json   # 2, 3, ...
+    ... elastic_kills.py --lan --kills 0 --silent 0 --add 1.json 2.json --out FILE
 """
 
 from __future__ import annotations
@@ -57,20 +61,31 @@ class Bench:
     def load(self) -> None:
         """Continue what was measured before."""
         if self._file.exists():
-            found = json.loads(self._file.read_text())
-            self._parts = found["parts"]
-            for size, plain in found["worlds"].items():
-                self._tallies[int(size)] = msgspec.convert(plain, Tally)
+            self.add(self._file)
 
-    def run(self, sizes: list[int], kills: int, silent: int) -> None:
+    def add(self, file: Path) -> None:
+        """Add what another process has measured; nothing counts twice."""
+        found = json.loads(file.read_text())
+        if found["lan"] != self._is_lan:
+            sys.exit(f"{file}: measured {'with' if found['lan'] else 'without'} --lan")
+        if any(part in self._parts for part in found["parts"]):
+            sys.exit(f"{file}: it was added before, in part or in full")
+        self._parts += found["parts"]
+        for size, plain in found["worlds"].items():
+            tally = self._tallies.setdefault(int(size), Tally())
+            tally.add(msgspec.convert(plain, Tally))
+
+    def run(self, sizes: list[int], kills: int, silent: int, seed: int | None) -> None:
         """Kill in worlds of several sizes."""
+        seed = len(self._parts) + 1 if seed is None else seed
         part = {
             "began": time.strftime("%H:%M:%S"),
             "load_before": round(os.getloadavg()[0], 2),
             "sizes": sizes,
+            "seed": seed,
         }
         self._parts.append(part)
-        seed, began_s, before = len(self._parts), time.monotonic(), self._num_kills()
+        began_s, before = time.monotonic(), self._num_kills()
         for place, size in enumerate(sizes):
             share = kills * (place + 1) // len(sizes) - kills * place // len(sizes)
             made = lan(hosts=size, rate="1gbit") if self._is_lan else nullcontext()
@@ -263,13 +278,21 @@ def main() -> None:
     parser.add_argument("--lan", action="store_true")
     parser.add_argument("--out", type=Path, help="instead of today's results")
     parser.add_argument("--fresh", action="store_true", help="continue nothing")
+    parser.add_argument("--seed", type=int, help="another one for each process")
+    parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="FILE")
     chosen = parser.parse_args()
+    if not (chosen.kills or chosen.silent or chosen.add):
+        parser.error("nothing to do: give --kills, --silent or --add")
     name = "elastic-kills" if chosen.lan else "elastic-kills-loopback"
     file = chosen.out or dated(name)
     bench = Bench(file, is_lan=chosen.lan)
     if not chosen.fresh:
         bench.load()
-    bench.run([*map(int, chosen.sizes.split(","))], chosen.kills, chosen.silent)
+    for each in chosen.add:
+        bench.add(each)
+    if chosen.kills or chosen.silent:
+        sizes = [*map(int, chosen.sizes.split(","))]
+        bench.run(sizes, chosen.kills, chosen.silent, chosen.seed)
     sys.exit(not bench.judge())
 
 

@@ -54,6 +54,23 @@ class Tally(msgspec.Struct):
             cell.gaps_ms.append(round(gap_s * 1e3, 1))
             cell.overheads_ms.append(round(max(0.0, gap_s - step_s) * 1e3, 1))
 
+    def add(self, other: Tally) -> None:
+        """Add what another process has measured."""
+        for name, cell in other.cells.items():
+            ours = self.cells.setdefault(name, Cell())
+            ours.kills += cell.kills
+            ours.gaps_ms += cell.gaps_ms
+            ours.overheads_ms += cell.overheads_ms
+        for name, number in other.not_reached.items():
+            self.not_reached[name] = self.not_reached.get(name, 0) + number
+        for way, times_s in other.silent_s.items():
+            self.silent_s.setdefault(way, []).extend(times_s)
+        self.failures += other.failures
+        self.steps_s += other.steps_s
+        self.steps_compared += other.steps_compared
+        self.samples_in_ledgers += other.samples_in_ledgers
+        self.largest_difference = max(self.largest_difference, other.largest_difference)
+
 
 def quantiles(values: list[float]) -> dict[str, float]:
     """Return median, 99th percentile and largest value."""
