@@ -6,7 +6,7 @@ Every machine is a network namespace; the cut drops packets between the parts, a
 pulled cable between two switches does. Both parts go on. When the network is mended,
 they must be one run again within 10 s: the history with more samples goes on, and the
 ledger holds each sample once, computed by machines of the winning part while the
-network was cut.
+network was cut. Every run is cut once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from results_file import bar, dated, save
 from ringleader.simulation.lan import VirtualLan, lan
 
 sys.path.append(str(Path(__file__).parents[1]))  # for tests.kit
-from tests.kit.elastic_partition import SHAPES, split_and_heal
+from tests.kit.elastic_partition import SHAPES, Split, split_and_heal
 from tests.kit.elastic_world import World
 
 APART_S = 3.0
@@ -33,36 +34,44 @@ ONE_RUN_S = 10.0
 
 
 def measure(shape: str, times: int, net: VirtualLan) -> dict[str, Any]:
-    """Split and heal one world again and again."""
-    parts = SHAPES[shape]
+    """Split and heal several runs, each of them once.
+
+    A machine that is lost again and again waits for longer every time before it is a
+    member again, so a run that is split often would measure that wait.
+    """
     failures: list[str] = []
-    alone_s: list[float] = []
-    healed_s: list[float] = []
+    splits: list[Split] = []
+    for turn in range(times):
+        try:
+            splits.append(split_one_run(SHAPES[shape], net, fast=turn % 2))
+        except AssertionError as exc:
+            failures.append(f"{type(exc).__name__}: {exc}")
+            print(f"  FAILED: {exc}", flush=True)
+    return {
+        "failures": failures,
+        "times": len(splits),
+        "both_go_on_s": [round(split.both_go_on_s, 2) for split in splits],
+        "one_run_s": [round(split.one_run_s, 2) for split in splits],
+    }
+
+
+def split_one_run(parts: Sequence[Sequence[int]], net: VirtualLan, fast: int) -> Split:
+    """Start a run, split it and heal it."""
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder), sum(map(len, parts)), net)
         with world:
             try:
                 for index in range(world.size):
                     world.start(index, joins=False)
-                for turn in range(times):
-                    split = split_and_heal(world, net, parts, APART_S, fast=turn % 2)
-                    alone_s.append(split.both_go_on_s)
-                    healed_s.append(split.one_run_s)
-            except AssertionError as exc:
-                failures.append(f"{type(exc).__name__}: {exc}")
-                print(f"  FAILED: {exc}", flush=True)
-    return {
-        "failures": failures,
-        "times": len(healed_s),
-        "both_go_on_s": [round(s, 2) for s in alone_s],
-        "one_run_s": [round(s, 2) for s in healed_s],
-    }
+                return split_and_heal(world, net, parts, APART_S, fast=fast)
+            finally:
+                net.heal()
 
 
 def main() -> None:
     """Run all shapes, print and save the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--times", type=int, default=5, help="runs of each shape")
     parser.add_argument("--out", type=Path, default=dated("elastic-partitions"))
     chosen = parser.parse_args()
     load = round(os.getloadavg()[0], 2)
