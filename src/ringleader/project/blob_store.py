@@ -58,7 +58,8 @@ class BlobStore:
         path = self._path(digest)
         temporary = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
             with open(temporary, "xb", opener=_open_private) as file:
                 file.write(data)
             os.replace(temporary, path)
@@ -88,14 +89,7 @@ class BlobStore:
 
     def check_room(self, num_bytes: int) -> None:
         """Raise ConfigError if the disk has no room for this many bytes."""
-        room = _existing(self.folder)
-        try:
-            free = shutil.disk_usage(room).free
-        except OSError as exc:
-            raise disk_error(self.folder, exc) from exc
-        if num_bytes > free:
-            text = f"{size_text(num_bytes)} are needed, {size_text(free)} are free"
-            raise ConfigError(f"the disk of {self.folder} is full: {text}; make room")
+        check_room(self.folder, num_bytes)
 
     def evict(self, max_bytes: int = MAX_STORE_BYTES) -> int:
         """Delete the longest unused chunks beyond ``max_bytes``; return their bytes.
@@ -141,6 +135,17 @@ def size_text(num_bytes: int) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:,.3g} TB"
+
+
+def check_room(folder: Path, num_bytes: int) -> None:
+    """Raise ConfigError if the disk of ``folder`` has no room for so many bytes."""
+    try:
+        free = shutil.disk_usage(_existing(folder)).free
+    except OSError as exc:
+        raise disk_error(folder, exc) from exc
+    if num_bytes > free:
+        text = f"{size_text(num_bytes)} are needed, {size_text(free)} are free"
+        raise ConfigError(f"the disk of {folder} is full: {text}; make room")
 
 
 def disk_error(path: Path, exc: OSError) -> ConfigError:

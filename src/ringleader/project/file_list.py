@@ -14,12 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ringleader import settings
 from ringleader.errors import ConfigError
 from ringleader.project.manifest import MAX_FILES
 
 GIT_S = 60.0
 """Git lists a million files in seconds."""
 
+_GIT_VARIABLES = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"}
+"""Set by Git for its hooks; they name another repository than the script's."""
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "venv"}
 _SKIPPED_ENDINGS = (".pyc", ".pyo", "~")
 
@@ -75,9 +78,15 @@ def _git_names(root: Path) -> Iterator[str]:
 
 def _git(folder: Path, *args: str) -> str:
     argv = ["git", "-C", str(folder), *args]
+    found = settings.environment().items()
+    env = {name: value for name, value in found if name not in _GIT_VARIABLES}
     try:
         done = subprocess.run(
-            argv, capture_output=True, timeout=GIT_S, stdin=subprocess.DEVNULL
+            argv,
+            capture_output=True,
+            timeout=GIT_S,
+            stdin=subprocess.DEVNULL,
+            env=env,
         )
     except subprocess.TimeoutExpired:
         text = f"git {args[0]} took more than {GIT_S:g} s; use --no-sync"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ringleader.errors import ConfigError
 from ringleader.project import manifest as manifests
-from ringleader.project.blob_store import BlobStore, disk_error, size_text
+from ringleader.project.blob_store import BlobStore, check_room, disk_error, size_text
 from ringleader.project.file_list import FileList, list_project
 from ringleader.project.manifest import (
     CHUNK_BYTES,
@@ -121,7 +121,7 @@ def unpack(manifest: Manifest, store: BlobStore, folder: Path) -> None:
     temporary = folder.with_name(f"{_TEMPORARY}{folder.name}-{secrets.token_hex(4)}")
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        BlobStore(folder.parent).check_room(manifest.num_bytes)
+        check_room(folder.parent, manifest.num_bytes)
         temporary.mkdir(mode=0o700)
         _write_all(manifest, store, temporary)
         os.rename(temporary, folder)
