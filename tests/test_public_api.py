@@ -26,14 +26,16 @@ PUBLIC = (
     "ElasticRun Expelled Group GroupAborted InternalError LayoutMismatch PeerError "
     "PeerFailed PeerLost PeerRefused PeerUnreachable PeerUntrusted ProtocolError "
     "RingleaderError RunError SyncBatchNorm TooFewMembers Work WorkerNode __version__ "
-    "backends checkpoint compression dataset elastic fetch group join parallelize "
-    "require_backend resume rpc shard should_rejoin sync_module_states"
+    "backends checkpoint compression dataset elastic fetch group join metrics "
+    "parallelize require_backend resume rpc shard should_rejoin sync_module_states"
 )
 
 RPC = (
     "Endpoint Future RRef RemoteError register remote rpc_async rpc_sync rref shutdown "
     "start"
 )
+
+METRICS = "Distribution Snapshot disable enable reset set_collector snapshot write_page"
 
 COMPRESSION = "Compressor Hook compressor fsdp hook"
 
@@ -135,6 +137,12 @@ def test_what_compression_offers_is_pinned() -> None:
     assert ringleader.compression.__all__ == COMPRESSION.split()
     for name in COMPRESSION.split():
         assert getattr(ringleader.compression, name) is not None
+
+
+def test_what_metrics_offer_is_pinned() -> None:
+    assert ringleader.metrics.__all__ == METRICS.split()
+    for name in METRICS.split():
+        assert getattr(ringleader.metrics, name) is not None
 
 
 def test_what_rpc_offers_is_pinned() -> None:

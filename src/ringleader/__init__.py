@@ -27,7 +27,7 @@ from ringleader.errors import (
 )
 
 if TYPE_CHECKING:
-    from ringleader import checkpoint, compression, rpc
+    from ringleader import checkpoint, compression, metrics, rpc
     from ringleader.backend.availability import backends, require_backend
     from ringleader.backend.options import BackendOptions
     from ringleader.checkpoint.resume import resume
@@ -82,6 +82,7 @@ __all__ = [
     "fetch",
     "group",
     "join",
+    "metrics",
     "parallelize",
     "require_backend",
     "resume",
@@ -119,7 +120,7 @@ _LAZY = {
 def __getattr__(name: str) -> object:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
-    if name in ("checkpoint", "compression", "rpc"):
+    if name in ("checkpoint", "compression", "metrics", "rpc"):
         return import_module(f"ringleader.{name}")
     raise AttributeError(f"module 'ringleader' has no attribute {name!r}")
 

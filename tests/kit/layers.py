@@ -256,6 +256,9 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
     ),
     (
         Package(
+            "metrics", "counts and times of this process, and how others read them"
+        ),
+        Package(
             "identity",
             "node keys, cluster secret, certificates, pairing by PIN or phrase",
             rooms=(

@@ -80,6 +80,10 @@ class ControlChannel:
         """The channel over ``socks``, with a pair of sockets to wake its thread."""
         return cls(rank, socks, socket_pair())
 
+    def streams(self) -> list[ControlStream]:
+        """The streams to all peers, to read their counters; from any thread."""
+        return list(self._streams.values())
+
     # -- from any thread -----------------------------------------------------------
 
     def post(self, item: Outgoing | PendingRecv) -> None:

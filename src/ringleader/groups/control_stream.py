@@ -36,6 +36,19 @@ class ControlStream:
         self._frame: Frame | None = None
         self._left = _NOTHING
         self._stored = bytearray()
+        self._sent = self._received = 0
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that have left so far; encrypted ones where the stream encrypts."""
+        sock = self.sock
+        return sock.sent_bytes if isinstance(sock, SecureSocket) else self._sent
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that have arrived so far, counted like the sent ones."""
+        sock = self.sock
+        return sock.received_bytes if isinstance(sock, SecureSocket) else self._received
 
     def lost(self) -> PeerLost:
         """Return the error of a stream that ended without a goodbye."""
@@ -68,6 +81,7 @@ class ControlStream:
             except OSError:
                 self.is_gone = True  # reading may still find a notice of the end
                 return
+            self._sent += sent
             if sent < len(view):
                 self.out[0] = (view[sent:], work, False)
                 continue
@@ -98,6 +112,7 @@ class ControlStream:
             if len(target) and not received:
                 self.is_gone = True
                 return
+            self._received += received
             frame = self._advance(received, room_for)
             if frame is not None:
                 yield frame, bytes(self._stored)

@@ -20,7 +20,7 @@ from ringleader.deadline import Deadline
 from ringleader.engine.arrays import bytes_of, dtype_name
 from ringleader.engine.call import Call
 from ringleader.errors import ConfigError, GroupAborted
-from ringleader.groups import calls
+from ringleader.groups import calls, group_metrics
 from ringleader.groups.handle import GroupHandle
 from ringleader.groups.messages import Outgoing, PendingRecv
 from ringleader.groups.observation import attach_observers
@@ -458,6 +458,7 @@ def open_group(  # noqa: PLR0913
     handle.world_ranks = world_ranks or tuple(range(handle.executor.size))
     if network is not None:
         handle.network = network
+    group_metrics.measure_if_asked()
     attach_observers(handle)
     return Group(handle, view_id=view_id, connect=connect)
 

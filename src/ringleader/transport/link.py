@@ -27,6 +27,16 @@ class Link(Protocol):
     peer: int
     kind: str
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that have left so far; encrypted ones where the link encrypts."""
+        ...
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that have arrived so far, counted like the sent ones."""
+        ...
+
     def try_send(self, view: memoryview) -> int:
         """Return how many bytes of ``view`` were taken, 0 if the link is full.
 

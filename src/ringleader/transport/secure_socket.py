@@ -74,6 +74,8 @@ class SecureSocket(socket.socket):
         self.has_spoken = False
         """True once we sent anything. A server sends nothing to a client that does
         not know the secret of the cluster, so on a server this proves the secret."""
+        self.sent_bytes = self.received_bytes = 0
+        """Encrypted bytes so far, those of the handshake included."""
         self._credentials = credentials
         self._expect = expect
         self._is_server = is_server
@@ -152,6 +154,7 @@ class SecureSocket(socket.socket):
         received = _raw_recv_into(self, self._fetched[:room])
         self._is_drained = received < room
         if received:
+            self.received_bytes += received
             self._incoming.write(self._fetched[:received])
             self._has_stock = True
         return received
@@ -186,7 +189,9 @@ class SecureSocket(socket.socket):
             if not self._unsent:
                 self._unsent = memoryview(self._outgoing.read())
             try:
-                self._unsent = self._unsent[_raw_send(self, self._unsent) :]
+                sent = _raw_send(self, self._unsent)
+                self.sent_bytes += sent
+                self._unsent = self._unsent[sent:]
                 self.has_spoken = True
             except BlockingIOError:
                 return False

@@ -188,6 +188,8 @@ class ShmLink:
         self._num = geometry.num_streams
         self._free = geometry.num_streams
         self._sent = self._received = 0
+        self.sent_bytes = self.received_bytes = 0
+        """See Link."""
         self._left = memoryview(b"")
         self._take_full = shm_peer.take[Signal.FULL]
         self._take_free = shm_peer.take[Signal.FREE]
@@ -207,6 +209,7 @@ class ShmLink:
         length[0] = size
         self._free -= 1
         self._sent += 1
+        self.sent_bytes += size
         self._post_full()
         return size
 
@@ -218,6 +221,7 @@ class ShmLink:
         size = min(len(view), len(self._left))
         view[:size] = self._left[:size]
         self._left = self._left[size:]
+        self.received_bytes += size
         if not self._left:
             self._received += 1
             self._give_back()

@@ -27,15 +27,28 @@ class SocketLink:
         self._send = sock.send
         self._recv_into = sock.recv_into
         self._secure = sock if isinstance(sock, SecureSocket) else None
+        self._sent = self._received = 0
+
+    @property
+    def sent_bytes(self) -> int:
+        """See Link."""
+        return self._sent if self._secure is None else self._secure.sent_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        """See Link."""
+        return self._received if self._secure is None else self._secure.received_bytes
 
     def try_send(self, view: memoryview) -> int:
         """See Link."""
         try:
-            return self._send(view)
+            sent = self._send(view)
         except BlockingIOError:
             return 0
         except OSError as exc:
             raise lost(self.peer, exc) from exc
+        self._sent += sent
+        return sent
 
     def try_recv_into(self, view: memoryview) -> int:
         """See Link."""
@@ -47,6 +60,7 @@ class SocketLink:
             raise lost(self.peer, exc) from exc
         if received == 0 and len(view) > 0:
             raise PeerLost(self.peer, "closed the connection")
+        self._received += received
         return received
 
     def arm(self, *, sending: bool, receiving: bool) -> list[tuple[int, int]] | None:
@@ -81,6 +95,16 @@ class StripedLink:
         self._links = links
         self._sent = 0
         self._received = 0
+
+    @property
+    def sent_bytes(self) -> int:
+        """See Link."""
+        return sum(link.sent_bytes for link in self._links)
+
+    @property
+    def received_bytes(self) -> int:
+        """See Link."""
+        return sum(link.received_bytes for link in self._links)
 
     def _at(self, position: int) -> tuple[SocketLink, int]:
         """Return the connection that carries ``position``, and how many bytes it

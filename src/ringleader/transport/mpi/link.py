@@ -85,6 +85,8 @@ class MpiLink:
         """Whether the end may be told now. That of a bulk stream waits for the control
         stream, which says why the peer has ended."""
         self._is_closed = False
+        self.sent_bytes = self.received_bytes = 0
+        """See Link."""
         self._wants = (False, False)
         for _ in range(self._depth):
             self._post(bytearray(self._piece))
@@ -103,6 +105,7 @@ class MpiLink:
             size = min(len(view), self._piece)
             buffer[:size] = view[:size]
             self._issend(buffer, size)
+            self.sent_bytes += size
         self._watcher.watch(self, soon=False)
         return size
 
@@ -118,6 +121,7 @@ class MpiLink:
             source, buffer = self._ready[0]
             size = min(len(view), len(source))
             view[:size] = source[:size]
+            self.received_bytes += size
             if size < len(source):
                 self._ready[0] = (source[size:], buffer)
             else:
