@@ -7,10 +7,10 @@ the installed distributions.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import platform
 from collections.abc import Iterable, Mapping
 from importlib import metadata
-from importlib.machinery import PathFinder
 from typing import Annotated
 
 import msgspec
@@ -24,7 +24,8 @@ MAX_DISTRIBUTIONS = 500
 MAX_BYTES = 256 << 10
 """Largest message of needs or facts."""
 UNVERSIONED = "without version"
-"""Version of a module that is in a folder of ``sys.path`` and was never installed."""
+"""Version of a module that no metadata names: in a folder of PYTHONPATH, or installed
+for editing."""
 
 Text = Annotated[
     str,
@@ -145,8 +146,15 @@ def _version(name: str) -> str:
 
 def _without_metadata(modules: Iterable[str]) -> str:
     """Return ``UNVERSIONED`` if modules are found that no distribution provides."""
-    is_found = all(PathFinder.find_spec(module) is not None for module in modules)
-    return UNVERSIONED if is_found else ""
+    return UNVERSIONED if all(map(_is_found, modules)) else ""
+
+
+def _is_found(module: str) -> bool:
+    """Return whether a top-level module can be imported; imports nothing."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _protocols() -> str:

@@ -69,7 +69,7 @@ def make_environment(folder: Path, script: str, home: Path, deadline: Deadline) 
     with _locked(kept, recipe.digest, deadline):
         if not made.is_complete:
             shutil.rmtree(made.folder, ignore_errors=True)  # of a killed agent
-            _delete_unused(kept.path)
+            delete_unused(kept.path)
             try:
                 _make(made, recipe, deadline)
             except BaseException:
@@ -171,7 +171,8 @@ def _locked(kept: Home, name: str, deadline: Deadline) -> Iterator[None]:
         held.close()
 
 
-def _delete_unused(path: Path) -> None:
+def delete_unused(path: Path) -> None:
+    """Delete environments that were not used for long, but keep the newest."""
     used: list[tuple[float, Path]] = []
     for each in path.glob(f"*/{_COMPLETE}"):
         with suppress(OSError):

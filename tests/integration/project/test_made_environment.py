@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from ringleader.project import (
 )
 from ringleader.project.command import Command
 from ringleader.project.environment import NeededDistribution
+from ringleader.project.made_environment import KEPT, KEPT_S, delete_unused
 from tests.kit.wheels import make_wheel
 
 LIMIT_S = 300.0
@@ -75,6 +77,18 @@ def test_an_environment_is_made_once_and_has_the_agents_packages(
         each for each in (tmp_path / "home/environments").iterdir() if each.is_dir()
     ]
     assert folders == [python.parents[1]], "nothing is left of the one that failed"
+
+
+def test_environments_that_nobody_uses_are_deleted(tmp_path: Path) -> None:
+    for number in range(KEPT + 3):
+        mark = tmp_path / f"e{number}" / "complete"
+        mark.parent.mkdir()
+        mark.touch()
+        used_s = time.time() - number * KEPT_S / (KEPT + 0.5)
+        os.utime(mark, (used_s, used_s))
+    delete_unused(tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {f"e{number}" for number in range(KEPT + 1)}
 
 
 def test_a_command_that_is_stopped_ends_with_its_children(tmp_path: Path) -> None:
