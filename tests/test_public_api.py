@@ -26,7 +26,7 @@ PUBLIC = (
     "ElasticRun Expelled Group GroupAborted InternalError LayoutMismatch PeerError "
     "PeerFailed PeerLost PeerRefused PeerUnreachable PeerUntrusted ProtocolError "
     "RingleaderError RunError SyncBatchNorm TooFewMembers Work WorkerNode __version__ "
-    "backends checkpoint compression dataset elastic fetch group join metrics "
+    "backends checkpoint compression dataset elastic fetch group join log metrics "
     "parallelize require_backend resume rpc shard should_rejoin sync_module_states"
 )
 
@@ -57,6 +57,7 @@ FLAGS = {
     "coordinator": "--listen --heartbeat-timeout --state --tls-ca --tls-cert --tls-key "
     "--plaintext",
     "status": "--watch --json --mlx",
+    "dashboard": "--no-browser --port --json",
     "backends": "--json",
     "doctor": "--peer --interface --port --tensor-port --seconds --json",
     "checkpoint": "action folder --step --to --hugging-face --config --keep --json",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ringleader.backend.options import BackendOptions
     from ringleader.checkpoint.resume import resume
     from ringleader.collectives.config import CollectiveConfig
+    from ringleader.dashboard.log import log
     from ringleader.data.fetch import fetch
     from ringleader.data.served_dataset import dataset
     from ringleader.data.shard import shard
@@ -82,6 +83,7 @@ __all__ = [
     "fetch",
     "group",
     "join",
+    "log",
     "metrics",
     "parallelize",
     "require_backend",
@@ -108,6 +110,7 @@ _LAZY = {
     "fetch": "ringleader.data.fetch",
     "group": "ringleader.groups.formation",
     "join": "ringleader.node.launch.join",
+    "log": "ringleader.dashboard.log",
     "parallelize": "ringleader.parallel.parallelize",
     "require_backend": "ringleader.backend.availability",
     "resume": "ringleader.checkpoint.resume",

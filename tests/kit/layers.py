@@ -61,6 +61,12 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
     ),
     (
         Package(
+            "monitoring",
+            "services of an agent for the dashboard: load, numbers, the web server",
+        ),
+    ),
+    (
+        Package(
             "doctor",
             "network diagnosis: gathers facts about this machine and its peers",
             rooms=(("rules", "pure functions from facts to findings"),),
@@ -183,6 +189,10 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
             ),
             room_order="plan | measurement | pipeline | strategies",
             pure_rooms=("plan",),
+        ),
+        Package(
+            "dashboard",
+            "`ringleader.log`, and the web page of a cluster: state, access, server",
         ),
         Package(
             "coordinator",

@@ -23,6 +23,7 @@ SUMMARIES = {
     "coordinator": "Let workers find each other by gRPC where multicast does not work.",
     "status": "Show the nodes of the cluster, their health, links, and the latest "
     "events.",
+    "dashboard": "Open a web page with the machines, links and jobs of the cluster.",
     "doctor": "Find out why machines do not reach each other, and what to do about it.",
     "checkpoint": "List, verify, export or prune the checkpoints in a folder.",
     "backends": "Show which backends of torch and which links of Ringleader work here.",

@@ -6,19 +6,23 @@ import gc
 import os
 import sys
 import threading
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 
 from rich.console import Console
 
 from ringleader.errors import GroupAborted, PeerLost, RingleaderError
+from ringleader.monitoring.number_folders import make_number_folder
 from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.launch.end_with_parent import end_with_parent
 from ringleader.node.launch.fork_server import ForkServer
 from ringleader.node.launch.program import Program
 from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.node.protocol.local_requests import EnterJob
+from ringleader.settings.number_log import VARIABLE, number_folder
 from ringleader.transport.name_lookups import no_name_lookups
 
 
@@ -51,10 +55,27 @@ def run_job(plan: RunPlan, errors: Console) -> int:
     if plan.compress:
         importing.join()
         import_module("ringleader.compression.scheme").parse(plan.compress)
-    with AgentProcess.start(plan.agent) as agent:  # which a fork forgets
+    with (
+        _number_folder(plan),
+        AgentProcess.start(plan.agent) as agent,  # which a fork forgets
+    ):
         importing.join()
         with ForkServer.start() if plan.may_fork else nullcontext() as server:
             return _launch(plan, agent, server, errors)
+
+
+@contextmanager
+def _number_folder(plan: RunPlan) -> Iterator[None]:
+    """Tell workers where ``ringleader.log`` writes, unless whoever started us did."""
+    if number_folder() is not None:
+        yield
+        return
+    with make_number_folder(Path(plan.agent.home), plan.request.job) as folder:
+        os.environ[VARIABLE] = str(folder)
+        try:
+            yield
+        finally:
+            os.environ.pop(VARIABLE, None)
 
 
 def _import_torch() -> None:

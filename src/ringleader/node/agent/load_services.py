@@ -18,7 +18,10 @@ from importlib import import_module
 
 from ringleader.node.agent.agent_core import AgentCore
 
-MODULES: tuple[str, ...] = ("ringleader.node.agent.event_service",)
+MODULES: tuple[str, ...] = (
+    "ringleader.node.agent.event_service",
+    "ringleader.monitoring.dashboard_service",
+)
 """Modules with ``install``, imported by every agent: keep their imports small."""
 
 

@@ -1,0 +1,1 @@
+"""The dashboard: numbers that scripts log, the state of the page, its web server."""

@@ -1,0 +1,28 @@
+// Numbers and times as text, and small helpers to make elements.
+
+export const bytes = n => {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let i = 0;
+  while (n >= 999.5 && i < 4) { n /= 1000; i++; }
+  return `${i && n < 9.95 ? n.toFixed(1) : n.toFixed(0)} ${units[i]}`;
+};
+export const rate = n => n == null ? "-" : `${bytes(n)}/s`;
+export const seconds = s => s == null ? "-" : s < 1e-3 ? `${(s * 1e6).toFixed(0)} µs` : s < 1 ? `${(s * 1e3).toFixed(s < 0.01 ? 2 : 0)} ms` : s < 90 ? `${s.toFixed(1)} s` : `${(s / 60).toFixed(0)} min`;
+export const number = v => v == null ? "not a number" : Math.abs(v) >= 1e5 || (v && Math.abs(v) < 1e-3) ? v.toExponential(2) : String(+v.toPrecision(4));
+export const clock = s => new Date(s * 1000).toLocaleTimeString();
+export const percent = v => `${v.toFixed(0)} %`;
+
+export function make(tag, className = "", text = "") {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text) element.textContent = text;
+  return element;
+}
+
+/** Set text only if it differs: an unchanged node needs no layout. */
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+export function setClass(element, name) {
+  if (element.className !== name) element.className = name;
+}

@@ -1,0 +1,111 @@
+"""``JobNumbers`` and ``job_rows``: what the page shows of jobs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringleader.dashboard.curve import Curve
+from ringleader.dashboard.number_files import NumberPoint
+
+MAX_NAMES = 32
+"""Numbers of a job that get a curve."""
+MAX_JOBS = 32
+MAX_RANKS = 256
+
+
+@dataclass(slots=True)
+class RankNumbers:
+    """The latest numbers of one rank."""
+
+    node: str
+    step: int
+    step_s: float | None
+    time_s: float
+
+
+@dataclass(slots=True)
+class JobNumbers:
+    """What the ranks of one job have logged."""
+
+    ranks: dict[int, RankNumbers] = field(default_factory=dict)
+    curves: dict[str, Curve] = field(default_factory=dict)
+    _curve_ranks: dict[str, int] = field(default_factory=dict)
+    """The lowest rank that logs a number; its values are drawn."""
+
+    def add(self, node: str, rank: int, points: Iterable[NumberPoint]) -> None:
+        """Add what a rank on ``node`` has logged since the last call."""
+        if rank not in self.ranks and len(self.ranks) >= MAX_RANKS:
+            return
+        for point in points:
+            known = self.ranks.get(rank)
+            step_s = point.step_s
+            if step_s is None and known is not None:
+                step_s = known.step_s
+            self.ranks[rank] = RankNumbers(node, point.step, step_s, point.time_s)
+            for name, value in point.values.items():
+                self._add_value(rank, name, point.step, value)
+
+    def _add_value(self, rank: int, name: str, step: int, value: float | None) -> None:
+        if name not in self.curves and len(self.curves) >= MAX_NAMES:
+            return
+        if rank < self._curve_ranks.get(name, rank + 1):
+            self._curve_ranks[name] = rank
+            self.curves[name] = Curve()
+        if rank == self._curve_ranks[name]:
+            self.curves[name].add(step, value)
+
+
+def job_rows(
+    nodes: Iterable[Mapping[str, Any]], numbers: Mapping[str, JobNumbers]
+) -> list[dict[str, Any]]:
+    """Return a row for each job that a node of the snapshot takes part in."""
+    rows = list(nodes)
+    names = {row["node"]: row["name"] for row in rows}
+    jobs = sorted({job for row in rows for job in row["jobs"]})[:MAX_JOBS]
+    return [_job_row(job, rows, names, numbers.get(job, JobNumbers())) for job in jobs]
+
+
+def _job_row(
+    job: str,
+    rows: list[Mapping[str, Any]],
+    names: Mapping[str, str],
+    numbers: JobNumbers,
+) -> dict[str, Any]:
+    here = [row for row in rows if job in row["jobs"]]
+    waits = [row for row in here if job in row.get("waiting_jobs", [])]
+    is_waiting = len(waits) == len(here)
+    machines = ", ".join(sorted(row["name"] for row in here))
+    return {
+        "id": job,
+        "name": job,
+        "state": "waiting" if is_waiting else "running",
+        "about": f"{'waits on' if is_waiting else 'on'} {machines}",
+        "numbers": number_curves(numbers),
+        "ranks": rank_rows(numbers, names),
+        "can_stop": False,
+        "has_log": False,
+    }
+
+
+def number_curves(numbers: JobNumbers) -> dict[str, list[list[Any]]]:
+    """Return name -> points, for the page."""
+    return {
+        name: [[step, value] for step, value in curve.shown()]
+        for name, curve in numbers.curves.items()
+    }
+
+
+def rank_rows(numbers: JobNumbers, names: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return a row for each rank that has logged something."""
+    return [
+        {
+            "rank": rank,
+            "machine": names.get(seen.node, "?"),
+            "step": seen.step,
+            "step_s": None if seen.step_s is None else float(f"{seen.step_s:.3g}"),
+            "waits_for": "",
+        }
+        for rank, seen in sorted(numbers.ranks.items())
+    ]

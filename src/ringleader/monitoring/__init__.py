@@ -1,0 +1,1 @@
+"""What an agent collects for the dashboard and ``ringleader top``."""

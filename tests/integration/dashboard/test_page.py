@@ -1,0 +1,138 @@
+"""The dashboard in a real browser: desktop, phone, keyboard, fifty machines."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from tests.kit.browser import CHROMIUM, DESKTOP, PHONE, Browser, browser
+from tests.kit.simulated_cluster import simulated_state
+from tests.kit.simulated_dashboard import simulated_dashboard
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium: apt-get install chromium"
+)
+
+NUM_MACHINES, NUM_JOBS = 50, 8
+
+
+def open_page(page: Browser, url: str) -> None:
+    """Open the link and wait until everything is drawn."""
+    page.open(url)
+    page.wait_until(
+        f"document.querySelectorAll('#machine-list .card').length == {NUM_MACHINES}"
+        f" && document.querySelectorAll('#job-list .job').length == {NUM_JOBS}"
+        " && document.querySelectorAll('polyline[points]').length > 0"
+        f" && document.querySelectorAll('#job-list tbody tr').length == {NUM_MACHINES}"
+    )
+
+
+def test_fifty_machines_and_eight_jobs_in_a_browser(tmp_path: Path) -> None:
+    state = simulated_state(NUM_MACHINES, NUM_JOBS)
+    for job in state["jobs"].values():
+        job.update(can_stop=True, has_log=True)
+    with (
+        simulated_dashboard(state) as shown,
+        browser(tmp_path / "profile") as page,
+    ):
+        page.resize(DESKTOP)
+        open_page(page, shown.url)
+        assert page.evaluate("location.hash") == "", "the token leaves the address"
+        _check_content(page)
+        _check_updates(page, shown.url)
+        _check_keyboard(page)
+        _check_log_and_stop(page)
+        assert shown.stopped == ["job-0"]
+        _check_sizes(page, tmp_path)
+        assert page.problems == []
+
+
+def _check_content(page: Browser) -> None:
+    text = page.evaluate("document.body.innerText")
+    assert "Ringleader: home" in text
+    assert "Leader: machine 0" in text
+    assert "GeForce RTX 1" in text
+    assert "<b>no answer</b>" in text, "names are text, not HTML"
+    label = "document.querySelector('svg[aria-label^=loss]').ariaLabel"
+    assert page.evaluate(label) == "loss, 40 points"
+
+
+def _check_updates(page: Browser, url: str) -> None:
+    """A machine that is gone leaves the page; the others stay the same elements."""
+    page.evaluate("document.querySelector('.card').dataset.mark = 'same'")
+    page.evaluate("document.getElementById('machine-count').dataset.mark = 'same'")
+    assert page.evaluate("document.querySelectorAll('[data-mark]').length") == 2
+    page.open(url.partition("#")[0])  # again, by the key of this tab
+    page.wait_until("document.querySelectorAll('.card').length == 50")
+    assert page.evaluate("document.getElementById('gate').hidden")
+
+
+def _check_keyboard(page: Browser) -> None:
+    """Everything that can be used is reached by Tab, and the matrix by arrows."""
+    page.wait_until("document.querySelectorAll('#job-list button').length == 16")
+    reached = set()
+    for _ in range(60):
+        page.press("Tab")
+        seen = page.evaluate(
+            "(e => e.id || e.name || e.textContent)(document.activeElement)"
+        )
+        reached.add(seen)
+        if {"matrix", "links", "Jobs", "Show log", "Stop"} <= reached:
+            break
+    assert {"matrix", "links", "Jobs", "Show log", "Stop"} <= reached
+    page.evaluate("document.getElementById('matrix').focus()")
+    before = page.evaluate("document.getElementById('link-text').textContent")
+    page.press("ArrowDown")
+    page.press("ArrowDown")
+    page.wait_until(
+        "document.getElementById('link-text').textContent.startsWith("
+        "'machine 2 to machine 1: ')"
+    )
+    assert before != page.evaluate("document.getElementById('link-text').textContent")
+
+
+def _check_log_and_stop(page: Browser) -> None:
+    page.evaluate("document.querySelector('#job-list button').click()")
+    page.wait_until("document.querySelector('#job-list pre').textContent")
+    log = page.evaluate("document.querySelector('#job-list pre').textContent")
+    assert "step 7 <b>done</b>" in log
+    page.evaluate("document.querySelector('#job-list .danger').focus()")
+    page.press("Enter")
+    page.wait_until("document.getElementById('ask-stop').open")
+    page.evaluate("document.querySelector('#ask-stop .danger').focus()")
+    page.press("Enter")
+    page.wait_until(
+        "document.getElementById('status').textContent == 'job job-0 stops'"
+    )
+
+
+def _check_sizes(page: Browser, folder: Path) -> None:
+    for size, is_phone, colours in ((DESKTOP, False, "light"), (PHONE, True, "dark")):
+        page.resize(size, is_phone=is_phone)
+        page.set_colours(colours)
+        page.wait_until(f"innerWidth == {size[0]}")
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= size[0], "nothing is cut off at the side"
+        picture = folder / f"{colours}.png"
+        page.screenshot(picture)
+        scale = 2 if is_phone else 1
+        pixels = struct.unpack(">II", picture.read_bytes()[16:24])
+        assert pixels == (size[0] * scale, size[1] * scale)
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert paper == "rgb(18, 22, 28)", "dark"
+
+
+def test_a_page_without_its_link_shows_how_to_open_it(tmp_path: Path) -> None:
+    with (
+        simulated_dashboard(simulated_state(2)) as shown,
+        browser(tmp_path / "profile") as page,
+    ):
+        page.open(shown.url.partition("#")[0])
+        page.wait_until("!document.getElementById('gate').hidden")
+        assert "ringleader dashboard" in page.evaluate("document.body.innerText")
+        assert page.evaluate("document.querySelectorAll('.card').length") == 0
+        page.open("about:blank")
+        page.open(f"{shown.url}x")
+        page.wait_until("document.body.innerText.includes('its time is over')")

@@ -1,0 +1,137 @@
+"""The dashboard's server on a real port: who may ask, what is bounded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.client import HTTPConnection
+
+import pytest
+
+from ringleader.dashboard.assets import load_assets
+from ringleader.dashboard.http_message import MAX_HEAD_BYTES
+from tests.kit.dashboard_client import PATIENCE_S, DashboardClient
+from tests.kit.simulated_cluster import node_id, simulated_state
+from tests.kit.simulated_dashboard import SimulatedDashboard, simulated_dashboard
+
+
+@pytest.fixture(scope="module")
+def shown() -> Iterator[SimulatedDashboard]:
+    with simulated_dashboard(simulated_state(3, 1)) as made:
+        yield made
+
+
+@pytest.fixture
+def client(shown: SimulatedDashboard) -> DashboardClient:
+    made = DashboardClient(shown.url)
+    made.open()
+    return made
+
+
+def test_the_state_needs_a_session(shown: SimulatedDashboard) -> None:
+    client = DashboardClient(shown.url)
+    for path in ("/state", "/events", "/log?job=job-0&rank=0"):
+        assert client.ask("GET", path)[0] == 401
+    assert client.ask("POST", "/stop", {"job": "job-0"})[0] == 401
+    assert client.ask("POST", "/session", {"token": "x"})[0] == 403
+    assert client.ask("POST", "/session", {})[0] == 400
+    client.open()
+    status, state = client.ask("GET", "/state")
+    assert status == 200
+    assert state["machines"][node_id(0)]["name"] == "machine 0"
+    assert not shown.stopped
+
+
+def test_pages_of_others_get_nothing(client: DashboardClient) -> None:
+    evil = "http://evil.example"
+    assert client.ask("GET", "/state", Host="evil.example")[0] == 403
+    assert client.ask("GET", "/", Host="evil.example")[0] == 403
+    assert client.ask("GET", "/state", Origin=evil)[0] == 403
+    assert client.ask("GET", "/state", Sec_Fetch_Site="cross-site")[0] == 403
+    stop = {"job": "job-0"}
+    assert client.ask("POST", "/stop", stop, Origin=evil)[0] == 403
+    plain = "text/plain"
+    assert client.ask("POST", "/stop", stop, Content_Type=plain)[0] == 415
+
+
+def test_a_job_is_stopped_and_its_log_is_read(
+    client: DashboardClient, shown: SimulatedDashboard
+) -> None:
+    assert client.ask("GET", "/log?job=job-0&rank=2")[1]["text"].startswith("rank 2")
+    assert client.ask("GET", "/log?job=job-0&rank=x")[0] == 400
+    assert client.ask("POST", "/stop", {"job": 7})[0] == 400
+    assert client.ask("POST", "/stop", {"job": "job-0"})[0] == 200
+    assert shown.stopped == ["job-0"]
+
+
+def test_a_shared_page_only_looks(shown: SimulatedDashboard) -> None:
+    client = DashboardClient(shown.url)
+    code = shown.access.issue_code(0.0)  # its time is over
+    assert client.ask("POST", "/session", {"code": code})[0] in (403, 429)
+    session = shown.access._open(1e12, can_stop=False)
+    client.key = session.key
+    assert client.ask("GET", "/state")[0] == 200
+    assert client.ask("POST", "/stop", {"job": "job-0"})[0] == 403
+
+
+def test_changes_are_sent_as_they_happen(
+    client: DashboardClient, shown: SimulatedDashboard
+) -> None:
+    connection = HTTPConnection(*client.address, timeout=PATIENCE_S)
+    try:
+        connection.request(
+            "GET", "/events", headers={"Authorization": f"Bearer {client.key}"}
+        )
+        answer = connection.getresponse()
+        assert answer.headers["Content-Type"] == "text/event-stream"
+
+        def next_changes() -> dict[str, dict[str, object]]:
+            while not (line := answer.readline()).startswith(b"data: "):
+                assert line, "the stream has ended"
+            found: dict[str, dict[str, object]] = json.loads(line[6:])
+            return found
+
+        assert next_changes().keys() == shown.state.keys()
+        before = shown.state
+        machines = {**before["machines"]}
+        del machines[node_id(2)]
+        shown.state = {**before, "machines": machines}
+        assert next_changes() == {"machines": {node_id(2): None}}
+        shown.state = before
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"403"),
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"PUT / HTTP/1.1\r\nHost: HERE\r\n\r\n", b"405"),
+        (b"GET /nothing HTTP/1.1\r\nHost: HERE\r\n\r\n", b"404"),
+        (b"GET /../access.py HTTP/1.1\r\nHost: HERE\r\n\r\n", b"404"),
+        (b"GET / HTTP/1.1\r\nHost: HERE\r\nContent-Length: 9999\r\n\r\n", b"413"),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * (2 * MAX_HEAD_BYTES), b""),
+    ],
+)
+def test_bad_requests_are_answered_and_end(
+    client: DashboardClient, data: bytes, status: bytes
+) -> None:
+    here = client.origin.removeprefix("http://").encode()
+    try:
+        found = client.raw(data.replace(b"HERE", here))
+    except ConnectionResetError:  # closed with bytes unread
+        found = b""
+    assert found[9:12] == status
+
+
+def test_the_page_is_small_and_needs_nothing_from_elsewhere() -> None:
+    assets = load_assets()
+    assert sum(len(body) for path, (_, body) in assets.items() if path != "/") < 300e3
+    for path, (_, body) in assets.items():
+        text = body.decode().replace("http://www.w3.org/2000/svg", "")
+        assert "://" not in text, path
+        assert "innerHTML" not in text, path
+        assert "eval(" not in text, path
+        assert " style=" not in text, path
+        assert " onclick=" not in text, path

@@ -1,0 +1,104 @@
+"""The state of the page, as a pure function of what an agent knows."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+from ringleader.dashboard.changes import changes
+from ringleader.dashboard.curve import MAX_POINTS, Curve
+from ringleader.dashboard.job_rows import JobNumbers
+from ringleader.dashboard.number_files import NumberPoint
+from ringleader.dashboard.page_state import page_state
+from tests.kit.simulated_cluster import (
+    node_id,
+    simulated_load,
+    simulated_snapshot,
+    simulated_state,
+)
+
+
+def test_machines_links_jobs_and_events_are_rows() -> None:
+    state = simulated_state(4, 2)
+    assert list(state["machines"]) == [node_id(number) for number in range(4)]
+    first = state["machines"][node_id(0)]
+    assert first["is_leader"]
+    assert first["load"]["cpu_percent"] == 0.0
+    assert state["machines"][node_id(1)]["devices"][0]["name"] == "GeForce RTX 1"
+    assert len(state["links"]) == 6
+    assert state["cluster"][""]["leader"] == "machine 0"
+    assert state["jobs"]["job-1"]["about"] == "on machine 1, machine 3"
+    assert [row["rank"] for row in state["jobs"]["job-1"]["ranks"]] == [0, 1]
+    assert len(state["events"]) == 30
+    json.dumps(state, allow_nan=False)
+
+
+def test_a_link_is_shown_from_whichever_end_measured_it() -> None:
+    snapshot = simulated_snapshot(2)
+    there = page_state(snapshot, {})["links"]
+    rows = snapshot["nodes"]
+    link = rows[0]["links"].pop(node_id(1))
+    link["out_bytes_per_s"], link["in_bytes_per_s"] = (
+        link["in_bytes_per_s"],
+        link["out_bytes_per_s"],
+    )
+    rows[1]["links"][node_id(0)] = link
+    assert page_state(snapshot, {})["links"] == there
+    rows[0]["host"] = rows[1]["host"] = "one host"
+    key = f"{node_id(0)} {node_id(1)}"
+    assert page_state(snapshot, {})["links"] == {key: {"is_shared_memory": True}}
+
+
+def test_an_unknown_machine_and_an_empty_cluster_are_shown() -> None:
+    snapshot = simulated_snapshot(2)
+    snapshot["nodes"][1].update(profile=None, latency_s=None, health="unknown")
+    snapshot["leader"] = ""
+    state = page_state(snapshot, {node_id(0): simulated_load(0)})
+    machine = state["machines"][node_id(1)]
+    assert machine["load"] is None
+    assert "chip" not in machine
+    assert state["cluster"][""]["leader"] == ""
+
+
+def test_two_machines_of_one_name_are_told_apart() -> None:
+    snapshot = simulated_snapshot(2)
+    for row in snapshot["nodes"]:
+        row["name"] = "laptop"
+    names = {row["name"] for row in page_state(snapshot, {})["machines"].values()}
+    assert len(names) == 2
+
+
+def test_only_rows_that_changed_are_sent() -> None:
+    before, after = simulated_state(3, 1), simulated_state(3, 1)
+    assert changes(before, after) == {}
+    del after["machines"][node_id(2)]
+    after["machines"][node_id(1)] = {**after["machines"][node_id(1)], "health": "dead"}
+    found = changes(before, after)
+    assert found.keys() == {"machines"}
+    assert found["machines"].keys() == {node_id(1), node_id(2)}
+    assert found["machines"][node_id(2)] is None
+    assert changes({}, after).keys() == after.keys()
+
+
+def test_a_long_curve_keeps_its_ends_and_few_points() -> None:
+    curve = Curve()
+    for step in range(100_000):
+        curve.add(step, float(step))
+    shown = curve.shown()
+    assert len(shown) <= MAX_POINTS
+    assert shown[0] == (0, 0.0)
+    assert shown[-1] == (99_999, 99_999.0)
+    gaps = {b[0] - a[0] for a, b in pairwise(shown[:-1])}
+    assert len(gaps) == 1, "evenly spaced"
+    curve.add(3, 1.0)
+    assert curve.shown() == [(3, 1.0)], "the program began again"
+
+
+def test_the_lowest_rank_that_logs_a_number_is_drawn() -> None:
+    numbers = JobNumbers()
+    numbers.add("b", 1, [NumberPoint(0.0, 1, None, {"loss": 5.0})])
+    numbers.add("a", 0, [NumberPoint(0.0, 1, 0.5, {"loss": 4.0})])
+    numbers.add("b", 1, [NumberPoint(0.0, 2, 0.5, {"loss": 3.0, "own": None})])
+    assert numbers.curves["loss"].shown() == [(1, 4.0)]
+    assert numbers.curves["own"].shown() == [(2, None)]
+    assert numbers.ranks[1].step == 2
