@@ -252,7 +252,7 @@ def silence(size: int, times: int, tally: Tally, net: VirtualLan | None) -> None
 def silence_one(world: World, victim: Member, way: str) -> float:
     """Return how long the others made no step without a member that is silent."""
     others = [member for member in world.alive.values() if member is not victim]
-    world.islands = {victim.index: 1}
+    world.is_split = True
     since_s = time.monotonic()
     if way == "SIGSTOP":
         world.kill(victim, signal.SIGSTOP)
@@ -265,7 +265,7 @@ def silence_one(world: World, victim: Member, way: str) -> float:
     elif world.net is not None:
         world.net.mend(victim.index)
     world.wait_complete()
-    world.islands, world.weights = {}, {}
+    world.is_split, world.weights = False, {}
     return after_s - since_s
 
 

@@ -43,7 +43,7 @@ def split_and_heal(
             world.alive[index].tell(pause_s=FAST_S if number == fast else SLOW_S)
     cut_s = time.monotonic()
     net.partition(parts)
-    world.islands = {i: n for n, part in enumerate(parts) for i in part}
+    world.is_split = True
     _wait_for_parts(world, parts)
     both_s = max(m.stepped_s for m in world.alive.values())
     first = min(_version(world, part) for part in parts)
@@ -59,7 +59,7 @@ def split_and_heal(
         raise Failed(f"versions {together} after {versions} in the parts")
     _check_winner(world, parts, versions, first)
     world.check_ledger()
-    world.islands, world.weights = {}, {}
+    world.is_split, world.weights = False, {}
     return Split(both_s - cut_s, healed_s - mend_s)
 
 

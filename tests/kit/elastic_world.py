@@ -115,10 +115,12 @@ class World:
     alive: dict[int, Member] = field(default_factory=dict)
     nodes: list[str] = field(default_factory=list)
     reference: Reference | LossReference = field(default_factory=Reference)
-    islands: dict[int, int] = field(default_factory=dict)
-    """Index of a machine -> its part of a network that is split, from 0."""
-    weights: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    """Parameters by island and version, as the first member reported them."""
+    is_split: bool = False
+    """The network is cut, or was until a moment ago: there may be several histories.
+    When it heals, a machine may be alone for a while and the others of its part not."""
+    weights: dict[tuple[frozenset[str], int], bytes] = field(default_factory=dict)
+    """Parameters by members of the run (only while it is split) and version, as the
+    first member reported them."""
     largest_difference: float = 0.0
     checks: int = 0
     """Steps that were compared with other members and the reference."""
@@ -277,11 +279,11 @@ class World:
         member.members = list(report["members"])
         member.recent.append(Applied(member.stepped_s, frozenset(member.members)))
         weights = base64.b64decode(report["weights"])
-        island = self.islands.get(member.index, 0)
-        first = self.weights.setdefault((island, version), weights)
+        among = frozenset(member.members if self.is_split else ())
+        first = self.weights.setdefault((among, version), weights)
         if weights != first:
             raise Failed(f"m{member.index} differs from others at version {version}")
-        self.weights.pop((island, version - 50), None)
+        self.weights.pop((among, version - 50), None)
         difference = self.reference.difference(version, weights)
         if not difference <= self.reference.tolerance:
             text = f"differs by {difference} from the reference"

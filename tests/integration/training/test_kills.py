@@ -5,7 +5,9 @@ The short version of benchmarks/elastic_kills.py.
 
 from __future__ import annotations
 
+import base64
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -16,8 +18,8 @@ from tests.kit.elastic_killer import Killer
 from tests.kit.elastic_partition import SHAPES, split_and_heal
 from tests.kit.elastic_soak import FLAT_S, NAMES, Soak
 from tests.kit.elastic_tally import Tally
-from tests.kit.elastic_world import World
-from tests.kit.endless_task import LossReference
+from tests.kit.elastic_world import Failed, Member, World
+from tests.kit.endless_task import LossReference, Reference
 
 pytestmark = pytest.mark.slow
 
@@ -84,6 +86,37 @@ def test_kills_leave_no_threads_or_descriptors_behind(tmp_path: Path) -> None:
             assert time.monotonic() < until_s, f"{last} after {first}"
             soak.follow(0.5)
         world.check_ledger()
+
+
+def reported(world: World, index: int, members: str, nudge: float) -> None:
+    """Let a machine report the first step of a run of some machines."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        member = Member(index, 0, ours, 0.0)
+        weights = (Reference().parameters(1) + nudge).tobytes()
+        report = {
+            "version": 1,
+            "at_s": 1.0,
+            "members": [*members],
+            "weights": base64.b64encode(weights).decode(),
+        }
+        world._check(member, report)
+
+
+def test_only_machines_of_one_run_are_compared_while_the_network_heals(
+    tmp_path: Path,
+) -> None:
+    """One of a part may meet the others before its neighbour does, which is alone."""
+    with World(tmp_path, 4) as world:
+        world.is_split = True
+        reported(world, 2, "abc", 0.0)
+        reported(world, 3, "d", 1e-12)
+        with pytest.raises(Failed, match="m1 differs"):
+            reported(world, 1, "cab", 1e-12)
+        world.is_split, world.weights = False, {}
+        reported(world, 2, "abc", 0.0)
+        with pytest.raises(Failed, match="m3 differs"):
+            reported(world, 3, "abcd", 1e-12)
 
 
 @pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1])
