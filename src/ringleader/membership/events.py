@@ -70,6 +70,11 @@ class LeaveCluster(msgspec.Struct, frozen=True, gc=False):
     """This node ends on purpose."""
 
 
+class MachineSlept(msgspec.Struct, frozen=True, gc=False):
+    """This machine was asleep, while its monotonic clock stood still: what peers told
+    before is old."""
+
+
 LinkEvent = LinkUp | LinkDown | MessageReceived
 
 Event = (
@@ -79,6 +84,7 @@ Event = (
     | MessageReceived
     | SetPayload
     | RefreshView
+    | MachineSlept
     | SuspectPeer
     | LeaveCluster
 )

@@ -51,9 +51,12 @@ class HeartbeatSender:
         report = self._describe(proposer, view_change)
         if report == self.report:
             return
+        is_promise = report.promised != self.report.promised
         self.report = report
         at_s = self._sent_at_s + self._config.gap_s
-        if now_s >= at_s:
+        if is_promise and self._config.answers_only_fresh:
+            self._send_first(now_s)  # should this process end, the others know it
+        elif now_s >= at_s:
             self._send_to_all(now_s)
         else:  # at most every gap_s, however fast reports change
             self.beat_at_s = min(self.beat_at_s, at_s)
@@ -91,6 +94,13 @@ class HeartbeatSender:
         self._sent_at_s = now_s
         for peer in self._peer_table.linked():
             self.beat(peer, now_s)
+
+    def _send_first(self, now_s: float) -> None:
+        """Send heartbeats before all that this step does, the freeze above all: its
+        status may complete a view, of which then nobody else would know."""
+        before, self._out[:] = self._out[:], []
+        self._send_to_all(now_s)
+        self._out += before
 
     def _describe(self, proposer: Proposer, view_change: ViewChange) -> Report:
         present = sorted(self._peer_table.present(), key=_seniority)[:MAX_MEMBERS]

@@ -38,6 +38,7 @@ class Peer:
         "refused_for",
         "refutation",
         "report",
+        "told_at_s",
     )
 
     def __init__(self, member: Member, now_s: float) -> None:
@@ -56,6 +57,9 @@ class Peer:
         self.echo_us = 0
         self.echo_at_s = now_s
         self.report: Report | None = None
+        # When it last told what it has promised. Unlike last_heard_s it does not move
+        # when this node was suspended: the peer may have promised more meanwhile.
+        self.told_at_s = -inf
         self.hears = _NOBODY
         self.hears_me = False
         self.invites_me = False
@@ -103,7 +107,7 @@ class Peer:
         suspended.
         """
         self.number = beat.number
-        self.last_heard_s = now_s
+        self.last_heard_s = self.told_at_s = now_s
         self.num_heard += 1
         self.num_missed_in_row = 0
         self.refutation = max(self.refutation, beat.refutation)
@@ -115,8 +119,8 @@ class Peer:
                 self._measure(round_trip_s)
 
     def last_promise(self, now_s: float, config: MembershipConfig) -> ViewId | None:
-        """Return what it had promised, if it was heard until shortly before now."""
-        is_fresh = now_s - self.last_heard_s < config.suspect_after_s
+        """Return what it had promised, if it told so until shortly before now."""
+        is_fresh = now_s - self.told_at_s < config.suspect_after_s
         return self.report.promised if self.report is not None and is_fresh else None
 
     def adopt(self, report: Report, me: Member) -> None:

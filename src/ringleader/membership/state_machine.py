@@ -40,6 +40,7 @@ from ringleader.membership.events import (
     LeaveCluster,
     LinkDown,
     LinkUp,
+    MachineSlept,
     MessageReceived,
     RefreshView,
     SetPayload,
@@ -99,6 +100,7 @@ class MembershipMachine:
             LinkDown: self._on_down,
             SetPayload: self._on_payload,
             RefreshView: self._on_refresh,
+            MachineSlept: self._on_slept,
             SuspectPeer: self._on_suspect,
             LeaveCluster: self._on_leave,
         }
@@ -232,6 +234,10 @@ class MembershipMachine:
     def _on_refresh(self, _: RefreshView, now_s: float) -> None:
         self._view_change.refreshes += 1
         self._decide(now_s)
+
+    def _on_slept(self, _: MachineSlept, now_s: float) -> None:
+        for peer in self._peer_table.peers.values():
+            peer.told_at_s = -inf
 
     def _on_suspect(self, event: SuspectPeer, now_s: float) -> None:
         self._peer_table.suspect(event.peer, event.why)

@@ -15,6 +15,7 @@ from ringleader.membership.events import (
     InstallView,
     LinkDown,
     LinkUp,
+    MachineSlept,
     MessageReceived,
     RefreshView,
     SetPayload,
@@ -158,6 +159,40 @@ def test_the_last_promise_of_a_silent_member_is_not_known() -> None:
     desk.wait(1.5)
     changes = only(desk.step(LinkDown(CYD, gone=True)), HealthChanged)
     assert [(c.is_proven, c.promised) for c in changes] == [(True, None)]
+
+
+def test_what_a_member_promised_before_this_one_was_suspended_is_old() -> None:
+    """This node does not blame it for the silence, but others may have heard more."""
+    desk = Desk(ADA, TRAINING)
+    lead(desk, BOB, CYD)
+    desk.beat(CYD, prefers=ADA, hears=(ADA, BOB), promised=name(1))
+    desk.now_s += 60.0  # no event: SIGSTOP
+    changes = only(desk.step(LinkDown(CYD, gone=True)), HealthChanged)
+    assert [(c.is_proven, c.promised) for c in changes] == [(True, None)]
+
+
+def test_what_a_member_promised_before_this_machine_slept_is_old() -> None:
+    """The monotonic clock stands still in the sleep of a machine."""
+    desk = Desk(ADA, TRAINING)
+    lead(desk, BOB, CYD)
+    desk.beat(CYD, prefers=ADA, hears=(ADA, BOB), promised=name(1))
+    desk.step(MachineSlept())
+    desk.step(LinkDown(CYD, gone=False))
+    changes = only(desk.step(LinkDown(CYD, gone=True)), HealthChanged)
+    assert [(c.is_proven, c.promised) for c in changes] == [(True, None)]
+
+
+def test_a_promise_is_told_to_all_before_the_status_is_made() -> None:
+    """A process that ends after its status has helped to form a view. Those outside it
+    must not take its last promise for an older one."""
+    desk = Desk(BOB, TRAINING)
+    follow(desk)
+    desk.meet(CYD)
+    for counter in (5, 6):  # the second within the shortest time between two reports
+        actions = desk.step(MessageReceived(ADA, Propose(name(counter), (ADA, BOB))))
+        kinds = [type(action) for action in actions]
+        [beat] = said(actions[: kinds.index(FreezeView)], Heartbeat, CYD)
+        assert beat.report.promised == name(counter)
 
 
 def test_a_suspicion_of_the_caller_asks_the_peer_at_once() -> None:

@@ -24,6 +24,7 @@ from ringleader.membership.events import (
     LeaveCluster,
     LinkDown,
     LinkUp,
+    MachineSlept,
     MessageReceived,
     PeerForgotten,
     RefreshView,
@@ -145,7 +146,11 @@ class MembershipRunner:
         self._step(LinkDown(member, gone=True))
 
     def drop_links(self) -> None:
-        """Cut all links at once, sending nothing; live peers are dialled again."""
+        """Cut all links at once, sending nothing: this machine was asleep.
+
+        Live peers are dialled again.
+        """
+        self._step(MachineSlept())
         for member in self.links.members():
             self.links.drop(member)
             self._listener.on_link_lost(member)
