@@ -58,6 +58,7 @@ FLAGS = {
     "--plaintext",
     "status": "--watch --json --mlx",
     "dashboard": "--no-browser --port --json",
+    "top": "--once",
     "backends": "--json",
     "doctor": "--peer --interface --port --tensor-port --seconds --json",
     "checkpoint": "action folder --step --to --hugging-face --config --keep --json",

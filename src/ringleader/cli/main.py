@@ -24,6 +24,7 @@ SUMMARIES = {
     "status": "Show the nodes of the cluster, their health, links, and the latest "
     "events.",
     "dashboard": "Open a web page with the machines, links and jobs of the cluster.",
+    "top": "Show machines, links and jobs of the cluster, refreshed every second.",
     "doctor": "Find out why machines do not reach each other, and what to do about it.",
     "checkpoint": "List, verify, export or prune the checkpoints in a folder.",
     "backends": "Show which backends of torch and which links of Ringleader work here.",

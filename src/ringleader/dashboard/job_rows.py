@@ -75,7 +75,8 @@ def _job_row(
 ) -> dict[str, Any]:
     here = [row for row in rows if job in row["jobs"]]
     waits = [row for row in here if job in row.get("waiting_jobs", [])]
-    is_waiting = len(waits) == len(here)
+    # An agent learns of the round of another with the next view, which may be later.
+    is_waiting = len(waits) == len(here) and not numbers.ranks
     machines = ", ".join(sorted(row["name"] for row in here))
     return {
         "id": job,

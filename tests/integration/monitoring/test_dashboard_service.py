@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -114,3 +115,16 @@ def test_a_folder_of_numbers_lives_as_long_as_its_launcher(tmp_path: Path) -> No
     dead.mkdir(parents=True)
     with make_number_folder(tmp_path, "other"):
         assert not dead.exists()
+
+
+def test_top_prints_once_into_a_pipe(homes: tuple[Path, Path]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ringleader", "top"],
+        env={**os.environ, "RINGLEADER_HOME": str(homes[0])},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    assert "anna" in done.stdout
+    assert "leader" in done.stdout

@@ -7,12 +7,13 @@ from itertools import pairwise
 
 from ringleader.dashboard.changes import changes
 from ringleader.dashboard.curve import MAX_POINTS, Curve
-from ringleader.dashboard.job_rows import JobNumbers
+from ringleader.dashboard.job_rows import JobNumbers, job_rows
 from ringleader.dashboard.number_files import NumberPoint
 from ringleader.dashboard.page_state import page_state
 from tests.kit.simulated_cluster import (
     node_id,
     simulated_load,
+    simulated_numbers,
     simulated_snapshot,
     simulated_state,
 )
@@ -102,3 +103,13 @@ def test_the_lowest_rank_that_logs_a_number_is_drawn() -> None:
     assert numbers.curves["loss"].shown() == [(1, 4.0)]
     assert numbers.curves["own"].shown() == [(2, None)]
     assert numbers.ranks[1].step == 2
+
+
+def test_a_job_whose_workers_log_does_not_wait() -> None:
+    snapshot = simulated_snapshot(2, 1)
+    for row in snapshot["nodes"]:
+        row["waiting_jobs"] = row["jobs"]
+    (row,) = job_rows(snapshot["nodes"], {})
+    assert (row["state"], row["about"]) == ("waiting", "waits on machine 0, machine 1")
+    (row,) = job_rows(snapshot["nodes"], simulated_numbers(2, 1, 0))
+    assert row["state"] == "running"
