@@ -54,6 +54,9 @@ FLAGS = {
     "--max-restarts --survive --job --peers --coordinator --mdns --interface --port "
     "--tensor-port --transport --rank0 --profile --timeout --any-script --plaintext "
     "--tls-ca --tls-cert --tls-key --compress --checkpoint --dry-run --backend",
+    "up": "--jobs --no-jobs --install --uninstall --yes --foreground --peers "
+    "--coordinator --mdns --interface --port --profile --wait --json",
+    "down": "",
     "coordinator": "--listen --heartbeat-timeout --state --tls-ca --tls-cert --tls-key "
     "--plaintext",
     "status": "--watch --json --mlx",

@@ -20,7 +20,7 @@ from ringleader.doctor.examine import Request, examine
 from ringleader.doctor.facts import Facts
 from ringleader.doctor.finding import Finding, Severity
 from ringleader.doctor.report import Check, checks, conclusion
-from ringleader.node.protocol.agent_config import AGENT_PORT
+from ringleader.node.protocol.agent_port import AGENT_PORT
 
 _SECONDS = 8.0
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow"}

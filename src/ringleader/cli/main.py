@@ -19,6 +19,8 @@ SUMMARIES = {
     "PIN.",
     "invite": "Show a PIN with which one more machine can join the cluster.",
     "leave": "Remove this machine from its cluster.",
+    "up": "Join the cluster in the background and stay, until 'ringleader down'.",
+    "down": "Leave the cluster: end the agent that 'ringleader up' started.",
     "run": "Find the other machines of the cluster and run SCRIPT on all of them.",
     "coordinator": "Let workers find each other by gRPC where multicast does not work.",
     "status": "Show the nodes of the cluster, their health, links, and the latest "
@@ -77,7 +79,7 @@ class _LazyGroup(TyperGroup):
 
 app = typer.Typer(
     cls=_LazyGroup,
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -91,6 +93,7 @@ def _print_version(is_asked: bool) -> None:
 
 @app.callback()
 def main(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -102,6 +105,8 @@ def main(
     ] = False,
 ) -> None:
     """Train one PyTorch model on every machine you own."""
+    if context.invoked_subcommand is None:
+        import_module("ringleader.cli.welcome").print_welcome()
 
 
 def _placeholder() -> None:

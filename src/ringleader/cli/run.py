@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from ringleader import settings
-from ringleader.cli.extras import require_extra
-from ringleader.cli.run_job import RunPlan, run_job
-from ringleader.cli.tls_options import TlsCa, TlsCert, TlsKey, use_tls
-from ringleader.errors import ConfigError, RingleaderError
-from ringleader.node.launch.agent_settings import agent_config
-from ringleader.node.launch.fork_server import can_fork
-from ringleader.node.launch.job_fingerprint import job_fingerprint
-from ringleader.node.launch.local_modules import find_sources
-from ringleader.node.launch.new_interpreter import needs_new_interpreter
-from ringleader.node.launch.process_exit import leave
-from ringleader.node.launch.program import find_program
-from ringleader.node.launch.survival_notice import check_survival, survival_notice
+from ringleader.cli.tls_options import TlsCa, TlsCert, TlsKey
 from ringleader.node.peering.membership_profiles import MembershipProfile
-from ringleader.node.protocol.agent_config import AGENT_PORT
-from ringleader.node.protocol.local_requests import EnterJob
+from ringleader.node.protocol.agent_port import AGENT_PORT
 
 _MOST = 64
 _WAIT_S = 10.0
@@ -198,85 +183,39 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
     failed (with --survive: if it succeeded here), that of the script if it
     failed here, 128 + N after signal N, and else 1.
     """
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    try:
-        need, most = _sizes(nodes, min_nodes)
-        check_survival(survive=survive, nproc_per_node=nproc_per_node)
-        if compress:
-            settings.export({"RINGLEADER_COMPRESS": compress})
-        if checkpoint:
-            folder = checkpoint if "://" in checkpoint else os.path.abspath(checkpoint)
-            settings.export({"RINGLEADER_CHECKPOINT": folder})
-        if dry_run:
-            settings.export({"RINGLEADER_DRY_RUN": "1"})
-        if tensor_port:
-            settings.export({"RINGLEADER_PORTS": tensor_port})
-        settings.tensor_ports()  # before anything starts
-        use_tls(tls_ca, tls_cert, tls_key, plaintext=plaintext)
-        if transport:
-            settings.export({"RINGLEADER_TRANSPORT": _check_transport(transport)})
-        if backend:
-            settings.export({"RINGLEADER_DEFAULT": _check_backend(backend)})
-        program = find_program(script, args or [], is_module=module)
-        sources = find_sources(program)
-        plan = RunPlan(
-            program=program,
-            may_fork=can_fork() and not needs_new_interpreter(sources),
-            nproc=nproc_per_node,
+    # Imported here: --help needs none of it.
+    from ringleader.cli.run_command import RunOptions, start_run
+
+    start_run(
+        RunOptions(
+            script=script,
+            args=args or [],
+            module=module,
+            nodes=nodes,
+            min_nodes=min_nodes,
+            wait=wait,
+            nproc_per_node=nproc_per_node,
             max_restarts=max_restarts,
+            survive=survive,
+            job=job,
+            peers=peers,
+            coordinator=coordinator,
+            mdns=mdns,
+            interface=interface or [],
+            port=port,
+            tensor_port=tensor_port,
+            transport=transport,
+            rank0=rank0,
+            profile=profile,
+            timeout=timeout,
+            any_script=any_script,
             plaintext=plaintext,
-            min_left=min_nodes or 1,
-            notice=survival_notice(sources) if survive else [],
-            compress=settings.compress(),
-            request=EnterJob(
-                job=job,
-                min_nodes=need,
-                max_nodes=most,
-                wait_s=wait,
-                timeout_s=timeout,
-                fingerprint=job_fingerprint(
-                    None if any_script else sources, survives=survive
-                ),
-                rank0=rank0,
-            ),
-            agent=agent_config(
-                coordinator=coordinator,
-                peers=peers,
-                interfaces=interface or (),
-                uses_mdns=mdns or None,
-                plaintext=plaintext or None,
-                port=port,
-                profile=profile.value,
-                prints_events=True,
-            ),
+            tls_ca=tls_ca,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            compress=compress,
+            checkpoint=checkpoint,
+            dry_run=dry_run,
+            backend=backend,
         )
-        code = run_job(plan, errors)
-    except RingleaderError as exc:
-        text = f"ringleader run: {exc}"
-        errors.print(text, style="bold red", markup=False, soft_wrap=True)
-        code = 1
-    leave(code)
-
-
-def _sizes(nodes: int | None, min_nodes: int | None) -> tuple[int, int]:
-    if nodes is not None and min_nodes is not None:
-        raise ConfigError("--nodes and --min-nodes exclude each other; give only one")
-    if nodes is not None:
-        return nodes, nodes
-    return (2 if min_nodes is None else min_nodes), _MOST
-
-
-def _check_transport(transport: str) -> str:
-    if transport not in ("auto", "tcp", "grpc"):
-        raise ConfigError(f"--transport {transport}: use auto, tcp or grpc")
-    if transport == "grpc":
-        require_extra("coordinator")
-    return transport
-
-
-def _check_backend(backend: str) -> str:
-    """Return the value of RINGLEADER_DEFAULT."""
-    if backend != "ringleader":
-        text = f"--backend {backend}: only ringleader can replace the script's backend"
-        raise ConfigError(f"{text}; for another one, change the script")
-    return "1"
+    )

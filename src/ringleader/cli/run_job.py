@@ -20,6 +20,9 @@ from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.launch.end_with_parent import end_with_parent
 from ringleader.node.launch.fork_server import ForkServer
 from ringleader.node.launch.program import Program
+from ringleader.node.launch.resident_agent import agent_for_run
+from ringleader.node.launch.resident_events import print_events
+from ringleader.node.protocol.agent_client import AgentClient
 from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.node.protocol.local_requests import EnterJob
 from ringleader.settings.number_log import VARIABLE, number_folder
@@ -55,13 +58,20 @@ def run_job(plan: RunPlan, errors: Console) -> int:
     if plan.compress:
         importing.join()
         import_module("ringleader.compression.scheme").parse(plan.compress)
+
+    def say(text: str) -> None:
+        errors.print(f"ringleader: {text}", markup=False)
+
     with (
         _number_folder(plan),
-        AgentProcess.start(plan.agent) as agent,  # which a fork forgets
+        agent_for_run(plan.agent, plan.request.job, say) as agent,  # a fork forgets it
     ):
         importing.join()
         with ForkServer.start() if plan.may_fork else nullcontext() as server:
-            return _launch(plan, agent, server, errors)
+            if isinstance(agent, AgentProcess):
+                return _launch(plan, agent, server, errors)
+            with print_events(Path(plan.agent.home), say):
+                return _launch(plan, agent, server, errors)
 
 
 @contextmanager
@@ -92,7 +102,7 @@ def _as_ours(error: Exception) -> RingleaderError:
 
 
 def _launch(
-    plan: RunPlan, agent: AgentProcess, server: ForkServer | None, errors: Console
+    plan: RunPlan, agent: AgentClient, server: ForkServer | None, errors: Console
 ) -> int:
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException

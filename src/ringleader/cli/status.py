@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ringleader import settings
 from ringleader.cli import units
+from ringleader.cli.up_report import allows
 from ringleader.errors import RingleaderError
 from ringleader.ids import NodeId, short, tell_apart
 from ringleader.node.peering.status_query import StatusReport, query_status
@@ -102,7 +103,8 @@ def _render(reports: list[StatusReport], *, is_live: bool) -> RenderableType:
             Text(f"cluster {snapshot.cluster}   no node of it runs", style="bold"),
             _nodes(snapshot),
             Text(
-                "Nodes run while a job does: ringleader run --nodes 2 train.py\n"
+                "A node runs while a job does, or from now on: ringleader up\n"
+                "To train: ringleader run --nodes 2 train.py\n"
                 "If one runs on another machine now: ringleader doctor"
             ),
         )
@@ -127,6 +129,9 @@ def _parts(report: StatusReport) -> list[RenderableType]:
     ]
     if len(snapshot.ring) > 1:
         parts.append(_links(snapshot))
+    if snapshot.is_resident:
+        here = next(row for row in snapshot.nodes if row.is_here)
+        parts.append(Text(allows(snapshot.cluster, accepts_jobs=here.accepts_jobs)))
     parts += [Text(f"! {trouble}", style="yellow") for trouble in snapshot.troubles]
     if snapshot.events:
         parts.append(_events(snapshot))
@@ -171,6 +176,7 @@ def _nodes(snapshot: Snapshot) -> Table:
     # Never cut: people copy it. An address longer than this continues below.
     table.add_column("address", overflow="fold", min_width=min(longest, _MIN_ADDRESS))
     table.add_column("latency", no_wrap=True)
+    table.add_column("accepts jobs", no_wrap=True)
     table.add_column("job", overflow="fold")
     for row in _in_ring_order(snapshot):
         health = Text(row.health, style=_COLOURS.get(row.health, ""))
@@ -183,6 +189,7 @@ def _nodes(snapshot: Snapshot) -> Table:
             health if row.in_view or not snapshot.ring else _outside(row),
             row.address or "-",
             "here" if row.is_here else _time(row.latency_s),
+            "yes" if row.accepts_jobs else "no",
             Text(", ".join(row.jobs) or "-"),
         )
     return table

@@ -15,7 +15,7 @@ from ringleader.doctor.facts import (
 from ringleader.doctor.finding import Code, Finding
 from ringleader.doctor.firewall_command import allow
 from ringleader.ids import short
-from ringleader.node.protocol.agent_config import AGENT_PORT
+from ringleader.node.protocol.agent_port import AGENT_PORT
 
 
 @dataclass(frozen=True, slots=True)

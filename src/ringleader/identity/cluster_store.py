@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, suppress
 
 from ringleader.errors import ConfigError
-from ringleader.identity import cluster_secret, known_nodes
+from ringleader.identity import cluster_secret, jobs_permission, known_nodes
 from ringleader.identity.cluster_secret import ClusterSecret
 from ringleader.identity.known_nodes import KnownNode
 from ringleader.identity.node_key import key_files
@@ -67,9 +67,11 @@ def forget_cluster(home: Home) -> ClusterSecret | None:
             if held is None:
                 text = f"{home.path / name} is in use: a node runs on this machine"
                 more = "or on one that shares this directory; stop it first"
+                more += " (ringleader down)"
                 raise ConfigError(f"{text} {more}")
             stack.callback(held.close)
-        _remove_all(change, [cluster_secret.FILE, known_nodes.FILE, *key_files(home)])
+        answers = [known_nodes.FILE, jobs_permission.FILE]
+        _remove_all(change, [cluster_secret.FILE, *answers, *key_files(home)])
     return left
 
 

@@ -22,7 +22,8 @@ SLOW = {
     "pydantic",
     "importlib.metadata",
 }
-"""Modules that ``--help`` and ``status`` have no use for; some take seconds."""
+"""Modules that help, ``status`` and a bare ``ringleader`` have no use for; some take
+seconds."""
 
 LIST_MODULES = """
 import atexit, sys
@@ -67,7 +68,9 @@ def python(code: str, *argv: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["status"]])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["run", "--help"], ["up", "--help"], ["status"], []]
+)
 def test_a_quick_command_imports_nothing_slow(
     argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringleader.node.protocol.agent_config import AGENT_PORT
+from ringleader.node.protocol.agent_port import AGENT_PORT
 from ringleader.simulation.lan import can_make_faults, lan
 from ringleader.testing.node_process import NodeProcess
 from tests.kit import agent_worker

@@ -18,7 +18,6 @@ from ringleader.ids import NodeId
 from ringleader.node.agent.agent_core import AgentCore
 from ringleader.node.agent.agent_identity import AgentIdentity
 from ringleader.node.agent.build_snapshot import build_snapshot
-from ringleader.node.agent.event_service import EVENTS
 from ringleader.node.agent.service_stream import ServiceStream
 from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.protocol.agent_client import (
@@ -27,7 +26,7 @@ from ringleader.node.protocol.agent_client import (
     connect_to_agent,
 )
 from ringleader.node.protocol.agent_config import AgentConfig
-from ringleader.node.protocol.local_requests import RequestFailed, decode_reply
+from ringleader.node.protocol.local_requests import EVENTS, RequestFailed, decode_reply
 from ringleader.node.protocol.snapshot import ClusterEvent, NodeRow
 from ringleader.testing.node_process import make_home
 

@@ -44,7 +44,8 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
 @cache
 def known_options(name: str) -> frozenset[str]:
     command: Any = load_command(name)
-    return frozenset(o for p in command.params for o in p.opts) | {"--help"}
+    options = (o for p in command.params for o in (*p.opts, *p.secondary_opts))
+    return frozenset(options) | {"--help"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

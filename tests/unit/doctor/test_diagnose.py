@@ -32,7 +32,7 @@ from ringleader.doctor.firewall_command import Firewall, FirewallKind
 from ringleader.doctor.probe_address import clock_ahead_s
 from ringleader.doctor.report import checks, conclusion
 from ringleader.ids import Incarnation, NodeId
-from ringleader.node.protocol.agent_config import AGENT_PORT
+from ringleader.node.protocol.agent_port import AGENT_PORT
 from ringleader.node.protocol.snapshot import (
     ClusterEvent,
     HealthCounts,

@@ -8,7 +8,7 @@ from ringleader.discovery.multicast import PORT, UnavailableReason
 from ringleader.discovery.multicast_check import MulticastReport
 from ringleader.doctor.facts import Candidate, Facts, format_address
 from ringleader.doctor.finding import Code, Finding
-from ringleader.node.protocol.agent_config import AGENT_PORT
+from ringleader.node.protocol.agent_port import AGENT_PORT
 
 
 def multicast(facts: Facts) -> Iterator[Finding]:

@@ -38,7 +38,8 @@ from ringleader.node.peering.peer_connection import (
 )
 from ringleader.node.peering.peer_dialer import PeerDialer
 from ringleader.node.protocol import framing, node_state
-from ringleader.node.protocol.agent_config import AGENT_PORT, AgentConfig
+from ringleader.node.protocol.agent_config import AgentConfig
+from ringleader.node.protocol.agent_port import AGENT_PORT
 from ringleader.node.protocol.hello import Purpose
 from ringleader.node.protocol.node_state import SplitSeen
 from ringleader.node.protocol.snapshot import Snapshot
@@ -70,6 +71,9 @@ class AgentCore:
         self.events = EventLog({self.me.node: local.name}, config.prints_events)
         self.clocks = PeerClocks()
         self.ended = asyncio.Event()
+        """Set when the agent cannot go on."""
+        self.stopped = asyncio.Event()
+        """Set when somebody wants it to end."""
         self._build_snapshot = build_snapshot
         self._sock = sock
         self.tasks = BackgroundTasks(self._on_failure)
@@ -82,14 +86,14 @@ class AgentCore:
             self.me.node,
             identity.credentials,
             lambda node: self.directory.dial(node, Purpose.PROBE),
-            self._publish,
+            self.publish,
             settings.tensor_ports(),
         )
-        self.splits = SplitReporter(self.events, self._publish, self._set_payload)
+        self.splits = SplitReporter(self.events, self.publish, self._set_payload)
         timing = membership_config(config.profile)
         self.jobs = Jobs(
             self.me.node,
-            self._publish,
+            self.publish,
             self._set_payload,
             lambda node, name: self.directory.dial(node, Purpose.STORE, name),
             WorkerConfig(
@@ -121,7 +125,7 @@ class AgentCore:
         )
         self._uses_mdns = config.uses_mdns
         self.coordinator = link_to_coordinator(
-            config, identity, local, self._publish, self.events.coordinator_changed
+            config, identity, local, self.publish, self.events.coordinator_changed
         )
 
     @classmethod
@@ -190,7 +194,7 @@ class AgentCore:
             else:
                 self.dialer.troubles.pop("network interfaces", None)
             if self.local.addresses != before:
-                self._publish()
+                self.publish()
 
     async def _announce(self) -> None:
         """Announce this node on the chosen interfaces, unless multicast is off."""
@@ -200,7 +204,7 @@ class AgentCore:
 
     async def _find_accelerators(self) -> None:
         if await asyncio.to_thread(self.local.find_accelerators):
-            self._publish()
+            self.publish()
 
     # -- node state ----------------------------------------------------------------
 
@@ -221,7 +225,7 @@ class AgentCore:
     def _set_payload(self) -> None:
         self.membership.set_payload(self._payload())
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
         """Tell all members our node state has changed, after a short delay."""
         if self._publishing is None:
             loop = asyncio.get_running_loop()

@@ -12,10 +12,9 @@ from ringleader.errors import PeerLost
 from ringleader.node.agent.agent_core import AgentCore
 from ringleader.node.agent.event_log import EventLog
 from ringleader.node.agent.service_stream import ServiceStream
+from ringleader.node.protocol.local_requests import EVENTS
 from ringleader.node.protocol.snapshot import ClusterEvent
 
-EVENTS = "events"
-"""Purpose of the service."""
 MAX_WAITING = 256
 """Events that wait for a client that does not read; then it is cut off."""
 

@@ -51,6 +51,8 @@ class Jobs:
     """Jobs that start without waiting for more machines; set by the leader."""
     reports: JobReports = field(init=False)
     stores: RoundStores = field(default_factory=RoundStores)
+    owned: set[str] = field(default_factory=set)
+    """Jobs of the clients of a resident agent; see ``job_client``."""
     _jobs: dict[str, Job] = field(default_factory=dict)
     _histories: dict[str, JobHistory] = field(default_factory=dict)
     _ready_since: dict[str, float] = field(default_factory=dict)
@@ -128,6 +130,21 @@ class Jobs:
         if len(self._histories) > MAX_HISTORIES:
             del self._histories[next(iter(self._histories))]
         return history
+
+    def remember_start(self, name: str, started_s: float) -> None:
+        """Let the history of a job begin at ``started_s``: a new process runs it."""
+        self._histories[name] = JobHistory(started_s)
+
+    def abandon(self, name: str) -> None:
+        """Drop a job whose process has closed its connection."""
+        self.owned.discard(name)
+        self.drop(name)
+        self._histories.pop(name, None)
+
+    def job_of_round(self, round_id: str) -> str:
+        """Return the name of our job that trains in a round, or ''."""
+        rounds = ((name, job.round) for name, job in self._jobs.items())
+        return next((name for name, r in rounds if r and r.id == round_id), "")
 
     async def _begin(self, job: Job, chosen: Round) -> RoundEntered:
         view = job.first_view  # the current one may lack a node of the round already

@@ -20,6 +20,7 @@ from ringleader.node.agent.agent_core import AgentCore
 
 MODULES: tuple[str, ...] = (
     "ringleader.node.agent.event_service",
+    "ringleader.node.agent.permission_service",
     "ringleader.monitoring.dashboard_service",
 )
 """Modules with ``install``, imported by every agent: keep their imports small."""

@@ -1,18 +1,21 @@
 """Entry point of the agent process: one per node, separate from the workers, no torch.
 
 ``python -m ringleader.node.agent.process`` is started by ``launch.agent_process`` and
-lives as long as the socket to its parent. It finds the other nodes, maintains the
-membership, measures links and forms the rounds of the parent's jobs.
+lives as long as the socket to its parent; a resident agent lives on. It finds the other
+nodes, maintains the membership, measures links and forms the rounds of local jobs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import sys
 from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
 
 from ringleader.errors import RingleaderError
 from ringleader.node.agent.agent_core import AgentCore
@@ -24,6 +27,12 @@ from ringleader.node.agent.status_socket import StatusSocket
 from ringleader.node.protocol import framing
 from ringleader.node.protocol.agent_config import CONFIG, AgentConfig
 from ringleader.node.protocol.local_requests import RequestDone, RequestFailed
+from ringleader.node.protocol.resident_record import (
+    ResidentRecord,
+    claim_resident,
+    remove_record,
+    write_record,
+)
 from ringleader.node.protocol.socket_handover import take_socket
 from ringleader.settings.tls_files import tls_files
 
@@ -33,27 +42,67 @@ CONFIG_S = 10.0
 
 
 async def run_agent(sock: socket.socket, config: AgentConfig) -> int:
-    """Run until the parent closes ``sock`` or the agent fails; return exit status."""
+    """Run until the parent closes ``sock`` or the agent fails; return exit status.
+
+    A resident agent goes on when the parent closes, until SIGTERM.
+    """
     reader, writer = await asyncio.open_connection(sock=sock)
+    try:
+        with contextlib.ExitStack() as stack:
+            core, handler = await _start(config, stack)
+            writer.write(framing.pack(RequestDone()))
+            serving = handler.serve(reader, writer, is_parent=True)
+            return await _run_until_end(serving, core)
+    except (RingleaderError, OSError) as exc:
+        await _report_failure(writer, exc)
+        return 1
+
+
+async def run_resident(config: AgentConfig) -> int:
+    """Run a resident agent in this process until SIGTERM; return its exit status.
+
+    Raises ``RingleaderError`` or ``OSError`` if it cannot start.
+    """
     with contextlib.ExitStack() as stack:
-        try:
-            identity = stack.enter_context(
-                AgentIdentity.claim(config.home, tls_files())
-            )
-            core = AgentCore.listen(identity, config, build_snapshot)
-            load_services(core)
-            await core.start()
-        except (RingleaderError, OSError) as exc:
-            await _report_failure(writer, exc)
-            return 1
-        handler = RequestHandler(core.jobs, core.services, core.snapshot)
-        stack.callback((await _open_status_socket(core, handler)).close)
-        with contextlib.suppress(NotImplementedError):  # Windows has no such signal
-            loop = asyncio.get_running_loop()
-            loop.add_signal_handler(signal.SIGTERM, core.ended.set)
-        writer.write(framing.pack(RequestDone()))
-        await _run_until_end(handler.serve(reader, writer, is_parent=True), core)
-        return 1 if core.ended.is_set() else 0
+        core, _ = await _start(config, stack)
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(NotImplementedError):
+            loop.add_signal_handler(signal.SIGINT, core.stopped.set)
+        return await _run_until_end(None, core)
+
+
+async def _start(
+    config: AgentConfig, stack: contextlib.ExitStack
+) -> tuple[AgentCore, RequestHandler]:
+    if config.is_resident:
+        held = claim_resident(Path(config.home))
+        stack.callback(held.close)
+    identity = stack.enter_context(AgentIdentity.claim(config.home, tls_files()))
+    core = AgentCore.listen(identity, config, build_snapshot)
+    load_services(core)
+    await core.start()
+    handler = RequestHandler(core.jobs, core.services, core.snapshot)
+    handler.is_resident = config.is_resident
+    stack.callback((await _open_status_socket(core, handler)).close)
+    if config.is_resident:
+        write_record(Path(config.home), _record(core))
+        stack.callback(remove_record, Path(config.home))
+    with contextlib.suppress(NotImplementedError):  # Windows has no such signal
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, core.stopped.set)
+    return core, handler
+
+
+def _record(core: AgentCore) -> ResidentRecord:
+    files = tls_files()
+    return ResidentRecord(
+        pid=os.getpid(),
+        version=core.local.profile.ringleader_version,
+        cluster=core.identity.cluster.title,
+        socket=core.identity.status_socket.name,
+        config=core.config,
+        tls=list(files.environment().values()) if files else [],
+    )
 
 
 async def _open_status_socket(core: AgentCore, handler: RequestHandler) -> StatusSocket:
@@ -66,18 +115,29 @@ async def _open_status_socket(core: AgentCore, handler: RequestHandler) -> Statu
     return status_socket
 
 
-async def _run_until_end(serving: Coroutine[None, None, None], core: AgentCore) -> None:
-    """Serve the parent until it closes the socket or ``core`` ends."""
-    parent = asyncio.create_task(serving)
-    end = asyncio.create_task(core.ended.wait())
+async def _run_until_end(
+    serving: Coroutine[None, None, None] | None, core: AgentCore
+) -> int:
+    """Serve the parent until it closes the socket or ``core`` ends.
+
+    Returns the exit status: 1 if the agent failed, or was ended under its parent.
+    """
+    events = (core.ended, core.stopped)
+    ends: list[asyncio.Task[Any]] = [asyncio.create_task(e.wait()) for e in events]
+    parent = asyncio.create_task(serving) if serving is not None else None
+    if parent is not None and not core.config.is_resident:
+        ends.append(parent)
     try:
-        await asyncio.wait([parent, end], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        parent.cancel()
-        end.cancel()
+        for task in [*ends, parent]:
+            if task is not None:
+                task.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 await core.stop()
+    is_stopped = core.stopped.is_set() and not core.config.is_resident
+    return 1 if core.ended.is_set() or is_stopped else 0
 
 
 async def _report_failure(writer: asyncio.StreamWriter, exc: Exception) -> None:

@@ -8,6 +8,7 @@ from asyncio import FIRST_COMPLETED
 from collections.abc import Callable
 
 from ringleader.errors import ConfigError, PeerLost, RingleaderError
+from ringleader.node.agent.job_client import JobClient
 from ringleader.node.agent.jobs import Jobs
 from ringleader.node.agent.run_workers import RunWorkers
 from ringleader.node.agent.services import Services
@@ -46,6 +47,8 @@ class RequestHandler:
         self._services = services
         self._workers = RunWorkers(jobs)
         self._snapshot = snapshot
+        self.is_resident = False
+        """Whether any process of this user may take part in jobs through the agent."""
 
     async def serve(
         self,
@@ -56,13 +59,15 @@ class RequestHandler:
     ) -> None:
         """Answer until the client closes.
 
-        Only the parent may send job requests; others may follow what happens.
+        Only the parent may send job requests; others may follow what happens. Of a
+        resident agent any process of this user may, and its jobs end with it.
         """
 
         def send(reply: Reply) -> None:
             writer.write(framing.pack(reply))
 
-        coming = asyncio.create_task(self._next(reader, is_parent=is_parent))
+        client = JobClient(self._jobs, is_parent=is_parent)
+        coming = asyncio.create_task(self._next(reader, client))
         try:
             while True:
                 request = await coming
@@ -70,8 +75,8 @@ class RequestHandler:
                     await self._services.serve_local(request, reader, writer)
                     return
                 # Read ahead: a client that closes or asks again stops waiting.
-                coming = asyncio.create_task(self._next(reader, is_parent=is_parent))
-                work = asyncio.create_task(self._answer(request, send))
+                coming = asyncio.create_task(self._next(reader, client))
+                work = asyncio.create_task(self._answer(request, client, send))
                 await asyncio.wait([work, coming], return_when=FIRST_COMPLETED)
                 if not work.done() and isinstance(request, EnterJob | FollowRun):
                     work.cancel()
@@ -83,17 +88,17 @@ class RequestHandler:
             send(RequestFailed.of(exc))
         finally:
             coming.cancel()
+            client.close()
             with contextlib.suppress(OSError, RuntimeError):
                 writer.close()
 
-    async def _next(self, reader: asyncio.StreamReader, *, is_parent: bool) -> Request:
+    async def _next(self, reader: asyncio.StreamReader, client: JobClient) -> Request:
         body = await framing.read(reader, CLIENT, MAX_REQUEST_BYTES)
         request = decode_request(body)
-        if is_parent and isinstance(request, UseService):
+        if client.is_parent and isinstance(request, UseService):
             raise ConfigError("a service needs a connection of its own")
-        if not is_parent and not isinstance(
-            request, GetSnapshot | FollowRun | UseService
-        ):
+        is_open = isinstance(request, GetSnapshot | FollowRun | UseService)
+        if not is_open and not client.is_parent and not self.is_resident:
             raise ConfigError("only the process that started the agent may ask that")
         return request
 
@@ -108,9 +113,13 @@ class RequestHandler:
             if not work.cancelled():
                 raise  # this task was cancelled, not ``work``
 
-    async def _answer(self, request: Request, send: Callable[[Reply], None]) -> Reply:
+    async def _answer(
+        self, request: Request, client: JobClient, send: Callable[[Reply], None]
+    ) -> Reply:
+        client.check(request)
         match request:
             case EnterJob():
+                client.claim(request.job)
                 return await self._jobs.enter(request, lambda t: send(Progress(t)))
             case LeaveJob(job=job, ok=ok):
                 await self._jobs.leave(job, ok=ok)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from ringleader.ids import NodeId
 from ringleader.node.agent import rank_assignment
@@ -36,7 +36,7 @@ def round_status(
     )
     return RoundStatus(
         is_stale,
-        _reason(job, current, view) if is_stale else "",
+        _reason(job, current, view.states.keys() & requests.keys()) if is_stale else "",
         unfinished=[rank for rank in pending if nodes[rank] in here],
         gone=[rank for rank in pending if nodes[rank] not in here],
         finished=[rank for rank in others if nodes[rank] in job.done],
@@ -47,8 +47,10 @@ def round_status(
     )
 
 
-def _reason(job: Job, current: Round, view: ViewState) -> str:
-    gone = {node for node in current.nodes if node not in view.states}
+def _reason(job: Job, current: Round, present: Set[NodeId]) -> str:
+    """``present``: nodes that still take part in the job; a machine may be up without,
+    if its agent outlives the process that did."""
+    gone = {node for node in current.nodes if node not in present}
     lost = len(gone - job.done - job.failed)
     words = [f"{lost} lost"] * bool(lost)
     words += [f"{len(job.failed)} failed"] * bool(job.failed)

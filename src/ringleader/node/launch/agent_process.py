@@ -11,27 +11,34 @@ import socket
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 from typing import Self
 
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, PeerLost, PeerUnreachable
 from ringleader.node.protocol.agent_client import AGENT, AgentClient
-from ringleader.node.protocol.agent_config import AgentConfig
+from ringleader.node.protocol.agent_config import AgentConfig, run_directory
 from ringleader.node.protocol.local_requests import RequestFailed
+from ringleader.node.protocol.resident_record import LOG
 from ringleader.node.protocol.socket_handover import start_with_socket
 
 START_S = 30.0
 """An agent starts in half a second; a machine that swaps may need longer."""
 CLOSE_S = 5.0
 
-_open_agents: weakref.WeakSet[AgentProcess] = weakref.WeakSet()
+_open_agents: weakref.WeakSet[AgentClient] = weakref.WeakSet()
+
+
+def forget_at_fork(agent: AgentClient) -> None:
+    """Let forked children close their copy of the connection to ``agent``."""
+    _open_agents.add(agent)
 
 
 def _forget_agents() -> None:
     """Close inherited sockets in a forked child.
 
-    The agent ends when all copies of the socket are closed, so a child must not hold
-    one.
+    The agent ends when all copies of the socket are closed, or leaves the job, so a
+    child must not hold one.
     """
     for agent in list(_open_agents):
         agent.forget()
@@ -40,6 +47,27 @@ def _forget_agents() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_agents)
+
+
+def log_path(config: AgentConfig) -> Path:
+    """Return the file that a resident agent prints to."""
+    return run_directory(Path(config.home)) / LOG
+
+
+def _start(
+    command: list[str], sock: socket.socket, config: AgentConfig
+) -> subprocess.Popen[bytes]:
+    if not config.is_resident:
+        return start_with_socket(command, sock)
+    path = log_path(config)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(path, "wb", opener=_private) as log:
+        # Not in the user's folder: it may be removed, or on a disk to be unmounted.
+        return start_with_socket(command, sock, log=log, folder=config.home)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 class AgentProcess(AgentClient):
@@ -66,19 +94,20 @@ class AgentProcess(AgentClient):
         # -P: a secrets.py in the user's directory must not replace the library's.
         command = [sys.executable, "-P", "-m", "ringleader.node.agent.process"]
         try:
-            process = start_with_socket(command, theirs)
+            process = _start(command, theirs, config)
         except OSError as exc:
             ours.close()
             raise ConfigError(f"cannot start the agent process: {exc}") from exc
         finally:
             theirs.close()
         agent = cls(ours, process, config)
-        _open_agents.add(agent)
+        forget_at_fork(agent)
         try:
             agent._configure(config)
         except PeerLost as exc:
             agent.close()
-            text = "ended while starting; see what it printed above"
+            where = str(log_path(config)) if config.is_resident else "above"
+            text = f"ended while starting; see what it printed: {where}"
             raise PeerUnreachable(AGENT, text) from exc
         except BaseException:
             agent.close()
@@ -91,12 +120,6 @@ class AgentProcess(AgentClient):
         first = self.receive(deadline)
         if isinstance(first, RequestFailed):
             raise first.to_error()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def pid(self) -> int:
@@ -112,6 +135,11 @@ class AgentProcess(AgentClient):
         """Let the agent leave the cluster and end; pending requests raise
         ``PeerLost``. Any thread may call it."""
         self._process.terminate()
+
+    def detach(self) -> None:
+        """Let a resident agent go on without this process."""
+        _open_agents.discard(self)
+        self.forget()
 
     def forget(self) -> None:
         """Drop the agent without ending it: a forked child does not own it."""

@@ -35,6 +35,7 @@ from ringleader.node.launch.rendezvous import (
 )
 from ringleader.node.launch.round_store import RoundStore
 from ringleader.node.launch.survival_policy import SurvivalPolicy
+from ringleader.node.protocol.agent_client import AgentClient
 from ringleader.node.protocol.local_requests import EnterJob
 from ringleader.settings.run import RunSettings
 
@@ -49,7 +50,7 @@ class AgentRendezvous(RendezvousHandler):
 
     def __init__(
         self,
-        agent: AgentProcess,
+        agent: AgentClient,
         request: EnterJob,
         *,
         encrypts: bool = True,

@@ -17,7 +17,6 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from ringleader import settings
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, InternalError, PeerLost
-from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.protocol.agent_client import AgentClient, OnProgress
 from ringleader.node.protocol.local_requests import (
     CheckRound,
@@ -84,7 +83,7 @@ class Rendezvous:
 
 
 def join_round(
-    agent: AgentProcess, request: EnterJob, on_progress: OnProgress
+    agent: AgentClient, request: EnterJob, on_progress: OnProgress
 ) -> Rendezvous:
     """Enter rounds until all machines of one have reached its store.
 
@@ -115,7 +114,7 @@ def join_round(
             raise DeadlineExceeded(f"job {request.job}", text)
 
 
-def _open_store(agent: AgentProcess, entered: RoundEntered) -> TCPStore:
+def _open_store(agent: AgentClient, entered: RoundEntered) -> TCPStore:
     timeout = timedelta(seconds=GATHER_S)
     if entered.store_port:
         return TCPStore(LOOPBACK, entered.store_port, is_master=False, timeout=timeout)
@@ -138,7 +137,7 @@ def _listen_store(timeout: timedelta) -> TCPStore:
     )
 
 
-def _gather(agent: AgentProcess, job: str, entered: RoundEntered, store: Store) -> bool:
+def _gather(agent: AgentClient, job: str, entered: RoundEntered, store: Store) -> bool:
     """Wait until all machines are in the store; False if one was lost or is late."""
     store = PrefixStore("ringleader/here", store)
     store.set(str(entered.rank), "1")
@@ -163,6 +162,6 @@ def check_round(agent: AgentClient, job: str) -> RoundStatus:
     return reply
 
 
-def leave_job(agent: AgentProcess, job: str, *, ok: bool | None = None) -> None:
+def leave_job(agent: AgentClient, job: str, *, ok: bool | None = None) -> None:
     """Tell the other nodes that this process has left ``job``, and how it ended."""
     agent.ask(LeaveJob(job, ok), Deadline.after(ASK_S))

@@ -34,7 +34,7 @@ from ringleader.node.peering.peer_connection import (
 )
 from ringleader.node.peering.tls_refusals import AlertSender, note_refusal
 from ringleader.node.protocol import framing
-from ringleader.node.protocol.agent_config import AGENT_PORT
+from ringleader.node.protocol.agent_port import AGENT_PORT
 from ringleader.node.protocol.hello import AgentHello, read_hello
 from ringleader.transport.listening_socket import listen
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
+
+import msgspec
 
 from ringleader.deadline import Deadline
 from ringleader.errors import PeerError, ProtocolError
@@ -14,7 +18,6 @@ from ringleader.node.protocol.agent_config import run_directory
 from ringleader.node.protocol.local_requests import (
     Progress,
     Reply,
-    Request,
     RequestFailed,
     UseService,
     decode_reply,
@@ -36,7 +39,7 @@ class AgentClient:
 
     def ask(
         self,
-        request: Request,
+        request: msgspec.Struct,
         deadline: Deadline,
         on_progress: OnProgress = lambda _text: None,
     ) -> Reply:
@@ -53,7 +56,7 @@ class AgentClient:
             raise
 
     def _ask(
-        self, request: Request, deadline: Deadline, on_progress: OnProgress
+        self, request: msgspec.Struct, deadline: Deadline, on_progress: OnProgress
     ) -> Reply:
         self.send(request, deadline)
         while True:
@@ -101,6 +104,29 @@ class AgentClient:
         """Close the socket."""
         self._sock.close()
 
+    def shutdown(self) -> None:
+        """End pending requests with ``PeerLost``. Any thread may call it."""
+        with contextlib.suppress(OSError):  # the agent is gone
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def listener_pid(self) -> int | None:
+        """Return the process id of the agent, by the kernel's word; None: unknown."""
+        if not hasattr(socket, "SO_PEERCRED"):
+            return None
+        size = struct.calcsize("3i")
+        found = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        return int(struct.unpack("3i", found)[0])
+
+    def forget(self) -> None:
+        """Close the copy of the socket in a forked child, which does not own it."""
+        self._sock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 def agent_sockets(home: Path) -> list[Path]:
     """Return the local sockets of agents that may be alive, the oldest first."""
@@ -112,7 +138,12 @@ def agent_sockets(home: Path) -> list[Path]:
 
 
 def connect_to_agent(path: Path, deadline: Deadline) -> AgentClient | None:
-    """Connect to an agent started by another process; None if it is gone."""
+    """Connect to an agent started by another process; None if it is gone.
+
+    None also where Python has no Unix sockets: on Windows.
+    """
+    if not hasattr(socket, "AF_UNIX"):
+        return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(max(0.01, deadline.left_s()))
     try:

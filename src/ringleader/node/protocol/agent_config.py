@@ -9,10 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-AGENT_PORT = 29471
-"""Port of an agent if the user gives none and it is free: known in advance, so that a
-machine can be named by ``--peers`` and let through a firewall. Not assigned by IANA,
-and below the ports that systems give to connections."""
 _RUN_DIRECTORY = "run"
 _NAME_CHARACTERS = 20
 """The path of a Unix socket has at most 107 characters on Linux, 103 on macOS."""

@@ -121,6 +121,18 @@ class UseService(_Tagged, frozen=True):
     subject: Subject = ""
 
 
+EVENTS = "events"
+"""Purpose of the service that sends a ``ClusterEvent`` for each event."""
+PERMISSION = "permission"
+"""Purpose of the service that takes ``SetJobsPermission``."""
+
+
+class SetJobsPermission(_Tagged, frozen=True):
+    """Accept or refuse jobs of other machines. Reply: ``RequestDone``."""
+
+    allowed: bool
+
+
 class RoundEntered(_Tagged, frozen=True, kw_only=True):
     """A round has begun with this node in it."""
 

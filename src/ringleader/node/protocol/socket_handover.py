@@ -7,12 +7,20 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import IO
 
 
 def start_with_socket(
-    command: Sequence[str], sock: socket.socket
+    command: Sequence[str],
+    sock: socket.socket,
+    *,
+    log: IO[bytes] | None = None,
+    folder: str | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` so that ``take_socket`` in it returns ``sock``.
+
+    It prints its errors to ``log``, by default where this process does, and works in
+    ``folder``.
 
     The process gets a process group of its own: Ctrl-C in the terminal reaches the
     parent only, which ends the child by closing its end of the socket pair.
@@ -21,6 +29,8 @@ def start_with_socket(
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
+            stderr=log,
+            cwd=folder,
             creationflags=subprocess.CREATE_NEW_PROCESS_GROUP,
         )
         assert process.stdin is not None
@@ -33,6 +43,8 @@ def start_with_socket(
         pass_fds=[fd],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
+        stderr=log,
+        cwd=folder,
         start_new_session=True,
     )
 

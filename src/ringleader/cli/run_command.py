@@ -1,0 +1,171 @@
+"""``start_run``: checks the options of ``ringleader run`` and carries it out.
+
+Apart from ``cli.run``, so that ``run --help`` does not import what a run needs.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+
+from ringleader import settings
+from ringleader.cli.extras import require_extra
+from ringleader.cli.run_job import RunPlan, run_job
+from ringleader.cli.tls_options import use_tls
+from ringleader.errors import ConfigError, RingleaderError
+from ringleader.node.launch.agent_settings import agent_config
+from ringleader.node.launch.fork_server import can_fork
+from ringleader.node.launch.job_fingerprint import job_fingerprint
+from ringleader.node.launch.local_modules import find_sources
+from ringleader.node.launch.new_interpreter import needs_new_interpreter
+from ringleader.node.launch.process_exit import leave
+from ringleader.node.launch.program import find_program
+from ringleader.node.launch.survival_notice import check_survival, survival_notice
+from ringleader.node.peering.membership_profiles import MembershipProfile
+from ringleader.node.protocol.agent_config import AgentConfig
+from ringleader.node.protocol.local_requests import EnterJob
+
+MOST_NODES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The options of ``ringleader run``, as ``--help`` describes them."""
+
+    script: str
+    args: list[str]
+    module: bool
+    nodes: int | None
+    min_nodes: int | None
+    wait: float
+    nproc_per_node: int
+    max_restarts: int
+    survive: bool
+    job: str
+    peers: str
+    coordinator: str
+    mdns: bool
+    interface: list[str]
+    port: int
+    tensor_port: str
+    transport: str
+    rank0: str
+    profile: MembershipProfile
+    timeout: float
+    any_script: bool
+    plaintext: bool
+    tls_ca: Path | None
+    tls_cert: Path | None
+    tls_key: Path | None
+    compress: str
+    checkpoint: str
+    dry_run: bool
+    backend: str
+
+
+def start_run(options: RunOptions) -> NoReturn:
+    """Run the program and end this process with the exit status of the run."""
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        code = run_job(plan_run(options), errors)
+    except RingleaderError as exc:
+        text = f"ringleader run: {exc}"
+        errors.print(text, style="bold red", markup=False, soft_wrap=True)
+        code = 1
+    leave(code)
+
+
+def plan_run(options: RunOptions) -> RunPlan:
+    """Check the options and export what workers read from the environment.
+
+    Raises ``ConfigError``.
+    """
+    need, most = _sizes(options.nodes, options.min_nodes)
+    check_survival(survive=options.survive, nproc_per_node=options.nproc_per_node)
+    _export(options)
+    program = find_program(options.script, options.args, is_module=options.module)
+    sources = find_sources(program)
+    return RunPlan(
+        program=program,
+        may_fork=can_fork() and not needs_new_interpreter(sources),
+        nproc=options.nproc_per_node,
+        max_restarts=options.max_restarts,
+        plaintext=options.plaintext,
+        min_left=options.min_nodes or 1,
+        notice=survival_notice(sources) if options.survive else [],
+        compress=settings.compress(),
+        request=EnterJob(
+            job=options.job,
+            min_nodes=need,
+            max_nodes=most,
+            wait_s=options.wait,
+            timeout_s=options.timeout,
+            fingerprint=job_fingerprint(
+                None if options.any_script else sources, survives=options.survive
+            ),
+            rank0=options.rank0,
+        ),
+        agent=_agent(options),
+    )
+
+
+def _agent(options: RunOptions) -> AgentConfig:
+    return agent_config(
+        coordinator=options.coordinator,
+        peers=options.peers,
+        interfaces=options.interface,
+        uses_mdns=options.mdns or None,
+        plaintext=options.plaintext or None,
+        port=options.port,
+        profile=options.profile.value,
+        prints_events=True,
+    )
+
+
+def _export(options: RunOptions) -> None:
+    """Set the variables that the workers of this run read."""
+    if options.compress:
+        settings.export({"RINGLEADER_COMPRESS": options.compress})
+    if options.checkpoint:
+        is_url = "://" in options.checkpoint
+        folder = options.checkpoint if is_url else os.path.abspath(options.checkpoint)
+        settings.export({"RINGLEADER_CHECKPOINT": folder})
+    if options.dry_run:
+        settings.export({"RINGLEADER_DRY_RUN": "1"})
+    if options.tensor_port:
+        settings.export({"RINGLEADER_PORTS": options.tensor_port})
+    settings.tensor_ports()  # before anything starts
+    files = (options.tls_ca, options.tls_cert, options.tls_key)
+    use_tls(*files, plaintext=options.plaintext)
+    if options.transport:
+        _check_transport(options.transport)
+        settings.export({"RINGLEADER_TRANSPORT": options.transport})
+    if options.backend:
+        settings.export({"RINGLEADER_DEFAULT": _check_backend(options.backend)})
+
+
+def _sizes(nodes: int | None, min_nodes: int | None) -> tuple[int, int]:
+    if nodes is not None and min_nodes is not None:
+        raise ConfigError("--nodes and --min-nodes exclude each other; give only one")
+    if nodes is not None:
+        return nodes, nodes
+    return (2 if min_nodes is None else min_nodes), MOST_NODES
+
+
+def _check_transport(transport: str) -> None:
+    if transport not in ("auto", "tcp", "grpc"):
+        raise ConfigError(f"--transport {transport}: use auto, tcp or grpc")
+    if transport == "grpc":
+        require_extra("coordinator")
+
+
+def _check_backend(backend: str) -> str:
+    """Return the value of RINGLEADER_DEFAULT."""
+    if backend != "ringleader":
+        text = f"--backend {backend}: only ringleader can replace the script's backend"
+        raise ConfigError(f"{text}; for another one, change the script")
+    return "1"

@@ -1,0 +1,44 @@
+"""What ``ringleader up`` says about the agent that is up. Pure."""
+
+from __future__ import annotations
+
+import getpass
+
+from ringleader.ids import NodeId, short
+from ringleader.node.protocol.snapshot import NodeRow, Snapshot
+
+
+def describe(seen: Snapshot, *, is_new: bool) -> str:
+    """Return the cluster, who is in it, and what this machine allows."""
+    here = next(row for row in seen.nodes if row.is_here)
+    others = [row for row in seen.nodes if row.in_view and not row.is_here]
+    state = "Up" if is_new else "Already up"
+    where = f"{here.name} ({short(NodeId(here.node))}) at {here.address}"
+    lines = [
+        f"{state}: {where} in cluster {seen.cluster}, process {seen.pid}.",
+        _others(others),
+        allows(seen.cluster, accepts_jobs=here.accepts_jobs),
+        "It ends with: ringleader down",
+    ]
+    lines += [f"! {each}" for each in seen.troubles]
+    return "\n".join(lines)
+
+
+def _others(others: list[NodeRow]) -> str:
+    if not others:
+        text = "No other machine of the cluster is up yet: run 'ringleader up' there."
+        return f"{text} If one is: ringleader doctor"
+    listed = ", ".join(
+        f"{row.name}{' (accepts jobs)' if row.accepts_jobs else ''}" for row in others
+    )
+    number = "1 other machine" if len(others) == 1 else f"{len(others)} other machines"
+    return f"{number}: {listed}."
+
+
+def allows(cluster: str, *, accepts_jobs: bool) -> str:
+    """Return in one sentence what other machines may do here."""
+    if not accepts_jobs:
+        text = "Jobs are refused: other machines cannot run programs here."
+        return f"{text} To allow it: ringleader up --jobs"
+    text = f"Jobs are allowed: any machine of cluster {cluster} may run programs as"
+    return f"{text} {getpass.getuser()} here. To refuse: ringleader up --no-jobs"
