@@ -21,18 +21,22 @@ MAX_FOLDERS = 64
 
 @contextmanager
 def make_number_folder(home: Path, job: str) -> Iterator[Path]:
-    """Make the folder of the launcher that calls this; remove it at the end."""
-    top = run_directory(home) / _FOLDER
-    path = top / job / str(os.getpid())
+    """Make the folder of the launcher that calls this; remove it at the end.
+
+    Workers that were forked inside leave the context, too, and must not remove it.
+    """
+    top, owner = run_directory(home) / _FOLDER, os.getpid()
+    path = top / job / str(owner)
     _remove_dead(top)
     shutil.rmtree(path, ignore_errors=True)  # of an earlier process with this id
     path.mkdir(mode=0o700, parents=True)
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another process runs the same job
-            path.parent.rmdir()
+        if os.getpid() == owner:
+            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another process runs the same job
+                path.parent.rmdir()
 
 
 def find_number_folders(home: Path) -> dict[str, list[Path]]:
