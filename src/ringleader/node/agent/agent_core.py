@@ -70,10 +70,8 @@ class AgentCore:
         self.view_state: ViewState | None = None
         self.events = EventLog({self.me.node: local.name}, config.prints_events)
         self.clocks = PeerClocks()
-        self.ended = asyncio.Event()
-        """Set when the agent cannot go on."""
-        self.stopped = asyncio.Event()
-        """Set when somebody wants it to end."""
+        self.ended = asyncio.Event()  # the agent cannot go on
+        self.stopped = asyncio.Event()  # somebody wants it to end
         self._build_snapshot = build_snapshot
         self._sock = sock
         self.tasks = BackgroundTasks(self._on_failure)
