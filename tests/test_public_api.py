@@ -62,6 +62,7 @@ FLAGS = {
     "status": "--watch --json --mlx",
     "dashboard": "--no-browser --port --json",
     "top": "--once",
+    "metrics": "--port --host",
     "backends": "--json",
     "doctor": "--peer --interface --port --tensor-port --seconds --json",
     "checkpoint": "action folder --step --to --hugging-face --config --keep --json",

@@ -27,6 +27,8 @@ SUMMARIES = {
     "events.",
     "dashboard": "Open a web page with the machines, links and jobs of the cluster.",
     "top": "Show machines, links and jobs of the cluster, refreshed every second.",
+    "metrics": "Show the metrics of this machine's agent and workers, as Prometheus "
+    "reads them.",
     "doctor": "Find out why machines do not reach each other, and what to do about it.",
     "checkpoint": "List, verify, export or prune the checkpoints in a folder.",
     "backends": "Show which backends of torch and which links of Ringleader work here.",

@@ -134,15 +134,20 @@ PEERS = _gauge(
     "state",
 )
 PEER_LATENCY = _gauge(
-    "ringleader_peer_latency_seconds", "Mean round trip of heartbeats.", "node"
+    "ringleader_peer_latency_seconds",
+    "Mean round trip of heartbeats, in which the newest counts for a fifth.",
+    "node",
 )
-PEER_MISSED = _gauge(
+PEER_SILENCE = _gauge(
     "ringleader_peer_silence_seconds", "Time since a machine was last heard.", "node"
 )
-HEARTBEATS = _counter(
-    "ringleader_heartbeats_total",
-    'Heartbeats; direction is "sent" or "received".',
-    "direction",
+PEER_HEARD = _counter(
+    "ringleader_peer_messages_total", "Messages heard from a machine.", "node"
+)
+PEER_MISSED = _counter(
+    "ringleader_peer_missed_heartbeats_total",
+    "Heartbeats of a machine that were due and did not arrive.",
+    "node",
 )
 PEER_LINKS = _counter(
     "ringleader_peer_links_total",
@@ -173,7 +178,11 @@ ROLE_SECONDS = _counter(
 VIEW_EPOCH = _gauge("ringleader_view_epoch", "Number of the view, which only grows.")
 VIEW_MEMBERS = _gauge("ringleader_view_members", "Machines in the view.")
 VIEWS = _counter("ringleader_views_total", "Views installed by this agent.")
-JOBS = _gauge("ringleader_jobs", "Jobs on this machine, by state.", "state")
+JOBS = _gauge(
+    "ringleader_jobs",
+    "Jobs that this machine takes part in: waiting for machines, or running.",
+    "state",
+)
 ROUNDS = _counter("ringleader_rounds_total", "Rounds of jobs that began here.")
 WORKERS = _gauge(
     "ringleader_workers", "Worker processes on this machine that report metrics."

@@ -6,27 +6,27 @@ Format: https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from ringleader.metrics.catalog import METRICS, Metric
+from ringleader.metrics.process_values import ProcessValues
 from ringleader.metrics.snapshot import Distribution, Labels, Snapshot, Value
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-Extra = Mapping[str, str]
-"""Labels that name the process of a snapshot."""
 
-
-def write_page(snapshots: Sequence[tuple[Extra, Snapshot]]) -> str:
-    """Return the page with all series; each snapshot's have its labels in addition."""
-    lines: list[str] = []
+def write_page(source: Snapshot | Iterable[ProcessValues]) -> str:
+    """Return the page of one snapshot, or of several processes with their labels."""
+    if isinstance(source, Snapshot):
+        source = [ProcessValues({}, source)]
+    processes, lines = list(source), list[str]()
     for metric in METRICS.values():
         samples = [
             line
-            for extra, snapshot in snapshots
-            for labels, value in snapshot.series(metric).items()
-            for line in _lines(metric, extra, labels, value)
+            for each in processes
+            for labels, value in each.snapshot.series(metric).items()
+            for line in _lines(metric, each.labels, labels, value)
         ]
         if samples:
             lines.append(f"# HELP {metric.name} {_escape_help(metric.help)}")
@@ -35,8 +35,10 @@ def write_page(snapshots: Sequence[tuple[Extra, Snapshot]]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _lines(metric: Metric, extra: Extra, labels: Labels, value: Value) -> Iterator[str]:
-    pairs = {**extra, **dict(zip(metric.labels, labels, strict=True))}
+def _lines(
+    metric: Metric, process: Mapping[str, str], labels: Labels, value: Value
+) -> Iterator[str]:
+    pairs = {**process, **dict(zip(metric.labels, labels, strict=True))}
     if not isinstance(value, Distribution):
         yield f"{metric.name}{_braces(pairs)} {_number(value)}"
         return

@@ -37,7 +37,7 @@ class Tally:
 
     def put(self, metric: Metric, value: float, *labels: str) -> None:
         """Set a gauge, or a counter that is counted elsewhere."""
-        self._series(metric, labels)[labels] = value
+        self._series(metric, labels)[labels] = float(value)
 
     def merge(self, metric: Metric, value: Distribution, *labels: str) -> None:
         """Add the observations of a histogram."""

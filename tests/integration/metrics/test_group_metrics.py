@@ -204,7 +204,8 @@ def test_the_environment_turns_publishing_on(
         all_reduce(groups, 4)
     assert threads() == []
     (mine,) = read_files(folder)
-    assert (mine.pid, mine.rank) == (os.getpid(), "0")
+    labels = {"process": "worker", "rank": "0", "pid": str(os.getpid())}
+    assert mine.labels == labels
     assert mine.snapshot.value("ringleader_collective_calls_total") == 1
     assert folder.stat().st_mode & 0o077 == 0
     assert (folder / f"{os.getpid()}.json").stat().st_mode & 0o077 == 0
@@ -213,13 +214,14 @@ def test_the_environment_turns_publishing_on(
 def test_files_that_are_stale_or_invalid_are_left_out(tmp_path: Path) -> None:
     write_file(tmp_path, "3", ringleader.metrics.snapshot())
     mine = tmp_path / f"{os.getpid()}.json"
-    (tmp_path / "17.json").write_text("garbage")
-    (tmp_path / "18.json").write_text('{"rank": "../../etc"}\n{}')
+    bad = (b"garbage", b'{"job": "3"}\n{}', b'{"rank": 3}\n{}', b'{"rank": "3"}\n[]')
+    for pid, data in enumerate((*bad, b"[]\n{}", b"")):
+        (tmp_path / f"{pid}.json").write_bytes(data)
     (tmp_path / "notes.txt").write_text("{}")
-    stale = tmp_path / "19.json"
+    stale = tmp_path / "99.json"
     stale.write_bytes(mine.read_bytes())
     os.utime(stale, (0, time.time() - 2 * STALE_S))
-    assert [each.rank for each in read_files(tmp_path)] == ["3"]
+    assert [each.labels["rank"] for each in read_files(tmp_path)] == ["3"]
     assert not stale.exists()
     assert read_files(tmp_path / "missing") == []
 

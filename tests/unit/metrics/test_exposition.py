@@ -6,7 +6,9 @@ import pytest
 
 from ringleader.metrics import catalog
 from ringleader.metrics.exposition import write_page
+from ringleader.metrics.process_values import ProcessValues
 from ringleader.metrics.registry import Registry
+from ringleader.metrics.snapshot import Snapshot
 from tests.kit.exposition_format import parse
 
 CALL = ("all_reduce", "ring", "none")
@@ -21,7 +23,12 @@ def test_a_page_has_every_series_of_all_processes() -> None:
     odd = 'back\\slash "quote"\nline, {x="y"}'
     two.set(catalog.PEER_LATENCY, 1.25e-7, odd)
     pages = parse(
-        write_page([({"rank": "0"}, one.snapshot()), ({"rank": "1"}, two.snapshot())])
+        write_page(
+            [
+                ProcessValues({"rank": "0"}, one.snapshot()),
+                ProcessValues({"rank": "1"}, two.snapshot()),
+            ]
+        )
     )
     assert pages.keys() == {
         *(catalog.CALLS.name, catalog.CALL_SECONDS.name),
@@ -48,7 +55,7 @@ def test_a_page_has_every_series_of_all_processes() -> None:
 
 
 def test_nothing_measured_is_an_empty_page() -> None:
-    assert write_page([]) == ""
+    assert write_page([]) == write_page(Snapshot()) == ""
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from ringleader.discovery.static_peers import StaticPeers, parse
 from ringleader.errors import RingleaderError
 from ringleader.membership.events import HealthChanged, KeyCloned, Split
 from ringleader.membership.member import Member, View
+from ringleader.metrics.registry import Registry
 from ringleader.node.agent.agent_identity import AgentIdentity
 from ringleader.node.agent.background_tasks import BackgroundTasks
 from ringleader.node.agent.coordinator_setup import link_to_coordinator
@@ -72,6 +73,7 @@ class AgentCore:
         self.clocks = PeerClocks()
         self.ended = asyncio.Event()  # the agent cannot go on
         self.stopped = asyncio.Event()  # somebody wants it to end
+        self.metrics = Registry()
         self._build_snapshot = build_snapshot
         self._sock = sock
         self.tasks = BackgroundTasks(self._on_failure)
@@ -121,7 +123,6 @@ class AgentCore:
             self.directory,
             lambda: self.coordinator.others,
         )
-        self._uses_mdns = config.uses_mdns
         self.coordinator = link_to_coordinator(
             config, identity, local, self.publish, self.events.coordinator_changed
         )
@@ -196,7 +197,7 @@ class AgentCore:
 
     async def _announce(self) -> None:
         """Announce this node on the chosen interfaces, unless multicast is off."""
-        if self._uses_mdns:
+        if self.config.uses_mdns:
             await self.mdns.update(self.local.chosen)
             self.identity.credentials.set_labels(*self.mdns.labels)
 

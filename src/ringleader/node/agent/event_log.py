@@ -49,6 +49,8 @@ class EventLog:
     )
     followers: list[Callable[[ClusterEvent], None]] = field(default_factory=list)
     """Called with each event."""
+    view_followers: list[Callable[[View], None]] = field(default_factory=list)
+    """Called with each view, also if its members are those of the last one."""
     _members: set[Member] = field(default_factory=set)
     _splits: dict[frozenset[NodeId], float] = field(default_factory=dict)
     """When a split between two leaders was last recorded."""
@@ -78,6 +80,8 @@ class EventLog:
     def view_installed(self, view: View, names: Mapping[NodeId, str]) -> None:
         """Record a view; an event only if its members differ from the last one's."""
         self.names.update(names)
+        for follow in self.view_followers:
+            follow(view)
         if set(view.members) == self._members:
             return
         self._members = set(view.members)

@@ -53,6 +53,8 @@ class Jobs:
     stores: RoundStores = field(default_factory=RoundStores)
     owned: set[str] = field(default_factory=set)
     """Jobs of the clients of a resident agent; see ``job_client``."""
+    num_rounds: int = 0
+    """Rounds that began with this node in them."""
     _jobs: dict[str, Job] = field(default_factory=dict)
     _histories: dict[str, JobHistory] = field(default_factory=dict)
     _ready_since: dict[str, float] = field(default_factory=dict)
@@ -147,6 +149,7 @@ class Jobs:
         return next((name for name, r in rounds if r and r.id == round_id), "")
 
     async def _begin(self, job: Job, chosen: Round) -> RoundEntered:
+        self.num_rounds += 1
         view = job.first_view  # the current one may lack a node of the round already
         assert view is not None
         for text in round_entry.warnings(job.request.job, chosen, view):

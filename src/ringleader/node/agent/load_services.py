@@ -22,6 +22,7 @@ MODULES: tuple[str, ...] = (
     "ringleader.node.agent.event_service",
     "ringleader.node.agent.permission_service",
     "ringleader.monitoring.dashboard_service",
+    "ringleader.node.agent.metrics_service",
 )
 """Modules with ``install``, imported by every agent: keep their imports small."""
 

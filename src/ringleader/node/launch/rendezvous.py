@@ -18,6 +18,7 @@ from ringleader import settings
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, InternalError, PeerLost
 from ringleader.node.protocol.agent_client import AgentClient, OnProgress
+from ringleader.node.protocol.agent_config import metrics_directory
 from ringleader.node.protocol.local_requests import (
     CheckRound,
     EnterJob,
@@ -64,7 +65,9 @@ class Rendezvous:
 
     def environment(self, *, encrypts: bool = True) -> dict[str, str]:
         """Return the variables the workers need beside those of torchrun."""
+        home = settings.home_directory()
         return {
+            "RINGLEADER_METRICS_FOLDER": str(metrics_directory(home)),
             "RINGLEADER_CREDENTIALS": self.entered.credentials,
             "RINGLEADER_PLAINTEXT": "0" if encrypts else "1",
             "RINGLEADER_ADDRESS": ",".join(self.entered.addresses),

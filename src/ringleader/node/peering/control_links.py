@@ -56,6 +56,9 @@ class ControlLinks:
     def __init__(self, listener: ControlLinkListener) -> None:
         self._listener = listener
         self._links: dict[Member, ControlLink] = {}
+        self.num_opened = self.num_lost = 0
+        self.sent_bytes = self.received_bytes = 0
+        """Messages with their lengths, before encryption."""
 
     def get(self, member: Member) -> ControlLink | None:
         """Return the link to ``member``."""
@@ -88,6 +91,7 @@ class ControlLinks:
         if old is not None:
             self._cut(old)
         self._links[link.member] = link
+        self.num_opened += 1
         self._listener.up(link)
         link.task = asyncio.create_task(self._receive(link))
         return True
@@ -101,6 +105,7 @@ class ControlLinks:
             while not link.is_cut:  # the handler of a message may cut its own link
                 body = await framing.read(link.connection.reader, str(link.member))
                 link.last_heard_s = time.monotonic()
+                self.received_bytes += framing.PREFIX_BYTES + len(body)
                 self._listener.heard(link, body)
         except PeerError as exc:
             self._lose(link, exc.text)
@@ -118,11 +123,13 @@ class ControlLinks:
             self._lose(link, "does not read what we send")
         elif not transport.is_closing():
             link.connection.writer.write(framing.frame(body))
+            self.sent_bytes += framing.PREFIX_BYTES + len(body)
 
     def _lose(self, link: ControlLink, reason: str) -> None:
         self._cut(link)
         if self._links.get(link.member) is link:
             del self._links[link.member]
+            self.num_lost += 1
             self._listener.down(link, reason)
 
     def _cut(self, link: ControlLink) -> None:

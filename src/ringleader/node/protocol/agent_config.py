@@ -27,6 +27,11 @@ def run_directory(home: Path) -> Path:
     return home / _RUN_DIRECTORY / f"{readable}-{digest}"
 
 
+def metrics_directory(home: Path) -> Path:
+    """Return where workers of this machine publish their metrics."""
+    return run_directory(home) / "metrics"
+
+
 class AgentConfig(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 ):
