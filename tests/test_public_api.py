@@ -50,13 +50,19 @@ FLAGS = {
     "join": "words --phrase-file --pin --at --force --json",
     "invite": "--port --seconds --json",
     "leave": "--yes --json",
-    "run": "script args -m --module --nodes --min-nodes --wait --nproc-per-node "
+    "run": "script args -m --module --nodes --min-nodes --wait --max-nodes --on --not "
+    "--here --nproc-per-node --detach --fetch --only-rank --quiet-ranks --no-sync "
+    "--sync-env "
     "--max-restarts --survive --job --peers --coordinator --mdns --interface --port "
     "--tensor-port --transport --rank0 --profile --timeout --any-script --plaintext "
     "--tls-ca --tls-cert --tls-key --compress --checkpoint --dry-run --backend",
     "up": "--jobs --no-jobs --install --uninstall --yes --foreground --peers "
     "--coordinator --mdns --interface --port --profile --wait --json",
     "down": "",
+    "jobs": "--json",
+    "logs": "job --rank --follow -f",
+    "attach": "job",
+    "stop": "job --now",
     "coordinator": "--listen --heartbeat-timeout --state --tls-ca --tls-cert --tls-key "
     "--plaintext",
     "status": "--watch --json --mlx",

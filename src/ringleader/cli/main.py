@@ -22,6 +22,10 @@ SUMMARIES = {
     "up": "Join the cluster in the background and stay, until 'ringleader down'.",
     "down": "Leave the cluster: end the agent that 'ringleader up' started.",
     "run": "Find the other machines of the cluster and run SCRIPT on all of them.",
+    "jobs": "List the jobs of all machines of the cluster, running ones first.",
+    "logs": "Show what the ranks of a job have printed, on all machines.",
+    "attach": "Show the output of a job until it ends; Ctrl-C stops the job.",
+    "stop": "End a job on all of its machines, from any machine of the cluster.",
     "coordinator": "Let workers find each other by gRPC where multicast does not work.",
     "status": "Show the nodes of the cluster, their health, links, and the latest "
     "events.",

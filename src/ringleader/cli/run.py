@@ -6,16 +6,17 @@ from typing import Annotated
 
 import typer
 
+from ringleader.cli import run_options
 from ringleader.cli.tls_options import TlsCa, TlsCert, TlsKey
 from ringleader.node.peering.membership_profiles import MembershipProfile
 from ringleader.node.protocol.agent_port import AGENT_PORT
 
-_MOST = 64
 _WAIT_S = 10.0
 _TIMEOUT_S = 900.0
 
 
 def run(  # noqa: PLR0913 - one parameter per option of the command
+    ctx: typer.Context,
     script: Annotated[
         str, typer.Argument(help="Python program to run; with -m, a module.")
     ],
@@ -28,13 +29,15 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
     ] = False,
     nodes: Annotated[
         int | None,
-        typer.Option(min=1, max=_MOST, help="Wait for exactly this many machines."),
+        typer.Option(
+            min=1, max=run_options.MOST, help="Wait for exactly this many machines."
+        ),
     ] = None,
     min_nodes: Annotated[
         int | None,
         typer.Option(
             min=1,
-            max=_MOST,
+            max=run_options.MOST,
             help="Start with at least this many machines (default: 2).",
         ),
     ] = None,
@@ -42,9 +45,17 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
         float,
         typer.Option(min=0, help="Seconds to wait for more machines than --min-nodes."),
     ] = _WAIT_S,
-    nproc_per_node: Annotated[
-        int, typer.Option(min=1, help="Number of worker processes on this machine.")
-    ] = 1,
+    max_nodes: run_options.MaxNodes = None,
+    on: run_options.On = "",
+    without: run_options.Not = "",
+    here: run_options.Here = False,
+    nproc_per_node: run_options.Processes = "auto",
+    detach: run_options.Detach = False,
+    fetch: run_options.FetchPath = None,
+    only_rank: run_options.OnlyRank = None,
+    quiet_ranks: run_options.QuietRanks = False,
+    no_sync: run_options.NoSync = False,
+    sync_env: run_options.SyncEnv = False,
     max_restarts: Annotated[
         int,
         typer.Option(
@@ -175,13 +186,17 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
 ) -> None:
     """Find the other machines of the cluster and run SCRIPT on all of them.
 
-    Run the same command on every machine, in any order. When a machine
-    is lost, the others restart the workers without it; when one comes,
-    they restart with it. With --survive nobody restarts.
+    After 'ringleader up' on every machine, type this on one of them: the
+    program's files travel, all machines that accept jobs run it, and what
+    it prints comes here. Without 'up', or with --here, type the same
+    command on every machine, in any order.
 
-    The exit status is 0 if the script succeeded here and no other machine
-    failed (with --survive: if it succeeded here), that of the script if it
-    failed here, 128 + N after signal N, and else 1.
+    When a machine is lost, the others restart the workers without it; when
+    one comes, they restart with it. With --survive nobody restarts.
+
+    The exit status is 0 if the script succeeded, that of the script where
+    it failed first, 128 + N after signal N, and else 1. With --here it is
+    that of this machine.
     """
     # Imported here: --help needs none of it.
     from ringleader.cli.run_command import RunOptions, start_run
@@ -193,6 +208,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             module=module,
             nodes=nodes,
             min_nodes=min_nodes,
+            max_nodes=max_nodes,
             wait=wait,
             nproc_per_node=nproc_per_node,
             max_restarts=max_restarts,
@@ -217,5 +233,6 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             checkpoint=checkpoint,
             dry_run=dry_run,
             backend=backend,
-        )
+        ),
+        ctx,
     )

@@ -10,26 +10,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import typer
 from rich.console import Console
 
 from ringleader import settings
 from ringleader.cli.extras import require_extra
+from ringleader.cli.run_choice import run_everywhere
 from ringleader.cli.run_job import RunPlan, run_job
+from ringleader.cli.run_options import num_processes, processes_here, sizes
 from ringleader.cli.tls_options import use_tls
 from ringleader.errors import ConfigError, RingleaderError
+from ringleader.jobs.machine.outcome import report_outcome
 from ringleader.node.launch.agent_settings import agent_config
 from ringleader.node.launch.fork_server import can_fork
 from ringleader.node.launch.job_fingerprint import job_fingerprint
 from ringleader.node.launch.local_modules import find_sources
 from ringleader.node.launch.new_interpreter import needs_new_interpreter
 from ringleader.node.launch.process_exit import leave
-from ringleader.node.launch.program import find_program
+from ringleader.node.launch.program import Program, find_program
 from ringleader.node.launch.survival_notice import check_survival, survival_notice
 from ringleader.node.peering.membership_profiles import MembershipProfile
 from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.node.protocol.local_requests import EnterJob
-
-MOST_NODES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +43,9 @@ class RunOptions:
     module: bool
     nodes: int | None
     min_nodes: int | None
+    max_nodes: int | None
     wait: float
-    nproc_per_node: int
+    nproc_per_node: str
     max_restarts: int
     survive: bool
     job: str
@@ -67,32 +70,36 @@ class RunOptions:
     backend: str
 
 
-def start_run(options: RunOptions) -> NoReturn:
+def start_run(options: RunOptions, ctx: typer.Context) -> NoReturn:
     """Run the program and end this process with the exit status of the run."""
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        code = run_job(plan_run(options), errors)
+        processes = num_processes(options.nproc_per_node)
+        program = find_program(options.script, options.args, is_module=options.module)
+        code = run_everywhere(ctx, program, processes)
+        if code is None:
+            code = run_job(plan_run(options, program, processes), errors)
     except RingleaderError as exc:
         text = f"ringleader run: {exc}"
         errors.print(text, style="bold red", markup=False, soft_wrap=True)
+        report_outcome(str(exc))
         code = 1
     leave(code)
 
 
-def plan_run(options: RunOptions) -> RunPlan:
+def plan_run(options: RunOptions, program: Program, processes: int) -> RunPlan:
     """Check the options and export what workers read from the environment.
 
     Raises ``ConfigError``.
     """
-    need, most = _sizes(options.nodes, options.min_nodes)
-    check_survival(survive=options.survive, nproc_per_node=options.nproc_per_node)
+    need, most = sizes(options.nodes, options.min_nodes, options.max_nodes)
+    check_survival(survive=options.survive, nproc_per_node=processes or 1)
     _export(options)
-    program = find_program(options.script, options.args, is_module=options.module)
     sources = find_sources(program)
     return RunPlan(
         program=program,
         may_fork=can_fork() and not needs_new_interpreter(sources),
-        nproc=options.nproc_per_node,
+        nproc=1 if options.survive else processes or processes_here(),
         max_restarts=options.max_restarts,
         plaintext=options.plaintext,
         min_left=options.min_nodes or 1,
@@ -146,14 +153,6 @@ def _export(options: RunOptions) -> None:
         settings.export({"RINGLEADER_TRANSPORT": options.transport})
     if options.backend:
         settings.export({"RINGLEADER_DEFAULT": _check_backend(options.backend)})
-
-
-def _sizes(nodes: int | None, min_nodes: int | None) -> tuple[int, int]:
-    if nodes is not None and min_nodes is not None:
-        raise ConfigError("--nodes and --min-nodes exclude each other; give only one")
-    if nodes is not None:
-        return nodes, nodes
-    return (2 if min_nodes is None else min_nodes), MOST_NODES
 
 
 def _check_transport(transport: str) -> None:

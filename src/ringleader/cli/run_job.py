@@ -14,7 +14,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ringleader.cli.worker_output import with_own_output
 from ringleader.errors import GroupAborted, PeerLost, RingleaderError
+from ringleader.jobs.machine.outcome import report_outcome
 from ringleader.monitoring.number_folders import make_number_folder
 from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.launch.end_with_parent import end_with_parent
@@ -25,6 +27,7 @@ from ringleader.node.launch.resident_events import print_events
 from ringleader.node.protocol.agent_client import AgentClient
 from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.node.protocol.local_requests import EnterJob
+from ringleader.settings.job import job_settings
 from ringleader.settings.number_log import VARIABLE, number_folder
 from ringleader.transport.name_lookups import no_name_lookups
 
@@ -101,6 +104,15 @@ def _as_ours(error: Exception) -> RingleaderError:
     return cause if isinstance(cause, RingleaderError) else GroupAborted(str(error))
 
 
+def _worker_command(plan: RunPlan, server: ForkServer | None) -> list[str]:
+    command = [sys.executable, *plan.program.command()]
+    if server is not None:
+        command = server.command(command)
+    if own := job_settings().output:
+        command = with_own_output(command, own)
+    return end_with_parent(command)
+
+
 def _launch(
     plan: RunPlan, agent: AgentClient, server: ForkServer | None, errors: Console
 ) -> int:
@@ -122,9 +134,8 @@ def _launch(
     for line in plan.notice:
         errors.print(f"ringleader: {line}", markup=False)
     handler.on_progress = lambda text: errors.print(f"ringleader: {text}", markup=False)
-    command = [sys.executable, *plan.program.command()]
     workers = Workers(
-        command=end_with_parent(server.command(command) if server else command),
+        command=_worker_command(plan, server),
         count=plan.nproc,
         max_restarts=plan.max_restarts,
         start_s=plan.request.timeout_s,
@@ -135,6 +146,7 @@ def _launch(
     except JobFailed as exc:
         text = f"ringleader run: job {plan.request.job}: {exc}"
         errors.print(text, style="bold red", markup=False, soft_wrap=True)
+        report_outcome(str(exc), is_here=exc.is_here, is_consequence=exc.is_consequence)
         return exc.exit_status
     except RendezvousError as exc:
         raise _as_ours(exc) from exc

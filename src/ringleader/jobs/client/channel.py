@@ -12,8 +12,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringleader.deadline import Deadline
-from ringleader.errors import ConfigError, DeadlineExceeded, PeerError, PeerLost
+from ringleader.errors import ConfigError, DeadlineExceeded, PeerLost
 from ringleader.jobs.protocol.job_spec import JobMachine
 from ringleader.jobs.protocol.messages import (
     MAX_MESSAGE_BYTES,
@@ -22,10 +21,14 @@ from ringleader.jobs.protocol.messages import (
     JobRequest,
     decode_job_reply,
 )
+from ringleader.node.launch.resident_agent import (
+    ask_snapshot,
+    connect_to_resident,
+    find_resident,
+)
 from ringleader.node.protocol import framing
-from ringleader.node.protocol.agent_client import agent_sockets, connect_to_agent
+from ringleader.node.protocol.agent_config import run_directory
 from ringleader.node.protocol.local_requests import (
-    GetSnapshot,
     RequestFailed,
     UseService,
     decode_reply,
@@ -35,7 +38,6 @@ from ringleader.node.protocol.socket_path import short_path
 
 CONNECT_S = 15.0
 """Limit for reaching a machine through our agent."""
-SNAPSHOT_S = 5.0
 AGENT = "the agent of this machine"
 
 
@@ -48,27 +50,21 @@ class ResidentAgent:
     snapshot: Snapshot
 
 
-def find_resident(home: Path) -> ResidentAgent | None:
-    """Return the resident agent of this machine; None if there is none."""
-    for path in agent_sockets(home):
-        deadline = Deadline.after(SNAPSHOT_S)
-        client = connect_to_agent(path, deadline)
-        if client is None:
-            continue
-        try:
-            reply = client.ask(GetSnapshot(), deadline)
-        except PeerError:
-            continue  # this agent ends, or hangs; there may be another
-        finally:
-            client.close()
-        if isinstance(reply, Snapshot) and reply.is_resident:
-            return ResidentAgent(path, reply)
-    return None
+def find_agent(home: Path) -> ResidentAgent | None:
+    """Return the resident agent of this machine; None if none is up."""
+    record = find_resident(home)
+    client = connect_to_resident(home, record) if record is not None else None
+    if record is None or client is None:
+        return None
+    try:
+        return ResidentAgent(run_directory(home) / record.socket, ask_snapshot(client))
+    finally:
+        client.close()
 
 
-def require_resident(home: Path) -> ResidentAgent:
-    """Return the resident agent; raises ``ConfigError`` if there is none."""
-    found = find_resident(home)
+def require_agent(home: Path) -> ResidentAgent:
+    """Return the resident agent; raises ``ConfigError`` if none is up."""
+    found = find_agent(home)
     if found is None:
         raise ConfigError("no agent runs on this machine; start it with: ringleader up")
     return found

@@ -6,15 +6,19 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringleader.errors import ConfigError, PeerError
+from ringleader.deadline import Deadline
+from ringleader.errors import ConfigError, DeadlineExceeded, PeerError
 from ringleader.jobs.client.channel import Channel, ResidentAgent
 from ringleader.jobs.client.job_summary import JobSummary, summarize
 from ringleader.jobs.client.machine_choice import all_machines
 from ringleader.jobs.protocol.job_record import JobRecord
-from ringleader.jobs.protocol.job_spec import JobMachine
+from ringleader.jobs.protocol.job_spec import JobMachine, JobSpec
 from ringleader.jobs.protocol.messages import Changed, JobList, JobReply, ListJobs, Stop
 
 ASK_S = 15.0
+END_S = 60.0
+"""How long a stopped job may take to end: its supervisor kills it after 30 s."""
+POLL_S = 0.2
 
 
 async def list_jobs(agent: ResidentAgent) -> tuple[list[JobSummary], list[str]]:
@@ -67,6 +71,26 @@ async def find_job(agent: ResidentAgent, name: str) -> JobSummary:
     raise ConfigError(
         f"there is no job {name!r}; list them with: ringleader jobs{missing}"
     )
+
+
+async def wait_for_end(
+    agent: ResidentAgent, spec: JobSpec, within_s: float = END_S
+) -> None:
+    """Wait until a job has ended on all machines that answer.
+
+    Raises ``DeadlineExceeded`` if it has not in time.
+    """
+    deadline = Deadline.after(within_s)
+    while True:
+        jobs, _ = await list_jobs(agent)
+        found = next((job for job in jobs if job.spec.id == spec.id), None)
+        if found is None or found.state.is_over:
+            return
+        if deadline.is_over():
+            where = [n for n, state in found.machines.items() if state == found.state]
+            text = f"has not ended within {within_s:g} s; try: ringleader stop --now"
+            raise DeadlineExceeded(", ".join(where), f"job {spec.id} {text}")
+        await asyncio.sleep(POLL_S)
 
 
 async def stop_everywhere(

@@ -23,6 +23,8 @@ class Wanted:
     """Names or ids of those that run it; empty: any."""
     without: Sequence[str] = ()
     """Names or ids of those that do not."""
+    rank0: str = ""
+    """Name or id of the machine that has rank 0; empty: this one, if it takes part."""
 
 
 def all_machines(snapshot: Snapshot) -> list[JobMachine]:
@@ -101,4 +103,4 @@ def _too_few(
     need = f"--nodes {wanted.nodes}: " if wanted.nodes is not None else ""
     text = f"{need}of {len(up)} machines that are up, {here} can run this job"
     hint = "start the others, and allow jobs there, with: ringleader up"
-    return f"{text}; {hint}"
+    return f"{text}; {hint}. Or type the command on every machine, with --here"

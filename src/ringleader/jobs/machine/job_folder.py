@@ -144,13 +144,17 @@ def _folders(directory: Path) -> list[JobFolder]:
 
 
 def prune_jobs(directory: Path, kept: int = KEPT_JOBS) -> None:
-    """Remove the oldest ended jobs."""
+    """Remove the oldest ended jobs, and what a killed agent left half prepared."""
     ended = []
     for folder in _folders(directory):
         try:
             record = folder.read()
+            is_started = folder.stored().state != JobState.PREPARED
         except (ConfigError, ProtocolError):
             continue  # another agent makes it just now, or a user put it here
+        if record.state.is_over and not is_started:
+            folder.remove()
+            continue
         if record.state.is_over:
             ended.append((record.created_s, folder))
     ended.sort(key=lambda each: each[0], reverse=True)

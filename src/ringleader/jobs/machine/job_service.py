@@ -44,12 +44,6 @@ REQUEST_S = 60.0
 """How long a client may take to say what it wants."""
 
 
-def install(core: AgentCore) -> None:
-    """Register the service, if the agent is a resident one."""
-    if core.config.is_resident:
-        core.services.register(PURPOSE, JobService(core).serve)
-
-
 @dataclass(slots=True)
 class JobService:
     """Answers requests about jobs. Lives on the agent's event loop."""

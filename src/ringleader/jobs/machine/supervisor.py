@@ -26,6 +26,7 @@ from ringleader.errors import ConfigError, RingleaderError
 from ringleader.jobs.machine.job_folder import JobFolder
 from ringleader.jobs.machine.launcher import launcher_command, launcher_environment
 from ringleader.jobs.machine.log_files import LogWriter
+from ringleader.jobs.machine.outcome import read_outcome
 from ringleader.jobs.machine.output_socket import OutputSocket
 from ringleader.jobs.protocol.job_record import (
     JobOutcome,
@@ -39,9 +40,6 @@ DRAIN_S = 2.0
 STOP_S = 30.0
 """How long a job may take to end when it is stopped; the launcher needs 10 s."""
 LAUNCHER = "launcher"
-MAX_OUTCOME_BYTES = 64 << 10
-
-_OUTCOME = msgspec.json.Decoder(JobOutcome)
 
 
 @dataclass(slots=True)
@@ -73,7 +71,7 @@ class Supervisor:
             return
         finally:
             output.close()
-        self._end(code, self._outcome())
+        self._end(code, read_outcome(self.folder.outcome))
 
     async def _launch(self, output: OutputSocket) -> int:
         ours, theirs = os.pipe()
@@ -116,13 +114,6 @@ class Supervisor:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
-
-    def _outcome(self) -> JobOutcome | None:
-        try:
-            with self.folder.outcome.open("rb") as file:
-                return _OUTCOME.decode(file.read(MAX_OUTCOME_BYTES))
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            return None
 
     def _end(self, code: int, outcome: JobOutcome | None) -> None:
         if code == 0:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from ringleader.errors import PeerRefused, ProtocolError
+from ringleader.errors import PeerRefused, PeerUnreachable, ProtocolError
 from ringleader.jobs.protocol.job_record import JobRecord, printable
 from ringleader.jobs.protocol.job_spec import MAX_PATH, JobId, JobSpec
 from ringleader.node.protocol.local_requests import RequestFailed
@@ -163,6 +163,8 @@ JobReply = (
 
 _REQUEST: msgspec.msgpack.Decoder[JobRequest] = msgspec.msgpack.Decoder(JobRequest)
 _REPLY: msgspec.msgpack.Decoder[JobReply] = msgspec.msgpack.Decoder(JobReply)
+_UNREACHABLE = ("PeerUnreachable", "PeerLost", "PeerUntrusted", "DeadlineExceeded")
+"""Errors that our own agent reports when it dials a machine."""
 _DAMAGED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -177,13 +179,14 @@ def decode_job_request(body: bytes, who: str) -> JobRequest:
 def decode_job_reply(body: bytes, who: str) -> JobReply:
     """Decode a reply of machine ``who``.
 
-    Raises ``ProtocolError`` if it is invalid, and ``PeerRefused`` with the reason if
-    the machine reports an error.
+    Raises ``ProtocolError`` if it is invalid, ``PeerUnreachable`` if our agent cannot
+    reach the machine, and ``PeerRefused`` with the reason if the machine refuses.
     """
     try:
         reply = _REPLY.decode(body)
     except _DAMAGED as exc:
         raise ProtocolError(who, f"sent an invalid job reply ({exc})") from exc
     if isinstance(reply, RequestFailed):
-        raise PeerRefused(who, printable(reply.text))
+        kind = PeerUnreachable if reply.error in _UNREACHABLE else PeerRefused
+        raise kind(who, printable(reply.text))
     return reply

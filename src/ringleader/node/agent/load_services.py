@@ -21,6 +21,7 @@ from ringleader.node.agent.agent_core import AgentCore
 MODULES: tuple[str, ...] = (
     "ringleader.node.agent.event_service",
     "ringleader.node.agent.permission_service",
+    "ringleader.jobs.machine.install_jobs",
     "ringleader.monitoring.dashboard_service",
     "ringleader.node.agent.metrics_service",
 )

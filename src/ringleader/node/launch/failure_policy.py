@@ -38,9 +38,20 @@ MAX_UNEXPLAINED = 3
 class JobFailed(Exception):
     """The job has failed on this or another machine and is not started again."""
 
-    def __init__(self, text: str, exit_status: int = 1) -> None:
+    def __init__(
+        self,
+        text: str,
+        exit_status: int = 1,
+        *,
+        is_here: bool = False,
+        is_consequence: bool = False,
+    ) -> None:
         super().__init__(text)
         self.exit_status = exit_status
+        self.is_here = is_here
+        """Whether the program failed on this machine."""
+        self.is_consequence = is_consequence
+        """Whether it failed because another machine was lost or failed before."""
 
 
 class FailurePolicy:
@@ -130,7 +141,12 @@ class FailurePolicy:
         is_final = not left or is_hopeless(failure) or is_known
         text = self.tell_others(failure, is_final=is_final)
         if is_final:
-            raise JobFailed(text, exit_status(failure.exit_status))
+            raise JobFailed(
+                text,
+                exit_status(failure.exit_status),
+                is_here=True,
+                is_consequence=failure.is_consequence,
+            )
         self._signatures.add(failure.signature)
         self.say(f"{text}\nringleader: starting again, {left - 1} restarts left")
         return left

@@ -106,7 +106,8 @@ class SurvivalPolicy(FailurePolicy):
         text = self.tell_others(failure, is_final=is_final)
         if is_final:
             end = "this machine leaves the run; the others go on"
-            raise JobFailed(f"{text}\n{end}", exit_status(failure.exit_status))
+            status = exit_status(failure.exit_status)
+            raise JobFailed(f"{text}\n{end}", status, is_here=True)
         self.say(f"{text}\nringleader: starting again, {left - 1} restarts left")
         return left
 

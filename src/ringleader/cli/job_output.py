@@ -1,0 +1,187 @@
+"""Shows a job in the terminal until it ends, and stops it on Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringleader.jobs.client.follow_job import JobFollower
+from ringleader.jobs.client.job_requests import stop_everywhere
+from ringleader.jobs.client.job_summary import JobSummary
+from ringleader.jobs.client.output_view import (
+    PlainView,
+    TerminalView,
+    terminal_room,
+)
+from ringleader.jobs.protocol.job_record import JobState, printable
+from ringleader.jobs.protocol.job_spec import JobSpec, TerminalSize
+
+DETACHED = 129
+"""Exit status after SIGHUP: the terminal was closed, and the job goes on."""
+_RED, _PLAIN = "\x1b[1;31m", "\x1b[0m"
+
+
+def terminal_size(machines: list[str]) -> TerminalSize | None:
+    """Return the room for rank 0 in our terminal; None if output goes elsewhere."""
+    if not sys.stdout.isatty():
+        return None
+    found = os.get_terminal_size(sys.stdout.fileno())
+    columns = terminal_room(found.columns or 80, machines)
+    return TerminalSize(min(columns, 1000), min(max(found.lines, 1), 1000))
+
+
+def make_view(machines: list[str], only_rank: int | None = None) -> PlainView:
+    """Return the view for our standard output."""
+    if not sys.stdout.isatty():
+        return PlainView()
+    columns = os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    return TerminalView(columns=columns, machines=machines, live_rank=only_rank or 0)
+
+
+@dataclass(slots=True)
+class ShownJob:
+    """A job whose output is shown here, and that Ctrl-C stops."""
+
+    path: Path
+    """Socket of the resident agent."""
+    spec: JobSpec
+    shows: Callable[[int], bool]
+    only_rank: int | None = None
+    tail_bytes: int = 0
+    _signals: int = 0
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _view: PlainView = field(default_factory=PlainView)
+
+    async def run(self) -> int:
+        """Show the job until it has ended, and return the exit status."""
+        names = [machine.name for machine in self.spec.machines]
+        self._view = make_view(names, self.only_rank)
+        follower = JobFollower(
+            path=self.path,
+            spec=self.spec,
+            view=self._view,
+            write=_write,
+            say=self.say,
+            shows=self.shows,
+            tail_bytes=self.tail_bytes,
+        )
+        with self._signal_handlers():
+            following = asyncio.create_task(follower.run())
+            ended = asyncio.create_task(self._ended.wait())
+            await asyncio.wait([following, ended], return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            if not following.done():
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+                return DETACHED if not self._signals else 130
+            summary = following.result()
+        return self._report(follower, summary)
+
+    def say(self, text: str) -> None:
+        """Print a sentence of our own, among the lines of the ranks."""
+        text = printable(text)
+        if isinstance(self._view, TerminalView) and sys.stderr.isatty():
+            sys.stdout.write(self._view.note(f"ringleader: {text}"))
+            sys.stdout.flush()
+        else:
+            sys.stderr.write(f"ringleader: {text}\n")
+            sys.stderr.flush()
+
+    def _report(self, follower: JobFollower, summary: JobSummary | None) -> int:
+        job = self.spec.id
+        silent = follower.silent()
+        if summary is None:
+            complain(f"job {job}: no machine knows it any more; {'; '.join(silent)}")
+            return 1
+        if not summary.state.is_over:
+            text = f"job {job}: no machine answers any more: {'; '.join(silent)}"
+            complain(f"{text}\nIt may go on there. Later: ringleader attach {job}")
+            return 1
+        if summary.cause is not None:
+            text = f"job {job} failed: {summary.failure}"
+            if summary.cause.outcome is None:
+                said = follower.launcher_said(summary.cause.machine)
+                text = f"{text}\n{printable(said)}" if said else text
+            complain(text)
+        elif summary.state == JobState.STOPPED:
+            self.say(f"job {job} was stopped")
+        else:
+            self.say(f"job {job} finished on {_list_done(summary)}")
+        return summary.exit_status
+
+    # -- signals -------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signal_handlers(self):  # type: ignore[no-untyped-def] # noqa: ANN202
+        loop = asyncio.get_running_loop()
+        handlers = {
+            signal.SIGINT: self._on_interrupt,
+            signal.SIGTERM: self._on_interrupt,
+            signal.SIGHUP: self._ended.set,
+        }
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        try:
+            yield
+        finally:
+            for number in handlers:
+                loop.remove_signal_handler(number)
+
+    def _on_interrupt(self) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            text = f"stopping job {self.spec.id} on all machines"
+            self.say(f"{text}; Ctrl-C again ends it at once")
+            self._start(self._stop(is_urgent=False))
+        elif self._signals == 2:
+            self.say("ending it at once")
+            self._start(self._stop(is_urgent=True))
+        else:
+            self._ended.set()
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _stop(self, *, is_urgent: bool) -> None:
+        machines = self.spec.machines
+        for trouble in await stop_everywhere(
+            self.path, machines, self.spec.id, is_urgent=is_urgent
+        ):
+            self.say(f"could not stop {trouble}")
+
+
+def complain(text: str) -> None:
+    """Print an error, in red on a terminal."""
+    if sys.stderr.isatty():
+        text = f"{_RED}ringleader: {text}{_PLAIN}"
+    else:
+        text = f"ringleader: {text}"
+    sys.stdout.flush()
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def _write(text: str) -> None:
+    if text:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def _list_done(summary: JobSummary) -> str:
+    done = [n for n, state in summary.machines.items() if state == JobState.SUCCEEDED]
+    others = [
+        f"{name} {state}"
+        for name, state in summary.machines.items()
+        if state != JobState.SUCCEEDED
+    ]
+    text = ", ".join(done)
+    return f"{text} ({', '.join(others)})" if others else text

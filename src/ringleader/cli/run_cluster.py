@@ -1,0 +1,156 @@
+"""``run_on_cluster``: ``ringleader run`` typed on one machine, for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringleader.cli.job_output import ShownJob, complain, terminal_size
+from ringleader.errors import ConfigError, RingleaderError
+from ringleader.jobs.client.channel import ResidentAgent
+from ringleader.jobs.client.fetch_results import fetch_results
+from ringleader.jobs.client.machine_choice import (
+    Wanted,
+    choose_machines,
+    idle_machines,
+)
+from ringleader.jobs.client.start_job import JobStart, Project
+from ringleader.jobs.machine.project_transfer import project_store
+from ringleader.jobs.protocol.job_spec import JobMachine, JobSpec
+from ringleader.node.launch.program import Program
+from ringleader.project import collect, environment_needs, keep
+from ringleader.project.project_files import ProjectFiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRun:
+    """The command line, checked."""
+
+    program: Program
+    options: list[str]
+    """Options for the launcher of each machine."""
+    processes: int
+    wanted: Wanted
+    fetch: list[str]
+    only_rank: int | None
+    is_quiet: bool
+    is_detached: bool
+    is_synced: bool
+    syncs_environment: bool
+    """Whether machines that lack packages install them for the job."""
+    home: Path
+
+
+def run_on_cluster(agent: ResidentAgent, order: ClusterRun) -> int:
+    """Start the program on the machines, show it, and return the exit status."""
+    machines = choose_machines(agent.snapshot, order.wanted)
+    for sentence in idle_machines(agent.snapshot, machines, order.wanted):
+        _say(sentence)
+    files = collect(Path(order.program.path)) if order.is_synced else None
+    for sentence in files.left_out if files else ():
+        _say(f"stays here: {sentence}")
+    project = _pack(files, order.home) if files else None
+    spec = make_spec(order, machines, files, name_here(agent))
+    return asyncio.run(_run(agent, order, spec, project))
+
+
+async def _run(
+    agent: ResidentAgent, order: ClusterRun, spec: JobSpec, project: Project | None
+) -> int:
+    start = asyncio.create_task(JobStart(agent.path, spec, project, _say).run())
+    await start
+    names = ", ".join(machine.name for machine in spec.machines)
+    _say(f"job {spec.id} on {names}")
+    if order.is_detached:
+        _say(f"it goes on by itself; see: ringleader attach {spec.id}")
+        return 0
+
+    def shows(rank: int) -> bool:
+        return not order.is_quiet and order.only_rank in (None, rank)
+
+    code = await ShownJob(agent.path, spec, shows, order.only_rank).run()
+    for path in order.fetch:
+        try:
+            await _fetch(agent, spec, path)
+        except RingleaderError as exc:
+            complain(f"could not fetch {path} from {exc}")
+            code = code or 1
+    return code
+
+
+async def _fetch(agent: ResidentAgent, spec: JobSpec, path: str) -> None:
+    first = spec.machines[0]
+    here = Path.cwd()
+    names = await fetch_results(agent.path, first, spec.id, name=path, into=here)
+    _say(f"fetched {path} from {first.name} ({len(names)} files)")
+
+
+def make_spec(
+    order: ClusterRun,
+    machines: Sequence[JobMachine],
+    files: ProjectFiles | None,
+    started_on: str = "",
+) -> JobSpec:
+    """Return the job: the program with the folder that it runs in."""
+    program, here = order.program, Path.cwd().resolve()
+    script, folder = program.name, str(here)
+    if not program.is_module:
+        script = os.path.relpath(Path(program.path).resolve(), here)
+    if files is not None:
+        root = files.root.resolve()
+        if here.is_relative_to(root):
+            folder = here.relative_to(root).as_posix()
+        elif program.is_module:
+            text = f"module {program.name} lies outside of {here}"
+            raise ConfigError(f"{text}; go to the folder of its project")
+        else:
+            folder = str(Path(files.script).parent.as_posix())
+            script = Path(files.script).name
+    elif not program.is_module:
+        script = str(Path(program.path).resolve())
+    names = [machine.name for machine in machines]
+    wants_terminal = not (order.is_detached or order.is_quiet)
+    shows_first = wants_terminal and order.only_rank in (None, 0)
+    return JobSpec(
+        id=new_job_id(program.name),
+        script=script,
+        is_module=program.is_module,
+        args=list(program.args),
+        options=order.options,
+        folder=folder if folder != "." else "",
+        is_synced=files is not None,
+        syncs_environment=order.syncs_environment,
+        processes=order.processes,
+        machines=list(machines),
+        started_on=started_on,
+        terminal=terminal_size(names) if shows_first else None,
+    )
+
+
+def name_here(agent: ResidentAgent) -> str:
+    """Return the name of this machine."""
+    return next(row.name for row in agent.snapshot.nodes if row.is_here)
+
+
+def new_job_id(program: str) -> str:
+    """Return an id that begins like the program, and is new in the cluster."""
+    stem = re.sub(r"[^A-Za-z0-9]+", "-", Path(program).stem).strip("-")[:24]
+    return f"{stem or 'job'}-{secrets.token_hex(3)}"
+
+
+def _pack(files: ProjectFiles, home: Path) -> Project:
+    store = project_store(home)
+    keep(files, store)
+    needs = environment_needs(files)
+    return Project(manifest=files.manifest, store=store, needs=needs)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"ringleader: {text}\n")
+    sys.stderr.flush()

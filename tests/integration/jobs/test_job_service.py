@@ -1,0 +1,316 @@
+"""The jobs service of resident agents: what it does, and what it refuses to whom."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from ringleader.errors import PeerRefused, RingleaderError
+from ringleader.jobs.client.channel import Channel, ResidentAgent, find_agent
+from ringleader.jobs.client.fetch_results import fetch_results
+from ringleader.jobs.client.follow_job import JobFollower
+from ringleader.jobs.client.job_requests import find_job, list_jobs, stop_everywhere
+from ringleader.jobs.client.job_summary import JobSummary
+from ringleader.jobs.client.machine_choice import all_machines
+from ringleader.jobs.client.output_view import PlainView
+from ringleader.jobs.client.start_job import JobStart
+from ringleader.jobs.machine.job_folder import JobFolder, find_jobs, jobs_directory
+from ringleader.jobs.protocol.job_record import JobState
+from ringleader.jobs.protocol.job_spec import JobMachine, JobSpec
+from ringleader.jobs.protocol.messages import (
+    Chunk,
+    Fetch,
+    Follow,
+    JobRequest,
+    ListJobs,
+    Prepare,
+    Prepared,
+    Start,
+    Stop,
+)
+from ringleader.node.launch.resident_agent import start_resident, stop_resident
+from ringleader.node.protocol.agent_config import AgentConfig
+from ringleader.testing.node_process import make_home
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs Unix sockets")
+
+LIMIT_S = 120.0
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Pair:
+    """Two machines of one cluster; only the first one accepts jobs."""
+
+    homes: list[Path]
+
+    def agent(self, index: int) -> ResidentAgent:
+        found = find_agent(self.homes[index])
+        assert found is not None
+        return found
+
+    def machine(self, index: int) -> JobMachine:
+        here = self.agent(index).snapshot
+        row = next(row for row in here.nodes if row.is_here)
+        return JobMachine(row.node, row.name)  # type: ignore[arg-type]
+
+    def folders(self, index: int) -> list[str]:
+        directory = jobs_directory(self.homes[index])
+        return sorted(os.listdir(directory)) if directory.exists() else []
+
+
+def run(work: Coroutine[None, None, T]) -> T:
+    async def limited() -> T:
+        async with asyncio.timeout(LIMIT_S):
+            return await work
+
+    return asyncio.run(limited())
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + LIMIT_S
+    while not is_true():
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder, root = tmp_path_factory.mktemp("pair"), os.urandom(32)
+    homes = [make_home(folder / name, root) for name in ("open", "shut")]
+    try:
+        for home in homes:
+            start_resident(
+                AgentConfig(
+                    home=str(home),
+                    interfaces=[LOOPBACK],
+                    profile="loopback",
+                    name=home.name,
+                    is_resident=True,
+                    accepts_jobs=home.name == "open",
+                )
+            )
+        made = Pair(homes)
+        for index in range(2):
+            wait_until(lambda: len(all_machines(made.agent(index).snapshot)) == 2)  # noqa: B023
+        yield made
+    finally:
+        for home in homes:
+            stop_resident(home)
+
+
+def spec_of(pair: Pair, project: Path, *where: int, **changes: object) -> JobSpec:
+    """A job whose launcher prints its help: everything is real but the training."""
+    values: dict[str, object] = {
+        "id": f"train-{os.urandom(4).hex()}",
+        "script": "train.py",
+        "options": ["--help"],
+        "folder": str(project),
+        "is_synced": False,
+        "machines": [pair.machine(index) for index in where or (0,)],
+    }
+    return JobSpec(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "Projekt mit Ümlaut"
+    folder.mkdir()
+    (folder / "train.py").write_text("print('hello')")
+    return folder
+
+
+def start(pair: Pair, spec: JobSpec, by: int = 0) -> None:
+    run(JobStart(pair.agent(by).path, spec, None, print).run())
+
+
+def follow(pair: Pair, spec: JobSpec, by: int = 0) -> tuple[JobSummary, JobFollower]:
+    follower = JobFollower(
+        path=pair.agent(by).path,
+        spec=spec,
+        view=PlainView(),
+        write=lambda _text: None,
+        say=lambda _text: None,
+    )
+    summary = run(follower.run())
+    assert summary is not None
+    return summary, follower
+
+
+def test_a_job_is_started_followed_listed_and_leaves_nothing(
+    pair: Pair, project: Path
+) -> None:
+    """By a machine that itself accepts none, on one that does."""
+    spec = spec_of(pair, project)
+    start(pair, spec, by=1)
+    summary, follower = follow(pair, spec, by=1)
+    assert (summary.state, summary.exit_status) == (JobState.SUCCEEDED, 0)
+    assert "--backend" in follower.launcher_said("open"), "the help of ringleader run"
+    jobs, _ = run(list_jobs(pair.agent(0)))
+    assert spec.id in {job.spec.id for job in jobs}
+    assert run(find_job(pair.agent(0), spec.id[:9])).spec == spec
+    folder = JobFolder(jobs_directory(pair.homes[0]) / spec.id)
+    wait_until(lambda: not folder.is_watched())
+    assert not folder.socket.exists()
+    assert sorted(os.listdir(project)) == ["train.py"]
+
+
+def test_a_launcher_that_fails_is_told_with_its_words(
+    pair: Pair, project: Path
+) -> None:
+    spec = spec_of(pair, project, options=["--no-such-option"])
+    start(pair, spec)
+    summary, follower = follow(pair, spec)
+    assert (summary.state, summary.exit_status) == (JobState.FAILED, 2)
+    assert "--no-such-option" in follower.launcher_said("open")
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"script": "missing.py"},
+            "there is no script .*missing.py here: with --no-sy",
+        ),
+        ({"folder": "/no/such/folder"}, "there is no folder /no/such/folder here"),
+        ({"folder": "relative"}, "not an absolute path"),
+    ],
+)
+def test_a_machine_that_cannot_prepare_keeps_nothing(
+    pair: Pair, project: Path, changes: dict[str, object], text: str
+) -> None:
+    before = pair.folders(0)
+    with pytest.raises(PeerRefused, match=f"(?s)open.*{text}"):
+        start(pair, spec_of(pair, project, **changes))
+    wait_until(lambda: pair.folders(0) == before)
+
+
+def test_one_machine_that_refuses_ends_the_job_before_it_runs(
+    pair: Pair, project: Path
+) -> None:
+    before = pair.folders(0)
+    with pytest.raises(RingleaderError, match=r"shut.*runs no jobs of other machines"):
+        start(pair, spec_of(pair, project, 0, 1))
+    wait_until(lambda: pair.folders(0) == before)
+    assert pair.folders(1) == []
+
+
+def test_a_prepared_job_is_gone_with_its_connection(pair: Pair, project: Path) -> None:
+    spec, before = spec_of(pair, project), pair.folders(0)
+
+    async def prepare_and_leave() -> None:
+        channel = await Channel.open(pair.agent(0).path, spec.machines[0])
+        try:
+            reply = await channel.ask(Prepare(spec=spec), LIMIT_S)
+            assert isinstance(reply, Prepared)
+            assert spec.id in pair.folders(0)
+            states = {r.spec.id: r.state for r in find_jobs(_jobs_of(pair))}
+            assert states[spec.id] == JobState.PREPARED
+            with pytest.raises(PeerRefused, match=r"there is a job .* already"):
+                await JobStart(pair.agent(0).path, spec, None, print).run()
+            assert spec.id in pair.folders(0), "the first one is untouched"
+        finally:
+            channel.close()
+
+    run(prepare_and_leave())
+    wait_until(lambda: pair.folders(0) == before)
+
+
+def _jobs_of(pair: Pair) -> Path:
+    return jobs_directory(pair.homes[0])
+
+
+def ask(pair: Pair, by: int, at: int, request: JobRequest) -> object:
+    async def conversation() -> object:
+        channel = await Channel.open(pair.agent(by).path, pair.machine(at))
+        try:
+            return await channel.ask(request, LIMIT_S)
+        finally:
+            channel.close()
+
+    return run(conversation())
+
+
+def test_a_machine_without_permission_refuses_everything(
+    pair: Pair, project: Path
+) -> None:
+    own = spec_of(pair, project, 1)
+    start(pair, own, by=1)  # its own user may
+    assert follow(pair, own, by=1)[0].state == JobState.SUCCEEDED
+    for request in (
+        ListJobs(),
+        Follow(job=own.id),
+        Stop(own.id),
+        Fetch(own.id, "train.py"),
+        Prepare(spec=spec_of(pair, project, 1)),
+    ):
+        with pytest.raises(PeerRefused, match=r"shut.*runs no jobs of other machines"):
+            ask(pair, 0, 1, request)
+
+
+@pytest.mark.parametrize(
+    "request_", [Start(), Chunk("0" * 64, b"x"), Stop("no-such"), Follow(job="none")]
+)
+def test_requests_out_of_order_or_for_no_job_are_refused(
+    pair: Pair, request_: JobRequest
+) -> None:
+    with pytest.raises(PeerRefused, match=r"open.*(began with|there is no job)"):
+        ask(pair, 1, 0, request_)
+
+
+def test_results_come_home_and_nothing_else_does(
+    pair: Pair, project: Path, tmp_path: Path
+) -> None:
+    (project / "out" / "deep").mkdir(parents=True)
+    (project / "out" / "deep" / "größe.bin").write_bytes(os.urandom(600_000))
+    (project / "out" / "empty").write_bytes(b"")
+    (project / "out" / "link").symlink_to("/etc/passwd")
+    (project / "away").symlink_to("/etc")
+    spec, into = spec_of(pair, project), tmp_path / "home"
+    into.mkdir()
+    start(pair, spec)
+    follow(pair, spec)
+
+    def fetch(name: str) -> list[str]:
+        path, machine = pair.agent(1).path, spec.machines[0]
+        return run(fetch_results(path, machine, spec.id, name=name, into=into))
+
+    assert fetch("out") == ["out/deep/größe.bin", "out/empty"]
+    kept, sent = into / "out/deep/größe.bin", project / "out/deep/größe.bin"
+    assert kept.read_bytes() == sent.read_bytes()
+    assert (into / "out" / "empty").read_bytes() == b""
+    for name in ("..", ".", "/etc/passwd", "../../x", "away/passwd", "out/link", "no"):
+        with pytest.raises(PeerRefused, match=r"open.*--fetch"):
+            fetch(name)
+    assert sorted(os.listdir(into)) == ["out"]
+
+
+def test_a_killed_supervisor_takes_its_processes_along(
+    pair: Pair, project: Path
+) -> None:
+    """The launcher waits here for a second machine that never comes."""
+    spec = spec_of(pair, project, options=["--min-nodes", "2", "--max-nodes", "2"])
+    start(pair, spec)
+    folder = JobFolder(jobs_directory(pair.homes[0]) / spec.id)
+    pid = folder.stored().pid
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    (launcher,) = [int(n) for each in threads for n in each.read_text().split()]
+    os.kill(pid, signal.SIGKILL)
+    assert follow(pair, spec, by=1)[0].state == JobState.LOST
+    wait_until(lambda: not Path(f"/proc/{launcher}").exists())
+    assert (
+        run(
+            stop_everywhere(pair.agent(1).path, spec.machines, spec.id, is_urgent=False)
+        )
+        == []
+    )
