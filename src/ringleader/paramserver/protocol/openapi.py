@@ -116,6 +116,12 @@ DESCRIPTION: dict[str, Any] = {
                 "responses": _answers(c200="the status page"),
             },
         },
+        "/metrics": {
+            "get": {
+                "security": _OPTIONAL,
+                "responses": _answers(c200="numbers in the text format of Prometheus"),
+            },
+        },
         "/v1/status": {
             "get": {
                 "security": _OPTIONAL,

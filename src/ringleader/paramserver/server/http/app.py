@@ -45,6 +45,7 @@ from ringleader.paramserver.server.http.responses import (
     refusal,
     stale,
 )
+from ringleader.paramserver.server.http.server_metrics import ServerMetrics
 from ringleader.paramserver.server.http.status import build_status
 from ringleader.paramserver.server.http.update_endpoint import UpdateEndpoint
 from ringleader.paramserver.server.quarantined_sources import source_of
@@ -82,6 +83,8 @@ class App:
         self.updates = UpdateEndpoint(
             training, self._auth, batch_size=settings.batch_size
         )
+        self.metrics = ServerMetrics(training, self._auth)
+        self.updates.on_verdict = self.metrics.count_verdict
         self._data = DataEndpoint(self._auth, settings.data)
 
     def starlette(self) -> Starlette:
@@ -90,6 +93,7 @@ class App:
         return Starlette(
             routes=[
                 Route("/", self._page),
+                Route("/metrics", self.metrics.page),
                 Route("/v1/status", self._status),
                 Route("/v1/openapi.json", self._openapi),
                 Route("/v1/pair", self._pairings.pair, methods=["POST"]),

@@ -24,6 +24,7 @@ from ringleader.paramserver.server.http.request_limits import (
     MAX_HEAD_BYTES,
     RequestLimits,
 )
+from ringleader.paramserver.server.http.server_metrics import RequestCounter
 from ringleader.paramserver.server.training import TICK_S, Training
 
 LINGER_S = 30.0
@@ -85,7 +86,7 @@ class HttpServer:
         self._listener = listener
         self._context = context
         self._config = uvicorn.Config(
-            RequestLimits(app.starlette()),
+            RequestCounter(RequestLimits(app.starlette()), app.metrics.registry),
             http=LimitedProtocol,
             ws="none",
             lifespan="off",

@@ -6,6 +6,7 @@ A request that cannot be accepted is refused before its body is read.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -51,6 +52,8 @@ class UpdateEndpoint:
         self.max_bytes = bodies.max_update_bytes(manifest)
         self.uploads = UploadBuffers(max(_UPLOADS * self.max_bytes, _MIN_UPLOAD_BYTES))
         self._auth = auth
+        self.on_verdict: Callable[[Verdict], None] = lambda _: None
+        """Called with the verdict of each answer."""
 
     def sweep(self) -> None:
         """Drop uploads that can no longer be accepted."""
@@ -165,6 +168,7 @@ class UpdateEndpoint:
 
     def _respond(self, verdict: Verdict, reason: str) -> Response:
         """Build the response for a verdict, or raise it if it is a refusal."""
+        self.on_verdict(verdict)
         version = self.training.scheduler.version
         match verdict:
             case Verdict.STALE:
