@@ -66,8 +66,8 @@ def run_job(plan: RunPlan, errors: Console) -> int:
         errors.print(f"ringleader: {text}", markup=False)
 
     with (
-        _number_folder(plan),
         agent_for_run(plan.agent, plan.request.job, say) as agent,  # a fork forgets it
+        _number_folder(plan),
     ):
         importing.join()
         with ForkServer.start() if plan.may_fork else nullcontext() as server:

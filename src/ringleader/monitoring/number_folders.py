@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ringleader.node.protocol.agent_config import run_directory
+from ringleader.node.protocol.agent_config import make_run_directory, run_directory
 
 _FOLDER = "numbers"
 MAX_FOLDERS = 64
@@ -25,7 +25,7 @@ def make_number_folder(home: Path, job: str) -> Iterator[Path]:
 
     Workers that were forked inside leave the context, too, and must not remove it.
     """
-    top, owner = run_directory(home) / _FOLDER, os.getpid()
+    top, owner = make_run_directory(home) / _FOLDER, os.getpid()
     path = top / job / str(owner)
     _remove_dead(top)
     shutil.rmtree(path, ignore_errors=True)  # of an earlier process with this id

@@ -17,7 +17,11 @@ from typing import Self
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, PeerLost, PeerUnreachable
 from ringleader.node.protocol.agent_client import AGENT, AgentClient
-from ringleader.node.protocol.agent_config import AgentConfig, run_directory
+from ringleader.node.protocol.agent_config import (
+    AgentConfig,
+    make_run_directory,
+    run_directory,
+)
 from ringleader.node.protocol.local_requests import RequestFailed
 from ringleader.node.protocol.resident_record import LOG
 from ringleader.node.protocol.socket_handover import start_with_socket
@@ -59,8 +63,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     if not config.is_resident:
         return start_with_socket(command, sock)
-    path = log_path(config)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = make_run_directory(Path(config.home)) / LOG
     with open(path, "wb", opener=_private) as log:
         # Not in the user's folder: it may be removed, or on a disk to be unmounted.
         return start_with_socket(command, sock, log=log, folder=config.home)

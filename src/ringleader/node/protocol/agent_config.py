@@ -32,6 +32,16 @@ def metrics_directory(home: Path) -> Path:
     return run_directory(home) / "metrics"
 
 
+def make_run_directory(home: Path) -> Path:
+    """Return that directory; make it if needed, and close it to other users."""
+    directory = run_directory(home)
+    for path in (home, directory):  # mkdir gives the mode to the last folder only
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directory.stat().st_mode & 0o077:
+        directory.chmod(0o700)
+    return directory
+
+
 class AgentConfig(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 ):

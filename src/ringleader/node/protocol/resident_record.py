@@ -17,7 +17,11 @@ from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError
 from ringleader.identity.secret_value import Secret
 from ringleader.identity.storage.home import FileLock, Home, HomeWriter
-from ringleader.node.protocol.agent_config import AgentConfig, run_directory
+from ringleader.node.protocol.agent_config import (
+    AgentConfig,
+    make_run_directory,
+    run_directory,
+)
 
 RECORD = "resident.json"
 LOCK = "resident.lock"
@@ -46,9 +50,8 @@ class ResidentRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def claim_resident(home: Path) -> FileLock:
     """Lock the place of the resident agent; raises ``ConfigError`` if it is taken."""
-    directory = run_directory(home)
     with Home(home).writing():
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory = make_run_directory(home)
         if not (directory / LOCK).exists():
             HomeWriter(directory).write(LOCK, Secret(b""))
     deadline = Deadline.after(CLAIM_S)
