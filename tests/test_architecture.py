@@ -91,7 +91,7 @@ LONGER = {
     "backend/process_group.py": (620, "one method per operation that torch knows"),
     "groups/group.py": (480, "the whole public surface of a group, mostly signatures"),
     "coordinator/v1/coordinator_pb2_grpc.py": (400, "generated"),
-    "groups/runner.py": (370, "all ways in which an operation begins and ends"),
+    "groups/runner.py": (380, "all ways in which an operation begins and ends"),
     "transport/mesh.py": (410, "both sides of one handshake are read together"),
     "testing/processes.py": (360, "the two sides of a fork are read together"),
 }

@@ -27,7 +27,8 @@ PUBLIC = (
     "PeerFailed PeerLost PeerRefused PeerUnreachable PeerUntrusted ProtocolError "
     "RingleaderError RunError SyncBatchNorm TooFewMembers Work WorkerNode __version__ "
     "backends checkpoint compression dataset elastic fetch group join log metrics "
-    "parallelize require_backend resume rpc shard should_rejoin sync_module_states"
+    "parallelize require_backend resume rpc shard should_rejoin sync_module_states "
+    "trace"
 )
 
 RPC = (
@@ -55,7 +56,7 @@ FLAGS = {
     "--sync-env "
     "--max-restarts --survive --job --peers --coordinator --mdns --interface --port "
     "--tensor-port --transport --rank0 --profile --timeout --any-script --plaintext "
-    "--tls-ca --tls-cert --tls-key --compress --checkpoint --dry-run --backend",
+    "--tls-ca --tls-cert --tls-key --compress --checkpoint --trace --dry-run --backend",
     "up": "--jobs --no-jobs --install --uninstall --yes --foreground --peers "
     "--coordinator --mdns --interface --port --profile --wait --json",
     "down": "",

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ringleader.parallel.parallelize import parallelize
     from ringleader.parallel.sync_batch_norm import SyncBatchNorm
     from ringleader.parallel.sync_module_states import sync_module_states
+    from ringleader.tracing.trace import trace
     from ringleader.training.elastic import elastic
     from ringleader.training.run import ElasticRun
 
@@ -92,6 +93,7 @@ __all__ = [
     "shard",
     "should_rejoin",
     "sync_module_states",
+    "trace",
 ]
 
 # Names whose modules import torch are loaded on first use, so that the command line
@@ -117,6 +119,7 @@ _LAZY = {
     "shard": "ringleader.data.shard",
     "should_rejoin": "ringleader.node.launch.join",
     "sync_module_states": "ringleader.parallel.sync_module_states",
+    "trace": "ringleader.tracing.trace",
 }
 
 

@@ -54,6 +54,7 @@ GLOO_CANNOT = {
     "checkpoint_async_save": "Gloo: aborts if a save and the training share a group",
     "all_to_all_of_uneven_lists": "Gloo: alltoall wants equal sizes",
     "coalescing_manager_of_a_device": "Gloo: no _start_coalescing",
+    "traced_steps": "Gloo: no operation of ours to be traced",
     "means_of_integers": "Gloo: raises for the mean of integers",
 }
 

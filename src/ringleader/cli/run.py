@@ -168,6 +168,14 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             "machine; ringleader.resume() finds them.",
         ),
     ] = "",
+    trace: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="Record where the time of each step goes, on all machines; rank 0 "
+            "prints a table and writes FILE for ui.perfetto.dev.",
+        ),
+    ] = "",
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -231,6 +239,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             tls_key=tls_key,
             compress=compress,
             checkpoint=checkpoint,
+            trace=trace,
             dry_run=dry_run,
             backend=backend,
         ),

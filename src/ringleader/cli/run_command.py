@@ -32,6 +32,7 @@ from ringleader.node.launch.survival_notice import check_survival, survival_noti
 from ringleader.node.peering.membership_profiles import MembershipProfile
 from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.node.protocol.local_requests import EnterJob
+from ringleader.settings.tracing import trace_environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,7 @@ class RunOptions:
     tls_key: Path | None
     compress: str
     checkpoint: str
+    trace: str
     dry_run: bool
     backend: str
 
@@ -141,6 +143,8 @@ def _export(options: RunOptions) -> None:
         is_url = "://" in options.checkpoint
         folder = options.checkpoint if is_url else os.path.abspath(options.checkpoint)
         settings.export({"RINGLEADER_CHECKPOINT": folder})
+    if options.trace:
+        settings.export(trace_environment(options.trace))
     if options.dry_run:
         settings.export({"RINGLEADER_DRY_RUN": "1"})
     if options.tensor_port:

@@ -59,6 +59,12 @@ def open_store(launch: Launch, deadline: Deadline) -> TCPStore:
     return _meeting.store
 
 
+def opened_store() -> TCPStore | None:
+    """Return the store that this process has opened, if it has."""
+    is_ours = _meeting.job is not None and _meeting.job[1] == os.getpid()
+    return _meeting.store if is_ours else None
+
+
 def _open(launch: Launch, deadline: Deadline) -> TCPStore:
     if launch.directory:
         return _meet(launch, Path(launch.directory), deadline)

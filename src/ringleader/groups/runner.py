@@ -30,6 +30,7 @@ from ringleader.errors import (
     RingleaderError,
 )
 from ringleader.groups import gil_interval, mismatch
+from ringleader.groups.caller_observer import installed
 from ringleader.groups.control_channel import ControlChannel
 from ringleader.groups.messages import Outgoing, PendingRecv
 from ringleader.groups.work import DONE, Work, same_again
@@ -98,6 +99,8 @@ class Runner:
         job = Job(body, Deadline.after(timeout_s), Work(self._help), nests)
         self._queue.append(job)
         if async_op:
+            if installed.observer is not None:
+                installed.observer.queued()
             self._ensure_thread()
         else:
             job.work.wait()
@@ -168,7 +171,11 @@ class Runner:
             self._nests = nests
             gil_interval.begin()
             self.check()  # the first thread to see an abort tells the peers
-            body(deadline)
+            if nests and installed.observer is not None:
+                with installed.observer.together():
+                    body(deadline)
+            else:
+                body(deadline)
         except BaseException as exc:
             raise self.broken(exc) from exc
         finally:

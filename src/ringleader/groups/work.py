@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from ringleader.deadline import Deadline
 from ringleader.errors import RingleaderError
+from ringleader.groups.caller_observer import installed
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +55,13 @@ class Work:
         The operation has its own deadline, so this ends. ``timeout_s`` bounds only this
         wait, which then raises TimeoutError; the operation goes on.
         """
+        if installed.observer is None or self._finished.is_set():
+            self._wait(timeout_s)
+        else:
+            with installed.observer.waiting():
+                self._wait(timeout_s)
+
+    def _wait(self, timeout_s: float | None) -> None:
         deadline = Deadline.after(timeout_s) if timeout_s is not None else None
         while not self._finished.is_set():
             if deadline and deadline.is_over():

@@ -228,3 +228,9 @@ def home_directory(env: Mapping[str, str] | None = None) -> Path:
     if not path.is_absolute():
         raise ConfigError(f"RINGLEADER_HOME is {text!r}; use an absolute path")
     return path
+
+
+def link_kind(env: Mapping[str, str] | None = None) -> str:
+    """Return what connects this machine, as "Wi-Fi": RINGLEADER_LINK_KIND."""
+    env = os.environ if env is None else env
+    return env.get("RINGLEADER_LINK_KIND", "")

@@ -31,6 +31,11 @@ _NOT_SLURM = {*_RANK[:-1], "MASTER_ADDR"}
 _TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
+def has_rank(env: Mapping[str, str] | None = None) -> bool:
+    """Return whether this process is a rank that a launcher has started."""
+    return any(name in (os.environ if env is None else env) for name in _RANK)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """Rank and rendezvous of a job, as torchrun, mpirun or Slurm set them."""

@@ -251,6 +251,17 @@ def test_the_sentence_says_when_operations_are_too_small() -> None:
     assert advise(summarize(found)) == sentence
 
 
+def test_ranks_of_one_machine_are_not_told_to_compress() -> None:
+    found = recording(
+        trace(0, "a", operation(30, 100), wait(30, 95, peer=1)),
+        trace(1, "a", operation(30, 90), wait(30, 85, peer=0)),
+    )
+    sentence = advise(summarize(found))
+    assert "for exchanges with rank 1, on the same machine" in sentence
+    assert "fewer processes" in sentence
+    assert "link rank 1 -> rank 0" in format_table(summarize(found))
+
+
 def test_the_sentence_says_when_there_is_nothing_to_gain() -> None:
     found = recording(
         trace(0, "a", operation(95, 100)), trace(1, "b", operation(97, 100))

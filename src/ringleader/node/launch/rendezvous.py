@@ -29,8 +29,15 @@ from ringleader.node.protocol.local_requests import (
     StoreOpened,
     validate,
 )
+from ringleader.topology.interface_kind import InterfaceKind, kind_of
 from ringleader.transport.name_lookups import no_name_lookups
 
+_LINK_WORDS = {
+    InterfaceKind.WIFI: "Wi-Fi",
+    InterfaceKind.ETHERNET: "Ethernet",
+    InterfaceKind.THUNDERBOLT: "Thunderbolt",
+    InterfaceKind.VPN: "VPN",
+}
 LOOPBACK = "127.0.0.1"
 GATHER_S = 20.0
 """How long the machines of a round may take to reach its store."""
@@ -72,6 +79,9 @@ class Rendezvous:
             "RINGLEADER_PLAINTEXT": "0" if encrypts else "1",
             "RINGLEADER_ADDRESS": ",".join(self.entered.addresses),
             "RINGLEADER_ROUND": self.entered.round,
+            "RINGLEADER_LINK_KIND": _LINK_WORDS.get(
+                kind_of(self.entered.interface), ""
+            ),
         }
 
     def export(self, *, encrypts: bool = True) -> dict[str, str | None]:

@@ -16,6 +16,7 @@ from ringleader.errors import ConfigError
 from ringleader.node.launch import worker_main
 from ringleader.settings import launch
 from ringleader.settings.run import run_settings
+from ringleader.settings.tracing import wants_trace
 from ringleader.transport.name_lookups import is_loopback, no_name_lookups
 
 SCHEMES = ("mdns", "grpc")
@@ -30,6 +31,7 @@ def autoload() -> None:
         (_compress, "--compress"),
         (_survive, "--survive"),
         (_record_failures, "the record of failures"),
+        (_trace, "--trace"),
     ):
         try:
             step()
@@ -45,6 +47,7 @@ def register() -> None:
     _compress()
     _survive()
     _record_failures()
+    _trace()
 
 
 def torchrun_handler() -> Callable[[Any], Any]:
@@ -143,6 +146,14 @@ def _survive() -> None:
 def _join_run(group: Any) -> Any:  # noqa: ANN401 - types of the packages above
     """Become a member of the run; by name, as it belongs to a package above this."""
     return import_module("ringleader.training.script_run").join_run(group)
+
+
+def _trace() -> None:
+    """Trace this worker if the environment says so; imported only then."""
+    if wants_trace():
+        from ringleader.tracing.run_trace import trace_run
+
+        trace_run()
 
 
 def _record_failures() -> None:

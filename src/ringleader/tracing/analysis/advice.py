@@ -11,12 +11,13 @@ from ringleader.tracing.analysis.summary import Summary
 COMPUTE_SHARE = 0.9
 """A rank that computes for this share of the step has nothing to gain elsewhere."""
 ENCODE_SHARE = 0.2
+ALIKE = 0.8
+"""A rank that waits at least this much of the longest time waits as long."""
 BYTES_SHARE = 0.3
 """If the bytes alone need less than this share of the time for communication, the
 number of operations is the cost, and not their size."""
-SMALL_BYTES = 64 << 10
-"""Mean size of operations that cost their start rather than their bytes, if the links
-were not measured."""
+SMALL_BYTES = 256 << 10
+"""Mean size of operations that may cost their start rather than their bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def advise(summary: Summary) -> str:
         return _slow_machine(worst, late, ranks, summary)
     if _is_start_bound(parts, summary):
         return _small_batches(worst, summary)
-    return _network_bound(worst, summary)
+    return _network_bound(_beside(worst, ranks, summary), summary)
 
 
 def _network_ns(parts: Parts) -> int:
@@ -85,11 +86,12 @@ def _is_encode_bound(parts: Parts) -> bool:
 
 def _is_start_bound(parts: Parts, summary: Summary) -> bool:
     """Return whether operations cost their start and not their bytes."""
-    if not parts.num_operations:
+    num = parts.num_operations
+    if not num or parts.num_bytes / num >= SMALL_BYTES:
         return False
     slowest = min(summary.links.values(), default=0.0)
     if not slowest:
-        return parts.num_bytes / parts.num_operations < SMALL_BYTES
+        return True
     spent_ns = parts.exposed_ns + parts.hidden_ns
     return parts.num_bytes / slowest * 1e9 < BYTES_SHARE * spent_ns
 
@@ -146,6 +148,17 @@ def _small_batches(worst: _Rank, summary: Summary) -> str:
     return f"{text}batches, or several backward passes per step (no_sync)"
 
 
+def _beside(worst: _Rank, ranks: list[_Rank], summary: Summary) -> _Rank:
+    """Return a rank that waits for the slow machine, if ``worst`` is on it itself."""
+    link = _slowest(worst.parts)
+    if link is None or summary.slow_end(link) != worst.rank:
+        return worst
+    others = [each for each in ranks if each.rank != worst.rank]
+    found = max(others, key=lambda each: each.parts.share(each.parts.exposed_ns))
+    shares = (each.parts.share(each.parts.exposed_ns) for each in (found, worst))
+    return found if next(shares) >= ALIKE * next(shares) else worst
+
+
 def _network_bound(worst: _Rank, summary: Summary) -> str:
     parts, slowest = worst.parts, _slowest(worst.parts)
     waits_ns = _network_ns(parts)
@@ -154,6 +167,10 @@ def _network_bound(worst: _Rank, summary: Summary) -> str:
     )
     if slowest is None:
         text += "the network"
+    elif summary.is_one_machine(slowest):
+        other = _other_end(slowest, worst.rank)
+        text += f"exchanges with rank {other}, on the same machine"
+        return f"{text}: try fewer processes there, or larger batches"
     else:
         text += _link(slowest, worst.rank, summary)
     return f"{text}: {_less_bytes(parts.codecs)}"

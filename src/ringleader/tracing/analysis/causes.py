@@ -93,6 +93,5 @@ class Causes:
             return None
         return waits[at].peer
 
-    def _speed(self, link: SlowLink) -> tuple[float, SlowLink]:
-        links = self._recording.links
-        return links.get((link.source, link.target), float("inf")), link
+    def _speed(self, link: SlowLink) -> float:
+        return self._recording.links.get((link.source, link.target), float("inf"))

@@ -46,6 +46,11 @@ class Summary:
         machine = self.machines.get(rank, "")
         return f"`{machine}`" if machine else f"rank {rank}"
 
+    def is_one_machine(self, link: SlowLink) -> bool:
+        """Return whether both ends of a link are on the same machine."""
+        source, target = (self.machines.get(r, "") for r in (link.source, link.target))
+        return bool(source) and source == target
+
     def slow_end(self, link: SlowLink) -> int | None:
         """Return the rank at the slow end of a link; None if that is unknown.
 

@@ -64,8 +64,11 @@ def describe(cause: Cause, machines: dict[int, str]) -> str:
     if isinstance(cause, Late):
         machine = machines.get(cause.rank, "")
         return f"rank {cause.rank}" + (f" ({machine})" if machine else "")
-    ends = (machines.get(r, "") or f"rank {r}" for r in (cause.source, cause.target))
-    return "link " + " -> ".join(ends)
+    ranks = cause.source, cause.target
+    names = [machines.get(rank, "") for rank in ranks]
+    if "" in names or names[0] == names[1]:
+        names = [f"rank {rank}" for rank in ranks]
+    return "link " + " -> ".join(names)
 
 
 def _notes(summary: Summary) -> list[str]:
