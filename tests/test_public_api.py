@@ -67,7 +67,7 @@ FLAGS = {
     "coordinator": "--listen --heartbeat-timeout --state --tls-ca --tls-cert --tls-key "
     "--plaintext",
     "status": "--watch --json --mlx",
-    "dashboard": "--no-browser --port --json",
+    "dashboard": "--no-browser --share --port --json",
     "top": "--once",
     "metrics": "--port --host",
     "backends": "--json",

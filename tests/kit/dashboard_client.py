@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPResponse
+from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -42,12 +43,20 @@ class DashboardClient:
         self, method: str, path: str, body: object = None, **headers: str
     ) -> tuple[int, Any]:
         """Return the status and the content, which is JSON."""
-        connection = HTTPConnection(*self.address, timeout=PATIENCE_S)
+        connection = self._connect()
         try:
             found = self._send(connection, method, path, body, headers)
             return found.status, json.loads(found.read())
         finally:
             connection.close()
+
+    def _connect(self) -> HTTPConnection:
+        if not self.url.startswith("https:"):
+            return HTTPConnection(*self.address, timeout=PATIENCE_S)
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE  # as a phone whose user goes on
+        return HTTPSConnection(*self.address, timeout=PATIENCE_S, context=context)
 
     def _send(
         self,

@@ -45,7 +45,7 @@ class SimulatedDashboard:
         sock = listen("127.0.0.1", 0)
         origin = f"http://127.0.0.1:{sock.getsockname()[1]}"
         sources = Sources(self.current, self.log_tail, self.stop_job)
-        server = DashboardServer(self.access, sources, frozenset({origin}), 0.1)
+        server = DashboardServer(self.access, sources, lambda: frozenset({origin}), 0.1)
         await server.listen(sock)
         token = self.access.issue_link(time.monotonic())
         self.url = f"{origin}/#token={token}"

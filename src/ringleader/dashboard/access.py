@@ -16,6 +16,8 @@ LINK_S = 600.0
 """Time to open the printed link; a link found later in a log opens nothing."""
 CODE_S = 300.0
 SESSION_S = 12 * 3600.0
+VISITOR_S = 4 * 3600.0
+"""A session that was opened by a code."""
 MAX_LINKS = 8
 MAX_SESSIONS = 64
 CODE_ATTEMPTS = 5
@@ -113,7 +115,14 @@ class Access:
         found = [each for each in self._sessions if _is_equal(each.key, key)]
         return found[0] if found else None
 
+    def visitors_until_s(self) -> float:
+        """Return when the code and all sessions that codes opened are over."""
+        ends = [each.until_s for each in self._sessions if not each.can_stop]
+        code = [] if self._code is None else [self._code.until_s]
+        return max([*ends, *code], default=float("-inf"))
+
     def _open(self, now_s: float, *, can_stop: bool) -> Session:
-        made = Session(self.new_token(), now_s + SESSION_S, can_stop)
+        length_s = SESSION_S if can_stop else VISITOR_S
+        made = Session(self.new_token(), now_s + length_s, can_stop)
         self._sessions = [*self._sessions[-MAX_SESSIONS + 1 :], made]
         return made

@@ -31,11 +31,16 @@ from ringleader.dashboard.http_message import (
     response_head,
 )
 from ringleader.dashboard.page_state import State
+from ringleader.errors import RingleaderError
 
 MAX_CONNECTIONS = 64
+MAX_PER_ADDRESS = 16
+"""Connections of one address to a shared page."""
 MAX_STREAMS = 24
 """Pages that follow the state at the same time; one connection each."""
 REQUEST_S = 10.0
+ANSWER_S = 40.0
+"""To stop a job, all machines are asked."""
 WRITE_S = 20.0
 """A page that does not read what is sent for so long is dropped."""
 EVERY_S = 1.0
@@ -62,28 +67,27 @@ class DashboardServer:
         self,
         access: Access,
         sources: Sources,
-        origins: frozenset[str],
+        origins: Callable[[], frozenset[str]],
         every_s: float = EVERY_S,
     ) -> None:
-        """``origins`` are the addresses of the page, as ``http://127.0.0.1:4711``."""
+        """``origins`` returns our addresses, as ``http://127.0.0.1:4711``."""
         self.access = access
         self._sources = sources
         self._origins = origins
         self._every_s = every_s
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._tls: ssl.SSLContext | None = None
+        self._connections: dict[asyncio.Task[None], str] = {}
+        """Each with the address of its client."""
         self._num_streams = 0
 
     async def listen(
         self, sock: socket.socket, tls: ssl.SSLContext | None = None
     ) -> None:
         """Answer connections to ``sock`` until ``close``."""
+        self._tls = tls
         self._server = await asyncio.start_server(
-            self._on_connection,
-            sock=sock,
-            limit=MAX_HEAD_BYTES,
-            ssl=tls,
-            ssl_handshake_timeout=REQUEST_S if tls else None,
+            self._on_connection, sock=sock, limit=MAX_HEAD_BYTES
         )
 
     async def close(self) -> None:
@@ -99,17 +103,31 @@ class DashboardServer:
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._connections) >= MAX_CONNECTIONS:
+        address = str((writer.get_extra_info("peername") or ("",))[0])
+        if not self._has_room(address):
             writer.close()
             return
-        self._connections.add(task)
+        self._connections[task] = address
         try:
+            if self._tls is not None:  # here, so that silent handshakes count, too
+                async with asyncio.timeout(REQUEST_S):
+                    await writer.start_tls(self._tls)
             await self._serve(reader, writer)
         except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
             pass  # a client that went away, is silent or sends too much
         finally:
-            self._connections.discard(task)
+            del self._connections[task]
             writer.close()
+
+    def _has_room(self, address: str) -> bool:
+        """Return whether a client may have one more connection.
+
+        On a shared page one phone must not take the places of the others.
+        """
+        if len(self._connections) >= MAX_CONNECTIONS:
+            return False
+        same = sum(1 for each in self._connections.values() if each == address)
+        return self._tls is None or same < MAX_PER_ADDRESS
 
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -117,15 +135,17 @@ class DashboardServer:
         try:
             async with asyncio.timeout(REQUEST_S):
                 request = parse_head(await reader.readuntil(b"\r\n\r\n"))
-                check_source(request, self._origins)
+                check_source(request, self._origins())
                 body = await reader.readexactly(request.body_bytes)
             if request.method == "GET" and request.path == "/events":
                 await self._stream(request, reader, writer)
                 return
-            async with asyncio.timeout(REQUEST_S):
+            async with asyncio.timeout(ANSWER_S):
                 answer = await self._answer(request, body)
         except BadRequest as exc:
             answer = json_response(exc.status, {"error": exc.text})
+        except RingleaderError as exc:  # of a machine that was asked
+            answer = json_response(502, {"error": str(exc)})
         async with asyncio.timeout(WRITE_S):
             writer.write(answer)
             await writer.drain()

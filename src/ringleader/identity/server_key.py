@@ -71,6 +71,10 @@ class ServerKey:
 
     def context(self) -> ssl.SSLContext:
         """Return the server's TLS 1.3 context."""
+        return self.context_and_certificate()[0]
+
+    def context_and_certificate(self) -> tuple[ssl.SSLContext, bytes]:
+        """Return a TLS 1.3 context and its certificate (DER), made for it."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         password = Secret(secrets.token_hex(32))
@@ -79,13 +83,13 @@ class ServerKey:
             PrivateFormat.PKCS8,
             BestAvailableEncryption(password.reveal().encode()),
         )
-        certificate = _certificate(self.key).public_bytes(Encoding.PEM)
+        certificate = _certificate(self.key)
         # The ssl module reads keys from files only; this one is encrypted.
         with tempfile.TemporaryDirectory(prefix="ringleader-") as directory:
             path = Path(directory, "server.pem")
-            path.write_bytes(sealed + certificate)
+            path.write_bytes(sealed + certificate.public_bytes(Encoding.PEM))
             context.load_cert_chain(path, password=password.reveal)
-        return context
+        return context, certificate.public_bytes(Encoding.DER)
 
 
 def load_or_make(out: Path) -> ServerKey:

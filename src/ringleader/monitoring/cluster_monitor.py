@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -12,6 +13,7 @@ from ringleader.dashboard.job_rows import JobNumbers, job_rows
 from ringleader.dashboard.page_state import State, page_state
 from ringleader.errors import RingleaderError
 from ringleader.ids import NodeId
+from ringleader.monitoring.job_watch import JobWatch, summary_rows
 from ringleader.monitoring.machine_feed import (
     FEED_EVERY_S,
     MACHINE,
@@ -31,6 +33,9 @@ FRESH_S = 0.5
 DIAL_S = 10.0
 SILENT_S = 30.0
 RETRY_S = 3.0
+JOBS_EVERY_S = 3.0
+_JOBS = "list of jobs"
+"""Key of the task that lists jobs, among those that follow nodes."""
 
 
 class ClusterMonitor:
@@ -42,6 +47,7 @@ class ClusterMonitor:
         self._feeds: dict[str, MachineFeed] = {}
         self._numbers: dict[str, JobNumbers] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.job_watch = JobWatch(core)
         self._asked_s = 0.0
         self._state: State = {}
         self._built_s = float("-inf")
@@ -69,24 +75,41 @@ class ClusterMonitor:
 
     def _build(self) -> State:
         snapshot = self._core.snapshot().plain()
-        rows: list[dict[str, object]] = snapshot["nodes"]  # type: ignore[assignment]
-        running = {job for row in rows for job in row["jobs"]}  # type: ignore[attr-defined]
-        self._numbers = {j: n for j, n in self._numbers.items() if j in running}
+        rows: list[dict[str, Any]] = snapshot["nodes"]  # type: ignore[assignment]
         loads = {n: msgspec.to_builtins(f.load) for n, f in self._feeds.items()}
-        return page_state(snapshot, loads, job_rows(rows, self._numbers))
+        jobs = self._job_rows(rows)
+        known = {job["id"] for job in jobs}
+        self._numbers = {j: n for j, n in self._numbers.items() if j in known}
+        return page_state(snapshot, loads, jobs)
+
+    def _job_rows(self, nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return jobs that one command started, then those typed on every machine."""
+        names = {row["node"]: row["name"] for row in nodes}
+        found = summary_rows(self.job_watch.summaries, self._numbers, names)
+        known = {job["id"] for job in found}
+        others = job_rows(nodes, self._numbers)
+        return found + [job for job in others if job["id"] not in known]
 
     def _follow_members(self) -> None:
         here = str(self._core.me.node)
         members = set(self._core.snapshot().ring) | {here}
+        if _JOBS not in self._tasks:
+            self._tasks[_JOBS] = asyncio.create_task(self._list_jobs(), name=_JOBS)
         for node in members - self._tasks.keys():
             work = self._measure_here() if node == here else self._follow(NodeId(node))
             self._tasks[node] = asyncio.create_task(work, name=f"load of {node[:8]}")
-        for node in self._tasks.keys() - members:
+        for node in self._tasks.keys() - members - {_JOBS}:
             self._tasks.pop(node).cancel()
             self._feeds.pop(node, None)
 
     def _is_watched(self) -> bool:
         return time.monotonic() - self._asked_s < WATCHED_S
+
+    async def _list_jobs(self) -> None:
+        while self._is_watched():
+            await self.job_watch.refresh()
+            await asyncio.sleep(JOBS_EVERY_S)
+        self._end(_JOBS)
 
     async def _measure_here(self) -> None:
         node = str(self._core.me.node)

@@ -6,15 +6,16 @@ import asyncio
 import json
 import socket
 import time
+from pathlib import Path
 
 import msgspec
 
-from ringleader.dashboard.access import LINK_S, Access
-from ringleader.dashboard.http_message import BadRequest
+from ringleader.dashboard.access import CODE_S, LINK_S, Access
 from ringleader.dashboard.server import DashboardServer, Sources
 from ringleader.errors import ConfigError
 from ringleader.monitoring.cluster_monitor import ClusterMonitor
 from ringleader.monitoring.messages import DashboardOpened, OpenDashboard
+from ringleader.monitoring.shared_page import SharedPage
 from ringleader.node.agent.agent_core import AgentCore
 from ringleader.node.agent.service_stream import ServiceStream
 from ringleader.transport.listening_socket import listen
@@ -32,7 +33,7 @@ IDLE_S = 60.0
 def install(core: AgentCore) -> None:
     """Register the services at an agent."""
     monitor = ClusterMonitor(core)
-    host = DashboardHost(monitor)
+    host = DashboardHost(core, monitor)
 
     async def serve_page(stream: ServiceStream) -> None:
         while True:
@@ -49,11 +50,16 @@ def install(core: AgentCore) -> None:
 class DashboardHost:
     """Opens the web server when a user first asks for it."""
 
-    def __init__(self, monitor: ClusterMonitor) -> None:
-        self._monitor = monitor
+    def __init__(self, core: AgentCore, monitor: ClusterMonitor) -> None:
+        watch = monitor.job_watch
         self._access = Access()
+        self._sources = Sources(monitor.state, watch.log_tail, watch.stop_job)
         self._server: DashboardServer | None = None
         self._port = 0
+        home = Path(core.config.home)
+        self._shared = SharedPage(
+            self._access, self._sources, home, lambda: core.local.addresses
+        )
 
     async def serve(self, stream: ServiceStream) -> None:
         """Open the dashboard for a command of this user and tell it the link."""
@@ -62,33 +68,46 @@ class DashboardHost:
         try:
             request = msgspec.msgpack.decode(body, type=OpenDashboard)
         except msgspec.DecodeError as exc:
-            raise ConfigError(
-                f"the request for the dashboard is invalid: {exc}"
-            ) from exc
-        if self._server is None:
-            await self._listen(request.port)
-        token = self._access.issue_link(time.monotonic())
-        url = f"http://{LOOPBACK}:{self._port}/#token={token}"
-        await stream.send(DashboardOpened(url=url, valid_s=LINK_S))
+            text = f"the request for the dashboard is invalid: {exc}"
+            raise ConfigError(text) from exc
+        if request.is_shared:
+            await stream.send(await self._share(request.port))
+        else:
+            await stream.send(await self._open(request.port))
 
     async def stop(self) -> None:
-        """Close the web server."""
+        """Close the web servers."""
         if self._server is not None:
             await self._server.close()
+        await self._shared.close()
+
+    async def _open(self, port: int) -> DashboardOpened:
+        if self._server is None:
+            await self._listen(port)
+        token = self._access.issue_link(time.monotonic())
+        url = f"http://{LOOPBACK}:{self._port}/#token={token}"
+        return DashboardOpened(url=url, valid_s=LINK_S)
+
+    async def _share(self, port: int) -> DashboardOpened:
+        code = self._access.issue_code(time.monotonic())
+        await self._shared.open(port)
+        urls = self._shared.urls
+        if not urls:
+            await self._shared.close()
+            raise ConfigError("this machine is in no network that a phone could reach")
+        return DashboardOpened(
+            url=urls[0],
+            valid_s=CODE_S,
+            shared_urls=urls,
+            code=code,
+            fingerprint=self._shared.fingerprint,
+        )
 
     async def _listen(self, port: int) -> None:
         sock: socket.socket = listen(LOOPBACK, port)
         self._port = sock.getsockname()[1]
         names = (LOOPBACK, "localhost")
         origins = frozenset(f"http://{name}:{self._port}" for name in names)
-        sources = Sources(self._monitor.state, _no_log, _no_stop)
-        self._server = DashboardServer(self._access, sources, origins)
-        await self._server.listen(sock)
-
-
-async def _no_log(job: str, rank: int) -> str:
-    raise BadRequest(404, f"no log of rank {rank} of job {job[:40]!r} is kept")
-
-
-async def _no_stop(job: str) -> str:
-    raise BadRequest(404, f"stop job {job[:40]!r} where it was started")
+        server = DashboardServer(self._access, self._sources, lambda: origins)
+        await server.listen(sock)
+        self._server = server

@@ -12,14 +12,21 @@ class OpenDashboard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     """Open the dashboard, unless it is, and make a new link."""
 
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """Port on 127.0.0.1; 0: any free one. Counts only the first time."""
+    """Port; 0: any free one. Counts only the first time."""
+    is_shared: bool = False
+    """Open the page for phones on the network instead, and make a code for it."""
 
 
 class DashboardOpened(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
 ):
-    """The link, for this user alone: who has it may look, and stop jobs."""
+    """Where the page is. Who has the link of 127.0.0.1 may look, and stop jobs."""
 
     url: str
     valid_s: float
-    """How long it can be opened. The page then works for 12 hours."""
+    """How long the link, or the code, opens it."""
+    shared_urls: list[str] = []
+    """Addresses of the page on the network."""
+    code: str = ""
+    fingerprint: str = ""
+    """SHA-256 of the certificate of the shared page."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -128,3 +129,62 @@ def test_top_prints_once_into_a_pipe(homes: tuple[Path, Path]) -> None:
     )
     assert "anna" in done.stdout
     assert "leader" in done.stdout
+
+
+def test_a_phone_looks_by_a_code_but_stops_nothing(homes: tuple[Path, Path]) -> None:
+    opened = open_dashboard(homes[0], OpenDashboard(is_shared=True))
+    assert len(opened.code) == 8
+    assert len(opened.fingerprint) == 64
+    phone = DashboardClient(opened.url)
+    assert phone.url.startswith("https://")
+    assert phone.ask("GET", "/state")[0] == 401
+    key = wait_for_code(phone, opened.code)
+    phone.key = key
+    assert phone.ask("GET", "/state")[0] == 200
+    assert phone.ask("GET", "/state", Host="127.0.0.1:1")[0] == 403
+    status, found = phone.ask("POST", "/stop", {"job": "x"})
+    assert (status, found["error"]) == (
+        403,
+        "a shared page only looks; stop it on a machine",
+    )
+    local = open_dashboard(homes[0], OpenDashboard())
+    client = DashboardClient(local.url, key)
+    assert client.ask("POST", "/stop", {"job": "x"})[0] == 403
+    client.open()
+    assert client.ask("POST", "/stop", {"job": "x"})[0] == 404
+
+
+def wait_for_code(phone: DashboardClient, code: str) -> str:
+    """Type the code, again if one was typed a second ago."""
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        status, found = phone.ask("POST", "/session", {"code": code})
+        if status == 200:
+            assert not found["can_stop"]
+            return str(found["key"])
+        assert status == 429, found
+        assert time.monotonic() < until_s
+        time.sleep(0.2)
+
+
+@pytest.mark.slow  # it waits for a limit of ten seconds
+def test_an_open_tls_handshake_takes_no_place_for_ever(
+    homes: tuple[Path, Path],
+) -> None:
+    opened = open_dashboard(homes[0], OpenDashboard(is_shared=True))
+    phone = DashboardClient(opened.url)
+    silent = [socket.create_connection(phone.address, PATIENCE_S) for _ in range(30)]
+    try:
+        closed = sum(1 for sock in silent if _is_closed(sock))
+        assert closed == len(silent), "those beyond the limit at once, others in time"
+    finally:
+        for sock in silent:
+            sock.close()
+    assert phone.ask("GET", "/state")[0] == 401
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True

@@ -11,6 +11,7 @@ from ringleader.dashboard.access import (
     LINK_S,
     MAX_LINKS,
     SESSION_S,
+    VISITOR_S,
     Access,
     TooManyAttempts,
 )
@@ -47,10 +48,14 @@ def test_old_links_are_forgotten_when_many_are_made() -> None:
 def test_a_code_opens_a_session_that_only_looks() -> None:
     access = Access(new_code=lambda: "01234567")
     assert access.open_by_code("01234567", 0.0) is None, "none was made"
+    access.open_by_link(access.issue_link(0.0), 0.0)
+    assert access.visitors_until_s() < 0.0
     access.issue_code(10.0)
+    assert access.visitors_until_s() == 10.0 + CODE_S
     session = access.open_by_code("01234567", 20.0)
     assert session is not None
     assert not session.can_stop
+    assert access.visitors_until_s() == session.until_s == 20.0 + VISITOR_S
     assert access.open_by_code("01234567", 10.0 + CODE_S) is None
 
 
