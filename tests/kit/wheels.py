@@ -1,4 +1,4 @@
-"""``make_wheel``: a package that pip can install without a network."""
+"""Packages that can be installed without a network."""
 
 from __future__ import annotations
 
@@ -23,3 +23,9 @@ def make_wheel(folder: Path, name: str, version: str, *, value: int = 1) -> Path
         for each, text in files.items():
             wheel.writestr(each, text)
     return path
+
+
+def install_folder(wheel: Path, folder: Path) -> None:
+    """Install a wheel into a folder for PYTHONPATH."""
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(folder)

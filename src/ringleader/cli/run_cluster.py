@@ -49,6 +49,9 @@ class ClusterRun:
 
 def run_on_cluster(agent: ResidentAgent, order: ClusterRun) -> int:
     """Start the program on the machines, show it, and return the exit status."""
+    if order.syncs_environment and not order.is_synced:
+        text = "--sync-env: the list of packages travels with the project"
+        raise ConfigError(f"{text}; omit --no-sync")
     machines = choose_machines(agent.snapshot, order.wanted)
     for sentence in idle_machines(agent.snapshot, machines, order.wanted):
         _say(sentence)
