@@ -88,8 +88,9 @@ def _compare_lineages(top: StepStatus, told: Told) -> Told:
 def _trust_the_holder(top: StepStatus, told: Told) -> Told:
     """Assume that every member still holds the result of its version.
 
-    One that copied its state from another member never had it, so the gather waits for
-    buckets that nobody can send.
+    One that copied its state from another member never had it. Like the product's, its
+    data side sends what is in the buffer, so the others deliver something else than the
+    sum.
     """
     for member, status in told.items():
         if status.chain == top.chain and status.last is not None:
@@ -262,7 +263,7 @@ PLANTED_BUGS: Final[dict[str, PlantedBug]] = {
     "keep_all_results": PlantedBug("I11", StepRules(buffers=_AllBuffers)),
     "assign_from_memory": PlantedBug("I12", StepRules(asks_plan=False)),
     "commit_codec_early": PlantedBug("I13", StepRules(residuals=_HastyResiduals)),
-    "trust_the_holder": PlantedBug("I7", _decides(_trust_the_holder)),
+    "trust_the_holder": PlantedBug("I2", _decides(_trust_the_holder)),
     "ignore_delivered": PlantedBug("I6", StepRules(decide=_ignore_delivered)),
     "drop_early_frames": PlantedBug("I7", StepRules(keeps_early_frames=False)),
     "count_forks": PlantedBug("I5", _decides(_count_forks)),
