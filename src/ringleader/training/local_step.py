@@ -30,6 +30,10 @@ class LocalStep:
             known.add(self.current.index)
         self.pending = [q for q in quanta if q.index not in known]
 
+    def is_within(self, quanta: Sequence[Quantum]) -> bool:
+        """True if all that is in the contribution is among ``quanta``."""
+        return {q.index for q in self.done} <= {q.index for q in quanta}
+
     def begin(self) -> Quantum:
         """Return the next quantum, which is now being computed."""
         self.current = self.pending.pop(0)

@@ -220,8 +220,6 @@ class Members(Team):
         self.contribution.update.restore_delivered()
         if self._execution.adopt(installed, group):
             self._adopted(installed)
-        elif self._session.step.me in plan.void:
-            self.contribution.drop()
         if self.version != plan.version:
             raise InternalError(f"elastic: {self.version} after {plan.version}'s plan")
         self._enter_table(installed, group)

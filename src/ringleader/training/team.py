@@ -168,8 +168,15 @@ class Team:
         self.take(table_of(self.data.spec, self.progress, self.nodes))
 
     def take(self, table: StepTable) -> None:
-        """Take this member's quanta of ``table``."""
+        """Take this member's quanta of ``table``.
+
+        A contribution with others in it is void: another member computes them. The plan
+        of the view does not tell, because the one that made it void may be over before
+        the user's thread has seen it.
+        """
         mine = quanta_of(self.data.spec, self.progress, table, self.node)
+        if not self.contribution.step.is_within(mine):
+            self.contribution.drop()
         self.contribution.step.assign(mine)
         self.loader.expect(self.progress, table)
 

@@ -126,10 +126,17 @@ class DataSide:
 
     # -- the work of a step ------------------------------------------------------------
 
-    def assign(self, table: StepTable, node: NodeId) -> None:
-        """Take the quanta of a table that are this member's."""
+    def assign(self, table: StepTable, node: NodeId, *, is_void: bool) -> None:
+        """Take the quanta of a table that are this member's.
+
+        ``is_void``: the plan of the view in force says that others compute its quanta.
+        """
         self.table = table
-        self.work.assign(quanta_of(SPEC, self.order.progress, table, node))
+        mine = quanta_of(SPEC, self.order.progress, table, node)
+        must_drop = not self.work.is_within(mine)
+        if must_drop and (is_void or self.rules.looks_back) and self.rules.drops_void:
+            self.drop_contribution()
+        self.work.assign(mine)
 
     def table_from_memory(self, view: View) -> StepTable:
         """Return the table of a step as if nobody else had a say in it. Planted bug."""

@@ -110,8 +110,6 @@ class StepNode:
         assert plan is not None
         if not member.is_ready:
             return
-        if self.me in plan.void and self.rules.drops_void:
-            self.data.drop_contribution()
         self.oracle.entered(member, self.state, self.others())
 
     # -- steps -------------------------------------------------------------------------
@@ -130,7 +128,7 @@ class StepNode:
         self.oracle.tabulated(view, member.version, table)
         member.assign(table.quanta[self.me.node])
         self.assigned_at = (view.id, member.version)
-        self.data.assign(table, self.me.node)
+        self.data.assign(table, self.me.node, is_void=self.me in plan.void)
 
     def has_work(self, member: Member, version: int) -> bool:
         """Return whether a member computes quanta of a step, as far as known here."""

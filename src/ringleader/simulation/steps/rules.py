@@ -29,6 +29,10 @@ class StepRules:
     residuals: type[Residuals] = Residuals
 
     drops_void: bool = True
+    """A contribution is dropped if others compute the same quanta."""
+    looks_back: bool = True
+    """It is also if that was so by the plan of an earlier view, which the user's thread
+    never entered."""
     waits_for_all: bool = True
     """A reduction waits for all members, also for those that have no work."""
     waits_for_gather: bool = True
