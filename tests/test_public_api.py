@@ -57,7 +57,7 @@ FLAGS = {
     "--max-restarts --survive --job --peers --coordinator --mdns --interface --port "
     "--tensor-port --transport --rank0 --profile --timeout --any-script --plaintext "
     "--tls-ca --tls-cert --tls-key --compress --checkpoint --trace --dry-run --backend",
-    "up": "--jobs --no-jobs --install --uninstall --yes --foreground --peers "
+    "up": "--jobs --no-jobs --install --uninstall --yes --warm --foreground --peers "
     "--coordinator --mdns --interface --port --profile --wait --json",
     "down": "",
     "jobs": "--json",

@@ -29,6 +29,7 @@ from ringleader.node.launch.new_interpreter import needs_new_interpreter
 from ringleader.node.launch.process_exit import leave
 from ringleader.node.launch.program import Program, find_program
 from ringleader.node.launch.survival_notice import check_survival, survival_notice
+from ringleader.node.launch.warm_run import become_warm_run
 from ringleader.node.peering.membership_profiles import MembershipProfile
 from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.node.protocol.local_requests import EnterJob
@@ -80,6 +81,7 @@ def start_run(options: RunOptions, ctx: typer.Context) -> NoReturn:
         program = find_program(options.script, options.args, is_module=options.module)
         code = run_everywhere(ctx, program, processes)
         if code is None:
+            become_warm_run(settings.home_directory())
             code = run_job(plan_run(options, program, processes), errors)
     except RingleaderError as exc:
         text = f"ringleader run: {exc}"

@@ -56,6 +56,8 @@ def run_job(plan: RunPlan, errors: Console) -> int:
     if plan.nproc > 1:  # OpenMP reads it when torch is imported
         threads = max(1, (os.cpu_count() or 1) // plan.nproc)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    if "torch" in sys.modules:  # a fork of a warm process: it was imported without
+        _set_threads(os.environ.get("OMP_NUM_THREADS", ""))
     importing = threading.Thread(target=_import_torch, daemon=True)
     importing.start()
     if plan.compress:
@@ -89,6 +91,11 @@ def _number_folder(plan: RunPlan) -> Iterator[None]:
             yield
         finally:
             os.environ.pop(VARIABLE, None)
+
+
+def _set_threads(number: str) -> None:
+    if number.isdecimal() and int(number) > 0:
+        import_module("torch").set_num_threads(int(number))
 
 
 def _import_torch() -> None:

@@ -49,6 +49,14 @@ def up(  # noqa: PLR0913 - one parameter per option of the command
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask before --install writes.")
     ] = False,
+    warm: Annotated[
+        bool,
+        typer.Option(
+            "--warm",
+            help="Keep a process with torch imported, so that runs start sooner; "
+            "costs its memory.",
+        ),
+    ] = False,
     foreground: Annotated[
         bool,
         typer.Option("--foreground", help="Stay in this terminal until Ctrl-C."),
@@ -114,6 +122,7 @@ def up(  # noqa: PLR0913 - one parameter per option of the command
             uses_mdns=mdns or None,
             port=port,
             profile=profile.value,
+            warm=warm,
         )
         if foreground:
             raise typer.Exit(_run_here(config, allowed=bool(allowed)))

@@ -88,6 +88,8 @@ def _command(config: AgentConfig) -> list[str]:
     found += [f"--{name}={value}" for name, value in given.items() if value]
     if config.coordinator and config.uses_mdns:
         found.append("--mdns")
+    if config.warm:
+        found.append("--warm")
     return found
 
 

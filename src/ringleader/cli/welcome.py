@@ -79,14 +79,16 @@ def advise(found: Situation) -> str:
     elif found.jobs:
         first = f"{_machines(found)} Running: {', '.join(found.jobs)}."
         steps = {
-            "ringleader status --watch": "to see the machines and their links",
+            "ringleader jobs": "to see them; then logs, attach and stop",
+            "ringleader top": "to watch machines and jobs here",
+            "ringleader dashboard": "to watch them in a browser",
         }
     elif found.others:
         first = _machines(found)
         steps = {
             "ringleader run train.py": "to train on all of them",
             "ringleader status": "to see the machines and their links",
-            "ringleader down": "to leave",
+            "ringleader dashboard": "to watch them in a browser",
         }
     else:
         first = f"This machine is up in cluster {found.cluster}, alone."

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError
+from ringleader.node.launch.fork_server import can_fork
 from ringleader.node.launch.resident_agent import (
     connect_to_resident,
     find_resident,
@@ -49,14 +51,18 @@ class Machine:
     home: Path
     python: WarmPython
 
-    def run(self, *words: str, status: int = 0) -> str:
-        """Run a command without a terminal and return what it printed."""
-        env = {
+    def environment(self) -> dict[str, str]:
+        """Return the environment of commands on it."""
+        return {
             **os.environ,
             "RINGLEADER_HOME": str(self.home),
             "RINGLEADER_NAME": self.home.name,
-            "RINGLEADER_INTERFACE": LOOPBACK,
+            "RINGLEADER_INTERFACES": LOOPBACK,
         }
+
+    def run(self, *words: str, status: int = 0) -> str:
+        """Run a command without a terminal and return what it printed."""
+        env = self.environment()
         command = self.python.popen("-m", "ringleader.cli.main", *words, env=env)
         said, _ = command.communicate(timeout=LIMIT_S)
         assert command.returncode == status, said
@@ -148,6 +154,52 @@ def test_a_process_takes_part_in_jobs_through_it_and_leaves_when_it_ends(
                 break
             except ConfigError:
                 assert not deadline.is_over(), "the job outlived its process"
+
+
+WARM_SCRIPT = """
+import os, sys, time
+import neighbour, torch
+print("started by", sys.orig_argv[-2], neighbour.VALUE, flush=True)
+while not os.path.exists("go on"):
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_fork(), reason="needs Linux and pidfd")
+def test_a_warm_run_finishes_although_the_agent_is_killed(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """It is a fork of a process that has torch, finds the modules beside its script,
+    and that process ends when nobody needs it."""
+    (folder := tmp_path / "program").mkdir()
+    (folder / "train.py").write_text(WARM_SCRIPT)
+    (folder / "neighbour.py").write_text("VALUE = 'beside'")
+    agent = machine.up("--no-jobs", "--warm")["pid"]
+    deadline = Deadline.after(LIMIT_S)
+    while not (find_resident(machine.home) or pytest.fail("it ended")).warm:
+        assert not deadline.is_over()
+        time.sleep(0.05)
+    children = psutil.Process(agent).children()
+    (warm,) = (each for each in children if "warm_process" in str(each.cmdline()))
+    words = [sys.executable, "-m", "ringleader", "run", "--here", "--nodes", "1"]
+    run = subprocess.Popen(
+        [*words, "train.py"],
+        cwd=folder,
+        env=machine.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout is not None
+    with run:
+        said = run.stdout.readline()
+        os.kill(agent, signal.SIGKILL)
+        wait_until_dead(machine.home)
+        (folder / "go on").touch()
+        assert run.wait(LIMIT_S) == 0
+    assert said == "started by ringleader.node.launch.warm_process beside\n"
+    psutil.wait_procs([warm], timeout=LIMIT_S)
+    assert not warm.is_running()
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="needs root")

@@ -24,7 +24,7 @@ UP = Situation(cluster="c", is_up=True)
         (
             Situation(cluster="c", is_up=True, others=("desk",), jobs=("mnist",)),
             "Running: mnist",
-            "ringleader status",
+            "ringleader jobs",
         ),
     ],
 )

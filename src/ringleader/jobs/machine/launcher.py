@@ -9,6 +9,7 @@ from ringleader import settings
 from ringleader.jobs.machine.job_folder import JobFolder
 from ringleader.jobs.protocol.job_record import JobRecord
 from ringleader.node.launch.end_with_parent import end_with_parent
+from ringleader.node.launch.warm_run import warm_command
 from ringleader.settings.job import JobSettings
 
 START_S = 120.0
@@ -22,14 +23,9 @@ def launcher_command(record: JobRecord) -> list[str]:
     All machines begin together, and the job goes on if one is lost later.
     """
     spec = record.spec
-    command = [
-        *(
-            record.python or sys.executable,
-            "-m",
-            "ringleader.cli.main",
-            "run",
-            "--here",
-        ),
+    python = record.python or sys.executable
+    words = [
+        *("run", "--here"),
         *("--job", spec.id, "--min-nodes", "1"),
         *("--max-nodes", str(len(spec.machines)), "--wait", f"{START_S:g}"),
         *("--rank0", spec.machines[0].node),
@@ -38,7 +34,9 @@ def launcher_command(record: JobRecord) -> list[str]:
         *(["-m"] if spec.is_module else []),
         *("--", spec.script, *spec.args),
     ]
-    return end_with_parent(command)
+    is_ours = python == sys.executable
+    warm = warm_command(settings.home_directory(), words) if is_ours else None
+    return end_with_parent(warm or [python, "-m", "ringleader.cli.main", *words])
 
 
 def launcher_environment(

@@ -24,6 +24,7 @@ from ringleader.node.agent.build_snapshot import build_snapshot
 from ringleader.node.agent.load_services import load_services
 from ringleader.node.agent.request_handler import RequestHandler
 from ringleader.node.agent.status_socket import StatusSocket
+from ringleader.node.agent.warm_runs import keep_warm
 from ringleader.node.protocol import framing
 from ringleader.node.protocol.agent_config import CONFIG, AgentConfig
 from ringleader.node.protocol.local_requests import RequestDone, RequestFailed
@@ -87,6 +88,7 @@ async def _start(
     if config.is_resident:
         write_record(Path(config.home), _record(core))
         stack.callback(remove_record, Path(config.home))
+        keep_warm(core)
     with contextlib.suppress(NotImplementedError):  # Windows has no such signal
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, core.stopped.set)
@@ -101,6 +103,7 @@ def _record(core: AgentCore) -> ResidentRecord:
         cluster=core.identity.cluster.title,
         socket=core.identity.status_socket.name,
         config=core.config,
+        python=sys.executable,
         tls=list(files.environment().values()) if files else [],
     )
 

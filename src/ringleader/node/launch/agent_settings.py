@@ -24,6 +24,7 @@ def agent_config(  # noqa: PLR0913 - all are options, and are given by name
     plaintext: bool | None = None,
     port: int = 0,
     profile: str = "lan",
+    warm: bool = False,
     prints_events: bool = False,
 ) -> AgentConfig:
     """Return the settings; what is not given comes from the environment.
@@ -47,6 +48,7 @@ def agent_config(  # noqa: PLR0913 - all are options, and are given by name
         name=settings.node_name(),
         port=port,
         profile=profile,
+        warm=warm,
         prints_events=prints_events,
     )
 

@@ -20,7 +20,7 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -65,10 +65,7 @@ class ForkServer:
         has ended, so that the interpreter ends as usual: the caller must hold nothing
         that leaving would close.
         """
-        name = f"ringleader-fork-{secrets.token_hex(8)}"
-        listening = socket.socket(socket.AF_UNIX)
-        listening.bind(f"\0{name}")
-        listening.listen()
+        name, listening = _listen()
         ours, theirs = socket.socketpair()
         pid = _fork()
         if pid == 0:
@@ -80,8 +77,7 @@ class ForkServer:
 
     def command(self, worker: list[str]) -> list[str]:
         """Return the command that runs the command ``worker`` in a fork."""
-        client = [sys.executable, "-I", "-S", fork_client.__file__]
-        return [*client, self._name, *worker]
+        return fork_command(self._name, worker)
 
     def close(self) -> None:
         """End the server, and with it the workers that still run."""
@@ -97,6 +93,35 @@ class ForkServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def fork_command(name: str, worker: list[str]) -> list[str]:
+    """Return the command that runs ``worker`` in a fork of the server ``name``."""
+    client = [sys.executable, "-I", "-S", fork_client.__file__]
+    return [*client, name, *worker]
+
+
+def serve_forks(
+    lifeline: socket.socket, preloaded: Sequence[str], on_ready: Callable[[str], None]
+) -> NoReturn:
+    """Be a fork server until the other end of ``lifeline`` is closed.
+
+    Then it takes no more workers, and ends with the last. ``on_ready`` is called with
+    its name when the modules are imported.
+    """
+    name, listening = _listen()
+    server = _Server(listening, lifeline)
+    server.lets_workers_finish = True
+    server.on_ready = lambda: on_ready(name)
+    server.run(preloaded)
+
+
+def _listen() -> tuple[str, socket.socket]:
+    name = f"ringleader-fork-{secrets.token_hex(8)}"
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(f"\0{name}")
+    listening.listen()
+    return name, listening
 
 
 def _fork() -> int:
@@ -122,6 +147,10 @@ class _Server:
         self._workers: dict[int, _Worker] = {}
         """By process id."""
         self._selector = selectors.DefaultSelector()
+        self.lets_workers_finish = False
+        """Whether workers go on when the lifeline is closed."""
+        self.on_ready: Callable[[], None] = lambda: None
+        self._is_ending = False
 
     def run(self, preloaded: Sequence[str]) -> NoReturn:
         """Serve until the launcher ends; in a worker, leave by ``SystemExit``."""
@@ -146,12 +175,13 @@ class _Server:
         gc.enable()
         for each in (self._listening, self._lifeline):
             self._selector.register(each, selectors.EVENT_READ)
+        self.on_ready()
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listening:
                     self._accept()
                 elif key.fileobj is self._lifeline:
-                    self._end()
+                    self._on_lifeline()
                 elif isinstance(key.fileobj, int):
                     self._reap(key.data)
                 else:
@@ -198,6 +228,19 @@ class _Server:
         if not numbers:
             self._selector.unregister(worker.client)
 
+    def _on_lifeline(self) -> None:
+        if not self.lets_workers_finish:
+            self._end()
+        self._is_ending = True
+        for each in (self._listening, self._lifeline):
+            self._selector.unregister(each)
+            each.close()
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        if self._is_ending and not self._workers:
+            os._exit(0)
+
     def _end(self) -> NoReturn:
         """Kill the workers and their children: the kernel would kill workers only."""
         for pid in self._workers:
@@ -215,6 +258,7 @@ class _Server:
         with suppress(KeyError):
             self._selector.unregister(worker.client)
         worker.client.close()
+        self._end_if_idle()
 
 
 def _unfreeze() -> None:

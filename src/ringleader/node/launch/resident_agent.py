@@ -54,6 +54,7 @@ _OPTIONS = {
     "port": "--port",
     "profile": "--profile",
     "name": "RINGLEADER_NAME",
+    "warm": "--warm",
 }
 """Settings of an agent that a command may ask for -> how the user gives them."""
 

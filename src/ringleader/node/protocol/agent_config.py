@@ -71,6 +71,8 @@ class AgentConfig(
     accepts_jobs: bool = False
     """Whether other machines of the cluster may run programs here as this user; only a
     resident agent can."""
+    warm: bool = False
+    """Whether a resident agent keeps a process with torch imported, which runs fork."""
     prints_events: bool = False
     """Whether the agent prints cluster events on standard error."""
 

@@ -44,6 +44,10 @@ class ResidentRecord(msgspec.Struct, frozen=True, kw_only=True):
     socket: str
     """Name of its Unix socket in the same folder."""
     config: AgentConfig
+    warm: str = ""
+    """Name of its fork server with torch imported; empty: none, or not ready."""
+    python: str = ""
+    """Interpreter that it runs on."""
     tls: list[str] = []
     """Paths of the user's own certificates, if it uses them."""
 
