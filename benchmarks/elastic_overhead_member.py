@@ -23,6 +23,7 @@ from ringleader.training.control.run_config import RunConfig
 from ringleader.training.control.run_environment import KnownPeers
 from ringleader.training.data.data_state import DataSpec
 from ringleader.training.elastic import start_run
+from ringleader.training.local_step import LocalStep
 from ringleader.training.options import Options
 
 MICRO_BATCH = 64
@@ -104,6 +105,9 @@ class Elastic:
     """The same by ringleader.elastic, one quantum per member and step."""
 
     def __init__(self, place: Place, data: TensorDataset) -> None:
+        # Shares stay equal, as those of DDP: with unequal ones a member takes part in
+        # steps without entering the loop, and blocks of steps would not end together.
+        LocalStep.quantum_s = lambda *_: 1.0  # type: ignore[method-assign]
         net = self._net = model(place.width, place.depth)
         spec = DataSpec(
             num_samples=len(data),

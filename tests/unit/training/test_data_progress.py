@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringleader.checkpoint import values
+from ringleader.data.permutation import Permutation
 from ringleader.errors import ConfigError, InternalError
 from ringleader.ids import NodeId
 from ringleader.training.data import ledger as ledger_module
@@ -68,6 +71,22 @@ def test_every_small_spec_takes_every_sample_once_per_epoch() -> None:
         assert seen == Counter(product(range(2), range(n)))
         assert state.samples == 2 * n
         assert quanta(spec, state) == ()
+
+
+def test_quanta_follow_the_permutation_across_blocks() -> None:
+    spec = DataSpec(
+        num_samples=10_001, global_batch=9_000, micro_batch=37, seed=3, epochs=2
+    )
+    state, found = DataState(), []
+    while not is_over(spec, state):
+        for quantum in quanta(spec, state):
+            found += sample_indices(spec, quantum)
+        state = advance(spec, state)
+    positions = np.arange(10_001)
+    expected = [Permutation(10_001, 3, epoch)(positions) for epoch in range(2)]
+    assert found == np.concatenate(expected).tolist()
+    step = quanta(replace(spec, shuffle=False), DataState())
+    assert sample_indices(replace(spec, shuffle=False), step[1]) == [*range(37, 74)]
 
 
 @settings(max_examples=30, deadline=None)

@@ -8,14 +8,14 @@ import random
 import time
 from collections import Counter
 from collections.abc import Container
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import psutil
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from ringleader.errors import ConfigError
 from ringleader.ids import NodeId
@@ -30,6 +30,7 @@ from ringleader.training.data.progress import (
     table_of,
 )
 from ringleader.training.data.quantum_loader import QuantumLoader
+from ringleader.training.data.seeded_dataset import draws_nothing
 
 A, B, C = (NodeId(letter * 52) for letter in "abc")
 
@@ -133,6 +134,41 @@ def test_augmentation_follows_the_sample_and_leaves_the_user_s_generators() -> N
     assert len(rows) == 2 * 37
     assert all(len(values) == 1 for values in rows.values())
     assert len(set().union(*rows.values())) == 2 * 37  # epochs differ, too
+
+
+class MayDraw(TensorDataset):
+    """Of a class whose code could draw random numbers."""
+
+
+def with_noise(samples: list[tuple[Tensor, ...]]) -> Tensor:
+    """Collate as scripts do that mix samples."""
+    numbers = (random.random(), np.random.random(), float(torch.rand(())))
+    return torch.stack([torch.stack(each) for each in samples]) + torch.tensor(numbers)
+
+
+def test_a_collate_that_draws_sees_the_same_numbers_without_seeded_samples() -> None:
+    rows = torch.arange(37.0)
+    parts = [rows[:20], rows[20:]]
+    plain: Dataset[Any] = ConcatDataset(
+        [Subset(TensorDataset(p, p, p), range(len(p))) for p in parts]
+    )
+    may_draw = MayDraw(rows, rows, rows)
+    assert draws_nothing(plain)
+    assert not draws_nothing(may_draw)
+    assert not draws_nothing(Subset(may_draw, [0]))
+    spec = spec_of()
+    table = table_of(spec, Progress(), [A])
+    batches = []
+    for dataset in (plain, may_draw):
+        options: dict[str, Any] = {"num_workers": 1, "collate_fn": with_noise}
+        loader = QuantumLoader(dataset, spec, A, **options)
+        loader.start()
+        loader.expect(Progress(), table)
+        mine = quanta_of(spec, Progress(), table, A)
+        batches.append([loader.load(quantum).batch for quantum in mine])
+        loader.close()
+    assert all(map(torch.equal, *batches))
+    assert len(batches[0]) == 4
 
 
 def test_a_step_can_be_done_again() -> None:

@@ -31,6 +31,9 @@ from ringleader.training.data.stream_state import StreamSpec
 MAX_QUANTA: Final = 4096
 """Quanta of a step: one machine that is left must be able to hold all of them."""
 
+_BLOCK: Final = 4096
+"""Positions whose samples are computed at once: that takes as long as for 64."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSpec:
@@ -163,12 +166,26 @@ def quanta(spec: DataSpec, state: DataState) -> tuple[Quantum, ...]:
 
 def sample_indices(spec: DataSpec, quantum: Quantum) -> list[int]:
     """Return the indices of the quantum's samples in the dataset."""
-    parts = [np.arange(begin, end, dtype=np.int64) for begin, end in quantum.intervals]
-    positions = np.concatenate(parts)
-    if spec.shuffle:
-        order = Permutation(spec.num_samples, spec.seed, quantum.epoch)
-        positions = order(positions)
-    return [int(index) for index in positions]
+    if not spec.shuffle:
+        return [i for begin, end in quantum.intervals for i in range(begin, end)]
+    found: list[int] = []
+    for begin, end in quantum.intervals:
+        for block in range(begin // _BLOCK, (end - 1) // _BLOCK + 1):
+            start = block * _BLOCK
+            order = _order(spec.num_samples, spec.seed, quantum.epoch, block)
+            part = order[max(begin - start, 0) : end - start]
+            found += part.tolist()
+    return found
+
+
+@lru_cache(maxsize=64)  # 2 MB; members, their workers and prefetching are close by
+def _order(
+    num_samples: int, seed: int, epoch: int, block: int
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the samples at the positions of one block of an epoch's order."""
+    begin = block * _BLOCK
+    positions = np.arange(begin, min(begin + _BLOCK, num_samples), dtype=np.int64)
+    return Permutation(num_samples, seed, epoch)(positions)
 
 
 def advance(
