@@ -11,6 +11,7 @@ from ringleader import settings
 from ringleader.cli import run_options
 from ringleader.errors import ConfigError
 from ringleader.node.launch.program import Program
+from ringleader.settings.tracing import check_path
 
 THIS_MACHINE = (
     *("here", "job", "min_nodes", "max_nodes", "wait"),
@@ -75,6 +76,8 @@ def forwarded_options(ctx: typer.Context) -> list[str]:
         if _is_given(ctx, name):
             value = ctx.params[name]
             found += [flag(name)] if value is True else [flag(name), str(value)]
+    if _is_given(ctx, "trace"):  # into the folder of the job, and home from there
+        found += ["--trace", Path(ctx.params["trace"]).name]
     return found
 
 
@@ -88,9 +91,11 @@ def _order(ctx: typer.Context, program: Program, processes: int, home: Path) -> 
     from ringleader.jobs.client.machine_choice import Wanted
 
     values = ctx.params
+    trace = check_path(values["trace"]) if values["trace"] else None
     return ClusterRun(
         program=program,
         options=forwarded_options(ctx),
+        trace=trace,
         processes=1 if values["survive"] else processes,
         wanted=Wanted(
             nodes=values["nodes"],

@@ -38,6 +38,8 @@ class ClusterRun:
     processes: int
     wanted: Wanted
     fetch: list[str]
+    trace: Path | None
+    """Where the trace goes on this machine."""
     only_rank: int | None
     is_quiet: bool
     is_detached: bool
@@ -78,19 +80,21 @@ async def _run(
         return not order.is_quiet and order.only_rank in (None, rank)
 
     code = await ShownJob(agent.path, spec, shows, order.only_rank).run()
-    for path in order.fetch:
+    wanted = [(path, Path.cwd()) for path in order.fetch]
+    if order.trace is not None:
+        wanted.append((order.trace.name, order.trace.parent))
+    for path, into in wanted:
         try:
-            await _fetch(agent, spec, path)
+            await _fetch(agent, spec, path, into)
         except RingleaderError as exc:
             complain(f"could not fetch {path} from {exc}")
             code = code or 1
     return code
 
 
-async def _fetch(agent: ResidentAgent, spec: JobSpec, path: str) -> None:
+async def _fetch(agent: ResidentAgent, spec: JobSpec, path: str, into: Path) -> None:
     first = spec.machines[0]
-    here = Path.cwd()
-    names = await fetch_results(agent.path, first, spec.id, name=path, into=here)
+    names = await fetch_results(agent.path, first, spec.id, name=path, into=into)
     _say(f"fetched {path} from {first.name} ({len(names)} files)")
 
 

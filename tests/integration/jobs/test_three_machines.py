@@ -184,13 +184,17 @@ def job_of(run: Command) -> str:
 
 def test_one_command_trains_on_three_machines(cluster: Cluster) -> None:
     """Unchanged torchrun script, two local modules, a data file; results come home."""
-    said = cluster.ask(0, "run", "--fetch", "ergebnis", "train.py", "--x", "ä b")
+    wanted = "--fetch", "ergebnis", "--trace", "ergebnis.json"
+    said = cluster.ask(0, "run", *wanted, "train.py", "--x", "ä b")
     norms = re.findall(r"^(m\d):(\d) +\| rank \d/3 norm (\S+) (.*)$", said, re.M)
     assert sorted((m, r) for m, r, _, _ in norms)[0] == ("m0", "0"), said
     assert {m for m, *_ in norms} == {"m0", "m1", "m2"}, said
     assert len({norm for _, _, norm, _ in norms}) == 1, "all ranks have one model"
     assert {args for *_, args in norms} == {"['--x', 'ä b']"}
     assert (cluster.project / "ergebnis" / "größe.pt").stat().st_size > 500
+    trace = json.loads((cluster.project / "ergebnis.json").read_text())
+    steps = [e["pid"] for e in trace["traceEvents"] if e.get("cat") == "step"]
+    assert sorted(steps) == sorted([0, 1, 2] * 5)
     (job,) = cluster.jobs(2)
     assert job["state"] == "succeeded"
     assert job["machines"] == dict.fromkeys(("m0", "m1", "m2"), "succeeded")
