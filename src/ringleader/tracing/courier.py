@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringleader.deadline import Deadline
+from ringleader.groups.handle import GroupHandle
 from ringleader.groups.observation import open_handles
 from ringleader.tracing.analysis.clock import Offset
 from ringleader.tracing.analysis.events import Links, Recording
@@ -76,6 +77,15 @@ class Courier:
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    def met(self, handle: GroupHandle) -> None:
+        """Note the place of this process in a group, in case the ranks have no store.
+
+        The largest group counts.
+        """
+        if self._channel is None and len(handle.world_ranks) > self.size:
+            self.rank = handle.world_ranks[handle.rank]
+            self.size = len(handle.world_ranks)
 
     def hurry(self, gather_s: float) -> None:
         """Let ``finish`` take no longer than this from now on."""

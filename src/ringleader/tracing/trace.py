@@ -15,7 +15,8 @@ from typing import Self
 
 from ringleader import settings
 from ringleader.errors import ConfigError
-from ringleader.groups.observation import observe_groups
+from ringleader.groups.handle import GroupHandle
+from ringleader.groups.observation import MakeObserver, observe_groups
 from ringleader.settings.tracing import check_path
 from ringleader.tracing.analysis.events import Recording
 from ringleader.tracing.analysis.summary import summarize
@@ -117,9 +118,17 @@ class Trace:
         name = f"{settings.round_id()}/{next(_numbers)}"
         self._courier = Courier(recorder, origin, name, self._events)
         self._program = ProgramRecorder(recorder)
-        self._stop_groups = observe_groups(lambda h: GroupRecorder(h, recorder))
+        self._stop_groups = observe_groups(self._observer(recorder, self._courier))
         self._program.start()
         self._courier.start()
+
+    @staticmethod
+    def _observer(recorder: Recorder, courier: Courier) -> MakeObserver:
+        def make(handle: GroupHandle) -> GroupRecorder:
+            courier.met(handle)
+            return GroupRecorder(handle, recorder)
+
+        return make
 
     def step(self) -> None:
         """End a step here; from now on optimizers end none."""

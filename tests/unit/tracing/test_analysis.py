@@ -272,6 +272,12 @@ def test_the_sentence_says_when_there_is_nothing_to_gain() -> None:
     )
 
 
+def test_the_sentence_says_when_another_backend_hides_the_waiting() -> None:
+    sentence = advise(summarize(recording(trace(0, "a"), trace(1, "b"))))
+    assert sentence.endswith("try --backend ringleader")
+    assert "every rank computes" in advise(summarize(recording(trace(0, "a"))))
+
+
 def test_without_steps_the_sentence_says_how_a_step_is_found() -> None:
     assert "optimizer.step()" in advise(summarize(Recording({0: RankTrace(0)})))
 

@@ -46,6 +46,11 @@ def advise(summary: Summary) -> str:
             "no step was seen: a step ends with optimizer.step(), or where the "
             "script calls step() on its trace"
         )
+    if len(ranks) > 1 and not any(each.parts.num_operations for each in ranks):
+        return (
+            "no operation of the ringleader backend was seen, so waiting for others "
+            "counts as compute: try --backend ringleader"
+        )
     worst = max(ranks, key=lambda each: each.parts.share(each.parts.exposed_ns))
     encoder = max(ranks, key=lambda each: each.parts.share(each.parts.encode_ns))
     parts = worst.parts
