@@ -11,12 +11,14 @@ import importlib.util
 import platform
 from collections.abc import Iterable, Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
 from ringleader.node.protocol.hello import PROTOCOL
 from ringleader.project.imports import find_imports
+from ringleader.project.manifest import Name
 from ringleader.project.project_files import ProjectFiles
 from ringleader.wire import hello as wire_hello
 
@@ -57,6 +59,8 @@ class EnvironmentNeeds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     distributions: Annotated[
         tuple[NeededDistribution, ...], msgspec.Meta(max_length=MAX_DISTRIBUTIONS)
     ]
+    import_folders: Annotated[tuple[Name, ...], msgspec.Meta(max_length=64)] = ()
+    """Folders of the project, besides the script's, whose modules it imports."""
 
 
 class EnvironmentFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,8 +76,12 @@ class EnvironmentFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def environment_needs(project: ProjectFiles) -> EnvironmentNeeds:
     """Return what the script imports, as it is installed here; takes up to a second."""
     files = [file.path for file in project.manifest.files]
-    found = find_imports(project.root, project.script, files)
     importlib.invalidate_caches()  # a package may just have been installed
+
+    def is_elsewhere(module: str) -> bool:
+        return _is_elsewhere(module, project.root)
+
+    found = find_imports(project.root, project.script, files, is_elsewhere)
     provided = metadata.packages_distributions()
     needed: dict[str, NeededDistribution] = {}
     for modules, is_optional in ((found.required, False), (found.optional, True)):
@@ -85,6 +93,7 @@ def environment_needs(project: ProjectFiles) -> EnvironmentNeeds:
         platform.python_version(),
         _protocols(),
         tuple(needed.values())[:MAX_DISTRIBUTIONS],
+        found.folders,
     )
 
 
@@ -147,6 +156,18 @@ def _version(name: str) -> str:
 def _without_metadata(modules: Iterable[str]) -> str:
     """Return ``UNVERSIONED`` if modules are found that no distribution provides."""
     return UNVERSIONED if all(map(_is_found, modules)) else ""
+
+
+def _is_elsewhere(module: str, root: Path) -> bool:
+    """Return whether Python imports a top-level module from outside of ``root``."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return False
+    if spec is None:
+        return False
+    places = [spec.origin] if spec.origin else spec.submodule_search_locations or []
+    return not any(Path(each).resolve().is_relative_to(root) for each in places)
 
 
 def _is_found(module: str) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 MAX_SOURCES = 2000
@@ -30,6 +31,8 @@ class Imports:
     optional: frozenset[str]
     """Imported only where the program goes on without them: in ``try`` with
     ``except ImportError``."""
+    folders: tuple[str, ...] = ()
+    """Folders of the project, besides the script's, whose modules it imports."""
 
 
 @dataclass(slots=True)
@@ -39,28 +42,39 @@ class _Search:
     sources: frozenset[str]
     """Names of all Python files of the project."""
     roots: tuple[str, ...]
-    """Folders in which absolute imports are looked up, with a ``/`` at the end."""
+    """Folders in which absolute imports are looked up, with a ``/`` at the end; the
+    script's own first."""
+    is_elsewhere: Callable[[str], bool]
     todo: list[str]
+    used: set[str] = field(default_factory=set)
+    """Those roots that were needed, without the first."""
     required: set[str] = field(default_factory=set)
     optional: set[str] = field(default_factory=set)
 
 
-def find_imports(root: Path, script: str, names: Iterable[str]) -> Imports:
+def find_imports(
+    root: Path, script: str, names: Iterable[str], is_elsewhere: Callable[[str], bool]
+) -> Imports:
     """Follow the imports of ``script`` through the files ``names`` below ``root``.
 
-    Absolute imports are looked up in the folder of the script, in ``root`` and in its
-    folder ``src``.
+    Absolute imports are looked up in the folder of the script, in those above it and in
+    ``src``, and last in all folders: a program may change ``sys.path``.
+    ``is_elsewhere`` tells whether Python finds a top-level module outside of the
+    project, which comes before modules of all folders but the script's own.
     """
-    folder = str(PurePosixPath(script).parent)
-    near = "" if folder == "." else f"{folder}/"
+    above = [str(folder) for folder in PurePosixPath(script).parents]
+    roots = ["" if folder == "." else f"{folder}/" for folder in above]
     sources = frozenset(name for name in names if name.endswith(".py"))
-    search = _Search(sources, tuple(dict.fromkeys((near, "", "src/"))), [script])
+    unique = tuple(dict.fromkeys((*roots, "src/")))
+    search = _Search(sources, unique, cache(is_elsewhere), [script])
     for name in search.todo:  # which grows
         tree = _parse(root / name)
         if tree is not None and len(search.todo) <= MAX_SOURCES:
             _follow(search, name, tree)
     return Imports(
-        frozenset(search.required), frozenset(search.optional - search.required)
+        frozenset(search.required),
+        frozenset(search.optional - search.required),
+        tuple(each.rstrip("/") or "." for each in search.roots if each in search.used),
     )
 
 
@@ -138,10 +152,20 @@ def _relative_files(search: _Search, name: str, dotted: str, level: int) -> list
 
 
 def _absolute_files(search: _Search, dotted: str) -> list[str]:
-    for root in search.roots:
+    top = dotted.partition(".")[0]
+    near, *others = search.roots
+    if found := _files_of(search, near, dotted):
+        return found
+    if top in sys.stdlib_module_names or search.is_elsewhere(top):
+        return []
+    for root in others:
         if found := _files_of(search, root, dotted):
+            search.used.add(root)
             return found
-    return []
+    ends = (f"/{top}.py", f"/{top}/__init__.py")
+    stray = min((name for name in search.sources if name.endswith(ends)), default="")
+    root = stray[: stray.rindex(f"/{top}") + 1] if stray else ""
+    return _files_of(search, root, dotted) if stray else []
 
 
 def _files_of(search: _Search, root: str, dotted: str) -> list[str]:

@@ -32,6 +32,8 @@ FOLDER = "environments"
 KEPT = 5
 KEPT_S = 30 * 86400.0
 """An environment is deleted if it was not used for so long and more are kept."""
+HALF_MADE_S = 86400.0
+"""No environment takes a day to make."""
 
 _COMPLETE = "complete"
 _LOCK_POLL_S = 0.2
@@ -172,7 +174,8 @@ def _locked(kept: Home, name: str, deadline: Deadline) -> Iterator[None]:
 
 
 def delete_unused(path: Path) -> None:
-    """Delete environments that were not used for long, but keep the newest."""
+    """Delete environments that were not used for long, except for the newest, and what
+    killed agents have left half made."""
     used: list[tuple[float, Path]] = []
     for each in path.glob(f"*/{_COMPLETE}"):
         with suppress(OSError):
@@ -180,3 +183,8 @@ def delete_unused(path: Path) -> None:
     for used_s, folder in sorted(used, reverse=True)[KEPT:]:
         if used_s < time.time() - KEPT_S:
             shutil.rmtree(folder, ignore_errors=True)
+    for folder in path.iterdir():
+        with suppress(OSError):
+            is_old = folder.stat().st_mtime < time.time() - HALF_MADE_S
+            if is_old and folder.is_dir() and not (folder / _COMPLETE).exists():
+                shutil.rmtree(folder, ignore_errors=True)

@@ -86,9 +86,12 @@ def test_environments_that_nobody_uses_are_deleted(tmp_path: Path) -> None:
         mark.touch()
         used_s = time.time() - number * KEPT_S / (KEPT + 0.5)
         os.utime(mark, (used_s, used_s))
+    for name in ("half", "being made"):
+        (tmp_path / name).mkdir()
+    os.utime(tmp_path / "half", (0, 0))
     delete_unused(tmp_path)
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {f"e{number}" for number in range(KEPT + 1)}
+    assert left == {"being made", *(f"e{number}" for number in range(KEPT + 1))}
 
 
 def test_a_command_that_is_stopped_ends_with_its_children(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from tests.kit.wheels import install_folder, make_wheel
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1]),
+    pytest.mark.skipif(shutil.which("git") is None, reason="needs git"),
 ]
 
 LIMIT_S = 600.0
@@ -29,11 +31,16 @@ DISK_MIB = 96
 """Home of the second machine: room for an environment with pip, not for much more."""
 
 SCRIPT = """
-import os, sys
-from pathlib import Path
+import os
 import rl_wheel
-data = (Path(__file__).parent / "daten für alle" / "größe 1.txt").read_text()
+from rl_own.place import PROJECT  # which nobody has installed
+data = (PROJECT / "daten für alle" / "größe 1.txt").read_text()
 print(f"rank {os.environ['RANK']} read {data} and {rl_wheel.VALUE}", flush=True)
+"""
+
+PLACE = """
+from pathlib import Path
+PROJECT = Path(__file__).parents[2]
 """
 
 
@@ -96,7 +103,12 @@ def pair(disk: Path, tmp_path: Path, warm_python: WarmPython) -> Iterator[Pair]:
     assert disk.parent == tmp_path
     project = tmp_path / "Mein Projekt äöü"
     (project / "daten für alle").mkdir(parents=True)
-    (project / "mein skript.py").write_text(SCRIPT)
+    for folder in ("skripte", "src/rl_own"):
+        (project / folder).mkdir(parents=True)
+    (project / "skripte" / "mein skript.py").write_text(SCRIPT)
+    (project / "src" / "rl_own" / "__init__.py").touch()
+    subprocess.run(["git", "init", "-q", str(project)], check=True, timeout=LIMIT_S)
+    (project / "src" / "rl_own" / "place.py").write_text(PLACE)
     (project / "daten für alle" / "größe 1.txt").write_text("Größe")
     install_folder(
         make_wheel(tmp_path / "wheels", "rl_wheel", "1.4.0"), tmp_path / "site"
@@ -123,7 +135,7 @@ def test_a_machine_that_lacks_something_is_named_before_anything_starts(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(pair.project)
-    run = ("run", "mein skript.py")
+    run = ("run", "skripte/mein skript.py")
 
     said = pair.ask(0, *run, status=1)
     assert "m1: the Python environment differs; nothing was started" in said
@@ -150,18 +162,20 @@ def test_a_machine_that_lacks_something_is_named_before_anything_starts(
 
 def make_what_it_lacks(pair: Pair) -> None:
     """The second machine, and only that one, installs from the project's list."""
-    said = pair.ask(0, "run", "--no-sync", "--sync-env", "mein skript.py", status=1)
+    said = pair.ask(
+        0, "run", "--no-sync", "--sync-env", "skripte/mein skript.py", status=1
+    )
     assert "omit --no-sync" in said
 
     list_of = f"--no-index\n--find-links {pair.machines.folder}/wheels\nrl_wheel==1.5\n"
     (pair.project / "requirements.txt").write_text(list_of)
-    said = pair.ask(0, "run", "--sync-env", "mein skript.py", status=1)
+    said = pair.ask(0, "run", "--sync-env", "skripte/mein skript.py", status=1)
     assert "m1: --sync-env: requirements.txt: " in said
     assert "rl_wheel==1.5" in said
 
     make_wheel(pair.machines.folder / "wheels", "rl_wheel", "1.4.1", value=141)
     (pair.project / "requirements.txt").write_text(list_of.replace("1.5", "1.4.1"))
-    said = pair.ask(0, "run", "--sync-env", "mein skript.py")
+    said = pair.ask(0, "run", "--sync-env", "skripte/mein skript.py")
     assert "m1:1 | rank 1 read Größe and 141" in said
     assert "rank 0 read Größe and 1\n" in said, (
         "a machine that lacks nothing makes none"

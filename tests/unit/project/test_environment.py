@@ -32,7 +32,7 @@ def imports_of(root: Path, **content: str) -> Imports:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         names.append(path.relative_to(root).as_posix())
-    return find_imports(root, names[0], names)
+    return find_imports(root, names[0], names, {"elsewhere"}.__contains__)
 
 
 def install(folder: Path, name: str, module: str, version: str = "1.2.3") -> None:
@@ -66,6 +66,21 @@ def test_imports_are_followed_through_the_project(tmp_path: Path) -> None:
     tops = {name.partition(".")[0] for name in found.required}
     assert tops == {"numpy", "yaml", "torch", "einops", "scipy", "tqdm"}
     assert not found.optional
+    assert found.folders == (".", "src"), "the script's own is where Python looks first"
+
+
+def test_installed_modules_come_before_those_of_other_folders(tmp_path: Path) -> None:
+    found = imports_of(
+        tmp_path,
+        scripts__train="import elsewhere, sys\n"
+        "sys.path.insert(0, '../lib')\nimport tool",
+        elsewhere="import not_read",
+        lib__tool="import einops",
+    )
+    assert found.required == {"elsewhere", "einops"}
+    assert found.folders == ()
+    near = imports_of(tmp_path, train="import elsewhere", elsewhere="import read")
+    assert near.required == {"read"}
 
 
 def test_optional_imports_are_told_apart(tmp_path: Path) -> None:

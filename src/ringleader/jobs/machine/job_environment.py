@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path, PurePosixPath
 
+from ringleader.data.file_names import check_name
 from ringleader.deadline import Cancellation, Deadline
+from ringleader.errors import ConfigError
 from ringleader.jobs.protocol.job_spec import JobSpec
 from ringleader.jobs.protocol.messages import ENVIRONMENT_S
 from ringleader.node.agent.service_stream import ServiceStream
@@ -47,6 +49,16 @@ async def job_environment(
         return task.result()
     finally:
         stop.cancel("the agent ends")
+
+
+def import_folders(needs: EnvironmentNeeds, project: Path) -> list[Path]:
+    """Return where the program's modules lie on this machine; raises ConfigError."""
+    try:
+        for name in {*needs.import_folders} - {"."}:
+            check_name(name)
+    except ValueError as exc:
+        raise ConfigError(f"modules of the program: {exc}") from None
+    return [project / name for name in needs.import_folders]
 
 
 def _find_or_make(

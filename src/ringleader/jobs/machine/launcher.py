@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -40,9 +41,14 @@ def launcher_command(record: JobRecord) -> list[str]:
 
 
 def launcher_environment(
-    folder: JobFolder, unwanted: Sequence[str] = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    folder: JobFolder,
+    record: JobRecord,
+    unwanted: Sequence[str] = ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
 ) -> dict[str, str]:
     """Return the environment of the launcher: this process's, and the job's."""
     mine = {n: v for n, v in settings.environment().items() if n not in unwanted}
+    if record.import_folders:
+        places = [*record.import_folders, mine.get("PYTHONPATH", "")]
+        mine["PYTHONPATH"] = os.pathsep.join(filter(None, places))
     job = JobSettings(output=str(folder.socket), outcome=str(folder.outcome))
     return {**mine, **job.environment()}

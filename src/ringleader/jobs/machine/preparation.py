@@ -20,7 +20,7 @@ import msgspec
 
 from ringleader.errors import ConfigError, ProtocolError
 from ringleader.identity.storage.home import FileLock
-from ringleader.jobs.machine.job_environment import job_environment
+from ringleader.jobs.machine.job_environment import import_folders, job_environment
 from ringleader.jobs.machine.job_folder import JobFolder, find_jobs, prune_jobs
 from ringleader.jobs.machine.project_transfer import receive_project
 from ringleader.jobs.protocol.job_record import JobRecord, JobState
@@ -35,7 +35,7 @@ from ringleader.jobs.protocol.messages import (
     decode_job_request,
 )
 from ringleader.node.agent.service_stream import ServiceStream
-from ringleader.project import BlobStore
+from ringleader.project import BlobStore, EnvironmentFacts
 
 MAX_RUNNING = 16
 """Jobs of one machine at a time."""
@@ -77,12 +77,7 @@ async def prepare_job(
         if lock is None:
             raise ConfigError(f"another process prepares job {folder.id}")
         record = await _fill(stream, request, folder, machine)
-        facts = None
-        if request.needs is not None:
-            python, facts = await job_environment(
-                stream, request.spec, request.needs, folder.work, machine.home
-            )
-            folder.write(msgspec.structs.replace(record, python=python))
+        facts = await _choose_environment(stream, request, folder, machine.home)
         await stream.send(Prepared(record.processes, facts))
         more_s = ENVIRONMENT_S if request.spec.syncs_environment else 0.0
         await _wait_for_start(stream, START_WITHIN_S + more_s)
@@ -115,6 +110,20 @@ async def _fill(
     )
     folder.write(record)
     return record
+
+
+async def _choose_environment(
+    stream: ServiceStream, request: Prepare, folder: JobFolder, home: Path
+) -> EnvironmentFacts | None:
+    """Record the environment that the job gets, and return what it has."""
+    spec, needs = request.spec, request.needs
+    if needs is None:
+        return None
+    python, facts = await job_environment(stream, spec, needs, folder.work, home)
+    places = [str(each) for each in import_folders(needs, folder.work)]
+    record = folder.stored()
+    folder.write(msgspec.structs.replace(record, python=python, import_folders=places))
+    return facts
 
 
 def working_folder(spec: JobSpec, folder: JobFolder) -> Path:

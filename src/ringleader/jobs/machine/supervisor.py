@@ -79,7 +79,7 @@ class Supervisor:
             self._process = await asyncio.create_subprocess_exec(
                 *launcher_command(self.record),
                 cwd=self.record.work,
-                env=launcher_environment(self.folder),
+                env=launcher_environment(self.folder, self.record),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=theirs,
                 stderr=theirs,

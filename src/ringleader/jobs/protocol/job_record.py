@@ -78,6 +78,8 @@ class JobRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Folder on that machine in which the program runs."""
     python: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     """Interpreter of the environment that was made for it; empty: the agent's."""
+    import_folders: Annotated[list[str], msgspec.Meta(max_length=64)] = []
+    """Folders of the project whose modules the program imports, for PYTHONPATH."""
 
 
 _JSON = msgspec.json.Decoder(JobRecord)
