@@ -123,8 +123,8 @@ def test_bash_completes_commands_options_and_files(tmp_path: Path) -> None:
             argv, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=True
         ).stdout.strip()
 
-    assert complete("st") == "status"
-    assert complete("run", "--no") == "--nodes"
+    assert complete("sta") == "status"
+    assert complete("run", "--nod") == "--nodes"
     assert complete("run", "tr") == "train.py"
     assert complete("completion", "z") == "zsh"
 

@@ -88,18 +88,18 @@ def wait_until(is_true: Callable[[], bool]) -> None:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder, root = tmp_path_factory.mktemp("pair"), os.urandom(32)
     homes = [make_home(folder / name, root) for name in ("open", "shut")]
+    pids = []
     try:
         for home in homes:
-            start_resident(
-                AgentConfig(
-                    home=str(home),
-                    interfaces=[LOOPBACK],
-                    profile="loopback",
-                    name=home.name,
-                    is_resident=True,
-                    accepts_jobs=home.name == "open",
-                )
+            config = AgentConfig(
+                home=str(home),
+                interfaces=[LOOPBACK],
+                profile="loopback",
+                name=home.name,
+                is_resident=True,
+                accepts_jobs=home.name == "open",
             )
+            pids.append(start_resident(config).pid)
         made = Pair(homes)
         for index in range(2):
             wait_until(lambda: len(all_machines(made.agent(index).snapshot)) == 2)  # noqa: B023
@@ -107,6 +107,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     finally:
         for home in homes:
             stop_resident(home)
+        for pid in pids:
+            os.waitpid(pid, 0)  # they were children of this process
 
 
 def spec_of(pair: Pair, project: Path, *where: int, **changes: object) -> JobSpec:
