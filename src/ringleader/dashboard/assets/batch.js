@@ -1,7 +1,7 @@
 // Draws in small pieces: each frame spends a few milliseconds, so that the page
 // answers to keys and touch while fifty machines are drawn for the first time.
 
-const FRAME_MS = 6;
+const FRAME_MS = 4;
 const waiting = new Map();
 let isScheduled = false;
 

@@ -11,20 +11,23 @@ const RATES = [1e6, 1e7, 5e7, 1.2e8, 6e8];
 const LATENCIES = [2e-2, 5e-3, 1e-3, 3e-4, 1e-4];
 const SHARED = "#c8a2e8", NONE = "rgba(128,128,128,.18)";
 const LABEL = 84;
-let state = { links: {}, machines: {}, order: [] }, shows = "rate", at = [0, 1], size = 20;
+let state = { links: {}, machines: {}, order: [] }, shows = "rate", at = [0, 1];
+let cell = { label: 0, top: 20, width: 20, height: 20 };
 
 function link(i, j) {
-  const [a, b] = [state.order[i], state.order[j]];
-  const there = state.links[`${a} ${b}`], back = state.links[`${b} ${a}`];
-  if (there) return { ...there, rate: there.there_bytes_per_s };
-  return back ? { ...back, rate: back.back_bytes_per_s } : null;
+  const a = state.order[i], b = state.order[j], there = state.links[`${a} ${b}`];
+  if (there) return { found: there, rate: there.there_bytes_per_s };
+  const back = state.links[`${b} ${a}`];
+  return back ? { found: back, rate: back.back_bytes_per_s } : null;
 }
 
-function colour(found) {
-  if (!found) return NONE;
-  if (found.is_shared_memory) return SHARED;
-  if (shows === "rate") return STEPS[RATES.filter(limit => found.rate >= limit).length];
-  return STEPS[LATENCIES.filter(limit => found.latency_s <= limit).length];
+function shade(seen) {
+  if (!seen) return NONE;
+  if (seen.found.is_shared_memory) return SHARED;
+  let step = 0;
+  if (shows === "rate") while (step < 5 && seen.rate >= RATES[step]) step++;
+  else while (step < 5 && seen.found.latency_s <= LATENCIES[step]) step++;
+  return STEPS[step];
 }
 
 const nameOf = i => state.machines[state.order[i]]?.name ?? "?";
@@ -33,10 +36,10 @@ function describe() {
   const [i, j] = at;
   if (state.order.length < 2) return "There is no other machine.";
   if (i === j) return nameOf(i);
-  const found = link(i, j), pair = `${nameOf(i)} to ${nameOf(j)}: `;
-  if (!found) return pair + "not measured yet";
-  if (found.is_shared_memory) return pair + "shared memory";
-  return `${pair}${rate(found.rate)}, latency ${seconds(found.latency_s)}`;
+  const seen = link(i, j), pair = `${nameOf(i)} to ${nameOf(j)}: `;
+  if (!seen) return pair + "not measured yet";
+  if (seen.found.is_shared_memory) return pair + "shared memory";
+  return `${pair}${rate(seen.rate)}, latency ${seconds(seen.found.latency_s)}`;
 }
 
 function cut(context, name, width) {
@@ -46,43 +49,61 @@ function cut(context, name, width) {
   return `${name.slice(0, n)}…`;
 }
 
-function draw() {
+/** Fit the canvas to the page; a new size clears it. */
+function measure() {
   const n = state.order.length, room = canvas.parentElement.clientWidth;
-  const label = Math.min(LABEL, room / 4);
-  size = Math.max(n > 20 ? 9 : 18, Math.min(84, Math.floor((room - label) / Math.max(1, n))));
-  const height = Math.min(size, 40), top = 20, scale = window.devicePixelRatio || 1;
-  const [w, h] = [label + n * size, top + n * height];
+  const label = Math.round(Math.min(LABEL, room / 4));
+  const width = Math.max(n > 20 ? 9 : 18, Math.min(84, Math.floor((room - label) / Math.max(1, n))));
+  cell = { label, top: 20, width, height: Math.min(width, 40) };
+  const scale = window.devicePixelRatio || 1, w = label + n * width, h = cell.top + n * cell.height;
   if (canvas.width !== Math.round(w * scale) || canvas.height !== Math.round(h * scale)) {
     canvas.width = Math.round(w * scale); canvas.height = Math.round(h * scale);
     canvas.style.width = `${w}px`; canvas.style.height = `${h}px`;
   }
-  canvas.cell = { label, top, height };
-  const context = canvas.getContext("2d"), ink = getComputedStyle(document.body).color;
+  const context = canvas.getContext("2d");
   context.setTransform(scale, 0, 0, scale, 0, 0);
-  context.clearRect(0, 0, w, h);
   context.font = "12px system-ui, sans-serif"; context.textBaseline = "middle";
-  for (let i = 0; i < n; i++) {
-    context.fillStyle = ink; context.textAlign = "left";
-    if (height >= 12 || i === at[0]) context.fillText(cut(context, nameOf(i), label - 6), 0, top + (i + .5) * height);
-    if (size >= 40 || i === at[1]) context.fillText(cut(context, nameOf(i), Math.max(60, size - 4)), Math.min(label + i * size + 2, w - 60), top / 2);
-    for (let j = 0; j < n; j++) {
-      const found = i === j ? null : link(i, j), x = label + j * size, y = top + i * height;
-      if (i === j) continue;
-      context.fillStyle = colour(found);
-      context.fillRect(x, y, size - 1, height - 1);
-      if (size >= 60 && found) {
-        const value = found.is_shared_memory ? "memory" : shows === "rate" ? rate(found.rate) : seconds(found.latency_s);
-        const isLight = found.is_shared_memory || STEPS.indexOf(colour(found)) > 2;
-        context.fillStyle = isLight ? "#101010" : "#ffffff"; context.textAlign = "center";
-        context.fillText(value, x + size / 2, y + height / 2);
-      }
-    }
+}
+
+function drawTop() {
+  const n = state.order.length, context = canvas.getContext("2d"), { label, top, width } = cell;
+  context.clearRect(0, 0, label + n * width, top - 1);
+  context.fillStyle = getComputedStyle(document.body).color; context.textAlign = "left";
+  for (let j = 0; j < n; j++) {
+    if (width < 40 && j !== at[1]) continue;
+    context.fillText(cut(context, nameOf(j), Math.max(60, width - 4)), Math.min(label + j * width + 2, label + n * width - 60), top / 2);
   }
-  if (n > 1) {
+  const said = describe();
+  if (text.textContent !== said) text.textContent = said;
+}
+
+function drawRow(i) {
+  const n = state.order.length, context = canvas.getContext("2d"), { label, width, height } = cell, y = cell.top + i * height;
+  if (i >= n) return;
+  const ink = getComputedStyle(document.body).color;
+  context.clearRect(0, y, label + n * width, height);
+  context.fillStyle = ink; context.textAlign = "left";
+  if (height >= 12 || i === at[0]) context.fillText(cut(context, nameOf(i), label - 6), 0, y + height / 2);
+  for (let j = 0; j < n; j++) {
+    if (i === j) continue;
+    const seen = link(i, j), fill = shade(seen), x = label + j * width;
+    context.fillStyle = fill;
+    context.fillRect(x, y, width - 1, height - 1);
+    if (width < 60 || !seen) continue;
+    const value = seen.found.is_shared_memory ? "memory" : shows === "rate" ? rate(seen.rate) : seconds(seen.found.latency_s);
+    context.fillStyle = seen.found.is_shared_memory || STEPS.indexOf(fill) > 2 ? "#101010" : "#ffffff"; context.textAlign = "center";
+    context.fillText(value, x + width / 2, y + height / 2);
+  }
+  if (i === at[0] && n > 1) {
     context.strokeStyle = ink; context.lineWidth = 2;
-    context.strokeRect(label + at[1] * size, top + at[0] * height, size - 1, height - 1);
+    context.strokeRect(label + at[1] * width + 1, y + 1, width - 3, height - 3);
   }
-  if (text.textContent !== describe()) text.textContent = describe();
+}
+
+function draw() {
+  later("links", measure);
+  later("links top", drawTop);
+  for (let i = 0; i < state.order.length; i++) later(`links row ${i}`, () => drawRow(i));
 }
 
 function drawLegend() {
@@ -93,9 +114,10 @@ function drawLegend() {
 }
 
 function move(i, j) {
-  const last = state.order.length - 1;
+  const last = state.order.length - 1, before = at[0];
   at = [Math.min(last, Math.max(0, i)), Math.min(last, Math.max(0, j))];
-  later("links", draw);
+  later("links top", drawTop);
+  for (const row of new Set([before, at[0]])) later(`links row ${row}`, () => drawRow(row));
 }
 
 const KEYS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
@@ -106,15 +128,13 @@ canvas.addEventListener("keydown", pressed => {
 canvas.addEventListener("pointermove", pointTo);
 canvas.addEventListener("pointerdown", pointTo);
 function pointTo(pointed) {
-  const { label, top, height } = canvas.cell ?? {};
-  if (!height) return;
-  const i = Math.floor((pointed.offsetY - top) / height), j = Math.floor((pointed.offsetX - label) / size);
+  const i = Math.floor((pointed.offsetY - cell.top) / cell.height), j = Math.floor((pointed.offsetX - cell.label) / cell.width);
   if (i >= 0 && j >= 0 && i < state.order.length && j < state.order.length) move(i, j);
 }
 for (const choice of document.querySelectorAll("input[name=links]"))
-  choice.addEventListener("change", () => { shows = choice.value; drawLegend(); later("links", draw); });
-new ResizeObserver(() => later("links", draw)).observe(document.getElementById("matrix-frame"));
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => later("links", draw));
+  choice.addEventListener("change", () => { shows = choice.value; drawLegend(); draw(); });
+new ResizeObserver(draw).observe(document.getElementById("matrix-frame"));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 drawLegend();
 
 /** Draw the matrix of the links between `machines`. */
@@ -122,4 +142,5 @@ export function showLinks(links, machines, ring) {
   const others = Object.keys(machines).filter(id => !ring.includes(id));
   state = { links, machines, order: [...ring.filter(id => id in machines), ...others] };
   move(...at);
+  draw();
 }
