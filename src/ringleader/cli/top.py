@@ -160,11 +160,19 @@ def _job(job: Row) -> RenderableType:
             shown = "not a number" if last is None else f"{last:.4g}"
             parts.append(Text(f"  {name} {shown}  {curve(values)}"))
     if job["ranks"]:
-        table = _table("  rank", "machine", "step", "time of a step", "waits for")
+        table = _table(
+            "  rank", "machine", "step", "time of a step", "sends", "waits for"
+        )
         for row in job["ranks"]:
             step = "-" if row["step"] is None else str(row["step"])
-            cells = (str(row["rank"]), row["machine"], step, _time(row["step_s"]))
-            texts = [Text(cell) for cell in (*cells, row["waits_for"])]
+            sent = row["sent_bytes_per_s"]
+            sends = f"{units.format_bytes(int(sent))}/s" if sent else "-"
+            if row["compression"]:
+                sends += f", compressed {row['compression']:g} times"
+            cells = (row["machine"], step, _time(row["step_s"]), sends)
+            texts = [
+                Text(each) for each in (str(row["rank"]), *cells, row["waits_for"])
+            ]
             texts[0].pad_left(2)
             table.add_row(*texts)
         parts.append(table)

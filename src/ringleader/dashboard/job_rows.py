@@ -8,6 +8,7 @@ from typing import Any
 
 from ringleader.dashboard.curve import Curve
 from ringleader.dashboard.number_files import NumberPoint
+from ringleader.dashboard.page_state import machine_names
 
 MAX_NAMES = 32
 """Numbers of a job that get a curve."""
@@ -25,11 +26,27 @@ class RankNumbers:
     time_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class RankTraffic:
+    """What one rank does in collectives, lately."""
+
+    rank: int
+    sent_bytes_per_s: float = 0.0
+    waits_for: int = -1
+    """The rank for which it waits longest; -1: none."""
+    wait_share: float = 0.0
+    """Share of the time in which it waits for that rank."""
+    compression: float = 0.0
+    """Bytes before the codec per byte after it; 0: no codec."""
+
+
 @dataclass(slots=True)
 class JobNumbers:
     """What the ranks of one job have logged."""
 
     ranks: dict[int, RankNumbers] = field(default_factory=dict)
+    traffic: dict[int, tuple[str, RankTraffic]] = field(default_factory=dict)
+    """Node and traffic of each rank."""
     curves: dict[str, Curve] = field(default_factory=dict)
     _curve_ranks: dict[str, int] = field(default_factory=dict)
     """The lowest rank that logs a number; its values are drawn."""
@@ -62,7 +79,7 @@ def job_rows(
 ) -> list[dict[str, Any]]:
     """Return a row for each job that a node of the snapshot takes part in."""
     rows = list(nodes)
-    names = {row["node"]: row["name"] for row in rows}
+    names = machine_names(rows)
     jobs = sorted({job for row in rows for job in row["jobs"]})[:MAX_JOBS]
     return [_job_row(job, rows, names, numbers.get(job, JobNumbers())) for job in jobs]
 
@@ -77,7 +94,7 @@ def _job_row(
     waits = [row for row in here if job in row.get("waiting_jobs", [])]
     # An agent learns of the round of another with the next view, which may be later.
     is_waiting = len(waits) == len(here) and not numbers.ranks
-    machines = ", ".join(sorted(row["name"] for row in here))
+    machines = ", ".join(sorted(names[row["node"]] for row in here))
     return {
         "id": job,
         "name": job,
@@ -99,14 +116,39 @@ def number_curves(numbers: JobNumbers) -> dict[str, list[list[Any]]]:
 
 
 def rank_rows(numbers: JobNumbers, names: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return a row for each rank that has logged something."""
-    return [
-        {
-            "rank": rank,
-            "machine": names.get(seen.node, "?"),
-            "step": seen.step,
-            "step_s": None if seen.step_s is None else float(f"{seen.step_s:.3g}"),
-            "waits_for": "",
-        }
-        for rank, seen in sorted(numbers.ranks.items())
-    ]
+    """Return a row for each rank that has logged or sent something."""
+    known = sorted(numbers.ranks.keys() | numbers.traffic.keys())
+    return [_rank_row(rank, numbers, names) for rank in known[:MAX_RANKS]]
+
+
+def _rank_row(
+    rank: int, numbers: JobNumbers, names: Mapping[str, str]
+) -> dict[str, Any]:
+    seen = numbers.ranks.get(rank)
+    node, traffic = numbers.traffic.get(rank, ("", RankTraffic(rank)))
+    step_s = seen.step_s if seen else None
+    return {
+        "rank": rank,
+        "machine": names.get(seen.node if seen else node, "?"),
+        "step": seen.step if seen else None,
+        "step_s": None if step_s is None else float(f"{step_s:.3g}"),
+        "sent_bytes_per_s": float(f"{traffic.sent_bytes_per_s:.2g}"),
+        "compression": round(traffic.compression, 1),
+        "waits_for": _waits_for(traffic, numbers, names),
+    }
+
+
+def _waits_for(
+    traffic: RankTraffic, numbers: JobNumbers, names: Mapping[str, str]
+) -> str:
+    """Return for whom a rank waits, if that takes more than a twentieth of its time."""
+    if traffic.waits_for < 0 or traffic.wait_share < 0.05:
+        return ""
+    share = f"{traffic.wait_share * 100:.0f} %"
+    other = numbers.traffic.get(traffic.waits_for)
+    if other is None and traffic.waits_for in numbers.ranks:
+        node = numbers.ranks[traffic.waits_for].node
+    else:
+        node = other[0] if other else ""
+    where = f" on {names[node]}" if node in names else ""
+    return f"rank {traffic.waits_for}{where}, {share} of the time"

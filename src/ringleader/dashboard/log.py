@@ -100,6 +100,11 @@ def log(step: int | None = None, **numbers: SupportsFloat) -> None:
     nothing in a script that ``ringleader run`` did not start. A tensor on a GPU is
     waited for, as by ``item()``.
     """
+    log_numbers(numbers, step)
+
+
+def log_numbers(numbers: Mapping[str, SupportsFloat], step: int | None = None) -> None:
+    """As ``log``, for numbers of any name."""
     found = _current()
     if found is not None:
         found.add(numbers, step)

@@ -30,7 +30,7 @@ def page_state(
     that told it, ``jobs`` the rows of jobs.
     """
     nodes = snapshot["nodes"]
-    names = _names(nodes)
+    names = machine_names(nodes)
     return {
         "cluster": {"": _cluster(snapshot, names)},
         "machines": {
@@ -49,7 +49,8 @@ def page_state(
     }
 
 
-def _names(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+def machine_names(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the name of each node, with its id where two have the same."""
     found = tell_apart({NodeId(row["node"]): row["name"] for row in nodes})
     return {str(node): name for node, name in found.items()}
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ringleader.dashboard.job_rows import JobNumbers, job_rows
-from ringleader.dashboard.page_state import State, page_state
+from ringleader.dashboard.page_state import State, machine_names, page_state
 from ringleader.errors import RingleaderError
 from ringleader.ids import NodeId
 from ringleader.monitoring.job_watch import JobWatch, summary_rows
@@ -23,7 +23,6 @@ from ringleader.monitoring.machine_feed import (
     decode_feed,
     serve_feed,
 )
-from ringleader.monitoring.number_folders import find_number_folders
 from ringleader.node.agent.agent_core import AgentCore
 
 WATCHED_S = 20.0
@@ -51,7 +50,7 @@ class ClusterMonitor:
         self._asked_s = 0.0
         self._state: State = {}
         self._built_s = float("-inf")
-        serve_feed(core, self._folders)
+        serve_feed(core)
         core.services.on_stop(self.stop)
 
     async def state(self) -> State:
@@ -70,9 +69,6 @@ class ClusterMonitor:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _folders(self) -> dict[str, list[Path]]:
-        return find_number_folders(self._home)
-
     def _build(self) -> State:
         snapshot = self._core.snapshot().plain()
         rows: list[dict[str, Any]] = snapshot["nodes"]  # type: ignore[assignment]
@@ -84,7 +80,7 @@ class ClusterMonitor:
 
     def _job_rows(self, nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return jobs that one command started, then those typed on every machine."""
-        names = {row["node"]: row["name"] for row in nodes}
+        names = machine_names(nodes)
         found = summary_rows(self.job_watch.summaries, self._numbers, names)
         known = {job["id"] for job in found}
         others = job_rows(nodes, self._numbers)
@@ -113,7 +109,7 @@ class ClusterMonitor:
 
     async def _measure_here(self) -> None:
         node = str(self._core.me.node)
-        reader = FeedReader(self._folders)
+        reader = FeedReader(self._home)
         while self._is_watched():
             self._take(node, await asyncio.to_thread(reader.read))
             await asyncio.sleep(FEED_EVERY_S)
@@ -144,6 +140,9 @@ class ClusterMonitor:
         for each in feed.ranks:
             numbers = self._numbers.setdefault(each.job, JobNumbers())
             numbers.add(node, each.rank, [point.point() for point in each.points])
+        for sent in feed.traffic:
+            numbers = self._numbers.setdefault(sent.job, JobNumbers())
+            numbers.traffic[sent.rank] = (node, sent.traffic())
 
     def _end(self, node: str) -> None:
         self._tasks.pop(node, None)

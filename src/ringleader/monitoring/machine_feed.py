@@ -7,13 +7,13 @@ mutual TLS of agents. Nobody who looks costs nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from ringleader.dashboard.job_rows import RankTraffic
 from ringleader.dashboard.log import MAX_NAME, MAX_NUMBERS
 from ringleader.dashboard.number_files import (
     MAX_POINTS,
@@ -22,6 +22,8 @@ from ringleader.dashboard.number_files import (
     NumberPoint,
 )
 from ringleader.errors import PeerLost, ProtocolError
+from ringleader.monitoring.number_folders import find_number_folders
+from ringleader.monitoring.worker_traffic import TrafficReader
 from ringleader.node.agent.agent_core import AgentCore
 from ringleader.node.agent.service_stream import ServiceStream
 from ringleader.node.protocol.node_state import JobName
@@ -36,6 +38,7 @@ MAX_FEED_POINTS = 2000
 WRITE_S = 20.0
 
 Number = Annotated[float, Meta(ge=-1e300, le=1e300)]
+Rank = Annotated[int, Meta(ge=0, le=999_999)]
 NumberName = Annotated[str, Meta(max_length=MAX_NAME)]
 
 
@@ -56,8 +59,29 @@ class RankFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one rank has logged since the last message."""
 
     job: JobName
-    rank: Annotated[int, Meta(ge=0, le=99_999)]
+    rank: Rank
     points: Annotated[list[FeedPoint], Meta(max_length=MAX_POINTS)]
+
+
+class TrafficFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one rank does in collectives; see ``RankTraffic``."""
+
+    job: JobName
+    rank: Rank
+    sent_bytes_per_s: Annotated[float, Meta(ge=0, le=1e15)]
+    waits_for: Annotated[int, Meta(ge=-1, le=999_999)]
+    wait_share: Annotated[float, Meta(ge=0, le=1)]
+    compression: Annotated[float, Meta(ge=0, le=1e9)]
+
+    def traffic(self) -> RankTraffic:
+        """Return it as the dashboard holds it."""
+        return RankTraffic(
+            self.rank,
+            self.sent_bytes_per_s,
+            self.waits_for,
+            self.wait_share,
+            self.compression,
+        )
 
 
 class MachineFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,6 +89,7 @@ class MachineFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     load: MachineLoad
     ranks: Annotated[list[RankFeed], Meta(max_length=16 * MAX_RANKS)] = []
+    traffic: Annotated[list[TrafficFeed], Meta(max_length=16 * MAX_RANKS)] = []
 
 
 _DECODER = msgspec.msgpack.Decoder(MachineFeed)
@@ -83,14 +108,15 @@ def decode_feed(body: bytes, who: str) -> MachineFeed:
 class FeedReader:
     """Collects what is new on this machine since the last call."""
 
-    def __init__(self, folders: Callable[[], dict[str, list[Path]]]) -> None:
-        """``folders`` returns the number folders of the jobs that run here now."""
-        self._folders = folders
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._traffic = TrafficReader(home)
+        self._is_first = True
         self._readers: dict[Path, NumberFolder] = {}
 
     def read(self) -> MachineFeed:
         """Return the load and the new points; takes a few milliseconds."""
-        folders = self._folders()
+        folders = find_number_folders(self._home)
         known = {path for paths in folders.values() for path in paths}
         self._readers = {p: r for p, r in self._readers.items() if p in known}
         ranks = []
@@ -102,18 +128,34 @@ class FeedReader:
                     kept = points[-room:] if room > 0 else []
                     room -= len(kept)
                     ranks.append(RankFeed(job, rank, [_feed_point(p) for p in kept]))
-        return MachineFeed(measure_load(), ranks)
+        load = measure_load(is_first=self._is_first)
+        self._is_first = False
+        return MachineFeed(load, ranks, self._read_traffic(folders))
+
+    def _read_traffic(self, folders: dict[str, list[Path]]) -> list[TrafficFeed]:
+        found = self._traffic.read(folders)[: 16 * MAX_RANKS]
+        return [
+            TrafficFeed(
+                job,
+                each.rank,
+                each.sent_bytes_per_s,
+                each.waits_for,
+                each.wait_share,
+                each.compression,
+            )
+            for job, each in found
+        ]
 
 
 def _feed_point(point: NumberPoint) -> FeedPoint:
     return FeedPoint(point.time_s, point.step, point.step_s, point.values)
 
 
-def serve_feed(core: AgentCore, folders: Callable[[], dict[str, list[Path]]]) -> None:
+def serve_feed(core: AgentCore) -> None:
     """Register the service at an agent."""
 
     async def serve(stream: ServiceStream) -> None:
-        reader = FeedReader(folders)
+        reader = FeedReader(Path(core.config.home))
         end = asyncio.create_task(stream.reader.read(1))  # clients say nothing more
         try:
             while not end.done():

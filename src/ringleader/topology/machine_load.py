@@ -16,6 +16,8 @@ from ringleader.topology.node_profile import Bytes
 Percent = Annotated[float, Meta(ge=0, le=100)]
 Celsius = Annotated[float, Meta(ge=-50, le=200)]
 
+SHORT_S = 0.1
+
 _CHIP_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal")
 """Linux's names of sensors in the processor, the best first."""
 
@@ -33,14 +35,17 @@ class MachineLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_charging: bool = False
 
 
-def measure_load() -> MachineLoad:
-    """Return the load of this machine in about 1 ms."""
+def measure_load(*, is_first: bool = False) -> MachineLoad:
+    """Return the load of this machine in about 1 ms.
+
+    The load of the cores is since the last call; the first one has to wait a little.
+    """
     import psutil  # slow to import, and only agents measure
 
     memory = psutil.virtual_memory()
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return MachineLoad(
-        cpu_percent=_percent(psutil.cpu_percent()),
+        cpu_percent=_percent(psutil.cpu_percent(SHORT_S if is_first else None)),
         memory_used_bytes=memory.total - memory.available,
         memory_total_bytes=memory.total,
         temperature_c=_temperature_c(),

@@ -7,7 +7,12 @@ from itertools import pairwise
 
 from ringleader.dashboard.changes import changes
 from ringleader.dashboard.curve import MAX_POINTS, Curve
-from ringleader.dashboard.job_rows import JobNumbers, job_rows
+from ringleader.dashboard.job_rows import (
+    JobNumbers,
+    RankTraffic,
+    job_rows,
+    rank_rows,
+)
 from ringleader.dashboard.number_files import NumberPoint
 from ringleader.dashboard.page_state import page_state
 from tests.kit.simulated_cluster import (
@@ -113,3 +118,16 @@ def test_a_job_whose_workers_log_does_not_wait() -> None:
     assert (row["state"], row["about"]) == ("waiting", "waits on machine 0, machine 1")
     (row,) = job_rows(snapshot["nodes"], simulated_numbers(2, 1, 0))
     assert row["state"] == "running"
+
+
+def test_a_rank_that_waits_says_for_whom() -> None:
+    numbers = simulated_numbers(2, 1, 0)["job-0"]
+    numbers.traffic[0] = (node_id(0), RankTraffic(0, 2.5e6, 1, 0.61, 3.9))
+    numbers.traffic[2] = (node_id(1), RankTraffic(2, 0.0, 0, 0.01))
+    names = {node_id(0): "studio", node_id(1): "laptop"}
+    waiting, busy, silent = rank_rows(numbers, names)
+    assert waiting["waits_for"] == "rank 1 on laptop, 61 % of the time"
+    assert (waiting["sent_bytes_per_s"], waiting["compression"]) == (2.5e6, 3.9)
+    assert busy["waits_for"] == ""
+    assert (silent["machine"], silent["step"]) == ("laptop", None)
+    assert silent["waits_for"] == "", "a hundredth of the time is not worth a word"

@@ -1,7 +1,7 @@
 // One block per job: numbers with their curves, ranks, log and stop button.
 
 import { later } from "./batch.js";
-import { make, number, seconds, setClass, setText } from "./format.js";
+import { make, number, rate, seconds, setClass, setText } from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const blocks = new Map();
@@ -12,7 +12,7 @@ function create(id, actions) {
   const parts = { block, title: make("h3"), state: make("span", "tag"), about: make("p", "dim"), numbers: make("div", "numbers"), body: make("tbody"), figures: new Map(), ranks: new Map(), log: make("pre"), stop: make("button", "danger", "Stop"), show: make("button", "", "Show log") };
   top.append(parts.title, parts.state);
   const table = make("table"), head = make("tr"), scroll = make("div", "scroll"), buttons = make("div", "buttons");
-  head.append(...["rank", "machine", "step", "time of a step", "waits for"].map(name => make("th", "", name)));
+  head.append(...["rank", "machine", "step", "time of a step", "sends", "waits for"].map(name => make("th", "", name)));
   const thead = make("thead"); thead.append(head); table.append(thead, parts.body); scroll.append(table);
   parts.table = scroll;
   parts.log.hidden = true; parts.log.tabIndex = 0;
@@ -56,13 +56,15 @@ function drawNumbers(parts, job) {
   }
 }
 
+const sent = seen => seen.sent_bytes_per_s ? rate(seen.sent_bytes_per_s) + (seen.compression ? `, compressed ${seen.compression} times` : "") : "-";
+
 function drawRank(parts, rank, seen) {
   let row = parts.ranks.get(rank);
   if (!row) {
-    row = make("tr"); row.append(...Array.from({ length: 5 }, () => make("td")));
+    row = make("tr"); row.append(...Array.from({ length: 6 }, () => make("td")));
     parts.ranks.set(rank, row); parts.body.append(row);
   }
-  const shown = [String(rank), seen.machine, seen.step == null ? "-" : String(seen.step), seconds(seen.step_s), seen.waits_for || ""];
+  const shown = [String(rank), seen.machine, seen.step == null ? "-" : String(seen.step), seconds(seen.step_s), sent(seen), seen.waits_for || ""];
   shown.forEach((text, i) => setText(row.cells[i], text));
 }
 
