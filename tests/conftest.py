@@ -56,6 +56,7 @@ _LAZY = (
     "/dev/urandom",
     "/dev/random",
     "/sys/",
+    "/var/lib/libuuid/",  # Python's uuid.getnode, where uuid-runtime is installed
     "/tmp/perf-",  # of code that oneDNN generates, from the first time on
     sys.prefix,
     sys.base_prefix,

@@ -126,9 +126,9 @@ def _confirm(question: str, *, yes: bool) -> None:
         return
     if not is_interactive():
         raise ConfigError("no terminal to ask for confirmation; pass --yes")
-    answer = prompt(f"{question} [y/N] ", "nothing was changed")
+    answer = prompt(f"{question} [y/N] ", "nothing was written")
     if answer.reveal().strip().lower() not in ("y", "yes"):
-        raise ConfigError("nothing was changed")
+        raise ConfigError("nothing was written")
 
 
 def _run(command: Sequence[str]) -> None:
