@@ -71,13 +71,20 @@ class RoundUpdate(ModelUpdate):
         """Do nothing: the state of a round is a copy that quanta do not change."""
 
     def apply(self, totals: Totals, version: int | None) -> None:
-        """Apply the round ``version``; None: A itself, in a run of one member."""
+        """Apply the round ``version``; None: A itself, in a run of one member.
+
+        A round without samples, as of shards that are empty, changes nothing.
+        """
+        if totals.weight:
+            self._apply(totals, version)
+        self.begin_round()
+        self.buffers.attach()
+        self.buffers.zero()
+
+    def _apply(self, totals: Totals, version: int | None) -> None:
         sums = self.buffers.views_of(self.buffers.total(version))
         self.outer.apply(sums, totals.weight)
         if self.scheduler is not None:
             self.scheduler.step()
         self.norms.deliver(totals.sums, totals.counts, totals.weight)
         self.outer.take_buffers(self.model)
-        self.begin_round()
-        self.buffers.attach()
-        self.buffers.zero()

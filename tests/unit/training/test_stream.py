@@ -9,8 +9,10 @@ from itertools import product
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from ringleader.checkpoint import values
 from ringleader.errors import ConfigError
@@ -35,6 +37,8 @@ from ringleader.training.data.stream_state import (
     encode_reads,
     first_state,
 )
+from ringleader.training.elastic import start_run
+from ringleader.training.options import Options
 
 NODES = [NodeId(letter * 52) for letter in "abc"]
 
@@ -141,6 +145,20 @@ def test_a_reader_goes_on_without_being_set_again() -> None:
     assert is_over(spec, progress.state)
     assert quanta(spec, progress.state) == ()
     assert [reader.restored for reader in machine.readers] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("low_comm", [None, "diloco:2"])
+def test_a_step_of_empty_shards_changes_nothing(low_comm: str | None) -> None:
+    model = nn.Linear(1, 1)
+    before = [p.detach().clone() for p in model.parameters()]
+    readers: Any = [Numbers(shard, 0) for shard in range(8)]
+    options = Options(low_comm=low_comm)
+    spec = DataSpec.of_stream(StreamSpec(num_shards=8, num_slots=4), micro_batch=2)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    run = start_run(model, sgd, readers, spec, options, None)
+    assert list(run) == []
+    assert run.version == 2
+    assert all(map(torch.equal, model.parameters(), before))
 
 
 def test_states_from_the_network_are_checked() -> None:
