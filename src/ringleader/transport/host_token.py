@@ -27,9 +27,10 @@ def host_token() -> bytes:
     namespaces on one kernel count as separate hosts, as they would behave on a real
     network.
     """
-    parts = [platform.node(), str(uuid.getnode())]
-    with contextlib.suppress(OSError):
+    try:
         parts = [Path("/proc/sys/kernel/random/boot_id").read_text().strip()]
+    except OSError:  # not Linux
+        parts = [platform.node(), str(uuid.getnode())]
     with contextlib.suppress(OSError):
         parts.append(os.readlink("/proc/self/ns/net"))
     return hashlib.blake2b("|".join(parts).encode(), digest_size=16).digest()
