@@ -13,7 +13,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ringleader.errors import RingleaderError
@@ -92,7 +92,7 @@ class App:
         update = "/v1/updates/{version}/{shard}"
         return Starlette(
             routes=[
-                Route("/", self._page),
+                *(Route(path, self._page) for path in status_page.PATHS),
                 Route("/metrics", self.metrics.page),
                 Route("/v1/status", self._status),
                 Route("/v1/openapi.json", self._openapi),
@@ -115,7 +115,7 @@ class App:
 
     async def _page(self, request: Request) -> Response:
         self._auth.limit_stranger(request)
-        return HTMLResponse(status_page.HTML, headers=status_page.HEADERS)
+        return status_page.respond(request.url.path)
 
     async def _status(self, request: Request) -> Response:
         self._auth.limit_stranger(request)
