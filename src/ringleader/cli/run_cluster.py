@@ -24,7 +24,7 @@ from ringleader.jobs.client.start_job import JobStart, Project
 from ringleader.jobs.machine.project_transfer import project_store
 from ringleader.jobs.protocol.job_spec import JobMachine, JobSpec
 from ringleader.node.launch.program import Program
-from ringleader.project import collect, environment_needs, keep
+from ringleader.project import collect, environment_needs, keep, needs_in_place
 from ringleader.project.project_files import ProjectFiles
 
 
@@ -57,19 +57,24 @@ def run_on_cluster(agent: ResidentAgent, order: ClusterRun) -> int:
     machines = choose_machines(agent.snapshot, order.wanted)
     for sentence in idle_machines(agent.snapshot, machines, order.wanted):
         _say(sentence)
-    files = collect(Path(order.program.path)) if order.is_synced else None
+    script = Path(order.program.path)
+    files = collect(script) if order.is_synced else None
     for sentence in files.left_out if files else ():
         _say(f"stays here: {sentence}")
-    project = _pack(files, order.home) if files else None
     spec = make_spec(order, machines, files, name_here(agent))
-    return asyncio.run(_run(agent, order, spec, project))
+    start = JobStart(
+        agent.path,
+        spec,
+        _pack(files, order.home) if files else None,
+        _say,
+        needs=environment_needs(files) if files else needs_in_place(script),
+    )
+    return asyncio.run(_run(agent, order, start))
 
 
-async def _run(
-    agent: ResidentAgent, order: ClusterRun, spec: JobSpec, project: Project | None
-) -> int:
-    start = asyncio.create_task(JobStart(agent.path, spec, project, _say).run())
-    await start
+async def _run(agent: ResidentAgent, order: ClusterRun, start: JobStart) -> int:
+    spec = start.spec
+    await start.run()
     names = ", ".join(machine.name for machine in spec.machines)
     _say(f"job {spec.id} on {names}")
     if order.is_detached:
@@ -154,8 +159,7 @@ def new_job_id(program: str) -> str:
 def _pack(files: ProjectFiles, home: Path) -> Project:
     store = project_store(home)
     keep(files, store)
-    needs = environment_needs(files)
-    return Project(manifest=files.manifest, store=store, needs=needs)
+    return Project(manifest=files.manifest, store=store)
 
 
 def _say(text: str) -> None:

@@ -22,6 +22,7 @@ from ringleader.project.environment import (
     EnvironmentNeeds,
     environment_needs,
     local_facts,
+    needs_in_place,
 )
 from ringleader.project.environment_check import (
     Difference,
@@ -55,6 +56,7 @@ __all__ = [
     "local_facts",
     "make_environment",
     "missing",
+    "needs_in_place",
     "refuses",
     "unpack",
 ]

@@ -10,13 +10,16 @@ import importlib
 import importlib.util
 import platform
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
+from ringleader.errors import ConfigError
 from ringleader.node.protocol.hello import PROTOCOL
+from ringleader.project.file_list import list_project
 from ringleader.project.imports import find_imports
 from ringleader.project.manifest import Name
 from ringleader.project.project_files import ProjectFiles
@@ -76,12 +79,31 @@ class EnvironmentFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def environment_needs(project: ProjectFiles) -> EnvironmentNeeds:
     """Return what the script imports, as it is installed here; takes up to a second."""
     files = [file.path for file in project.manifest.files]
+    return _needs(project.root, project.script, files)
+
+
+def needs_in_place(script: Path) -> EnvironmentNeeds:
+    """Return the needs of a script whose files do not travel.
+
+    Each machine has them at the same path, and finds the modules as it does now.
+    """
+    script = script.resolve()
+    root = script.parent
+    names = [path.name for path in root.glob("*.py")]
+    with suppress(ConfigError):  # in the home folder: what lies beside it must do
+        listed = list_project(script)
+        root, names = listed.root, list(listed.names)
+    needs = _needs(root, script.relative_to(root).as_posix(), names)
+    return msgspec.structs.replace(needs, import_folders=())
+
+
+def _needs(root: Path, script: str, files: list[str]) -> EnvironmentNeeds:
     importlib.invalidate_caches()  # a package may just have been installed
 
     def is_elsewhere(module: str) -> bool:
-        return _is_elsewhere(module, project.root)
+        return _is_elsewhere(module, root)
 
-    found = find_imports(project.root, project.script, files, is_elsewhere)
+    found = find_imports(root, script, files, is_elsewhere)
     provided = metadata.packages_distributions()
     needed: dict[str, NeededDistribution] = {}
     for modules, is_optional in ((found.required, False), (found.optional, True)):

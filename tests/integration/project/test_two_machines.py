@@ -142,6 +142,8 @@ def test_a_machine_that_lacks_something_is_named_before_anything_starts(
     assert 'm1       rl_wheel  1.4.0   missing  pip install "rl_wheel==1.4.0"' in said
     assert "--sync-env" in said
     assert "m0  " not in said, "the table shows what differs"
+    said = pair.ask(0, "run", "--no-sync", "skripte/mein skript.py", status=1)
+    assert "m1       rl_wheel" in said, "files that do not travel need packages, too"
 
     big = pair.project / "daten für alle" / "gewichte.bin"
     with big.open("wb") as file:

@@ -17,6 +17,7 @@ from ringleader.project import (
     difference_table,
     environment_needs,
     local_facts,
+    needs_in_place,
     refuses,
 )
 from ringleader.project.environment import UNVERSIONED, NeededDistribution
@@ -170,6 +171,17 @@ def test_needs_name_distributions_and_facts_find_them(
         ("rl_nowhere", "missing", True),
         ("rl_maybe", "missing", False),
     }
+
+
+def test_files_that_do_not_travel_have_needs_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("import helper, rl_nowhere")
+    (tmp_path / "helper.py").write_text("import numpy")
+    folder = needs_in_place(tmp_path / "train.py")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert needs_in_place(tmp_path / "train.py") == folder
+    assert {d.name for d in folder.distributions} == {"numpy", "rl_nowhere", "torch"}
 
 
 def test_versions_are_compared_by_major_and_minor() -> None:

@@ -53,7 +53,6 @@ class Project:
 
     manifest: Manifest
     store: BlobStore
-    needs: EnvironmentNeeds
 
 
 @dataclass(slots=True)
@@ -65,6 +64,8 @@ class JobStart:
     project: Project | None
     """None: each machine uses the files that it has."""
     say: Say
+    needs: EnvironmentNeeds | None = None
+    """What the program needs from the environment; None: nothing is compared."""
     _channels: list[Channel] = field(default_factory=list)
 
     async def run(self) -> None:
@@ -90,12 +91,10 @@ class JobStart:
         channel = await Channel.open(self.path, machine)
         self._channels.append(channel)
         project = self.project
-        if project is None:
-            await channel.send(Prepare(spec=self.spec))
-        else:
-            manifest = encode(project.manifest)
-            request = Prepare(spec=self.spec, manifest=manifest, needs=project.needs)
-            await channel.send(request)
+        manifest = encode(project.manifest) if project else b""
+        request = Prepare(spec=self.spec, manifest=manifest, needs=self.needs)
+        await channel.send(request)
+        if project is not None:
             await self._send_chunks(channel, project)
         make_s = ENVIRONMENT_S if self.spec.syncs_environment else 0.0
         reply = await channel.receive(PREPARE_S + make_s)
@@ -119,10 +118,10 @@ class JobStart:
             await channel.send(Chunk(digest, data))
 
     def _check_environments(self, ready: list[tuple[JobMachine, Prepared]]) -> None:
-        if self.project is None:
+        if self.needs is None:
             return
         differences = {
-            machine.name: compare_environment(self.project.needs, prepared.facts)
+            machine.name: compare_environment(self.needs, prepared.facts)
             for machine, prepared in ready
             if prepared.facts is not None
         }
@@ -134,7 +133,8 @@ class JobStart:
             names = ", ".join(name for name, rows in found.items() if refuses(rows))
             text = f"{names}: the Python environment differs; nothing was started"
             hint = "\nTo let those machines install what they lack: --sync-env"
-            hint = "" if self.spec.syncs_environment else hint
+            if self.spec.syncs_environment or not self.spec.is_synced:
+                hint = ""
             raise ConfigError(f"{text}\n{table}{hint}")
         self.say(f"the machines differ a little, and the job goes on:\n{table}")
 
