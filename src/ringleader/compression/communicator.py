@@ -21,7 +21,7 @@ from ringleader.backend.process_group import RingleaderGroup
 from ringleader.compression.sparse_format import Bytes
 from ringleader.engine.arrays import as_array
 from ringleader.errors import ConfigError
-from ringleader.groups.group import Group
+from ringleader.groups.group import Group, handle_of
 
 AnyGroup = Group | dist.ProcessGroup | None
 """The group argument of public functions; None is torch's default group."""
@@ -92,6 +92,10 @@ class GroupCommunicator:
         self._process_group = process_group
         # If any rank has a device, all ranks cut their tensors into chunks.
         self.accepts_residual = process_group is None or not process_group.is_staged
+
+    def auto_codec(self, num_bytes: int) -> str | None:
+        """The codec that "auto" stands for in ``average_coded``."""
+        return handle_of(self._group).auto_codec("all_reduce", num_bytes)
 
     def average(self, tensor: Tensor) -> None:
         """Average ``tensor`` by one all_reduce."""

@@ -25,7 +25,7 @@ from ringleader.compression.compressor_state import (
     CompressorState,
     ParameterSlice,
 )
-from ringleader.compression.reducers import make_reducer
+from ringleader.compression.measured_reducer import MeasuredReducer
 from ringleader.compression.scheme import Method, parse
 from ringleader.errors import CallMismatch, ConfigError
 from ringleader.groups.group import Group, handle_of
@@ -84,7 +84,7 @@ class Compressor:
         self._feedback = feedback and self.scheme.method is not Method.NONE
         self._momentum = momentum
         self._state = CompressorState()
-        self._reducer = make_reducer(self.scheme)
+        self._reducer = MeasuredReducer(self.scheme)
         self._is_open = False
         self._group: weakref.ref[object] | None = None
         """The group of the last call. Not its id: a later group may get the same."""

@@ -125,6 +125,26 @@ def test_a_codec_is_counted_with_its_ratio() -> None:
     assert seen.value("ringleader_codec_seconds_total", **steps) > 0
 
 
+@pytest.mark.parametrize(
+    ("scheme", "ratio"),
+    [("int8", 0.251), ("topk:0.01", 0.02), ("powersgd:2", 0.02), ("fp16", 0.5)],
+)
+def test_compression_is_counted_with_its_ratio(scheme: str, ratio: float) -> None:
+    with world(2) as groups:
+
+        def work(group: Group) -> None:
+            compressor = ringleader.compression.compressor(scheme)
+            compressor.average(group, {"weight": torch.randn(512, 512)})
+
+        run_threads([partial(work, group) for group in groups])
+        seen = ringleader.metrics.snapshot()
+    raw = seen.value("ringleader_compression_raw_bytes_total", scheme=scheme)
+    assert raw == 2 * 4 * 512 * 512
+    sent = seen.value("ringleader_compression_sent_bytes_total", scheme=scheme)
+    assert 0 < sent / raw <= ratio
+    assert seen.value("ringleader_compression_seconds_total", scheme=scheme) > 0
+
+
 def test_a_failure_is_counted_once_per_group() -> None:
     with world(2) as groups:
         groups[1].abort("enough")
