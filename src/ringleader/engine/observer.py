@@ -107,15 +107,17 @@ def observed(
 ) -> Callable[P, None]:
     """``run``, which does calls like ``call``, with each of its runs observed."""
 
+    began, ended = observer.began, observer.ended
+
     def observed_run(*args: P.args, **kwargs: P.kwargs) -> None:
         since_s = now_s()
-        observer.began(call, since_s)
+        began(call, since_s)
         try:
             run(*args, **kwargs)
         except BaseException as exc:
-            observer.ended(call, since_s, now_s(), exc)
+            ended(call, since_s, now_s(), exc)
             raise
-        observer.ended(call, since_s, now_s(), None)
+        ended(call, since_s, now_s(), None)
 
     return observed_run
 

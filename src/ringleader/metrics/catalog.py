@@ -136,18 +136,18 @@ PEERS = _gauge(
 PEER_LATENCY = _gauge(
     "ringleader_peer_latency_seconds",
     "Mean round trip of heartbeats, in which the newest counts for a fifth.",
-    "node",
+    "peer",
 )
 PEER_SILENCE = _gauge(
-    "ringleader_peer_silence_seconds", "Time since a machine was last heard.", "node"
+    "ringleader_peer_silence_seconds", "Time since a machine was last heard.", "peer"
 )
 PEER_HEARD = _counter(
-    "ringleader_peer_messages_total", "Messages heard from a machine.", "node"
+    "ringleader_peer_messages_total", "Messages heard from a machine.", "peer"
 )
 PEER_MISSED = _counter(
     "ringleader_peer_missed_heartbeats_total",
     "Heartbeats of a machine that were due and did not arrive.",
-    "node",
+    "peer",
 )
 PEER_LINKS = _counter(
     "ringleader_peer_links_total",

@@ -42,7 +42,7 @@ def test_a_page_has_every_series_of_all_processes() -> None:
         (catalog.CALLS.name, frozenset({**named, "rank": "1"}.items())): 3,
     }
     latency = pages[catalog.PEER_LATENCY.name].samples
-    labels = frozenset({"rank": "1", "node": odd}.items())
+    labels = frozenset({"rank": "1", "peer": odd}.items())
     assert latency == {(catalog.PEER_LATENCY.name, labels): 1.25e-7}
     times = pages[catalog.CALL_SECONDS.name].samples
     name = f"{catalog.CALL_SECONDS.name}_bucket"

@@ -12,6 +12,7 @@ import pytest
 from ringleader.errors import ConfigError
 from ringleader.metrics import catalog
 from ringleader.metrics.catalog import METRICS, Kind
+from ringleader.metrics.process_values import LABELS
 from ringleader.metrics.registry import Registry, Tally, one_value
 from ringleader.metrics.snapshot import MAX_BYTES, Distribution, Snapshot
 
@@ -139,7 +140,7 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
         assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
         assert list(metric.buckets) == sorted(set(metric.buckets))
         assert metric.help.endswith(".")
-        assert "le" not in metric.labels
+        assert not {"le", *LABELS} & set(metric.labels), "they name the process"
         for word in ("_ms", "_us", "milli", "_mb", "_kb"):
             assert word not in name, "base units: seconds and bytes"
 
