@@ -87,8 +87,15 @@ def _row(core: AgentCore, member: Member, *, in_view: bool) -> NodeRow:
         links={str(k): v for k, v in state.links.items()} if state else {},
         jobs=sorted(request.job for request in requests),
         waiting_jobs=sorted(each.job for each in requests if not each.round),
-        accepts_jobs=state.accepts_jobs if state else False,
+        accepts_jobs=_accepts_jobs(core, member, state),
     )
+
+
+def _accepts_jobs(core: AgentCore, member: Member, state: NodeState | None) -> bool:
+    """Return the user's word: of this node at once, of others as they published it."""
+    if member == core.me:
+        return core.config.accepts_jobs
+    return state.accepts_jobs if state else False
 
 
 def _latency_s(health: PeerHealth | None, *, is_here: bool) -> float | None:

@@ -42,7 +42,8 @@ from ringleader.node.protocol.resident_record import (
 from ringleader.node.protocol.snapshot import Snapshot
 from ringleader.settings.tls_files import tls_files
 
-CONNECT_S = 5.0
+CONNECT_S = 20.0
+"""An agent answers in milliseconds; on a machine that swaps it may take long."""
 STOP_S = 10.0
 """How long the agent may take to leave the cluster before it is killed."""
 _POLL_S = 0.02
