@@ -16,13 +16,12 @@ from ringleader.ids import NodeId
 from ringleader.monitoring.job_watch import JobWatch, summary_rows
 from ringleader.monitoring.machine_feed import (
     FEED_EVERY_S,
-    MACHINE,
     MAX_FEED_BYTES,
     FeedReader,
     MachineFeed,
     decode_feed,
-    serve_feed,
 )
+from ringleader.monitoring.messages import MACHINE
 from ringleader.node.agent.agent_core import AgentCore
 
 WATCHED_S = 20.0
@@ -50,8 +49,6 @@ class ClusterMonitor:
         self._asked_s = 0.0
         self._state: State = {}
         self._built_s = float("-inf")
-        serve_feed(core)
-        core.services.on_stop(self.stop)
 
     async def state(self) -> State:
         """Return the state of the page; it is at most half a second old."""

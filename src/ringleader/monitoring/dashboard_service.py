@@ -1,4 +1,4 @@
-"""The services ``dashboard`` and ``page`` of an agent, for commands of its user."""
+"""``Monitoring``: the services of an agent for the dashboard and its page."""
 
 from __future__ import annotations
 
@@ -12,39 +12,52 @@ import msgspec
 
 from ringleader.dashboard.access import CODE_S, LINK_S, Access
 from ringleader.dashboard.server import DashboardServer, Sources
-from ringleader.errors import ConfigError
+from ringleader.errors import ConfigError, PeerLost
 from ringleader.monitoring.cluster_monitor import ClusterMonitor
+from ringleader.monitoring.machine_feed import send_feed
 from ringleader.monitoring.messages import DashboardOpened, OpenDashboard
 from ringleader.monitoring.shared_page import SharedPage
 from ringleader.node.agent.agent_core import AgentCore
 from ringleader.node.agent.service_stream import ServiceStream
 from ringleader.transport.listening_socket import listen
 
-DASHBOARD = "dashboard"
-"""Opens the dashboard and returns its link."""
-PAGE = "page"
-"""Answers each message with the state of the page, as JSON."""
 LOOPBACK = "127.0.0.1"
 REQUEST_S = 10.0
 MAX_REQUEST_BYTES = 4096
 IDLE_S = 60.0
 
 
-def install(core: AgentCore) -> None:
-    """Register the services at an agent."""
-    monitor = ClusterMonitor(core)
-    host = DashboardHost(core, monitor)
+class Monitoring:
+    """Everything that an agent does for the dashboard, made when it is first used."""
 
-    async def serve_page(stream: ServiceStream) -> None:
+    def __init__(self, core: AgentCore) -> None:
+        self._home = Path(core.config.home)
+        self._monitor = ClusterMonitor(core)
+        self._host = DashboardHost(core, self._monitor)
+
+    async def serve_machine(self, stream: ServiceStream) -> None:
+        """Tell another member, or a process of this user, the load of this machine."""
+        await send_feed(stream, self._home)
+
+    async def serve_dashboard(self, stream: ServiceStream) -> None:
+        """Open the dashboard for a command of this user and tell it the link."""
+        await self._host.serve(stream)
+
+    async def serve_page(self, stream: ServiceStream) -> None:
+        """Answer each message with the state of the page, as JSON."""
         while True:
-            async with asyncio.timeout(IDLE_S):
-                await stream.read(MAX_REQUEST_BYTES)
-            state = await monitor.state()
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    await stream.read(MAX_REQUEST_BYTES)
+            except TimeoutError as exc:
+                raise PeerLost(stream.who, f"asked nothing for {IDLE_S:g} s") from exc
+            state = await self._monitor.state()
             await stream.send_body(json.dumps(state, allow_nan=False).encode())
 
-    core.services.register(DASHBOARD, host.serve, for_peers=False)
-    core.services.register(PAGE, serve_page, for_peers=False)
-    core.services.on_stop(host.stop)
+    async def stop(self) -> None:
+        """Close the web servers, and stop to follow the other members."""
+        await self._host.stop()
+        await self._monitor.stop()
 
 
 class DashboardHost:

@@ -24,13 +24,10 @@ from ringleader.dashboard.number_files import (
 from ringleader.errors import PeerLost, ProtocolError
 from ringleader.monitoring.number_folders import find_number_folders
 from ringleader.monitoring.worker_traffic import TrafficReader
-from ringleader.node.agent.agent_core import AgentCore
 from ringleader.node.agent.service_stream import ServiceStream
 from ringleader.node.protocol.node_state import JobName
 from ringleader.topology.machine_load import MachineLoad, measure_load
 
-MACHINE = "machine"
-"""Purpose of the service."""
 FEED_EVERY_S = 2.0
 MAX_FEED_BYTES = 1 << 20
 MAX_FEED_POINTS = 2000
@@ -151,22 +148,18 @@ def _feed_point(point: NumberPoint) -> FeedPoint:
     return FeedPoint(point.time_s, point.step, point.step_s, point.values)
 
 
-def serve_feed(core: AgentCore) -> None:
-    """Register the service at an agent."""
-
-    async def serve(stream: ServiceStream) -> None:
-        reader = FeedReader(Path(core.config.home))
-        end = asyncio.create_task(stream.reader.read(1))  # clients say nothing more
-        try:
-            while not end.done():
-                feed = await asyncio.to_thread(reader.read)
-                async with asyncio.timeout(WRITE_S):
-                    await stream.send(feed)
-                await asyncio.wait([end], timeout=FEED_EVERY_S)
-        except TimeoutError as exc:
-            raise PeerLost(stream.who, "does not read the load it asked for") from exc
-        finally:
-            end.cancel()
-            await asyncio.gather(end, return_exceptions=True)
-
-    core.services.register(MACHINE, serve)
+async def send_feed(stream: ServiceStream, home: Path) -> None:
+    """Send the load and what is new, again and again, until the client closes."""
+    reader = FeedReader(home)
+    end = asyncio.create_task(stream.reader.read(1))  # clients say nothing more
+    try:
+        while not end.done():
+            feed = await asyncio.to_thread(reader.read)
+            async with asyncio.timeout(WRITE_S):
+                await stream.send(feed)
+            await asyncio.wait([end], timeout=FEED_EVERY_S)
+    except TimeoutError as exc:
+        raise PeerLost(stream.who, "does not read the load it asked for") from exc
+    finally:
+        end.cancel()
+        await asyncio.gather(end, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Messages of the service ``dashboard``."""
+"""Purposes of the services, and the messages of ``dashboard``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+
+DASHBOARD = "dashboard"
+"""Opens the dashboard and returns its link."""
+PAGE = "page"
+"""Answers each message with the state of the page."""
+MACHINE = "machine"
+"""Sends the load of this machine and the numbers of its workers."""
 
 
 class OpenDashboard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

@@ -10,7 +10,12 @@ import msgspec
 
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, PeerError, ProtocolError
-from ringleader.monitoring.messages import DashboardOpened, OpenDashboard
+from ringleader.monitoring.messages import (
+    DASHBOARD,
+    PAGE,
+    DashboardOpened,
+    OpenDashboard,
+)
 from ringleader.node.protocol.agent_client import (
     AGENT,
     AgentClient,
@@ -33,7 +38,7 @@ def open_dashboard(home: Path, request: OpenDashboard) -> DashboardOpened:
 
     Raises ``ConfigError`` if no agent runs here.
     """
-    agent, deadline = _connect(home, "dashboard")
+    agent, deadline = _connect(home, DASHBOARD)
     try:
         agent.send(request, deadline)
         body = agent.receive_body(deadline)
@@ -85,7 +90,7 @@ class PageReader:
     @classmethod
     def connect(cls, home: Path) -> Self:
         """Connect to the agent of this machine; ``ConfigError`` if there is none."""
-        return cls(_connect(home, "page")[0])
+        return cls(_connect(home, PAGE)[0])
 
     def read(self) -> dict[str, Any]:
         """Return the state now; raises ``PeerError`` if the agent has ended."""

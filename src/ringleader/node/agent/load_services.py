@@ -22,7 +22,7 @@ MODULES: tuple[str, ...] = (
     "ringleader.node.agent.event_service",
     "ringleader.node.agent.permission_service",
     "ringleader.jobs.machine.install_jobs",
-    "ringleader.monitoring.dashboard_service",
+    "ringleader.monitoring.install_services",
     "ringleader.node.agent.metrics_service",
 )
 """Modules with ``install``, imported by every agent: keep their imports small."""
