@@ -15,6 +15,8 @@ from ringleader.cli.job_output import ShownJob, complain, terminal_size
 from ringleader.errors import ConfigError, RingleaderError
 from ringleader.jobs.client.channel import ResidentAgent
 from ringleader.jobs.client.fetch_results import fetch_results
+from ringleader.jobs.client.job_requests import stop_everywhere
+from ringleader.jobs.client.job_summary import INTERRUPTED
 from ringleader.jobs.client.machine_choice import (
     Wanted,
     choose_machines,
@@ -69,12 +71,25 @@ def run_on_cluster(agent: ResidentAgent, order: ClusterRun) -> int:
         _say,
         needs=environment_needs(files) if files else needs_in_place(script),
     )
-    return asyncio.run(_run(agent, order, start))
+    try:
+        return asyncio.run(_run(agent, order, start))
+    except KeyboardInterrupt:
+        _say(f"job {spec.id} was stopped before it ran")
+        return INTERRUPTED
 
 
 async def _run(agent: ResidentAgent, order: ClusterRun, start: JobStart) -> int:
     spec = start.spec
     await start.run()
+    try:
+        return await _accompany(agent, order, spec)
+    except asyncio.CancelledError:  # Ctrl-C before the job was shown
+        await stop_everywhere(agent.path, spec.machines, spec.id, is_urgent=True)
+        raise
+
+
+async def _accompany(agent: ResidentAgent, order: ClusterRun, spec: JobSpec) -> int:
+    """Show the job until it has ended, fetch its results, return the exit status."""
     names = ", ".join(machine.name for machine in spec.machines)
     _say(f"job {spec.id} on {names}")
     if order.is_detached:

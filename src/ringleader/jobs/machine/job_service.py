@@ -76,7 +76,8 @@ class JobService:
                 machine = self._machine()
                 self._supervisors.add(await prepare_job(stream, request, machine))
             case ListJobs():
-                await stream.send(JobList(find_jobs(self.directory)[:MAX_LISTED]))
+                found = await asyncio.to_thread(find_jobs, self.directory)
+                await stream.send(JobList(found[:MAX_LISTED]))
             case Follow():
                 await send_output(stream, request, self._folder(request.job))
             case Stop(job=job, is_urgent=is_urgent):

@@ -62,8 +62,9 @@ async def prepare_job(
     stream: ServiceStream, request: Prepare, machine: Machine
 ) -> subprocess.Popen[bytes]:
     """Prepare a job, wait for ``Start`` and return its supervisor's process."""
-    prune_jobs(machine.directory)
-    running = [r for r in find_jobs(machine.directory) if not r.state.is_over]
+    await asyncio.to_thread(prune_jobs, machine.directory)  # large folders take long
+    known = await asyncio.to_thread(find_jobs, machine.directory)
+    running = [record for record in known if not record.state.is_over]
     if len(running) >= MAX_RUNNING:
         text = f"{len(running)} jobs run on {machine.name} already"
         raise ConfigError(
