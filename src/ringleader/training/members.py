@@ -195,6 +195,7 @@ class Members(Team):
     def _enter_next(self, before: InstalledView | None) -> None:
         """Wait for a view after ``before``, and do what its plan says."""
         self._session.is_stepping = False
+        self._session.freeze_planned()
         while True:
             installed = next_view(self._session, before, self._options)
             try:
@@ -287,6 +288,8 @@ class Members(Team):
             super().close()
 
     def _wait_until_stable(self, deadline: Deadline) -> None:
+        # The group stays: others may still be receiving the last step over it.
+        self._session.freeze_planned(aborts=False)
         while self._group is not None and not deadline.is_over():
             try:
                 self._group.barrier(timeout_s=max(0.1, deadline.left_s()))

@@ -102,6 +102,7 @@ class StepAttempts:
 
     def _begin(self, entered: InstalledView) -> Attempt | None:
         with self._session.lock:
+            self._session.freeze_planned()
             step = self._session.step
             if step.is_frozen or self._session.current() is not entered:
                 return None

@@ -34,12 +34,12 @@ from ringleader.transport.shared_listener import ListenerLease
 _log = logging.getLogger(__name__)
 
 PLANNED_S: Final = (1.0, 8.0)
-"""A view that only adds members waits at least, and at most, so long for the running
-step. The control thread wants an answer within ten seconds."""
+"""A view that only adds members waits at least, and at most, so long until the quanta
+of a step are computed. The control thread wants an answer within ten seconds."""
 
 
 def planned_wait_s(step_s: float) -> float:
-    """Return how long a join waits for a running step, given how long the last took."""
+    """Return how long a join waits at most, given how long the last step took."""
     least_s, most_s = PLANNED_S
     return min(max(least_s, 1.5 * step_s), most_s)
 
@@ -113,7 +113,7 @@ class ViewSession:
     # -- ViewHooks: the control thread -----------------------------------------------
 
     def freeze(self, view_id: ViewId, members: tuple[Member, ...]) -> None:
-        """Promise a view; a view that only adds members waits for the running step."""
+        """Promise a view; one that only adds members waits for ``freeze_planned``."""
         reach("prepare")
         with self.lock:
             installed = self._installed
@@ -199,11 +199,20 @@ class ViewSession:
             self._delivered_s = now_s
             if not is_kept:
                 self.step.result = None
+        return True
+
+    def freeze_planned(self, *, aborts: bool = True) -> None:
+        """Answer a freeze that waited for a moment at which it costs least.
+
+        That is when the quanta of a step are computed and its reduction has not begun:
+        a newcomer got the last step meanwhile, nothing is computed or sent twice, and
+        it takes part in this step. A member that is in the reduction already is told by
+        the end of the group, unless ``aborts`` is False.
+        """
+        with self.lock:
             deferred = self._deferred
             if deferred is not None:
-                # The group stays: others may still be receiving this step over it.
-                self._freeze_now(deferred.view_id, deferred.members, aborts=False)
-        return True
+                self._freeze_now(deferred.view_id, deferred.members, aborts=aborts)
 
     @property
     def last_attempt(self) -> Attempt:

@@ -90,7 +90,7 @@ def test_a_result_is_delivered_in_its_own_view_only() -> None:
     assert second.plan.version == 1, "the new view completes what was held"
 
 
-def test_a_delivered_step_answers_the_freeze_that_waited_for_it() -> None:
+def test_a_join_waits_until_the_quanta_of_a_step_are_computed() -> None:
     control = Control()
     entered = control.change(1)
     hold_result(control)
@@ -102,10 +102,17 @@ def test_a_delivered_step_answers_the_freeze_that_waited_for_it() -> None:
         control.freeze(2, ME, OTHER, Member(3, NodeId("c" * 52), Incarnation("3" * 16)))
         assert len(control.answers) == 1, "a join waits for the running step"
         assert control.session.deliver(entered, 5, is_kept=True)
+        assert len(control.answers) == 1, "and while the next one is computed"
+        with control.session.lock:
+            control.session.step.assign((0, 2))
+        control.session.freeze_planned()
 
     asyncio.run(join())
     status = decode_status(control.answers[-1][1], ME)
     assert (status.version, status.samples, len(control.answers)) == (1, 5, 2)
+    assert status.quanta == (0, 2), "what was computed counts in the view with it"
+    control.session.freeze_planned()
+    assert len(control.answers) == 2, "nothing waits any more"
 
 
 def test_waiting_ends_with_the_deadline_or_the_error_of_the_control_thread() -> None:
