@@ -6,8 +6,9 @@ Members and the newcomer are new interpreters in network namespaces. The newcome
 imports, follows the run, is admitted, trains for some steps and is killed; again and
 again. Steps of the others are told apart: before; while the newcomer imports, which
 here takes a core from them and on a machine of its own would not; while it joins, from
-its call of ``ringleader.elastic`` to its first step as a member; and after that. As a
-control, a process joins nothing and only uses as much of a core as the newcomer did.
+its call of ``ringleader.elastic`` to its first step as a member (``joined_s``; the
+first one that it computed a part of is ``worked_s``); and after that. As a control, a
+process joins nothing and only uses as much of a core as the newcomer did.
 """
 
 from __future__ import annotations
@@ -161,6 +162,7 @@ class Bench:
             "level_s": level[0]["at_s"] - begun["at_s"] if level else None,
             "admitted_s": admitted["at_s"] - begun["at_s"],
             "joined_s": first["at"] - begun["at_s"],
+            "worked_s": self._worked_s(newcomer, begun["at_s"]),
             "joined_from_start_s": first["at"] - begun["started_s"],
             "newcomer_cores": (admitted["cpu_s"] - begun["cpu_s"])
             / (admitted["at_s"] - begun["at_s"]),
@@ -201,6 +203,12 @@ class Bench:
 
     def _counters(self) -> list[tuple[int, int]]:
         return [(h.bytes_sent(), h.bytes_received()) for h in self._net.hosts]
+
+    def _worked_s(self, newcomer: Process, since_s: float) -> float | None:
+        """Return when the first step was there to which all members contributed."""
+        full = self._size + 1
+        found = [r["at"] for r in newcomer.of("step") if r["by"] == full]
+        return found[0] - since_s if found else None
 
     def _is_identical(self, newcomer: Process) -> bool:
         """Whether all had the same bits after the first step with the newcomer."""

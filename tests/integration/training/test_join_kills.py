@@ -46,3 +46,18 @@ def test_a_newcomer_that_has_got_wrong_bits_is_put_right(tmp_path: Path) -> None
         world.wait_for_step(newcomer.stepped_s, [newcomer])
         assert newcomer.replies["damaged"]["was_right"]
         world.check_ledger()
+
+
+def test_a_newcomer_enters_while_members_wait_for_a_slow_one(tmp_path: Path) -> None:
+    """A join reaches some in the reduction, and the slow one before it."""
+    with World(tmp_path, 3) as world:
+        killer = Killer(world, Tally(), seed=4)
+        killer.begin()
+        for _ in range(3):
+            world.kill(world.alive[1])
+            world.alive[0].tell(pause_s=0.0)
+            world.alive[2].tell(pause_s=0.3)
+            newcomer = world.start(1, joins=True, LIVE_BYTES="0")
+            world.wait_complete()
+            world.wait_for_step(newcomer.stepped_s, [newcomer])
+        world.check_ledger()
