@@ -54,6 +54,7 @@ def open_connected(  # noqa: PLR0913
     config: CollectiveConfig | None = None,
     known: CostRow | None = None,
     world_ranks: tuple[int, ...] = (),
+    is_view: bool = False,
 ) -> Group:
     """Connect all ranks and learn their network, or raise and leave nothing open.
 
@@ -70,6 +71,7 @@ def open_connected(  # noqa: PLR0913
             config=config,
             world_ranks=world_ranks,
         )
+        handle_of(formed).is_view = is_view
         handle_of(formed).on_close = connector.close
         if deadline.cancellation is not None:
             deadline.cancellation.on_cancel(formed.abort)

@@ -53,6 +53,8 @@ class GroupHandle:
     """All_reduces that were made before."""
     world_ranks: tuple[int, ...] = ()
     """The rank in the whole program of each rank of this group."""
+    is_view: bool = False
+    """True if the ranks are numbers in a view: no ranks of the program."""
     on_close: Callable[[], None] = lambda: None
     """Called after the connections are closed; closes the listener, for example."""
 

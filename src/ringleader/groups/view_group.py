@@ -86,6 +86,7 @@ def form_view_group(  # noqa: PLR0913 - one keyword each
             deadline,
             config=config,
             known=known.row(rank, endpoints),
+            is_view=True,
         )
     except RingleaderError as exc:
         if deadline.cancellation is not None and deadline.cancellation.reason:

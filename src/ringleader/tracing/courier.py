@@ -83,7 +83,11 @@ class Courier:
 
         The largest group counts.
         """
-        if self._channel is None and len(handle.world_ranks) > self.size:
+        if (
+            self._channel is None
+            and not handle.is_view
+            and len(handle.world_ranks) > self.size
+        ):
             self.rank = handle.world_ranks[handle.rank]
             self.size = len(handle.world_ranks)
 
@@ -232,7 +236,7 @@ def _measured_links() -> Links:
     found: Links = {}
     for handle in open_handles():
         ranks, rows = handle.world_ranks, handle.network.links
-        if len(ranks) != len(rows):
+        if handle.is_view or len(ranks) != len(rows):
             continue
         for a, row in enumerate(rows):
             for b, cost in enumerate(row):

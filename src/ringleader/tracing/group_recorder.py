@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from struct import Struct
 
 from ringleader.engine.call import Call
 from ringleader.groups.handle import GroupHandle
+from ringleader.tracing.analysis.events import UNKNOWN_RANK
 from ringleader.tracing.recorder import BLOCKED, OPERATION, WAIT, Recorder
 from ringleader.wire.header import SEQUENCE_OFFSET
 
@@ -29,8 +31,8 @@ class GroupRecorder:
     """An observer of one group; see engine/observer.py."""
 
     def __init__(self, handle: GroupHandle, recorder: Recorder) -> None:
+        self._handle = weakref.ref(handle)
         self._control = handle.control
-        self._world_ranks = handle.world_ranks
         self._recorder = recorder
         self._waits: list[_MergedWait] = []
         self._encode_s = 0.0
@@ -72,7 +74,7 @@ class GroupRecorder:
         )
         group = f"{number:016x}"
         for each in self._waits:
-            peer = self._world_ranks[each.peer()]
+            peer = self._rank(each.peer())
             record(WAIT, each.since_s, each.until_s, group, sequence, peer)
         what = call.operation, call.algorithm, call.codec_name, call.num_bytes
         encode_ns = int(self._encode_s * 1e9)
@@ -80,6 +82,12 @@ class GroupRecorder:
         if is_program_thread():
             record(BLOCKED, since_s, until_s)
         self._waits = []
+
+    def _rank(self, peer: int) -> int:
+        """Return the rank in the program; members of a view have other numbers."""
+        handle = self._handle()
+        is_known = handle is not None and not handle.is_view
+        return handle.world_ranks[peer] if handle and is_known else UNKNOWN_RANK
 
     def closed(self) -> None:
         """See Observer."""

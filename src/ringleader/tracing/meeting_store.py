@@ -7,8 +7,12 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from ringleader.groups.launcher_store import opened_store
+from ringleader.deadline import Deadline
+from ringleader.groups.launcher_store import open_store, opened_store
 from ringleader.settings.launch import Launch
+from ringleader.settings.run import run_settings
+
+OPEN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,18 @@ def find_meeting() -> Meeting | None:
         store = dist.distributed_c10d._get_default_store()
         return Meeting(store, dist.get_rank(), dist.get_world_size())
     found = opened_store()
-    if found is None:
+    if found is None and not _is_elastic():
         return None
     launch = Launch.from_environment()
+    if found is None:
+        found = open_store(launch, Deadline.after(OPEN_S))
     return Meeting(found, launch.rank, launch.size)
+
+
+def _is_elastic() -> bool:
+    """Return whether the launcher has a store that the program does not use.
+
+    Members of an elastic run meet through the agents.
+    """
+    run = run_settings()
+    return run is not None and bool(run.agent)

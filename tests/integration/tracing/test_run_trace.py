@@ -36,6 +36,18 @@ for step in range(int(sys.argv[1])):
 dist.destroy_process_group()
 """
 
+ELASTIC = """
+import torch, ringleader
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = torch.utils.data.TensorDataset(torch.ones(96, 4), torch.ones(96, 1))
+run = ringleader.elastic(model, optimizer, data, global_batch=16, micro_batch=4)
+for x, y in run:
+    run.backward(torch.nn.functional.mse_loss(model(x), y))
+    run.step()
+"""
+
 ALONE = """
 import sys, time
 import torch
@@ -122,6 +134,20 @@ def test_a_rank_that_is_killed_leaves_a_trace_that_says_so(machines: Machines) -
     assert not found[2]["is_complete"]
     assert steps_of(path)[0] >= 3
     assert "the trace ends early; it died" in "".join(runs[0].lines)
+
+
+@needs_lan
+@pytest.mark.slow
+def test_the_members_of_an_elastic_run_are_in_one_trace(machines: Machines) -> None:
+    script, path = machines.folder / "train.py", machines.folder / "out.json"
+    script.write_text(ELASTIC)
+    options = ["--nodes", "2", "--rank0", "m0", "--survive", "--trace", str(path)]
+    runs = [machines.run(i, *options, str(script)) for i in range(2)]
+    for run in runs:
+        assert run.end() == 0, "".join(run.lines)
+    # A busy machine may be lost for a while; then the other one trains alone.
+    assert steps_of(path)[0] > 0, "".join(runs[0].lines)
+    assert [each["machine"] for each in ranks_of(path)] == ["m0", "m1"]
 
 
 @pytest.mark.parametrize("ending", ["end", "stay"])

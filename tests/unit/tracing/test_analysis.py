@@ -14,6 +14,7 @@ from ringleader.tracing.analysis.causes import Causes, Late, SlowLink
 from ringleader.tracing.analysis.chrome_trace import chrome_events
 from ringleader.tracing.analysis.clock import Answer, Clock, Offset, estimate
 from ringleader.tracing.analysis.events import (
+    UNKNOWN_RANK,
     Blocked,
     Encode,
     Operation,
@@ -165,6 +166,14 @@ def test_a_rank_that_died_is_what_the_others_wait_for() -> None:
     (piece,) = Causes(found).explain(0, found.ranks[0].waits[0])
     assert piece[2] == Late(1)
     assert "rank 1: the trace ends early" in format_table(summarize(found))
+
+
+def test_waiting_for_a_rank_without_a_trace_is_blamed_on_nobody() -> None:
+    found = recording(trace(0, "a", operation(30, 100), wait(30, 90, UNKNOWN_RANK)))
+    assert advise(summarize(found)) == (
+        "rank 0 on `a` waits 60 % of the step for others; why is not in this trace"
+    )
+    assert format_table(summarize(found)).splitlines()[1].endswith("others")
 
 
 def slow_link() -> Recording:

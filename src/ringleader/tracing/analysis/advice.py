@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringleader.tracing.analysis.causes import Late, SlowLink
+from ringleader.tracing.analysis.causes import Late, SlowLink, Unexplained
 from ringleader.tracing.analysis.parts import Parts
 from ringleader.tracing.analysis.summary import Summary
 
@@ -58,6 +58,10 @@ def advise(summary: Summary) -> str:
         return _compute_bound(worst, ranks, summary)
     if _is_encode_bound(encoder.parts):
         return _encode_bound(encoder, summary)
+    if _unexplained_ns(parts) > parts.exposed_ns / 2:
+        share = _percent(parts, _unexplained_ns(parts))
+        text = f"{summary.name(worst.rank)} waits {share} of the step for others"
+        return f"{text}; why is not in this trace"
     late = _latest(parts)
     if late is not None and parts.waits_ns[late] >= _network_ns(parts):
         return _slow_machine(worst, late, ranks, summary)
@@ -70,6 +74,13 @@ def _network_ns(parts: Parts) -> int:
     """Return the time that bytes took, on the wire and in the engine."""
     links = (ns for cause, ns in parts.waits_ns.items() if isinstance(cause, SlowLink))
     return parts.wire_ns + sum(links)
+
+
+def _unexplained_ns(parts: Parts) -> int:
+    """Return the waiting for ranks that left no trace."""
+    return sum(
+        ns for each, ns in parts.waits_ns.items() if isinstance(each, Unexplained)
+    )
 
 
 def _latest(parts: Parts) -> Late | None:

@@ -34,7 +34,14 @@ class SlowLink:
     target: int
 
 
-Cause = Late | SlowLink
+@dataclass(frozen=True, slots=True, order=True)
+class Unexplained:
+    """Nothing is known of the rank that was waited for."""
+
+    rank: int
+
+
+Cause = Late | SlowLink | Unexplained
 
 
 class Causes:
@@ -71,9 +78,11 @@ class Causes:
         """Follow the chain of waiting ranks from ``rank``, which waits for ``peer``."""
         trail = [rank]
         while peer not in trail:
+            if peer not in self._recording.ranks:
+                return Unexplained(peer)
             operation = self._operations.get(key, {}).get(peer)
-            known = self._recording.ranks.get(peer)
-            if operation is None and known is not None and not known.is_complete:
+            is_complete = self._recording.ranks[peer].is_complete
+            if operation is None and not is_complete:
                 return Late(peer)  # it died, or was cut off, before the operation
             if operation is not None and at_ns < operation.begin_ns:
                 return Late(peer)

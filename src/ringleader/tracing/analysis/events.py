@@ -71,6 +71,8 @@ class Span:
     name: str
 
 
+UNKNOWN_RANK = 1 << 20
+"""A peer whose rank in the program is not known, as in views of an elastic run."""
 Event = Operation | Wait | Blocked | Encode | Step | Span
 Links = dict[tuple[int, int], float]
 """Bytes per second from one rank to another, as measured when the group was formed."""

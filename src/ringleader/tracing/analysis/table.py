@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ringleader.tracing.analysis.advice import advise
-from ringleader.tracing.analysis.causes import Cause, Late
+from ringleader.tracing.analysis.causes import Cause, Late, Unexplained
+from ringleader.tracing.analysis.events import UNKNOWN_RANK
 from ringleader.tracing.analysis.parts import Parts
 from ringleader.tracing.analysis.summary import Summary
 
@@ -61,7 +62,9 @@ def _mostly(parts: Parts, summary: Summary) -> str:
 
 def describe(cause: Cause, machines: dict[int, str]) -> str:
     """Return the cause of a wait in a few words."""
-    if isinstance(cause, Late):
+    if isinstance(cause, Unexplained) and cause.rank == UNKNOWN_RANK:
+        return "others"
+    if isinstance(cause, Late | Unexplained):
         machine = machines.get(cause.rank, "")
         return f"rank {cause.rank}" + (f" ({machine})" if machine else "")
     ranks = cause.source, cause.target
