@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pty
 import re
 import signal
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +18,8 @@ from ringleader.node.launch.resident_agent import start_resident, stop_resident
 from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.testing.node_process import make_home
 from tests.kit.machines import RINGLEADER
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs Unix sockets")
 
 LIMIT_S = 240.0
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -60,6 +60,9 @@ class Screen:
     """A terminal of 100 columns, and what was written to it."""
 
     def __init__(self) -> None:
+        import pty  # not on Windows
+        import termios
+
         self.ours, self.theirs = pty.openpty()
         termios.tcsetwinsize(self.theirs, (30, 100))
         os.set_blocking(self.ours, False)

@@ -104,21 +104,23 @@ class Cluster:
         return self.machines.folder / f"home{index}"
 
     def nothing_is_left(self) -> None:
-        """No process of a job remains anywhere, and no file outside its folder."""
-        wait_until(lambda: not workers(self.project.name, self.machines.folder))
+        """No process of a job remains on any machine."""
+        wait_until(lambda: not workers(self.machines.folder))
 
 
-def workers(*marks: object) -> list[int]:
-    """Process ids of supervisors, launchers and workers of jobs."""
+def workers(folder: Path) -> list[int]:
+    """Process ids of supervisors, launchers and workers of jobs below ``folder``."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            words = path.read_bytes().decode(errors="replace")
+            words = (path / "cmdline").read_bytes().decode(errors="replace")
+            place = os.readlink(path / "cwd")
         except OSError:
             continue
-        is_job = "jobs.machine.supervisor" in words or "--here" in words
-        if is_job and str(marks[-1]) in words:
-            found.append(int(path.parent.name))
+        is_supervisor = "jobs.machine.supervisor" in words and str(folder) in words
+        is_in_job = place.startswith(f"{folder}/home") and "/jobs/" in place
+        if is_supervisor or is_in_job:
+            found.append(int(path.name))
     return found
 
 
@@ -245,6 +247,7 @@ def test_jobs_outlive_the_command_and_an_agent_and_are_two_at_once(
 ) -> None:
     first = cluster.start(0, "run", "long.py")
     pid_of(first, 2)
+    assert len(workers(cluster.machines.folder)) >= 9, "three on each machine"
     detached = cluster.ask(1, "run", "--detach", "--on", "m0,m1", "long.py")
     second = re.findall(r"job (\S+) on m1, m0", detached)[0]
     job = job_of(first)

@@ -13,6 +13,8 @@ from ringleader.cli.worker_output import with_own_output
 from ringleader.jobs.machine.output_socket import OutputSocket
 from ringleader.jobs.protocol.job_spec import TerminalSize
 
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs Unix sockets")
+
 LIMIT_S = 120.0
 PRINT = (
     "import os, sys; sys.stderr.write('err\\n'); "
