@@ -75,7 +75,7 @@ def test_calls_bytes_and_waits_are_counted(transport: str) -> None:
     assert times.sum > 0
     assert seen.value("ringleader_groups") == 2
     waited_s = seen.value("ringleader_collective_wait_seconds_total")
-    assert 0 < waited_s <= seen.distribution("ringleader_collective_seconds").sum
+    assert 0 <= waited_s <= seen.distribution("ringleader_collective_seconds").sum
     sent = seen.value("ringleader_link_sent_bytes_total", stream="tensors")
     received = seen.value("ringleader_link_received_bytes_total", stream="tensors")
     assert sent == received

@@ -94,21 +94,25 @@ class Arena:
     # -- waiting -------------------------------------------------------------------
 
     def wait(self, take: Take, peer: int) -> None:
-        """Return when ``peer`` has given the signal that ``take`` consumes."""
-        observer = self._waiter.observer
-        if observer is None:
-            self._wait(take, peer)
-        else:
-            since_s = now_s()
-            self._wait(take, peer)
-            observer.waited(peer, since_s, now_s())
+        """Return when ``peer`` has given the signal that ``take`` consumes.
 
-    def _wait(self, take: Take, peer: int) -> None:
+        The observer is told of waits that outlast the spinning: to time every one costs
+        an all_reduce of 1 MiB 1 % (2026-11-17).
+        """
         for i in range(SPINS):
             if take(False):
                 return
             if not i & 7:
                 relax()
+        observer = self._waiter.observer
+        if observer is None:
+            self._wait_long(take, peer)
+        else:
+            since_s = now_s()
+            self._wait_long(take, peer)
+            observer.waited(peer, since_s, now_s())
+
+    def _wait_long(self, take: Take, peer: int) -> None:
         if self._shm_peers[peer].has_semaphores:
             for _ in range(NUM_NAPS):
                 if take(True, NAP_S):
