@@ -6,17 +6,20 @@ is unknown is None.
 
 from __future__ import annotations
 
+import shutil
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from ringleader.topology.node_profile import Bytes
+from ringleader.topology.node_profile import MAX_ACCELERATORS, Bytes, tool_output
 
 Percent = Annotated[float, Meta(ge=0, le=100)]
 Celsius = Annotated[float, Meta(ge=-50, le=200)]
 
 SHORT_S = 0.1
+GPU_S = 2.0
+"""``nvidia-smi`` answers in a tenth of a second once the driver is awake."""
 
 _CHIP_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal")
 """Linux's names of sensors in the processor, the best first."""
@@ -33,16 +36,22 @@ class MachineLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the processor."""
     battery_percent: Percent | None = None
     is_charging: bool = False
+    gpu_percent: Percent | None = None
+    """Mean of all GPUs of NVIDIA."""
+    gpu_temperature_c: Celsius | None = None
+    """Of the warmest one."""
 
 
 def measure_load(*, is_first: bool = False) -> MachineLoad:
-    """Return the load of this machine in about 1 ms.
+    """Return the load of this machine in about 1 ms; with a GPU it takes longer.
 
-    The load of the cores is since the last call; the first one has to wait a little.
+    Call it from a thread, because of that. The load of the cores is since the last
+    call; the first one has to wait a little.
     """
     import psutil  # slow to import, and only agents measure
 
     memory = psutil.virtual_memory()
+    gpu_percent, gpu_temperature_c = parse_gpus(_query_gpus())
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return MachineLoad(
         cpu_percent=_percent(psutil.cpu_percent(SHORT_S if is_first else None)),
@@ -51,7 +60,33 @@ def measure_load(*, is_first: bool = False) -> MachineLoad:
         temperature_c=_temperature_c(),
         battery_percent=None if battery is None else _percent(battery.percent),
         is_charging=battery is not None and bool(battery.power_plugged),
+        gpu_percent=gpu_percent,
+        gpu_temperature_c=gpu_temperature_c,
     )
+
+
+def _query_gpus() -> str:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    query = "--query-gpu=utilization.gpu,temperature.gpu"
+    return tool_output([tool, query, "--format=csv,noheader,nounits"], GPU_S)
+
+
+def parse_gpus(text: str) -> tuple[float | None, float | None]:
+    """Return the mean load and the highest temperature of lines with both.
+
+    A GPU that does not tell one of them has ``[N/A]`` there.
+    """
+    loads, temperatures = [], []
+    for line in text.splitlines()[:MAX_ACCELERATORS]:
+        load, _, temperature = line.partition(",")
+        if load.strip().isdecimal():
+            loads.append(_percent(float(load)))
+        if temperature.strip().isdecimal() and float(temperature) <= 200:
+            temperatures.append(float(temperature))
+    percent = round(sum(loads) / len(loads)) if loads else None
+    return percent, max(temperatures, default=None)
 
 
 def _temperature_c() -> float | None:

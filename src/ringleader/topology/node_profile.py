@@ -155,7 +155,7 @@ def find_accelerators(deadline: Deadline) -> tuple[Accelerator, ...]:
     """
     tool = shutil.which("nvidia-smi") or "nvidia-smi"
     query = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-    found = parse_nvidia(_output([tool, *query], deadline.left_s()))
+    found = parse_nvidia(tool_output([tool, *query], deadline.left_s()))
     return found or tuple(_nvidia_names())
 
 
@@ -239,7 +239,7 @@ def _version(package: str) -> str:
 
 
 def _sysctl(name: str) -> str:
-    return _output(["/usr/sbin/sysctl", "-n", name], SYSCTL_S)
+    return tool_output(["/usr/sbin/sysctl", "-n", name], SYSCTL_S)
 
 
 def _read(path: Path) -> str:
@@ -248,7 +248,7 @@ def _read(path: Path) -> str:
     return ""
 
 
-def _output(argv: Sequence[str], within_s: float) -> str:
+def tool_output(argv: Sequence[str], within_s: float) -> str:
     """Return what a tool prints; empty if it fails, is missing or takes too long."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(

@@ -57,7 +57,8 @@ function draw(id, m) {
   setMeter(parts.cpu, load ? load.cpu_percent / 100 : null, load ? percent(load.cpu_percent) : "");
   setMeter(parts.memory, load ? load.memory_used_bytes / load.memory_total_bytes : null, load ? `${bytes(load.memory_used_bytes)} of ${bytes(load.memory_total_bytes)}` : "");
   const gpu = load && load.gpu_percent != null;
-  setMeter(parts.gpu, gpu ? load.gpu_percent / 100 : null, gpu ? percent(load.gpu_percent) : "");
+  const warmth = gpu && load.gpu_temperature_c != null ? `, ${load.gpu_temperature_c.toFixed(0)} °C` : "";
+  setMeter(parts.gpu, gpu ? load.gpu_percent / 100 : null, gpu ? percent(load.gpu_percent) + warmth : "");
   setText(parts.more, moreText(m));
   const jobs = m.jobs.map(j => m.waiting_jobs.includes(j) ? `${j} (waits)` : j);
   setText(parts.jobs, jobs.length ? `jobs: ${jobs.join(", ")}` : "");
