@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -77,7 +79,11 @@ def test_its_python_names_exist(page: Path) -> None:
     for found in NAME.finditer("\n".join(programs)):
         value: Any = ringleader
         for name in found[1].split(".")[1:3]:
-            if not isinstance(value, type):  # fields of classes need an object
+            if isinstance(value, type):
+                continue  # fields of classes need an object
+            if isinstance(value, ModuleType) and not hasattr(value, name):
+                value = import_module(f"{value.__name__}.{name}")
+            else:
                 value = getattr(value, name)
 
 
