@@ -115,7 +115,7 @@ async def _accompany(agent: ResidentAgent, order: ClusterRun, spec: JobSpec) -> 
 async def _fetch(agent: ResidentAgent, spec: JobSpec, path: str, into: Path) -> None:
     first = spec.machines[0]
     names = await fetch_results(agent.path, first, spec.id, name=path, into=into)
-    _say(f"fetched {path} from {first.name} ({len(names)} files)")
+    _say(f"fetched {path} from {first.name} ({_count(names)})")
 
 
 def make_spec(
@@ -180,3 +180,7 @@ def _pack(files: ProjectFiles, home: Path) -> Project:
 def _say(text: str) -> None:
     sys.stderr.write(f"ringleader: {text}\n")
     sys.stderr.flush()
+
+
+def _count(names: list[str]) -> str:
+    return "1 file" if len(names) == 1 else f"{len(names)} files"

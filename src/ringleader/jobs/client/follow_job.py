@@ -34,7 +34,7 @@ Write = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class _Machine:
+class FollowedMachine:
     """What we know about the job on one machine."""
 
     machine: JobMachine
@@ -67,15 +67,15 @@ class JobFollower:
     is_live: bool = True
     tail_bytes: int = 0
     give_up_s: float = GIVE_UP_S
-    _machines: list[_Machine] = field(default_factory=list)
+    machines: list[FollowedMachine] = field(default_factory=list)
 
     async def run(self) -> JobSummary | None:
         """Follow until the job has ended on all machines, or the last ones are silent.
 
         Returns how it stands, or None if no machine knows it.
         """
-        self._machines = [_Machine(machine) for machine in self.spec.machines]
-        tasks = [asyncio.create_task(self._follow(each)) for each in self._machines]
+        self.machines = [FollowedMachine(machine) for machine in self.spec.machines]
+        tasks = [asyncio.create_task(self._follow(each)) for each in self.machines]
         try:
             while not self._is_over():
                 done, _ = await asyncio.wait(
@@ -92,17 +92,23 @@ class JobFollower:
         return summarize(records) if records else None
 
     def records(self) -> dict[str, JobRecord]:
-        """Return the last record of each machine that has sent one."""
-        return {m.machine.name: m.record for m in self._machines if m.record}
+        """Return the last record of each machine that has sent one.
+
+        If the job has ended on some machines, only theirs: one that fell silent was
+        lost on the way, and what it said last is no longer so.
+        """
+        known = [m for m in self.machines if m.record]
+        ended = [m for m in known if m.is_done]
+        return {m.machine.name: m.record for m in ended or known if m.record}
 
     def silent(self) -> list[str]:
         """Return what is wrong with the machines that did not answer at the end."""
-        left = [each for each in self._machines if not each.is_done]
+        left = [each for each in self.machines if not each.is_done]
         return [each.trouble for each in left if each.trouble]
 
     def launcher_said(self, name: str) -> str:
         """Return the last lines of a machine's launcher."""
-        found = next(m for m in self._machines if m.machine.name == name)
+        found = next(m for m in self.machines if m.machine.name == name)
         return b"\n".join(found.launcher_lines).decode(errors="replace")
 
     def _is_over(self) -> bool:
@@ -113,10 +119,10 @@ class JobFollower:
                 each.away_since_s is not None
                 and now_s - each.away_since_s > self.give_up_s
             )
-            for each in self._machines
+            for each in self.machines
         )
 
-    async def _follow(self, each: _Machine) -> None:
+    async def _follow(self, each: FollowedMachine) -> None:
         """Ask one machine until the job is over there."""
         while True:
             try:
@@ -134,7 +140,7 @@ class JobFollower:
                 return
             await asyncio.sleep(RETRY_S)
 
-    async def _follow_once(self, each: _Machine) -> None:
+    async def _follow_once(self, each: FollowedMachine) -> None:
         channel = await Channel.open(self.path, each.machine)
         try:
             request = Follow(
@@ -150,7 +156,7 @@ class JobFollower:
         finally:
             channel.close()
 
-    def _take(self, each: _Machine, reply: object) -> None:
+    def _take(self, each: FollowedMachine, reply: object) -> None:
         match reply:
             case Output(log=log, position=position, data=data):
                 each.positions[log] = position + len(data)
@@ -166,11 +172,11 @@ class JobFollower:
                 text = f"sent {type(reply).__name__} instead of output"
                 raise ProtocolError(each.machine.name, text)
 
-    def _take_launcher(self, each: _Machine, data: bytes) -> None:
+    def _take_launcher(self, each: FollowedMachine, data: bytes) -> None:
         """Keep the launcher's lines; show those of one machine, all say the same."""
         *lines, each.launcher_line = (each.launcher_line + data).split(b"\n")
         each.launcher_lines.extend(line[:1000] for line in lines)
-        leads = next((m for m in self._machines if m.away_since_s is None), each)
+        leads = next((m for m in self.machines if m.away_since_s is None), each)
         if each is not leads or not self.is_live:
             return
         for line in lines:
