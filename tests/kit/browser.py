@@ -1,8 +1,6 @@
 """A headless Chromium, driven over the DevTools protocol through two pipes.
 
-No port and no WebSocket: commands and answers are JSON, each ended by a zero byte. The
-virtual time of ``--dump-dom`` is not used: it stands still while a page follows a
-stream, and for minutes on a loaded machine.
+No port and no WebSocket: commands and answers are JSON, each ended by a zero byte.
 """
 
 from __future__ import annotations

@@ -123,25 +123,31 @@ def test_waiting_is_told_with_the_late_peer(
     with world(2, transport) as groups:
         all_reduce(groups, count)
         record = records[handle_of(groups[0])]
-        record.waits.clear()
-        num_begun = len(record.began_s)
-        tensors = [torch.ones(count), torch.ones(count)]
+        # Shared memory spins before it times a wait, for long on a busy machine.
+        for late_s in (0.1, 1.0, 10.0):
+            record.waits.clear()
+            _reduce_late(groups, count, record, late_s)
+            waited_s = sum(s for peer, s in record.waits if peer == 1)
+            assert waited_s == pytest.approx(sum(s for _, s in record.waits))
+            if waited_s > late_s / 2:
+                return
+        pytest.fail("told of less than half of 10 s")
 
-        def late() -> float:
-            until_s = time.monotonic() + 60
-            while len(record.began_s) == num_begun and time.monotonic() < until_s:
-                time.sleep(0.001)
-            begun_s = record.began_s[-1]
-            time.sleep(0.2)  # how late it is; only the lower bound is asserted
-            late_s = time.perf_counter() - begun_s
-            groups[1].all_reduce(tensors[1])
-            return late_s
 
-        results = run_threads([lambda: groups[0].all_reduce(tensors[0]), late])
-        waited_s = sum(s for peer, s in record.waits if peer == 1)
-        assert waited_s == pytest.approx(sum(s for _, s in record.waits))
-        assert isinstance(results[1], float)
-        assert waited_s > results[1] / 2
+def _reduce_late(
+    groups: list[Group], count: int, record: Record, late_s: float
+) -> None:
+    """Reduce; rank 1 begins ``late_s`` after rank 0, whose record is given."""
+    num_begun = len(record.began_s)
+
+    def late() -> None:
+        until_s = time.monotonic() + 60
+        while len(record.began_s) == num_begun and time.monotonic() < until_s:
+            time.sleep(0.001)
+        time.sleep(late_s)
+        groups[1].all_reduce(torch.ones(count))
+
+    run_threads([lambda: groups[0].all_reduce(torch.ones(count)), late])
 
 
 def test_a_codec_is_told_with_its_bytes(records: dict[GroupHandle, Record]) -> None:

@@ -62,12 +62,13 @@ class JobService:
         if stream.peer is None and stream.subject not in ("", self.core.me.node):
             await self._pass_on(stream, NodeId(stream.subject))
             return
-        if stream.peer is not None and not self.core.config.accepts_jobs:
-            text = "runs no jobs of other machines; allow it there with: ringleader up"
-            raise PeerRefused(self.core.local.name, text)
         self._reap()
         async with asyncio.timeout(REQUEST_S):
             body = await stream.read(MAX_MESSAGE_BYTES)
+        # Only now: who is refused while it still writes may never read why.
+        if stream.peer is not None and not self.core.config.accepts_jobs:
+            text = "runs no jobs of other machines; allow it there with: ringleader up"
+            raise PeerRefused(self.core.local.name, text)
         await self._answer(stream, decode_job_request(body, stream.who))
 
     async def _answer(self, stream: ServiceStream, request: JobRequest) -> None:
