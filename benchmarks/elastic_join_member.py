@@ -96,7 +96,8 @@ def train(pause_s: float, full: int, num_layers: int) -> None:
         if run.step():
             at_s = time.monotonic()
             num_full = num_full + 1 if len(run.members) == full else 0
-            digest = state_digest(model, optimizer) if num_full == 1 else ""
+            # The first full step of a newcomer may be the others' second.
+            digest = state_digest(model, optimizer) if 1 <= num_full <= 3 else ""
             say(
                 "step",
                 at=at_s,
