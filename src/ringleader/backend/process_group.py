@@ -51,6 +51,7 @@ from ringleader.backend.name import NAME
 from ringleader.backend.staging import HostStaging, is_one_chunk, run_on_host
 from ringleader.backend.torch_options import (
     Reduction,
+    is_split,
     one_or_all,
     options_of,
     reduction,
@@ -164,36 +165,15 @@ class RingleaderGroup(ProcessGroup):
     def allreduce(
         self, tensors: Any, opts: Any = None, **named: Any
     ) -> BackendWork | None:
-        """Reduce one tensor.
-
-        Returns None after a synchronous call, as torch allows: a handle costs 1 us.
-        """
         opts = options_of(AllreduceOptions, opts, named)
         tensor, op = single_tensor(tensors, "all_reduce"), reduction(opts.reduceOp)
-        if not opts.asyncOp and op.factor is None and self._is_plain(opts, tensor):
-            self._sequence += 1  # the path of many small calls: nothing else here
-            try:
-                self.group.all_reduce(tensor, op.name)
-            except RingleaderError:
-                with self._error_context:  # entering it for every call takes time
-                    raise
-            return None
+        if op.factor is None and self._is_plain(opts, tensor, width=1):
+            return self._run_now(self.group.all_reduce, tensor, op.name)
         if tensor.layout is torch.sparse_coo:
             return self._start(
                 opts, [], [], self._all_reduce_sparse(tensor, op), [tensor]
             )
         return self._all_reduce(opts, tensor, op)
-
-    def _is_plain(self, opts: Any, tensor: Tensor) -> bool:
-        """Return whether an operation can run in this thread on the tensor itself."""
-        return (
-            (not self.is_staged or is_one_chunk(tensor.nbytes))
-            and self._coalesced is None
-            and tensor.is_cpu
-            and (self.layer is None or not self.layer.serves(tensor))
-            and tensor.layout is torch.strided
-            and timeout_of(opts) is None
-        )
 
     def _all_reduce_sparse(self, tensor: Tensor, op: Reduction) -> Body:
         def body(_ins: Tensors, _outs: Tensors, **how: Any) -> Work:
@@ -264,9 +244,13 @@ class RingleaderGroup(ProcessGroup):
             return self._in_layers(opts, outs, self.layer.all_reduce(op, codec))
         return self._start(opts, [tensor], outs, body, [tensor], width=len(outs))
 
-    def broadcast(self, tensors: Any, opts: Any = None, **named: Any) -> BackendWork:
+    def broadcast(
+        self, tensors: Any, opts: Any = None, **named: Any
+    ) -> BackendWork | None:
         opts = options_of(BroadcastOptions, opts, named)
         tensor, root = single_tensor(tensors, "broadcast"), opts.rootRank
+        if self._is_plain(opts, tensor, width=1):
+            return self._run_now(self.group.broadcast, tensor, root)
         if self.layer is not None and self.layer.serves(tensor):
             return self._in_layers(opts, [tensor], self.layer.broadcast(root))
 
@@ -278,12 +262,14 @@ class RingleaderGroup(ProcessGroup):
 
     def reduce(
         self, tensors: Any, opts: Any = None, op: Any = None, **named: Any
-    ) -> BackendWork:
+    ) -> BackendWork | None:
         opts = options_of(
             ReduceOptions, opts, named if op is None else {"op": op, **named}
         )
         tensor, root = single_tensor(tensors, "reduce"), opts.rootRank
         kind = reduction(opts.reduceOp)
+        if kind.factor is None and self._is_plain(opts, tensor, width=1):
+            return self._run_now(self.group.reduce, tensor, root, kind.name)
 
         def plain(ins: Tensors, _: Tensors, **how: Any) -> Work:
             return self.group.reduce(ins[0], root, kind.name, **how)
@@ -292,10 +278,12 @@ class RingleaderGroup(ProcessGroup):
         body = kind.around(plain)
         return self._start(opts, [tensor], outs, body, [tensor], width=1)
 
-    def allgather(self, outs: Any, ins: Any, opts: Any = None) -> BackendWork:
+    def allgather(self, outs: Any, ins: Any, opts: Any = None) -> BackendWork | None:
         opts = options_of(AllgatherOptions, opts)
         tensor = single_tensor(ins, "all_gather")
         result = tensor_list(outs, self.group.size, "all_gather")
+        if self._is_plain(opts, tensor):
+            return self._run_now(self.group.all_gather, result, tensor)
         return self._start(
             opts, [tensor], result, self._all_gather, result, width=self._width
         )
@@ -312,8 +300,11 @@ class RingleaderGroup(ProcessGroup):
 
     def all_gather_single(
         self, output: Tensor, source: Tensor, opts: Any = None
-    ) -> BackendWork:
+    ) -> BackendWork | None:
         opts = options_of(AllgatherOptions, opts)
+        if self._is_plain(opts, source):
+            whole = unwrap(output)
+            return self._run_now(self.group.all_gather, whole, unwrap(source))
         outs = self._split_by_rank(output)
         return self._start(
             opts, [unwrap(source)], outs, self._all_gather, [output], width=self._width
@@ -332,17 +323,26 @@ class RingleaderGroup(ProcessGroup):
     def _all_gather(self, ins: Tensors, outs: Tensors, **how: Any) -> Work:
         return self.group.all_gather(one_or_all(outs), ins[0], **how)
 
-    def reduce_scatter(self, outs: Any, ins: Any, opts: Any = None) -> BackendWork:
+    def reduce_scatter(
+        self, outs: Any, ins: Any, opts: Any = None
+    ) -> BackendWork | None:
         opts = options_of(ReduceScatterOptions, opts)
         tensor = single_tensor(outs, "reduce_scatter")
         parts = tensor_list(ins, self.group.size, "reduce_scatter")
+        op = reduction(opts.reduceOp)
+        if op.factor is None and self._is_plain(opts, tensor):
+            return self._run_now(self.group.reduce_scatter, tensor, parts, op.name)
         body = self._scatter(opts)
         return self._start(opts, parts, [tensor], body, [tensor], width=self._width)
 
     def reduce_scatter_single(
         self, output: Tensor, source: Tensor, opts: Any = None
-    ) -> BackendWork:
+    ) -> BackendWork | None:
         opts = options_of(ReduceScatterOptions, opts)
+        op = reduction(opts.reduceOp)
+        if op.factor is None and self._is_plain(opts, source):
+            out, whole = unwrap(output), unwrap(source)
+            return self._run_now(self.group.reduce_scatter, out, whole, op.name)
         ins, body = self._split_by_rank(source), self._scatter(opts)
         return self._start(
             opts, ins, [unwrap(output)], body, [output], width=self._width
@@ -367,7 +367,7 @@ class RingleaderGroup(ProcessGroup):
 
     def gather(
         self, outs: Any, ins: Any, opts: Any = None, **named: Any
-    ) -> BackendWork:
+    ) -> BackendWork | None:
         opts = options_of(GatherOptions, opts, named)
         tensor, root = single_tensor(ins, "gather"), opts.rootRank
         is_root = self.group.rank == root
@@ -376,11 +376,13 @@ class RingleaderGroup(ProcessGroup):
             return self.group.gather(outs if is_root else None, ins[0], root, **how)
 
         result = tensor_list(outs, self.group.size, "gather") if is_root else []
+        if self._is_plain(opts, tensor):
+            return self._run_now(self.group.gather, result or None, tensor, root)
         return self._start(opts, [tensor], result, body, result)
 
     def gather_single(
         self, output: Tensor, source: Tensor, opts: Any = None
-    ) -> BackendWork:
+    ) -> BackendWork | None:
         is_root = self.group.rank == options_of(GatherOptions, opts).rootRank
         outs = split(unwrap(output).view(-1), (), self.group.size) if is_root else []
         return self.gather([outs], [source], opts)
@@ -389,7 +391,7 @@ class RingleaderGroup(ProcessGroup):
 
     def scatter(
         self, outs: Any, ins: Any, opts: Any = None, **named: Any
-    ) -> BackendWork:
+    ) -> BackendWork | None:
         opts = options_of(ScatterOptions, opts, named)
         tensor, root = single_tensor(outs, "scatter"), opts.rootRank
         is_root = self.group.rank == root
@@ -398,11 +400,17 @@ class RingleaderGroup(ProcessGroup):
             return self.group.scatter(outs[0], ins if is_root else None, root, **how)
 
         parts = tensor_list(ins, self.group.size, "scatter") if is_root else []
+        if self._is_plain(opts, tensor):
+            return self._run_now(self.group.scatter, tensor, parts or None, root)
         return self._start(opts, parts, [tensor], body, [tensor])
 
-    def alltoall(self, outs: Tensors, ins: Tensors, opts: Any = None) -> BackendWork:
+    def alltoall(
+        self, outs: Tensors, ins: Tensors, opts: Any = None
+    ) -> BackendWork | None:
         opts = options_of(AllToAllOptions, opts)
         ins, outs = (tensor_list(x, self.group.size, "all_to_all") for x in (ins, outs))
+        if self._is_plain(opts, ins[0]):
+            return self._run_now(self.group.all_to_all, outs, ins)
         return self._start(opts, ins, outs, self._all_to_all, outs)
 
     def _all_to_all(self, ins: Tensors, outs: Tensors, **how: Any) -> Work:
@@ -415,14 +423,24 @@ class RingleaderGroup(ProcessGroup):
         output_split_sizes: Sequence[int] = (),
         input_split_sizes: Sequence[int] = (),
         opts: Any = None,
-    ) -> BackendWork:
+    ) -> BackendWork | None:
         opts = options_of(AllToAllOptions, opts)
-        outs = split(unwrap(output), output_split_sizes, self.group.size)
-        ins = split(unwrap(source), input_split_sizes, self.group.size)
+        out, whole, size = unwrap(output), unwrap(source), self.group.size
+        if (
+            self._is_plain(opts, whole)
+            and is_split(out, output_split_sizes, size)
+            and is_split(whole, input_split_sizes, size)
+        ):
+            splits = (output_split_sizes or None, input_split_sizes or None)
+            return self._run_now(self.group.all_to_all, out, whole, *splits)
+        outs = split(out, output_split_sizes, size)
+        ins = split(whole, input_split_sizes, size)
         return self._start(opts, ins, outs, self._all_to_all, [output])
 
-    def barrier(self, opts: Any = None) -> BackendWork:
+    def barrier(self, opts: Any = None) -> BackendWork | None:
         opts = options_of(BarrierOptions, opts)
+        if not opts.asyncOp and self._coalesced is None and timeout_of(opts) is None:
+            return self._run_now(self.group.barrier)
         return self._start(
             opts, [], [], lambda _i, _o, **how: self.group.barrier(**how)
         )
@@ -480,6 +498,36 @@ class RingleaderGroup(ProcessGroup):
             return self._make_handle(post(), result, deliver)
 
     # -- running operations --------------------------------------------------------
+
+    def _is_plain(self, opts: Any, tensor: Tensor, *, width: int = 0) -> bool:
+        """Return whether an operation can run in this thread on the tensor itself.
+
+        If ranks stage tensors, only operations on one tensor (``width`` is 1) are.
+        """
+        return (
+            not opts.asyncOp
+            and (not self.is_staged or (width == 1 and is_one_chunk(tensor.nbytes)))
+            and self._coalesced is None
+            and tensor.is_cpu
+            and (self.layer is None or not self.layer.serves(tensor))
+            and tensor.layout is torch.strided
+            and timeout_of(opts) is None
+        )
+
+    def _run_now(
+        self, operation: Callable[..., Work], *arguments: Any
+    ) -> BackendWork | None:
+        """Run a plain operation: the path of many small calls, with nothing else.
+
+        Returns None, as torch allows after a synchronous call: a handle costs 1 us.
+        """
+        self._sequence += 1
+        try:
+            operation(*arguments)
+        except RingleaderError:
+            with self._error_context:  # entering it for every call takes time
+                raise
+        return None
 
     def _start(
         self,

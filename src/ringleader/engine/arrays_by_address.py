@@ -1,4 +1,4 @@
-"""Arrays for prepared calls, which know their tensor only by its address.
+"""Arrays for prepared calls, which know their tensors only by their addresses.
 
 A collective of a few bytes costs what its Python costs, and Python that has not run
 since 4 MiB went through the cache costs three times as much. A prepared call therefore
@@ -8,26 +8,56 @@ The bytes on the wire are the same as those of the general path.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ringleader.engine.arrays import Array, array_at
 
-MAX_ADDRESSES = 64
-"""Addresses kept per prepared call; a view costs a microsecond to make again."""
+Addresses = tuple[int, ...]
+"""Where the tensors of a call begin: its inputs, then its outputs."""
+Chunks = list[Array]
+"""The chunks of a call, in the order of its tensors."""
+
+MAX_CHUNKS = 64
+"""Chunks kept per prepared call; a view costs a microsecond to make again."""
 
 
-class ArraysByAddress(dict[int, Array]):
-    """Arrays of one length and dtype, by address. Programs reuse few addresses."""
+class ChunksByAddress(dict[Addresses, Chunks]):
+    """The chunks of calls of one kind, by address. Programs reuse few addresses."""
 
-    def __init__(self, count: int, dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, tensors: Sequence[int], lengths: Sequence[int], dtype: np.dtype[Any]
+    ) -> None:
+        """Chunks of ``lengths`` elements lie one after another in the ``tensors``.
+
+        A chunk that does not fit into the rest of a tensor begins the next one.
+        """
         super().__init__()
-        self._count = count
+        self._tensors = tuple(tensors)
+        self._places = _places(tensors, lengths)
         self._dtype = dtype
+        self._most = max(1, MAX_CHUNKS // max(1, len(self._places)))
 
-    def __missing__(self, address: int) -> Array:
-        if len(self) >= MAX_ADDRESSES:
+    def __missing__(self, addresses: Addresses) -> Chunks:
+        if len(self) >= self._most:
             self.clear()
-        array = self[address] = array_at(address, self._count, self._dtype)
-        return array
+        pairs = zip(addresses, self._tensors, strict=True)
+        arrays = [array_at(address, count, self._dtype) for address, count in pairs]
+        chunks = [arrays[i][start:stop] for i, start, stop in self._places]
+        self[addresses] = chunks
+        return chunks
+
+
+def _places(
+    tensors: Sequence[int], lengths: Sequence[int]
+) -> list[tuple[int, int, int]]:
+    """(tensor, start, stop) of every chunk."""
+    places, tensor, start = [], 0, 0
+    for length in lengths:
+        if start + length > tensors[tensor]:
+            tensor, start = tensor + 1, 0
+        places.append((tensor, start, start + length))
+        start += length
+    return places

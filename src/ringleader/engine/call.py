@@ -67,6 +67,8 @@ class Call:
     outputs: list[Array | None]
     lengths: list[int]
     """Elements of every chunk."""
+    num_results: int
+    """Elements of the result on this rank."""
     whole: bool = False
     reduce_op: str = "none"
     root: int | None = None
@@ -88,6 +90,9 @@ class Call:
     """Reads and writes a tensor on an accelerator; the call then has no arrays."""
     copy_back: list[Callable[[], object]] = field(default_factory=list)
     """Copies results into tensors that are not contiguous, after the call."""
+
+    tensors: tuple[int, ...] = ()
+    """Elements of each tensor of a prepared call, which has no arrays."""
 
     algorithm: str = "none"
     """Set by ``Executor.choose``, together with ``arity``."""
@@ -117,12 +122,6 @@ class Call:
     def divide(self, size: int) -> Divide | None:
         """The function that turns a sum over ``size`` ranks into the result, if any."""
         return divider(self.dtype, size) if self.reduce_op == "mean" else None
-
-    def num_results(self) -> int:
-        """Elements of the result on this rank."""
-        if self.operation == "all_reduce":
-            return self.count  # a prepared call does not hold its tensor
-        return sum(len(out) for out in self.outputs if out is not None)
 
     def chunks(
         self, num_chunks: int

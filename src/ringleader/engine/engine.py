@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from ringleader.engine.arrays_by_address import Addresses
 from ringleader.engine.call import Call
 
 Runs = tuple[tuple[int, int], ...]
 """(start, stop) of runs of elements in the result."""
 NextHeader = Callable[[], bytes]
 """Begins the next operation of the group and returns its header."""
-Prepared = Callable[[int], None]
-"""All-reduces the tensor at an address, in place."""
+Prepared = Callable[[Addresses], None]
+"""Does one call on the tensors at these addresses."""
 
 
 class Engine(Protocol):

@@ -16,6 +16,7 @@ from typing import ParamSpec, Protocol
 
 from ringleader.codec.codec import Codec, Data, Values
 from ringleader.engine.call import Call
+from ringleader.engine.engine import Prepared
 
 now_s = time.perf_counter
 
@@ -28,6 +29,14 @@ class Observer(Protocol):
     A method must not raise, wait or call the group: the other ranks wait meanwhile.
     Peers are ranks of the group.
     """
+
+    def watch(self, call: Call, run: Prepared) -> Prepared:
+        """Return ``run``, which repeats ``call``, with each of its runs observed.
+
+        It is asked once per kind of call, so that what is known of the kind need not be
+        looked up in each run.
+        """
+        ...
 
     def began(self, call: Call, at_s: float) -> None:
         """Note that ``call`` begins; operation, bytes and algorithm are known."""
@@ -65,6 +74,10 @@ class Observers:
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
+
+    def watch(self, call: Call, run: Prepared) -> Prepared:
+        """See Observer."""
+        return observed(self, call, run)
 
     def began(self, call: Call, at_s: float) -> None:
         """See Observer."""

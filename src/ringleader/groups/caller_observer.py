@@ -6,7 +6,7 @@ it. Without an observer nothing is measured and no clock is read.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 
@@ -25,6 +25,14 @@ class CallerObserver(Protocol):
         """Surround operations that run as one, and the computation between them."""
         ...
 
+    def phase(self, name: str, *, holds_up: bool) -> AbstractContextManager[None]:
+        """Surround a phase; if it ``holds_up`` the program, nothing is computed."""
+        ...
+
+    def phase_ended(self, name: str, since_s: float) -> None:
+        """Note that a phase ends that began at ``since_s``, a time of ``now_s``."""
+        ...
+
 
 class Installed:
     """The observer of this process."""
@@ -33,3 +41,10 @@ class Installed:
 
 
 installed = Installed()
+
+
+def phase(name: str, *, holds_up: bool = False) -> AbstractContextManager[None]:
+    """Surround a phase of the program, for the observer if there is one."""
+    if installed.observer is None:
+        return nullcontext()
+    return installed.observer.phase(name, holds_up=holds_up)

@@ -51,6 +51,7 @@ def all_reduce_device(
     combine(dtype, op)
     call = _call("all_reduce", dtype, [None], [None], [count], copy_back)
     call.reduce_op, call.whole, call.device_copier = op, True, copier
+    call.num_results = count
     return call
 
 
@@ -168,6 +169,7 @@ def all_to_all(
         call.inputs[there], call.lengths[there] = sources[peer], len(sources[peer])
         call.outputs[back], call.lengths[back] = outs[peer], len(outs[peer])
         call.pairs[peer] = (len(sources[peer]), len(outs[peer]))
+    call.num_results = sum(map(len, outs))
     return call
 
 
@@ -288,6 +290,7 @@ def _call(
         inputs=list(inputs),
         outputs=list(outputs),
         lengths=lengths,
+        num_results=sum(len(out) for out in outputs if out is not None),
         copy_back=copy_back,
     )
 

@@ -17,6 +17,8 @@ from ringleader.collectives.algorithm_selection import (
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.collectives.cost_model import Network
 from ringleader.deadline import Deadline
+from ringleader.engine.arrays import Array
+from ringleader.engine.arrays_by_address import Addresses
 from ringleader.engine.call import Call
 from ringleader.engine.engine import Engine, Prepared
 from ringleader.engine.observer import Observer, observed
@@ -42,8 +44,9 @@ Choice = tuple[str, int, str]
 CODED = "coded"
 """Key of the engine for calls with a codec, whatever their algorithm."""
 TRACKED_BYTES = 64 << 10
-"""Prepared calls beyond this size report their progress. Smaller ones end at once, and
-tracking them would take a tenth of a microsecond of the ten that they take."""
+"""Prepared calls beyond this size report their progress, and those whose result has
+another length than their header says. The others end at once, and tracking them would
+take a tenth of a microsecond of the ten that they take."""
 MAX_KEPT = 4096
 """Choices kept for calls like earlier ones; a model makes far fewer."""
 
@@ -189,28 +192,35 @@ class Executor:
         for copy in call.copy_back:
             copy()
 
-    def prepare(self, call: Call) -> Prepared | None:
-        """The prepared form of ``call``, if its engine has one."""
+    def prepare(self, call: Call, tensors: tuple[int, ...]) -> Prepared | None:
+        """The prepared form of ``call``, if its engine has one.
+
+        ``tensors`` are the elements of each of its tensors.
+        """
         self.choose(call)
-        if call.operation != "all_reduce" or not call.count or call.dtype.is_complex:
+        engine = self._engines.get(call.algorithm)
+        if engine is None:  # the group is closed
             return None
         # The prepared form must not keep the memory of this call alive.
-        shape = replace(call, inputs=[None], outputs=[None], copy_back=[])
-        run = self._engine(call).prepare(shape, self._templates.of(call))
+        nothing: list[Array | None] = [None] * len(call.outputs)
+        shape = replace(
+            call, inputs=nothing, outputs=nothing, copy_back=[], tensors=tensors
+        )
+        run = engine.prepare(shape, self._templates.of(call))
         if run is None:
             return None
-        if call.num_bytes > TRACKED_BYTES:
+        if call.num_bytes > TRACKED_BYTES or call.num_results != call.count:
             run = self._tracked(shape, run)
         if self._waiter.observer is not None:
-            run = observed(self._waiter.observer, shape, run)
+            run = self._waiter.observer.watch(shape, run)
         return partial(self._quiet.run, run)  # type: ignore[call-arg]
 
     def _tracked(self, call: Call, run: Prepared) -> Prepared:
         """``run``, with its progress known after a failure."""
 
-        def tracked(address: int) -> None:
+        def tracked(addresses: Addresses) -> None:
             self._running = call
-            run(address)
+            run(addresses)
             self._running = None
 
         return tracked
@@ -227,7 +237,7 @@ class Executor:
             return Progress(str(header), header.count, ())
         # Results that are copied back at the end become final all at once.
         final = () if call.copy_back else self._engine(call).progress(call)
-        return Progress(str(header), call.num_results(), final)
+        return Progress(str(header), call.num_results, final)
 
     def close(self) -> None:
         """Let go of the engines, and so of the memory that they share. Idempotent."""

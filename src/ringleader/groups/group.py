@@ -24,8 +24,20 @@ from ringleader.groups import calls, group_metrics
 from ringleader.groups.handle import GroupHandle
 from ringleader.groups.messages import Outgoing, PendingRecv
 from ringleader.groups.observation import attach_observers
+from ringleader.groups.prepared_calls import (
+    NO_TENSORS,
+    Kind,
+    kind_of,
+    kind_of_one,
+)
 from ringleader.groups.progress import Progress
-from ringleader.groups.tensors import CopyBack, Tensors, input_array, output_array
+from ringleader.groups.tensors import (
+    CopyBack,
+    Tensors,
+    check_tensor,
+    input_array,
+    output_array,
+)
 from ringleader.groups.work import DONE, Work
 from ringleader.transport.mesh import Mesh
 
@@ -115,34 +127,21 @@ class Group:
             if codec is None:
                 tensor = calls.without_codec(tensor, out, residual, error_out)
                 residual = error_out = None
-        plain = (
+        kind = None
+        if (
             out is None
             and codec is None
             and algorithm is None
             and timeout_s is None
             and not async_op
-        )
-        try:
-            key = (tensor.dtype, tensor.numel(), op)
-        except AttributeError as exc:
-            text = f"all_reduce: expected a tensor, got {type(tensor).__name__}"
-            raise ConfigError(text) from exc
-        if plain:
-            prepared = self._prepared.get(key)
-            if (
-                prepared is not None
-                and tensor.is_cpu
-                and tensor.is_contiguous()
-                and not tensor.is_neg()
-                and (address := tensor.data_ptr())
-                and self._runner.run_prepared(prepared, address)
-            ):
+        ):
+            kind = kind_of_one("all_reduce", op, tensor)
+            if self._prepared.run(kind):
                 return DONE
+        check_tensor(tensor, "all_reduce")
         call = calls.all_reduce(tensor, op, out)
         calls.encode(call, codec, residual, error_out)
-        if plain and key not in self._prepared:
-            self._handle.prepare(key, call)
-        return self._submit(call, algorithm, timeout_s, async_op=async_op)
+        return self._submit(call, algorithm, timeout_s, async_op=async_op, kind=kind)
 
     def reduce(
         self,
@@ -156,8 +155,13 @@ class Group:
     ) -> Work:
         """Combine all ranks' ``tensor`` on rank ``dst``; other ranks keep theirs."""
         self._check_rank(dst, "dst")
+        kind = None
+        if algorithm is None and timeout_s is None and not async_op:
+            kind = kind_of_one("reduce", (op, dst), tensor)
+            if self._prepared.run(kind):
+                return DONE
         call = calls.reduce(tensor, op, root=dst, is_root=self.rank == dst)
-        return self._submit(call, algorithm, timeout_s, async_op=async_op)
+        return self._submit(call, algorithm, timeout_s, async_op=async_op, kind=kind)
 
     def broadcast(
         self,
@@ -170,8 +174,13 @@ class Group:
     ) -> Work:
         """Copy rank ``src``'s ``tensor`` into the ``tensor`` of all ranks."""
         self._check_rank(src, "src")
+        kind = None
+        if algorithm is None and timeout_s is None and not async_op:
+            kind = kind_of_one("broadcast", src, tensor)
+            if self._prepared.run(kind):
+                return DONE
         call = calls.broadcast(tensor, root=src, is_root=self.rank == src)
-        return self._submit(call, algorithm, timeout_s, async_op=async_op)
+        return self._submit(call, algorithm, timeout_s, async_op=async_op, kind=kind)
 
     def all_gather(
         self,
@@ -184,11 +193,16 @@ class Group:
         async_op: bool = False,
     ) -> Work:
         """Copy all ranks' ``tensor`` into ``outs``: a list, or one tensor for all."""
+        kind = None
+        if codec is None and algorithm is None and timeout_s is None and not async_op:
+            kind = kind_of("all_gather", None, tensor, outs)
+            if self._prepared.run(kind):
+                return DONE
         call = calls.all_gather(outs, tensor, rank=self.rank, size=self.size)
         if codec == "auto":
             codec = self._handle.auto_codec(call.operation, call.num_bytes)
         calls.encode(call, codec, None, None)
-        return self._submit(call, algorithm, timeout_s, async_op=async_op)
+        return self._submit(call, algorithm, timeout_s, async_op=async_op, kind=kind)
 
     def reduce_scatter(  # noqa: PLR0913
         self,
@@ -203,6 +217,17 @@ class Group:
         async_op: bool = False,
     ) -> Work:
         """Combine all ranks' part for this rank into ``out``."""
+        kind = None
+        if (
+            codec is None
+            and error_out is None
+            and algorithm is None
+            and timeout_s is None
+            and not async_op
+        ):
+            kind = kind_of("reduce_scatter", op, tensors, out)
+            if self._prepared.run(kind):
+                return DONE
         call = calls.reduce_scatter(out, tensors, op, rank=self.rank, size=self.size)
         if codec == "auto":
             codec = self._handle.auto_codec(call.operation, call.num_bytes)
@@ -210,7 +235,7 @@ class Group:
                 error_out.zero_()
                 error_out = None
         calls.encode(call, codec, None, error_out)
-        return self._submit(call, algorithm, timeout_s, async_op=async_op)
+        return self._submit(call, algorithm, timeout_s, async_op=async_op, kind=kind)
 
     def gather(
         self,
@@ -224,8 +249,14 @@ class Group:
     ) -> Work:
         """Copy all ranks' ``tensor`` to ``outs`` of rank ``dst``; others pass None."""
         self._check_rank(dst, "dst")
+        kind = None
+        if algorithm is None and timeout_s is None and not async_op:
+            results = () if outs is None or self.rank != dst else outs
+            kind = kind_of("gather", dst, tensor, results)
+            if self._prepared.run(kind):
+                return DONE
         call = calls.gather(outs, tensor, root=dst, rank=self.rank, size=self.size)
-        return self._submit(call, algorithm, timeout_s, async_op=async_op)
+        return self._submit(call, algorithm, timeout_s, async_op=async_op, kind=kind)
 
     def scatter(
         self,
@@ -239,16 +270,22 @@ class Group:
     ) -> Work:
         """Copy rank ``src``'s i-th tensor into ``out`` of rank i; others pass None."""
         self._check_rank(src, "src")
+        kind = None
+        if algorithm is None and timeout_s is None and not async_op:
+            sources = () if tensors is None or self.rank != src else tensors
+            kind = kind_of("scatter", src, sources, out)
+            if self._prepared.run(kind):
+                return DONE
         call = calls.scatter(out, tensors, root=src, rank=self.rank, size=self.size)
-        return self._submit(call, algorithm, timeout_s, async_op=async_op)
+        return self._submit(call, algorithm, timeout_s, async_op=async_op, kind=kind)
 
     def all_to_all(
         self,
         out: Tensors,
         tensor: Tensors,
-        *,
         out_splits: Sequence[int] | None = None,
         in_splits: Sequence[int] | None = None,
+        *,
         timeout_s: float | None = None,
         async_op: bool = False,
     ) -> Work:
@@ -257,16 +294,27 @@ class Group:
         Parts are the tensors of a list, equal parts of one tensor, or as many of its
         rows as the splits say.
         """
+        kind = None
+        if timeout_s is None and not async_op:
+            rows = _splits(out, out_splits), _splits(tensor, in_splits)
+            kind = kind_of("all_to_all", rows, tensor, out)
+            if self._prepared.run(kind):
+                return DONE
         call = calls.all_to_all(
             out, tensor, out_splits, in_splits, rank=self.rank, size=self.size
         )
-        return self._submit(call, None, timeout_s, async_op=async_op)
+        return self._submit(call, None, timeout_s, async_op=async_op, kind=kind)
 
     def barrier(
         self, *, timeout_s: float | None = None, async_op: bool = False
     ) -> Work:
         """Return when every rank has called it."""
-        return self._submit(self._barrier, None, timeout_s, async_op=async_op)
+        kind = NO_TENSORS if timeout_s is None and not async_op else None
+        if self._prepared.run(kind):
+            return DONE
+        return self._submit(
+            self._barrier, None, timeout_s, async_op=async_op, kind=kind
+        )
 
     def _submit(
         self,
@@ -275,7 +323,11 @@ class Group:
         timeout_s: float | None,
         *,
         async_op: bool,
+        kind: Kind | None,
     ) -> Work:
+        """Run ``call``; later calls of ``kind`` may run prepared."""
+        if kind is not None:
+            self._prepared.keep(kind, call)
         return self._handle.submit(call, algorithm, timeout_s, async_op=async_op)
 
     # -- messages ------------------------------------------------------------------
@@ -432,6 +484,13 @@ class Group:
         self._check_rank(peer, "peer")
         if peer == self.rank:
             raise ConfigError(f"rank {peer} cannot exchange messages with itself")
+
+
+def _splits(given: Tensors, splits: Sequence[int] | None) -> tuple[int, ...] | None:
+    """Splits, and the rows that they split, as a part of the kind of a call."""
+    if splits is None or not isinstance(given, Tensor) or not given.dim():
+        return None
+    return (given.shape[0], *splits)
 
 
 def _check_tag(tag: object) -> None:

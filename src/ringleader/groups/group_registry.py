@@ -14,6 +14,7 @@ from ringleader.groups.connectors import Connector, at_end
 from ringleader.groups.group import Group, handle_of, open_group
 from ringleader.groups.known_links import CostRow
 from ringleader.groups.measure_links import learn_network
+from ringleader.groups.share_cores import share_cores
 
 _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
@@ -42,6 +43,16 @@ def _forget_open_groups() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_open_groups)
+
+
+def _num_local_ranks() -> int:
+    """Return how many ranks this host has in the largest of the open groups."""
+    return max((_num_local(each) for each in list(_open_groups)), default=1)
+
+
+def _num_local(group: Group) -> int:
+    hosts = handle_of(group).network.hosts
+    return hosts.count(hosts[group.rank])
 
 
 def open_connected(  # noqa: PLR0913
@@ -76,6 +87,7 @@ def open_connected(  # noqa: PLR0913
         if deadline.cancellation is not None:
             deadline.cancellation.on_cancel(formed.abort)
         learn_network(formed, mesh, deadline, connector.hub, known)
+        share_cores(formed, _num_local_ranks(), deadline)
     except BaseException:
         if formed is not None:
             formed.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -16,21 +16,16 @@ from ringleader.collectives.config import CollectiveConfig
 from ringleader.collectives.cost_model import Network
 from ringleader.deadline import Deadline
 from ringleader.engine.call import Call, DeviceCopier
-from ringleader.engine.engine import Prepared
 from ringleader.engine.observer import Observer
 from ringleader.engine.shared_memory.relay import Relay
 from ringleader.errors import ConfigError
 from ringleader.groups import calls
 from ringleader.groups.control_channel import ControlChannel
 from ringleader.groups.executor import Executor
+from ringleader.groups.prepared_calls import PreparedCalls
 from ringleader.groups.runner import Runner
 from ringleader.groups.work import Work
 from ringleader.transport.mesh import Mesh
-
-PreparedKey = tuple[torch.dtype, int, str]
-"""(dtype, number of elements, reduction)."""
-MAX_PREPARED = 256
-"""Prepared operations kept; a model has far fewer sizes of tensors."""
 
 
 def view_hash(view_id: str) -> int:
@@ -49,12 +44,13 @@ class GroupHandle:
     control: ControlChannel
     runner: Runner
     executor: Executor
-    prepared: dict[PreparedKey, Prepared] = field(default_factory=dict)
-    """All_reduces that were made before."""
+    prepared: PreparedCalls
     world_ranks: tuple[int, ...] = ()
     """The rank in the whole program of each rank of this group."""
     is_view: bool = False
     """True if the ranks are numbers in a view: no ranks of the program."""
+    is_open: bool = True
+    """False from the moment when its connections begin to close."""
     on_close: Callable[[], None] = lambda: None
     """Called after the connections are closed; closes the listener, for example."""
 
@@ -68,7 +64,8 @@ class GroupHandle:
         executor = Executor(
             rank, view_hash(view_id), mesh, control, runner.waiter, config
         )
-        return cls(rank, mesh, control, runner, executor)
+        prepared = PreparedCalls(executor, runner)
+        return cls(rank, mesh, control, runner, executor, prepared)
 
     @property
     def network(self) -> Network:
@@ -84,6 +81,13 @@ class GroupHandle:
         """Tell ``observer`` about the calls of this group from now on."""
         self.executor.observer = observer
         self.prepared.clear()  # they were prepared for another observer, or for none
+        if not self.is_open:  # it closed meanwhile, in another thread
+            self._end_observation()
+
+    def _end_observation(self) -> None:
+        observer, self.executor.observer = self.executor.observer, None
+        if observer is not None:
+            observer.closed()
 
     def auto_codec(self, operation: str, num_bytes: int) -> str | None:
         """The codec that "auto" stands for in such a call; equal on all ranks."""
@@ -106,14 +110,6 @@ class GroupHandle:
             executor.run(call, deadline)
 
         return self.runner.call(body, limit_s, async_op=async_op)
-
-    def prepare(self, key: PreparedKey, call: Call) -> None:
-        """Keep the prepared form of ``call``, if it has one, for calls like it."""
-        prepared = self.executor.prepare(call)
-        if prepared is not None:
-            if len(self.prepared) >= MAX_PREPARED:
-                self.prepared.clear()
-            self.prepared[key] = prepared
 
     def together(
         self,
@@ -180,9 +176,8 @@ class GroupHandle:
 
         Shared memory and descriptors are free when it returns.
         """
-        if self.executor.observer is not None:
-            self.executor.observer.closed()
-            self.executor.observer = None
+        self.is_open = False
+        self._end_observation()
         self.prepared.clear()
         self.executor.close()
         self.control.close()

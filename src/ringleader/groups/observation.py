@@ -17,10 +17,11 @@ MakeObserver = Callable[[GroupHandle], Observer]
 
 _lock = threading.Lock()
 _makers: list[MakeObserver] = []
-_open: weakref.WeakKeyDictionary[GroupHandle, dict[MakeObserver, Observer]] = (
+_observers: weakref.WeakKeyDictionary[GroupHandle, dict[MakeObserver, Observer]] = (
     weakref.WeakKeyDictionary()
 )
-"""The open groups, and the observers of each by what made them."""
+"""The observers of each group, by what made them. A group that is closed stays here
+until it is collected as garbage."""
 
 
 def observe_groups(make: MakeObserver) -> Callable[[], None]:
@@ -31,15 +32,15 @@ def observe_groups(make: MakeObserver) -> Callable[[], None]:
     """
     with _lock:
         _makers.append(make)
-        for handle in list(_open):
+        for handle in open_handles():
             _add(handle, make)
 
     def stop() -> None:
         with _lock:
             if make in _makers:
                 _makers.remove(make)
-            for handle, observers in list(_open.items()):
-                if observers.pop(make, None) is not None:
+            for handle, observers in list(_observers.items()):
+                if observers.pop(make, None) is not None and handle.is_open:
                     _install(handle)
 
     return stop
@@ -48,23 +49,23 @@ def observe_groups(make: MakeObserver) -> Callable[[], None]:
 def attach_observers(handle: GroupHandle) -> None:
     """Attach all observers to a group that was just opened."""
     with _lock:
-        _open[handle] = {}
+        _observers[handle] = {}
         for make in _makers:
             _add(handle, make)
 
 
 def open_handles() -> list[GroupHandle]:
-    """The groups of this process that may still be open."""
-    return list(_open)
+    """The groups of this process that are open."""
+    return [handle for handle in list(_observers) if handle.is_open]
 
 
 def _add(handle: GroupHandle, make: MakeObserver) -> None:
-    _open[handle][make] = make(handle)
+    _observers[handle][make] = make(handle)
     _install(handle)
 
 
 def _install(handle: GroupHandle) -> None:
-    observers = list(_open[handle].values())
+    observers = list(_observers[handle].values())
     if len(observers) > 1:
         handle.observe(Observers(observers))
     else:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringleader.deadline import Deadline
+from ringleader.engine.arrays_by_address import Addresses
 from ringleader.engine.engine import HeaderMismatch, Prepared
 from ringleader.engine.waiter import NAP_S, Waiter
 from ringleader.errors import (
@@ -120,7 +121,7 @@ class Runner:
             self._nests = True
         return DONE
 
-    def run_prepared(self, prepared: Prepared, address: int) -> bool:
+    def run_prepared(self, prepared: Prepared, addresses: Addresses) -> bool:
         """Run a prepared operation now; return False if others come first."""
         if self._queue or not self.lock.acquire(
             False
@@ -131,7 +132,7 @@ class Runner:
             gil_interval.begin()
             if self.failure is not None or self.control.aborted is not None:
                 self.check()
-            prepared(address)
+            prepared(addresses)
         except BaseException as exc:
             raise self.broken(exc) from exc
         finally:

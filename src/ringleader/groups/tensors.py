@@ -59,9 +59,14 @@ def check_dtypes(a: Tensor, b: Tensors | None, what: str) -> None:
             raise ConfigError(f"{text}; convert one of them")
 
 
-def _check_cpu(tensor: Tensor, what: str) -> None:
+def check_tensor(tensor: object, what: str) -> None:
+    """Raise ConfigError unless ``tensor`` is one."""
     if not isinstance(tensor, Tensor):
         raise ConfigError(f"{what}: expected a tensor, got {type(tensor).__name__}")
+
+
+def _check_cpu(tensor: Tensor, what: str) -> None:
+    check_tensor(tensor, what)
     if tensor.device.type != "cpu":
         text = f"{what}: the group moves CPU tensors, this one is on {tensor.device}"
         raise ConfigError(text)

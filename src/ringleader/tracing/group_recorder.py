@@ -7,6 +7,8 @@ import weakref
 from struct import Struct
 
 from ringleader.engine.call import Call
+from ringleader.engine.engine import Prepared
+from ringleader.engine.observer import observed
 from ringleader.groups.handle import GroupHandle
 from ringleader.tracing.analysis.events import UNKNOWN_RANK
 from ringleader.tracing.recorder import BLOCKED, OPERATION, WAIT, Recorder
@@ -37,6 +39,10 @@ class GroupRecorder:
         self._waits: list[_MergedWait] = []
         self._encode_s = 0.0
         self._may_merge = False
+
+    def watch(self, call: Call, run: Prepared) -> Prepared:
+        """See Observer."""
+        return observed(self, call, run)
 
     def began(self, _call: Call, _at_s: float) -> None:
         """See Observer."""

@@ -99,6 +99,21 @@ class ProgramRecorder:
             if is_program_thread():
                 self._recorder.record(BLOCKED, since_s, until_s)
 
+    @contextmanager
+    def phase(self, name: str, *, holds_up: bool) -> Iterator[None]:
+        """See CallerObserver."""
+        since_s = now_s()
+        try:
+            yield
+        finally:
+            self.phase_ended(name, since_s)
+            if holds_up and is_program_thread():
+                self._recorder.record(BLOCKED, since_s, now_s())
+
+    def phase_ended(self, name: str, since_s: float) -> None:
+        """See CallerObserver."""
+        self._recorder.record(SPAN, since_s, now_s(), name)
+
     # -- steps ---------------------------------------------------------------------
 
     def step(self) -> None:

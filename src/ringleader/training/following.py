@@ -14,6 +14,7 @@ from typing import Final
 
 from ringleader.deadline import Deadline
 from ringleader.discovery.static_peers import parse
+from ringleader.groups.caller_observer import phase
 from ringleader.node.peering.peer_connection import Address, PeerConnection
 from ringleader.training.control.run_membership import RunMembership
 from ringleader.training.join.dial_sources import dial_sources
@@ -69,7 +70,8 @@ class Following:
         if is_large and is_tensorwise(self.state.optimizer):
             self._learner = LiveLearner(self.state, self._dial)
             self._learner.start()
-            is_level = self._learner.wait_level(Deadline.after(LEVEL_S))
+            with phase("join: follow the run", holds_up=True):
+                is_level = self._learner.wait_level(Deadline.after(LEVEL_S))
             _log.info("level with the run: %s", "yes" if is_level else "no")
         self._membership.release()
 

@@ -11,6 +11,7 @@ import logging
 import torch
 
 from ringleader.errors import ProtocolError
+from ringleader.groups.caller_observer import phase
 from ringleader.groups.group import Group
 from ringleader.membership.member import Member
 from ringleader.membership.steps.plan import Gather
@@ -91,13 +92,15 @@ class PlanExecution:
             tuple(installed.rank_of(m) for m in plan.sources),
             tuple(sorted(installed.rank_of(m) for m in plan.adopt)),
         )
-        done = transfer_state(
-            group,
-            self._following.state,
-            roles,
-            names=installed.names,
-            is_warm=is_warm,
-        )
+        is_new = self._session.step.me in plan.adopt
+        with phase("join: take the state" if is_new else "join: give the state"):
+            done = transfer_state(
+                group,
+                self._following.state,
+                roles,
+                names=installed.names,
+                is_warm=is_warm,
+            )
         for name, holder, target in done.repaired:
             machines = installed.names[target], installed.names[holder]
             _log.warning("%s on %s differed from that on %s: copied", name, *machines)
@@ -105,7 +108,7 @@ class PlanExecution:
             for rank, why in done.refused.items():
                 _log.warning("%s does not take part: %s", installed.names[rank], why)
             raise ViewChanged  # those that refused leave the run
-        return self._session.step.me in plan.adopt
+        return is_new
 
     def _begin_adopt(self, installed: InstalledView) -> bool:
         """Give up the own state, if the plan says so.

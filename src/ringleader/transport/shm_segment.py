@@ -38,6 +38,8 @@ RELAY_BYTES = 8 << 20
 DEVICE_RELAY_BYTES = 32 << 20
 """The same if some rank has an accelerator, which copies by itself: the number of
 copies matters then, not what fits a cache."""
+HELPED_RELAY_BYTES = 20 << 20
+"""The same if helper threads share the work, each with a cache of its own."""
 SLOT_BYTES = 1 << 20
 """One slot of all ranks together; there are four for exchanges and four one-way."""
 
@@ -87,6 +89,11 @@ class Geometry:
     def device_part_bytes(self) -> int:
         """The same if some rank has an accelerator: the room of a relay slot."""
         return self._part(1 << 20, DEVICE_RELAY_BYTES)
+
+    def helped_part_bytes(self, num_threads: int) -> int:
+        """Return the same if ``num_threads`` threads of each rank share the work."""
+        most = min(num_threads * (256 << 10), self.device_part_bytes)
+        return self._part(most, HELPED_RELAY_BYTES)
 
     def _part(self, most: int, memory: int) -> int:
         touched = self.size * self.num_relay_slots

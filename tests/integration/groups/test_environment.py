@@ -13,7 +13,7 @@ import torch
 import ringleader
 from ringleader.groups import group_registry
 from ringleader.groups.group import Group
-from ringleader.groups.measure_links import learn_network
+from ringleader.groups.share_cores import share_cores
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from ringleader.transport.free_ports import free_ports
 from tests.kit.slurm_jobs import job_with_a_free_port
@@ -190,13 +190,13 @@ def join_again(group: Group, _: Ready, folder: str) -> str:
 def fails_at_the_end(is_here: bool) -> Iterator[None]:
     """Let forming fail here after all ranks have connected: the others succeed."""
 
-    def learn_and_fail(*args: object) -> None:
-        learn_network(*args)  # type: ignore[arg-type]
+    def share_and_fail(*args: object) -> None:
+        share_cores(*args)  # type: ignore[arg-type]
         raise ringleader.ConfigError("on purpose")
 
     with pytest.MonkeyPatch.context() as patch:
         if is_here:
-            patch.setattr(group_registry, "learn_network", learn_and_fail)
+            patch.setattr(group_registry, "share_cores", share_and_fail)
         yield
 
 

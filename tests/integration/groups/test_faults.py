@@ -26,7 +26,7 @@ SIZE = 4
 KILL_TIMEOUT_S = 90.0
 """Timeout of the group; a kill must be noticed long before: it is another error."""
 LOST_WITHIN_S = 30.0
-STOP_TIMEOUT_S = 5.0
+STOP_TIMEOUT_S = 10.0
 """More than a call takes on a busy machine, and than ranks need to tell each other for
 whom they wait."""
 SLACK_S = 30.0
@@ -78,6 +78,7 @@ CASES = {
             for step in ("broadcast", "all_gather", "reduce_scatter", "all_to_all")
         ),
         Case("gather_scatter"),
+        Case("in_turn", 12),  # all of them prepared
         Case("barrier"),
         Case("send_recv"),
         Case("mixture"),
@@ -149,6 +150,19 @@ def send_recv(group: Group, case: Case) -> Callable[[], object]:
     return step
 
 
+def in_turn(group: Group, case: Case) -> Callable[[], object]:
+    """One operation after another."""
+    kinds = [broadcast, all_gather, reduce_scatter, all_to_all, gather_scatter]
+    steps = [kind(group, case) for kind in kinds]
+
+    def step() -> None:
+        for each in steps:
+            each()
+        group.barrier()
+
+    return step
+
+
 def mixture(group: Group, case: Case) -> Callable[[], object]:
     """Several operations in flight, of several kinds."""
     large, small = torch.ones(case.count), torch.ones(7)
@@ -178,6 +192,7 @@ STEPS: dict[str, Callable[[Group, Case], Callable[[], object]]] = {
         gather_scatter,
         barrier,
         send_recv,
+        in_turn,
         mixture,
     )
 }

@@ -43,6 +43,14 @@ def plain_all_reduce(count: int) -> Step:
     return step
 
 
+def plain_all_gather(count: int) -> Step:
+    return lambda g: g.all_gather(ones(count * g.size), ones(count))
+
+
+def plain_reduce_scatter(count: int) -> Step:
+    return lambda g: g.reduce_scatter(ones(count), ones(count * g.size))
+
+
 def broadcast(root: int, count: int = 1000) -> Step:
     return lambda g: g.broadcast(ones(count), root, timeout_s=LIMIT_S)
 
@@ -73,6 +81,11 @@ PAIRS: dict[str, tuple[Step, Step, tuple[str, str]]] = {
     ),
     "small count": (all_reduce(10), all_reduce(11), ("10 x", "11 x")),
     "prepared count": (plain_all_reduce(10), plain_all_reduce(11), ("10 x", "11 x")),
+    "prepared operation": (
+        plain_all_gather(10),
+        plain_reduce_scatter(10),
+        ("all_gather(", "reduce_scatter("),
+    ),
     "large count": (all_reduce(300_000), all_reduce(300_001), ("300000 x", "300001 x")),
     "small and large": (all_reduce(10), all_reduce(900_000), ("10 x", "900000 x")),
     "reduction": (all_reduce(), all_reduce(op="max"), (", sum", ", max")),

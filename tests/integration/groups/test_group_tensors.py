@@ -113,7 +113,7 @@ def test_more_addresses_than_prepared_calls_remember(
     shift: int, size: int, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, num = 4, 20
-    monkeypatch.setattr(prepared, "MAX_ADDRESSES", 8)
+    monkeypatch.setattr(prepared, "MAX_CHUNKS", 8)
 
     def body(group: Group) -> None:
         for dtype, op in itertools.product((torch.float32, torch.bfloat16), OPS):
@@ -133,10 +133,11 @@ def test_more_addresses_than_prepared_calls_remember(
 
 def test_what_is_remembered_of_addresses_is_bounded() -> None:
     memory = np.zeros(1000, np.float32)
-    arrays = prepared.ArraysByAddress(1, memory.dtype)
-    for i in range(len(memory)):
-        arrays[memory.ctypes.data + 4 * i][:] = i
-        assert 0 < len(arrays) <= prepared.MAX_ADDRESSES
+    chunks = prepared.ChunksByAddress([2], [1, 1], memory.dtype)
+    for i in range(len(memory) - 1):
+        first, second = chunks[(memory.ctypes.data + 4 * i,)]
+        first[:], second[:] = i, i + 1
+        assert 0 < 2 * len(chunks) <= prepared.MAX_CHUNKS
     assert memory.tolist() == list(range(len(memory)))
 
 

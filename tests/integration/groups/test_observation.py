@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from ringleader.engine.call import Call
+from ringleader.engine.engine import Prepared
+from ringleader.engine.observer import observed
 from ringleader.errors import GroupAborted, RingleaderError
 from ringleader.groups.group import Group, handle_of
 from ringleader.groups.handle import GroupHandle
@@ -31,6 +33,9 @@ class Record:
     waits: list[tuple[int, float]] = field(default_factory=list)
     steps: list[tuple[str, str, int, int]] = field(default_factory=list)
     num_closed: int = 0
+
+    def watch(self, call: Call, run: Prepared) -> Prepared:
+        return observed(self, call, run)
 
     def began(self, call: Call, at_s: float) -> None:
         assert call.algorithm != "none"

@@ -181,8 +181,9 @@ def test_every_operation_gives_the_values_of_a_float64_reference(
     assert [r["links"] for r in results] == [{"grpc"}] * SIZE
     # A worker has one connection, and it leads to rank 0.
     assert [r["connections"] for r in results] == [SIZE - 1, 1, 1, 1]
-    algorithm, reason = results[1]["choice"]
-    assert algorithm == "star"
+    # Which algorithm is best depends on the links as measured; that they lead through
+    # rank 0 does not.
+    _algorithm, reason = results[1]["choice"]
     assert "all bytes pass through rank 0" in reason
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -44,7 +45,10 @@ def fill(link: Link, until_s: float) -> int:
 
 
 def flood(group: Group, ready: Ready) -> int:
-    """Rank 1 floods rank 2, which never reads; rank 0 returns how much it has grown."""
+    """Rank 1 floods rank 2, which never reads; rank 0 returns how much it has grown.
+
+    Rank 1 stays until rank 0 has its word: whoever leaves with a full stream cancels.
+    """
     group.all_reduce(torch.ones(1 << 20))  # buffers that stay
     before = rss_bytes()
     group.barrier()
@@ -57,8 +61,11 @@ def flood(group: Group, ready: Ready) -> int:
         group.recv(done, 1)
         result = rss_bytes() - before
         group.send(done, 2)
+        group.send(done, 1)
     elif group.rank == 1:
         group.send(done, 0)
+        with suppress(PeerError):  # rank 0 has got it, and may have left
+            group.recv(done, 0)
     else:
         group.recv(done, 0)  # by the control stream; its link to rank 1 stays unread
     return result

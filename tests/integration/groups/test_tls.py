@@ -50,7 +50,7 @@ from ringleader.transport.secure_socket import SecureSocket
 from ringleader.wire.control_frames import Frame, Kind
 
 LOST_WITHIN_S = 30.0
-STOP_TIMEOUT_S = 5.0
+STOP_TIMEOUT_S = 10.0
 SLACK_S = 30.0
 
 

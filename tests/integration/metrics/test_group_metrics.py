@@ -15,6 +15,7 @@ import torch
 import ringleader
 from ringleader.errors import ConfigError, GroupAborted
 from ringleader.groups.group import Group
+from ringleader.groups.group_metrics import RECENT
 from ringleader.metrics.process_metrics import current
 from ringleader.metrics.snapshot import Snapshot
 from ringleader.metrics.worker_files import STALE_S, read_files, write_file
@@ -84,6 +85,24 @@ def test_calls_bytes_and_waits_are_counted(transport: str) -> None:
     assert sent == 0 if transport == "shm" else 6 << 20 < sent < (6 << 20) + 4096
 
 
+def test_every_call_is_counted_once_while_others_read() -> None:
+    """Durations are moved into buckets in batches; a reader sees each of them once."""
+    name, times = "ringleader_collective_seconds", RECENT + 1
+    seen: list[float] = []
+    with world(2) as groups:
+        ringleader.metrics.reset()
+        calling = threading.Thread(target=all_reduce, args=(groups, 1, times))
+        calling.start()
+        while calling.is_alive():
+            seen.append(ringleader.metrics.snapshot().value(name))
+            calling.join(0.005)
+        after = ringleader.metrics.snapshot()
+    assert after.value(name) == 2 * times
+    assert after.value("ringleader_collective_bytes_total") == 2 * times * 4
+    assert seen == sorted(seen), "nothing that was counted vanishes"
+    assert all(each <= 2 * times for each in seen)
+
+
 def test_all_to_all_counts_what_this_rank_sends() -> None:
     with world(2) as groups:
 
@@ -107,6 +126,16 @@ def test_values_stay_when_a_group_closes() -> None:
     assert sent(after, stream="tensors") == sent(before, stream="tensors") > 0
     assert sent(after, stream="control") > 0, "the goodbyes"
     assert after.value("ringleader_groups") == 0
+
+
+def test_a_closed_group_is_not_measured_again() -> None:
+    """Also if somebody keeps it, or the garbage of cycles was not collected yet."""
+    with world(2) as groups:
+        all_reduce(groups, 4)
+    ringleader.metrics.disable()
+    ringleader.metrics.enable()
+    assert ringleader.metrics.snapshot().value("ringleader_groups") == 0
+    assert threads() == []
 
 
 def test_a_codec_is_counted_with_its_ratio() -> None:

@@ -92,6 +92,32 @@ def steps_of(path: Path) -> dict[int, int]:
     return {rank: ranks.count(rank) for rank in set(ranks)}
 
 
+def phases_of(path: Path) -> dict[int, set[str]]:
+    """Names of the phases of each rank in a file."""
+    found: dict[int, set[str]] = {}
+    for event in json.loads(path.read_text())["traceEvents"]:
+        if event.get("cat") == "span":
+            found.setdefault(event["pid"], set()).add(event["name"])
+    return found
+
+
+def sums_of(path: Path) -> dict[int, tuple[float, float]]:
+    """Time of the parts of all steps of each rank, and of the steps themselves."""
+    events = json.loads(path.read_text())["traceEvents"]
+    rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if _is_row(e)}
+
+    def total(rank: int, row: str) -> float:
+        mine = [e for e in events if e["ph"] == "X" and e["pid"] == rank]
+        return float(sum(e["dur"] for e in mine if rows[rank, e["tid"]] == row))
+
+    ranks = {rank for rank, _ in rows}
+    return {rank: (total(rank, "script"), total(rank, "steps")) for rank in ranks}
+
+
+def _is_row(event: dict[str, Any]) -> bool:
+    return bool(event["ph"] == "M" and event["name"] == "thread_name")
+
+
 @needs_lan
 @pytest.mark.slow
 def test_the_sentence_names_the_machine_whose_link_is_slow(machines: Machines) -> None:
@@ -148,6 +174,9 @@ def test_the_members_of_an_elastic_run_are_in_one_trace(machines: Machines) -> N
     # A busy machine may be lost for a while; then the other one trains alone.
     assert steps_of(path)[0] > 0, "".join(runs[0].lines)
     assert [each["machine"] for each in ranks_of(path)] == ["m0", "m1"]
+    assert {"quantum", "update", "optimizer", "view change"} <= phases_of(path)[0]
+    for parts_us, steps_us in sums_of(path).values():
+        assert parts_us == pytest.approx(steps_us, rel=0.02)
 
 
 @pytest.mark.parametrize("ending", ["end", "stay"])

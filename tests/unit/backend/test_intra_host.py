@@ -89,7 +89,8 @@ def test_sums_and_means_are_those_of_a_flat_group() -> None:
                 assert torch.equal(tensor, want), (dtype, op)
         for root in range(SIZE):
             tensor = given(group.rank)
-            wrapped.broadcast([tensor], root).wait()
+            work = wrapped.broadcast([tensor], root)
+            work.wait()
             assert torch.equal(tensor, given(root)), f"root {root}"
         other = given(group.rank).to(torch.complex64)  # not by the layer
         rows = given(group.rank).expand(2, COUNT).t().contiguous().t()  # with gaps

@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import HashStore
 from ringleader.backend import process_group, rank_facts, staging
 from ringleader.backend.create import create_process_group as form
 from ringleader.backend.process_group import RingleaderGroup
+from ringleader.backend.work import BackendWork
 from ringleader.errors import ConfigError
 from ringleader.groups.group import handle_of
 from ringleader.testing.threaded_world import run_threads
@@ -58,7 +59,10 @@ def values(rank: int, count: int = COUNT) -> torch.Tensor:
 
 
 def all_reduce(group: RingleaderGroup, tensor: torch.Tensor) -> None:
-    work = group.allreduce([tensor])
+    finish(group.allreduce([tensor]))
+
+
+def finish(work: BackendWork | None) -> None:
     assert work is not None, "asynchronous, unless something else is asked for"
     work.wait()
 
@@ -76,17 +80,17 @@ def test_every_collective_has_the_right_values() -> None:
         assert torch.equal(several[0], total)
         assert torch.equal(several[1], total[:3])
         shared = values(rank)
-        group.broadcast(shared, 1).wait()
+        finish(group.broadcast(shared, 1))
         assert torch.equal(shared, values(1))
         out = torch.empty(2 * COUNT, dtype=torch.float64)
-        group.all_gather_single(out, values(rank)).wait()
+        finish(group.all_gather_single(out, values(rank)))
         assert torch.equal(out, torch.cat([values(0), values(1)]))
         part = torch.empty(COUNT, dtype=torch.float64)
-        group.reduce_scatter_single(part, values(rank, 2 * COUNT)).wait()
+        finish(group.reduce_scatter_single(part, values(rank, 2 * COUNT)))
         whole = values(0, 2 * COUNT) + values(1, 2 * COUNT)
         assert torch.equal(part, whole[rank * COUNT : (rank + 1) * COUNT])
         lists = [torch.empty(COUNT, dtype=torch.float64) for _ in range(2)]
-        group.allgather([lists], [values(rank)]).wait()
+        finish(group.allgather([lists], [values(rank)]))
         assert torch.equal(torch.cat(lists), torch.cat([values(0), values(1)]))
 
     with two_ranks() as groups:

@@ -20,6 +20,7 @@ import pytest
 from ringleader.engine.arrays import Array
 from ringleader.engine.shared_memory.arena import Arena
 from ringleader.engine.shared_memory.relay import Relay
+from ringleader.engine.shared_memory.relay_call import plain_call
 from ringleader.engine.shared_memory.relay_plan import Turn
 from ringleader.transport import shm_segment
 from ringleader.transport.shm_segment import Geometry, Segment, Signal
@@ -118,12 +119,12 @@ def call_all(ranks: list[Recorded], dice: random.Random) -> Iterator[Array]:
             yield source
             yield out
             if not is_scatter:
-                each.all_reduce(b"", source, out, np.add, None)
+                each.all_reduce(b"", source, out, plain_call(np.add, None))
                 continue
             step = -(-count // size)
             parts = [source[i * step : (i + 1) * step] for i in range(size)]
             mine = out[: len(parts[each._arena.rank])]
-            each.reduce_scatter(b"", parts, mine, np.add, None)
+            each.reduce_scatter(b"", parts, mine, plain_call(np.add, None))
 
 
 def walk_through(ranks: list[Recorded]) -> Clocks:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 
 from ringleader.cli.json_socket import Message
@@ -50,6 +49,8 @@ def _cpu() -> str:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata  # slow to import; --help does not need it
+
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
     return None

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ringleader.engine.arrays import Bytes, bytes_of, storage_dtype
-from ringleader.engine.arrays_by_address import ArraysByAddress
+from ringleader.engine.arrays_by_address import Addresses, ChunksByAddress
 from ringleader.engine.call import Call
 from ringleader.engine.engine import HeaderMismatch, NextHeader, Prepared, Runs
 from ringleader.engine.observer import now_s
@@ -78,26 +78,36 @@ class ExchangeEngine:
             divide(out)
 
     def prepare(self, call: Call, next_header: NextHeader) -> Prepared | None:
-        """An all_reduce of one message with all views made."""
-        if call.num_bytes > PIECE_BYTES:
+        """A barrier, or an all_reduce of one message, with all views made."""
+        if call.operation == "barrier":
+            return self._prepare_barrier(next_header)
+        if call.operation != "all_reduce" or call.num_bytes > PIECE_BYTES:
             return None
         dtype = storage_dtype(call.dtype)
         combine, divide = call.combine(), call.divide(self._size)
-        arrays = ArraysByAddress(call.count, dtype)
+        chunks = ChunksByAddress(call.tensors, [call.count], dtype)
         # Not from the cache, which may forget them: these live as long as the closure.
         views = MessageViews(self._buffers, self._rank, call.num_bytes)
         blocks = [p.view(dtype) for p in views.payloads]
         mine = blocks[self._rank]
         swap = self._swap
 
-        def run(address: int) -> None:
+        def run(addresses: Addresses) -> None:
             header = next_header()
-            tensor = arrays[address]
+            (tensor,) = chunks[addresses]
             mine[...] = tensor
             swap(views, header)
             add_in_order(blocks, tensor, combine)
             if divide is not None:
                 divide(tensor)
+
+        return run
+
+    def _prepare_barrier(self, next_header: NextHeader) -> Prepared:
+        views, swap = MessageViews(self._buffers, self._rank, 1), self._swap
+
+        def run(_: Addresses) -> None:
+            swap(views, next_header())
 
         return run
 

@@ -23,7 +23,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from ringleader.engine.arrays import Bytes
+import numpy as np
+
+from ringleader.engine.arrays import Array, Bytes
 from ringleader.engine.engine import HeaderMismatch
 from ringleader.engine.observer import now_s
 from ringleader.engine.waiter import Waiter
@@ -85,6 +87,8 @@ class Arena:
         self._published = 0
         self._unread: list[set[int]] = [set() for _ in range(geometry.num_oneways)]
         self._uncredited: dict[int, deque[int]] = {p: deque() for p in self.peers}
+        self.copy: Callable[[Array, Array], object] = np.copyto
+        """(to, from): copies an array to or from a slot."""
         self.complete = 0
         """Elements of the result that are final; read after a failure."""
 
@@ -184,17 +188,27 @@ class Arena:
     ) -> None:
         """Fill the next one-way slot, once all its former readers have read it."""
         self.check()
-        k = self._published % self.geometry.num_oneways
-        self._published += 1
-        while self._unread[k]:
-            peer = next(iter(self._unread[k]))
-            self.wait(self.take[Signal.CREDIT][peer], peer)
-            self._unread[self._uncredited[peer].popleft()].discard(peer)
+        k = self.claim_oneway()
         slot = self.oneways[self.rank][k]
         fill(slot.content)
         slot.header[:] = header
+        self.announce(k, readers)
+
+    def claim_oneway(self) -> int:
+        """Return the next one-way slot, once all its former readers have read it."""
+        k = self._published % self.geometry.num_oneways
+        self._published += 1
+        unread = self._unread[k]
+        while unread:
+            peer = next(iter(unread))
+            self.wait(self.take[Signal.CREDIT][peer], peer)
+            self._unread[self._uncredited[peer].popleft()].discard(peer)
+        return k
+
+    def announce(self, k: int, readers: Sequence[int]) -> None:
+        """Tell ``readers`` that one-way slot ``k`` is filled for them."""
+        self._unread[k].update(readers)
         for reader in readers:
-            self._unread[k].add(reader)
             self._uncredited[reader].append(k)
             self._shm_peers[reader].announce(k)
             self._shm_peers[reader].post[Signal.ONEWAY]()
@@ -202,14 +216,24 @@ class Arena:
     def consume(self, header: bytes, peer: int, use: Callable[[Bytes], None]) -> None:
         """Use the slot that ``peer`` published for this rank, and return a credit."""
         self.check()
-        self.wait(self.take[Signal.ONEWAY][peer], peer)
-        k = self._shm_peers[peer].announced()
-        if k >= self.geometry.num_oneways:
-            raise ProtocolError(peer, f"announced slot {k} in shared memory")
-        slot = self.oneways[peer][k]
+        slot = self.oneways[peer][self.await_oneway(peer)]
         self.expect(peer, slot, header)
         use(slot.content)
         self._shm_peers[peer].post[Signal.CREDIT]()
+
+    def await_oneway(self, peer: int) -> int:
+        """Return the slot of ``peer`` that it has filled next for this rank."""
+        take = self.take[Signal.ONEWAY][peer]
+        if not take(False):
+            self.wait(take, peer)
+        k = self._shm_peers[peer].announced()
+        if k >= self.geometry.num_oneways:
+            raise ProtocolError(peer, f"announced slot {k} in shared memory")
+        return k
+
+    def credit(self, peer: int) -> Callable[[], None]:
+        """The function that tells ``peer`` that this rank has read a slot of it."""
+        return self._shm_peers[peer].post[Signal.CREDIT]
 
 
 def _exchanges(segment: Segment, geometry: Geometry) -> list[Slot]:

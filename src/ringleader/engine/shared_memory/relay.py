@@ -30,6 +30,9 @@ A tensor on an accelerator has a ``DeviceCopier``, by which the device itself co
 between the tensor and the slots. The values that this rank adds are fetched to host
 memory in the turn in which its own part is copied in. For the other ranks nothing
 differs.
+
+Where helper threads share the work (helpers.py), the views are tensors, and parts
+are larger; all ranks of a call have the same number of threads, so they agree on both.
 """
 
 from __future__ import annotations
@@ -38,15 +41,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from ringleader.collectives.schedule import split
-from ringleader.engine.arrays import Array, address_of, array_at, bytes_of
+from ringleader.engine.arrays import Array, address_of, array_at
 from ringleader.engine.call import DeviceCopier
 from ringleader.engine.engine import HeaderMismatch
-from ringleader.engine.reductions import Combine, Divide
 from ringleader.engine.shared_memory.arena import Arena
+from ringleader.engine.shared_memory.relay_call import RelayCall
 from ringleader.engine.shared_memory.relay_plan import (
-    Copy,
     Key,
     Piece,
     RelayPlans,
@@ -87,6 +90,8 @@ class Relay:
         """The memory of all slots of each rank."""
         self.part_bytes = geometry.part_bytes
         """Equal on all ranks."""
+        self._tensors: list[list[Tensor]] = []
+        """The same memory as ``slots``, for helper threads; made when first used."""
         self._pieces = self._turns = 0
         """Counted over all calls so far."""
         self._plans = RelayPlans()
@@ -96,30 +101,27 @@ class Relay:
         self.part_bytes = self._arena.geometry.device_part_bytes
 
     def all_reduce(
-        self,
-        header: bytes,
-        source: Array,
-        out: Array,
-        combine: Combine,
-        divide: Divide | None,
+        self, header: bytes, source: Array, out: Array, how: RelayCall
     ) -> None:
         """Reduce ``source`` over all ranks into ``out``, which may be the same."""
         count, dtype = len(source), source.dtype
         source_at, out_at = address_of(source), address_of(out)
+        part_bytes = max(self.part_bytes, how.part_bytes)
 
         def cut() -> Iterator[Piece]:
-            values = array_at(source_at, count, dtype)
-            given = bytes_of(values)
-            taken = bytes_of(array_at(out_at, count, dtype))
+            array = array_at(source_at, count, dtype)
+            values, given = how.values(array), how.bytes(array)
+            taken = how.bytes(array_at(out_at, count, dtype))
             item = dtype.itemsize
-            for runs, end in self._cuts(count, dtype):
+            for runs, end in self._cuts(count, dtype, part_bytes):
                 mine = [values[r.start // item : r.stop // item] for r in runs[1:]]
                 targets = [taken[run] for run in runs]
                 yield Piece(given[runs[0]], mine, end, targets)
 
-        more, num = self._arena.size, self._num_pieces(count, dtype)
-        plan = self._plan((source_at, out_at, count, dtype), num, more, cut)
-        self._run(plan, header, combine, divide, is_early=self._is_pair)
+        more, num = self._arena.size, self._num_pieces(count, dtype, part_bytes)
+        key = (source_at, out_at, count, dtype, part_bytes)
+        plan = self._plan(key, num, more, cut, how)
+        self._run(plan, header, how, is_early=self._is_pair)
 
     def all_reduce_device(
         self,
@@ -127,78 +129,90 @@ class Relay:
         copier: DeviceCopier,
         count: int,
         dtype: np.dtype[Any],
-        combine: Combine,
-        divide: Divide | None,
+        how: RelayCall,
     ) -> None:
         """Reduce the tensor of ``copier``, in place; other ranks may use arrays."""
         pieces = (
             copier.piece(number, runs, end)
-            for number, (runs, end) in enumerate(self._cuts(count, dtype))
+            for number, (runs, end) in enumerate(
+                self._cuts(count, dtype, self.part_bytes)
+            )
         )
-        more, num = self._arena.size, self._num_pieces(count, dtype)
+        more = self._arena.size
+        num = self._num_pieces(count, dtype, self.part_bytes)
         first = self._begin(num)
         plan = lay_out(pieces, copier.slots, self._arrays, first, more)
-        self._run(plan, header, combine, divide, copier, is_early=self._is_pair)
+        self._run(plan, header, how, is_early=self._is_pair)
 
-    def _num_pieces(self, count: int, dtype: np.dtype[Any]) -> int:
-        return -(-count // (self._part_items(dtype) * self._arena.size))
+    def _num_pieces(self, count: int, dtype: np.dtype[Any], part_bytes: int) -> int:
+        return -(-count // (part_bytes // dtype.itemsize * self._arena.size))
 
     def _cuts(
-        self, count: int, dtype: np.dtype[Any]
+        self, count: int, dtype: np.dtype[Any], part_bytes: int
     ) -> Iterator[tuple[list[slice], int]]:
         """For every piece: (byte ranges of its parts by step, element it ends at)."""
         size, item = self._arena.size, dtype.itemsize
-        step = self._part_items(dtype) * size
+        step = part_bytes // item * size
         for start in range(0, count, step):
             cuts = split(min(step, count - start), size)
             parts = [(start + cuts[q][0], start + cuts[q][1]) for q in self._order]
             yield [slice(lo * item, hi * item) for lo, hi in parts], start + cuts[-1][1]
 
     def reduce_scatter(
-        self,
-        header: bytes,
-        sources: Sequence[Array],
-        out: Array,
-        combine: Combine,
-        divide: Divide | None,
+        self, header: bytes, sources: Sequence[Array], out: Array, how: RelayCall
     ) -> None:
         """Reduce ``sources[r]``, r being this rank, over all ranks into ``out``."""
         size, dtype = self._arena.size, out.dtype
-        step = self._part_items(dtype)
+        item = dtype.itemsize
+        step = max(self.part_bytes, how.part_bytes) // item
         given, out_at = [(address_of(s), len(s)) for s in sources], address_of(out)
         longest = max(length for _, length in given)
 
         def cut() -> Iterator[Piece]:
             # Rank q-1 takes the sum of part q, so part q holds what rank q-1 wants.
-            values = [array_at(*given[q - 1], dtype) for q in self._order]
-            result = array_at(out_at, len(out), dtype)
+            arrays = [array_at(*given[q - 1], dtype) for q in self._order]
+            first, values = how.bytes(arrays[0]), [how.values(a) for a in arrays[1:]]
+            result = how.values(array_at(out_at, len(out), dtype))
             for start in range(0, longest, step):
                 run = slice(start, start + step)
                 yield Piece(
-                    bytes_of(values[0][run]),
-                    [v[run] for v in values[1:]],
+                    first[run.start * item : run.stop * item],
+                    [v[run] for v in values],
                     min(run.stop, len(result)),
                     total=result[run],
                 )
 
         num = -(-longest // step)
-        plan = self._plan((*given, out_at, dtype), num, size - 1, cut)
-        self._run(plan, header, combine, divide, is_early=True)
-
-    def _part_items(self, dtype: np.dtype[Any]) -> int:
-        return self.part_bytes // dtype.itemsize
+        key = (*given, out_at, dtype, step)
+        plan = self._plan(key, num, size - 1, cut, how)
+        self._run(plan, header, how, is_early=True)
 
     def _plan(
-        self, key: Key, num: int, more: int, cut: Callable[[], Iterator[Piece]]
+        self,
+        key: Key,
+        num: int,
+        more: int,
+        cut: Callable[[], Iterator[Piece]],
+        how: RelayCall,
     ) -> Iterable[Turn]:
         """The turns of a call with ``num`` pieces."""
         first = self._begin(num)
         num_views = 4 * (num + more) * self._arena.size
+        slots: Any = self.slots
+        arrays: Any = self._arrays
+        if how.helped_as is not None:
+            num_views *= 2  # a tensor takes twice the memory of an array
+            slots = arrays = self._tensor_slots(how)
         return self._plans.find(
-            (*key, first, self.part_bytes),
+            (*key, first, how.helped_as),
             num_views,
-            lambda: lay_out(cut(), self.slots, self._arrays, first, more),
+            lambda: lay_out(cut(), slots, arrays, first, more),
         )
+
+    def _tensor_slots(self, how: RelayCall) -> list[list[Tensor]]:
+        if not self._tensors:
+            self._tensors = [[how.bytes(a) for a in row] for row in self._arrays]
+        return self._tensors
 
     def _begin(self, num: int) -> int:
         """Return the first slot of a call with ``num`` pieces."""
@@ -207,18 +221,10 @@ class Relay:
         return first
 
     def _run(
-        self,
-        plan: Iterable[Turn],
-        header: bytes,
-        combine: Combine,
-        divide: Divide | None,
-        copier: DeviceCopier | None = None,
-        *,
-        is_early: bool,
+        self, plan: Iterable[Turn], header: bytes, how: RelayCall, *, is_early: bool
     ) -> None:
         """Run all turns; ``is_early``: only its writer copies out of a slot."""
-        arena = self._arena
-        copy = _copy_bytes if copier is None else copier.copy
+        arena, copy, synchronize = self._arena, how.copy, how.synchronize
         is_first = True
         for turn in plan:
             arena.check()
@@ -229,11 +235,11 @@ class Relay:
             is_first = False
             if not is_early:
                 copy(turn.copies_in)
-            _add(turn, combine, divide)
+            _add(turn, how)
             copy(turn.takes)
             copy(turn.copies_out)
-            if copier is not None:
-                copier.synchronize()
+            if synchronize is not None:
+                synchronize()
             arena.complete = turn.end
             if not turn.is_last:
                 self._signal_all(header)
@@ -253,15 +259,11 @@ class Relay:
                 raise HeaderMismatch(peer, bytes(theirs), header)
 
 
-def _add(turn: Turn, combine: Combine, divide: Divide | None) -> None:
+def _add(turn: Turn, how: RelayCall) -> None:
+    combine, divide = how.combine, how.divide
     for values, slot in turn.adds:
         combine(values, slot, slot)
     for values, slot, total in turn.sums:
         combine(values, slot, total)
         if divide is not None:
             divide(total)
-
-
-def _copy_bytes(copies: list[Copy]) -> None:
-    for target, source in copies:
-        target[:] = source

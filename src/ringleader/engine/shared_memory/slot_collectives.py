@@ -74,14 +74,14 @@ def all_gather(arena: Arena, call: Call, header: bytes) -> None:
 
     def fill(c: int, content: Bytes) -> None:
         piece = source[starts[c] : starts[c] + step]
-        np.copyto(content.view(source.dtype)[: len(piece)], piece)
+        arena.copy(content.view(source.dtype)[: len(piece)], piece)
         if not is_in_place:  # now, while the piece is in the cache
-            np.copyto(own[starts[c] : starts[c] + step], piece)
+            arena.copy(own[starts[c] : starts[c] + step], piece)
 
     def use(c: int, blocks: list[Bytes]) -> None:
         for p in arena.peers:
             piece = outs[p][starts[c] : starts[c] + step]
-            np.copyto(piece, blocks[p].view(source.dtype)[: len(piece)])
+            arena.copy(piece, blocks[p].view(source.dtype)[: len(piece)])
 
     arena.rounds(header, len(starts), fill, use)
 
@@ -95,9 +95,9 @@ def broadcast(arena: Arena, call: Call, header: bytes) -> None:
     for start in _starts(len(tensor), step):
         piece = tensor[start : start + step]
         if arena.rank == root:
-            arena.publish(header, arena.peers, _filler(piece))
+            arena.publish(header, arena.peers, _filler(arena, piece))
         else:
-            arena.consume(header, root, _reader(piece))
+            arena.consume(header, root, _reader(arena, piece))
         arena.complete = start + len(piece)
 
 
@@ -110,7 +110,7 @@ def reduce(arena: Arena, call: Call, header: bytes) -> None:
     for start in _starts(len(source), step):
         mine = source[start : start + step]
         if out is None:
-            arena.publish(header, [root], _filler(mine))
+            arena.publish(header, [root], _filler(arena, mine))
             continue
         result = out[start : start + step]
         for p in arena.peers:
@@ -128,14 +128,14 @@ def gather(arena: Arena, call: Call, header: bytes) -> None:
     step = arena.geometry.oneway_bytes // source.itemsize
     if arena.rank != root:
         for start in _starts(len(source), step):
-            arena.publish(header, [root], _filler(source[start : start + step]))
+            arena.publish(header, [root], _filler(arena, source[start : start + step]))
         return
     outs = [present(o) for o in call.outputs]
     for start in _starts(max(len(outs[p]) for p in arena.peers), step):
         for p in arena.peers:
             if start < len(outs[p]) or start == 0:
-                arena.consume(header, p, _reader(outs[p][start : start + step]))
-    np.copyto(outs[root], source)
+                arena.consume(header, p, _reader(arena, outs[p][start : start + step]))
+    arena.copy(outs[root], source)
 
 
 def scatter(arena: Arena, call: Call, header: bytes) -> None:
@@ -145,15 +145,15 @@ def scatter(arena: Arena, call: Call, header: bytes) -> None:
     step = arena.geometry.oneway_bytes // out.itemsize
     if arena.rank != root:
         for start in _starts(len(out), step):
-            arena.consume(header, root, _reader(out[start : start + step]))
+            arena.consume(header, root, _reader(arena, out[start : start + step]))
         return
     sources = [present(s) for s in call.inputs]
     for start in _starts(max(len(sources[p]) for p in arena.peers), step):
         for p in arena.peers:
             if start < len(sources[p]) or start == 0:
                 piece = sources[p][start : start + step]
-                arena.publish(header, [p], _filler(piece))
-    np.copyto(out, sources[root])
+                arena.publish(header, [p], _filler(arena, piece))
+    arena.copy(out, sources[root])
 
 
 def all_to_all(arena: Arena, call: Call, header: bytes) -> None:
@@ -175,11 +175,11 @@ def all_to_all(arena: Arena, call: Call, header: bytes) -> None:
             dst, src = (me + i) % n, (me - i) % n
             if start < len(sources[dst]) or start == 0:
                 piece = sources[dst][start : start + step]
-                arena.publish(headers[dst][0], [dst], _filler(piece))
+                arena.publish(headers[dst][0], [dst], _filler(arena, piece))
             if start < len(outs[src]) or start == 0:
                 piece = outs[src][start : start + step]
-                arena.consume(headers[src][1], src, _reader(piece))
-    np.copyto(outs[me], sources[me])
+                arena.consume(headers[src][1], src, _reader(arena, piece))
+    arena.copy(outs[me], sources[me])
 
 
 def _finish(arena: Arena, call: Call, out: Array) -> None:
@@ -189,16 +189,16 @@ def _finish(arena: Arena, call: Call, out: Array) -> None:
     arena.complete = len(out)
 
 
-def _filler(piece: Array) -> Callable[[Bytes], None]:
+def _filler(arena: Arena, piece: Array) -> Callable[[Bytes], None]:
     def fill(content: Bytes) -> None:
-        np.copyto(content.view(piece.dtype)[: len(piece)], piece)
+        arena.copy(content.view(piece.dtype)[: len(piece)], piece)
 
     return fill
 
 
-def _reader(piece: Array) -> Callable[[Bytes], None]:
+def _reader(arena: Arena, piece: Array) -> Callable[[Bytes], None]:
     def read(content: Bytes) -> None:
-        np.copyto(piece, content.view(piece.dtype)[: len(piece)])
+        arena.copy(piece, content.view(piece.dtype)[: len(piece)])
 
     return read
 

@@ -20,8 +20,8 @@ from ringleader.tracing.analysis.parts import (
 )
 from ringleader.tracing.analysis.table import describe
 
-ROWS = ("steps", "script", "operations", "waiting")
-STEPS, SCRIPT, OPERATIONS, WAITING = range(4)
+ROWS = ("steps", "script", "operations", "waiting", "phases")
+STEPS, SCRIPT, OPERATIONS, WAITING, PHASES = range(5)
 ENCODES_MOSTLY = 0.5
 
 JsonObject = dict[str, Any]
@@ -67,7 +67,7 @@ def _rank_events(
     for begin_ns, end_ns, label in script_timeline(trace, causes):
         yield _complete(SCRIPT, *_name(label, machines), begin_ns, end_ns)
     for span in trace.spans:
-        yield _complete(SCRIPT, span.name, "span", span.begin_ns, span.end_ns)
+        yield _complete(PHASES, span.name, "span", span.begin_ns, span.end_ns)
     for each in trace.operations:
         event = _complete(
             OPERATIONS, each.name, "operation", each.begin_ns, each.end_ns

@@ -1,0 +1,79 @@
+"""How many threads help each rank of a host with large copies and additions.
+
+Helpers only ever use cores that would be idle: with the threads that the ranks have
+already, they take at most half of the cores. The other half is left to loaders, to the
+system and to other programs, which nobody tells us of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+MAX_HELPERS = 7
+"""Eight threads reach the bandwidth of the memory of a usual machine, and a part of a
+relay, 1 MiB at most, has no work for more: torch gives each thread 128 KiB of floats.
+"""
+MAX_RANKS = 8
+"""With more ranks a part of a relay is too small to be divided; see ``Geometry``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCores:
+    """One rank, and the cores that it may use."""
+
+    cores: frozenset[int]
+    """Numbers of the cores that its affinity allows."""
+    quota: float = inf
+    """Cores whose time its control groups grant; infinite without a limit."""
+    num_local: int = 1
+    """Ranks on this host that it knows of, also those outside the group."""
+    torch_threads: int = 1
+    """Threads by which torch computes an operation in this rank."""
+    asked: int | None = None
+    """Helpers that RINGLEADER_HELPER_THREADS asks for; None for "auto"."""
+    can_help: bool = True
+    """False if the number of torch's threads cannot be set for one thread alone."""
+
+
+Decision = tuple[int, str]
+"""(helper threads per rank, reason)."""
+
+
+def choose_helper_threads(ranks: Sequence[RankCores]) -> Decision:
+    """Return the helpers of every rank of a group on one host.
+
+    The number is equal for all: that of the rank that can have the fewest.
+    """
+    if len(ranks) > MAX_RANKS:
+        return 0, f"{len(ranks)} ranks: parts of more than {MAX_RANKS} are too small"
+    decisions = [_choose(rank, ranks) for rank in range(len(ranks))]
+    fewest = min(range(len(ranks)), key=lambda rank: decisions[rank][0])
+    count, reason = decisions[fewest]
+    is_unequal = any(other != count for other, _ in decisions)
+    return count, f"rank {fewest}: {reason}" if is_unequal else reason
+
+
+def _choose(rank: int, ranks: Sequence[RankCores]) -> Decision:
+    own = ranks[rank]
+    if own.asked is not None and (own.can_help or own.asked == 0):
+        return own.asked, f"RINGLEADER_HELPER_THREADS is {own.asked}"
+    if not own.can_help:
+        return 0, "torch's OpenMP library was not found in this process"
+    sharing = [each for each in ranks if each.cores & own.cores]
+    # Ranks outside the group are taken to be like this one, and on the same cores.
+    unseen = max(0, max(each.num_local for each in ranks) - len(ranks))
+    num_ranks = len(sharing) + unseen
+    used = sum(each.torch_threads for each in sharing) + unseen * own.torch_threads
+    cores = int(min(len(own.cores), own.quota))
+    helpers = min(MAX_HELPERS, (cores // 2 - used) // num_ranks)
+    limit = f" (of {len(own.cores)}, by cgroup quota)" if cores < len(own.cores) else ""
+    state = f"{num_ranks} ranks with {used} threads on {cores} cores{limit}"
+    if helpers < 1:
+        return 0, f"{state} leave none idle, as half are left to others"
+    if own.torch_threads > 1:
+        # Another number of threads than torch's own would end and start some of them
+        # at every call.
+        return own.torch_threads - 1, f"{state}; as many threads as torch has"
+    return helpers, f"{state}; half of the cores are left to others"

@@ -1,0 +1,112 @@
+"""Helper threads: large copies and additions by torch's own threads.
+
+torch divides an operation on a large tensor among the OpenMP threads of the calling
+thread. They wait in a loop for the next piece of work, so handing it over costs some
+microseconds; threads of our own would need ten times that, and the GIL. See
+docs/decisions/0019-helper-threads.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ringleader.engine.arrays import Array
+from ringleader.engine.openmp import SetThreads
+from ringleader.engine.shared_memory.relay_call import RelayCall
+from ringleader.engine.shared_memory.relay_plan import Copy
+
+HELPED_BYTES = 256 << 10
+"""Smallest piece that is divided: as float32 it is two of the pieces of 32768 elements
+that torch gives to a thread, and copying it takes one thread about 25 us, several times
+what the hand-over costs."""
+
+_ADDED_AS: dict[torch.dtype, torch.dtype] = {
+    **{
+        dtype: dtype
+        for dtype in (
+            *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+            *(torch.int8, torch.int16, torch.int32, torch.int64),
+        )
+    },
+    # torch does not add these, but integers of either sign have equal bits.
+    torch.uint8: torch.int8,
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+
+
+class Helpers:
+    """The helper threads of one rank in one group. One thread at a time calls it."""
+
+    def __init__(self, count: int, set_threads: SetThreads) -> None:
+        self.num_threads = count + 1
+        """The helpers and the thread that calls."""
+        self._set_threads = set_threads
+
+    def run(self, function: Callable[[], None]) -> None:
+        """Call ``function``; torch's operations in it use all threads."""
+        own = torch.get_num_threads()  # also makes torch apply its number, if it is new
+        self._set_threads(self.num_threads)
+        try:
+            if torch.is_inference_mode_enabled():
+                # Views that are kept would not be usable outside of that mode.
+                with torch.inference_mode(False):
+                    function()
+            else:
+                function()
+        finally:
+            self._set_threads(own)
+
+
+def copy(target: Array, source: Array) -> None:
+    """Copy a flat array to one of the same type, divided among threads if large."""
+    if target.nbytes < HELPED_BYTES:
+        np.copyto(target, source)
+    else:
+        _bytes(target).copy_(_bytes(source))
+
+
+def helped_call(
+    dtype: torch.dtype, op: str, size: int, part_bytes: int
+) -> RelayCall | None:
+    """Return how threads share sums and means: tensors take the place of arrays.
+
+    None for what stays on one thread. All ranks must use it, or none.
+    """
+    added_as = _ADDED_AS.get(dtype)
+    if added_as is None or op not in ("sum", "mean"):
+        return None
+    if op == "mean" and not dtype.is_floating_point:
+        return None
+    return RelayCall(
+        combine=_add,
+        divide=partial(_divide, by=size) if op == "mean" else None,
+        copy=_copy_tensors,
+        bytes=_bytes,
+        values=lambda array: _bytes(array).view(added_as),
+        helped_as=added_as,
+        part_bytes=part_bytes,
+    )
+
+
+def _copy_tensors(copies: list[Copy]) -> None:
+    for target, source in copies:
+        target.copy_(source)
+
+
+def _add(a: Tensor, b: Tensor, out: Tensor) -> None:
+    torch.add(a, b, out=out)
+
+
+def _divide(total: Tensor, by: int) -> None:
+    total.div_(by)
+
+
+def _bytes(array: Array) -> Tensor:
+    return torch.from_numpy(array.view(np.uint8))

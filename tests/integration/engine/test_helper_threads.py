@@ -1,0 +1,187 @@
+"""Helper threads in shared memory give the values that one thread gives."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+from ringleader.engine.shared_memory.helpers import HELPED_BYTES
+from ringleader.errors import GroupAborted, RingleaderError
+from ringleader.groups.group import Group, handle_of
+from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
+
+HELPERS = 2
+ENV = {"RINGLEADER_HELPER_THREADS": str(HELPERS)}
+WITHIN_S = 240.0
+"""On two cores that others use, too, teams of threads wait long for each other."""
+CASES = [
+    (torch.float32, "sum", 4),
+    (torch.float64, "mean", 0),
+    (torch.bfloat16, "mean", 3),
+    (torch.float16, "sum", 1),
+    (torch.uint8, "sum", 5),
+    (torch.int64, "mean", 0),
+    (torch.float32, "max", 0),
+]
+"""Dtype, reduction, and elements by which the tensor is off the beginning of its
+memory; the last two stay on one thread."""
+
+
+def numbers(rank: int, count: int, dtype: torch.dtype) -> Tensor:
+    """Small numbers that differ by rank and position: sums are exact."""
+    return ((torch.arange(count) * 7 + rank * 3) % 5).to(dtype)
+
+
+def expected(size: int, count: int, dtype: torch.dtype, op: str) -> Tensor:
+    rows = torch.stack([numbers(r, count, torch.int64) for r in range(size)])
+    if op == "max":
+        return rows.amax(0).to(dtype)
+    if op == "sum":
+        return rows.sum(0).to(dtype)
+    if not dtype.is_floating_point:
+        return torch.div(rows.sum(0), size, rounding_mode="trunc").to(dtype)
+    return (rows.sum(0).double() / size).to(dtype)
+
+
+def count_of(group: Group, dtype: torch.dtype, num_parts: int = 1) -> int:
+    """An odd length of which each rank has a little more than ``num_parts`` parts."""
+    shared = handle_of(group).executor.shared
+    assert shared is not None
+    part_bytes = HELPED_BYTES
+    if num_parts > 1:
+        part_bytes = shared.arena.geometry.helped_part_bytes(HELPERS + 1)
+    return num_parts * group.size * part_bytes // dtype.itemsize + 4099
+
+
+def check_all_reduce(
+    group: Group, dtype: torch.dtype, op: str, off: int, num_parts: int = 1
+) -> None:
+    count = count_of(group, dtype, num_parts)
+    memory = torch.zeros(off + count, dtype=dtype)
+    tensor = memory[off:]
+    tensor.copy_(numbers(group.rank, count, dtype))
+    group.all_reduce(tensor, op, async_op=num_parts > 1).wait()
+    right = expected(group.size, count, dtype, op)
+    assert torch.equal(tensor, right), f"{dtype} {op}"
+    assert not memory[:off].any(), "written before its beginning"
+
+
+def check_scatter_and_gather(group: Group) -> None:
+    size, rank, unit = group.size, group.rank, HELPED_BYTES // 4
+    lengths = [unit + 17 * r for r in range(size)]
+    sources = list(numbers(rank, sum(lengths), torch.float32).split_with_sizes(lengths))
+    out = torch.empty(lengths[rank])
+    group.reduce_scatter(out, sources)
+    whole = expected(size, sum(lengths), torch.float32, "sum")
+    assert torch.equal(out, whole.split_with_sizes(lengths)[rank]), "reduce_scatter"
+    outs = [torch.empty(length) for length in lengths]
+    group.all_gather(outs, out)
+    assert torch.equal(torch.cat(outs), whole), "all_gather"
+
+
+def check_copies(group: Group) -> None:
+    size, rank, count = group.size, group.rank, 2 * HELPED_BYTES + 1
+    tensor = numbers(rank, count, torch.uint8)
+    group.broadcast(tensor, 1)
+    assert torch.equal(tensor, numbers(1, count, torch.uint8)), "broadcast"
+    sent = [numbers(rank + 10 * p, count, torch.uint8) for p in range(size)]
+    got = [torch.empty(count, dtype=torch.uint8) for _ in range(size)]
+    group.all_to_all(got, sent)
+    for peer in range(size):
+        right = numbers(peer + 10 * rank, count, torch.uint8)
+        assert torch.equal(got[peer], right), "all_to_all"
+
+
+def check_modes(group: Group) -> None:
+    """Views that were cut in inference mode are used again outside of it."""
+    tensor = torch.ones(count_of(group, torch.float32))
+    with torch.inference_mode():
+        group.all_reduce(tensor)
+    group.all_reduce(tensor)
+    assert bool((tensor == group.size**2).all())
+
+
+def compute(group: Group, _: Ready) -> tuple[int, int, int]:
+    """Return the threads of this process before, after, and torch's at the end."""
+    before = len(os.listdir("/proc/self/task"))
+    for dtype, op, off in CASES:
+        check_all_reduce(group, dtype, op, off)
+    after = len(os.listdir("/proc/self/task"))
+    check_all_reduce(group, torch.float32, "sum", 1, num_parts=3)
+    check_scatter_and_gather(group)
+    check_copies(group)
+    check_modes(group)
+    later: list[int] = []
+    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert later == [torch.get_num_threads()], "later threads of the program changed"
+    return before, after, torch.get_num_threads()
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_helpers_give_the_right_values(size: int, fork_server: ForkServer) -> None:
+    with spawn_ranks(
+        size,
+        compute,
+        transport="shm",
+        timeout_s=WITHIN_S,
+        fork_server=fork_server,
+        env=ENV,
+    ) as ranks:
+        found = [rank.result(within_s=WITHIN_S) for rank in ranks]
+    for before, after, torch_threads in found:
+        assert after >= before + HELPERS, "no helper has worked"
+        assert torch_threads == 1, "the program's own number of threads changed"
+
+
+def compute_until_aborted(group: Group, _: Ready) -> tuple[str, int]:
+    """Return the error and torch's number of threads after it."""
+    tensor = torch.ones(count_of(group, torch.float32))
+    group.all_reduce(tensor)
+    if group.rank == 0:
+        threading.Thread(target=lambda: group.abort("enough")).start()
+    try:
+        while True:
+            group.all_reduce(tensor)
+    except RingleaderError as error:
+        return type(error).__name__, torch.get_num_threads()
+
+
+def test_an_abort_gives_the_threads_back(fork_server: ForkServer) -> None:
+    with spawn_ranks(
+        2,
+        compute_until_aborted,
+        transport="shm",
+        timeout_s=WITHIN_S,
+        fork_server=fork_server,
+        env=ENV,
+    ) as ranks:
+        found = [rank.result(within_s=WITHIN_S) for rank in ranks]
+    assert found == [(GroupAborted.__name__, 1)] * 2
+
+
+def find_helpers(group: Group, _: Ready) -> bool:
+    shared = handle_of(group).executor.shared
+    assert shared is not None
+    return shared.has_helpers
+
+
+@pytest.mark.parametrize(("count", "has_helpers"), [("0", False), ("1", True)])
+def test_helpers_can_be_forbidden_and_forced(
+    count: str, has_helpers: bool, fork_server: ForkServer
+) -> None:
+    env = {"RINGLEADER_HELPER_THREADS": count}
+    with spawn_ranks(
+        2,
+        find_helpers,
+        transport="shm",
+        timeout_s=WITHIN_S,
+        fork_server=fork_server,
+        env=env,
+    ) as ranks:
+        assert [r.result(within_s=WITHIN_S) for r in ranks] == [has_helpers] * 2
