@@ -81,6 +81,9 @@ class Row:
     bar: Bar | None = None
 
 
+SMALL = Bar(at_most_s=20e-6, text="<= 20 us")
+
+
 def rows(device: str) -> list[Row]:
     """Return all rows that are measured on ``device``."""
     if device == "cuda":
@@ -91,6 +94,10 @@ def rows(device: str) -> list[Row]:
         ]
     return [
         Row("all_reduce 4 B", "all_reduce", 4, Bar(1 / 0.15, text="<= 0.15 of Gloo")),
+        Row("all_gather_into_tensor 1 KiB", "all_gather", 1024, SMALL),
+        Row("reduce_scatter_tensor 1 KiB", "reduce_scatter", 1024, SMALL),
+        Row("broadcast 1 KiB", "broadcast", 1024, SMALL),
+        Row("barrier", "barrier"),
         *(Row(f"all_reduce {n} MiB", "all_reduce", n * MIB) for n in (4, 16, 64)),
         Row("all_gather_into_tensor 16 MiB", "all_gather", 16 * MIB),
         Row("reduce_scatter_tensor 16 MiB", "reduce_scatter", 16 * MIB),
@@ -190,6 +197,26 @@ def all_gather(seat: Seat, total_bytes: int) -> Task:
         require_equal("all_gather_into_tensor", whole, wanted)
 
     return Task(check, step)
+
+
+def broadcast(seat: Seat, total_bytes: int) -> Task:
+    """broadcast from rank 0 of a tensor of ``total_bytes``."""
+    tensor = pattern(total_bytes // 4, seat.rank).to(seat.device)
+
+    def step() -> None:
+        dist.broadcast(tensor, 0)
+        seat.settle()
+
+    def check() -> None:
+        step()
+        require_equal("broadcast", tensor, pattern(total_bytes // 4, 0))
+
+    return Task(check, step)
+
+
+def barrier(_seat: Seat, _total_bytes: int) -> Task:
+    """barrier, which has no values to check."""
+    return Task(dist.barrier, dist.barrier)
 
 
 def reduce_scatter(seat: Seat, total_bytes: int) -> Task:
@@ -342,6 +369,8 @@ TASKS: dict[str, Callable[[Seat, int], Task]] = {
     "all_reduce": all_reduce,
     "all_gather": all_gather,
     "reduce_scatter": reduce_scatter,
+    "broadcast": broadcast,
+    "barrier": barrier,
     "ddp_silent": ddp_silent,
     "ddp": ddp,
     "ddp_backward": partial(ddp, with_optimizer=False),

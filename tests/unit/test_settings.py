@@ -11,10 +11,11 @@ from ringleader import settings
 from ringleader.errors import ConfigError
 from ringleader.settings import (
     LinkSettings,
+    helper_threads,
     switch_interval_s,
     tensor_ports,
 )
-from ringleader.settings.launch import Launch
+from ringleader.settings.launch import Launch, local_size
 from ringleader.settings.tls_files import TlsFiles
 
 FULL = {
@@ -274,6 +275,25 @@ def test_a_switch_interval_that_is_no_number_is_named(text: str) -> None:
 def test_a_switch_interval_beyond_reason_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=f"is {text}; use 0 to 1 s"):
         switch_interval_s({"RINGLEADER_SWITCH_INTERVAL_S": text})
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("", None), ("auto", None), ("0", 0), ("3", 3)]
+)
+def test_helper_threads_are_a_number_or_auto(text: str, count: int | None) -> None:
+    assert helper_threads({"RINGLEADER_HELPER_THREADS": text}) == count
+
+
+@pytest.mark.parametrize("text", ["-1", "64", "many"])
+def test_helper_threads_beyond_reason_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"RINGLEADER_HELPER_THREADS is '?{text}"):
+        helper_threads({"RINGLEADER_HELPER_THREADS": text})
+
+
+def test_the_launcher_knows_how_many_ranks_a_machine_has() -> None:
+    assert local_size({"LOCAL_WORLD_SIZE": "4"}) == 4
+    assert local_size({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}) == 2
+    assert local_size({}) == 1
 
 
 # -- what other backends need ------------------------------------------------------

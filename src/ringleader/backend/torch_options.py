@@ -132,6 +132,16 @@ def one_or_all(tensors: list[Tensor]) -> Any:
     return tensors[0] if len(tensors) == 1 else tensors
 
 
+def is_split(tensor: Tensor, splits: Sequence[int], size: int) -> bool:
+    """Return whether ``split`` can split the rows of ``tensor``."""
+    if not tensor.dim():
+        return False
+    rows = tensor.shape[0]
+    if not splits:
+        return rows % size == 0
+    return len(splits) == size and sum(splits) == rows and min(splits) >= 0
+
+
 def split(tensor: Tensor, splits: Sequence[int], size: int) -> list[Tensor]:
     """Split the rows of ``tensor`` by ``splits``, or evenly without ``splits``."""
     rows = tensor.shape[0] if tensor.dim() else 0

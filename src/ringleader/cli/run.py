@@ -187,8 +187,9 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
     backend: Annotated[
         str,
         typer.Option(
-            help="ringleader: use it also where the program asks for gloo, or for no "
-            "backend."
+            help="A program that names no backend uses ringleader, one that names one "
+            "keeps it. ringleader: also where the program asks for gloo. script: as "
+            "torch does, which is gloo without a name."
         ),
     ] = "",
 ) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringleader.cli.job_output import ShownJob, complain, terminal_size
+from ringleader.cli.run_options import check_text
 from ringleader.errors import ConfigError, RingleaderError
 from ringleader.jobs.client.channel import ResidentAgent
 from ringleader.jobs.client.fetch_results import fetch_results
@@ -141,6 +142,8 @@ def make_spec(
             script = Path(files.script).name
     elif not program.is_module:
         script = str(Path(program.path).resolve())
+    for word in (script, folder, *program.args, *order.options):
+        check_text(word)
     names = [machine.name for machine in machines]
     wants_terminal = not (order.is_detached or order.is_quiet)
     shows_first = wants_terminal and order.only_rank in (None, 0)

@@ -6,6 +6,7 @@ Apart from ``cli.run``, so that ``run --help`` does not import what a run needs.
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -24,7 +25,8 @@ from ringleader.jobs.machine.outcome import report_outcome
 from ringleader.node.launch.agent_settings import agent_config
 from ringleader.node.launch.fork_server import can_fork
 from ringleader.node.launch.job_fingerprint import job_fingerprint
-from ringleader.node.launch.local_modules import find_sources
+from ringleader.node.launch.local_modules import LocalSources, find_sources
+from ringleader.node.launch.named_backend import names_gloo
 from ringleader.node.launch.new_interpreter import needs_new_interpreter
 from ringleader.node.launch.process_exit import leave
 from ringleader.node.launch.program import Program, find_program
@@ -33,6 +35,7 @@ from ringleader.node.launch.warm_run import become_warm_run
 from ringleader.node.peering.membership_profiles import MembershipProfile
 from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.node.protocol.local_requests import EnterJob
+from ringleader.settings import DefaultBackend
 from ringleader.settings.tracing import trace_environment
 
 
@@ -88,6 +91,9 @@ def start_run(options: RunOptions, ctx: typer.Context) -> NoReturn:
         errors.print(text, style="bold red", markup=False, soft_wrap=True)
         report_outcome(str(exc))
         code = 1
+    except KeyboardInterrupt:  # a job that runs, or is being made, ends in order
+        errors.print("ringleader run: interrupted; nothing was started")
+        code = 128 + signal.SIGINT
     leave(code)
 
 
@@ -100,6 +106,7 @@ def plan_run(options: RunOptions, program: Program, processes: int) -> RunPlan:
     check_survival(survive=options.survive, nproc_per_node=processes or 1)
     _export(options)
     sources = find_sources(program)
+    _export_backend(options.backend, program, sources)
     return RunPlan(
         program=program,
         may_fork=can_fork() and not needs_new_interpreter(sources),
@@ -157,8 +164,6 @@ def _export(options: RunOptions) -> None:
     if options.transport:
         _check_transport(options.transport)
         settings.export({"RINGLEADER_TRANSPORT": options.transport})
-    if options.backend:
-        settings.export({"RINGLEADER_DEFAULT": _check_backend(options.backend)})
 
 
 def _check_transport(transport: str) -> None:
@@ -168,9 +173,16 @@ def _check_transport(transport: str) -> None:
         require_extra("coordinator")
 
 
-def _check_backend(backend: str) -> str:
-    """Return the value of RINGLEADER_DEFAULT."""
-    if backend != "ringleader":
+def _export_backend(backend: str, program: Program, sources: LocalSources) -> None:
+    """Let a program that names no backend use ours, unless the user decides."""
+    if backend not in ("", "ringleader", "script"):
         text = f"--backend {backend}: only ringleader can replace the script's backend"
         raise ConfigError(f"{text}; for another one, change the script")
-    return "1"
+    if backend:
+        default = DefaultBackend.ALL if backend != "script" else DefaultBackend.NONE
+    elif os.environ.get("RINGLEADER_DEFAULT"):
+        default = settings.default_backend()
+    else:
+        names = names_gloo(sources, program.args)
+        default = DefaultBackend.UNNAMED if names else DefaultBackend.LIBRARIES
+    settings.export({"RINGLEADER_DEFAULT": default})

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ringleader.data.file_names import is_text
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError
 
@@ -121,9 +122,17 @@ def processes_here() -> int:
     return len(find_accelerators(Deadline.after(ACCELERATORS_S))) or 1
 
 
+def check_text(word: str) -> None:
+    """Raise ``ConfigError`` unless a word can travel to another machine."""
+    if not is_text(word):
+        text = "is not valid UTF-8, so it cannot travel to other machines"
+        raise ConfigError(f"{word!a} {text}; with --here it can be used")
+
+
 def check_fetch(paths: list[str]) -> list[str]:
     """Return the paths; raises ``ConfigError`` for one outside the job's folder."""
     for path in paths:
+        check_text(path)
         parts = Path(path).parts
         if Path(path).is_absolute() or ".." in parts or not parts:
             text = "name a file or a folder that the program writes, below its folder"

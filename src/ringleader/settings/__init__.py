@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Self
 
@@ -25,6 +26,22 @@ def switch_interval_s(env: Mapping[str, str] | None = None) -> float:
     if not 0 <= value <= 1:
         raise ConfigError(f"RINGLEADER_SWITCH_INTERVAL_S is {text}; use 0 to 1 s")
     return value
+
+
+MAX_HELPER_THREADS = 63
+"""More than any machine has use for; a larger number is a mistake."""
+
+
+def helper_threads(env: Mapping[str, str] | None = None) -> int | None:
+    """Return the helper threads per rank, RINGLEADER_HELPER_THREADS; None: auto."""
+    env = os.environ if env is None else env
+    name = "RINGLEADER_HELPER_THREADS"
+    if env.get(name, "auto") in ("", "auto"):
+        return None
+    count = number(env, name)
+    if not 0 <= count <= MAX_HELPER_THREADS:
+        raise ConfigError(f"{name} is {count}; use auto, or 0 to {MAX_HELPER_THREADS}")
+    return count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +148,27 @@ def compress(env: Mapping[str, str] | None = None) -> str:
     return env.get("RINGLEADER_COMPRESS", "")
 
 
-def is_default_backend(env: Mapping[str, str] | None = None) -> bool:
-    """Return whether we replace Gloo and torch's default: RINGLEADER_DEFAULT."""
-    return is_on(os.environ if env is None else env, "RINGLEADER_DEFAULT")
+class DefaultBackend(StrEnum):
+    """Which groups become ours although they are not named so: RINGLEADER_DEFAULT."""
+
+    NONE = "0"
+    UNNAMED = "unnamed"
+    """Those without a name: what ``ringleader run`` sets by itself."""
+    LIBRARIES = "libraries"
+    """Those without a name, and those of Gloo, which a library chose: what ``ringleader
+    run`` sets by itself for a program that does not name Gloo."""
+    ALL = "1"
+    """Those without a name, and those of Gloo: the user says so."""
+
+
+def default_backend(env: Mapping[str, str] | None = None) -> DefaultBackend:
+    """Return what we replace: RINGLEADER_DEFAULT, nothing if it is not set."""
+    value = (os.environ if env is None else env).get("RINGLEADER_DEFAULT", "")
+    try:
+        return DefaultBackend(value or "0")
+    except ValueError:
+        text = "use 1 or 0 (or unnamed or libraries)"
+        raise ConfigError(f"RINGLEADER_DEFAULT is {value!r}; {text}") from None
 
 
 def master_address(env: Mapping[str, str] | None = None) -> str:

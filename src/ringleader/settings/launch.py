@@ -105,6 +105,12 @@ class Launch:
         )
 
 
+def local_size(env: Mapping[str, str] | None = None) -> int:
+    """Return how many ranks the launcher started on this machine; 1 if unknown."""
+    env = os.environ if env is None else env
+    return max(1, _first(env, ("LOCAL_WORLD_SIZE", *_LOCAL_SIZE)) or 1)
+
+
 def lacks_torch_variables(env: Mapping[str, str] | None = None) -> bool:
     """Return whether mpirun or srun started this process and ``env://`` lacks
     variables that ``Launch`` can do without."""

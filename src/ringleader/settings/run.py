@@ -27,6 +27,9 @@ class RunSettings:
     """Without an agent: the port on which the others expect this member."""
     size: int = 1
     """Without an agent: number of members that begin the run together."""
+    silence_s: float = 0.0
+    """How long the members wait for a silent one, by ``--profile``; less than the
+    usual time of a run changes nothing."""
 
     def environment(self) -> dict[str, str]:
         """Return the variables that ``run_settings`` reads."""
@@ -35,6 +38,7 @@ class RunSettings:
             "RINGLEADER_JOB": self.job,
             "RINGLEADER_AGENT": self.agent,
             "RINGLEADER_JOINER": str(int(self.is_joiner)),
+            "RINGLEADER_RUN_SILENCE_MS": str(round(self.silence_s * 1000)),
         }
         if not self.agent:
             found["RINGLEADER_RUN_PEERS"] = self.peers
@@ -62,4 +66,5 @@ def run_settings(env: Mapping[str, str] | None = None) -> RunSettings | None:
         peers=env.get("RINGLEADER_RUN_PEERS", ""),
         port=_number(env, "RINGLEADER_RUN_PORT", 0),
         size=_number(env, "RINGLEADER_RUN_SIZE", 1),
+        silence_s=_number(env, "RINGLEADER_RUN_SILENCE_MS", 0) / 1000,
     )

@@ -1,4 +1,4 @@
-"""RINGLEADER_DEFAULT=1: groups without a name, and Gloo's, are ours."""
+"""RINGLEADER_DEFAULT: groups without a name, and Gloo's, are ours."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ringleader.backend import default_backend
 from ringleader.backend.device import available_devices
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.errors import ConfigError
+from ringleader.settings import DefaultBackend
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*barrier.*:UserWarning")
 
@@ -55,6 +56,43 @@ def world(backend: str | None, **options: Any) -> dist.ProcessGroup:  # noqa: AN
 )
 def test_what_is_replaced(asked: str, is_ours: bool) -> None:
     assert default_backend.is_replaced(asked) is is_ours
+
+
+@pytest.mark.parametrize("asked", ["nccl", "mpi", "cpu:gloo,cuda:nccl"])
+def test_a_run_without_options_leaves_other_names_alone(asked: str) -> None:
+    for default in (DefaultBackend.UNNAMED, DefaultBackend.LIBRARIES):
+        assert not default_backend.is_replaced(asked, default)
+
+
+@pytest.mark.parametrize(
+    ("value", "asked", "kind", "said"),
+    [
+        ("unnamed", None, "ringleader", "torch's default backend"),
+        ("unnamed", "gloo", "gloo", ""),
+        ("libraries", None, "ringleader", "torch's default backend"),
+        ("libraries", "gloo", "ringleader", "gloo"),
+    ],
+)
+def test_what_a_run_without_options_replaces(
+    value: str,
+    asked: str | None,
+    kind: str,
+    said: str,
+    switch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """``ringleader run`` sets these values; a group of a group is like it."""
+    switch.setenv("RINGLEADER_DEFAULT", value)
+    with caplog.at_level(logging.WARNING):
+        group = world(asked)
+        beside = dist.new_group()
+    names = [group.name(), beside.name()]
+    assert names == [kind, kind]
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == bool(said)
+    if said:
+        assert texts[0].startswith(f"ringleader replaces {said} for ")
+        assert texts[0].endswith("(--backend script: as torch does)")
 
 
 @pytest.mark.usefixtures("switch")

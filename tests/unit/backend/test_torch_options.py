@@ -224,12 +224,14 @@ def test_scaling_leaves_what_is_only_read_as_it_was(operation: str) -> None:
         torchs = RingleaderGroup.wrap(group, HashStore(), [0, 1])
         source = torch.full((4,), 8.0)
         if operation == "reduce":
-            torchs.reduce([source], op=op, root=0).wait()
+            work: Any = torchs.reduce([source], op=op, root=0)
+            work.wait()
         else:
             opts: Any = ReduceScatterOptions()
             opts.reduceOp = op
             out = torch.empty(2)
-            torchs.reduce_scatter_single(out, source, opts).wait()
+            work = torchs.reduce_scatter_single(out, source, opts)
+            work.wait()
             assert out.tolist() == [8.0] * 2
         return source.tolist()
 

@@ -104,6 +104,7 @@ class AgentRendezvous(RendezvousHandler):
                 job=self._request.job,
                 agent=entered.agent_socket,
                 is_joiner=entered.is_joiner,
+                silence_s=entered.silence_s,
             )
             settings.export(run.environment())
         where = RendezvousStoreInfo(LOOPBACK, rendezvous.port)

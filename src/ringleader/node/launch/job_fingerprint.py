@@ -8,7 +8,15 @@ from ringleader import settings
 from ringleader.node.launch.local_modules import LocalSources
 from ringleader.node.protocol.hello import PROTOCOL
 from ringleader.node.protocol.node_state import JobFingerprint
+from ringleader.settings import DefaultBackend
 from ringleader.wire import hello as wire_hello
+
+_BACKENDS = {
+    DefaultBackend.NONE: "the script's",
+    DefaultBackend.UNNAMED: "the script's, ringleader if it names none",
+    DefaultBackend.LIBRARIES: "ringleader, as the script names none",
+    DefaultBackend.ALL: "ringleader",
+}
 
 
 def job_fingerprint(
@@ -21,6 +29,6 @@ def job_fingerprint(
         torch=version("torch"),
         ringleader=f"{PROTOCOL}.{wire_hello.VERSION}",
         compress=settings.compress() or "none",
-        backend="ringleader" if settings.is_default_backend() else "the script's",
+        backend=_BACKENDS[settings.default_backend()],
         survive="yes" if survives else "no",
     )
