@@ -11,6 +11,9 @@ from ringleader.errors import ConfigError
 ROUND_TRIP_WEIGHT = 0.2
 """Weight of the newest round trip in the average, about the last ten count."""
 
+TRAINING_SILENCE_S = 3.75
+"""Silence after which a training run goes on without a member, at least."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipConfig:
@@ -128,17 +131,18 @@ class MembershipConfig:
         )
 
     @classmethod
-    def for_training(cls) -> Self:
+    def for_training(cls, silence_s: float = 0.0) -> Self:
         """Return times for the processes of one training run, which cannot go on until
         the next view is there.
 
         A process that ends is left out within milliseconds, a silent machine after
-        3.5 to 4.5 s; one that is stopped for two seconds stays.
+        3.5 to 4.5 s; one that is stopped for two seconds stays. A longer ``silence_s``
+        is waited for: machines on Wi-Fi are silent for seconds while they roam.
         """
         return cls(
             heartbeat_s=0.25,
             suspect_after_s=1.0,
-            dead_after_s=3.75,
+            dead_after_s=max(TRAINING_SILENCE_S, silence_s),
             lost_after_s=1.0,
             debounce_s=0.3,
             loss_debounce_s=0.004,

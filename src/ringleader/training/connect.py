@@ -7,15 +7,14 @@ from typing import NamedTuple
 import msgspec
 
 from ringleader.errors import ConfigError
-from ringleader.groups.view_group import encode_endpoint
 from ringleader.membership.steps.decide import Partition
 from ringleader.settings import LinkSettings
 from ringleader.training.control.run_config import RunConfig
 from ringleader.training.control.run_membership import RunMembership
 from ringleader.training.member_data import MemberData
+from ringleader.training.own_endpoint import OwnEndpoint
 from ringleader.training.state.run_checkpoints import History
 from ringleader.training.view_session import ViewSession
-from ringleader.transport.own_addresses import own_addresses
 from ringleader.transport.shared_listener import ListenerLease
 
 
@@ -47,10 +46,10 @@ def connect(
         text = "the machines of a run that survives connect to each other directly"
         raise ConfigError(f"transport {links.transport!r}: {text}; use auto or tcp")
     lease = ListenerLease.take(links.ports, config.credentials)
-    hosts = links.addresses or own_addresses()
-    endpoint = encode_endpoint(lease, hosts)
-    data = msgspec.structs.replace(about, endpoint=endpoint, name=config.name)
+    endpoint = OwnEndpoint(lease, links.addresses)
+    data = msgspec.structs.replace(about, endpoint=endpoint.read(), name=config.name)
     session = ViewSession(data, lease, partition)
+    session.read_endpoint = endpoint.read
     session.shares_memory = links.transport == "auto"
     membership = RunMembership(config, session)
     session.bind(membership)

@@ -8,6 +8,7 @@ from typing import Final
 
 from ringleader.deadline import Deadline
 from ringleader.errors import InternalError, PeerError, RingleaderError, RunError
+from ringleader.groups.caller_observer import phase
 from ringleader.groups.group import Group, handle_of
 from ringleader.training.bucket_reducer import Sidebands
 from ringleader.training.contribution import Contribution
@@ -73,7 +74,9 @@ class Members(Team):
         """Wait for the others, and take the state of the run if it has one."""
         self.events.start()
         self._following.follow()
-        if not wait_for_others(self._session):
+        with phase("meet the others", holds_up=True):
+            is_there = wait_for_others(self._session)
+        if not is_there:
             self._news.came_too_late()
             raise SystemExit(0)  # what follows the loop expects a trained model
         self._enter_next(None)
@@ -112,7 +115,8 @@ class Members(Team):
         if not self._attempts.start(self._entered, self._group):
             return False
         try:
-            self._attempts.finish(self.own_entry())
+            with phase("reduction"):
+                self._attempts.finish(self.own_entry())
         except RingleaderError as exc:
             self._note_failure(exc, self._entered)
             return False
@@ -194,18 +198,19 @@ class Members(Team):
 
     def _enter_next(self, before: InstalledView | None) -> None:
         """Wait for a view after ``before``, and do what its plan says."""
-        self._session.is_stepping = False
-        self._session.freeze_planned()
-        while True:
-            installed = next_view(self._session, before, self._options)
-            try:
-                self._enter(installed)
-            except (RingleaderError, ViewChanged) as exc:
-                self._note_failure(exc, installed)
-                before = installed
-            else:
-                self._session.is_stepping = True
-                return
+        with phase("view change", holds_up=True):
+            self._session.is_stepping = False
+            self._session.freeze_planned()
+            while True:
+                installed = next_view(self._session, before, self._options)
+                try:
+                    self._enter(installed)
+                except (RingleaderError, ViewChanged) as exc:
+                    self._note_failure(exc, installed)
+                    before = installed
+                else:
+                    self._session.is_stepping = True
+                    return
 
     def _enter(self, installed: InstalledView) -> None:
         """Execute the plan of a view; raises if another view has to come first."""
@@ -227,13 +232,8 @@ class Members(Team):
 
     def _enter_table(self, installed: InstalledView, group: Group | None) -> None:
         kept = {m.node: quanta for m, quanta in installed.plan.quanta.items()}
-        table = table_after_loss(
-            self.data.spec,
-            self.progress,
-            installed.nodes,
-            kept,
-            self._options.on_loss,
-        )
+        spec, on_loss = self.data.spec, self._options.on_loss
+        table = table_after_loss(spec, self.progress, installed.nodes, kept, on_loss)
         with self._session.lock:
             is_current = self._session.current() is installed
             if self._session.step.is_frozen or not is_current:

@@ -7,7 +7,6 @@ change only here, on the user's thread: in ``step`` and in ``__next__``.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -16,7 +15,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from ringleader.engine.observer import now_s
 from ringleader.errors import ConfigError, RunError
+from ringleader.groups.caller_observer import installed
 from ringleader.ids import NodeId
 from ringleader.training.contribution import Contribution
 from ringleader.training.data.ledger import Ledger
@@ -52,7 +53,7 @@ class ElasticRun:
         while loaded is None:
             self._complete_steps_without_work()
             reach("compute")
-            self._began_s = time.monotonic()
+            self._began_s = now_s()
             with self._team.events.loading():
                 loaded = self._team.next_quantum()
         self._team.events.begin_quantum()
@@ -76,9 +77,11 @@ class ElasticRun:
         self._contribution.backward(loss, weight)
         if loss.is_cuda:
             torch.cuda.synchronize(loss.device)
-        took_s = time.monotonic() - self._began_s
+        took_s = now_s() - self._began_s
         self._contribution.end_quantum(weight, took_s)
         self._team.events.end_quantum(took_s)
+        if installed.observer is not None:
+            installed.observer.phase_ended("quantum", self._began_s)
 
     def _complete_steps_without_work(self) -> None:
         """Take part in steps until this machine has a quantum to compute."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ringleader.groups.caller_observer import phase
 from ringleader.ids import NodeId
 from ringleader.training.contribution import Contribution
 from ringleader.training.control.work_watch import WorkWatch
@@ -127,7 +128,8 @@ class Team:
         """Apply a delivered step: the result of version ``result``, or with None the
         contribution of this member alone."""
         reach("applying")
-        self.contribution.update.apply(totals, result)
+        with phase("update"):
+            self.contribution.update.apply(totals, result)
         self.version += 1
         self.data.progress = delivered(
             self.data.spec,

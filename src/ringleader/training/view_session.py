@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import msgspec
+
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, InternalError, RingleaderError
 from ringleader.groups.known_links import KnownLinks
@@ -87,6 +89,8 @@ class ViewSession:
         self.is_stepping = False
         """True while a step runs in the installed view: a join may wait for it."""
         self.data = data
+        self.read_endpoint: Callable[[], bytes] = lambda: data.endpoint
+        """Returns where groups reach this process now. Called by both threads."""
         self.shares_memory = True
         """False: groups use sockets between processes of one machine, too."""
         self._lease = lease
@@ -285,6 +289,7 @@ class ViewSession:
         self._deferred = None
         if not self.step.freeze(view_id, members):
             return
+        self.data = msgspec.structs.replace(self.data, endpoint=self.read_endpoint())
         status = encode_status(self.step.status(encode_data(self.data)))
         self._membership.answer(view_id, status)
         if aborts and self._installed is not None:

@@ -15,6 +15,7 @@ import pytest
 
 from ringleader.simulation.lan import can_make_lan, lan
 from tests.kit.elastic_killer import Killer
+from tests.kit.elastic_network import harm_one
 from tests.kit.elastic_partition import SHAPES, split_and_heal
 from tests.kit.elastic_soak import FLAT_S, NAMES, Soak
 from tests.kit.elastic_tally import Tally
@@ -127,3 +128,13 @@ def test_two_parts_of_a_cut_network_become_one_run_again(tmp_path: Path) -> None
         for index in range(world.size):
             world.start(index, joins=False)
         split_and_heal(world, net, parts, apart_s=1.0, fast=0)
+
+
+@pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1])
+def test_a_machine_that_has_roamed_to_another_address_is_back(tmp_path: Path) -> None:
+    """The short version of benchmarks/elastic_networks.py.
+
+    Its old links stay silent for ever, and the others know its old address.
+    """
+    with lan(hosts=2) as net, World(tmp_path, 2, net) as world:
+        harm_one(world, net, "roams 5 s to a new address", "leader")

@@ -142,14 +142,28 @@ def test_flags_make_spares_for_as_long_as_they_last() -> None:
 
 def test_a_member_too_slow_for_work_is_measured_again_at_little_cost() -> None:
     times = {A: 1.0, B: 100.0}
-    balance = step(Balance(), times, 4)
-    assert dict(balance.quotas) == {A: 4, B: 0}
+    balance = Balance()
+    for work in (1, 1, 0):  # it loses its work when it was slow three times
+        balance = step(balance, times, 4)
+        assert dict(balance.quotas)[B] == work
     slow_steps = 0
     for _ in range(2000):
         balance = step(balance, times, 4)
         slow_steps += dict(balance.quotas)[B]
     assert 1 <= slow_steps <= 5
     for _ in range(1000):
+        balance = step(balance, {A: 1.0, B: 1.0}, 4)
+    assert dict(balance.quotas) == {A: 2, B: 2}
+
+
+@pytest.mark.parametrize("num_known", [0, 20], ids=["newcomer", "member"])
+def test_one_slow_quantum_takes_no_work_away(num_known: int) -> None:
+    balance = step(Balance(), {A: 1.0}, 4)
+    for _ in range(num_known):
+        balance = step(balance, {A: 1.0, B: 1.0}, 4)
+    balance = step(balance, {A: 1.0, B: 1000.0}, 4)  # it warms up, or was held up
+    for _ in range(2):
+        assert dict(balance.quotas)[B] >= 1
         balance = step(balance, {A: 1.0, B: 1.0}, 4)
     assert dict(balance.quotas) == {A: 2, B: 2}
 

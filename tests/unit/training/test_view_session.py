@@ -159,3 +159,12 @@ def test_a_transport_through_rank_0_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("RINGLEADER_TRANSPORT", "grpc")
     with pytest.raises(ConfigError, match=r"transport 'grpc'.*use auto or tcp"):
         connect(cast("RunConfig", None), MemberData(), "continue")
+
+
+def test_every_status_tells_where_this_process_is_reached_by_then() -> None:
+    """A laptop changes its address without leaving the run."""
+    control, told = Control(), [b"at home", b"in a cafe"]
+    control.session.read_endpoint = lambda: told.pop(0)
+    for counter, place in ((1, b"at home"), (2, b"in a cafe")):
+        found = control.change(counter)
+        assert found.data_of(ME).endpoint == place

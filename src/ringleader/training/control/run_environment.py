@@ -12,6 +12,7 @@ from ringleader.errors import ConfigError
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_credentials import NodeCredentials
 from ringleader.identity.user_credentials import UserCredentials
+from ringleader.membership.config import MembershipConfig
 from ringleader.membership.member import Member
 from ringleader.node.launch.agent_peers import AgentPeers
 from ringleader.node.protocol.run_peers import RunPeers
@@ -43,6 +44,7 @@ def run_config() -> RunConfig | None:
         peers=run.peers,
         is_joiner=run.is_joiner,
         port=run.port or settings.tensor_ports(),
+        timing=MembershipConfig.for_training(run.silence_s),
         source=_source(run),
         name=settings.node_name() or socket.gethostname(),
     )

@@ -10,6 +10,8 @@ delivered, so all members hold the same balance and give out the same quotas.
 - Quotas change at once when the members or the spares change, or a quantum time as
   above. Else others must be faster in several steps in a row, by 15 % of a step in all,
   of which a step counts 5 % at most: a gain of 5 % needs three steps, one of 2 % eight.
+- Three quanta decide: a member with fewer measurements gets at least one quantum, so
+  that one slow quantum (warming up, a busy moment) takes its work away for no longer.
 - A member that gets no quantum because it is slow is measured again from time to time.
 """
 
@@ -178,10 +180,11 @@ def _planned(
     now = dict(balance.quotas)
     best = quotas(num_quanta, members, quantum_s, spares)
     best_s = step_s(best, quantum_s)
-    if probed := _due_for_probe(balance, best, spares, best_s):
-        known = {m: s for m, s in quantum_s.items() if m != probed}
+    if probed := _to_measure(balance, best, spares, best_s):
+        known = {m: s for m, s in quantum_s.items() if m not in probed}
         best = quotas(num_quanta, members, known, spares)
-        return _changed(balance, best, spares, f"{probed[:8]} is measured again")
+        names = ", ".join(node[:8] for node in probed)
+        return _changed(balance, best, spares, f"{names}: measured again")
     if list(now) != list(members) or sum(now.values()) != num_quanta:
         reason = "the machines of the run changed" if now else "first measurements"
         return _changed(balance, best, spares, reason)
@@ -211,16 +214,21 @@ def _spares_text(spares: tuple[NodeId, ...]) -> str:
     return f"without work: {names}" if spares else "all machines work"
 
 
-def _due_for_probe(
+def _to_measure(
     balance: Balance, counts: Quotas, spares: Collection[NodeId], planned_s: float
-) -> NodeId | None:
-    """Return a member without work, idle for so long that a probe costs little."""
+) -> tuple[NodeId, ...]:
+    """Return the members without work whose speed must be measured (again).
+
+    Those with few measurements, and those idle for so long that it costs little.
+    """
+    found = []
     for node, speed in balance.speeds:
         is_idle = counts.get(node) == 0 and node not in spares
         allowed_s = speed.unmeasured * planned_s * PROBE_COST
-        if is_idle and allowed_s >= speed.quantum_s:
-            return node
-    return None
+        is_due = allowed_s >= speed.quantum_s or len(speed.recent_s) < NEW
+        if is_idle and is_due:
+            found.append(node)
+    return tuple(found)
 
 
 def _time_s(report: Report | None) -> float | None:
@@ -232,9 +240,12 @@ def _time_s(report: Report | None) -> float | None:
 
 def _measured(old: Speed | None, time_s: float) -> tuple[Speed, bool]:
     """Return the speed after a measurement, and whether it replaced the old one."""
-    if old is None or old.unmeasured:
+    if old is None:
         return Speed(time_s, (time_s,)), True
     recent = (*old.recent_s, time_s)[-WINDOW:]
+    if old.unmeasured:
+        is_slow_still = time_s > old.quantum_s / LATE
+        return Speed(time_s, recent if is_slow_still else (time_s,)), True
     middle = median_low(recent)  # of two the faster one: the first includes warming up
     if len(old.recent_s) < NEW:
         return Speed(middle, recent), True
