@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+
+import msgspec
 
 MAX_HEAD_BYTES = 8 << 10
 MAX_BODY_BYTES = 4 << 10
@@ -129,11 +130,9 @@ def response(status: int, content_type: str, body: bytes) -> bytes:
 
 def json_response(status: int, content: object) -> bytes:
     """Return a whole response of JSON."""
-    body = json.dumps(content, ensure_ascii=False, allow_nan=False).encode()
-    return response(status, "application/json", body)
+    return response(status, "application/json", msgspec.json.encode(content))
 
 
 def event(name: str, content: object) -> bytes:
     """Return one server-sent event."""
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False)
-    return f"event: {name}\ndata: {text}\n\n".encode()
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(content))

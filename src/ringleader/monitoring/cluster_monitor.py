@@ -53,10 +53,11 @@ class ClusterMonitor:
     async def state(self) -> State:
         """Return the state of the page; it is at most half a second old."""
         self._asked_s = time.monotonic()
-        self._follow_members()
         if self._asked_s - self._built_s > FRESH_S:
             self._built_s = self._asked_s
-            self._state = self._build()
+            snapshot = self._core.snapshot()
+            self._follow_members(snapshot.ring)
+            self._state = self._build(snapshot.plain())
         return self._state
 
     async def stop(self) -> None:
@@ -66,9 +67,8 @@ class ClusterMonitor:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _build(self) -> State:
-        snapshot = self._core.snapshot().plain()
-        rows: list[dict[str, Any]] = snapshot["nodes"]  # type: ignore[assignment]
+    def _build(self, snapshot: dict[str, Any]) -> State:
+        rows: list[dict[str, Any]] = snapshot["nodes"]
         loads = {n: msgspec.to_builtins(f.load) for n, f in self._feeds.items()}
         jobs = self._job_rows(rows)
         known = {job["id"] for job in jobs}
@@ -83,9 +83,9 @@ class ClusterMonitor:
         others = job_rows(nodes, self._numbers)
         return found + [job for job in others if job["id"] not in known]
 
-    def _follow_members(self) -> None:
+    def _follow_members(self, ring: list[str]) -> None:
         here = str(self._core.me.node)
-        members = set(self._core.snapshot().ring) | {here}
+        members = {*ring, here}
         if _JOBS not in self._tasks:
             self._tasks[_JOBS] = asyncio.create_task(self._list_jobs(), name=_JOBS)
         for node in members - self._tasks.keys():

@@ -8,7 +8,12 @@ import msgspec
 
 from ringleader.ids import Incarnation, NodeId
 from ringleader.membership.member import Member
-from ringleader.node.peering.link_plan import build_graph, ring_order, to_measure
+from ringleader.node.peering.link_plan import (
+    build_graph,
+    mlx_hostfile,
+    ring_order,
+    to_measure,
+)
 from ringleader.node.protocol import node_state
 from ringleader.node.protocol.node_state import NodeState
 from ringleader.topology.link_profile import LinkProfile
@@ -70,7 +75,14 @@ def test_of_each_unmeasured_pair_the_smaller_id_asks_once() -> None:
 
 
 def test_the_ring_can_be_given_to_mlx() -> None:
-    hosts = json.loads(build_graph(four((A, B))).mlx_hostfile())
+    known = four((A, B))
+    text = build_graph(known).mlx_hostfile()
+    hosts = json.loads(text)
     assert sorted(host["ips"][0] for host in hosts) == [
         f"10.0.0.{n}" for n in range(1, 5)
     ]
+    ring = build_graph(known).ring_order()
+    assert mlx_hostfile({node: known[node] for node in ring}) == text
+    same = msgspec.structs.replace(known[B], addresses=known[A].addresses)
+    assert mlx_hostfile({**known, B: same}) == "", "two nodes with one address"
+    assert mlx_hostfile({A: known[A]}) == "", "alone"

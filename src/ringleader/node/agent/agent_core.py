@@ -33,10 +33,7 @@ from ringleader.node.peering.control_links import ControlLink
 from ringleader.node.peering.link_prober import LinkProber
 from ringleader.node.peering.membership_profiles import membership_config
 from ringleader.node.peering.membership_runner import MembershipRunner
-from ringleader.node.peering.peer_connection import (
-    HandshakeContext,
-    PeerConnection,
-)
+from ringleader.node.peering.peer_connection import HandshakeContext, PeerConnection
 from ringleader.node.peering.peer_dialer import PeerDialer
 from ringleader.node.protocol import framing, node_state
 from ringleader.node.protocol.agent_config import AgentConfig
@@ -101,16 +98,13 @@ class AgentCore:
                 local,
                 timing.dead_after_s + timing.patience_s,
                 str(identity.status_socket),
+                timing.dead_after_s,
             ),
             lambda: self.snapshot().troubles,
             self.started_s,
         )
         self.membership = MembershipRunner(
-            self.me,
-            self._handshake,
-            self,
-            timing,
-            link_plan.ring_order,
+            self.me, self._handshake, self, timing, link_plan.ring_order
         )
         self.directory = PeerDirectory(self.me.node, self._handshake, self.membership)
         self.acceptor = Acceptor(self._handshake, sock, self._on_connection)
@@ -267,6 +261,7 @@ class AgentCore:
         self.directory.view_state = view_state
         self.jobs.on_view_state(view_state)
         self.link_prober.on_view_state(states)
+        self.services.on_members(states)
         self.events.view_installed(view, {n: s.name for n, s in states.items()})
         self.splits.on_view_state(view_state)
 

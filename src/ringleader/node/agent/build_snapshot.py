@@ -30,7 +30,7 @@ def build_snapshot(core: AgentCore) -> Snapshot:
         nodes=[_row(core, m, in_view=m in members) for m in [*members, *others]],
         health=_health(book),
         events=list(core.events.events),
-        mlx=_mlx(core),
+        mlx=link_plan.mlx_hostfile(core.view_state.states) if core.view_state else "",
         troubles=_troubles(core),
         clones=list(core.events.clones),
         coordinator=core.coordinator.address,
@@ -54,13 +54,6 @@ def _health(book: HealthReport) -> HealthCounts:
         percentage=book.health_percentage(),
         is_healthy=book.is_cluster_healthy(),
     )
-
-
-def _mlx(core: AgentCore) -> str:
-    if core.view_state is None:
-        return ""
-    known = link_plan.build_graph(core.view_state.states)
-    return known.mlx_hostfile() if known.can_form_ring() else ""
 
 
 def _row(core: AgentCore, member: Member, *, in_view: bool) -> NodeRow:

@@ -22,7 +22,7 @@ _ADVICE = {
     "same calls; run `pip install 'torch=={}.*'` on {}",
     "ringleader": "run `pip install --upgrade ringleader` on both",
     "compress": "give both the same --compress",
-    "backend": "give both --backend ringleader (RINGLEADER_DEFAULT=1), or neither",
+    "backend": "give both the same --backend (and RINGLEADER_DEFAULT), or neither",
     "survive": "give both --survive, or neither",
 }
 """What to do about each difference. The fields of "torch" are a version and a name."""

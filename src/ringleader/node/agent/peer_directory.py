@@ -38,8 +38,15 @@ class PeerDirectory:
     view_state: ViewState | None = None
 
     def is_linked(self, node: NodeId) -> bool:
-        """Return whether there is a control link to ``node``, or it is this one."""
-        return node == self.mine or self.membership.links.to_node(node) is not None
+        """Return whether there is a control link to ``node``, or it is this one.
+
+        A silent link does not count, so that a new one takes its place: that to a
+        machine which has changed its address is silent for ever, and nobody is told.
+        """
+        if node == self.mine:
+            return True
+        within_s = self.membership.machine.config.dead_after_s
+        return self.membership.links.hears(node, within_s)
 
     def members(self) -> dict[NodeId, list[Address]]:
         """Return the addresses of the nodes in the view, as they announced them."""

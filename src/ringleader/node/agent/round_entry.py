@@ -22,6 +22,8 @@ class WorkerConfig:
     lost_after_s: float
     agent_socket: str
     """Path of the agent's Unix socket."""
+    silence_s: float = 0.0
+    """How long the agents wait for a silent machine before they go on without it."""
 
 
 def enter(
@@ -43,6 +45,7 @@ def enter(
         lost_after_s=worker.lost_after_s,
         is_joiner=chosen.is_joined,
         agent_socket=worker.agent_socket,
+        silence_s=worker.silence_s,
     )
 
 

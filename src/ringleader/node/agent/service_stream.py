@@ -13,7 +13,7 @@ from ringleader.node.protocol import framing
 LOCAL = "a local process"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class ServiceStream:
     """Messages in both directions, and who is at the other end.
 
@@ -31,6 +31,8 @@ class ServiceStream:
     """What the client asks the service for; printable, at most 256 characters."""
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    lost: str = ""
+    """Why the other end was given up, if it was: what both directions then raise."""
 
     @property
     def who(self) -> str:
@@ -43,7 +45,12 @@ class ServiceStream:
         Raises ``PeerLost`` at the end of the stream and ``ProtocolError`` for a body of
         more than ``limit_bytes``, before it is allocated.
         """
-        return await framing.read(self.reader, self.who, limit_bytes)
+        try:
+            return await framing.read(self.reader, self.who, limit_bytes)
+        except PeerLost as exc:
+            if self.lost:
+                raise PeerLost(self.who, self.lost) from exc
+            raise
 
     async def send(self, message: object) -> None:
         """Send a message as msgpack, as fast as the other end reads."""
@@ -55,7 +62,7 @@ class ServiceStream:
             self.writer.write(framing.frame(body))
             await self.writer.drain()
         except OSError as exc:
-            raise PeerLost(self.who, "closed the connection") from exc
+            raise PeerLost(self.who, self.lost or "closed the connection") from exc
 
     def close(self) -> None:
         """Close after sending what is buffered, if the other end reads it."""
@@ -65,3 +72,8 @@ class ServiceStream:
     def abort(self) -> None:
         """Close at once and drop what is buffered."""
         self.writer.transport.abort()
+
+    def give_up(self, why: str) -> None:
+        """Close at once: whoever reads or sends gets ``PeerLost`` with this reason."""
+        self.lost = why
+        self.abort()

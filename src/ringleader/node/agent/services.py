@@ -8,6 +8,9 @@ by its purpose, which is the first thing a client says:
 * the agent of another member names the purpose in its hello, after mutual TLS; it uses
   ``Services.dial`` for that. Whoever has no certificate of the cluster never gets here.
 
+A machine that leaves the view may never say so: a pulled cable closes no connection.
+``on_members`` ends the streams to and from it.
+
 A service that fails with an error of ours tells the client by ``RequestFailed`` and a
 closed stream; the agent goes on.
 """
@@ -17,7 +20,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+import weakref
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from ringleader.errors import ConfigError, PeerLost, RingleaderError
@@ -59,6 +63,9 @@ class Services:
     dial_peer: Callable[[NodeId, str, str], Awaitable[PeerConnection]]
     _services: dict[str, _Service] = field(default_factory=dict)
     _on_stop: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    _members: frozenset[NodeId] = frozenset()
+    _streams: weakref.WeakSet[ServiceStream] = field(default_factory=weakref.WeakSet)
+    """Open streams to and from other machines."""
 
     def register(
         self,
@@ -86,6 +93,15 @@ class Services:
         for action in reversed(self._on_stop):
             await action()
 
+    def on_members(self, nodes: Collection[NodeId]) -> None:
+        """End the streams to and from machines that the view has no longer."""
+        members = frozenset(nodes)
+        left = self._members - members
+        self._members = members
+        for stream in list(self._streams):
+            if stream.peer in left:
+                stream.give_up("is no longer in the cluster: it went silent or left")
+
     async def dial(
         self, node: NodeId, purpose: str, subject: str = ""
     ) -> ServiceStream:
@@ -96,7 +112,9 @@ class Services:
         """
         made = await self.dial_peer(node, purpose, subject)
         name = clean(made.hello.name)
-        return ServiceStream(made.node, name, subject, made.reader, made.writer)
+        stream = ServiceStream(made.node, name, subject, made.reader, made.writer)
+        self._streams.add(stream)
+        return stream
 
     def refusal(self, hello: AgentHello) -> str:
         """Return why a peer with this hello is refused; '': it is not."""
@@ -118,6 +136,7 @@ class Services:
         reader, writer = connection.reader, connection.writer
         name = clean(hello.name)
         stream = ServiceStream(connection.node, name, hello.subject, reader, writer)
+        self._streams.add(stream)
         await self._serve(hello.purpose, found, stream)
 
     async def serve_local(

@@ -66,12 +66,7 @@ async def connect(
             errors += [error for task in done if (error := task.exception())]
             found += [task.result() for task in done if task.exception() is None]
     finally:
-        for task in pending:
-            task.cancel()
-        rest = await asyncio.gather(*pending, return_exceptions=True)
-        late = [each for each in rest if isinstance(each, PeerConnection)]
-        for connection in [*found[1:], *late]:
-            connection.close()
+        await _keep_first(found, pending)
     if not found:
         raise _most_informative(errors, expect)
     return found[0]
@@ -90,6 +85,23 @@ async def connect_control(
         subject=handshake.link_subject,
         expect=expect,
     )
+
+
+async def _keep_first(
+    found: list[PeerConnection], pending: set[asyncio.Task[PeerConnection]]
+) -> None:
+    """End the attempts that are under way, and close all connections but the first."""
+    for task in pending:
+        task.cancel()
+    try:
+        rest = await asyncio.gather(*pending, return_exceptions=True)
+    except asyncio.CancelledError:
+        for connection in found:
+            connection.abort()
+        raise
+    late = [each for each in rest if isinstance(each, PeerConnection)]
+    for connection in [*found[1:], *late]:
+        connection.close()
 
 
 def _most_informative(

@@ -56,6 +56,7 @@ class ControlLinks:
     def __init__(self, listener: ControlLinkListener) -> None:
         self._listener = listener
         self._links: dict[Member, ControlLink] = {}
+        self._is_closed = False
         self.num_opened = self.num_lost = 0
         self.sent_bytes = self.received_bytes = 0
         """Messages with their lengths, before encryption."""
@@ -73,6 +74,14 @@ class ControlLinks:
         found = (link for who, link in self._links.items() if who.node == node)
         return next(found, None)
 
+    def hears(self, node: NodeId, within_s: float) -> bool:
+        """Return whether something has come from ``node`` in the last time."""
+        since_s = time.monotonic() - within_s
+        return any(
+            who.node == node and link.last_heard_s > since_s
+            for who, link in self._links.items()
+        )
+
     def add(self, connection: PeerConnection, *, dialled_by: NodeId) -> bool:
         """Use a new connection as a link; return whether it is used.
 
@@ -80,6 +89,9 @@ class ControlLinks:
         that the smaller id dialled. Another incarnation of the same node has a link of
         its own: it may be a restart or a copied key, which membership decides.
         """
+        if self._is_closed:  # it was dialled before
+            connection.abort()
+            return False
         link = ControlLink(connection, dialled_by)
         old = self._links.get(link.member)
         if old is not None and self._is_better(old, link):
@@ -145,7 +157,8 @@ class ControlLinks:
             self._cut(link)
 
     async def close(self) -> None:
-        """Close all links after sending what is buffered."""
+        """Close all links after sending what is buffered; no link is added then."""
+        self._is_closed = True
         links = list(self._links.values())
         self._links.clear()
         for link in links:

@@ -45,7 +45,7 @@ class Directory(Protocol):
     """What is known of other nodes."""
 
     def is_linked(self, node: NodeId) -> bool:
-        """Return whether there is a control link to ``node``, or it is this one."""
+        """Return whether ``node`` is heard on a control link, or it is this one."""
 
     def members(self) -> Mapping[NodeId, Sequence[Address]]:
         """Return the addresses of the nodes in the view, as they announced them."""

@@ -157,6 +157,8 @@ class RoundEntered(_Tagged, frozen=True, kw_only=True):
     """This node joined a round that runs; see ``--survive``."""
     agent_socket: str = ""
     """Path of the Unix socket where workers find the agent; empty if there is none."""
+    silence_s: float = 0.0
+    """How long the agents wait for a silent machine before they go on without it."""
 
 
 class Progress(_Tagged, frozen=True):
