@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import typer
 
 from ringleader import settings
-from ringleader.cli.job_output import ShownJob
 from ringleader.cli.terminal import exit_on_error
-from ringleader.jobs.client.channel import require_agent
-from ringleader.jobs.client.job_requests import find_job
 
 TAIL_BYTES = 4096
 """What is shown of each rank's earlier output."""
@@ -28,12 +24,18 @@ def attach(
     Closing the terminal does not stop it. To look without stopping it,
     use: ringleader logs --follow
     """
+    import asyncio
+
     with exit_on_error("attach"):
         code = asyncio.run(_attach(job))
     raise typer.Exit(code)
 
 
 async def _attach(name: str) -> int:
+    from ringleader.cli.job_output import ShownJob
+    from ringleader.jobs.client.channel import require_agent
+    from ringleader.jobs.client.job_requests import find_job
+
     agent = require_agent(settings.home_directory())
     job = await find_job(agent, name)
     tail = 0 if job.state.is_over else TAIL_BYTES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import signal
 from dataclasses import dataclass
@@ -13,15 +12,15 @@ import typer
 
 from ringleader.cli.extras import require_extra
 from ringleader.cli.own_address import own_address
-from ringleader.cli.refused_handshakes import refused_handshakes
 from ringleader.cli.terminal import exit_on_error
 from ringleader.cli.tls_options import TlsCa, TlsCert, TlsKey, use_tls
-from ringleader.identity import cluster_secret
-from ringleader.identity.storage.home import Home
 from ringleader.settings import home_directory
-from ringleader.settings.tls_files import TlsFiles
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # slow to import; --help needs none of them
+    from ringleader.identity.storage.home import Home
+    from ringleader.settings.tls_files import TlsFiles
+
+if TYPE_CHECKING:  # slow to import; --help needs none of them
     from ringleader.coordinator.grpc_tls import TlsSource
     from ringleader.coordinator.server.listen_address import ListenAddress
     from ringleader.coordinator.server.server import ServerOptions
@@ -51,6 +50,11 @@ def coordinator(  # noqa: PLR0913 # one argument per flag
     ] = False,
 ) -> None:
     """Let workers find each other by gRPC where multicast does not work."""
+    import asyncio
+
+    from ringleader.cli.refused_handshakes import refused_handshakes
+    from ringleader.identity.storage.home import Home
+
     with exit_on_error("coordinator"), refused_handshakes(_report):
         require_extra("coordinator")
         from ringleader.coordinator.server.listen_address import ListenAddress
@@ -84,6 +88,8 @@ def _security(
     files: TlsFiles | None, home: Home, address: ListenAddress, *, is_plaintext: bool
 ) -> _Security:
     """Choose certificates: the user's, else the cluster's, else none on loopback."""
+    from ringleader.identity import cluster_secret
+
     if files is not None:
         from ringleader.identity.certificates.rotation import RotatingPem
 
@@ -102,6 +108,8 @@ def _security(
 
 
 async def _serve(options: ServerOptions, security: _Security) -> None:
+    import asyncio
+
     from ringleader.coordinator.server.server import CoordinatorServer
 
     end = asyncio.Event()

@@ -6,17 +6,15 @@ import json
 import webbrowser
 from html import escape
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ringleader import settings
 from ringleader.cli.terminal import exit_on_error
-from ringleader.identity.secret_value import Secret
-from ringleader.identity.storage.home import HomeWriter
-from ringleader.monitoring.messages import DashboardOpened, OpenDashboard
-from ringleader.monitoring.open_dashboard import open_dashboard
-from ringleader.node.protocol.agent_config import run_directory
+
+if TYPE_CHECKING:  # slow to import; --help needs none of them
+    from ringleader.monitoring.messages import DashboardOpened
 
 _PAGE = "dashboard.html"
 
@@ -55,6 +53,9 @@ def dashboard(
     token that can be used for ten minutes. The page then works for twelve hours, as
     long as the agent runs.
     """
+    from ringleader.monitoring.messages import OpenDashboard
+    from ringleader.monitoring.open_dashboard import open_dashboard
+
     home = settings.home_directory()
     with exit_on_error("dashboard"):
         opened = open_dashboard(home, OpenDashboard(port=port, is_shared=share))
@@ -87,6 +88,10 @@ def _show_code(opened: DashboardOpened) -> None:
 
 def _open_browser(home: Path, url: str) -> None:
     """Open the link by a private file: other users see the arguments of a browser."""
+    from ringleader.identity.secret_value import Secret
+    from ringleader.identity.storage.home import HomeWriter
+    from ringleader.node.protocol.agent_config import run_directory
+
     folder = run_directory(home)
     text = escape(url, quote=True)
     page = f'<!doctype html><meta http-equiv="refresh" content="0; url={text}">'

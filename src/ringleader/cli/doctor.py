@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,13 +13,13 @@ from rich.text import Text
 
 from ringleader import settings
 from ringleader.cli.terminal import exit_on_error
-from ringleader.discovery.static_peers import parse
-from ringleader.doctor.diagnose import diagnose
-from ringleader.doctor.examine import Request, examine
-from ringleader.doctor.facts import Facts
-from ringleader.doctor.finding import Finding, Severity
-from ringleader.doctor.report import Check, checks, conclusion
+from ringleader.doctor.finding import Severity
 from ringleader.node.protocol.agent_port import AGENT_PORT
+
+if TYPE_CHECKING:  # slow to import; --help needs none of them
+    from ringleader.doctor.facts import Facts
+    from ringleader.doctor.finding import Finding
+    from ringleader.doctor.report import Check
 
 _SECONDS = 8.0
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow"}
@@ -62,6 +61,13 @@ def doctor(
     Checks this machine, its network and every node it can find. It joins
     nothing and changes nothing. Exits with 0 if nothing is wrong, else 1.
     """
+    import asyncio
+
+    from ringleader.discovery.static_peers import parse
+    from ringleader.doctor.diagnose import diagnose
+    from ringleader.doctor.examine import Request, examine
+    from ringleader.doctor.report import checks
+
     with exit_on_error("doctor"):
         if tensor_port:
             settings.export({"RINGLEADER_PORTS": tensor_port})
@@ -88,6 +94,8 @@ def doctor(
 def _as_dict(
     facts: Facts, looked_at: list[Check], findings: list[Finding]
 ) -> dict[str, object]:
+    from ringleader.doctor.report import conclusion
+
     return {
         "machine": facts.name,
         "took_s": round(facts.took_s, 3),
@@ -110,6 +118,8 @@ def _as_dict(
 
 
 def _show(facts: Facts, looked_at: list[Check], findings: list[Finding]) -> None:
+    from ringleader.doctor.report import conclusion
+
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False, show_header=False)
     for check in looked_at:

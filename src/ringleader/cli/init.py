@@ -10,10 +10,6 @@ import typer
 from ringleader import settings
 from ringleader.cli.terminal import exit_on_error
 from ringleader.errors import ConfigError
-from ringleader.identity import cluster_store, join_phrase
-from ringleader.identity.cluster_secret import ClusterSecret, clean_name
-from ringleader.identity.node_key import first_key
-from ringleader.identity.storage.home import Home
 from ringleader.ids import short
 
 
@@ -35,6 +31,11 @@ def init(
 
     Run it once, on the first machine. The phrase is shown only now.
     """
+    from ringleader.identity import cluster_store, join_phrase
+    from ringleader.identity.cluster_secret import ClusterSecret, clean_name
+    from ringleader.identity.node_key import first_key
+    from ringleader.identity.storage.home import Home
+
     with exit_on_error("init"):
         if not clean_name(name):
             raise ConfigError("--name: give a name with at least one letter")

@@ -6,7 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,20 +14,15 @@ from ringleader import settings
 from ringleader.cli.interrupt import exit_on_sigterm
 from ringleader.cli.terminal import exit_on_error
 from ringleader.errors import ConfigError
-from ringleader.identity import cluster_secret, known_nodes
-from ringleader.identity.cluster_secret import ClusterSecret
-from ringleader.identity.known_nodes import KnownNode
-from ringleader.identity.node_key import first_key
-from ringleader.identity.pairing.attempt_window import (
-    WINDOW_S,
-    AttemptWindow,
-    InvitationOutcome,
-)
-from ringleader.identity.pairing.invitation import Invitation, InvitationEvent, PinShown
-from ringleader.identity.pairing.join_client import new_pin
-from ringleader.identity.pairing.protocol import PairingHost
-from ringleader.identity.storage.home import Home
-from ringleader.transport.listening_socket import listen
+from ringleader.identity.pairing.attempt_window import WINDOW_S, InvitationOutcome
+
+if TYPE_CHECKING:  # slow to import; --help needs none of them
+    from ringleader.identity.cluster_secret import ClusterSecret
+    from ringleader.identity.known_nodes import KnownNode
+    from ringleader.identity.pairing.invitation import InvitationEvent
+    from ringleader.identity.storage.home import Home
+
+    OnEvent = Callable[[InvitationEvent], None]
 
 _MOST_S = 3600
 
@@ -38,7 +33,6 @@ ENDINGS = {
     ),
     InvitationOutcome.EXPIRED: "No machine joined in time. Pairing closed.",
 }
-OnEvent = Callable[[InvitationEvent], None]
 
 
 def invite(
@@ -58,6 +52,9 @@ def invite(
     Run 'ringleader join --pin' on that machine and type the PIN there.
     Exits with 0 when it has joined, with 1 otherwise.
     """
+    from ringleader.identity import cluster_secret
+    from ringleader.identity.storage.home import Home
+
     with exit_on_error("invite"), exit_on_sigterm():
         home = Home(settings.home_directory())
         cluster = cluster_secret.load(home)
@@ -79,7 +76,14 @@ def _serve(
 ) -> InvitationOutcome:
     from ringleader.discovery.pairing_announcement import announce_pairing
     from ringleader.discovery.record import addresses_to_announce
+    from ringleader.identity import known_nodes
+    from ringleader.identity.node_key import first_key
+    from ringleader.identity.pairing.attempt_window import AttemptWindow
+    from ringleader.identity.pairing.invitation import Invitation
+    from ringleader.identity.pairing.join_client import new_pin
+    from ringleader.identity.pairing.protocol import PairingHost
     from ringleader.topology.interfaces import usable_interfaces
+    from ringleader.transport.listening_socket import listen
 
     key = first_key(home)
     name = settings.node_name() or socket.gethostname()
@@ -123,6 +127,8 @@ def _print_instructions(
 
 
 def _printer(seconds: int) -> OnEvent:
+    from ringleader.identity.pairing.invitation import PinShown
+
     minutes = f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds} seconds"
 
     def on_event(event: InvitationEvent) -> None:
@@ -145,6 +151,8 @@ def _printer(seconds: int) -> OnEvent:
 
 
 def _print_json(event: InvitationEvent) -> None:
+    from ringleader.identity.pairing.invitation import PinShown
+
     if isinstance(event, PinShown):
         found = {"pin": event.pin.reveal(), "attempts_left": event.attempts_left}
         typer.echo(json.dumps({**found, "trouble": event.trouble or None}))

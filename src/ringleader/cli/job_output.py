@@ -67,7 +67,7 @@ class ShownJob:
             path=self.path,
             spec=self.spec,
             view=self._view,
-            write=_write,
+            write=write_output,
             say=self.say,
             shows=self.shows,
             tail_bytes=self.tail_bytes,
@@ -170,9 +170,12 @@ def complain(text: str) -> None:
     sys.stderr.flush()
 
 
-def _write(text: str) -> None:
+def write_output(text: str) -> None:
+    """Print what ranks have printed, at once."""
     if text:
-        sys.stdout.write(text)
+        encoding = sys.stdout.encoding or "utf-8"
+        # What the terminal has no character for is shown as "?".
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
         sys.stdout.flush()
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,9 +12,9 @@ from rich.table import Table
 
 from ringleader import settings
 from ringleader.cli.terminal import exit_on_error
-from ringleader.jobs.client.channel import require_agent
-from ringleader.jobs.client.job_requests import list_jobs
-from ringleader.jobs.client.job_summary import JobSummary
+
+if TYPE_CHECKING:  # slow to import; --help needs none of them
+    from ringleader.jobs.client.job_summary import JobSummary
 
 _COLOURS = {"running": "cyan", "failed": "red", "lost": "red", "succeeded": "green"}
 
@@ -24,6 +23,11 @@ def jobs(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the jobs of all machines of the cluster, running ones first."""
+    import asyncio
+
+    from ringleader.jobs.client.channel import require_agent
+    from ringleader.jobs.client.job_requests import list_jobs
+
     with exit_on_error("jobs"):
         agent = require_agent(settings.home_directory())
         found, troubles = asyncio.run(list_jobs(agent))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,14 +23,13 @@ from ringleader.errors import (
     PeerUntrusted,
     RingleaderError,
 )
-from ringleader.identity import cluster_store, join_phrase
-from ringleader.identity.cluster_secret import ClusterSecret
-from ringleader.identity.known_nodes import KnownNode
-from ringleader.identity.node_key import NodeKey, first_key
-from ringleader.identity.secret_value import Secret
-from ringleader.identity.storage.home import Home
 from ringleader.ids import short
-from ringleader.transport.tcp_socket import parse_address
+
+if TYPE_CHECKING:  # slow to import; --help needs none of them
+    from ringleader.identity.cluster_secret import ClusterSecret
+    from ringleader.identity.known_nodes import KnownNode
+    from ringleader.identity.node_key import NodeKey
+    from ringleader.identity.secret_value import Secret
 
 _SEARCH_S = 10.0
 """Discovery nearly always answers within three seconds."""
@@ -76,6 +75,11 @@ def join(
     For a PIN, run 'ringleader invite' on a machine of the cluster and
     'ringleader join --pin' here. Then 'ringleader run' finds the others.
     """
+    from ringleader.identity import cluster_store, join_phrase
+    from ringleader.identity.cluster_secret import ClusterSecret
+    from ringleader.identity.node_key import first_key
+    from ringleader.identity.storage.home import Home
+
     with exit_on_error("join"):
         if pin and (words or phrase_file):
             raise ConfigError("--pin: give either the phrase or a PIN, not both")
@@ -119,6 +123,8 @@ def _report(
 
 
 def _phrase(words: list[str] | None, file: Path | None) -> Secret[str]:
+    from ringleader.identity.secret_value import Secret
+
     if words:
         warn_of_process_list("join", "phrase", "leave it out and type it when asked")
         return Secret(" ".join(words))
@@ -129,6 +135,8 @@ def _phrase(words: list[str] | None, file: Path | None) -> Secret[str]:
 
 
 def _join_by_pin(key: NodeKey, at: str) -> tuple[ClusterSecret, KnownNode]:
+    from ringleader.transport.tcp_socket import parse_address
+
     addresses = [parse_address(at)] if at else _find_inviting_machine()
     typer.echo(f"A machine at {addresses[0][0]} is pairing.", err=True)
     for entry_number in range(1, _ENTRIES + 1):
@@ -168,6 +176,8 @@ def _find_inviting_machine() -> list[Address]:
 
 
 def _ask_pin() -> Secret[str]:
+    from ringleader.identity.secret_value import Secret
+
     nothing = "no PIN; type it when asked, or pipe it in"
     typed = prompt("Type the PIN it shows: ", nothing)
     pin = Secret("".join(typed.reveal().split()).replace("-", ""))

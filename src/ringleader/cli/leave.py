@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ringleader import settings
 from ringleader.cli.terminal import exit_on_error, is_interactive, prompt
 from ringleader.errors import ConfigError
-from ringleader.identity import cluster_secret, cluster_store
-from ringleader.identity.storage.home import Home
+
+if TYPE_CHECKING:  # slow to import; --help needs none of them
+    from ringleader.identity.storage.home import Home
 
 
 def leave(
@@ -28,6 +29,9 @@ def leave(
     Deletes the cluster secret, the node keys and the list of known nodes
     here. Other machines are not changed.
     """
+    from ringleader.identity import cluster_store
+    from ringleader.identity.storage.home import Home
+
     with exit_on_error("leave"):
         home = Home(settings.home_directory())
         _confirm(home, yes)
@@ -45,6 +49,8 @@ def leave(
 
 
 def _confirm(home: Home, yes: bool) -> None:
+    from ringleader.identity import cluster_secret
+
     if yes:
         return
     if not is_interactive():

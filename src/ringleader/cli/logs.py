@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from typing import Annotated
 
 import typer
 
 from ringleader import settings
-from ringleader.cli.job_output import make_view
 from ringleader.cli.terminal import exit_on_error
-from ringleader.jobs.client.channel import require_agent
-from ringleader.jobs.client.follow_job import JobFollower
-from ringleader.jobs.client.job_requests import find_job
 
 GIVE_UP_S = 5.0
 """How long to ask machines that do not answer, when the logs are not followed."""
@@ -32,19 +27,26 @@ def logs(
     ] = False,
 ) -> None:
     """Show what the ranks of a job have printed, on all machines."""
+    import asyncio
+
     with exit_on_error("logs"):
         code = asyncio.run(_show(job, rank, is_live=follow))
     raise typer.Exit(code)
 
 
 async def _show(name: str, rank: int | None, *, is_live: bool) -> int:
+    from ringleader.cli.job_output import make_view, write_output
+    from ringleader.jobs.client.channel import require_agent
+    from ringleader.jobs.client.follow_job import JobFollower
+    from ringleader.jobs.client.job_requests import find_job
+
     agent = require_agent(settings.home_directory())
     job = await find_job(agent, name)
     follower = JobFollower(
         path=agent.path,
         spec=job.spec,
         view=make_view([machine.name for machine in job.spec.machines], rank),
-        write=_write,
+        write=write_output,
         say=_say,
         shows=lambda each: rank in (None, each),
         is_live=is_live,
@@ -55,11 +57,6 @@ async def _show(name: str, rank: int | None, *, is_live: bool) -> int:
     for trouble in follower.silent():
         _say(f"the output of a machine is missing: {trouble}")
     return 0
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _say(text: str) -> None:

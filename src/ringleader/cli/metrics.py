@@ -10,8 +10,6 @@ import typer
 from ringleader import settings
 from ringleader.cli.interrupt import exit_on_sigterm
 from ringleader.cli.terminal import exit_on_error
-from ringleader.metrics.exposition import write_page
-from ringleader.node.peering.metrics_query import query_metrics
 
 
 def metrics(
@@ -34,6 +32,9 @@ def metrics(
     Every metric is explained in docs/metrics.md. Exits with 3 if nothing
     of Ringleader runs here.
     """
+    from ringleader.metrics.exposition import write_page
+    from ringleader.node.peering.metrics_query import query_metrics
+
     home = settings.home_directory()
     with exit_on_error("metrics"), exit_on_sigterm():
         if port is None:
@@ -50,7 +51,9 @@ def metrics(
 def _serve(home: Path, host: str, port: int) -> None:
     import asyncio
 
+    from ringleader.metrics.exposition import write_page
     from ringleader.metrics.page_server import PATH, PageServer
+    from ringleader.node.peering.metrics_query import query_metrics
     from ringleader.transport.listening_socket import listen
 
     sock = listen(host, port)

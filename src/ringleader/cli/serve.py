@@ -12,13 +12,11 @@ import typer
 from ringleader.cli.extras import require_extra
 from ringleader.cli.interrupt import exit_on_sigterm
 from ringleader.cli.own_address import own_address
-from ringleader.cli.serve_announcement import announce
-from ringleader.cli.serve_progress import ServeProgress
 from ringleader.cli.terminal import exit_on_error, is_interactive, prompt, read_pin
 from ringleader.cli.units import format_bytes, format_seconds
 from ringleader.errors import ConfigError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # slow to import; --help needs none of them
     from ringleader.identity.server_certificate import ServerCertificate
     from ringleader.paramserver.server.http.http_server import HttpServer, ListenAddress
     from ringleader.paramserver.server.plan import Plan
@@ -223,6 +221,8 @@ class _Endpoint:
 def _serve(name: str, plan: Plan, options: ServerOptions, endpoint: _Endpoint) -> None:
     import torch
 
+    from ringleader.cli.serve_announcement import announce
+    from ringleader.cli.serve_progress import ServeProgress
     from ringleader.paramserver.server.http.http_server import HttpServer
     from ringleader.paramserver.server.run import open_run
     from ringleader.paramserver.tasks.loading import load_task

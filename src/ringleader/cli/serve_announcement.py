@@ -10,7 +10,7 @@ from ringleader.errors import ConfigError
 from ringleader.identity.secret_value import Secret
 from ringleader.identity.storage.private_file import write_private
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # slow to import; --help needs none of them
     from ringleader.paramserver.server.run import Run
 
 LINK = "join-link"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # slow to import; --help needs none of them
     from ringleader.paramserver.server.scheduler import Scheduler
 
 _LINE_EVERY_S = 2.0

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from ringleader.cli import units
-from ringleader.collectives.algorithm import OPERATIONS, algorithms
 from ringleader.errors import ConfigError
-from ringleader.simulation.collectives import network_model, simulator
+
+if TYPE_CHECKING:  # slow to import; --help needs none of them
+    from ringleader.simulation.collectives import network_model
 
 PAYLOAD_SHARE = 1448 / 1538
 """Payload share of the line rate with TCP over Ethernet: 1448 of every 1538 bytes on
@@ -160,6 +161,8 @@ def print_table(request: PredictionRequest, predictions: list[PredictedTime]) ->
 
 
 def _known_operation(operation: str) -> str:
+    from ringleader.collectives.algorithm import OPERATIONS
+
     if operation not in OPERATIONS:
         raise ConfigError(
             f"--operation: unknown {operation!r}; use one of {', '.join(OPERATIONS)}"
@@ -168,6 +171,8 @@ def _known_operation(operation: str) -> str:
 
 
 def _known_algorithms(operation: str, names: str) -> list[str]:
+    from ringleader.collectives.algorithm import algorithms
+
     known = algorithms(_known_operation(operation))
     if not names.strip():
         return list(known)
@@ -199,6 +204,8 @@ def _check(request: PredictionRequest) -> None:
 
 
 def _network(request: PredictionRequest, size: int) -> network_model.NetworkModel:
+    from ringleader.simulation.collectives import network_model
+
     network = network_model.NetworkModel.uniform(
         size,
         latency_s=request.latency_s,
@@ -217,6 +224,8 @@ def _network(request: PredictionRequest, size: int) -> network_model.NetworkMode
 
 
 def _predict(request: PredictionRequest, size: int, algorithm: str) -> PredictedTime:
+    from ringleader.simulation.collectives import simulator
+
     reason = simulator.skip_reason(algorithm, size)
     if reason is not None:
         return PredictedTime(size, algorithm, skipped=reason)

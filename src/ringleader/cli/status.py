@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -16,9 +16,11 @@ from ringleader.cli import units
 from ringleader.cli.up_report import allows
 from ringleader.errors import RingleaderError
 from ringleader.ids import NodeId, short, tell_apart
-from ringleader.node.peering.status_query import StatusReport, query_status
-from ringleader.node.protocol.snapshot import NodeRow, Snapshot
-from ringleader.topology.node_profile import NodeProfile
+
+if TYPE_CHECKING:  # slow to import; --help needs none of them
+    from ringleader.node.peering.status_query import StatusReport
+    from ringleader.node.protocol.snapshot import NodeRow, Snapshot
+    from ringleader.topology.node_profile import NodeProfile
 
 _COLOURS = {"healthy": "green", "suspect": "yellow", "dead": "red"}
 _EVERY_S = 1.0
@@ -70,6 +72,8 @@ def status(
 
 def _query() -> tuple[list[StatusReport], bool]:
     """Return the reports of agents, or what is known without; and whether it is one."""
+    from ringleader.node.peering.status_query import query_status
+
     home = settings.home_directory()
     reports = query_status(home)
     if reports:

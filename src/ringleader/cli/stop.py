@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import typer
@@ -10,8 +9,6 @@ import typer
 from ringleader import settings
 from ringleader.cli.terminal import exit_on_error
 from ringleader.errors import PeerUnreachable
-from ringleader.jobs.client.channel import require_agent
-from ringleader.jobs.client.job_requests import find_job, stop_everywhere, wait_for_end
 
 
 def stop(
@@ -21,11 +18,20 @@ def stop(
     ] = False,
 ) -> None:
     """End a job on all of its machines, from any machine of the cluster."""
+    import asyncio
+
     with exit_on_error("stop"):
         asyncio.run(_stop(job, is_urgent=now))
 
 
 async def _stop(name: str, *, is_urgent: bool) -> None:
+    from ringleader.jobs.client.channel import require_agent
+    from ringleader.jobs.client.job_requests import (
+        find_job,
+        stop_everywhere,
+        wait_for_end,
+    )
+
     agent = require_agent(settings.home_directory())
     job = await find_job(agent, name)
     if job.state.is_over:

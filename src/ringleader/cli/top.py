@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -14,7 +14,9 @@ from rich.text import Text
 from ringleader import settings
 from ringleader.cli import units
 from ringleader.cli.terminal import exit_on_error
-from ringleader.monitoring.open_dashboard import PageReader
+
+if TYPE_CHECKING:  # slow to import; --help needs none of them
+    from ringleader.monitoring.open_dashboard import PageReader
 
 _EVERY_S = 1.0
 _COLOURS = {"healthy": "green", "suspect": "yellow", "dead": "red"}
@@ -36,6 +38,8 @@ def top(
 
     It is the dashboard for a terminal: 'ringleader dashboard' opens the page.
     """
+    from ringleader.monitoring.open_dashboard import PageReader
+
     console = Console()
     with exit_on_error("top"):
         reader = PageReader.connect(settings.home_directory())

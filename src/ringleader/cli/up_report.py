@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import getpass
+from typing import TYPE_CHECKING
 
 from ringleader.ids import NodeId, short
-from ringleader.node.protocol.snapshot import NodeRow, Snapshot
+
+if TYPE_CHECKING:  # slow to import; --help needs none of them
+    from ringleader.node.protocol.snapshot import NodeRow, Snapshot
 
 
 def describe(seen: Snapshot, *, is_new: bool) -> str:

@@ -20,10 +20,9 @@ from ringleader.cli.terminal import (
     warn_of_process_list,
 )
 from ringleader.cli.units import format_bytes, format_seconds
-from ringleader.cli.work_progress import observe
-from ringleader.identity.secret_value import Secret
 
 if TYPE_CHECKING:  # torch takes a second to import; --help shall not
+    from ringleader.identity.secret_value import Secret
     from ringleader.paramserver.worker.join import WorkerSettings
     from ringleader.paramserver.worker.observer import Observer
     from ringleader.paramserver.worker.server_address import ServerAddress
@@ -152,6 +151,8 @@ def _until_done(
     wanted: WorkerSettings, address: ServerAddress, *, is_cluster: bool, as_json: bool
 ) -> None:
     """Run a worker, and print its summary however it ended."""
+    from ringleader.cli.work_progress import observe
+
     worker, is_done = None, False
     try:
         with observe() as observer:
@@ -206,4 +207,6 @@ def _set_threads(threads: int) -> None:
 
 
 def _ask_pin() -> Secret[str]:
+    from ringleader.identity.secret_value import Secret
+
     return Secret(prompt("PIN: ", "no PIN was typed").reveal().strip())

@@ -38,6 +38,11 @@ def check_name(name: str) -> None:
             raise ValueError(f"the name {shown} is not allowed on Windows")
 
 
+def is_text(name: str) -> bool:
+    """Return whether a name is valid UTF-8; Python reads other bytes as surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
 def check_collisions(names: Sequence[str]) -> None:
     """Raise ValueError if two names are one on a disk that ignores case or accents'
     spelling, as macOS does, or if one lies below another."""

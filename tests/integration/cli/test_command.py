@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ SLOW = {
 }
 """Modules that help, ``status`` and a bare ``ringleader`` have no use for; some take
 seconds."""
+SLOW_FOR_HELP = SLOW | {"cryptography", "msgspec"}
 
 LIST_MODULES = """
 import atexit, sys
@@ -68,9 +70,36 @@ def python(code: str, *argv: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    "argv", [["--help"], ["run", "--help"], ["up", "--help"], ["status"], []]
-)
+HELP_MODULES = """
+import os, sys
+from ringleader.cli.main import SUMMARIES, app
+for argv in [[], *([name] for name in SUMMARIES)]:
+    child = os.fork()  # imports of one command are not those of the next
+    if not child:
+        sys.argv = ["ringleader", *argv, "--help"]
+        sys.stdout = open(os.devnull, "w")
+        try:
+            app()
+        finally:
+            print(*argv, *sys.modules, file=sys.__stdout__, flush=True)
+            os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks a child per command")
+def test_no_help_imports_anything_slow() -> None:
+    """The help of every command there is shall take less than 0.3 s of a core."""
+    lines = [line.split() for line in python(HELP_MODULES).splitlines()]
+    assert len(lines) == 1 + len(SUMMARIES)
+    for name, (first, *rest) in zip(SUMMARIES, lines[1:], strict=True):
+        assert first == name
+        assert f"ringleader.cli.{name}" in rest, "the help is that of the command"
+        assert not SLOW_FOR_HELP & set(rest), name
+    assert not SLOW_FOR_HELP & set(lines[0])
+
+
+@pytest.mark.parametrize("argv", [["status"], []])
 def test_a_quick_command_imports_nothing_slow(
     argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from ringleader.node.launch.resident_agent import start_resident, stop_resident
+from ringleader.jobs.machine.job_folder import jobs_directory
+from ringleader.node.launch.resident_agent import (
+    find_resident,
+    start_resident,
+    stop_resident,
+)
 from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.testing.node_process import make_home
 from tests.kit.machines import RINGLEADER
@@ -115,3 +121,99 @@ def test_rank_0_has_a_terminal_and_ctrl_c_stops_all(
         command.kill()
         command.wait(LIMIT_S)
     assert sorted(os.listdir(project)) == ["train.py"]
+
+
+GIT = """#!/bin/sh
+touch "$HELD/listing"
+while [ ! -e "$HELD/go" ]; do sleep 0.05; done
+exec git.real "$@"
+"""
+
+
+@pytest.mark.usefixtures("hearing")
+def test_ctrl_c_while_a_job_is_prepared_leaves_nothing(
+    home: Path, tmp_path: Path
+) -> None:
+    """Once while its files are listed, once while the agent is asked.
+
+    A git that waits holds the command, and a stopped agent does not answer.
+    """
+    project, tools = tmp_path / "project", tmp_path / "tools"
+    project.mkdir()
+    tools.mkdir()
+    (project / "train.py").write_text(SCRIPT)
+    subprocess.run(["git", "init", "-q", str(project)], check=True)
+    git = shutil.which("git")
+    assert git is not None
+    (tools / "git.real").symlink_to(git)
+    (tools / "git").write_text(GIT)
+    (tools / "git").chmod(0o755)
+    agent = find_resident(home)
+    assert agent is not None
+    for is_asked in (False, True):
+        held = tmp_path / f"held-{is_asked}"
+        held.mkdir()
+        said = interrupted(project, home, tools, held, agent.pid if is_asked else 0)
+        (line,) = said.splitlines()
+        assert re.fullmatch(r"ringleader.*(nothing was started|before it ran)", line)
+    until_s = time.monotonic() + LIMIT_S
+    while folders := list(jobs_directory(home).glob("*")):
+        assert time.monotonic() < until_s, folders
+        time.sleep(0.05)
+
+
+def interrupted(project: Path, home: Path, tools: Path, held: Path, agent: int) -> str:
+    """What a command says that Ctrl-C ends while it prepares a job."""
+    command = subprocess.Popen(
+        [*RINGLEADER, "run", "train.py", "3600"],
+        cwd=project,
+        env={
+            **os.environ,
+            "RINGLEADER_HOME": str(home),
+            "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+            "HELD": str(held),
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    until_s = time.monotonic() + LIMIT_S
+    try:
+        while not (held / "listing").exists():
+            assert command.poll() is None, command.communicate()[0]
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+        if agent:
+            os.kill(agent, signal.SIGSTOP)
+            (held / "go").touch()
+        command.send_signal(signal.SIGINT)
+        said, _ = command.communicate(timeout=LIMIT_S)
+    finally:
+        (held / "go").touch()
+        command.kill()
+        command.wait(LIMIT_S)
+        if agent:
+            os.kill(agent, signal.SIGCONT)
+    assert command.returncode == 130, said
+    return said
+
+
+def test_words_that_are_not_utf_8_are_refused_before_anything_travels(
+    home: Path, tmp_path: Path
+) -> None:
+    """Names of files are refused by ``collect``, and output is shown with marks."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [*RINGLEADER, "run", "train.py", b"\xff"],
+        cwd=tmp_path / "project",
+        env={**os.environ, "RINGLEADER_HOME": str(home)},
+        capture_output=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    said = done.stderr.decode()
+    assert said.count("\n") == 1
+    assert "'\\udcff' is not valid UTF-8" in said

@@ -33,7 +33,7 @@ import torch.distributed as dist
 from modell import make_model
 from daten.lesen import read_data
 
-dist.init_process_group("gloo")
+dist.init_process_group()
 rank, size = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(rank)
 model = torch.nn.parallel.DistributedDataParallel(make_model())
@@ -45,7 +45,7 @@ for step in range(5):
     loss.backward()
     optimizer.step()
 norm = sum(p.square().sum() for p in model.parameters()).item()
-print(f"rank {rank}/{size} norm {norm:.9f} {sys.argv[1:]}")
+print(f"rank {rank}/{size} norm {norm:.9f} {sys.argv[1:]} {dist.group.WORLD.name()}")
 if rank == 0:
     os.makedirs("ergebnis", exist_ok=True)
     torch.save(model.module.state_dict(), "ergebnis/größe.pt")
@@ -77,6 +77,20 @@ if sys.argv[1:] == ["raise"] and rank == 2:
 for step in range(100_000):
     dist.all_reduce(torch.ones(1))
     time.sleep(0.05)
+"""
+UNTIL = """
+import os, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group()
+who = f"rank {dist.get_rank()}/{dist.get_world_size()}"
+print(f"{who} waits", flush=True)
+is_time = torch.zeros(1)
+while not is_time:
+    is_time += os.path.exists(sys.argv[1])
+    dist.all_reduce(is_time)
+    time.sleep(0.05)
+print(f"{who} goes")
+dist.destroy_process_group()
 """
 
 
@@ -146,6 +160,7 @@ def cluster(
     (project / "daten").mkdir(parents=True)
     (project / "train.py").write_text(TRAIN)
     (project / "long.py").write_text(LONG)
+    (project / "until.py").write_text(UNTIL)
     (project / "modell.py").write_text(MODEL)
     (project / "daten" / "__init__.py").write_text("")
     (project / "daten" / "lesen.py").write_text(DATA)
@@ -185,14 +200,17 @@ def job_of(run: Command) -> str:
 
 
 def test_one_command_trains_on_three_machines(cluster: Cluster) -> None:
-    """Unchanged torchrun script, two local modules, a data file; results come home."""
+    """Unchanged torchrun script, two local modules, a data file; results come home.
+
+    It names no backend, so that it gets ours.
+    """
     wanted = "--fetch", "ergebnis", "--trace", "ergebnis.json"
     said = cluster.ask(0, "run", *wanted, "train.py", "--x", "ä b")
     norms = re.findall(r"^(m\d):(\d) +\| rank \d/3 norm (\S+) (.*)$", said, re.M)
     assert sorted((m, r) for m, r, _, _ in norms)[0] == ("m0", "0"), said
     assert {m for m, *_ in norms} == {"m0", "m1", "m2"}, said
     assert len({norm for _, _, norm, _ in norms}) == 1, "all ranks have one model"
-    assert {args for *_, args in norms} == {"['--x', 'ä b']"}
+    assert {args for *_, args in norms} == {"['--x', 'ä b'] ringleader"}
     assert (cluster.project / "ergebnis" / "größe.pt").stat().st_size > 500
     trace = json.loads((cluster.project / "ergebnis.json").read_text())
     steps = [e["pid"] for e in trace["traceEvents"] if e.get("cat") == "step"]
@@ -268,3 +286,34 @@ def test_jobs_outlive_the_command_and_an_agent_and_are_two_at_once(
     assert attached.end(LIMIT_S) == 130, "".join(attached.lines)
     cluster.ask(0, "stop", "--now", second)
     cluster.nothing_is_left()
+
+
+def test_a_cut_cable_of_the_starter_ends_its_command_and_not_the_job(
+    cluster: Cluster,
+) -> None:
+    """It has no rank. The job ends while its cable is cut; later it knows how."""
+    stop = cluster.machines.folder / "stop"
+    run = cluster.start(0, "run", "--on", "m1,m2", "until.py", str(stop))
+    job = job_of(run)
+    run.wait_for("rank 1/2 waits", LIMIT_S)
+    cluster.machines.net.cut(0)
+    try:
+        assert run.end(LIMIT_S) == 1, "".join(run.lines)
+        said = "".join(run.lines)
+        assert f"job {job}: no machine answers any more" in said
+        assert f"ringleader attach {job}" in said
+        assert state_of(cluster, 1, job) == "running"
+        stop.touch()
+        wait_until(lambda: state_of(cluster, 2, job) == "succeeded")
+        assert "rank 1/2 goes" in cluster.ask(2, "logs", job)
+    finally:
+        cluster.machines.net.mend(0)
+    wait_until(lambda: len(known(cluster)) == 3)
+    wait_until(lambda: state_of(cluster, 0, job) == "succeeded")
+    cluster.nothing_is_left()
+
+
+def state_of(cluster: Cluster, index: int, job: str) -> str:
+    """How a job stands, as one machine tells it."""
+    found = {each["id"]: each["state"] for each in cluster.jobs(index)}
+    return str(found.get(job))

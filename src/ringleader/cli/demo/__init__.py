@@ -9,20 +9,20 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ringleader.cli import units
-from ringleader.cli.demo.chaos_view import show_chaos
-from ringleader.cli.demo.demo_machine import pair
 from ringleader.cli.extras import require_extra
 from ringleader.cli.interrupt import exit_on_sigterm
 from ringleader.cli.json_socket import Message
-from ringleader.cli.worker_pool import WorkerPool
 from ringleader.errors import RingleaderError
+
+if TYPE_CHECKING:  # slow to import; --help needs none of them
+    from ringleader.cli.worker_pool import WorkerPool
 
 _EPOCHS = 30
 _START_S = 120.0
@@ -140,6 +140,8 @@ def demo(
     ] = False,
 ) -> None:
     """Train a digit classifier with several nodes here and check the result."""
+    from ringleader.cli.demo.chaos_view import show_chaos
+
     errors = Console(stderr=True)
     try:
         require_extra("demo")
@@ -164,6 +166,9 @@ def demo(
 
 def run_demo(ranks: int, epochs: int, on_epoch: OnEpoch) -> DemoResult:
     """Start the ranks, train, and compare with a single-process run."""
+    from ringleader.cli.demo.demo_machine import pair
+    from ringleader.cli.worker_pool import WorkerPool
+
     with TemporaryDirectory() as folder, WorkerPool("demo", ranks) as pool:
         machines, tag = pair(ranks, Path(folder))
         for rank, machine in enumerate(machines):

@@ -81,11 +81,15 @@ class JobStart:
             try:
                 await all_or_first_error(_start(channel) for channel in channels)
             except BaseException:
+                self._close()  # a machine that was not told to start forgets the job
                 await stop_everywhere(self.path, machines, self.spec.id, is_urgent=True)
                 raise
         finally:
-            for channel in self._channels:
-                channel.close()
+            self._close()
+
+    def _close(self) -> None:
+        for channel in self._channels:
+            channel.close()
 
     async def _prepare(self, machine: JobMachine) -> tuple[JobMachine, Prepared]:
         channel = await Channel.open(self.path, machine)

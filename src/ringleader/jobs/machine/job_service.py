@@ -16,13 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringleader import settings
-from ringleader.errors import PeerRefused, ProtocolError
+from ringleader.deadline import Deadline
+from ringleader.errors import PeerLost, PeerRefused, ProtocolError
 from ringleader.ids import NodeId
 from ringleader.jobs.machine.job_folder import JobFolder, find_jobs, jobs_directory
-from ringleader.jobs.machine.output_stream import send_output
-from ringleader.jobs.machine.preparation import Machine, prepare_job
+from ringleader.jobs.machine.output_stream import POLL_S, send_output
+from ringleader.jobs.machine.preparation import SUPERVISOR_S, Machine, prepare_job
 from ringleader.jobs.machine.project_transfer import project_store
 from ringleader.jobs.machine.result_files import send_files
+from ringleader.jobs.protocol.job_record import JobState
 from ringleader.jobs.protocol.messages import (
     MAX_MESSAGE_BYTES,
     PURPOSE,
@@ -38,6 +40,7 @@ from ringleader.jobs.protocol.messages import (
 )
 from ringleader.node.agent.agent_core import AgentCore
 from ringleader.node.agent.service_stream import ServiceStream
+from ringleader.node.protocol.local_requests import RequestFailed
 
 MAX_LISTED = 100
 REQUEST_S = 60.0
@@ -63,13 +66,19 @@ class JobService:
             await self._pass_on(stream, NodeId(stream.subject))
             return
         self._reap()
-        async with asyncio.timeout(REQUEST_S):
-            body = await stream.read(MAX_MESSAGE_BYTES)
-        # Only now: who is refused while it still writes may never read why.
+        body = await self._first_message(stream)
         if stream.peer is not None and not self.core.config.accepts_jobs:
             text = "runs no jobs of other machines; allow it there with: ringleader up"
             raise PeerRefused(self.core.local.name, text)
         await self._answer(stream, decode_job_request(body, stream.who))
+
+    async def _first_message(self, stream: ServiceStream) -> bytes:
+        """Read what the client wants, before anything can fail.
+
+        A client that is refused while it still writes may never read why.
+        """
+        async with asyncio.timeout(REQUEST_S):
+            return await stream.read(MAX_MESSAGE_BYTES)
 
     async def _answer(self, stream: ServiceStream, request: JobRequest) -> None:
         match request:
@@ -83,6 +92,7 @@ class JobService:
                 await send_output(stream, request, self._folder(request.job))
             case Stop(job=job, is_urgent=is_urgent):
                 folder = self._folder(job)
+                await _wait_until_started(folder)
                 stop_job(folder, is_urgent=is_urgent)
                 await stream.send(Changed(folder.read()))
             case Fetch():
@@ -115,23 +125,47 @@ class JobService:
 
     async def _pass_on(self, stream: ServiceStream, node: NodeId) -> None:
         """Let the client talk to the same service of another machine."""
+        first = await self._first_message(stream)
         other = await self.core.services.dial(node, PURPOSE)
-        directions = [
-            asyncio.create_task(_copy(stream, other)),
-            asyncio.create_task(_copy(other, stream)),
-        ]
         try:
-            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+            await other.send_body(first)
+            await _connect(stream, other)
         finally:
-            for task in directions:
-                task.cancel()
-            await asyncio.gather(*directions, return_exceptions=True)
             other.close()
+            if other.lost:  # the client, which is here, cannot know why
+                error = PeerLost(other.name, other.lost)
+                await stream.send(RequestFailed.of(error))
+
+
+async def _connect(one: ServiceStream, other: ServiceStream) -> None:
+    """Copy messages in both directions until one end is closed."""
+    directions = [
+        asyncio.create_task(_copy(one, other)),
+        asyncio.create_task(_copy(other, one)),
+    ]
+    try:
+        await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in directions:
+            task.cancel()
+        await asyncio.gather(*directions, return_exceptions=True)
 
 
 async def _copy(source: ServiceStream, target: ServiceStream) -> None:
     while True:
         await target.send_body(await source.read(MAX_MESSAGE_BYTES))
+
+
+async def _wait_until_started(folder: JobFolder) -> None:
+    """Wait while a job is being prepared: it has no process yet that could be stopped.
+
+    Raises ``ConfigError`` if it is gone then.
+    """
+    deadline = Deadline.after(SUPERVISOR_S)
+    while not deadline.is_over():
+        if folder.read().state != JobState.PREPARED:
+            return
+        await asyncio.sleep(POLL_S)
 
 
 def stop_job(folder: JobFolder, *, is_urgent: bool) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from ringleader.data.file_names import is_text
 from ringleader.errors import ConfigError
 from ringleader.jobs.machine.job_folder import JobFolder
 from ringleader.jobs.protocol.messages import PART_BYTES, Done, Fetch, FilePart
@@ -22,6 +23,9 @@ async def send_files(stream: ServiceStream, request: Fetch, folder: JobFolder) -
     work = Path(folder.stored().work)
     for path in await asyncio.to_thread(find_results, work, request.path):
         name = path.relative_to(work).as_posix()
+        if not is_text(name):
+            text = "its name is not valid UTF-8; let the program choose another one"
+            raise ConfigError(f"--fetch {request.path}: {name!a}: {text}")
         try:
             await _send_file(stream, path, name)
         except OSError as exc:
