@@ -9,6 +9,9 @@ every 100 steps. Measured: time from the kill to the next applied update, time u
 the run is further than before the kill, and updates that were lost and done again.
 "Worker" kills a worker process; "machine" kills the agent, too; "rank 0" is the
 machine of the rendezvous. torchft: elastic_compare_torchft.py.
+
+The results are saved after every kill. ``--only NAME`` runs one of the two and keeps
+what today's file has of the other.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,8 +141,11 @@ def wait_for(run: Torchrun, after_s: float, above: int, until_s: float) -> float
     return None
 
 
-def kill_torchrun(kind: str, kills: int, seed: int) -> Outcome:
-    """Measure kills of one kind; a machine that was killed starts again after 10 s."""
+def kill_torchrun(kind: str, kills: int, seed: int) -> Iterator[Outcome]:
+    """Measure kills of one kind; a machine that was killed starts again after 10 s.
+
+    Yields the outcome after each of them.
+    """
     outcome, chosen = Outcome(), random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         run = Torchrun(Path(folder))
@@ -146,11 +153,12 @@ def kill_torchrun(kind: str, kills: int, seed: int) -> Outcome:
             for index in range(SIZE):
                 run.start(index)
             for _ in range(kills):
-                if not _kill_one(run, kind, chosen, outcome):
+                goes_on = _kill_one(run, kind, chosen, outcome)
+                yield outcome
+                if not goes_on:
                     break
         finally:
             run.close()
-    return outcome
 
 
 def _kill_one(
@@ -189,8 +197,11 @@ def _kill_one(
 # -- ours ----------------------------------------------------------------------------
 
 
-def kill_ours(kind: str, kills: int, seed: int) -> Outcome:
-    """Measure kills of the leader ("rank 0") or of another member."""
+def kill_ours(kind: str, kills: int, seed: int) -> Iterator[Outcome]:
+    """Measure kills of the leader ("rank 0") or of another member.
+
+    Yields the outcome after each of them.
+    """
     outcome, chosen = Outcome(), random.Random(seed)
     pause_s = PAUSE_S / (GLOBAL_BATCH / MICRO_BATCH)
     with tempfile.TemporaryDirectory() as folder, World(Path(folder), SIZE) as world:
@@ -214,39 +225,57 @@ def kill_ours(kind: str, kills: int, seed: int) -> Outcome:
                 )
             except Hang:
                 outcome.ended += 1
+                yield outcome
                 break
             outcome.next_update_s.append(after_s - killed_s)
             outcome.further_s.append(after_s - killed_s)
             lost = before - min(m.version for m in world.alive.values())
             outcome.updates_lost.append(max(0, lost))
+            yield outcome
             while time.monotonic() < killed_s + 10:
                 world.handle(0.05)
             world.start(index, joins=True)
         world.check_ledger()
-    return outcome
+
+
+MEASURES: dict[
+    str, tuple[tuple[str, ...], Callable[[str, int, int], Iterator[Outcome]]]
+] = {
+    "ringleader": (("machine", "rank 0"), kill_ours),
+    "torchrun": (("worker", "machine", "rank 0"), kill_torchrun),
+}
+"""The kinds of kills of each competitor, and what carries them out."""
 
 
 def main() -> None:
     """Measure both, print and save the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", choices=[*MEASURES], metavar="NAME")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=dated("elastic-compare"))
     chosen = parser.parse_args()
     load = round(os.getloadavg()[0], 2)
-    found: dict[str, dict[str, Any]] = {}
-    for name, measure in (("ringleader", kill_ours), ("torchrun", kill_torchrun)):
-        kinds = ("machine", "rank 0")
-        for kind in ("worker", *kinds) if name == "torchrun" else kinds:
-            if chosen.only in ("", name):
-                outcome = measure(kind, chosen.kills, chosen.seed).summary()
-                found.setdefault(name, {})[kind] = outcome
-                print(name, kind, json.dumps(outcome), flush=True)
-    results = {**describe(), "load_before": load, **found}
-    if len(found) == 2:
+    names = [name for name in MEASURES if chosen.only in (None, name)]
+    found = {} if chosen.only is None else earlier(chosen.out)
+    found |= {name: {} for name in names}
+    results: dict[str, object] = {**describe(), "load_before": load}
+    for name in names:
+        kinds, measure = MEASURES[name]
+        for kind in kinds:
+            for outcome in measure(kind, chosen.kills, chosen.seed):
+                found[name][kind] = outcome.summary()
+                save(chosen.out, {**results, **found})
+            print(name, kind, json.dumps(found[name].get(kind)), flush=True)
+    if all(len(found.get(name, {})) == len(MEASURES[name][0]) for name in MEASURES):
         results["bars"] = judge(found)
-    save(chosen.out, results)
+    save(chosen.out, {**results, **found})
+
+
+def earlier(file: Path) -> dict[str, dict[str, Any]]:
+    """Return what a file has of each competitor."""
+    saved = json.loads(file.read_text()) if file.exists() else {}
+    return {name: saved[name] for name in MEASURES if name in saved}
 
 
 def judge(found: dict[str, dict[str, Any]]) -> list[dict[str, object]]:

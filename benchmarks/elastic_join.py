@@ -6,9 +6,17 @@ Members and the newcomer are new interpreters in network namespaces. The newcome
 imports, follows the run, is admitted, trains for some steps and is killed; again and
 again. Steps of the others are told apart: before; while the newcomer imports, which
 here takes a core from them and on a machine of its own would not; while it joins, from
-its call of ``ringleader.elastic`` to its first step as a member (``joined_s``; the
-first one that it computed a part of is ``worked_s``); and after that. As a control, a
-process joins nothing and only uses as much of a core as the newcomer did.
+its call of ``ringleader.elastic`` to the end of its first step; and after that. As a
+control, a process joins nothing and only uses as much of a core as the newcomer did.
+
+Times of a newcomer, from its call of ``ringleader.elastic``:
+
+    level_s       it has caught up with the run, and asks for admission
+    admitted_s    it is a member: it has installed a view with all others. That is the
+                  bar "joined"
+    returned_s    ``ringleader.elastic`` has returned: its state is that of the others
+    first_step_s  the end of its first step, in which it may have had no work
+    worked_s      the end of the first step that it computed a part of
 """
 
 from __future__ import annotations
@@ -41,7 +49,7 @@ from ringleader.testing.run_member import issue_credentials
 MEMBER = Path(__file__).with_name("elastic_join_member.py")
 PORT = 29_660
 LIMIT_S = 600.0
-MEDIAN_BAR, LARGEST_BAR, EXTRA_S, JOINED_BAR_S = 1.2, 1.5, 0.3, 10.0
+MEDIAN_BAR, LARGEST_BAR, EXTRA_S, ADMITTED_BAR_S = 1.2, 1.5, 0.3, 10.0
 
 Report = dict[str, Any]
 
@@ -142,13 +150,15 @@ class Bench:
         newcomer = self._start(self._size, joins=True)
         self.wait(lambda: newcomer.of("joining"), "newcomer")
         before = self._counters()
-        self.wait(lambda: newcomer.of("member"), "admission")
+        self.wait(lambda: newcomer.of("returned"), "admission")
         after = self._counters()
         self.wait(lambda: len(newcomer.steps()) >= steps, "steps of the newcomer")
         killed_s = time.monotonic()
         newcomer.popen.kill()
         self.rest(steps)
-        begun, admitted = newcomer.of("joining")[0], newcomer.of("member")[0]
+        begun, returned = newcomer.of("joining")[0], newcomer.of("returned")[0]
+        full = self._size + 1
+        admitted = next(r for r in newcomer.of("view") if r["members"] == full)
         level = newcomer.of("level")
         first = newcomer.of("step")[0]
         spans = {
@@ -161,11 +171,12 @@ class Bench:
             "import_s": begun["at_s"] - begun["started_s"],
             "level_s": level[0]["at_s"] - begun["at_s"] if level else None,
             "admitted_s": admitted["at_s"] - begun["at_s"],
-            "joined_s": first["at"] - begun["at_s"],
+            "returned_s": returned["at_s"] - begun["at_s"],
+            "first_step_s": first["at"] - begun["at_s"],
             "worked_s": self._worked_s(newcomer, begun["at_s"]),
-            "joined_from_start_s": first["at"] - begun["started_s"],
-            "newcomer_cores": (admitted["cpu_s"] - begun["cpu_s"])
-            / (admitted["at_s"] - begun["at_s"]),
+            "first_step_from_start_s": first["at"] - begun["started_s"],
+            "newcomer_cores": (returned["cpu_s"] - begun["cpu_s"])
+            / (returned["at_s"] - begun["at_s"]),
             "newcomer_received_mb": (after[-1][1] - before[-1][1]) / 1e6,
             "sent_mb": [
                 (b[0] - a[0]) / 1e6 for a, b in zip(before, after, strict=True)
@@ -178,9 +189,9 @@ class Bench:
         """Let a process use the processor as a newcomer does; return others' steps."""
         burn = ("--burn", str(cores), "--seconds", str(seconds))
         process = self._start(self._size, joins=False, burn=burn)
-        self.wait(lambda: process.of("member"), "end of the control")
+        self.wait(lambda: process.of("returned"), "end of the control")
         self.rest(1)
-        begun, ended = process.of("joining")[0], process.of("member")[0]
+        begun, ended = process.of("joining")[0], process.of("returned")[0]
         return self.steps_in(begun["at_s"], ended["at_s"])
 
     def steps_in(self, since_s: float, until_s: float) -> list[float]:
@@ -236,7 +247,10 @@ def bars(joins: list[dict[str, Any]]) -> list[dict[str, object]]:
     usual_s = statistics.median(s for j in joins for s in j["steps_s"]["before"])
     joining = [s for j in joins for s in j["steps_s"]["joining"]]
     median = statistics.median(joining) / usual_s
-    largest_s, joined_s = max(joining), max(j["joined_s"] for j in joins)
+    largest_s = max(joining)
+    times = {
+        name: max(j[name] for j in joins) for name in ("admitted_s", "first_step_s")
+    }
     allowed_s = LARGEST_BAR * usual_s + EXTRA_S
     is_same = all(j["is_identical"] for j in joins)
     return [
@@ -251,9 +265,10 @@ def bars(joins: list[dict[str, Any]]) -> list[dict[str, object]]:
             is_met=largest_s <= allowed_s,
         ),
         bar(
-            f"first step as a member <= {JOINED_BAR_S:g} s after the call",
-            round(joined_s, 3),
-            is_met=joined_s <= JOINED_BAR_S,
+            f"joined: a member of an installed view <= {ADMITTED_BAR_S:g} s after the"
+            " call; the end of its first step beside it",
+            rounded(times),
+            is_met=times["admitted_s"] <= ADMITTED_BAR_S,
         ),
         bar("state identical, bit for bit", is_same, is_met=is_same),
     ]
@@ -293,7 +308,7 @@ def main() -> None:
         for turn in range(chosen.times):
             joins.append(bench.join(chosen.steps))
             print(turn, json.dumps(rounded(joins[-1])), flush=True)
-            cores, seconds = joins[-1]["newcomer_cores"], joins[-1]["admitted_s"]
+            cores, seconds = joins[-1]["newcomer_cores"], joins[-1]["returned_s"]
             control += bench.control(cores, seconds)
             loads.append(os.getloadavg()[0])
     verdicts = bars(joins)

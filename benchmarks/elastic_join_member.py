@@ -22,8 +22,10 @@ import torch._dynamo  # noqa: E402 - the first optimizer imports it
 from torch import Tensor, nn  # noqa: E402
 from torch.utils.data import Dataset  # noqa: E402
 
+from ringleader.membership.member import View  # noqa: E402
 from ringleader.training import following  # noqa: E402
 from ringleader.training.elastic import elastic  # noqa: E402
+from ringleader.training.view_session import ViewSession  # noqa: E402
 
 WIDTH, LAYERS, CLASSES = 1013, 24, 7
 """24.7 million parameters in 24 layers, in sizes that divide by nothing."""
@@ -79,6 +81,13 @@ def train(pause_s: float, full: int, num_layers: int) -> None:
         release(membership)
 
     following.RunMembership.release = released  # type: ignore[method-assign]
+    install = ViewSession.install
+
+    def installed(session: ViewSession, view: View) -> None:
+        install(session, view)
+        say("view", members=len(view.members))
+
+    ViewSession.install = installed  # type: ignore[method-assign]
     say("joining", started_s=STARTED_S, cpu_s=time.process_time())
     run = elastic(
         model,
@@ -88,7 +97,7 @@ def train(pause_s: float, full: int, num_layers: int) -> None:
         micro_batch=MICRO_BATCH,
         epochs=None,
     )
-    say("member", version=run.version, cpu_s=time.process_time())
+    say("returned", version=run.version, cpu_s=time.process_time())
     num_full = 0
     for x, y in run:
         time.sleep(pause_s)
@@ -118,7 +127,7 @@ def burn(cores: float, seconds: float) -> None:
         while time.monotonic() < now_s + 0.05 * cores:
             a.mul_(1.0)
         time.sleep(0.05 * (1 - min(cores, 1.0)))
-    say("member", cpu_s=time.process_time())
+    say("returned", cpu_s=time.process_time())
 
 
 def main() -> None:

@@ -7,9 +7,10 @@ weights of late differences, and the codecs with error feedback. Synchronous tra
 
 Every case runs with one seed first. Then the best of each family runs with the other
 seeds, and the means are compared: the verdict says whether DiLoCo with int8 is within
-1 % of synchronous training, both with the best of their learning rates.
+1 % of synchronous training, both with the best of their learning rates. The same
+command goes on where it was interrupted: what the file of results has is not repeated.
 
-    python benchmarks/low_communication.py --problem characters --jobs 2
+    python benchmarks/low_communication.py --problem few-characters --match 'DDP|int8'
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import statistics
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ import torch
 
 sys.path.append(str(Path(__file__).parent))
 
-from low_communication_cases import CASES, Case
-from low_communication_problems import PROBLEMS
+from low_communication_cases import CASES, MAX_WORKERS, Case
+from low_communication_problems import PROBLEMS, Problem
 from low_communication_training import ROUND, train
 
 RESULTS = Path(__file__).parent / "results"
@@ -39,11 +40,16 @@ WITHIN = 0.01
 """Bar of issue 18: how far the test loss may be above that of DDP."""
 
 
-def run_job(job: tuple[Case, str, int, int]) -> dict[str, Any]:
+def make_problem(args: argparse.Namespace) -> Problem:
+    """Return the problem, with the user's batch if there is one."""
+    problem = PROBLEMS[args.problem]()
+    return replace(problem, batch=args.batch or problem.batch)
+
+
+def run_job(case: Case, args: argparse.Namespace, seed: int) -> dict[str, Any]:
     """Train one case with one seed."""
-    case, problem, seed, rounds = job
     began_s = time.monotonic()
-    value = train(case, PROBLEMS[problem](), seed, rounds)
+    value = train(case, make_problem(args), seed, args.rounds)
     seconds = round(time.monotonic() - began_s)
     row = {"case": case.name, "family": case.family, "seed": seed, "value": value}
     print(f"{value:8.4f}  seed {seed}  {seconds:5d} s  {case.name}", flush=True)
@@ -80,11 +86,11 @@ class Benchmark:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self._problem = PROBLEMS[args.problem]()
+        self._problem = make_problem(args)
         self._date = time.strftime("%Y-%m-%d")
         name = f"low-communication-{args.problem}-{self._date}.json"
         self._out = args.out or RESULTS / name
-        self._rows: list[dict[str, Any]] = []
+        self._rows = self._earlier_rows()
 
     def run(self) -> None:
         """Run every case, then the best ones with more seeds."""
@@ -101,10 +107,35 @@ class Benchmark:
             print(f"{row['mean']:8.4f}  {family}: {row['case']}")
         print(json.dumps(found["verdict"], indent=1), f"\n{self._out}")
 
+    def _earlier_rows(self) -> list[dict[str, Any]]:
+        """Return what an interrupted run of the same problem has found."""
+        if not self._out.exists():
+            return []
+        found = json.loads(self._out.read_text())
+        now = self._settings()
+        if {name: found[name] for name in now} != now:
+            sys.exit(f"{self._out} has results of other settings: use --out FILE")
+        return list(found["rows"])
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what all rows of one file have in common."""
+        return {
+            "problem": self._args.problem,
+            "rounds": self._args.rounds,
+            "samples_per_global_step": self._problem.batch,
+            "torch": torch.__version__,
+        }
+
+    def _has(self, case: Case, seed: int) -> bool:
+        settings = json.dumps(asdict(case))
+        same = [r for r in self._rows if json.dumps(r["settings"]) == settings]
+        return any(row["seed"] == seed for row in same)
+
     def _collect(self, pool: ProcessPoolExecutor, jobs: list[tuple[Case, int]]) -> None:
-        name, rounds = self._args.problem, self._args.rounds
         futures = [
-            pool.submit(run_job, (case, name, seed, rounds)) for case, seed in jobs
+            pool.submit(run_job, case, self._args, seed)
+            for case, seed in jobs
+            if not self._has(case, seed)
         ]
         for future in as_completed(futures):
             self._rows.append(future.result())
@@ -115,7 +146,7 @@ class Benchmark:
         return best_of(rows, is_loss=not self._problem.reports_accuracy)
 
     def _write(self, *, is_complete: bool) -> dict[str, Any]:
-        problem, args = self._problem, self._args
+        problem = self._problem
         means = {}
         for family, best in self._best().items():
             same = [row for row in self._rows if row["case"] == best["case"]]
@@ -125,13 +156,10 @@ class Benchmark:
         found = {
             "date": self._date,
             "is_complete": is_complete,
-            "problem": args.problem,
+            **self._settings(),
             "reports": "percent right" if problem.reports_accuracy else "test loss",
             "parameters": sum(p.numel() for p in model.parameters()),
-            "rounds": args.rounds,
-            "steps_of_each_worker": args.rounds * ROUND,
-            "samples_per_global_step": problem.batch,
-            "torch": torch.__version__,
+            "steps_of_each_worker": self._args.rounds * ROUND,
             "best": means,
             "verdict": {} if problem.reports_accuracy else verdicts(means),
             "rows": self._rows,
@@ -143,12 +171,15 @@ class Benchmark:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--problem", default="digits", choices=sorted(PROBLEMS))
-    parser.add_argument("--rounds", type=int, default=50, help=f"of {ROUND} steps")
+    parser.add_argument("--rounds", type=int, default=200, help=f"of {ROUND} steps")
+    parser.add_argument("--batch", type=int, default=0, help="samples of all workers")
     parser.add_argument("--match", default="", help="only cases this matches (regex)")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2, help="processes of one thread")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
+    if args.batch < 0 or args.batch % MAX_WORKERS:
+        parser.error(f"--batch {args.batch}: use a multiple of {MAX_WORKERS} workers")
     Benchmark(args).run()
 
 

@@ -21,6 +21,8 @@ class Case:
     """Local steps between two exchanges; 0: synchronous training."""
     lr: float = 0.004
     """Largest learning rate of AdamW: warm-up over 100 steps, then a cosine to 0."""
+    beta2: float = 0.99
+    """How much AdamW keeps of its mean of squared gradients in each step."""
     outer_rate: float = 0.7
     outer_momentum: float = 0.9
     is_adam: bool = False
@@ -40,6 +42,13 @@ def _rates(case: Case, *rates: float) -> list[Case]:
     return [replace(case, name=f"{case.name}, lr {r:g}", lr=r) for r in rates]
 
 
+def _slow(cases: list[Case]) -> list[Case]:
+    """Return cases with a longer memory of squared gradients: small batches differ."""
+    return [
+        replace(case, name=f"{case.name}, beta2 0.999", beta2=0.999) for case in cases
+    ]
+
+
 def _outer(case: Case, rate: float, momentum: float) -> Case:
     name = f"{case.name}, outer {rate:g} and {momentum:g}"
     return replace(case, name=name, outer_rate=rate, outer_momentum=momentum)
@@ -49,10 +58,11 @@ def _diloco(workers: int, codec: str = "") -> list[Case]:
     name = f"{workers} workers, H 50, {codec or 'float32'}"
     case = Case(name, name, workers=workers, codec=codec)
     return [
-        *_rates(_outer(case, 0.7, 0.9), 0.001, 0.002, 0.004),
-        *_rates(_outer(case, 1.0, 0.5), 0.004, 0.008),
-        *_rates(_outer(case, 1.0, 0.7), 0.008, 0.016),
-        *_rates(_outer(case, 1.0, 0.0), 0.008),
+        *_rates(_outer(case, 1.0, 0.5), 0.008),
+        *_rates(_outer(case, 1.0, 0.7), 0.008),
+        *_slow(_rates(_outer(case, 0.7, 0.9), 0.004)),
+        *_slow(_rates(_outer(case, 1.0, 0.3), 0.016)),
+        *_slow(_rates(_outer(case, 1.0, 0.6), 0.008, 0.016)),
     ]
 
 
@@ -62,6 +72,7 @@ def _sparse(workers: int, rule: str = "all") -> Case:
     return _outer(case, 1.0, 0.0)
 
 
+_DDP = Case("DDP", "DDP", steps=0)
 _USUAL = replace(Case("", "", DIGITS), lr=0.002)
 _LATE = (
     ("Nesterov", {"has_age_weights": False}),
@@ -75,7 +86,8 @@ def _named(name: str, **changes: object) -> Case:
 
 
 CASES = (
-    *_rates(Case("DDP", "DDP", steps=0), 0.004, 0.008, 0.016, 0.032),
+    *_rates(_DDP, 0.004, 0.008, 0.016, 0.032),
+    *_slow(_rates(_DDP, 0.008, 0.016, 0.032)),
     *_diloco(2, "int8"),
     *_diloco(4, "int8"),
     *_rates(_outer(Case("2 workers", "2 workers, float32", workers=2), 1, 0.7), 0.008),
@@ -92,3 +104,4 @@ CASES = (
         for label, more in _LATE
     ),
 )
+MAX_WORKERS = max(case.workers for case in CASES)

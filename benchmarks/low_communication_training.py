@@ -38,7 +38,7 @@ def train(case: Case, problem: Problem, seed: int, rounds: int) -> float:
 
 
 def _train_synchronously(case: Case, problem: Problem, seed: int, total: int) -> float:
-    worker = Worker(problem, seed, case.lr, problem.batch)
+    worker = Worker(case, problem, seed, problem.batch)
     samples = sample_order(len(problem.train[0]), seed)
     for step in range(total):
         worker.step(samples, schedule(step, total))
@@ -62,12 +62,12 @@ def sample_order(count: int, seed: int) -> Iterator[int]:
 class Worker:
     """A model with AdamW, whose state stays from round to round."""
 
-    def __init__(self, problem: Problem, seed: int, lr: float, batch: int) -> None:
+    def __init__(self, case: Case, problem: Problem, seed: int, batch: int) -> None:
         self.model = problem.seeded_model(seed)
-        self._problem, self._lr, self._batch = problem, lr, batch
+        self._problem, self._lr, self._batch = problem, case.lr, batch
         self._parameters = list(self.model.parameters())
         self._adam = torch.optim.AdamW(
-            self._parameters, betas=(0.9, 0.99), weight_decay=0.01, fused=True
+            self._parameters, betas=(0.9, case.beta2), weight_decay=0.01, fused=True
         )
 
     def step(self, samples: Iterator[int], factor: float) -> None:
@@ -102,7 +102,7 @@ class Simulation:
         self._case, self._problem, self._total = case, problem, total
         self._batch = problem.batch // case.workers
         self._workers = [
-            Worker(problem, seed, case.lr, self._batch) for _ in range(case.workers)
+            Worker(case, problem, seed, self._batch) for _ in range(case.workers)
         ]
         self._samples = sample_order(len(problem.train[0]), seed)
         self._outer = Outer(case, self._workers[0].values())

@@ -1,6 +1,7 @@
 """Checks the step protocol of elastic runs in its simulator, and how fast that is.
 
     .venv/bin/python benchmarks/step_protocol.py --out FILE [--part NAME] [--seeds N]
+        [--jobs PROCESSES]
 
 Parts, each kept in FILE with its date when it is done:
 
@@ -13,7 +14,8 @@ Parts, each kept in FILE with its date when it is done:
 
 A later call continues where FILE ends: planted bugs that were found are not looked for
 again, and ``--seeds N`` goes on after the last seed until N were run in all. FILE is
-written every few seconds, so a run may be stopped at any time.
+written every few seconds, so a run may be stopped at any time: what is lost is what
+the processes have begun. The part rate is always measured in one process.
 """
 
 from __future__ import annotations
@@ -22,13 +24,19 @@ import argparse
 import json
 import os
 import platform
+import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
+from multiprocessing import get_context
+from multiprocessing.pool import Pool
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
+from ringleader.node.launch.end_with_parent import kill_on_death_of_parent
 from ringleader.simulation.seed_runs import spare_collector
 from ringleader.simulation.steps.membership_run import simulate_with_membership
 from ringleader.simulation.steps.oracle import INVARIANTS
@@ -43,7 +51,58 @@ NEEDED_RATE = 1000
 NEEDED_SEEDS = 100_000
 WRITE_S = 10.0
 
+BLOCK = 10
+"""Seeds that a process runs before it tells of them."""
+
 PARTS = ("rate", "bugs", "membership", "majority", "seeds")
+SIMULATIONS: dict[str, Callable[[int], StepResult]] = {
+    "membership": simulate_with_membership,
+    "majority": partial(simulate_steps, partition="majority"),
+    "seeds": simulate_steps,
+}
+
+_A, _B = TypeVar("_A"), TypeVar("_B")
+
+
+class Workers:
+    """Spreads work over processes; without a pool this one does it."""
+
+    def __init__(self, pool: Pool | None) -> None:
+        self._pool = pool
+
+    def in_order(self, work: Callable[[_A], _B], on: Iterable[_A]) -> Iterable[_B]:
+        """Return results in the order of what they are of."""
+        return map(work, on) if self._pool is None else self._pool.imap(work, on)
+
+    def as_done(self, work: Callable[[_A], _B], on: Iterable[_A]) -> Iterable[_B]:
+        """Return results in the order in which they are there."""
+        if self._pool is None:
+            return map(work, on)
+        return self._pool.imap_unordered(work, on)
+
+
+@contextmanager
+def workers(jobs: int) -> Iterator[Workers]:
+    """Yield as many processes; a single one is this one."""
+    if jobs == 1:
+        _prepare()
+        yield Workers(None)
+    else:
+        with get_context("spawn").Pool(jobs, _begin, (os.getpid(),)) as pool:
+            yield Workers(pool)
+
+
+def _begin(parent: int) -> None:
+    """Start a process: it ends with ``parent``, which alone is told of Ctrl-C."""
+    if sys.platform == "linux":
+        kill_on_death_of_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _prepare()
+
+
+def _prepare() -> None:
+    simulate_steps(0)  # everything is imported and warm
+    spare_collector()
 
 
 class Report:
@@ -81,29 +140,30 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, action="append", help="default: all")
     parser.add_argument("--seeds", type=int, default=1000, help="of the part seeds")
     parser.add_argument("--other-seeds", type=int, default=500, help="of the others")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.jobs < 1:
+        parser.error(f"--jobs {options.jobs}: at least one process is needed")
     report = Report(options.out)
-    simulate_steps(0)  # everything is imported and warm
-    spare_collector()
-    num = options.other_seeds
-    jobs: dict[str, Callable[[], None]] = {
-        "rate": partial(measure_rate, report),
-        "bugs": partial(find_bugs, report),
-        "membership": partial(run, report, "membership", simulate_with_membership, num),
-        "majority": partial(
-            run, report, "majority", partial(simulate_steps, partition="majority"), num
-        ),
-        "seeds": partial(run, report, "seeds", simulate_steps, options.seeds),
-    }
-    for part in options.part or PARTS:
-        jobs[part]()
+    parts = options.part or PARTS
+    if "rate" in parts:  # before the other processes take the cores
+        measure_rate(report)
+    with workers(options.jobs) as pool:
+        if "bugs" in parts:
+            find_bugs(report, pool)
+        for part in SIMULATIONS:
+            if part in parts:
+                wanted = options.seeds if part == "seeds" else options.other_seeds
+                run(report, part, wanted, pool)
+    for part in parts:
         print(f"{part}: {json.dumps(report.parts[part])}", flush=True)
     print(json.dumps(report.parts["verdict"]))
 
 
 def measure_rate(report: Report) -> None:
     """Measure the rate with 8 nodes."""
+    _prepare()
     num = 200
     begin_s = time.process_time()
     failed = [s for s in range(num) if simulate_steps(s, size=8).failure is not None]
@@ -113,42 +173,76 @@ def measure_rate(report: Report) -> None:
     report.keep("rate", found)
 
 
-def run(
-    report: Report, part: str, simulate: Callable[[int], StepResult], until: int
-) -> None:
-    """Run the seeds that are missing from a part."""
+class Block(NamedTuple):
+    """Seeds that one process runs."""
+
+    part: str
+    first: int
+    end: int
+
+
+class Outcome(NamedTuple):
+    """What came of a block."""
+
+    end: int
+    counts: dict[str, int]
+    failed: list[tuple[int, str]]
+    cpu_s: float
+
+
+def run_block(block: Block) -> Outcome:
+    """Run the seeds of a block."""
+    simulate, begin_s = SIMULATIONS[block.part], time.process_time()
+    counts, failed = dict.fromkeys(COUNTS, 0), []
+    for seed in range(block.first, block.end):
+        result = simulate(seed)
+        for name in COUNTS:
+            counts[name] += getattr(result, f"num_{name}")
+        if result.failure:
+            failed.append((seed, result.failure))
+    return Outcome(block.end, counts, failed, time.process_time() - begin_s)
+
+
+def run(report: Report, part: str, until: int, pool: Workers) -> None:
+    """Run the seeds that are missing from a part.
+
+    Blocks are taken in order: the part has all seeds up to the last one.
+    """
     found = report.parts.get(part) or {"seeds": 0, "failed": [], "cpu_s": 0.0}
     found = {**dict.fromkeys(COUNTS, 0), **found}
-    written_s, begin_s = time.monotonic(), time.process_time()
-    before_s = found["cpu_s"]
-    for seed in range(found["seeds"], until):
-        result = simulate(seed)
-        found["seeds"] = seed + 1
+    written_s, cpu_s = time.monotonic(), found["cpu_s"]
+    firsts = range(found["seeds"], until, BLOCK)
+    blocks = [Block(part, first, min(first + BLOCK, until)) for first in firsts]
+    for outcome in pool.in_order(run_block, blocks):
+        found["seeds"], cpu_s = outcome.end, cpu_s + outcome.cpu_s
         for name in COUNTS:
-            found[name] += getattr(result, f"num_{name}")
-        if result.failure:
-            found["failed"].append([seed, result.failure])
-            print(f"{part}: seed {seed}: {result.failure}", flush=True)
-        is_last = seed == until - 1
-        if is_last or result.failure or time.monotonic() > written_s + WRITE_S:
+            found[name] += outcome.counts[name]
+        for seed, failure in outcome.failed:
+            found["failed"].append([seed, failure])
+            print(f"{part}: seed {seed}: {failure}", flush=True)
+        is_due = time.monotonic() > written_s + WRITE_S
+        if outcome.end == until or outcome.failed or is_due:
             written_s = time.monotonic()
-            found["cpu_s"] = round(before_s + time.process_time() - begin_s, 1)
-            found["seeds_per_cpu_min"] = round(60 * found["seeds"] / found["cpu_s"])
+            found["cpu_s"] = round(cpu_s, 1)
+            found["seeds_per_cpu_min"] = round(60 * found["seeds"] / max(cpu_s, 0.1))
             report.keep(part, found)
 
 
-def find_bugs(report: Report) -> None:
+def find_bugs(report: Report, pool: Workers) -> None:
     """Find each planted bug that was not found yet."""
     found = {k: v for k, v in report.parts.get("bugs", {}).items() if k != "date"}
-    for name in PLANTED_BUGS:
-        if name not in found or found[name]["seed"] is None:
-            found[name] = find_bug(name)
-            print(f"{name}: {json.dumps(found[name])}", flush=True)
-            report.keep("bugs", found)
+    missing = [n for n in PLANTED_BUGS if found.get(n, {}).get("seed") is None]
+    for name, seeds in pool.as_done(find_bug, missing):
+        found[name] = seeds
+        print(f"{name}: {json.dumps(seeds)}", flush=True)
+        report.keep("bugs", {n: found[n] for n in PLANTED_BUGS if n in found})
 
 
-def find_bug(name: str) -> dict[str, Any]:
-    """Return which seeds find a planted bug, and the invariant of the first one."""
+def find_bug(name: str) -> tuple[str, dict[str, Any]]:
+    """Return which seeds find a planted bug, and the invariant of the first one.
+
+    The name comes with them.
+    """
     invariant, rules = PLANTED_BUGS[name]
     first: int | None = None
     violates = ""
@@ -169,7 +263,7 @@ def find_bug(name: str) -> dict[str, Any]:
         only = partial(simulate_steps, rules=rules, watched=(invariant,))
         hits = (s for s in seeds if (only(s).failure or "").startswith(f"{invariant}:"))
         alone = next(hits, None)
-    return {
+    return name, {
         "seed": first,
         "violates": violates,
         "invariant": invariant,

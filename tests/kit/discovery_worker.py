@@ -81,7 +81,6 @@ class Worker:
             key=bytes.fromhex(order["key"]),
             call=order.get("call", ()),
             version=order.get("version"),
-            wait_s=order.get("wait_s", 1.6),
         )
         say(
             "probed",
