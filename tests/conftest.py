@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -38,6 +39,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("busy machine")
+
+# Of several threads of torch, each waits for the others after every operation: with as
+# many processes as here, that costs ten times as much as the operation itself.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _ROOT = str(Path(__file__).parents[1])
 _PATHS = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -285,3 +290,11 @@ def _num_files(items: list[pytest.Item]) -> int:
 
 def _is_slow(item: pytest.Item) -> bool:
     return item.path.relative_to(Path(__file__).parent).parts[0] in _SLOW
+
+
+@pytest.fixture
+def hearing() -> Iterator[None]:
+    """SIGINT interrupts: background jobs of a shell are born deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no LAN here: {REASON}"
 
 WORKER = "tests.kit.discovery_worker"
 DEADLINE_S = 120.0
-ANSWER_S = 6.0
-"""How long a probe listens: the answer of a busy machine takes seconds."""
+MAX_PROBES = 20
+"""Each listens as long as the rules of mDNS allow; a busy machine takes longer."""
 NEVER_S = 3600.0
 """Between the periodic questions: those at the start alone must find everybody."""
 
@@ -52,6 +52,17 @@ class Node:
     def ask(self, do: str, answer: str, **order: object) -> dict[str, Any]:
         self.tell(do, **order)
         return self.event(answer)
+
+    def probe(
+        self, is_right: Callable[[dict[str, Any]], bool], **order: object
+    ) -> dict[str, Any]:
+        """Probe until it is right; return what was found last."""
+        found: dict[str, Any] = {}
+        for _ in range(MAX_PROBES):
+            found = self.ask("probe", "probed", **order)
+            if is_right(found):
+                break
+        return found
 
     def start(self, key: str, **order: object) -> dict[str, Any]:
         order = {"query_every_s": NEVER_S, **order}
@@ -170,11 +181,15 @@ def test_two_secrets_on_one_lan_do_not_see_each_other(net: VirtualLan) -> None:
         wait_for(lambda: other.ask("list", "listed")["num_foreign"] == 2)
         assert other.labels() == set()
         assert len(one.labels()) == 1
-        probe = other.ask("probe", "probed", key=mine, wait_s=ANSWER_S)
-    assert probe["members"] == [["10.77.0.1", "fd77::1"], ["10.77.0.3", "fd77::3"]]
-    assert probe["strangers"] == [["10.77.0.2", "fd77::2"]], "its own node"
-    assert probe["loops_back"]
-    assert probe["heard"] == probe["answered"] == ["10.77.0.1", "10.77.0.3"]
+        expected = {
+            "members": [["10.77.0.1", "fd77::1"], ["10.77.0.3", "fd77::3"]],
+            "strangers": [["10.77.0.2", "fd77::2"]],  # its own node
+            "loops_back": True,
+            "heard": ["10.77.0.1", "10.77.0.3"],
+            "answered": ["10.77.0.1", "10.77.0.3"],
+        }
+        probe = other.probe(lambda p: expected.items() <= p.items(), key=mine)
+    assert {name: probe[name] for name in expected} == expected
 
 
 @pytest.mark.slow
@@ -335,7 +350,9 @@ def test_hosts_without_ipv4_find_each_other_and_a_host_with_both() -> None:
                 if number < 2:
                     assert all(len(s["addresses"]) == 1 for s in seen)
                     assert {s["addresses"][0][:6] for s in seen} == {"fd77::"}
-            probe = three[0].ask("probe", "probed", key=key, wait_s=ANSWER_S)
+            probe = three[0].probe(
+                lambda p: len(p["members"]) == 3 and "fd77::2" in p["answered"], key=key
+            )
             assert len(probe["members"]) == 3
             assert "fd77::2" in probe["answered"]
 
@@ -372,11 +389,15 @@ def test_multicast_that_is_lost_is_told_from_a_peer_that_is_not_there() -> None:
         port = net.hosts[1].cable().port
         argv = ["bridge", "-n", net.switch, "link", "set", "dev", port]
         subprocess.run([*argv, "mcast_flood", "off"], check=True, timeout=DEADLINE_S)
-        probe = deaf.ask("probe", "probed", key=key, call=call, wait_s=ANSWER_S)
+        probe = deaf.probe(lambda p: bool(p["answered"]), key=key, call=call)
         assert probe["heard"] == [], "multicast does not come in"
         assert probe["answered"] == ["10.77.0.1"], "it does go out"
         net.no_multicast(1)
-        probe = deaf.ask("probe", "probed", key=key, call=call, wait_s=ANSWER_S)
+        probe = deaf.probe(
+            lambda p: p["members"] and p["answered_directly"] and p["loops_back"],
+            key=key,
+            call=call,
+        )
         assert probe["heard"] == probe["answered"] == []
         assert probe["answered_directly"] == ["10.77.0.1"]
         assert probe["members"] == [["10.77.0.1", "fd77::1"]]

@@ -393,7 +393,7 @@ def test_a_connection_that_drips_is_closed(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_machine_that_stalls_in_its_run_loses_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(invitation, "STEP_S", 4.0)
+    monkeypatch.setattr(invitation, "STEP_S", 8.0)
     with inviting_host() as it, RawJoiner(it) as slow:
         slow.until_proof()
         assert slow.hear() is None
@@ -402,7 +402,7 @@ def test_a_machine_that_stalls_in_its_run_loses_it(
 
 
 def test_the_whole_run_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invitation, "TOTAL_S", 5.0)
+    monkeypatch.setattr(invitation, "TOTAL_S", 8.0)
     with inviting_host() as it, RawJoiner(it) as slow:
         slow.until_proof()
         assert slow.hear() is None

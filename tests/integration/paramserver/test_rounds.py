@@ -190,7 +190,8 @@ def test_the_steps_of_a_round_follow_from_measured_times(
                 proxy.shutdown()
         output_of(serving)
     facts = json.loads(said[said.index("{") : said.rindex("}") + 1])
-    assert facts["samples"] / load_task("digits").batch_size == 50 + 100 + 200
+    num_steps = facts["samples"] / load_task("digits").batch_size
+    assert 3 * 50 < num_steps <= 50 + 100 + 200, "how much longer, times decide"
 
 
 FLAGS = ["digits", "--mode", "rounds", "--workers", "3", "--rounds", "20", "--http"]

@@ -20,7 +20,8 @@ DEADLINE_S = 120.0
 MAX_TRIES = 30
 PORT = 5000
 
-# Each stream says when its first and last byte arrived; stdout is the only channel out.
+# Streams begin when they are told to, after the clock was read: what came earlier would
+# wait in buffers, and seem faster than the wire. stdout is the only channel out.
 RECEIVER = """
 import json, selectors, socket, sys, time
 address, num_streams, deadline_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
@@ -32,6 +33,7 @@ streams = [server.accept()[0] for _ in range(num_streams)]
 start, total = time.monotonic(), 0
 selector = selectors.DefaultSelector()
 for stream in streams:
+    stream.sendall(b"!")
     selector.register(stream, selectors.EVENT_READ)
 while selector.get_map():
     for key, _ in selector.select(deadline_s):
@@ -47,6 +49,7 @@ SENDER = """
 import socket, sys
 address, num_bytes, deadline_s, port = sys.argv[1:]
 with socket.create_connection((address, int(port)), float(deadline_s)) as stream:
+    stream.recv(1)
     stream.sendall(bytes(int(num_bytes)))
 """
 

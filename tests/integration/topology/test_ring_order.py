@@ -79,9 +79,9 @@ def test_a_link_is_measured_as_fast_as_it_is_and_in_a_moment(
         for _ in range(MAX_TRIES):
             here, there = probe(*net.hosts)
             assert here[1:3] == [there[2], there[1]], "both ends know the same figures"
-            assert max(here[1:3]) < most * wire
             latency_s, out, into, took_s = here
-            if min(out, into) > least * wire and latency_s < 0.02 and took_s < 2.0:
+            is_right = least * wire < min(out, into) <= max(out, into) < most * wire
+            if is_right and latency_s < 0.02 and took_s < 2.0:
                 return
     raise AssertionError(f"in {MAX_TRIES} tries never so fast: {here}")
 
@@ -94,8 +94,7 @@ def test_both_directions_are_measured_apart() -> None:
         out = into = 0.0
         for _ in range(MAX_TRIES):
             _, out, into, _ = probe(*net.hosts)[0]
-            assert into < 3.5e6
-            if out > 15e6 and into > 1.5e6:
+            if out > 15e6 and 1.5e6 < into < 3.5e6:
                 return
     raise AssertionError(f"in {MAX_TRIES} tries never so fast: {out}, {into}")
 

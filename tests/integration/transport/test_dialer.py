@@ -112,7 +112,7 @@ def test_when_none_answers_all_are_named() -> None:
     with silence() as silent:
         refused = nobody()
         with pytest.raises(PeerUnreachable) as caught:
-            connect([silent, refused], limit_s=3.0)
+            connect([silent, refused], limit_s=8.0)
     assert caught.value.peer == 7
     for host, port in (silent, refused):
         assert f"{host}:{port}" in str(caught.value)
@@ -170,7 +170,7 @@ def test_a_refusal_says_more_than_the_silence_of_the_other_addresses() -> None:
             raise PeerRefused(0, "no")
 
         with pytest.raises(PeerRefused, match="no"):
-            dial([refusing, nobody()], greet, limit_s=3.0)
+            dial([refusing, nobody()], greet, limit_s=8.0)
 
 
 def test_who_connects_and_says_nothing_gets_a_moment_and_then_the_others(

@@ -192,8 +192,17 @@ def test_a_group_shares_memory_in_spite_of_strangers_at_the_unix_socket() -> Non
 def test_the_silent_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_module, "HANDSHAKE_S", 0.1)
     with open_listeners(1) as listeners, connect_to(listeners[0]) as sock:
-        with pytest.raises(DeadlineExceeded, match="never said hello"):
-            listeners[0].take(lambda _: True, Deadline.after(3.0), "rank 1")
+        errors: list[str] = []
+
+        def is_told() -> bool:
+            with pytest.raises(DeadlineExceeded) as caught:
+                listeners[0].take(lambda _: True, Deadline.after(0.3), "rank 1")
+            errors.append(str(caught.value))
+            return "never said hello" in errors[-1]
+
+        deadline = Deadline.after(60.0)
+        while not is_told():
+            assert not deadline.is_over(), errors
         assert sock.recv(1) == b""
         assert "never said hello" in listeners[0].rejected[-1]
 
@@ -331,7 +340,7 @@ def test_without_a_free_descriptor_strangers_wait_outside() -> None:
         with contextlib.ExitStack() as stack:
             stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
             resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
-            pump(listeners[0])
+            pump_until(listeners[0], lambda: bool(listeners[0].rejected))
         assert "Too many open files" in listeners[0].rejected[0]
         assert len(listeners[0].rejected) < 50 / 10 + 2, (
             "the listener was tried without a rest"
@@ -659,7 +668,7 @@ def test_a_server_that_just_hangs_up_is_not_hammered() -> None:
         impostor(b"HTTP/1.1 400 Bad Request\r\n\r\n") as (port, calls),
         pytest.raises(PeerUnreachable, match="closed the connection") as caught,
     ):
-        dial_impostor(port, listeners, 4.0)
+        dial_impostor(port, listeners, 8.0)
     assert caught.value.peer == 0
     assert f"127.0.0.1:{port}" in str(caught.value)
-    assert 2 <= len(calls) <= 80
+    assert 2 <= len(calls) <= 160
