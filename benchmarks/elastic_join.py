@@ -108,7 +108,7 @@ class Bench:
             "RINGLEADER_ADDRESS": addresses[host],
             "RINGLEADER_NAME": f"m{host}",
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(MEMBER.parent),
+            "PYTHONPATH": os.pathsep.join([str(MEMBER.parent), *sys.path]),
         }
         full = str(self._size + 1)
         argv = [sys.executable, str(MEMBER), "--full", full, *self._options, *burn]
