@@ -129,21 +129,20 @@ def _bar(share: float) -> Text:
 
 def _links(state: Mapping[str, Mapping[str, Row]]) -> Table:
     """Return one row per hop of the ring, the links that an all-reduce uses."""
+    from ringleader.dashboard.page_state import SHARED_MEMORY, find_link
+
     table = _table("link", "latency", "there", "back")
     names = {node: row["name"] for node, row in state["machines"].items()}
     for one, other in _hops(state["cluster"][""]["ring"]):
-        link = state["links"].get(f"{one} {other}")
-        there, back = "there_bytes_per_s", "back_bytes_per_s"
-        if link is None:
-            link = state["links"].get(f"{other} {one}")
-            there, back = back, there
+        link = find_link(state, one, other)
         pair = Text(f"{names.get(one, '?')} -> {names.get(other, '?')}")
-        if link is None:
+        if link["kind"] is None:
             table.add_row(pair, "not measured yet")
-        elif link.get("is_shared_memory"):
+        elif link["kind"] == SHARED_MEMORY:
             table.add_row(pair, "shared memory")
         else:
-            cells = [f"{units.format_bytes(int(link[k]))}/s" for k in (there, back)]
+            rates = (link["there_bytes_per_s"], link["back_bytes_per_s"])
+            cells = [f"{units.format_bytes(int(each))}/s" for each in rates]
             table.add_row(pair, _time(link["latency_s"]), *cells)
     return table
 

@@ -71,7 +71,9 @@ class JobNumbers:
             self._curve_ranks[name] = rank
             self.curves[name] = Curve()
         if rank == self._curve_ranks[name]:
-            self.curves[name].add(step, value)
+            # The page shows four digits; seventeen would be most of what it loads.
+            short = None if value is None else float(f"{value:.6g}")
+            self.curves[name].add(step, short)
 
 
 def job_rows(

@@ -19,6 +19,9 @@ MAX_EVENTS = 32
 MAX_ROUNDED = 1 << 14
 """Rounded values that are kept: three of each link among a hundred machines."""
 MAX_TROUBLES = 16
+SHARED_MEMORY = "memory"
+"""Kind of a link between machines that share memory; it has no numbers."""
+LINK_COLUMNS = ("latency_s", "there_bytes_per_s", "back_bytes_per_s", "kind")
 SECTIONS = ("cluster", "machines", "links", "jobs", "events", "troubles")
 
 
@@ -104,34 +107,58 @@ def _machine(
 
 
 def _links(nodes: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, Row]]:
-    """Yield a row for each measured pair, and for pairs that share memory.
+    """Yield for each machine a row with its links to the machines after it.
 
-    The key is ``A B`` with A before B in the list of nodes.
+    Machines are in the order of their ids. A row has a list for each kind of number,
+    because fifty machines have 1,225 links and the names of their numbers and of their
+    ends would be most of what a page loads. What is not measured is None.
     """
-    rows = list(nodes)
+    rows = sorted(nodes, key=lambda row: str(row["node"]))
     for number, one in enumerate(rows):
-        for other in rows[number + 1 :]:
-            link = _link(one, other)
-            if link is not None:
-                yield f"{one['node']} {other['node']}", link
+        links = [_link(one, other) for other in rows[number + 1 :]]
+        if any(link[-1] is not None for link in links):
+            columns = zip(*links, strict=True)
+            yield one["node"], dict(zip(LINK_COLUMNS, map(list, columns), strict=True))
 
 
-def _link(one: Mapping[str, Any], other: Mapping[str, Any]) -> Row | None:
+_Link = tuple[float | None, int | None, int | None, str | None]
+_UNKNOWN_LINK: _Link = (None, None, None, None)
+
+
+def _link(one: Mapping[str, Any], other: Mapping[str, Any]) -> _Link:
     if one.get("host") and one.get("host") == other.get("host"):
-        return {"is_shared_memory": True}
+        return (None, None, None, SHARED_MEMORY)
     link = one["links"].get(other["node"])
     back = other["links"].get(one["node"])
     if link is None and back is None:
-        return None
+        return _UNKNOWN_LINK
     there, here = "out_bytes_per_s", "in_bytes_per_s"
     if link is None:
         link, there, here = back, here, there
-    return {
-        "latency_s": _round(link["latency_s"]),
-        "there_bytes_per_s": _round(link[there]),
-        "back_bytes_per_s": _round(link[here]),
-        "kind": str(link.get("kind", "")),
-    }
+    return (
+        _round(link["latency_s"]),
+        int(_round(link[there]) or 0),
+        int(_round(link[here]) or 0),
+        str(link.get("kind", "")),
+    )
+
+
+def find_link(state: Mapping[str, Mapping[str, Any]], one: str, other: str) -> Row:
+    """Return the numbers of the link from one machine to another.
+
+    They are named as in ``LINK_COLUMNS``; ``kind`` is None if it is not measured.
+    """
+    first, second = sorted((one, other))
+    later = [node for node in sorted(state["machines"]) if node > first]
+    row = state["links"].get(first)
+    if row is None or second not in later:
+        return dict.fromkeys(LINK_COLUMNS)
+    index = later.index(second)
+    found = {name: row[name][index] for name in LINK_COLUMNS}
+    if first != one:
+        there, back = "there_bytes_per_s", "back_bytes_per_s"
+        found[there], found[back] = found[back], found[there]
+    return found
 
 
 def _event(event: Mapping[str, Any]) -> Row:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
+from ringleader.dashboard.assets import load_assets
 from ringleader.dashboard.changes import changes
 from ringleader.dashboard.curve import MAX_POINTS, Curve
+from ringleader.dashboard.http_message import event
 from ringleader.dashboard.job_rows import (
     JobNumbers,
     RankTraffic,
@@ -14,7 +16,7 @@ from ringleader.dashboard.job_rows import (
     rank_rows,
 )
 from ringleader.dashboard.number_files import NumberPoint
-from ringleader.dashboard.page_state import page_state
+from ringleader.dashboard.page_state import SHARED_MEMORY, find_link, page_state
 from tests.kit.simulated_cluster import (
     node_id,
     simulated_load,
@@ -31,7 +33,7 @@ def test_machines_links_jobs_and_events_are_rows() -> None:
     assert first["is_leader"]
     assert first["load"]["cpu_percent"] == 0.0
     assert state["machines"][node_id(1)]["devices"][0]["name"] == "GeForce RTX 1"
-    assert len(state["links"]) == 6
+    assert [len(row["kind"]) for row in state["links"].values()] == [3, 2, 1]
     assert state["cluster"][""]["leader"] == "machine 0"
     assert state["jobs"]["job-1"]["about"] == "on machine 1, machine 3"
     assert [row["rank"] for row in state["jobs"]["job-1"]["ranks"]] == [0, 1]
@@ -51,8 +53,33 @@ def test_a_link_is_shown_from_whichever_end_measured_it() -> None:
     rows[1]["links"][node_id(0)] = link
     assert page_state(snapshot, {})["links"] == there
     rows[0]["host"] = rows[1]["host"] = "one host"
-    key = f"{node_id(0)} {node_id(1)}"
-    assert page_state(snapshot, {})["links"] == {key: {"is_shared_memory": True}}
+    state = page_state(snapshot, {})
+    assert find_link(state, node_id(0), node_id(1))["kind"] == SHARED_MEMORY
+    rows[1].update(host="another host", links={})
+    assert page_state(snapshot, {})["links"] == {}
+
+
+def test_each_link_is_found_from_both_ends() -> None:
+    state = simulated_state(5)
+    for one in range(4):
+        for other in range(one + 1, 5):
+            there = find_link(state, node_id(one), node_id(other))
+            back = find_link(state, node_id(other), node_id(one))
+            assert there["there_bytes_per_s"] == 1e6 * (1 + one * 7 + other * 13)
+            assert there["back_bytes_per_s"] == 1e6 * (1 + one * 3 + other * 5)
+            assert back["back_bytes_per_s"] == there["there_bytes_per_s"]
+            assert back["there_bytes_per_s"] == there["back_bytes_per_s"]
+            assert back["latency_s"] == there["latency_s"]
+    assert find_link(state, node_id(0), node_id(9))["kind"] is None
+
+
+def test_fifty_machines_and_eight_jobs_are_a_small_page() -> None:
+    first = event("changes", changes({}, simulated_state(50, 8)))
+    assert len(first) < 110e3
+    files = [body for path, (_, body) in load_assets().items() if path != "/"]
+    assert sum(map(len, files)) + len(first) < 150e3
+    moved = changes(simulated_state(50, 8), simulated_state(50, 8, moment=1))
+    assert len(event("changes", moved)) < len(first)
 
 
 def test_an_unknown_machine_and_an_empty_cluster_are_shown() -> None:
@@ -98,6 +125,14 @@ def test_a_long_curve_keeps_its_ends_and_few_points() -> None:
     assert len(gaps) == 1, "evenly spaced"
     curve.add(3, 1.0)
     assert curve.shown() == [(3, 1.0)], "the program began again"
+
+
+def test_a_curve_keeps_more_digits_than_are_shown() -> None:
+    numbers = JobNumbers()
+    values = {"loss": 1.23456789, "none": None}
+    numbers.add("a", 0, [NumberPoint(0.0, 1, None, values)])
+    assert numbers.curves["loss"].shown() == [(1, 1.23457)]
+    assert numbers.curves["none"].shown() == [(1, None)]
 
 
 def test_the_lowest_rank_that_logs_a_number_is_drawn() -> None:

@@ -11,22 +11,23 @@ const RATES = [1e6, 1e7, 5e7, 1.2e8, 6e8];
 const LATENCIES = [2e-2, 5e-3, 1e-3, 3e-4, 1e-4];
 const SHARED = "#c8a2e8", NONE = "rgba(128,128,128,.18)";
 const LABEL = 84;
-let state = { links: {}, machines: {}, order: [] }, shows = "rate", at = [0, 1];
+let state = { links: {}, machines: {}, order: [], place: new Map() }, shows = "rate", at = [0, 1];
 let cell = { label: 0, top: 20, width: 20, height: 20 };
 
+/** A row of links holds those to the machines after it, in the order of their ids. */
 function link(i, j) {
-  const a = state.order[i], b = state.order[j], there = state.links[`${a} ${b}`];
-  if (there) return { found: there, rate: there.there_bytes_per_s };
-  const back = state.links[`${b} ${a}`];
-  return back ? { found: back, rate: back.back_bytes_per_s } : null;
+  const a = state.order[i], b = state.order[j], row = state.links[a < b ? a : b];
+  const at = row ? Math.abs(state.place.get(a) - state.place.get(b)) - 1 : -1, kind = row?.kind[at];
+  if (kind == null) return null;
+  return { kind, latency: row.latency_s[at], rate: (a < b ? row.there_bytes_per_s : row.back_bytes_per_s)[at] };
 }
 
 function shade(seen) {
   if (!seen) return NONE;
-  if (seen.found.is_shared_memory) return SHARED;
+  if (seen.kind === "memory") return SHARED;
   let step = 0;
   if (shows === "rate") while (step < 5 && seen.rate >= RATES[step]) step++;
-  else while (step < 5 && seen.found.latency_s <= LATENCIES[step]) step++;
+  else while (step < 5 && seen.latency <= LATENCIES[step]) step++;
   return STEPS[step];
 }
 
@@ -38,8 +39,8 @@ function describe() {
   if (i === j) return nameOf(i);
   const seen = link(i, j), pair = `${nameOf(i)} to ${nameOf(j)}: `;
   if (!seen) return pair + "not measured yet";
-  if (seen.found.is_shared_memory) return pair + "shared memory";
-  return `${pair}${rate(seen.rate)}, latency ${seconds(seen.found.latency_s)}`;
+  if (seen.kind === "memory") return pair + "shared memory";
+  return `${pair}${rate(seen.rate)}, latency ${seconds(seen.latency)}`;
 }
 
 function cut(context, name, width) {
@@ -90,8 +91,8 @@ function drawRow(i) {
     context.fillStyle = fill;
     context.fillRect(x, y, width - 1, height - 1);
     if (width < 60 || !seen) continue;
-    const value = seen.found.is_shared_memory ? "memory" : shows === "rate" ? rate(seen.rate) : seconds(seen.found.latency_s);
-    context.fillStyle = seen.found.is_shared_memory || STEPS.indexOf(fill) > 2 ? "#101010" : "#ffffff"; context.textAlign = "center";
+    const value = seen.kind === "memory" ? "memory" : shows === "rate" ? rate(seen.rate) : seconds(seen.latency);
+    context.fillStyle = seen.kind === "memory" || STEPS.indexOf(fill) > 2 ? "#101010" : "#ffffff"; context.textAlign = "center";
     context.fillText(value, x + width / 2, y + height / 2);
   }
   if (i === at[0] && n > 1) {
@@ -140,7 +141,8 @@ drawLegend();
 /** Draw the matrix of the links between `machines`. */
 export function showLinks(links, machines, ring) {
   const others = Object.keys(machines).filter(id => !ring.includes(id));
-  state = { links, machines, order: [...ring.filter(id => id in machines), ...others] };
+  const place = new Map(Object.keys(machines).sort().map((id, i) => [id, i]));
+  state = { links, machines, place, order: [...ring.filter(id => id in machines), ...others] };
   move(...at);
   draw();
 }
