@@ -58,11 +58,16 @@ class Outcome:
     ended: int = 0
     """Kills after which nobody trained any more."""
 
+    @property
+    def kills(self) -> int:
+        """All kills, also those that ended a run."""
+        return len(self.next_update_s) + self.ended
+
     def summary(self) -> dict[str, object]:
         """Return medians and maxima."""
         lost = sum(self.updates_lost)
         return {
-            "kills": len(self.next_update_s) + self.ended,
+            "kills": self.kills,
             "runs_ended": self.ended,
             "next_update_s": _spread(self.next_update_s),
             "further_than_before_s": _spread(self.further_s),
@@ -105,11 +110,11 @@ class Torchrun:
             start_new_session=True,
         )
 
-    def worker(self, index: int) -> int:
-        """Return the process id of a machine's worker."""
+    def worker(self, index: int) -> int | None:
+        """Return the process id of a machine's worker, if it has one now."""
         agent = self.agents[index].pid
         children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
-        return int(children[0])
+        return int(children[0]) if children else None
 
     def steps(self) -> list[tuple[float, int]]:
         """Return time and version of all steps of all workers, in order."""
@@ -124,8 +129,9 @@ class Torchrun:
     def close(self) -> None:
         """Kill everything that is left."""
         for index, agent in self.agents.items():
-            with contextlib.suppress(OSError, IndexError):
-                os.kill(self.worker(index), signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                if worker := self.worker(index):
+                    os.kill(worker, signal.SIGKILL)
             with contextlib.suppress(OSError):
                 os.killpg(agent.pid, signal.SIGKILL)
             agent.wait()
@@ -144,21 +150,21 @@ def wait_for(run: Torchrun, after_s: float, above: int, until_s: float) -> float
 def kill_torchrun(kind: str, kills: int, seed: int) -> Iterator[Outcome]:
     """Measure kills of one kind; a machine that was killed starts again after 10 s.
 
-    Yields the outcome after each of them.
+    A run that ended is followed by a new one. Yields the outcome after each kill.
     """
     outcome, chosen = Outcome(), random.Random(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        run = Torchrun(Path(folder))
-        try:
-            for index in range(SIZE):
-                run.start(index)
-            for _ in range(kills):
-                goes_on = _kill_one(run, kind, chosen, outcome)
-                yield outcome
-                if not goes_on:
-                    break
-        finally:
-            run.close()
+    while outcome.kills < kills:
+        with tempfile.TemporaryDirectory() as folder:
+            run = Torchrun(Path(folder))
+            try:
+                for index in range(SIZE):
+                    run.start(index)
+                goes_on = True
+                while goes_on and outcome.kills < kills:
+                    goes_on = _kill_one(run, kind, chosen, outcome)
+                    yield outcome
+            finally:
+                run.close()
 
 
 def _kill_one(
@@ -166,11 +172,17 @@ def _kill_one(
 ) -> bool:
     began_s = time.monotonic()
     if wait_for(run, began_s, 0, began_s + LIMIT_S) is None:
+        if not run.steps():
+            sys.exit(f"torchrun: no step within {LIMIT_S:g} s of its start")
         outcome.ended += 1
         return False
     time.sleep(chosen.uniform(2, 7))
     index = 0 if kind == "rank 0" else chosen.randrange(1, SIZE)
-    worker = run.worker(index)
+    while (worker := run.worker(index)) is None:
+        if time.monotonic() > began_s + LIMIT_S:
+            outcome.ended += 1
+            return False
+        time.sleep(0.05)
     if kind != "worker":
         os.killpg(run.agents[index].pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
