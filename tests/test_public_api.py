@@ -86,7 +86,7 @@ FLAGS = {
     "demo": "--ranks --epochs --chaos --json",
     "simulate": "--nodes --bytes --latency --bandwidth --operation --algorithms "
     "--slow-link --islands --island-bandwidth --island-latency --reduce-speed --arity "
-    "--json",
+    "--profile --step-s --copy-speed --json",
     "completion": "shell",
 }
 

@@ -11,18 +11,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ringleader.cli import units
+from ringleader.cli import scale_table, units
 from ringleader.errors import ConfigError
+from ringleader.simulation.collectives.wire_profile import (
+    PAYLOAD_SHARE,
+    PROFILES,
+)
 
 if TYPE_CHECKING:  # slow to import; --help needs none of them
     from ringleader.simulation.collectives import network_model
-
-PAYLOAD_SHARE = 1448 / 1538
-"""Payload share of the line rate with TCP over Ethernet: 1448 of every 1538 bytes on
-the wire (the rest is preamble, gap, Ethernet, IP and TCP headers with timestamps)."""
-
-MAX_NODES = 4096
-"""Beyond this even the fast methods need gigabytes of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +53,11 @@ class PredictedTime:
 
 
 def simulate(  # noqa: PLR0913 (typer makes one option of each argument)
+    context: typer.Context,
     nodes: Annotated[
-        str, typer.Option(help="Numbers of nodes, as in 2,8,64.")
-    ] = "2,8,64",
+        str,
+        typer.Option(help="Numbers of nodes, as in 2,8,64; that is the default."),
+    ] = "",
     size: Annotated[
         str, typer.Option("--bytes", help="Tensor size, as in 25M.")
     ] = "25M",
@@ -91,14 +90,37 @@ def simulate(  # noqa: PLR0913 (typer makes one option of each argument)
         str, typer.Option(help="Speed at which a node adds tensors.")
     ] = "3GB/s",
     arity: Annotated[int, typer.Option(help="Children per node in a tree.")] = 2,
+    profile: Annotated[
+        str,
+        typer.Option(
+            help=f"A known network instead, on 2 to 1,024 nodes: {', '.join(PROFILES)}."
+        ),
+    ] = "",
+    step_s: Annotated[
+        float,
+        typer.Option(help="With --profile: seconds that a node computes per step."),
+    ] = 0.0,
+    copy_speed: Annotated[
+        str,
+        typer.Option(help="With --profile: speed of one core into or out of a link."),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Predict how long a collective takes by simulating it in virtual time."""
     try:
+        if profile:
+            scale_table.refuse_network(context)
+            asked = scale_table.parse(profile, nodes, size, step_s, copy_speed)
+            scale_table.show(asked, as_json=as_json)
+            return
+        if step_s or copy_speed:
+            raise ConfigError("--step-s and --copy-speed need --profile")
         request = PredictionRequest(
             operation=_known_operation(operation),
             num_bytes=units.parse_size(size, what="--bytes"),
-            nodes=units.parse_counts(nodes, what="--nodes", most=MAX_NODES),
+            nodes=units.parse_counts(
+                nodes or "2,8,64", what="--nodes", most=scale_table.MAX_NODES
+            ),
             algorithms=_known_algorithms(operation, algorithm_names),
             latency_s=units.parse_seconds(latency, what="--latency"),
             bytes_per_s=_payload_rate(bandwidth, "--bandwidth"),

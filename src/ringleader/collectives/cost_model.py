@@ -62,6 +62,11 @@ class Network:
     cores: int = 2
     reduce_bandwidth: float = 5e9
     """Bytes per second that one core adds."""
+    copy_bandwidth: float = COPY_BANDWIDTH
+    """Bytes per second that one core copies into or out of a link."""
+    shared_bandwidth: float | None = None
+    """Bytes per second that all links have together, as on Wi-Fi; None: each has its
+    own. Groups do not measure it; it is for predictions, with one rank per host."""
     hub: int | None = None
     """The rank through which the others reach each other; -1: one outside this group;
     None: they reach each other directly."""
@@ -151,7 +156,7 @@ def profile_programs(operation: str, programs: list[Program]) -> ScheduleProfile
         tuple(received),
         tuple(reduced),
         links,
-        max(sum(b == r for _, b in links) for r in range(size)),
+        max(Counter(to for _, to in links).values(), default=0),
     )
 
 
@@ -203,6 +208,8 @@ def predict_s(
     if host_bytes is None:
         host_bytes = num_bytes
     wire_s = _wire_s if network.hub is None else _hub_s
+    if network.shared_bandwidth is not None:
+        wire_s = _shared_s
     return steps_s + max(
         wire_s(shape, num_bytes, network), _host_s(shape, host_bytes, network)
     )
@@ -239,6 +246,12 @@ def _speed_to_hub(network: Network, rank: int) -> float:
     return max(link.bandwidth for link in network.links[rank] if link is not None)
 
 
+def _shared_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float:
+    """Return the time of the medium that carries what all ranks send."""
+    assert network.shared_bandwidth is not None
+    return num_bytes * sum(shape.sent) / network.shared_bandwidth
+
+
 def _wire_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float:
     """Return the time of the busiest link or network card; a host has one card."""
     slowest = 0.0
@@ -270,7 +283,7 @@ def _host_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float:
     the sum of all ranks of a host divided by its cores.
     """
     busy = [
-        (shape.sent[r] + shape.received[r]) / COPY_BANDWIDTH
+        (shape.sent[r] + shape.received[r]) / network.copy_bandwidth
         + shape.reduced[r] / network.reduce_bandwidth
         for r in range(network.size)
     ]
