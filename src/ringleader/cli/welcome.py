@@ -20,6 +20,8 @@ class Situation:
     """Whether an agent runs on this machine."""
     others: tuple[str, ...] = ()
     """Names of the other machines that are up."""
+    refusing: tuple[str, ...] = ()
+    """Names of the machines, this one included, that take no jobs."""
     jobs: tuple[str, ...] = ()
     """Jobs that run or wait on any of them."""
     troubles: tuple[str, ...] = ()
@@ -56,6 +58,7 @@ def _look() -> Situation:
         cluster=seen.cluster,
         is_up=True,
         others=tuple(row.name for row in rows if not row.is_here),
+        refusing=tuple(row.name for row in rows if not row.accepts_jobs),
         jobs=tuple(sorted({job for row in rows for job in row.jobs})),
         troubles=tuple(seen.troubles),
     )
@@ -85,7 +88,9 @@ def advise(found: Situation) -> str:
         }
     elif found.others:
         first = _machines(found)
-        steps = {
+        refusing = ", ".join(found.refusing)
+        steps = {"ringleader up --jobs": f"on {refusing}: takes part in jobs"}
+        steps = (steps if refusing else {}) | {
             "ringleader run train.py": "to train on all of them",
             "ringleader status": "to see the machines and their links",
             "ringleader dashboard": "to watch them in a browser",

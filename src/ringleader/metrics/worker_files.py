@@ -1,8 +1,8 @@
 """Files by which workers tell their values to the agent of their machine.
 
 A worker writes ``PID.json`` into a folder of its user and machine, at a low rate;
-readers drop what is stale. A file of a process that was killed needs no other cleaning,
-and a group needs neither a socket nor a decoder for this.
+readers and new workers drop what is stale. A file of a process that was killed needs no
+other cleaning, and a group needs neither a socket nor a decoder for this.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def write_file(folder: Path, rank: str, snapshot: Snapshot) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     labels = {"process": "worker", "rank": rank, "pid": str(os.getpid())}
     path = folder / f"{os.getpid()}.json"
+    if not path.exists():
+        _remove_stale(folder)  # nobody may ever read here
     fresh = path.with_suffix(".new")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "wb") as file:
@@ -52,8 +54,19 @@ def read_files(folder: Path) -> list[ProcessValues]:
     return found
 
 
+def _remove_stale(folder: Path) -> None:
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # another worker was first
+            if _is_stale(path):
+                path.unlink()
+
+
+def _is_stale(path: Path) -> bool:
+    return time.time() - path.stat().st_mtime > STALE_S
+
+
 def _read(path: Path) -> ProcessValues | None:
-    if time.time() - path.stat().st_mtime > STALE_S:
+    if _is_stale(path):
         path.unlink()
         return None
     if not _NAME.fullmatch(path.name):

@@ -275,6 +275,16 @@ def test_files_that_are_stale_or_invalid_are_left_out(tmp_path: Path) -> None:
     assert read_files(tmp_path / "missing") == []
 
 
+def test_a_new_worker_removes_what_ended_ones_left(tmp_path: Path) -> None:
+    left, lately = tmp_path / "99.json", tmp_path / "98.json"
+    for path in (left, lately):
+        path.write_bytes(b"{}")
+    os.utime(left, (0, time.time() - 2 * STALE_S))
+    write_file(tmp_path, "0", ringleader.metrics.snapshot())
+    assert not left.exists()
+    assert lately.exists()
+
+
 def test_a_forked_child_counts_from_zero(tmp_path: Path) -> None:
     result = tmp_path / "child"
     with world(2) as groups:

@@ -22,6 +22,11 @@ UP = Situation(cluster="c", is_up=True)
             "ringleader run",
         ),
         (
+            Situation(cluster="c", is_up=True, others=("desk",), refusing=("desk",)),
+            "with desk",
+            "ringleader up --jobs",
+        ),
+        (
             Situation(cluster="c", is_up=True, others=("desk",), jobs=("mnist",)),
             "Running: mnist",
             "ringleader jobs",

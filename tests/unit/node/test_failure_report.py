@@ -83,6 +83,13 @@ def test_a_lost_connection_is_the_consequence_of_another_failure(error: str) -> 
     assert (found.rank, found.is_consequence) == (7, False)
 
 
+def test_a_killed_worker_is_told_by_its_signal() -> None:
+    """Torch's text names a process, which is not the worker if that was forked."""
+    message = "Signal 9 (SIGKILL) received by PID 4711"
+    assert report(Failure(-9, message)).error == "killed by SIGKILL"
+    assert report(Failure(-70, message)).error == "killed by signal 70"
+
+
 def test_what_cannot_be_mended_by_restarting_is_known() -> None:
     for error in ("ModuleNotFoundError: no pandas", "ImportError: x", "SyntaxError: ("):
         assert is_hopeless(report(raised(error)))

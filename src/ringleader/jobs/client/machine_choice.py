@@ -77,7 +77,7 @@ def _is_up(row: NodeRow) -> bool:
 
 
 def _refusal(machine: JobMachine) -> str:
-    return f"takes no jobs; allow them on {machine.name} with: ringleader up"
+    return f"takes no jobs; allow them on {machine.name} with: ringleader up --jobs"
 
 
 def _find(name: str, up: Sequence[JobMachine], option: str) -> JobMachine:
@@ -102,5 +102,5 @@ def _too_few(
     here = f"{len(chosen)} ({names})" if chosen else "none"
     need = f"--nodes {wanted.nodes}: " if wanted.nodes is not None else ""
     text = f"{need}of {len(up)} machines that are up, {here} can run this job"
-    hint = "start the others, and allow jobs there, with: ringleader up"
+    hint = "start the others, and allow jobs there, with: ringleader up --jobs"
     return f"{text}; {hint}. Or type the command on every machine, with --here"

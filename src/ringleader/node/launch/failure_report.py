@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -108,6 +109,13 @@ def describe(machine: str, failure: JobFailure) -> str:
     return f"rank {failure.rank} on {machine} failed: {failure.error}{listed}"
 
 
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
 def _describe(failure: WorkerFailure) -> _Description:
     message = failure.message
     if isinstance(message, dict):
@@ -115,5 +123,6 @@ def _describe(failure: WorkerFailure) -> _Description:
         stack = extra.get("py_callstack") if isinstance(extra, dict) else ""
         return _Description(str(message.get("message", "")), str(stack or ""))
     if failure.exitcode < 0:
-        return _Description(str(message), "")
+        # Not torch's text: its process id may be that of a fork's client.
+        return _Description(f"killed by {_signal_name(-failure.exitcode)}", "")
     return _Description(f"exit status {failure.exitcode} without an exception", "")
