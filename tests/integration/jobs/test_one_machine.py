@@ -217,3 +217,36 @@ def test_words_that_are_not_utf_8_are_refused_before_anything_travels(
     said = done.stderr.decode()
     assert said.count("\n") == 1
     assert "'\\udcff' is not valid UTF-8" in said
+
+
+@pytest.fixture
+def small_disk(home: Path) -> Iterator[Path]:
+    """The folder of the jobs, on a disk of 1 MiB."""
+    path = jobs_directory(home)
+    path.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root mounts file systems")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def test_a_disk_that_fills_loses_output_and_not_the_job(
+    home: Path, tmp_path: Path, small_disk: Path
+) -> None:
+    (tmp_path / "project").mkdir()
+    script = "for _ in range(400):\n    print('x' * 9_999, flush=True)\n"
+    (tmp_path / "project" / "train.py").write_text(script)
+    done = subprocess.run(
+        [*RINGLEADER, "run", "--quiet-ranks", "train.py"],
+        cwd=tmp_path / "project",
+        env={**os.environ, "RINGLEADER_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("desk: the disk of ") == 1, done.stderr
+    assert re.search(r"job \S+ finished on desk$", done.stderr, re.MULTILINE)
+    assert not list(small_disk.glob("*/reserve"))

@@ -17,7 +17,7 @@ from ringleader.errors import PeerError, PeerRefused, ProtocolError
 from ringleader.jobs.client.channel import Channel
 from ringleader.jobs.client.job_summary import JobSummary, summarize
 from ringleader.jobs.client.output_view import PlainView, Source
-from ringleader.jobs.protocol.job_record import JobRecord
+from ringleader.jobs.protocol.job_record import JobRecord, JobState
 from ringleader.jobs.protocol.job_spec import JobMachine, JobSpec
 from ringleader.jobs.protocol.messages import Changed, Follow, Output
 
@@ -166,11 +166,19 @@ class JobFollower:
                     source = Source(each.machine.name, rank)
                     self.write(self.view.feed(source, data))
             case Changed(record=record):
+                self._warn(each, record)
                 each.record = record
                 each.is_done = record.state.is_over or not self.is_live
             case _:
                 text = f"sent {type(reply).__name__} instead of output"
                 raise ProtocolError(each.machine.name, text)
+
+    def _warn(self, each: FollowedMachine, record: JobRecord) -> None:
+        """Tell once what is wrong on a machine where the job goes on or went well."""
+        known = each.record.outcome if each.record else None
+        is_fine = record.state in (JobState.RUNNING, JobState.SUCCEEDED)
+        if is_fine and record.outcome and record.outcome != known:
+            self.say(f"{each.machine.name}: {record.outcome.text}")
 
     def _take_launcher(self, each: FollowedMachine, data: bytes) -> None:
         """Keep the launcher's lines; show those of one machine, all say the same."""

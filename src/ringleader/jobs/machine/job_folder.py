@@ -2,7 +2,7 @@
 
 ``job.json`` is the record. ``job.lock`` is locked while an agent prepares the job and
 then while its supervisor lives. ``logs/`` has the output, ``work/`` the program's
-files. Nothing of a job lies anywhere else.
+files, ``reserve`` holds room on the disk. Nothing of a job lies anywhere else.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ from ringleader.node.protocol.agent_config import run_directory
 
 KEPT_JOBS = 20
 """Ended jobs whose folders are kept; older ones are removed when a new one comes."""
+RESERVE_BYTES = 64 << 10
+"""Kept free for the record of a running job: some blocks of any file system."""
 _FOLDER = "jobs"
 _RECORD = "job.json"
 _LOCK = "job.lock"
+_RESERVE = "reserve"
 
 
 def jobs_directory(home: Path) -> Path:
@@ -104,6 +107,19 @@ class JobFolder:
         """Replace the record atomically."""
         write_private(self.path / _RECORD, Secret(encode_record(record)))
 
+    def reserve(self) -> None:
+        """Take room on the disk: a full one can still tell how the job ended."""
+        path = self.path / _RESERVE
+        try:
+            with open(path, "wb", opener=_open_private) as file:
+                file.write(bytes(RESERVE_BYTES))
+        except OSError:
+            path.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        """Give back what ``reserve`` took."""
+        (self.path / _RESERVE).unlink(missing_ok=True)
+
     def stored(self) -> JobRecord:
         """Return the record as it was written last; raises ``ConfigError``."""
         try:
@@ -133,6 +149,10 @@ def find_jobs(directory: Path) -> list[JobRecord]:
         with contextlib.suppress(ConfigError, ProtocolError):
             found.append(folder.read())
     return sorted(found, key=lambda record: record.created_s, reverse=True)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _folders(directory: Path) -> list[JobFolder]:

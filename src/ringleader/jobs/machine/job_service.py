@@ -68,8 +68,8 @@ class JobService:
         self._reap()
         body = await self._first_message(stream)
         if stream.peer is not None and not self.core.config.accepts_jobs:
-            text = "runs no jobs of other machines; allow it there with: ringleader up --jobs"
-            raise PeerRefused(self.core.local.name, text)
+            text = "runs no jobs of other machines; allow it there with"
+            raise PeerRefused(self.core.local.name, f"{text}: ringleader up --jobs")
         await self._answer(stream, decode_job_request(body, stream.who))
 
     async def _first_message(self, stream: ServiceStream) -> bytes:

@@ -51,6 +51,8 @@ class Supervisor:
     _logs: dict[str, LogWriter] = field(default_factory=dict)
     _process: asyncio.subprocess.Process | None = None
     _signals: int = 0
+    _is_full: bool = False
+    """Whether output was lost."""
     _too_late: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
@@ -58,6 +60,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
+        self.folder.reserve()
         spec = self.record.spec
         output = OutputSocket(self.folder.socket, spec.terminal, self._write)
         try:
@@ -99,6 +102,9 @@ class Supervisor:
     def _write(self, log: str, data: bytes) -> None:
         writer = self._logs.setdefault(log, LogWriter(self.folder.logs, log))
         writer.write(data)
+        if writer.lost_bytes and not self._is_full:
+            self._is_full = True
+            self._update(outcome=self._full_disk())
 
     def _stop(self) -> None:
         """Interrupt the launcher as Ctrl-C would; it knows what a second one means."""
@@ -120,20 +126,28 @@ class Supervisor:
             state = JobState.SUCCEEDED
         else:
             state = JobState.STOPPED if self._signals else JobState.FAILED
-        lost = sum(log.lost_bytes for log in self._logs.values())
-        if lost:
-            text = f"{lost} bytes of output were lost: {self.folder.logs} is full"
-            outcome = outcome or JobOutcome(text=printable(text), is_consequence=True)
+        if self._is_full:
+            outcome = outcome or self._full_disk()
         self._update(state=state, exit_status=code, outcome=outcome, end=True)
+        self.folder.release()
+
+    def _full_disk(self) -> JobOutcome:
+        text = f"the disk of {self.folder.logs} is full: output of ranks is lost"
+        return JobOutcome(text=printable(text), is_consequence=True)
 
     def _update(self, *, end: bool = False, **changes: object) -> None:
         if end:
             changes["ended_s"] = time.time()
         self.record = msgspec.structs.replace(self.record, **changes)
+        with contextlib.suppress(ConfigError):
+            self.folder.write(self.record)
+            return
+        self.folder.release()  # the disk is full
         try:
             self.folder.write(self.record)
-        except ConfigError as exc:  # a full disk: whoever asks reads "lost" at the end
+        except ConfigError as exc:  # whoever asks reads "lost" at the end
             sys.stderr.write(f"ringleader: {exc}\n")
+        self.folder.reserve()
 
 
 def main(path: str, lock: str) -> None:
