@@ -6,9 +6,10 @@ that it chooses: from the profile of such a network (``ringleader simulate --pro
 and from the links that the group itself measured when it was formed.
 
 All hosts of the LAN share the cores of this machine, so their speed is measured first:
-the same ranks all_reduce 16 MiB while no cable is limited. What one core copies follows
-from that time, and the predictions use it. Where they say that hosts are slower than
-the wire, the case is about this machine and not about the network, and is marked so.
+the same ranks all_reduce 16 KiB and 16 MiB while no cable is limited. What a step takes
+and what one core copies follow from these times, and the predictions use them. Where
+they say that hosts are slower than the wire, the case is about this machine and not
+about the network, and is marked so.
 
     sudo .venv/bin/python benchmarks/predicted.py
 """
@@ -25,8 +26,12 @@ import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+Links = list[list[list[float] | None]]
+"""Latency and bandwidth from each rank to each, as measured by a group."""
 
 MIB = 1 << 20
 PROFILE_OF = {"1gbit": "1gbe", "2.5gbit": "2.5gbe", "10gbit": "10gbe"}
@@ -35,6 +40,8 @@ KINDS = {"plain": 5101, "tls": 5201}
 LIMIT = 0.15
 HOST_BYTES = 16 * MIB
 HOST_ROUNDS = 5
+STEP_BYTES = 16 << 10
+STEP_ROUNDS = 25
 WAIT_S = 300.0
 
 
@@ -45,6 +52,7 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", default=["1gbit", "10gbit"])
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--sizes", type=float, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--links", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, help="instead of today's file in results/")
     options = parser.parse_args()
@@ -57,18 +65,24 @@ def main() -> None:
     from machine import describe
     from results_file import dated, save
 
+    if "tls" in options.links and find_spec("cryptography") is None:
+        print("without the package cryptography: plain links only", flush=True)
+        options.links.remove("tls")
     started_s, load = time.perf_counter(), os.getloadavg()[0]
     cells = []
     print(HEAD, flush=True)
     for rate in options.rates:
         for hosts in options.hosts:
-            for cell in measure(rate, hosts, options.sizes, options.rounds):
+            job = {"sizes": options.sizes, "rounds": options.rounds}
+            for cell in measure(rate, hosts, {**job, "kinds": options.links}):
                 cells.append(cell)
                 print(line(cell), flush=True)
     results: dict[str, object] = {
         "machine": describe(),
         "command": " ".join(["benchmarks/predicted.py", *sys.argv[1:]]),
         "load_before": load,
+        "load_after": os.getloadavg()[0],
+        "priority": priority(),
         "seconds": round(time.perf_counter() - started_s),
         "bars": verdicts(cells),
         "cells": cells,
@@ -78,21 +92,26 @@ def main() -> None:
     print(f"{results['seconds']} s, load before {load:.1f}; written to {file}")
 
 
+def priority() -> str:
+    """Return how this process is preferred to others of a busy machine."""
+    group = Path("/proc/self/autogroup")
+    session = group.read_text().split()[-1] if group.exists() else "unknown"
+    return f"nice {os.nice(0)}, nice of its session {session}"
+
+
 # -- one case ----------------------------------------------------------------------
 
 
-def measure(
-    rate: str, hosts: int, sizes: list[float], rounds: int
-) -> list[dict[str, Any]]:
+def measure(rate: str, hosts: int, job: dict[str, Any]) -> list[dict[str, Any]]:
     """Measure on one LAN; return one cell per size and kind of links."""
     from ringleader.simulation.lan import lan
 
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        files = make_credentials(home, hosts)
+        with_tls = "tls" in job["kinds"]
+        files = make_credentials(home, hosts) if with_tls else [""] * hosts
         net = stack.enter_context(lan(hosts=hosts, rate=rate))
-        job = {"hosts": [h.address for h in net.hosts], "sizes": sizes}
-        job["rounds"] = rounds
+        job = {**job, "hosts": [h.address for h in net.hosts]}
         workers = [
             host.popen(
                 [
@@ -118,8 +137,8 @@ def measure(
             worker.wait(timeout=WAIT_S)
     return [
         cell_of(rate, size, kind, ranks)
-        for size in (f"{size:g}" for size in sizes)
-        for kind in KINDS
+        for size in (f"{size:g}" for size in job["sizes"])
+        for kind in job["kinds"]
     ]
 
 
@@ -159,10 +178,15 @@ def cell_of(
     found = [rank["sizes"][size][kind] for rank in ranks]
     seconds = [max(took) for took in zip(*(f["s"] for f in found), strict=True)]
     median_s = statistics.median(seconds)
-    host_s = statistics.median(
-        max(took) for took in zip(*(r["host_s"][kind] for r in ranks), strict=True)
-    )
-    predicted = predictions(rate, int(float(size) * MIB), host_s, ranks[0][kind])
+    host = {
+        key: statistics.median(
+            max(took) for took in zip(*(r[key][kind] for r in ranks), strict=True)
+        )
+        for key in ("host_s", "steps_s")
+    }
+    seen, algorithm = ranks[0][kind], found[0]["algorithm"]
+    predicted = predictions(rate, int(float(size) * MIB), host, seen, algorithm)
+    latencies, speeds = zip(*(x for row in seen for x in row if x), strict=True)
     cores = os.cpu_count() or 1
     used = sum(f["cpu_s"] for f in found) / (cores * sum(seconds))
     ratios = {k: round(median_s / predicted[k], 3) for k in ("profile", "links")}
@@ -171,15 +195,16 @@ def cell_of(
         "hosts": len(ranks),
         "MiB": float(size),
         "links": kind,
-        "algorithm": found[0]["algorithm"],
+        "algorithm": algorithm,
         "measured_ms": round(median_s * 1e3, 2),
         "rounds_ms": [round(s * 1e3, 2) for s in seconds],
         "predicted_ms": {k: round(predicted[k] * 1e3, 2) for k in ratios},
         "ratio": ratios,
         "limit": predicted["limit"],
         "wire_share": round(predicted["bound"] / median_s, 3),
-        "link_MB_per_s": round(ranks[0][kind]["bandwidth"] / 1e6),
-        "link_us": round(ranks[0][kind]["latency_s"] * 1e6),
+        "link_MB_per_s": round(statistics.median(speeds) / 1e6),
+        "link_us": round(statistics.median(latencies) * 1e6),
+        "host_step_us": round(predicted["step"] * 1e6),
         "host_copy_GB_per_s": round(predicted["copy"] / 1e9, 2),
         "cpu_share": round(used, 2),
         "machine_busy": round(statistics.median(f["busy"] for f in found), 2),
@@ -187,27 +212,36 @@ def cell_of(
 
 
 def predictions(
-    rate: str, num_bytes: int, host_s: float, seen: dict[str, Any]
+    rate: str, num_bytes: int, host: dict[str, float], seen: Links, algorithm: str
 ) -> dict[str, Any]:
-    """Predict from the profile and from measured links, with this host's speed."""
-    from ringleader.collectives.cost_model import LinkCost
+    """Predict from the profile and from measured links, with this host's speed.
+
+    The profile chooses an algorithm, the measured links have that of the group.
+    """
+    from ringleader.collectives.cost_model import LinkCost, predict_s, profile
     from ringleader.simulation.collectives.wire_profile import PROFILES, predict_on
 
-    wire, size = PROFILES[PROFILE_OF[rate]], seen["size"]
-    copy = copy_speed(host_s, size)
-    profile = replace(wire.network(size), copy_bandwidth=copy)
-    row = (LinkCost(seen["latency_s"], seen["bandwidth"]),) * size
-    links = replace(profile, links=(row,) * size)
-    idle = replace(profile, copy_bandwidth=1e15, reduce_bandwidth=1e15)
-    profile_s = predict_on(wire, num_bytes, profile)[1]
+    wire, size = PROFILES[PROFILE_OF[rate]], len(seen)
+    copy = copy_speed(host["host_s"], size)
+    least_s = step_latency(host["steps_s"], size)
+    wire = replace(wire, latency_s=max(wire.latency_s, least_s))
+    expected = replace(wire.network(size), copy_bandwidth=copy)
+    rows = tuple(
+        tuple(link and LinkCost(max(link[0], least_s), link[1]) for link in row)
+        for row in seen
+    )
+    shape = profile("all_reduce", algorithm, size, 0, 2)
+    idle = replace(expected, copy_bandwidth=1e15, reduce_bandwidth=1e15)
+    profile_s = predict_on(wire, num_bytes, expected)[1]
     return {
         "profile": profile_s,
-        "links": predict_on(wire, num_bytes, links)[1],
+        "links": predict_s(shape, num_bytes, replace(expected, links=rows)),
         "limit": "host"
         if profile_s > 1.001 * predict_on(wire, num_bytes, idle)[1]
         else "wire",
         "bound": wire.bound_s(num_bytes, size),
         "copy": copy,
+        "step": least_s,
     }
 
 
@@ -224,6 +258,19 @@ def copy_speed(host_s: float, size: int) -> float:
     return 4 * share * HOST_BYTES / max(host_s - added_s, host_s / 10)
 
 
+def step_latency(steps_s: float, size: int) -> float:
+    """Return the latency that explains the time of a small ring without a wire."""
+    from ringleader.collectives.cost_model import Network, predict_s, profile
+
+    shape = profile("all_reduce", "ring", size, 0, 2)
+    network = Network.unknown(size)
+    rows = tuple(
+        tuple(replace(x, latency_s=0.0) for x in r if x) for r in network.links
+    )
+    own_s = predict_s(shape, 0, replace(network, links=rows))
+    return max(0.0, steps_s - own_s) / shape.depth
+
+
 # -- one host ----------------------------------------------------------------------
 
 
@@ -236,27 +283,28 @@ def work(job: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)
     rank = job["rank"]
-    results: dict[str, Any] = {"host_s": {}, "sizes": {}}
+    results: dict[str, Any] = {"host_s": {}, "steps_s": {}, "sizes": {}}
     with ExitStack() as stack:
         groups = {}
-        for kind, port in KINDS.items():
-            is_tls = kind == "tls"
+        for kind in job["kinds"]:
+            is_tls, port = kind == "tls", KINDS[kind]
             os.environ["RINGLEADER_CREDENTIALS"] = job["credentials"] if is_tls else ""
             os.environ["RINGLEADER_PLAINTEXT"] = "0" if is_tls else "1"
             peers = [f"{host}:{port + i}" for i, host in enumerate(job["hosts"])]
             group = ringleader.group(peers, rank, transport="tcp", timeout_s=WAIT_S)
             groups[kind] = stack.enter_context(group)
-            links = [link for row in handle_of(group).network.links for link in row]
-            results[kind] = {
-                "size": group.size,
-                "latency_s": statistics.median(x.latency_s for x in links if x),
-                "bandwidth": statistics.median(x.bandwidth for x in links if x),
-            }
+            results[kind] = [
+                [link and [link.latency_s, link.bandwidth] for link in row]
+                for row in handle_of(group).network.links
+            ]
         wait_for_go()
         for kind, group in groups.items():
-            ring = {"algorithm": "ring"}
-            found = rounds({kind: group}, HOST_BYTES, HOST_ROUNDS, ring)
-            results["host_s"][kind] = found[kind]["s"]
+            for key, size, count in (
+                ("host_s", HOST_BYTES, HOST_ROUNDS),
+                ("steps_s", STEP_BYTES, STEP_ROUNDS),
+            ):
+                found = rounds({kind: group}, size, count, {"algorithm": "ring"})
+                results[key][kind] = found[kind]["s"]
         wait_for_go()
         for size in job["sizes"]:
             found = rounds(groups, int(size * MIB), job["rounds"], {})
