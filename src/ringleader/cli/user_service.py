@@ -52,6 +52,7 @@ def systemd_service(
             "Restart=on-failure",
             "RestartSec=5",
             f"RestartPreventExitStatus={FAILED}",
+            "KillMode=process",  # supervisors of jobs outlive the agent
             "",
             "[Install]",
             "WantedBy=default.target",
@@ -64,7 +65,11 @@ def systemd_service(
         config_home / "systemd" / "user" / unit,
         text.encode(),
         text,
-        start=((*systemctl, "daemon-reload"), (*systemctl, "enable", "--now", unit)),
+        start=(
+            (*systemctl, "daemon-reload"),
+            (*systemctl, "enable", unit),
+            (*systemctl, "restart", unit),  # it may be about to end: start does nothing
+        ),
         stop=((*systemctl, "disable", "--now", unit),),
         note="To run it also while you are logged out: loginctl enable-linger",
     )

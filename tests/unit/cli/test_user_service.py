@@ -24,9 +24,9 @@ def test_systemd_gets_every_word_as_it_is() -> None:
     variable = r'Environment="RINGLEADER_HOME=/home/ä \"1\" 50%%/$x"'
     assert variable in made.text.splitlines()
     assert "Restart=on-failure" in made.text, "not after 'ringleader down'"
-    assert made.start[-1] == (
-        *("systemctl", "--user", "enable", "--now", "ringleader.service"),
-    )
+    assert "KillMode=process" in made.text, "supervisors of jobs outlive the agent"
+    assert [words[2] for words in made.start] == ["daemon-reload", "enable", "restart"]
+    assert {words[3:] for words in made.start[1:]} == {("ringleader.service",)}
 
 
 def test_launchd_gets_a_property_list_that_it_can_read() -> None:

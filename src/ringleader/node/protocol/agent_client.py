@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
 from ringleader.deadline import Deadline
-from ringleader.errors import PeerError, ProtocolError
+from ringleader.errors import PeerError, PeerLost, ProtocolError
 from ringleader.node.protocol import framing
 from ringleader.node.protocol.agent_config import run_directory
 from ringleader.node.protocol.local_requests import (
@@ -70,7 +70,8 @@ class AgentClient:
 
     def send(self, message: object, deadline: Deadline) -> None:
         """Send one message without waiting for a reply."""
-        tcp_socket.send_all(self._sock, framing.pack(message), AGENT, deadline)
+        with _ended_agent():
+            tcp_socket.send_all(self._sock, framing.pack(message), AGENT, deadline)
 
     def use_service(self, purpose: str, deadline: Deadline, subject: str = "") -> None:
         """Let a service of the agent talk on this connection from now on.
@@ -91,14 +92,15 @@ class AgentClient:
 
         Raises ``ProtocolError`` for one of more than ``limit_bytes``.
         """
-        prefix = tcp_socket.recv_exact(
-            self._sock, framing.PREFIX_BYTES, AGENT, deadline
-        )
-        size = int.from_bytes(prefix, "little")
+        size = int.from_bytes(self._receive(framing.PREFIX_BYTES, deadline), "little")
         if size > limit_bytes:
             text = f"sent a message of {size} bytes; limit {limit_bytes}"
             raise ProtocolError(AGENT, text)
-        return bytes(tcp_socket.recv_exact(self._sock, size, AGENT, deadline))
+        return self._receive(size, deadline)
+
+    def _receive(self, num_bytes: int, deadline: Deadline) -> bytes:
+        with _ended_agent():
+            return tcp_socket.recv_exact(self._sock, num_bytes, AGENT, deadline)
 
     def close(self) -> None:
         """Close the socket."""
@@ -126,6 +128,15 @@ class AgentClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def _ended_agent() -> Iterator[None]:
+    """Say what a broken connection to a process of this machine means."""
+    try:
+        yield
+    except PeerLost as exc:
+        raise PeerLost(AGENT, "has ended") from exc
 
 
 def agent_sockets(home: Path) -> list[Path]:
