@@ -22,8 +22,8 @@ from ringleader.simulation.collectives.wire_profile import (
     predict_row,
 )
 
-SIZES = (1_000, 100_000, 10_000_000, 1_000_000_000)
-NODES = (2, 3, 4, 8, 16, 32, 64, 256, 1024)
+SIZES = (1_000, 1_000_000, 1_000_000_000)
+NODES = (2, 3, 4, 8, 32, 256)
 WIRED = [name for name, wire in PROFILES.items() if wire.medium is not Medium.AIR]
 
 
@@ -105,7 +105,7 @@ def test_a_slow_core_limits_a_fast_wire() -> None:
     assert found.wire_share < 0.25
 
 
-@pytest.mark.parametrize("nodes", [4, 64, 1024])
+@pytest.mark.parametrize("nodes", [4, 64, 256])
 def test_the_replay_of_a_ring_is_a_little_faster(nodes: int) -> None:
     wire = PROFILES["1gbe"]
     model = NetworkModel.uniform(
