@@ -141,14 +141,14 @@ class _Builder:
         self.mesh.control[to] = sock
         if to == 0:
             self.mesh.incarnation = answer.incarnation
-        same_host = self.shares and answer.host == self.host
-        if same_host and self._dial_shm_peer(to, answer):
-            return
         if answer.one_way:
             if answer.one_way != 2 * self.config.num_one_way:
                 text = wire.EXPLANATION[wire.Status.WRONG_SIZE]
                 raise PeerRefused(to, f"refused us: {text}")
             self.one_way[to] = answer.one_way
+        same_host = self.shares and answer.host == self.host
+        if same_host and self._dial_shm_peer(to, answer):
+            return
         for stripe in range(self._num_bulk(to)):
             sock, _ = self._open(to, wire.Purpose.BULK, stripe)
             self._add_stripe(to, stripe, sock)

@@ -424,9 +424,10 @@ def test_the_unix_socket_is_no_way_around_tls(purpose: wire.Purpose) -> None:
 # -- TLS ---------------------------------------------------------------------------
 
 
-def test_neighbours_share_memory_and_their_mail_is_encrypted() -> None:
+@pytest.mark.parametrize("num_one_way", [0, 2])
+def test_neighbours_share_memory_and_their_mail_is_encrypted(num_one_way: int) -> None:
     with open_listeners(2, tls=True) as listeners:
-        made = form_all(listeners, share_memory=True)
+        made = form_all(listeners, share_memory=True, num_one_way=num_one_way)
         kinds = [link.kind for mesh in made for link in mesh.bulk.values()]
         assert kinds == ["shm", "shm"]
         for rank, mesh in enumerate(made):
