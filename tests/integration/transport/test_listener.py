@@ -494,7 +494,7 @@ def test_all_connections_of_a_rank_must_prove_the_same_node() -> None:
             return _join(1, listeners, {"num_one_way": 2, "namespace": tag})
 
         tag = member(0).namespace
-        bodies = [
+        bodies: list[Callable[[], Mesh]] = [
             partial(_join, 0, listeners, {"namespace": tag}),
             another_member_adds_a_connection,
         ]
