@@ -44,7 +44,9 @@ from tests.kit.endless_task import GLOBAL_BATCH, MICRO_BATCH
 SIZE = 3
 PAUSE_S = 0.15
 """Sleep of one step, shared by the members."""
-LIMIT_S = 300.0
+LIMIT_S = 150.0
+"""A run without a step for so long has ended: agents of torchrun that count restarts
+differently wait for each other for half an hour (seen with torch 2.13, 2026-11-17)."""
 SCRIPT = Path(__file__).with_name("elastic_compare_ddp.py")
 
 
