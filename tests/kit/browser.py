@@ -203,6 +203,14 @@ class Browser:
         self.command("Input.dispatchKeyEvent", type=kind, **down)
         self.command("Input.dispatchKeyEvent", type="keyUp", **common)
 
+    def type_code(self, code: str) -> None:
+        """Type the code of a shared dashboard and open it."""
+        self.wait_until("!document.getElementById('gate').hidden")
+        self.evaluate("document.getElementById('code').value = ''")
+        self.evaluate("document.getElementById('code').focus()")
+        self.command("Input.insertText", text=code)
+        self.press("Enter")
+
     def screenshot(self, path: Path) -> None:
         """Save what the page shows as PNG."""
         found = self.command("Page.captureScreenshot", format="png")
@@ -227,12 +235,12 @@ def _read_some(file: int) -> bytes:
 
 
 @contextmanager
-def browser(profile: Path) -> Iterator[Browser]:
+def browser(profile: Path, *more_flags: str) -> Iterator[Browser]:
     """A browser with an empty profile in ``profile``."""
     assert CHROMIUM is not None
     commands, to_browser = os.pipe()
     from_browser, answers = os.pipe()
-    flags = [*_FLAGS, f"--user-data-dir={profile}", "about:blank"]
+    flags = [*_FLAGS, *more_flags, f"--user-data-dir={profile}", "about:blank"]
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", _EXEC, f"{commands} {answers}", CHROMIUM, *flags],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import struct
+import time
 from pathlib import Path
 
 import pytest
 
+from ringleader.dashboard.access import ATTEMPT_EVERY_S
 from tests.kit.browser import CHROMIUM, DESKTOP, PHONE, Browser, browser
 from tests.kit.simulated_cluster import simulated_state
 from tests.kit.simulated_dashboard import simulated_dashboard
@@ -133,3 +135,25 @@ def test_a_page_without_its_link_shows_how_to_open_it(tmp_path: Path) -> None:
         page.open("about:blank")
         page.open(f"{shown.url}x")
         page.wait_until("document.body.innerText.includes('its time is over')")
+
+
+def test_a_page_that_a_code_opened_only_looks(tmp_path: Path) -> None:
+    state = simulated_state(2, 1)
+    for job in state["jobs"].values():
+        job.update(can_stop=True, has_log=True)
+    with (
+        simulated_dashboard(state) as shown,
+        browser(tmp_path / "profile") as page,
+    ):
+        page.resize(PHONE, is_phone=True)
+        page.open(shown.url.partition("#")[0])
+        page.type_code(shown.access.issue_code(-1e9))
+        page.wait_until("document.body.innerText.includes('its time is over')")
+        assert page.evaluate("document.querySelectorAll('.card').length") == 0
+        time.sleep(2 * ATTEMPT_EVERY_S)
+        page.type_code(shown.access.issue_code(time.monotonic()))
+        page.wait_until("document.querySelectorAll('#job-list button').length == 2")
+        page.wait_until("document.querySelectorAll('.card').length == 2")
+        assert page.evaluate("document.querySelector('#job-list .danger').hidden")
+        assert not page.evaluate("document.querySelector('#job-list button').hidden")
+        assert shown.stopped == []
