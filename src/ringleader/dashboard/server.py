@@ -22,13 +22,13 @@ from ringleader.dashboard.changes import changes
 from ringleader.dashboard.http_message import (
     MAX_HEAD_BYTES,
     BadRequest,
+    EventStream,
     Request,
     check_source,
     event,
     json_response,
     parse_head,
     response,
-    response_head,
 )
 from ringleader.dashboard.page_state import State
 from ringleader.errors import RingleaderError
@@ -79,6 +79,7 @@ class DashboardServer:
         self._tls: ssl.SSLContext | None = None
         self._connections: dict[asyncio.Task[None], str] = {}
         """Each with the address of its client."""
+        self._is_closing = False
         self._num_streams = 0
 
     async def listen(
@@ -86,12 +87,14 @@ class DashboardServer:
     ) -> None:
         """Answer connections to ``sock`` until ``close``."""
         self._tls = tls
+        self._is_closing = False
         self._server = await asyncio.start_server(
             self._on_connection, sock=sock, limit=MAX_HEAD_BYTES
         )
 
     async def close(self) -> None:
         """Stop listening and end all connections."""
+        self._is_closing = True
         if self._server is not None:
             self._server.close()
         for task in list(self._connections):
@@ -115,6 +118,9 @@ class DashboardServer:
             await self._serve(reader, writer)
         except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
             pass  # a client that went away, is silent or sends too much
+        except asyncio.CancelledError:
+            if not self._is_closing:  # else asyncio of Python 3.11 prints a traceback
+                raise
         finally:
             del self._connections[task]
             writer.close()
@@ -218,7 +224,8 @@ class DashboardServer:
             raise BadRequest(503, f"{MAX_STREAMS} pages are open already; close one")
         self._num_streams += 1
         try:
-            writer.write(response_head(200, "text/event-stream", None))
+            stream = EventStream(is_gzip=request.accepts_gzip)
+            writer.write(stream.head)
             shown: State = {}
             silent_s = 0.0
             while not (writer.is_closing() or reader.at_eof()):
@@ -227,7 +234,8 @@ class DashboardServer:
                 state = await self._sources.state()
                 found = changes(shown, state)
                 if found or silent_s >= KEEP_ALIVE_S:
-                    writer.write(event("changes", found) if found else b": alive\n\n")
+                    text = event("changes", found) if found else b": alive\n\n"
+                    writer.write(stream.encode(text))
                     silent_s = 0.0
                 shown = state
                 async with asyncio.timeout(WRITE_S):

@@ -144,6 +144,20 @@ def encode(message: Message) -> bytes:
     return _ENCODER.encode(message)
 
 
+class SharedEncoder:
+    """Encodes a message that goes to several peers in turn, as a view does, once."""
+
+    def __init__(self) -> None:
+        self._last: Message | None = None
+        self._body = b""
+
+    def __call__(self, message: Message) -> bytes:
+        """Return the bytes of a message."""
+        if message is not self._last:
+            self._last, self._body = message, encode(message)
+        return self._body
+
+
 def decode(data: bytes | bytearray | memoryview, sender: Member) -> Message:
     """Return the message in ``data``, which came over the link to ``sender``.
 

@@ -242,8 +242,9 @@ class ViewChange:
         self.unacked = {m for m in ring if m != self.me}
         self._retry_s = self._config.retry_s
         self.retry_at_s = now_s + self._retry_s if self.unacked else inf
+        commit = Commit(view)  # one for all: it is encoded once
         for member in sorted(self.unacked):
-            self._send(member, Commit(view))
+            self._send(member, commit)
 
     def _send(self, to: Member, message: Message) -> None:
         self._out.append(Send(to, message))

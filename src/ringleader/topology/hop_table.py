@@ -58,19 +58,19 @@ class HopTable:
         number = {each: i for i, each in enumerate(ids)}
         host = _hosts(number, same_host)
 
-        def bytes_per_s(a: Id, b: Id) -> int:
-            shares = host[number[a]] >> number[b] & 1
-            usual = MEMORY_BYTES_PER_S if shares else 0.0
-            return int(max(0.0, min(bandwidth.get((a, b), usual), 1e15)))
-
-        def nanoseconds(a: Id, b: Id) -> int:
-            return int(max(0.0, min(latency.get((a, b), 0.0), MAX_LATENCY_S)) * 1e9)
-
-        rate = tuple(tuple(bytes_per_s(a, b) for b in ids) for a in ids)
-        wait = tuple(tuple(nanoseconds(a, b) for b in ids) for a in ids)
+        rate = []
+        for i, a in enumerate(ids):
+            usual = [MEMORY_BYTES_PER_S * (host[i] >> j & 1) for j in range(len(ids))]
+            found = [bandwidth.get((a, b), usual[j]) for j, b in enumerate(ids)]
+            rate.append(tuple([int(max(0.0, min(each, 1e15))) for each in found]))
+        wait = []
+        for a in ids:
+            found = [latency.get((a, b), 0.0) for b in ids]
+            capped = [max(0.0, min(each, MAX_LATENCY_S)) for each in found]
+            wait.append([int(each * 1e9) for each in capped])
         pairs = [list(zip(r, w, strict=True)) for r, w in zip(rate, wait, strict=True)]
         gain = tuple(tuple((r << LATENCY_BITS) - w for r, w in row) for row in pairs)
-        return cls(rate, gain, host)
+        return cls(tuple(rate), gain, host)
 
     def slowest(self, order: Sequence[int]) -> int:
         """Return bytes per second of the slowest hop of a ring."""

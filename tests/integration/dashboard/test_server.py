@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator
 from http.client import HTTPConnection
 
@@ -98,6 +99,26 @@ def test_changes_are_sent_as_they_happen(
         shown.state = {**before, "machines": machines}
         assert next_changes() == {"machines": {node_id(2): None}}
         shown.state = before
+    finally:
+        connection.close()
+
+
+def test_changes_are_compressed_for_a_browser_that_asks(
+    client: DashboardClient, shown: SimulatedDashboard
+) -> None:
+    headers = {"Authorization": f"Bearer {client.key}", "Accept-Encoding": "br, gzip"}
+    connection = HTTPConnection(*client.address, timeout=PATIENCE_S)
+    try:
+        connection.request("GET", "/events", headers=headers)
+        answer = connection.getresponse()
+        assert answer.headers["Content-Encoding"] == "gzip"
+        unzip = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        text = b""
+        while not text.endswith(b"\n\n"):
+            data = answer.read1()
+            assert data, "the stream has ended"
+            text += unzip.decompress(data)
+        assert json.loads(text.partition(b"data: ")[2]).keys() == shown.state.keys()
     finally:
         connection.close()
 

@@ -11,7 +11,7 @@ const RATES = [1e6, 1e7, 5e7, 1.2e8, 6e8];
 const LATENCIES = [2e-2, 5e-3, 1e-3, 3e-4, 1e-4];
 const SHARED = "#c8a2e8", NONE = "rgba(128,128,128,.18)";
 const LABEL = 84;
-let state = { links: {}, machines: {}, order: [], place: new Map() }, shows = "rate", at = [0, 1];
+let state = { links: {}, names: [], order: [], place: new Map() }, shows = "rate", at = [0, 1];
 let cell = { label: 0, top: 20, width: 20, height: 20 };
 
 /** A row of links holds those to the machines after it, in the order of their ids. */
@@ -31,7 +31,7 @@ function shade(seen) {
   return STEPS[step];
 }
 
-const nameOf = i => state.machines[state.order[i]]?.name ?? "?";
+const nameOf = i => state.names[i] ?? "?";
 
 function describe() {
   const [i, j] = at;
@@ -138,11 +138,15 @@ new ResizeObserver(draw).observe(document.getElementById("matrix-frame"));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 drawLegend();
 
-/** Draw the matrix of the links between `machines`. */
-export function showLinks(links, machines, ring) {
+/** Draw the matrix of the links between `machines`, if something of it changed. */
+export function showLinks(links, machines, ring, isChanged) {
   const others = Object.keys(machines).filter(id => !ring.includes(id));
   const place = new Map(Object.keys(machines).sort().map((id, i) => [id, i]));
-  state = { links, machines, place, order: [...ring.filter(id => id in machines), ...others] };
+  const order = [...ring.filter(id => id in machines), ...others];
+  const names = order.map(id => machines[id].name);
+  const isSame = order.length === state.order.length && order.every((id, i) => id === state.order[i] && names[i] === state.names[i]);
+  state = { links, names, place, order };
+  if (isSame && !isChanged) return;  // most changes are those of loads
   move(...at);
   draw();
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -64,6 +65,7 @@ async def run_resident(config: AgentConfig) -> int:
 
     Raises ``RingleaderError`` or ``OSError`` if it cannot start.
     """
+    gc.freeze()  # as in main
     with contextlib.ExitStack() as stack:
         core, _ = await _start(config, stack)
         loop = asyncio.get_running_loop()
@@ -170,6 +172,7 @@ def main() -> None:
     size = int.from_bytes(sock.recv(framing.PREFIX_BYTES, socket.MSG_WAITALL), "little")
     config = CONFIG.decode(sock.recv(min(size, 1 << 16), socket.MSG_WAITALL))
     sock.setblocking(False)
+    gc.freeze()  # to look through what was imported would block the loop for 20 ms
     sys.exit(asyncio.run(run_agent(sock, config)))
 
 

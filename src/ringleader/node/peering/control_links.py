@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +17,11 @@ from ringleader.node.protocol import framing
 MAX_LINKS = 64
 MAX_UNSENT_BYTES = 8 << 20
 """A link with more unread data than this is cut: the peer has stopped reading."""
+LARGE_BYTES = 64 << 10
+"""Longer messages are views of many members. To encrypt one takes a millisecond, and
+the leader of fifty members sends as many at once: each waits for a turn of the event
+loop, so that other work goes on in between. A shorter message may overtake them, as the
+protocol allows."""
 FRESH_S = 1.5
 """A link on which something arrived this recently is alive."""
 
@@ -57,6 +63,8 @@ class ControlLinks:
         self._listener = listener
         self._links: dict[Member, ControlLink] = {}
         self._is_closed = False
+        self._large: deque[tuple[ControlLink, bytes]] = deque()
+        """Messages that wait for their turn."""
         self.num_opened = self.num_lost = 0
         self.sent_bytes = self.received_bytes = 0
         """Messages with their lengths, before encryption."""
@@ -130,6 +138,23 @@ class ControlLinks:
         link = self._links.get(to)
         if link is None:
             return
+        if len(body) <= LARGE_BYTES:
+            self._write(link, body)
+            return
+        self._large.append((link, body))
+        if len(self._large) == 1:
+            asyncio.get_running_loop().call_soon(self._write_large)
+
+    def _write_large(self) -> None:
+        """Write the first of the large messages, and the next one a turn later."""
+        link, body = self._large[0]
+        if self._links.get(link.member) is link:
+            self._write(link, body)
+        self._large.popleft()
+        if self._large:
+            asyncio.get_running_loop().call_soon(self._write_large)
+
+    def _write(self, link: ControlLink, body: bytes) -> None:
         transport = link.connection.writer.transport
         if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self._lose(link, "does not read what we send")

@@ -104,6 +104,7 @@ class MembershipRunner:
         self.me = me
         self.machine = MembershipMachine(me, config, order=order)
         self.links = ControlLinks(self)
+        self._encode = messages.SharedEncoder()
         self._handshake = handshake
         self._listener = listener
         self._options = options or RunnerOptions()
@@ -263,7 +264,7 @@ class MembershipRunner:
     def _perform(self, action: object) -> None:
         match action:
             case Send(to=to, message=message):
-                self.links.send(to, messages.encode(message))
+                self.links.send(to, self._encode(message))
             case FreezeView():
                 self._options.on_freeze(action)
             case InstallView(view=view):
