@@ -16,31 +16,35 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
-import platform
 import re
 import statistics
 import sys
-import tempfile
 import threading
-import time
-import traceback
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from rank_groups import (
+    GLOO,
+    OURS,
+    BackendFailure,
+    Competitor,
+    MakeTask,
+    RankGroup,
+    Seat,
+    Task,
+    in_turns,
+    in_words,
+    machine,
+)
 from torch import Tensor, nn
 
-OURS, GLOO = "ringleader", "gloo"
 RANKS = 2
 MIB = 1 << 20
 
@@ -49,10 +53,6 @@ WIDTH, LAYERS, BATCH = 2048, 6, 1
 
 BUCKET_BYTES = 25_000_000
 """About one bucket of DDP."""
-
-START_S, REPLY_S = 120.0, 180.0
-"""Limits for importing torch in four processes on two cores, and for one batch."""
-
 
 # -- what is measured ------------------------------------------------------------
 
@@ -76,7 +76,7 @@ class Row:
     """One line of the table."""
 
     title: str
-    task: str
+    task: MakeTask
     total_bytes: int = 0
     bar: Bar | None = None
 
@@ -89,59 +89,35 @@ def rows(device: str) -> list[Row]:
     if device == "cuda":
         bar = Bar(faster=2.0, text=">= 2x Gloo")
         return [
-            Row(f"all_reduce {n} MiB", "all_reduce", n * MIB, bar if n >= 16 else None)
+            Row(f"all_reduce {n} MiB", all_reduce, n * MIB, bar if n >= 16 else None)
             for n in (1, 4, 16, 64, 256)
         ]
     return [
-        Row("all_reduce 4 B", "all_reduce", 4, Bar(1 / 0.15, text="<= 0.15 of Gloo")),
-        Row("all_gather_into_tensor 1 KiB", "all_gather", 1024, SMALL),
-        Row("reduce_scatter_tensor 1 KiB", "reduce_scatter", 1024, SMALL),
-        Row("broadcast 1 KiB", "broadcast", 1024, SMALL),
-        Row("barrier", "barrier"),
-        *(Row(f"all_reduce {n} MiB", "all_reduce", n * MIB) for n in (4, 16, 64)),
-        Row("all_gather_into_tensor 16 MiB", "all_gather", 16 * MIB),
-        Row("reduce_scatter_tensor 16 MiB", "reduce_scatter", 16 * MIB),
-        Row("DDP that sends nothing", "ddp_silent"),
-        Row("DDP forward, backward", "ddp_backward"),
-        Row("DDP forward, backward, SGD", "ddp", bar=Bar(1.8, text=">= 1.8x Gloo")),
-        Row("FSDP2 forward, backward, SGD", "fsdp", bar=Bar(1.5, text=">= 1.5x Gloo")),
+        Row("all_reduce 4 B", all_reduce, 4, Bar(1 / 0.15, text="<= 0.15 of Gloo")),
+        Row("all_gather_into_tensor 1 KiB", all_gather, 1024, SMALL),
+        Row("reduce_scatter_tensor 1 KiB", reduce_scatter, 1024, SMALL),
+        Row("broadcast 1 KiB", broadcast, 1024, SMALL),
+        Row("barrier", barrier),
+        *(Row(f"all_reduce {n} MiB", all_reduce, n * MIB) for n in (4, 16, 64)),
+        Row("all_gather_into_tensor 16 MiB", all_gather, 16 * MIB),
+        Row("reduce_scatter_tensor 16 MiB", reduce_scatter, 16 * MIB),
+        Row("DDP that sends nothing", ddp_silent),
+        Row("DDP forward, backward", partial(ddp, with_optimizer=False)),
+        Row("DDP forward, backward, SGD", ddp, bar=Bar(1.8, text=">= 1.8x Gloo")),
+        Row("FSDP2 forward, backward, SGD", fsdp, bar=Bar(1.5, text=">= 1.5x Gloo")),
         Row(
             "busy: all_reduce 4 B",
-            "busy_all_reduce",
+            busy_all_reduce,
             4,
             Bar(at_most_s=1.5e-3, text="<= 1.5 ms"),
         ),
         Row(
             "busy: async all_reduce 25 MB, wait",
-            "busy_async",
+            busy_async,
             BUCKET_BYTES,
             Bar(at_most_s=60e-3, text="<= 60 ms"),
         ),
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One operation on one rank, which can be repeated."""
-
-    check: Callable[[], None]
-    """Runs the operation once and raises if the result is wrong."""
-    step: Callable[[], object]
-    meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Context in which the steps are timed, such as a busy thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """Rank and device of a task."""
-
-    rank: int
-    device: torch.device
-
-    def settle(self) -> None:
-        """Wait until the device has finished."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
 
 
 def pattern(items: int, rank: int) -> Tensor:
@@ -162,13 +138,19 @@ def require_close(name: str, found: Tensor, wanted: Tensor) -> None:
         raise ArithmeticError(f"{name}: off by {error:g}")
 
 
-def all_reduce(seat: Seat, total_bytes: int) -> Task:
-    """Synchronous, in-place all_reduce."""
+def finish(work: dist.Work | None) -> None:
+    """Wait for an operation; a synchronous one has ended and returned None."""
+    if work is not None:
+        work.wait()
+
+
+def all_reduce(seat: Seat, total_bytes: int, *, async_op: bool = False) -> Task:
+    """In-place all_reduce; with ``async_op`` it is started, then waited for."""
     items = total_bytes // 4
     tensor = torch.zeros(items, device=seat.device)
 
     def step() -> None:
-        dist.all_reduce(tensor)
+        finish(dist.all_reduce(tensor, async_op=async_op))
         seat.settle()
 
     def check() -> None:
@@ -181,14 +163,14 @@ def all_reduce(seat: Seat, total_bytes: int) -> Task:
     return Task(check, step)
 
 
-def all_gather(seat: Seat, total_bytes: int) -> Task:
+def all_gather(seat: Seat, total_bytes: int, *, async_op: bool = False) -> Task:
     """all_gather; ``total_bytes`` is the size of its output."""
     items = total_bytes // 4 // RANKS
     shard = pattern(items, seat.rank).to(seat.device)
     whole = torch.zeros(items * RANKS, device=seat.device)
 
     def step() -> None:
-        dist.all_gather_into_tensor(whole, shard)
+        finish(dist.all_gather_into_tensor(whole, shard, async_op=async_op))
         seat.settle()
 
     def check() -> None:
@@ -199,12 +181,12 @@ def all_gather(seat: Seat, total_bytes: int) -> Task:
     return Task(check, step)
 
 
-def broadcast(seat: Seat, total_bytes: int) -> Task:
+def broadcast(seat: Seat, total_bytes: int, *, async_op: bool = False) -> Task:
     """broadcast from rank 0 of a tensor of ``total_bytes``."""
     tensor = pattern(total_bytes // 4, seat.rank).to(seat.device)
 
     def step() -> None:
-        dist.broadcast(tensor, 0)
+        finish(dist.broadcast(tensor, 0, async_op=async_op))
         seat.settle()
 
     def check() -> None:
@@ -214,19 +196,41 @@ def broadcast(seat: Seat, total_bytes: int) -> Task:
     return Task(check, step)
 
 
-def barrier(_seat: Seat, _total_bytes: int) -> Task:
+def barrier(_seat: Seat, _total_bytes: int, *, async_op: bool = False) -> Task:
     """barrier, which has no values to check."""
-    return Task(dist.barrier, dist.barrier)
+
+    def step() -> None:
+        finish(dist.barrier(async_op=async_op))
+
+    return Task(step, step)
 
 
-def reduce_scatter(seat: Seat, total_bytes: int) -> Task:
+def all_to_all(seat: Seat, total_bytes: int, *, async_op: bool = False) -> Task:
+    """all_to_all_single; ``total_bytes`` is the size of its input."""
+    items = total_bytes // 4
+    whole = pattern(items, seat.rank).to(seat.device)
+    found = torch.zeros(items, device=seat.device)
+
+    def step() -> None:
+        finish(dist.all_to_all_single(found, whole, async_op=async_op))
+        seat.settle()
+
+    def check() -> None:
+        step()
+        parts = [pattern(items, r).chunk(RANKS)[seat.rank] for r in range(RANKS)]
+        require_equal("all_to_all_single", found, torch.cat(parts))
+
+    return Task(check, step)
+
+
+def reduce_scatter(seat: Seat, total_bytes: int, *, async_op: bool = False) -> Task:
     """reduce_scatter; ``total_bytes`` is the size of its input."""
     items = total_bytes // 4
     whole = pattern(items, seat.rank).to(seat.device)
     shard = torch.zeros(items // RANKS, device=seat.device)
 
     def step() -> None:
-        dist.reduce_scatter_tensor(shard, whole)
+        finish(dist.reduce_scatter_tensor(shard, whole, async_op=async_op))
         seat.settle()
 
     def check() -> None:
@@ -244,16 +248,9 @@ def busy_all_reduce(seat: Seat, total_bytes: int) -> Task:
 
 
 def busy_async(seat: Seat, total_bytes: int) -> Task:
-    """Asynchronous all_reduce, as DDP uses it: start, then wait."""
-    quiet = busy_all_reduce(seat, total_bytes)
-    tensor = torch.zeros(total_bytes // 4, device=seat.device)
-
-    def step() -> None:
-        work = dist.all_reduce(tensor, async_op=True)
-        work.wait()
-        seat.settle()
-
-    return Task(quiet.check, step, quiet.meanwhile)
+    """Asynchronous all_reduce, as DDP uses it, while another thread is busy."""
+    quiet = all_reduce(seat, total_bytes, async_op=True)
+    return Task(quiet.check, quiet.step, busy_thread if seat.rank == 0 else nullcontext)
 
 
 @contextmanager
@@ -365,183 +362,7 @@ def fsdp(seat: Seat, _: int) -> Task:
     return training(seat, model)
 
 
-TASKS: dict[str, Callable[[Seat, int], Task]] = {
-    "all_reduce": all_reduce,
-    "all_gather": all_gather,
-    "reduce_scatter": reduce_scatter,
-    "broadcast": broadcast,
-    "barrier": barrier,
-    "ddp_silent": ddp_silent,
-    "ddp": ddp,
-    "ddp_backward": partial(ddp, with_optimizer=False),
-    "fsdp": fsdp,
-    "busy_all_reduce": busy_all_reduce,
-    "busy_async": busy_async,
-}
-
-
-# -- a rank ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Competitor:
-    """One backend of this run."""
-
-    title: str
-    backend: str
-    device: str
-    transport: str
-
-
-def run_rank(competitor: Competitor, rank: int, store: str, pipe: Connection) -> None:
-    """Run a rank: join the group, then handle requests from the pipe."""
-    try:
-        seat = join(competitor, rank, store)
-        pipe.send(None)
-        obey(seat, pipe)
-        dist.destroy_process_group()
-    except EOFError:
-        pass  # the driver has ended
-    except Exception:  # noqa: BLE001 - reported to the driver
-        pipe.send(traceback.format_exc())
-
-
-def join(competitor: Competitor, rank: int, store: str) -> Seat:
-    """Initialize the default group as rank ``rank``."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore", FutureWarning)  # renamed in torch 2.13
-    os.environ["RINGLEADER_TRANSPORT"] = competitor.transport
-    if Path("/sys/class/net/lo").exists():  # the name of a container may not resolve
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    if competitor.backend == OURS:
-        from ringleader.backend.register import register
-
-        register()
-    dist.init_process_group(
-        competitor.backend,
-        init_method=Path(store).as_uri(),
-        rank=rank,
-        world_size=RANKS,
-        timeout=timedelta(seconds=60),
-    )
-    if competitor.device == "cuda":
-        torch.cuda.set_device(0)
-    return Seat(rank, torch.device(competitor.device))
-
-
-def obey(seat: Seat, pipe: Connection) -> None:
-    """Reply to ("prepare", task, bytes) with None, to ("time", calls) with seconds."""
-    task: Task | None = None
-    while (order := pipe.recv()) is not None:
-        match order:
-            case "prepare", name, total_bytes:
-                task = None  # frees its memory before the next is prepared
-                task = TASKS[name](seat, total_bytes)
-                task.check()
-                pipe.send(None)
-            case "time", calls:
-                assert task is not None
-                pipe.send(time_calls(task, calls))
-
-
-def time_calls(task: Task, calls: int) -> float:
-    """Return the seconds per call of a batch that starts with a barrier."""
-    dist.barrier()
-    with task.meanwhile():
-        started_s = time.perf_counter()
-        for _ in range(calls):
-            task.step()
-        return (time.perf_counter() - started_s) / calls
-
-
 # -- the driver ------------------------------------------------------------------
-
-
-class BackendFailure(RuntimeError):
-    """A backend failed in a row of the table."""
-
-
-class RankPair:
-    """Both ranks of one competitor; started on first use and after a failure."""
-
-    def __init__(self, competitor: Competitor) -> None:
-        self.competitor = competitor
-        self._processes: list[multiprocessing.process.BaseProcess] = []
-        self._pipes: list[Connection] = []
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def request(self, *order: object) -> list[Any]:
-        """Send a request to every rank and return their replies.
-
-        Raises BackendFailure.
-        """
-        if not self._processes:
-            self._start()
-        try:
-            for pipe in self._pipes:
-                pipe.send(order)
-            return self._replies(REPLY_S)
-        except OSError as exc:
-            self.stop()
-            raise BackendFailure(f"a rank died: {exc!r}") from exc
-
-    def stop(self) -> None:
-        """End both ranks: ask them to exit, then kill them after 5 s."""
-        for pipe in self._pipes:
-            with suppress(OSError):
-                pipe.send(None)
-        for process in self._processes:
-            process.join(5)
-            process.kill()
-            process.join()
-        for pipe in self._pipes:
-            pipe.close()
-        if self._folder is not None:
-            self._folder.cleanup()
-        self._processes, self._pipes, self._folder = [], [], None
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._folder = tempfile.TemporaryDirectory(prefix="torch-stack-")
-        store = Path(self._folder.name) / "store"
-        for rank in range(RANKS):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=run_rank,
-                args=(self.competitor, rank, str(store), theirs),
-                daemon=True,
-            )
-            process.start()
-            theirs.close()  # so that the pipe ends when the rank does
-            self._processes.append(process)
-            self._pipes.append(ours)
-        self._replies(START_S)
-
-    def _replies(self, within_s: float) -> list[Any]:
-        """Return one reply per rank; the first error explains later ones."""
-        until_s = time.monotonic() + within_s
-        replies: dict[Connection, object] = {}
-        while waiting := [pipe for pipe in self._pipes if pipe not in replies]:
-            ready = wait(waiting, max(0.0, until_s - time.monotonic()))
-            if not ready:
-                self._fail(f"no reply within {within_s:g} s")
-            for pipe in self._pipes:
-                if pipe in ready:
-                    replies[pipe] = self._reply(pipe)
-        return [replies[pipe] for pipe in self._pipes]
-
-    def _reply(self, pipe: Connection) -> object:
-        try:
-            reply = pipe.recv()
-        except EOFError:
-            reply = f"rank {self._pipes.index(pipe)} died without a message"
-        if isinstance(reply, str):
-            self._fail(reply)
-        return reply
-
-    def _fail(self, why: str) -> NoReturn:
-        self.stop()
-        raise BackendFailure(why)
 
 
 @dataclass(slots=True)
@@ -559,12 +380,12 @@ class RowResult:
         return statistics.median(self.times_s[title])
 
     @contextmanager
-    def recording_failure(self, pair: RankPair) -> Iterator[None]:
+    def recording_failure(self, group: RankGroup) -> Iterator[None]:
         """Record a failure of this backend, which ends the row but not the run."""
         try:
             yield
         except BackendFailure as exc:
-            self.failures[pair.competitor.title] = str(exc)
+            self.failures[group.title] = str(exc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -576,44 +397,25 @@ class Pace:
     """Long enough to average over the scheduler, short enough to alternate often."""
 
 
-def measure(row: Row, pairs: Sequence[RankPair], pace: Pace) -> RowResult:
+def measure(row: Row, groups: Sequence[RankGroup], pace: Pace) -> RowResult:
     """Verify the values, find how many calls fill a batch, then measure in turns."""
     result = RowResult(row)
     calls: dict[str, int] = {}
-    for pair in pairs:
-        with result.recording_failure(pair):
-            calls[pair.competitor.title] = prepare(row, pair, pace)
+    for group in groups:
+        with result.recording_failure(group):
+            group.forget()
+            group.prepare(row.title, row.task, row.total_bytes)
+            calls[group.title] = group.calls_for(row.title, pace.batch_s)
     for number in range(pace.rounds):
-        for pair in pairs[:: -1 if number % 2 else 1]:  # reversed every other round
-            title = pair.competitor.title
-            if title not in result.failures:
-                with result.recording_failure(pair):
-                    slowest_s = max(pair.request("time", calls[title]))
-                    result.times_s.setdefault(title, []).append(slowest_s)
+        for group in in_turns(groups, number):
+            if group.title not in result.failures:
+                with result.recording_failure(group):
+                    slowest_s = group.time(row.title, calls[group.title])
+                    result.times_s.setdefault(group.title, []).append(slowest_s)
     return result
 
 
-def prepare(row: Row, pair: RankPair, pace: Pace) -> int:
-    """Verify the values; return how many calls fill a batch."""
-    pair.request("prepare", row.task, row.total_bytes)
-    calls = 2
-    for _ in range(2):  # the first estimate is of a cold operation
-        per_call_s = max(pair.request("time", calls))
-        calls = max(1, min(20_000, round(pace.batch_s / per_call_s)))
-    return calls
-
-
 # -- the report ------------------------------------------------------------------
-
-
-def in_words(seconds: float | None) -> str:
-    """Format a time with three digits and its unit."""
-    if seconds is None:
-        return "failed"
-    for scale, unit in ((1e-3, "us"), (1.0, "ms")):
-        if seconds < scale:
-            return f"{seconds / scale * 1e3:.4g} {unit}"
-    return f"{seconds:.3g} s"
 
 
 def cells(result: RowResult, titles: Sequence[str]) -> list[str]:
@@ -648,17 +450,8 @@ def print_table(results: Sequence[RowResult], titles: Sequence[str]) -> None:
 def as_json(results: Sequence[RowResult], titles: Sequence[str]) -> dict[str, object]:
     """Return all rounds and the machine they were measured on."""
     keys = ("what", "ours", "gloo", "faster", "bar", "verdict")
-    is_cuda = torch.cuda.is_available()
     return {
-        "machine": {
-            "system": platform.platform(),
-            "cores": os.cpu_count(),
-            "load_1min": round(os.getloadavg()[0], 2),
-            "gpu": torch.cuda.get_device_name(0) if is_cuda else None,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "at": time.strftime("%Y-%m-%d %H:%M:%S"),
-        },
+        "machine": machine(),
         "rows": [
             dict(zip(keys, cells(result, titles), strict=True))
             | {"times_s": result.times_s, "troubles": result.failures}
@@ -687,18 +480,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     suffix = "" if options.transport == "auto" else f" {options.transport}"
     where = {"device": options.device, "transport": options.transport}
     ours = Competitor(title=options.backend + suffix, backend=options.backend, **where)
-    pairs = [RankPair(ours), RankPair(Competitor(title="Gloo", backend=GLOO, **where))]
-    titles = [pair.competitor.title for pair in pairs]
+    gloo = Competitor(title="Gloo", backend=GLOO, **where)
+    groups = [RankGroup(ours), RankGroup(gloo)]
+    titles = [group.title for group in groups]
     pace = Pace(rounds=3, batch_s=0.1) if options.quick else Pace()
     chosen = [row for row in rows(options.device) if re.search(options.k, row.title)]
     results = []
     try:
         for row in chosen:
             print(f"... {row.title}", file=sys.stderr, flush=True)
-            results.append(measure(row, pairs, pace))
+            results.append(measure(row, groups, pace))
     finally:
-        for pair in pairs:
-            pair.stop()
+        for group in groups:
+            group.stop()
     print_table(results, titles)
     load, cores = os.getloadavg()[0], os.cpu_count()
     print(f"\nmedians of {pace.rounds} rounds; load {load:.1f} on {cores} cores")
