@@ -57,6 +57,8 @@ class Waiter:
         self.observer: Observer | None = None
         """Told how long this rank waits, and for which peer."""
         self._poller = poller
+        self.given: Deadline | None = None
+        """The deadline of a prepared call that was queued; None for others."""
         self._call = b""
         self._deadline = Deadline.after(0)
         self._stalled_at_s = 0.0
@@ -65,7 +67,7 @@ class Waiter:
     def start(self, deadline: Deadline, call: bytes) -> None:
         """Begin the call with this header. Raises DeadlineExceeded if it is too late.
 
-        Prepared calls do not use this: their clock starts when they first sleep. The
+        Prepared calls do not use this: it is called for them when they first sleep. The
         deadline may be over if several calls share it.
         """
         if deadline.is_over():
@@ -96,7 +98,8 @@ class Waiter:
         this rank waits for.
         """
         if self._call is not self._poller.current:
-            self.start(Deadline.after(self.default_s), self._poller.current)
+            limit = self.given or Deadline.after(self.default_s)
+            self.start(limit, self._poller.current)
         now_s = time.monotonic()
         if not self._stalled_at_s:
             self._stalled_at_s = now_s

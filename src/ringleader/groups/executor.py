@@ -5,7 +5,7 @@ A table maps the chosen algorithm to the engine that implements it.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ringleader.codec.registry import make_codec
@@ -49,6 +49,20 @@ another length than their header says. The others end at once, and tracking them
 take a tenth of a microsecond of the ten that they take."""
 MAX_KEPT = 4096
 """Choices kept for calls like earlier ones; a model makes far fewer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedCall:
+    """A function that does calls of one kind."""
+
+    run: Prepared
+    """The function, observed by ``observer``."""
+    observer: Observer | None
+    """The observer at the time when it was prepared."""
+    plain: Prepared
+    """The function, not observed."""
+    shape: Call
+    """A call of this kind, without its arrays."""
 
 
 class Executor:
@@ -192,7 +206,7 @@ class Executor:
         for copy in call.copy_back:
             copy()
 
-    def prepare(self, call: Call, tensors: tuple[int, ...]) -> Prepared | None:
+    def prepare(self, call: Call, tensors: tuple[int, ...]) -> PreparedCall | None:
         """The prepared form of ``call``, if its engine has one.
 
         ``tensors`` are the elements of each of its tensors.
@@ -211,9 +225,27 @@ class Executor:
             return None
         if call.num_bytes > TRACKED_BYTES or call.num_results != call.count:
             run = self._tracked(shape, run)
+        observer = self._waiter.observer
+        return PreparedCall(self._observed(shape, run), observer, run, shape)
+
+    def _observed(self, shape: Call, run: Prepared) -> Prepared:
+        """``run``, with numpy quiet and each of its runs observed."""
         if self._waiter.observer is not None:
             run = self._waiter.observer.watch(shape, run)
         return partial(self._quiet.run, run)  # type: ignore[call-arg]
+
+    def run_prepared(
+        self, prepared: PreparedCall, addresses: Addresses, deadline: Deadline
+    ) -> None:
+        """Run a prepared call that was queued: its observer may be another one now."""
+        run = prepared.run
+        if prepared.observer is not self._waiter.observer:
+            run = self._observed(prepared.shape, prepared.plain)
+        self._waiter.given = deadline
+        try:
+            run(addresses)
+        finally:
+            self._waiter.given = None
 
     def _tracked(self, call: Call, run: Prepared) -> Prepared:
         """``run``, with its progress known after a failure."""

@@ -38,7 +38,7 @@ from ringleader.groups.tensors import (
     input_array,
     output_array,
 )
-from ringleader.groups.work import DONE, Work
+from ringleader.groups.work import Work
 from ringleader.transport.mesh import Mesh
 
 Connect = Callable[[Sequence[int], str, Deadline], Mesh]
@@ -128,16 +128,10 @@ class Group:
                 tensor = calls.without_codec(tensor, out, residual, error_out)
                 residual = error_out = None
         kind = None
-        if (
-            out is None
-            and codec is None
-            and algorithm is None
-            and timeout_s is None
-            and not async_op
-        ):
+        if out is None and codec is None and algorithm is None and timeout_s is None:
             kind = kind_of_one("all_reduce", op, tensor)
-            if self._prepared.run(kind):
-                return DONE
+            if work := self._prepared.run(kind, async_op, tensor):
+                return work
         check_tensor(tensor, "all_reduce")
         call = calls.all_reduce(tensor, op, out)
         calls.encode(call, codec, residual, error_out)
@@ -156,10 +150,10 @@ class Group:
         """Combine all ranks' ``tensor`` on rank ``dst``; other ranks keep theirs."""
         self._check_rank(dst, "dst")
         kind = None
-        if algorithm is None and timeout_s is None and not async_op:
+        if algorithm is None and timeout_s is None:
             kind = kind_of_one("reduce", (op, dst), tensor)
-            if self._prepared.run(kind):
-                return DONE
+            if work := self._prepared.run(kind, async_op, tensor):
+                return work
         call = calls.reduce(tensor, op, root=dst, is_root=self.rank == dst)
         return self._submit(call, algorithm, timeout_s, async_op=async_op, kind=kind)
 
@@ -175,10 +169,10 @@ class Group:
         """Copy rank ``src``'s ``tensor`` into the ``tensor`` of all ranks."""
         self._check_rank(src, "src")
         kind = None
-        if algorithm is None and timeout_s is None and not async_op:
+        if algorithm is None and timeout_s is None:
             kind = kind_of_one("broadcast", src, tensor)
-            if self._prepared.run(kind):
-                return DONE
+            if work := self._prepared.run(kind, async_op, tensor):
+                return work
         call = calls.broadcast(tensor, root=src, is_root=self.rank == src)
         return self._submit(call, algorithm, timeout_s, async_op=async_op, kind=kind)
 
@@ -194,10 +188,10 @@ class Group:
     ) -> Work:
         """Copy all ranks' ``tensor`` into ``outs``: a list, or one tensor for all."""
         kind = None
-        if codec is None and algorithm is None and timeout_s is None and not async_op:
+        if codec is None and algorithm is None and timeout_s is None:
             kind = kind_of("all_gather", None, tensor, outs)
-            if self._prepared.run(kind):
-                return DONE
+            if work := self._prepared.run(kind, async_op, tensor, outs):
+                return work
         call = calls.all_gather(outs, tensor, rank=self.rank, size=self.size)
         if codec == "auto":
             codec = self._handle.auto_codec(call.operation, call.num_bytes)
@@ -223,11 +217,10 @@ class Group:
             and error_out is None
             and algorithm is None
             and timeout_s is None
-            and not async_op
         ):
             kind = kind_of("reduce_scatter", op, tensors, out)
-            if self._prepared.run(kind):
-                return DONE
+            if work := self._prepared.run(kind, async_op, tensors, out):
+                return work
         call = calls.reduce_scatter(out, tensors, op, rank=self.rank, size=self.size)
         if codec == "auto":
             codec = self._handle.auto_codec(call.operation, call.num_bytes)
@@ -250,11 +243,11 @@ class Group:
         """Copy all ranks' ``tensor`` to ``outs`` of rank ``dst``; others pass None."""
         self._check_rank(dst, "dst")
         kind = None
-        if algorithm is None and timeout_s is None and not async_op:
+        if algorithm is None and timeout_s is None:
             results = () if outs is None or self.rank != dst else outs
             kind = kind_of("gather", dst, tensor, results)
-            if self._prepared.run(kind):
-                return DONE
+            if work := self._prepared.run(kind, async_op, tensor, results):
+                return work
         call = calls.gather(outs, tensor, root=dst, rank=self.rank, size=self.size)
         return self._submit(call, algorithm, timeout_s, async_op=async_op, kind=kind)
 
@@ -271,11 +264,11 @@ class Group:
         """Copy rank ``src``'s i-th tensor into ``out`` of rank i; others pass None."""
         self._check_rank(src, "src")
         kind = None
-        if algorithm is None and timeout_s is None and not async_op:
+        if algorithm is None and timeout_s is None:
             sources = () if tensors is None or self.rank != src else tensors
             kind = kind_of("scatter", src, sources, out)
-            if self._prepared.run(kind):
-                return DONE
+            if work := self._prepared.run(kind, async_op, sources, out):
+                return work
         call = calls.scatter(out, tensors, root=src, rank=self.rank, size=self.size)
         return self._submit(call, algorithm, timeout_s, async_op=async_op, kind=kind)
 
@@ -295,11 +288,11 @@ class Group:
         rows as the splits say.
         """
         kind = None
-        if timeout_s is None and not async_op:
+        if timeout_s is None:
             rows = _splits(out, out_splits), _splits(tensor, in_splits)
             kind = kind_of("all_to_all", rows, tensor, out)
-            if self._prepared.run(kind):
-                return DONE
+            if work := self._prepared.run(kind, async_op, tensor, out):
+                return work
         call = calls.all_to_all(
             out, tensor, out_splits, in_splits, rank=self.rank, size=self.size
         )
@@ -309,9 +302,9 @@ class Group:
         self, *, timeout_s: float | None = None, async_op: bool = False
     ) -> Work:
         """Return when every rank has called it."""
-        kind = NO_TENSORS if timeout_s is None and not async_op else None
-        if self._prepared.run(kind):
-            return DONE
+        kind = NO_TENSORS if timeout_s is None else None
+        if work := self._prepared.run(kind, async_op):
+            return work
         return self._submit(
             self._barrier, None, timeout_s, async_op=async_op, kind=kind
         )

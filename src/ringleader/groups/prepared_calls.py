@@ -1,8 +1,8 @@
 """Recognises calls that are like earlier ones, which have a prepared form.
 
 The first plain call of its kind is prepared by its engine; later calls run that
-function directly, on the addresses of their tensors. What travels is the same, so the
-ranks need not agree on who runs a call prepared.
+function directly, on the addresses of their tensors. Asynchronous calls queue it. What
+travels is the same, so the ranks need not agree on who runs a call prepared.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
+from ringleader.deadline import Deadline
 from ringleader.engine.arrays_by_address import Addresses
 from ringleader.engine.call import Call
-from ringleader.engine.engine import Prepared
-from ringleader.groups.executor import Executor
+from ringleader.groups.executor import Executor, PreparedCall
 from ringleader.groups.runner import Runner
 from ringleader.groups.tensors import Tensors
+from ringleader.groups.work import DONE, Work
 
 Key = tuple[str, Hashable, torch.dtype | None, tuple[int, ...], tuple[int, ...]]
 """(operation, its other arguments, dtype, lengths of lists, elements per tensor)."""
@@ -35,17 +36,42 @@ class PreparedCalls:
 
     def __init__(self, executor: Executor, runner: Runner) -> None:
         self._executor = executor
-        self._run_prepared = runner.run_prepared
-        self.kept: dict[Key, Prepared | None] = {}
+        self._runner = runner
+        self._run_now = runner.run_prepared
+        self.kept: dict[Key, PreparedCall | None] = {}
         """None for kinds that have no prepared form."""
         self.clear = self.kept.clear
 
-    def run(self, kind: Kind | None) -> bool:
-        """Run a call now; return False if it is not prepared or others come first."""
+    def run(
+        self, kind: Kind | None, async_op: bool, *given: Tensors | None
+    ) -> Work | None:
+        """Run or queue a call on the tensors ``given``.
+
+        Returns None if it is not prepared, or if others come before a synchronous one.
+        """
         if kind is None:
-            return False
+            return None
         prepared = self.kept.get(kind[0])
-        return prepared is not None and self._run_prepared(prepared, kind[1])
+        if prepared is None:
+            return None
+        if async_op:
+            return self._queue(prepared, kind[1], given)
+        return DONE if self._run_now(prepared.run, kind[1]) else None
+
+    def _queue(
+        self,
+        prepared: PreparedCall,
+        addresses: Addresses,
+        given: tuple[Tensors | None, ...],
+    ) -> Work:
+        run = self._executor.run_prepared
+
+        def body(deadline: Deadline, _given: object = given) -> None:
+            """``_given`` keeps the memory alive until the call has ended."""
+            run(prepared, addresses, deadline)
+
+        limit_s = self._runner.waiter.default_s
+        return self._runner.call(body, limit_s, async_op=True)
 
     def keep(self, kind: Kind, call: Call) -> None:
         """Prepare calls of this kind, like ``call``, unless that was tried before."""

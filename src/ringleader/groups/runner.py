@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 
 from ringleader.deadline import Deadline
 from ringleader.engine.arrays_by_address import Addresses
@@ -64,12 +65,12 @@ class Runner:
         self.waiter = Waiter(control, timeout_s)
         self.lock = threading.Lock()
         self.failure: RingleaderError | None = None
-        self._name = name
+        self._name = f"ringleader-engine-{name}"
         self._queue: deque[Job] = deque()
         self._wanted = 0
         self._thread: threading.Thread | None = None
         self._thread_lock = threading.Lock()
-        self._news = threading.Event()
+        self._news: SimpleQueue[None] = SimpleQueue()  # work for the thread
         self._closing = False
         self._owner = 0
         """The thread that runs an operation; its calls are part of that operation."""
@@ -123,9 +124,8 @@ class Runner:
 
     def run_prepared(self, prepared: Prepared, addresses: Addresses) -> bool:
         """Run a prepared operation now; return False if others come first."""
-        if self._queue or not self.lock.acquire(
-            False
-        ):  # a keyword argument doubles the cost
+        # A keyword argument of acquire doubles its cost.
+        if self._queue or not self.lock.acquire(False):
             return False
         try:
             self._owner = threading.get_ident()
@@ -159,8 +159,7 @@ class Runner:
 
     def check(self) -> None:
         """Raise the error that ended the group, if it has ended."""
-        error = self.failure or self.control.aborted
-        if error is not None:
+        if error := self.failure or self.control.aborted:
             raise same_again(error)
 
     def _run(
@@ -236,8 +235,7 @@ class Runner:
 
     def _fail_all(self, error: BaseException) -> None:
         while self._queue:
-            job = self._queue.popleft()
-            job.work.finish(error)
+            self._queue.popleft().work.finish(error)
         self.control.fail(error)
 
     # -- the queue -----------------------------------------------------------------
@@ -246,8 +244,10 @@ class Runner:
         """Run queued jobs and move frames, in a thread that waits for ``work``."""
         self._wanted += 1
         try:
-            self.control.wake()
-            has_lock = self.lock.acquire(timeout=0.05)
+            has_lock = self.lock.acquire(False)
+            if not has_lock:
+                self.control.wake()
+                has_lock = self.lock.acquire(timeout=0.05)
         finally:
             self._wanted -= 1
         if has_lock:
@@ -284,27 +284,30 @@ class Runner:
 
     def _ensure_thread(self) -> None:
         with self._thread_lock:
-            self._news.set()
+            if self._news.empty():
+                self._news.put(None)
             if self._thread is None:
-                name = f"ringleader-engine-{self._name}"
                 self._thread = threading.Thread(
-                    target=self._serve, name=name, daemon=True
+                    target=self._serve, name=self._name, daemon=True
                 )
                 self._thread.start()
 
     def _serve(self) -> None:
         """Run queued jobs in the background thread until it has been idle."""
         while self.failure is None and not self._closing:
-            if self._serve_once() or self._news.wait(LINGER_S):
+            with contextlib.suppress(Empty):
+                if not self._serve_once():
+                    self._news.get(timeout=LINGER_S)
                 continue
             with self._thread_lock:
-                if not self._news.is_set():
+                if self._news.empty():
                     self._thread = None
                     return
 
     def _serve_once(self) -> bool:
         """Run one job or move frames; return False if there is nothing to do."""
-        self._news.clear()
+        if not (self._queue or self.control.aborted or self.control.has_pending()):
+            return False  # the thread that waits for a job often runs it
         if self._wanted:
             relax()  # a waiting caller runs the queue sooner than this thread
         with self.lock:
@@ -328,8 +331,7 @@ class Runner:
         self.control.aborted = error
         self.control.wake()
         # A thread that holds the engine is awake now and sees the flag. If there is
-        # none, end the group here. If it is too busy to check, the background thread
-        # tells the peers afterwards.
+        # none, end the group here; if it is too busy, the background thread does later.
         if self.lock.acquire(timeout=0.005):
             try:
                 self.broken(error)
@@ -345,7 +347,7 @@ class Runner:
         of this thread, if this is a signal handler during it, when it continues.
         """
         self._closing = True
-        self._news.set()
+        self._news.put(None)
         self.control.wake()
         reason = GroupAborted("closed while an operation was running")
         if self._owner == threading.get_ident():

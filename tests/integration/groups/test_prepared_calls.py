@@ -1,19 +1,25 @@
-"""Small calls of every kind in shared memory: most of them run prepared."""
+"""Small calls of every kind: from the second of its kind on they run prepared."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from ringleader.errors import DeadlineExceeded
 from ringleader.groups.group import Group, handle_of
-from ringleader.groups.prepared_calls import Kind
+from ringleader.groups.prepared_calls import Key, Kind
+from ringleader.groups.tensors import Tensors
+from ringleader.groups.work import Work
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 
 WITHIN_S = 300.0
-NUM_CALLS = 200
+NUM_CALLS = 100
+SMALL_BYTES = 16 << 10
 DTYPES = {
     2: [torch.float32, torch.bfloat16, torch.bool],
     3: [torch.float64, torch.int8],
@@ -54,13 +60,13 @@ class Memory:
     """Makes tensors at changing addresses, some of them not contiguous."""
 
     def __init__(self, rank: int) -> None:
-        self._dice = random.Random(f"memory of rank {rank}")
+        self.dice = random.Random(f"memory of rank {rank}")
         self._kept: list[Tensor] = []
 
     def hold(self, content: Tensor) -> Tensor:
         """A tensor with this content; ranks need not get the same layout."""
-        count, step = len(content), self._dice.choice([1, 1, 1, 2])
-        shift = self._dice.randrange(8)
+        count, step = len(content), self.dice.choice([1, 1, 1, 2])
+        shift = self.dice.randrange(8)
         room = torch.zeros(shift + step * count + 1, dtype=content.dtype)
         self._kept = [*self._kept[-20:], room]
         tensor = room[shift : shift + step * count : step] if count else room[:0]
@@ -72,12 +78,14 @@ def check(  # noqa: C901, PLR0912, PLR0915 - one case per operation
 ) -> None:
     """Make one call, which the dice of all ranks choose alike, and compare values."""
     me, size, hold = group.rank, group.size, memory.hold
-    name, dtype = dice.choice(OPERATIONS), dice.choice(DTYPES[size])
+    name, dtype = OPERATIONS[call % len(OPERATIONS)], dice.choice(DTYPES[size])
     count, root = dice.choice(COUNTS), dice.randrange(size)
     mine = values(call, me, count, dtype)
     whole = values(call, me, count * size, dtype)
     gathered = torch.cat([values(call, r, count, dtype) for r in range(size)])
     part = slice(me * count, (me + 1) * count)
+
+    how: dict[str, Any] = {"async_op": memory.dice.choice([True, False])}
 
     def empty(length: int) -> Tensor:
         return hold(torch.zeros(length, dtype=dtype))
@@ -85,40 +93,40 @@ def check(  # noqa: C901, PLR0912, PLR0915 - one case per operation
     where = f"call {call}: {name} of {count} x {dtype}, root {root}, rank {me}"
     if name == "all_reduce":
         found = hold(mine)
-        group.all_reduce(found)
+        group.all_reduce(found, **how).wait()
         want = total(call, size, count, dtype)
     elif name == "all_gather":
         found, want = empty(count * size), gathered
-        group.all_gather(found, hold(mine))
+        group.all_gather(found, hold(mine), **how).wait()
     elif name == "all_gather of a list":
         outs = [empty(count + r) for r in range(size)]
-        group.all_gather(outs, hold(values(call, me, count + me, dtype)))
+        group.all_gather(outs, hold(values(call, me, count + me, dtype)), **how).wait()
         found = torch.cat(outs)
         want = torch.cat([values(call, r, count + r, dtype) for r in range(size)])
     elif name == "reduce_scatter":
         found, want = empty(count), total(call, size, count * size, dtype)[part]
-        group.reduce_scatter(found, hold(whole))
+        group.reduce_scatter(found, hold(whole), **how).wait()
     elif name == "reduce_scatter of a list":
         found, want = empty(count), total(call, size, count * size, dtype)[part]
         inputs = [hold(p) for p in whole.view(size, count)]
-        group.reduce_scatter(found, inputs)
+        group.reduce_scatter(found, inputs, **how).wait()
     elif name == "broadcast":
         found, want = hold(mine), values(call, root, count, dtype)
-        group.broadcast(found, root)
+        group.broadcast(found, root, **how).wait()
     elif name == "reduce":
         found = hold(mine)
-        group.reduce(found, root)
+        group.reduce(found, root, **how).wait()
         want = total(call, size, count, dtype) if me == root else mine
     elif name == "gather":
         found = empty(count * size)
         want = gathered if me == root else found.clone()
-        group.gather(found if me == root else None, hold(mine), root)
+        group.gather(found if me == root else None, hold(mine), root, **how).wait()
     elif name == "scatter":
         found, want = empty(count), values(call, root, count * size, dtype)[part]
-        group.scatter(found, hold(whole) if me == root else None, root)
+        group.scatter(found, hold(whole) if me == root else None, root, **how).wait()
     elif name == "all_to_all":
         found = empty(count * size)
-        group.all_to_all(found, hold(whole))
+        group.all_to_all(found, hold(whole), **how).wait()
         theirs = [values(call, r, count * size, dtype) for r in range(size)]
         want = torch.cat([t[part] for t in theirs])
     elif name == "all_to_all with splits":
@@ -127,10 +135,10 @@ def check(  # noqa: C901, PLR0912, PLR0915 - one case per operation
         outs_rows = [0 if r == me else count + r for r in range(size)]
         found = empty(sum(outs_rows))
         given = hold(values(call, me, sum(ins), dtype))
-        group.all_to_all(found, given, outs_rows, ins)
+        group.all_to_all(found, given, outs_rows, ins, **how).wait()
         want = torch.cat([sent(call, r, me, count, size, dtype) for r in range(size)])
     else:
-        group.barrier()
+        group.barrier(**how).wait()
         return
     assert torch.equal(found, want), where
 
@@ -144,34 +152,132 @@ def sent(
     return torch.split(rows, lengths)[to]
 
 
+class Watch:
+    """Checks which calls of a group run prepared: all that can from the second on."""
+
+    def __init__(self, group: Group, *, is_strict: bool = True) -> None:
+        self.operations: set[str] = set()
+        """The operations that have run prepared."""
+        self._is_strict = is_strict
+        self._prepared = handle_of(group).prepared
+        self._run, self._known = self._prepared.run, set[Key]()
+        self._prepared.run = self.run  # type: ignore[method-assign]
+
+    def run(
+        self, kind: Kind | None, async_op: bool, *given: Tensors | None
+    ) -> Work | None:
+        work = self._run(kind, async_op, *given)
+        lists = [[x] if isinstance(x, Tensor) else x or () for x in given]
+        flat = [tensor for tensors in lists for tensor in tensors]
+        is_plain = all(t.is_contiguous() and t.numel() for t in flat)
+        assert (kind is not None) == is_plain, flat
+        if kind and self._is_strict and self._must_be_prepared(kind[0], flat):
+            assert (work is not None) == (kind[0] in self._known), kind
+            self._known.add(kind[0])
+        if kind is not None and work is not None:
+            self.operations.add(kind[0][0])
+        return work
+
+    def _must_be_prepared(self, key: Key, tensors: Sequence[Tensor]) -> bool:
+        """Small calls, and relayed all_reduces; of other large ones only some are."""
+        return key[0] == "all_reduce" or sum(t.nbytes for t in tensors) <= SMALL_BYTES
+
+
 def mixed_calls(group: Group, _ready: Ready, seed: int) -> set[str]:
-    """Make many calls; return the operations that have run prepared."""
+    """Make many calls, each twice; return the operations that have run prepared."""
     torch.set_num_threads(1)
-    dice, memory, seen = random.Random(seed), Memory(group.rank), set()
-    prepared = handle_of(group).prepared
-    run = prepared.run
-
-    def watched(kind: Kind | None) -> bool:
-        did_run = run(kind)
-        if did_run and kind is not None:
-            seen.add(kind[0][0])
-        return did_run
-
-    prepared.run = watched  # type: ignore[method-assign]
+    dice, memory, watch = random.Random(seed), Memory(group.rank), Watch(group)
     for call in range(NUM_CALLS):
+        before = dice.getstate()
         check(group, memory, call, dice)
-    return seen
+        dice.setstate(before)
+        check(group, memory, call, dice)
+    return watch.operations
 
 
 @pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_mixed_calls_have_the_right_values_whoever_runs_them_prepared(
     size: int, fork_server: ForkServer
 ) -> None:
-    """Layouts differ between ranks, so one call is prepared on some of them only."""
+    """Layouts differ between ranks, so one call is prepared on some of them only.
+
+    So does whether a rank waits for its call or starts it and waits later.
+    """
     operations = {name.split()[0] for name in OPERATIONS}
     with spawn_ranks(
         size, mixed_calls, size, transport="shm", fork_server=fork_server
     ) as ranks:
         for rank in ranks:
-            seen = rank.result(WITHIN_S)
-            assert len(seen & operations) > len(operations) / 2
+            assert rank.result(WITHIN_S) == operations
+
+
+def async_calls(group: Group, _ready: Ready) -> None:
+    """Start many calls, of which most are prepared, before waiting for any."""
+    torch.set_num_threads(1)
+    watch = Watch(group, is_strict=False)
+    for round_ in range(20):
+        sums = [torch.full((n,), float(group.rank + n)) for n in (1, 7, 300)]
+        wholes = [torch.zeros(n * group.size) for n in (1, 7, 300)]
+        works: list[Work] = []
+        for tensor, whole in zip(sums, wholes, strict=True):
+            works.append(group.all_reduce(tensor, async_op=True))
+            # The memory of this input belongs to nobody else afterwards.
+            mine = torch.full((tensor.numel(),), float(group.rank + round_))
+            works.append(group.all_gather(whole, mine, async_op=True))
+            del mine
+        late = torch.tensor([1.0 + group.rank])
+        group.all_reduce(late)  # after those that are queued
+        for work in works[::-1]:
+            work.wait()
+        ranks = range(group.size)
+        assert late.item() == sum(1.0 + r for r in ranks)
+        for tensor, whole in zip(sums, wholes, strict=True):
+            count = tensor.numel()
+            assert tensor.eq(sum(r + count for r in ranks)).all()
+            want = [torch.full((count,), float(r + round_)) for r in ranks]
+            assert torch.equal(whole, torch.cat(want))
+    assert "all_reduce" in watch.operations
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_prepared_calls_that_are_queued_run_in_order_on_memory_that_is_kept(
+    transport: str, fork_server: ForkServer
+) -> None:
+    with spawn_ranks(
+        2, async_calls, transport=transport, fork_server=fork_server
+    ) as ranks:
+        for rank in ranks:
+            rank.result(WITHIN_S)
+
+
+def late_call(group: Group, ready: Ready) -> str:
+    """Start a prepared call that rank 1 does not make, with a short time limit."""
+    tensor = torch.ones(4)
+    for _ in range(3):
+        group.all_reduce(tensor, async_op=True).wait()
+    ready()
+    if group.rank == 1:
+        with pytest.raises(DeadlineExceeded):
+            # It fails because rank 0 says so, long before its own limit.
+            group.recv(tensor, 0, timeout_s=WITHIN_S)
+        return ""
+    group.timeout_s = 0.5
+    work = group.all_reduce(tensor, async_op=True)
+    group.timeout_s = WITHIN_S  # of later calls
+    with pytest.raises(DeadlineExceeded) as caught:
+        work.wait()
+    with pytest.raises(DeadlineExceeded):
+        group.barrier()
+    return str(caught.value)
+
+
+def test_a_prepared_call_that_is_queued_keeps_the_time_limit_it_was_given(
+    fork_server: ForkServer,
+) -> None:
+    with spawn_ranks(2, late_call, transport="shm", fork_server=fork_server) as ranks:
+        for rank in ranks:
+            rank.wait_ready(WITHIN_S)
+        text = ranks[0].result(WITHIN_S)
+        ranks[1].result(WITHIN_S)
+    assert "0.5 s" in text
+    assert "all_reduce" in text
