@@ -51,9 +51,17 @@ _SETTINGS = {"run": {"allow_interspersed_args": False}}
 """Arguments after the script of ``run`` belong to the script."""
 
 
+_PLAIN: dict[str, Any] = {
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,
+}
+"""Boxes around the help cost half of its time: rich imports a Markdown parser."""
+
+
 def load_command(name: str) -> Any:  # noqa: ANN401 - a click command, typer's or click's
     """Import the module of a command and return the command."""
-    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    single = typer.Typer(**_PLAIN)
     function = getattr(import_module(f"ringleader.cli.{name}"), name)
     command = single.command(name, cls=_Command, context_settings=_SETTINGS.get(name))
     command(function)
@@ -83,12 +91,7 @@ class _LazyGroup(TyperGroup):
         return name, load_command(str(name)), rest
 
 
-app = typer.Typer(
-    cls=_LazyGroup,
-    invoke_without_command=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(cls=_LazyGroup, invoke_without_command=True, **_PLAIN)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -120,7 +123,7 @@ def _placeholder() -> None:
 
 
 for _name, _summary in SUMMARIES.items():
-    app.command(_name, help=_summary)(_placeholder)
+    app.command(_name, short_help=_summary, help=_summary)(_placeholder)
 
 if __name__ == "__main__":
     app()

@@ -25,7 +25,7 @@ SLOW = {
 }
 """Modules that help, ``status`` and a bare ``ringleader`` have no use for; some take
 seconds."""
-SLOW_FOR_HELP = SLOW | {"cryptography", "msgspec"}
+SLOW_FOR_HELP = SLOW | {"cryptography", "markdown_it", "msgspec"}
 
 LIST_MODULES = """
 import atexit, sys
