@@ -44,8 +44,15 @@ class HelpedLink:
         self._is_armed = self._has_rung = False
         self._outlet = Outlet(outs, self._report)
         self._inlets = [Inlet(link, self._report) for link in ins]
-        self._sent = self._asked = self._received = 0
-        """Bytes of the streams: told to be sent, asked for, given to the engine."""
+        self._sent = self._received = 0
+        """Positions in the two streams, as the engine knows them."""
+        self._given = self._asked = 0
+        """Bytes beyond these positions that helpers were told to send, to receive."""
+        self._told = 0
+        """Bytes that the helper has sent and the engine knows of."""
+        self._out, self._send_room = self._outlet.at(0)
+        self._in, self._receive_room = turn_at(ins, 0)
+        """Who is next without helpers, and for how long."""
 
     @property
     def sent_bytes(self) -> int:
@@ -59,26 +66,46 @@ class HelpedLink:
 
     def try_send(self, view: memoryview) -> int:
         """See Link. What a helper has been given begins every view until it is sent."""
-        outlet, sent = self._outlet, self._sent
-        if outlet.given == sent and len(view) < self._large:
-            count = outlet.send_now(view)
-        else:
-            outlet.give(view[outlet.given - sent :])
-            count = min(outlet.sent - sent, len(view))
-            if not count and outlet.failure is not None:
-                raise outlet.failure
-        self._sent += count
-        return count
+        size = len(view)
+        if self._given or size >= self._large:
+            return self._send_helped(view)
+        if size > self._send_room:
+            self._out, self._send_room = self._outlet.at(self._sent)
+            view = view[: self._send_room]
+        sent = self._out.try_send(view)
+        self._sent += sent
+        self._send_room -= sent
+        return sent
+
+    def _send_helped(self, view: memoryview) -> int:
+        outlet = self._outlet
+        outlet.give(view[self._given :], self._sent + self._given)
+        sent = min(outlet.sent - self._told, len(view))
+        if not sent and outlet.failure is not None:
+            raise outlet.failure
+        self._told += sent
+        self._given = outlet.given - self._told
+        self._sent += sent
+        self._send_room = 0
+        return sent
 
     def try_recv_into(self, view: memoryview) -> int:
         """See Link."""
-        inlet, room = turn_at(self._inlets, self._received)
-        if self._asked == self._received and len(view) < self._large:
-            count = inlet.take_now(view[:room])
-            self._asked = self._received = self._received + count
-            return count
-        self._ask(self._received + len(view))
-        done = 0
+        size = len(view)
+        if self._asked or size >= self._large:
+            return self._receive_helped(view)
+        if size > self._receive_room:
+            inlet, self._receive_room = turn_at(self._inlets, self._received)
+            self._in = inlet.link
+            view = view[: self._receive_room]
+        received = self._in.try_recv_into(view)
+        self._received += received
+        self._receive_room -= received
+        return received
+
+    def _receive_helped(self, view: memoryview) -> int:
+        self._ask(len(view))
+        self._receive_room = done = 0
         while done < len(view):
             inlet, room = turn_at(self._inlets, self._received)
             count = inlet.take(view[done : done + room])
@@ -88,13 +115,14 @@ class HelpedLink:
                 break
             done += count
             self._received += count
+            self._asked -= count
         return done
 
-    def _ask(self, until: int) -> None:
-        """Let helpers receive up to this position of the stream."""
-        while self._asked < until:
-            inlet, room = turn_at(self._inlets, self._asked)
-            count = min(room, until - self._asked)
+    def _ask(self, num_bytes: int) -> None:
+        """Let helpers receive so many bytes beyond what the engine has."""
+        while self._asked < num_bytes:
+            inlet, room = turn_at(self._inlets, self._received + self._asked)
+            count = min(room, num_bytes - self._asked)
             if not inlet.ask(count):
                 return
             self._asked += count
@@ -110,7 +138,7 @@ class HelpedLink:
     def _wanted_to_receive(self) -> tuple[int, int] | None:
         """What to poll; None if bytes are here."""
         inlet, _ = turn_at(self._inlets, self._received)
-        if self._asked > self._received:
+        if self._asked:
             is_here = inlet.received > inlet.taken or inlet.failure is not None
             return None if is_here else (self._bell.fileno(), POLLIN)
         is_here = inlet.link.has_pending()
@@ -119,8 +147,8 @@ class HelpedLink:
     def _wanted_to_send(self) -> tuple[int, int] | None:
         """What to poll; None if a helper has sent more."""
         outlet = self._outlet
-        if outlet.given > self._sent:
-            has_sent = outlet.sent > self._sent or outlet.failure is not None
+        if self._given:
+            has_sent = outlet.sent > self._told or outlet.failure is not None
             return None if has_sent else (self._bell.fileno(), POLLIN)
         link, _ = outlet.at(self._sent)
         return link.sock.fileno(), POLLOUT
@@ -128,7 +156,7 @@ class HelpedLink:
     def disarm(self) -> None:
         """See Link."""
         self._is_armed = self._has_rung = False
-        if self._outlet.given > self._sent or self._asked > self._received:
+        if self._given or self._asked:
             # Perhaps nobody has rung; but a ring that came late must not wake for ever.
             with contextlib.suppress(OSError):
                 self._bell.recv(64)

@@ -95,31 +95,27 @@ class Inlet:
         self.failure: Exception | None = None
         self.is_closed = False
         self.asked = self.received = self.taken = 0
-        """Bytes of this connection: asked for, here, and given to the engine."""
+        """Bytes that the helper was asked for, that are here, that the engine has."""
         self._report = report
         self._helper = Helper(f"ringleader-decrypt-{link.peer}", self._receive)
         self._ring = np.empty(0, np.uint8)
 
     def ask(self, num_bytes: int) -> bool:
-        """Let the helper receive the next bytes of a stripe; False if there is no
-        room."""
+        """Let the helper receive the next bytes; False if there is no room."""
         if self.asked + num_bytes > self.taken + AHEAD_BYTES:
             return False
         if not len(self._ring):
             self._ring = np.empty(AHEAD_BYTES, np.uint8)
         # From here on, the connection is the helper's until all of it has arrived.
+        to_end = min(num_bytes, AHEAD_BYTES - self.asked % AHEAD_BYTES)
         self.asked += num_bytes
-        self._helper.put(num_bytes)
+        self._helper.put(to_end)
+        if to_end < num_bytes:
+            self._helper.put(num_bytes - to_end)
         return True
 
-    def take_now(self, view: memoryview) -> int:
-        """Receive without the helper, which must have nothing to do."""
-        received = self.link.try_recv_into(view)
-        self.asked = self.received = self.taken = self.taken + received
-        return received
-
     def take(self, view: memoryview) -> int:
-        """Copy what has arrived of one stripe."""
+        """Copy what has arrived, up to the end of the buffer."""
         start = self.taken % AHEAD_BYTES
         count = min(len(view), self.received - self.taken, AHEAD_BYTES - start)
         if count:
@@ -129,7 +125,7 @@ class Inlet:
         return count
 
     def _receive(self, num_bytes: int) -> None:
-        """The helper's job. A stripe divides the ring, so it never wraps."""
+        """The helper's job, which ends at the end of the buffer at the latest."""
         start, silent = self.received % AHEAD_BYTES, 0
         view = self._ring.data[start : start + num_bytes]
         while view and self.failure is None and not self.is_closed:
@@ -163,7 +159,7 @@ class Outlet:
         self.failure: Exception | None = None
         self.is_closed = False
         self.given = self.sent = 0
-        """Bytes of all connections: given to the helper, and sent."""
+        """Bytes given to the helper, and those of them that it has sent."""
         self._links = links
         self._report = report
         self._helper = Helper(f"ringleader-encrypt-{links[0].peer}", self._send)
@@ -172,21 +168,15 @@ class Outlet:
         """Return the connection at a position, and how many bytes it takes."""
         return turn_at(self._links, position)
 
-    def give(self, view: memoryview) -> None:
+    def give(self, view: memoryview, position: int) -> None:
         """Let the helper send more. It reads ``view`` until that counts as sent."""
         while view:
-            link, room = self.at(self.given)
+            link, room = self.at(position)
             part = view[:room]
             self.given += len(part)
             self._helper.put((link, part))
             view = view[len(part) :]
-
-    def send_now(self, view: memoryview) -> int:
-        """Send without the helper, which must have nothing to do."""
-        link, room = self.at(self.sent)
-        sent = link.try_send(view[:room])
-        self.given = self.sent = self.sent + sent
-        return sent
+            position += len(part)
 
     def _send(self, job: tuple[SocketLink, memoryview]) -> None:
         """The helper's job."""
