@@ -108,6 +108,7 @@ def main() -> None:
         port=int(sys.argv[2]),
         name="here",
         interfaces=["lo"],
+        profile="wifi",  # patient: the simulated machines share few cores
         uses_mdns=False,
         is_resident=True,
     )

@@ -121,7 +121,7 @@ class Follower:
 
     async def beat(self, hears: Callable[[], tuple[Member, ...]]) -> None:
         """Send heartbeats for ever."""
-        every_s = membership_config("lan").heartbeat_s
+        every_s = membership_config("wifi").heartbeat_s
         while True:
             self._number += 1
             now_s = time.monotonic()

@@ -68,11 +68,15 @@ function measure() {
 
 function drawTop() {
   const n = state.order.length, context = canvas.getContext("2d"), { label, top, width } = cell;
-  context.clearRect(0, 0, label + n * width, top - 1);
+  context.clearRect(0, 0, label + n * width, top);
   context.fillStyle = getComputedStyle(document.body).color; context.textAlign = "left";
   for (let j = 0; j < n; j++) {
     if (width < 40 && j !== at[1]) continue;
     context.fillText(cut(context, nameOf(j), Math.max(60, width - 4)), Math.min(label + j * width + 2, label + n * width - 60), top / 2);
+  }
+  if (cell.height < 12 && at[0] < n) {
+    context.clearRect(0, top, label, n * cell.height);
+    context.fillText(cut(context, nameOf(at[0]), label - 6), 0, Math.min(top + (n - 1) * cell.height, top + (at[0] + .5) * cell.height));
   }
   const said = describe();
   if (text.textContent !== said) text.textContent = said;
@@ -82,9 +86,10 @@ function drawRow(i) {
   const n = state.order.length, context = canvas.getContext("2d"), { label, width, height } = cell, y = cell.top + i * height;
   if (i >= n) return;
   const ink = getComputedStyle(document.body).color;
-  context.clearRect(0, y, label + n * width, height);
+  const isNamed = height >= 12;  // else drawTop names the chosen row only
+  context.clearRect(isNamed ? 0 : label, y, label + n * width, height);
   context.fillStyle = ink; context.textAlign = "left";
-  if (height >= 12 || i === at[0]) context.fillText(cut(context, nameOf(i), label - 6), 0, y + height / 2);
+  if (isNamed) context.fillText(cut(context, nameOf(i), label - 6), 0, y + height / 2);
   for (let j = 0; j < n; j++) {
     if (i === j) continue;
     const seen = link(i, j), fill = shade(seen), x = label + j * width;
