@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from ringleader.ids import NodeId
 from ringleader.jobs.client.follow_job import FollowedMachine, JobFollower
 from ringleader.jobs.client.output_view import PlainView
-from ringleader.jobs.protocol.job_record import JobRecord, JobState
+from ringleader.jobs.protocol.job_record import JobOutcome, JobRecord, JobState
 from ringleader.jobs.protocol.job_spec import JobMachine, JobSpec
+from ringleader.jobs.protocol.messages import Changed
 
 MACHINES = [JobMachine(NodeId(name[-1] * 52), name) for name in ("host-a", "host-b")]
 SPEC = JobSpec(id="train-1a2b", script="train.py", args=[], machines=MACHINES)
@@ -20,12 +23,17 @@ def machine(index: int, state: JobState, *, is_done: bool) -> FollowedMachine:
     return FollowedMachine(MACHINES[index], record=record, is_done=is_done)
 
 
-def states(*machines: FollowedMachine) -> dict[str, JobState]:
+def following(*machines: FollowedMachine) -> JobFollower:
     follower = JobFollower(
         path=Path("unused"), spec=SPEC, view=PlainView(), write=print, say=print
     )
     follower.machines.extend(machines)
-    return {name: record.state for name, record in follower.records().items()}
+    return follower
+
+
+def states(*machines: FollowedMachine) -> dict[str, JobState]:
+    records = following(*machines).records()
+    return {name: record.state for name, record in records.items()}
 
 
 def test_a_machine_lost_on_the_way_does_not_say_how_the_job_ended() -> None:
@@ -37,3 +45,23 @@ def test_a_machine_lost_on_the_way_does_not_say_how_the_job_ended() -> None:
 def test_if_all_fell_silent_their_last_words_count() -> None:
     silent = machine(1, JobState.RUNNING, is_done=False)
     assert states(silent) == {"host-b": JobState.RUNNING}
+
+
+def test_a_trouble_of_all_machines_is_told_once() -> None:
+    silent = [machine(i, JobState.RUNNING, is_done=False) for i in range(2)]
+    for each in silent:
+        each.trouble = "the agent of this machine: is gone"
+    assert following(*silent).silent() == ["the agent of this machine: is gone"]
+
+
+def test_a_full_disk_is_told_once_while_the_job_goes_on() -> None:
+    said: list[str] = []
+    full = JobOutcome(text="the disk is full", is_consequence=True)
+    follower = following(each := machine(0, JobState.RUNNING, is_done=False))
+    follower.say = said.append
+    record = each.record
+    assert record is not None
+    for state in (JobState.RUNNING, JobState.SUCCEEDED):
+        record = msgspec.structs.replace(record, outcome=full, state=state)
+        follower._take(each, Changed(record))
+    assert said == ["host-a: the disk is full"]

@@ -102,9 +102,12 @@ class JobFollower:
         return {m.machine.name: m.record for m in ended or known if m.record}
 
     def silent(self) -> list[str]:
-        """Return what is wrong with the machines that did not answer at the end."""
+        """Return what is wrong with the machines that did not answer at the end.
+
+        Each trouble once: if the agent of this machine is gone, it is that of all.
+        """
         left = [each for each in self.machines if not each.is_done]
-        return [each.trouble for each in left if each.trouble]
+        return list(dict.fromkeys(each.trouble for each in left if each.trouble))
 
     def launcher_said(self, name: str) -> str:
         """Return the last lines of a machine's launcher."""
