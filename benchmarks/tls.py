@@ -2,11 +2,9 @@
 
 Two ranks hold two groups, one plain and one encrypted, and call them alternately, so
 that a disturbance of the machine affects both. The virtual LAN needs root;
-``--where loopback`` and ``--where shm`` do not. ``--helpers`` adds encrypted groups
-with a fixed number of helper threads (RINGLEADER_HELPER_THREADS) to the same rounds.
+``--where loopback`` and ``--where shm`` do not.
 
     .venv/bin/python benchmarks/tls.py
-    .venv/bin/python benchmarks/tls.py --where loopback --sizes 64 --helpers 0 2 3
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,8 +27,7 @@ LIMIT = 1.05
 """Limit for the time with TLS relative to plain, on a LAN of 1 Gbit/s."""
 LIMIT_FROM_MIB = 16
 """The limit applies from this size; smaller messages take some microseconds longer."""
-PORT = 5101
-"""Rank 0 of the first group; each group has the ports after the one before it."""
+PORTS = {"plain": 5101, "tls": 5201}
 
 
 def main() -> None:
@@ -44,13 +40,15 @@ def main() -> None:
     )
     parser.add_argument("--sizes", type=float, nargs="+", default=[16, 64], help="MiB")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--helpers", type=int, nargs="+", default=[])
     parser.add_argument("--json", type=Path, help="write all rounds to this file")
     options = parser.parse_args()
     if options.worker:
         work(json.loads(options.worker))
         return
-    found = {where: measure(where, options) for where in options.where or ENVIRONMENTS}
+    found = {
+        where: measure(where, options.rate, options.sizes, options.rounds)
+        for where in options.where or ENVIRONMENTS
+    }
     show(found)
     if options.json:
         from machine import describe
@@ -59,7 +57,7 @@ def main() -> None:
         options.json.write_text(text + "\n")
 
 
-def measure(where: str, options: argparse.Namespace) -> dict[str, Any]:
+def measure(where: str, rate: str, sizes: list[float], rounds: int) -> dict[str, Any]:
     """Return the rounds of rank 0 and the load of the machine."""
     from ringleader.simulation.lan import lan
 
@@ -67,13 +65,12 @@ def measure(where: str, options: argparse.Namespace) -> dict[str, Any]:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         files = make_credentials(home)
         if where == "lan":
-            net = stack.enter_context(lan(hosts=2, rate=options.rate))
+            net = stack.enter_context(lan(hosts=2, rate=rate))
             starts = [host.popen for host in net.hosts]
             hosts = [host.address for host in net.hosts]
         else:
             starts, hosts = [subprocess.Popen] * 2, ["127.0.0.1"] * 2
-        job = {"hosts": hosts, "where": where, "sizes": options.sizes}
-        job |= {"rounds": options.rounds, "helpers": options.helpers}
+        job = {"hosts": hosts, "where": where, "sizes": sizes, "rounds": rounds}
         workers = [
             start(
                 [
@@ -110,14 +107,22 @@ def work(job: dict[str, Any]) -> None:
     """Run one rank: both groups, all sizes."""
     import torch
 
+    import ringleader
+
     torch.set_num_threads(1)
     transport = "auto" if job["where"] == "shm" else "tcp"
-    results: dict[str, Any] = {"sizes": {}}
+    results: dict[str, Any] = {"links": {}, "sizes": {}}
     with ExitStack() as stack:
-        groups = {k: stack.enter_context(g) for k, g in form_groups(job, transport)}
-        results["links"] = {
-            kind: next(iter(group.links().values())) for kind, group in groups.items()
-        }
+        groups = {}
+        for kind, port in PORTS.items():
+            os.environ["RINGLEADER_CREDENTIALS"] = (
+                job["credentials"] if kind == "tls" else ""
+            )
+            os.environ["RINGLEADER_PLAINTEXT"] = "0" if kind == "tls" else "1"
+            peers = [f"{host}:{port + i}" for i, host in enumerate(job["hosts"])]
+            group = ringleader.group(peers, job["rank"], transport=transport)
+            groups[kind] = stack.enter_context(group)
+            results["links"][kind] = next(iter(group.links().values()))
         for size in job["sizes"]:
             tensor = torch.zeros(int(size * MIB) // 4)
             rows: dict[str, Any] = {kind: {"s": [], "cpu_s": []} for kind in groups}
@@ -138,47 +143,29 @@ def work(job: dict[str, Any]) -> None:
         print(json.dumps(results))
 
 
-def form_groups(job: dict[str, Any], transport: str) -> Iterator[tuple[str, Any]]:
-    """Yield a plain group, an encrypted one, and one per number of helpers."""
-    import ringleader
-
-    kinds = {"plain": "auto", "tls": "auto"}
-    kinds |= {f"tls, {count} helpers": str(count) for count in job["helpers"]}
-    for number, (kind, helpers) in enumerate(kinds.items()):
-        is_plain = kind == "plain"
-        os.environ["RINGLEADER_CREDENTIALS"] = "" if is_plain else job["credentials"]
-        os.environ["RINGLEADER_PLAINTEXT"] = "1" if is_plain else "0"
-        os.environ["RINGLEADER_HELPER_THREADS"] = helpers
-        port = PORT + 2 * number
-        peers = [f"{host}:{port + i}" for i, host in enumerate(job["hosts"])]
-        yield kind, ringleader.group(peers, job["rank"], transport=transport)
-
-
 def show(found: dict[str, Any]) -> None:
-    """Print a table of medians; ratios are the medians over rounds.
-
-    GB/s are bytes of the tensor per second; ``of plain`` is the speed beside plain TCP.
-    """
+    """Print a table of medians; the ratio is the median over pairs of rounds."""
     print(
-        f"{'where':9} {'MiB':>4} {'':15} {'ms':>8} {'GB/s':>6} {'of plain':>8} "
-        f"{'time':>7} {'cpu ms':>7}  link"
+        f"{'where':9} {'MiB':>4} {'plain ms':>9} {'tls ms':>9} {'MB/s':>6} "
+        f"{'cost':>7} {'cpu plain':>9} {'cpu tls':>8}  links"
     )
     for where, result in found.items():
         for size, rows in result["sizes"].items():
-            for kind, row in rows.items():
-                ratio = statistics.median(
-                    b / a for a, b in zip(rows["plain"]["s"], row["s"], strict=True)
-                )
-                took_s, cpu_s = (statistics.median(row[k]) for k in ("s", "cpu_s"))
-                speed = float(size) * MIB / took_s / 1e9
-                verdict = ""
-                if where == "lan" and float(size) >= LIMIT_FROM_MIB:
-                    verdict = "  ok" if ratio <= LIMIT else f"  ABOVE {LIMIT - 1:.0%}"
-                print(
-                    f"{where:9} {size:>4} {kind:15} {took_s * 1e3:8.2f} {speed:6.3f} "
-                    f"{1 / ratio:8.2f} {ratio - 1:+7.1%} {cpu_s * 1e3:7.1f}  "
-                    f"{result['links'][kind]}{verdict}"
-                )
+            plain, tls = rows["plain"], rows["tls"]
+            ratio = statistics.median(
+                b / a for a, b in zip(plain["s"], tls["s"], strict=True)
+            )
+            took = {k: statistics.median(rows[k]["s"]) for k in rows}
+            cpu = {k: statistics.median(rows[k]["cpu_s"]) for k in rows}
+            speed = float(size) * MIB / took["tls"] / 1e6
+            verdict = ""
+            if where == "lan" and float(size) >= LIMIT_FROM_MIB:
+                verdict = "  ok" if ratio <= LIMIT else f"  ABOVE {LIMIT - 1:.0%}"
+            times = f"{took['plain'] * 1e3:9.2f} {took['tls'] * 1e3:9.2f}"
+            cores = f"{cpu['plain'] * 1e3:6.1f} ms {cpu['tls'] * 1e3:5.1f} ms"
+            kinds = f"{result['links']['plain']}/{result['links']['tls']}"
+            cost = f"{speed:6.0f} {ratio - 1:+7.1%}"
+            print(f"{where:9} {size:>4} {times} {cost} {cores}  {kinds}{verdict}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from ringleader.identity.node_key import NodeKey
 from ringleader.testing import link_contract
 from ringleader.testing.link_contract import CHECKS, LEFT, RIGHT, Check, MakePair
 from ringleader.transport import memory_link, shm_segment, tcp_socket
-from ringleader.transport.helped_link import HelpedLink
 from ringleader.transport.link import Link, wait_ready
 from ringleader.transport.listening_socket import listen
 from ringleader.transport.secure_socket import SecureSocket
@@ -96,20 +95,6 @@ def _striped(
     return make
 
 
-def _helped(num: int, *, has_helpers: bool = True) -> MakePair:
-    """``num`` TLS connections for each direction; the right end may have helpers."""
-
-    def make() -> tuple[Link, Link]:
-        pairs = [_tls_pair() for _ in range(2 * num)]
-        (left, right), n = zip(*pairs, strict=True), num
-        return (
-            HelpedLink(list(left[:n]), list(left[n:]), has_helpers=has_helpers),
-            HelpedLink(list(right[n:]), list(right[:n]), has_helpers=True),
-        )
-
-    return make
-
-
 def shm_peers(*, semaphores: bool) -> tuple[ShmPeer, ShmPeer]:
     """Two ranks of one host, as the mesh makes them, inside one process."""
     geometry = shm_segment.Geometry(2)
@@ -149,9 +134,6 @@ PAIRS: dict[str, Callable[[], tuple[Link, Link]]] = {
     "tls": tls_pair,
     "tls-unix": tls_memory_pair,
     "tls-x3": _striped(3, _tls_pair),
-    "tls-helped": _helped(1),
-    "tls-helped-x2": _helped(2),
-    "tls-helped-x2-at-one-end": _helped(2, has_helpers=False),
     "shm": shm_pair,
     "shm-doorbell": doorbell_pair,
 }

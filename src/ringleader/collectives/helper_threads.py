@@ -1,5 +1,4 @@
-"""How many threads help each rank of a host: with large copies and additions, and with
-encryption.
+"""How many threads help each rank of a host with large copies and additions.
 
 Helpers only ever use cores that would be idle: with the threads that the ranks have
 already, they take at most half of the cores. The other half is left to loaders, to the
@@ -37,10 +36,6 @@ class RankCores:
     can_help: bool = True
     """False if the number of torch's threads cannot be set for one thread alone."""
 
-
-MAX_ONE_WAY = 2
-"""Encrypted connections per direction. One thread sends, and decrypting takes longer,
-as Python decrypts one record of 16 KiB per call; a third would wait for the sender."""
 
 Decision = tuple[int, str]
 """(helper threads per rank, reason)."""
@@ -82,21 +77,3 @@ def _choose(rank: int, ranks: Sequence[RankCores]) -> Decision:
         # at every call.
         return own.torch_threads - 1, f"{state}; as many threads as torch has"
     return helpers, f"{state}; half of the cores are left to others"
-
-
-def choose_one_way(own: RankCores, size: int) -> Decision:
-    """Return the encrypted connections per peer and direction, for a group of ``size``.
-
-    Each direction has its own connections if a rank has idle cores for a thread that
-    encrypts and one per connection that decrypts. torch's threads are not counted: they
-    wait for the group, or have to share their cores with it in any case.
-    """
-    if size > MAX_RANKS:
-        return 0, f"{size} ranks: more than {MAX_RANKS} would need too many connections"
-    if own.asked is not None:
-        helpers, state = own.asked, f"RINGLEADER_HELPER_THREADS is {own.asked}"
-    else:
-        cores = int(min(len(own.cores), own.quota))
-        helpers = cores // 2 // own.num_local - 1
-        state = f"{own.num_local} ranks on {cores} cores, half of which are for others"
-    return max(0, min(MAX_ONE_WAY, helpers - 1)), state

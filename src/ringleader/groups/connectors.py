@@ -47,7 +47,6 @@ class SocketConnector:
         *,
         share_memory: bool,
         num_stripes: int,
-        num_one_way: int = 0,
         stop_listening: Callable[[], None],
         at_once: bool = False,
     ) -> None:
@@ -56,7 +55,6 @@ class SocketConnector:
         self._listener = listener
         self._share_memory = share_memory
         self._num_stripes = num_stripes
-        self._num_one_way = num_one_way
         self._at_once = at_once
         self.close = stop_listening
 
@@ -71,7 +69,6 @@ class SocketConnector:
             namespace=bytes(16) if credentials is None else credentials.namespace,
             share_memory=self._share_memory,
             num_stripes=self._num_stripes,
-            num_one_way=self._num_one_way,
             at_once=self._at_once,
         )
         return meshes.connect(config, self._listener, deadline)

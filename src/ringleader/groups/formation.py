@@ -22,7 +22,6 @@ from ringleader.groups.group_registry import open_connected
 from ringleader.groups.launcher_store import open_store
 from ringleader.groups.link_credentials import load_credentials
 from ringleader.groups.plaintext_check import require_this_machine
-from ringleader.groups.share_cores import one_way_connections
 from ringleader.settings import LinkSettings
 from ringleader.settings.launch import Launch
 from ringleader.transport import tcp_socket
@@ -243,9 +242,6 @@ def _over_sockets(
         listener,
         share_memory=options.transport == "auto",
         num_stripes=options.num_stripes,
-        num_one_way=0
-        if listener.credentials is None or options.num_stripes > 1
-        else one_way_connections(rank, endpoints),
         stop_listening=stop_listening,
     )
 

@@ -10,24 +10,18 @@ from __future__ import annotations
 import logging
 import os
 import struct
-from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 
 import torch
 
-from ringleader.collectives.helper_threads import (
-    RankCores,
-    choose_helper_threads,
-    choose_one_way,
-)
+from ringleader.collectives.helper_threads import RankCores, choose_helper_threads
 from ringleader.deadline import Deadline
 from ringleader.engine.openmp import find_set_threads
 from ringleader.engine.shared_memory.helpers import Helpers
 from ringleader.groups.group import Group, handle_of
 from ringleader.settings import helper_threads
 from ringleader.settings.launch import local_size
-from ringleader.transport.dialer import Endpoint
 
 _log = logging.getLogger("ringleader")
 
@@ -54,16 +48,6 @@ def share_cores(formed: Group, num_local: int, deadline: Deadline) -> None:
     set_threads = find_set_threads()
     if count and set_threads is not None:
         shared.use_helpers(Helpers(count, set_threads))
-
-
-def one_way_connections(rank: int, endpoints: Sequence[Endpoint]) -> int:
-    """Return how many encrypted connections each direction to a peer gets; 0: none of
-    its own."""
-    own = {host for host, _ in endpoints[rank].addresses}
-    near = [e for e in endpoints if own & {host for host, _ in e.addresses}]
-    count, reason = choose_one_way(here(len(near)), len(endpoints))
-    _log.info("%d TLS connections per peer and direction: %s", count, reason)
-    return count
 
 
 def here(num_local: int) -> RankCores:

@@ -88,8 +88,6 @@ class Dialer:
                 self._learn(address, exc)
             else:
                 self._addresses = [address, *self._all_but(address)]
-                if isinstance(sock, SecureSocket):  # the others must be its, too
-                    self._node = NodeId(sock.node)
                 return sock, answer
 
     def _all_but(self, address: tcp_socket.Address) -> list[tcp_socket.Address]:

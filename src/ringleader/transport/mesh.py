@@ -23,13 +23,7 @@ from ringleader.errors import (
     PeerUntrusted,
     ProtocolError,
 )
-from ringleader.transport import (
-    bulk_links,
-    fd_exchange,
-    secure_socket,
-    shm_segment,
-    tcp_socket,
-)
+from ringleader.transport import fd_exchange, secure_socket, shm_segment, tcp_socket
 from ringleader.transport.dialer import DirectRoutes, Opener, Routes
 from ringleader.transport.host_token import host_token, new_incarnation
 from ringleader.transport.link import Link
@@ -37,6 +31,7 @@ from ringleader.transport.listener import GreetedConnection, Listener
 from ringleader.transport.mesh_config import MeshConfig
 from ringleader.transport.parallel_steps import Step, run_at_once
 from ringleader.transport.shm_link import ShmLink, ShmPeer
+from ringleader.transport.socket_link import StripedLink
 from ringleader.wire import hello as wire
 
 
@@ -83,9 +78,6 @@ class _Builder:
         self.incarnation = new_incarnation()
         self.mesh = Mesh(incarnation=self.incarnation)
         self.incarnations: dict[int, bytes] = {}
-        self.nodes: dict[int, str] = {}
-        self.one_way: dict[int, int] = {}
-        """Rank -> bulk connections, where the pair agreed on one way for each."""
         self.geometry = shm_segment.Geometry(config.size)
         self.fd = -1
         self.segment_lock = threading.Lock()
@@ -105,24 +97,17 @@ class _Builder:
             host=self.host,
             namespace=self.config.namespace,
             stripe=stripe,
-            num_stripes=self._num_bulk(to, purpose),
+            num_stripes=self.config.num_stripes,
         )
         return wire.encode_hello(hello)
 
-    def _num_bulk(self, rank: int, purpose: wire.Purpose = wire.Purpose.BULK) -> int:
-        """Return the bulk connections of a pair; the control hello asks for some."""
-        if purpose is wire.Purpose.CONTROL and self.config.num_one_way:
-            return 2 * self.config.num_one_way
-        return self.one_way.get(rank, self.config.num_stripes)
-
-    def answer(self, status: wire.Status, one_way: int) -> wire.HelloReply:
+    def answer(self, status: wire.Status) -> wire.HelloReply:
         return wire.HelloReply(
             status=status,
             rank=self.config.rank,
             incarnation=self.incarnation,
             host=self.host,
             unix_name=self.listener.unix_name,
-            one_way=one_way,
         )
 
     def my_segment(self) -> shm_segment.Segment:
@@ -141,15 +126,10 @@ class _Builder:
         self.mesh.control[to] = sock
         if to == 0:
             self.mesh.incarnation = answer.incarnation
-        if answer.one_way:
-            if answer.one_way != 2 * self.config.num_one_way:
-                text = wire.EXPLANATION[wire.Status.WRONG_SIZE]
-                raise PeerRefused(to, f"refused us: {text}")
-            self.one_way[to] = answer.one_way
         same_host = self.shares and answer.host == self.host
         if same_host and self._dial_shm_peer(to, answer):
             return
-        for stripe in range(self._num_bulk(to)):
+        for stripe in range(self.config.num_stripes):
             sock, _ = self._open(to, wire.Purpose.BULK, stripe)
             self._add_stripe(to, stripe, sock)
 
@@ -242,8 +222,7 @@ class _Builder:
                 self._check_host(connection)
             except PeerUntrusted as exc:
                 status, reason = wire.Status.WRONG_HOST, exc.text
-        one_way = bulk_links.agree(connection, self.config)
-        answer = wire.encode_reply(self.answer(status, one_way))
+        answer = wire.encode_reply(self.answer(status))
         tcp_socket.send_all(connection.sock, answer, rank, self.deadline)
         if status is not wire.Status.OK:
             who = f" (node {connection.node})" if connection.node else ""
@@ -252,10 +231,6 @@ class _Builder:
             connection.sock.who = rank
         if hello.purpose is wire.Purpose.CONTROL:
             self.incarnations[rank] = hello.incarnation
-            self.nodes[rank] = connection.node
-            self.one_way.pop(rank, None)
-            if one_way:
-                self.one_way[rank] = one_way
             self._forget(rank)  # it lost our answer or restarted, and dialed again
             self.mesh.control[rank] = connection.sock
         elif hello.purpose is wire.Purpose.SHM:
@@ -279,7 +254,7 @@ class _Builder:
             return wire.Status.WRONG_SIZE
         if hello.to_rank != self.config.rank or rank <= self.config.rank:
             return wire.Status.WRONG_RANK
-        if not self._is_node_of(rank, node, hello.purpose):
+        if node and self.config.endpoints[rank].node not in (None, node):
             return wire.Status.WRONG_RANK  # a member, but not the one with this rank
         if hello.purpose is wire.Purpose.CONTROL:
             known = self.incarnations.get(rank, hello.incarnation)
@@ -287,16 +262,9 @@ class _Builder:
             return wire.Status.OK if is_new else wire.Status.DUPLICATE
         if self.incarnations.get(rank) != hello.incarnation:
             return wire.Status.DUPLICATE
-        if hello.num_stripes != self._num_bulk(rank):
+        if hello.num_stripes != self.config.num_stripes:
             return wire.Status.WRONG_SIZE
         return wire.Status.OK
-
-    def _is_node_of(self, rank: int, node: str, purpose: wire.Purpose) -> bool:
-        """Return whether a node may be ``rank``: the right one, and always the same."""
-        expected = {self.config.endpoints[rank].node or node}
-        if purpose is not wire.Purpose.CONTROL:
-            expected.add(self.nodes.get(rank, node))
-        return not node or expected == {node}
 
     def _accept_shm_peer(self, connection: GreetedConnection) -> None:
         rank, doorbell = connection.hello.from_rank, connection.sock
@@ -337,12 +305,11 @@ class _Builder:
         if stripe in stripes:
             stripes[stripe].close()
         stripes[stripe] = sock
-        if len(stripes) == self._num_bulk(rank):
+        if len(stripes) == self.config.num_stripes:
             if rank in self.mesh.bulk:  # the dialer missed our answer, dialed again
                 self.mesh.bulk[rank].close()
             links = [self.routes.link(stripes[i], rank) for i in sorted(stripes)]
-            is_one_way = rank in self.one_way
-            self.mesh.bulk[rank] = bulk_links.make(self.config, links, is_one_way)
+            self.mesh.bulk[rank] = links[0] if len(links) == 1 else StripedLink(links)
             del self.waiting[rank]
 
     def _unreachable(self, rank: int, why: str) -> PeerUnreachable:

@@ -22,9 +22,6 @@ class MeshConfig:
     namespace: bytes = bytes(16)
     num_stripes: int = 1
     """TCP connections per peer; more than one pays on long fat networks only."""
-    num_one_way: int = 0
-    """Encrypted connections per peer and direction, which threads use at the same time;
-    0: this rank has no idle cores for it."""
     share_memory: bool = True
     at_once: bool = False
     """True if all ranks listen already, and form no other group of this name. Then they
@@ -37,10 +34,6 @@ class MeshConfig:
             text = (
                 f"need 1 <= num_stripes <= {wire.MAX_STRIPES}, got {self.num_stripes}"
             )
-            raise ConfigError(text)
-        most = wire.MAX_STRIPES // 2 if self.num_stripes == 1 else 0
-        if not 0 <= self.num_one_way <= most:
-            text = f"need 0 <= num_one_way <= {most}, got {self.num_one_way}"
             raise ConfigError(text)
 
     def group_at(self, rank: int) -> int:

@@ -9,9 +9,9 @@ Hello, 192 bytes              Reply, 128 bytes
 14   2   number of stripes     16   16  its incarnation
 16   8   group                 32   16  its host
 24   4   from rank             48   32  its Unix socket, for ranks of this host
-28   4   to rank               80   2   bulk connections, one way each
-32   4   group size            82   42  zero
-36   4   zero                  124  4   CRC-32 of the bytes before
+28   4   to rank               80   44  zero
+32   4   group size            124  4   CRC-32 of the bytes before
+36   4   zero
 40   16  namespace
 56   16  incarnation
 72   16  host
@@ -36,7 +36,7 @@ VERSION = 1
 HELLO_MAGIC = b"RINGLDR\0"
 REPLY_MAGIC = b"RINGLDR\1"
 HELLO = struct.Struct("<8sHBxHHQIII4x16s16s16s100xI")
-REPLY = struct.Struct("<8sHBxI16s16s32sH42xI")
+REPLY = struct.Struct("<8sHBxI16s16s32s44xI")
 HELLO_BYTES = HELLO.size
 REPLY_BYTES = REPLY.size
 MAX_SIZE = 1 << 16
@@ -101,8 +101,6 @@ class HelloReply:
     incarnation: bytes
     host: bytes
     unix_name: bytes = b""
-    one_way: int = 0
-    """Bulk connections that the dialer may open for one way each; 0: none."""
 
 
 def encode_hello(hello: Hello) -> bytes:
@@ -135,7 +133,6 @@ def encode_reply(reply: HelloReply) -> bytes:
         reply.incarnation,
         reply.host,
         reply.unix_name,
-        reply.one_way,
         0,
     )
     return _seal(body)
@@ -210,13 +207,12 @@ def decode_hello(data: bytes, peer: int | str) -> Hello:
 def decode_reply(data: bytes, peer: int | str) -> HelloReply:
     """Decode a reply; raise ProtocolError naming ``peer`` if it is invalid."""
     fields = _open(data, REPLY, REPLY_MAGIC, peer)
-    status, rank, incarnation, host, name, one_way = fields
+    status, rank, incarnation, host, name = fields
     assert isinstance(status, int)
     assert isinstance(rank, int)
     assert isinstance(incarnation, bytes)
     assert isinstance(host, bytes)
     assert isinstance(name, bytes)
-    assert isinstance(one_way, int)
     if status not in Status.__members__.values():
         raise ProtocolError(peer, f"hello: status {status} is unknown")
     if rank >= MAX_SIZE or not name.isascii() or b"\0" in name.rstrip(b"\0"):
@@ -227,7 +223,6 @@ def decode_reply(data: bytes, peer: int | str) -> HelloReply:
         incarnation=incarnation,
         host=host,
         unix_name=name.rstrip(b"\0"),
-        one_way=one_way,
     )
     if encode_reply(reply) != data:
         raise ProtocolError(peer, "hello: reserved bytes are not zero")

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cache, partial
 
 import pytest
@@ -34,10 +33,9 @@ from ringleader.testing.link_driver import receive, send
 from ringleader.testing.threaded_world import run_threads
 from ringleader.transport import listener as listener_module
 from ringleader.transport import mesh as meshes
-from ringleader.transport import tcp_socket, unauthenticated_limits
-from ringleader.transport.dialer import Endpoint, secure
+from ringleader.transport import unauthenticated_limits
+from ringleader.transport.dialer import Endpoint
 from ringleader.transport.fd_exchange import unix_socket_path
-from ringleader.transport.helped_link import HelpedLink
 from ringleader.transport.listener import Listener
 from ringleader.transport.mesh import Mesh
 from ringleader.transport.mesh_config import MeshConfig
@@ -424,10 +422,9 @@ def test_the_unix_socket_is_no_way_around_tls(purpose: wire.Purpose) -> None:
 # -- TLS ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_one_way", [0, 2])
-def test_neighbours_share_memory_and_their_mail_is_encrypted(num_one_way: int) -> None:
+def test_neighbours_share_memory_and_their_mail_is_encrypted() -> None:
     with open_listeners(2, tls=True) as listeners:
-        made = form_all(listeners, share_memory=True, num_one_way=num_one_way)
+        made = form_all(listeners, share_memory=True)
         kinds = [link.kind for mesh in made for link in mesh.bulk.values()]
         assert kinds == ["shm", "shm"]
         for rank, mesh in enumerate(made):
@@ -444,61 +441,6 @@ def test_all_connections_between_hosts_are_encrypted() -> None:
             assert {link.kind for link in mesh.bulk.values()} == {"tls x 2"}
             assert all(isinstance(sock, SecureSocket) for sock in mesh.control.values())
         assert_connected(made)
-
-
-@pytest.mark.parametrize(
-    ("asks", "is_helped"), [((0, 2), True), ((2, 2), True), ((1, 0), False)]
-)
-def test_the_dialing_rank_decides_whether_each_direction_has_connections_of_its_own(
-    asks: tuple[int, int], is_helped: bool
-) -> None:
-    with open_listeners(2, tls=True) as listeners:
-        made = run_threads(
-            [
-                partial(_join, rank, listeners, {"num_one_way": count})
-                for rank, count in enumerate(asks)
-            ]
-        )
-        for mesh in made:
-            (link,) = mesh.bulk.values()
-            assert isinstance(link, HelpedLink) is is_helped
-        assert_connected(made)
-
-
-def greet_by_tls(
-    listener: Listener, credentials: Credentials, **changes: object
-) -> tuple[SecureSocket, wire.HelloReply]:
-    """Say hello as rank 1; the connection and the answer."""
-    deadline = Deadline.after(FORM_S)
-    sock = secure(SecureSocket(connect_to(listener), credentials, 0), deadline)
-    changes |= {"namespace": credentials.namespace}
-    hello = replace(HELLO, **changes)  # type: ignore[arg-type]
-    tcp_socket.send_all(sock, wire.encode_hello(hello), 0, deadline)
-    data = tcp_socket.recv_exact(sock, wire.REPLY_BYTES, 0, deadline)
-    return sock, wire.decode_reply(data, 0)
-
-
-def test_all_connections_of_a_rank_must_prove_the_same_node() -> None:
-    with open_listeners(2, tls=True) as listeners:
-
-        def another_member_adds_a_connection() -> Mesh:
-            mail, answer = greet_by_tls(listeners[0], member(1), num_stripes=4)
-            assert (answer.status, answer.one_way) == (wire.Status.OK, 4)
-            bulk = {"purpose": wire.Purpose.BULK, "num_stripes": 4}
-            first, answer = greet_by_tls(listeners[0], member(1), stripe=0, **bulk)
-            assert answer.status is wire.Status.OK
-            second, answer = greet_by_tls(listeners[0], issue(), stripe=1, **bulk)
-            assert answer.status is wire.Status.WRONG_RANK
-            for sock in (mail, first, second):
-                sock.close()
-            return _join(1, listeners, {"num_one_way": 2, "namespace": tag})
-
-        tag = member(0).namespace
-        bodies: list[Callable[[], Mesh]] = [
-            partial(_join, 0, listeners, {"namespace": tag}),
-            another_member_adds_a_connection,
-        ]
-        assert_connected(run_threads(bodies))
 
 
 def listen_until_refused(sock: SecureSocket, listener: Listener) -> None:

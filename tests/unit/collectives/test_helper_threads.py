@@ -8,11 +8,9 @@ import pytest
 
 from ringleader.collectives.helper_threads import (
     MAX_HELPERS,
-    MAX_ONE_WAY,
     MAX_RANKS,
     RankCores,
     choose_helper_threads,
-    choose_one_way,
 )
 from ringleader.engine.shared_memory.helpers import HELPED_BYTES
 from ringleader.transport.shm_segment import Geometry
@@ -87,26 +85,3 @@ def test_parts_of_a_relay_are_large_enough_to_be_shared() -> None:
         geometry = Geometry(size)
         part = geometry.helped_part_bytes(2)
         assert HELPED_BYTES <= part <= geometry.device_part_bytes
-
-
-@pytest.mark.parametrize(
-    ("cores", "num_local", "size", "facts", "count"),
-    [
-        (2, 1, 2, {}, 0),
-        (4, 1, 2, {}, 0),
-        (6, 1, 2, {}, 1),
-        (16, 2, 2, {}, 2),
-        (16, 1, 2, {"torch_threads": 16}, 2),
-        (16, 4, 4, {}, 0),
-        (128, 1, MAX_RANKS, {}, MAX_ONE_WAY),
-        (128, 1, MAX_RANKS + 1, {}, 0),
-        (64, 1, 2, {"quota": 2.0}, 0),
-        (2, 2, 2, {"asked": 2}, 1),
-        (64, 1, 2, {"asked": 0}, 0),
-    ],
-)
-def test_each_direction_has_encrypted_connections_where_cores_are_idle(
-    cores: int, num_local: int, size: int, facts: dict[str, object], count: int
-) -> None:
-    (own,) = ranks(1, cores, num_local=num_local, **facts)
-    assert choose_one_way(own, size)[0] == count
