@@ -65,9 +65,13 @@ class PreparedCalls:
         given: tuple[Tensors | None, ...],
     ) -> Work:
         run = self._executor.run_prepared
+        # Lists are the caller's, who may empty them before the call has ended.
+        held = [
+            each if isinstance(each, Tensor) else list(each or ()) for each in given
+        ]
 
-        def body(deadline: Deadline, _given: object = given) -> None:
-            """``_given`` keeps the memory alive until the call has ended."""
+        def body(deadline: Deadline, _held: object = held) -> None:
+            """``_held`` keeps the memory alive until the call has ended."""
             run(prepared, addresses, deadline)
 
         limit_s = self._runner.waiter.default_s

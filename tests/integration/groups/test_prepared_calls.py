@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from ringleader.groups.prepared_calls import Key, Kind
 from ringleader.groups.tensors import Tensors
 from ringleader.groups.work import Work
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
+from ringleader.testing.threaded_world import run_threads, world
 
 WITHIN_S = 300.0
 NUM_CALLS = 100
@@ -248,6 +250,23 @@ def test_prepared_calls_that_are_queued_run_in_order_on_memory_that_is_kept(
     ) as ranks:
         for rank in ranks:
             rank.result(WITHIN_S)
+
+
+def test_a_queued_call_keeps_the_tensors_of_a_list_that_is_emptied() -> None:
+    def gather(group: Group) -> list[Tensor]:
+        outs = [torch.zeros(4) for _ in range(2)]
+        group.all_gather(outs, torch.full((4,), float(group.rank)))
+        return outs
+
+    with world(2, "shm") as groups:
+        run_threads([lambda g=g: gather(g) for g in groups])  # type: ignore[misc]
+        outs = [torch.zeros(4) for _ in range(2)]
+        kept = [weakref.ref(out) for out in outs]
+        work = groups[0].all_gather(outs, torch.ones(4), async_op=True)
+        outs.clear()
+        assert None not in [ref() for ref in kept], "the other rank has not called"
+        assert gather(groups[1])[0].tolist() == [1.0] * 4
+        work.wait()
 
 
 def late_call(group: Group, ready: Ready) -> str:
