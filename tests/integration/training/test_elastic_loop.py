@@ -55,7 +55,7 @@ def test_one_member_trains_exactly_like_plain_torch() -> None:
 @pytest.mark.parametrize(
     ("victim", "point"),
     [
-        (0, "compute@7"),
+        (0, "compute@3"),  # of a slow member no more is certain: three steps decide
         (1, "rs:0@4"),
         (2, "ag:0@4"),
         (0, "ag:sideband@3"),

@@ -38,7 +38,7 @@ def member_body(group: Group, ready: Ready, world: list[Member]) -> Trained:
 def test_shards_of_killed_members_are_continued_where_delivered_steps_ended(
     tmp_path: Path, fork_server: ForkServer
 ) -> None:
-    world = members(tmp_path, ["", "compute@7", "held@9"])
+    world = members(tmp_path, ["", "compute@3", "held@9"])
     with spawn_ranks(3, member_body, world, fork_server=fork_server) as ranks:
         for victim in (1, 2):
             with pytest.raises(InternalError, match="died without a word"):

@@ -133,7 +133,7 @@ def test_two_members_have_the_values_of_a_float64_run(
 @pytest.mark.parametrize(
     ("method", "kills"),
     [
-        ("diloco", ["", "", "compute@9"]),
+        ("diloco", ["", "", "compute@6"]),
         ("diloco", ["", "held@3", ""]),
         ("sparseloco", ["rs:0@4", "", ""]),
     ],
