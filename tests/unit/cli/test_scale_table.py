@@ -7,7 +7,6 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
 import typer
 from typer.testing import CliRunner
 
@@ -57,25 +56,3 @@ def test_a_slow_core_is_counted() -> None:
         for more in ([], ["--copy-speed", "1GB/s"])
     )
     assert slow["results"][0]["time_s"] > plain["results"][0]["time_s"]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--profile", "5gbe"], "--profile: unknown profile '5gbe'; use one of wifi6"),
-        (["--profile", "1gbe", "--latency", "1ms"], "--latency cannot be given"),
-        (["--profile", "1gbe", "--nodes", "1,2"], "at least 2 nodes"),
-        (["--profile", "1gbe", "--bytes", "0"], "--bytes must be more than 0"),
-        (["--profile", "1gbe", "--step-s", "-1"], "--step-s"),
-        (["--profile", "1gbe", "--copy-speed", "fast"], "--copy-speed"),
-        (["--step-s", "1"], "need --profile"),
-    ],
-)
-def test_bad_input_is_one_sentence_and_exit_code_2(
-    options: list[str], words: str
-) -> None:
-    result = CliRunner().invoke(app, ["simulate", *options])
-    assert result.exit_code == 2
-    assert words in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert result.stdout == ""

@@ -93,6 +93,13 @@ def test_other_operations_have_their_own_algorithms() -> None:
             "--operation: unknown 'allreduce'; use one of all_re",
         ),
         (["--algorithms", "ring,bus"], "--algorithms: all_reduce has no 'bus'"),
+        (["--profile", "5gbe"], "--profile: unknown profile '5gbe'; use one of wifi6"),
+        (["--profile", "1gbe", "--latency", "1ms"], "--latency cannot be given"),
+        (["--profile", "1gbe", "--nodes", "1,2"], "at least 2 nodes"),
+        (["--profile", "1gbe", "--bytes", "0"], "--bytes must be more than 0"),
+        (["--profile", "1gbe", "--step-s", "-1"], "--step-s"),
+        (["--profile", "1gbe", "--copy-speed", "fast"], "--copy-speed"),
+        (["--step-s", "1"], "need --profile"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(
