@@ -43,7 +43,7 @@ WITHIN = 0.01
 def make_problem(args: argparse.Namespace) -> Problem:
     """Return the problem, with the user's batch if there is one."""
     problem = PROBLEMS[args.problem]()
-    return replace(problem, batch=args.batch or problem.batch)
+    return replace(problem, batch=args.batch or problem.batch).on(args.device)
 
 
 def run_job(case: Case, args: argparse.Namespace, seed: int) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Benchmark:
             return []
         found = json.loads(self._out.read_text())
         now = self._settings()
-        if {name: found[name] for name in now} != now:
+        if {name: found.get(name) for name in now} != now:
             sys.exit(f"{self._out} has results of other settings: use --out FILE")
         return list(found["rows"])
 
@@ -124,6 +124,7 @@ class Benchmark:
             "rounds": self._args.rounds,
             "samples_per_global_step": self._problem.batch,
             "torch": torch.__version__,
+            "device": self._args.device,
         }
 
     def _has(self, case: Case, seed: int) -> bool:
@@ -176,6 +177,7 @@ def main() -> None:
     parser.add_argument("--match", default="", help="only cases this matches (regex)")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2, help="processes of one thread")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     if args.batch < 0 or args.batch % MAX_WORKERS:

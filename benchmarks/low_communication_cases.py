@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-CHARACTERS, DIGITS = ("characters", "few-characters"), ("digits",)
+CHARACTERS = ("characters", "few-characters", "many-characters")
+DIGITS = ("digits",)
 BOTH = (*CHARACTERS, *DIGITS)
 
 
@@ -62,7 +63,8 @@ def _diloco(workers: int, codec: str = "") -> list[Case]:
         *_rates(_outer(case, 1.0, 0.7), 0.008),
         *_slow(_rates(_outer(case, 0.7, 0.9), 0.004)),
         *_slow(_rates(_outer(case, 1.0, 0.3), 0.016)),
-        *_slow(_rates(_outer(case, 1.0, 0.6), 0.008, 0.016)),
+        *_slow(_rates(_outer(case, 1.0, 0.6), 0.004, 0.008, 0.016)),
+        *_slow(_rates(_outer(case, 1.0, 0.8), 0.004)),
     ]
 
 
@@ -87,7 +89,7 @@ def _named(name: str, **changes: object) -> Case:
 
 CASES = (
     *_rates(_DDP, 0.004, 0.008, 0.016, 0.032),
-    *_slow(_rates(_DDP, 0.008, 0.016, 0.032)),
+    *_slow(_rates(_DDP, 0.004, 0.008, 0.016, 0.032)),
     *_diloco(2, "int8"),
     *_diloco(4, "int8"),
     *_rates(_outer(Case("2 workers", "2 workers, float32", workers=2), 1, 0.7), 0.008),

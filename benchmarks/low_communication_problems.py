@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch.nn import functional
 from ringleader.paramserver.tasks import digits
 
 WINDOW = 64
-_MAX_CHARACTERS = 3_000_000
+_FEW_CHARACTERS, _MANY_CHARACTERS = 3_000_000, 24_000_000
 _NUM_TESTS = 2048
 
 
@@ -29,11 +29,22 @@ class Problem:
     batch: int
     """Samples of one step of all workers together."""
     reports_accuracy: bool = False
+    device: str = "cpu"
+
+    def on(self, device: str) -> Problem:
+        """Return the same problem with its data and models on a device."""
+
+        def moved(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            return pair[0].to(device), pair[1].to(device)
+
+        return replace(
+            self, train=moved(self.train), test=moved(self.test), device=device
+        )
 
     def seeded_model(self, seed: int) -> nn.Module:
         """Return a new model, the same one for the same seed."""
         torch.manual_seed(seed)
-        return self.make_model()
+        return self.make_model().to(self.device)
 
     def loss(self, model: nn.Module, chosen: Tensor) -> Tensor:
         """Return the mean loss of some samples."""
@@ -95,15 +106,25 @@ class _Layer(nn.Module):
         return out
 
 
-def _characters(width: int, layers: int, batch: int) -> Problem:
-    """Predict the next character of the sources of Python's standard library."""
-    folder = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted(folder.glob("*.py")) + sorted(folder.glob("*/*.py"))
-    text = ""
-    for file in files:
-        if "site-packages" not in file.parts and len(text) < _MAX_CHARACTERS:
-            text += file.read_text(encoding="utf-8", errors="ignore")
-    raw = np.frombuffer(text[:_MAX_CHARACTERS].encode("ascii", "ignore"), np.uint8)
+def _sources() -> Iterator[Path]:
+    """Yield the sources of Python's standard library, then those of torch."""
+    stdlib = Path(sysconfig.get_paths()["stdlib"])
+    yield from sorted(stdlib.glob("*.py")) + sorted(stdlib.glob("*/*.py"))
+    yield from sorted(Path(torch.__file__).parent.rglob("*.py"))
+
+
+def _characters(
+    width: int, layers: int, batch: int, max_characters: int = _FEW_CHARACTERS
+) -> Problem:
+    """Predict the next character of sources in Python."""
+    parts, length = [], 0
+    for file in _sources():
+        if length >= max_characters:
+            break
+        parts.append(file.read_text(encoding="utf-8", errors="ignore"))
+        length += len(parts[-1])
+    text = "".join(parts)[:max_characters]
+    raw = np.frombuffer(text.encode("ascii", "ignore"), np.uint8)
     alphabet, codes = np.unique(raw, return_inverse=True)
     windows = torch.from_numpy(codes.astype(np.int64)).unfold(0, WINDOW + 1, WINDOW)
     order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))
@@ -131,5 +152,6 @@ def _digits() -> Problem:
 PROBLEMS: dict[str, Callable[[], Problem]] = {
     "characters": lambda: _characters(64, 2, 64),
     "few-characters": lambda: _characters(32, 1, 32),
+    "many-characters": lambda: _characters(128, 4, 256, _MANY_CHARACTERS),
     "digits": _digits,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -66,33 +66,67 @@ class Worker:
         self.model = problem.seeded_model(seed)
         self._problem, self._lr, self._batch = problem, case.lr, batch
         self._parameters = list(self.model.parameters())
+        self._rate = torch.zeros((), device=problem.device)
+        self._chosen = torch.zeros(batch, dtype=torch.long, device=problem.device)
         self._adam = torch.optim.AdamW(
-            self._parameters, betas=(0.9, case.beta2), weight_decay=0.01, fused=True
+            self._parameters,
+            lr=self._rate,
+            betas=(0.9, case.beta2),
+            weight_decay=0.01,
+            fused=True,
+            capturable=problem.device == "cuda",
         )
+        self._make_step = self._compute
+        if problem.device == "cuda":
+            self._make_step = captured(self._compute)
+            self._forget_trial_steps()
 
     def step(self, samples: Iterator[int], factor: float) -> None:
         """Make one step with the next samples."""
-        chosen = torch.tensor([next(samples) for _ in range(self._batch)])
-        for group in self._adam.param_groups:
-            group["lr"] = self._lr * factor
-        self._adam.zero_grad()
-        loss: Tensor = self._problem.loss(self.model, chosen)
+        chosen = [next(samples) for _ in range(self._batch)]
+        self._chosen.copy_(torch.tensor(chosen))
+        self._rate.fill_(self._lr * factor)
+        self._make_step()
+
+    def _compute(self) -> None:
+        self._adam.zero_grad(set_to_none=False)
+        loss: Tensor = self._problem.loss(self.model, self._chosen)
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        nn.utils.clip_grad_norm_(self._parameters, 1.0, foreach=True)
         self._adam.step()
+
+    @torch.no_grad()
+    def _forget_trial_steps(self) -> None:
+        """Reset AdamW after steps of rate 0, which changed no parameter."""
+        for state in self._adam.state.values():
+            for value in state.values():
+                value.zero_()
 
     @torch.no_grad()
     def values(self) -> Vector:
         """Copy the parameters to one vector."""
-        return torch.cat([p.flatten() for p in self._parameters]).numpy()
+        return torch.cat([p.flatten() for p in self._parameters]).cpu().numpy()
 
     @torch.no_grad()
     def load(self, values: Vector) -> None:
         """Set the parameters."""
         sizes = [p.numel() for p in self._parameters]
-        parts = torch.from_numpy(values).split(sizes)
+        parts = torch.from_numpy(values).to(self._problem.device).split(sizes)
         for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.copy_(part.view_as(parameter))
+
+
+def captured(compute: Callable[[], None]) -> Callable[[], None]:
+    """Record a computation of the GPU once, and return what repeats it."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            compute()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        compute()
+    return graph.replay
 
 
 class Simulation:
