@@ -233,6 +233,7 @@ class DashboardServer:
                     return
                 state = await self._sources.state()
                 found = changes(shown, state)
+                await asyncio.sleep(0)  # the answers to others need not wait
                 if found or silent_s >= KEEP_ALIVE_S:
                     text = event("changes", found) if found else b": alive\n\n"
                     writer.write(stream.encode(text))

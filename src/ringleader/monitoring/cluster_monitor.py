@@ -49,15 +49,24 @@ class ClusterMonitor:
         self._asked_s = 0.0
         self._state: State = {}
         self._built_s = float("-inf")
+        self._building = asyncio.Lock()
 
     async def state(self) -> State:
-        """Return the state of the page; it is at most half a second old."""
+        """Return the state of the page; it is at most half a second old.
+
+        It is built in steps, between which other work goes on.
+        """
         self._asked_s = time.monotonic()
-        if self._asked_s - self._built_s > FRESH_S:
-            self._built_s = self._asked_s
-            snapshot = self._core.snapshot()
-            self._follow_members(snapshot.ring)
-            self._state = self._build(snapshot.plain())
+        async with self._building:
+            if self._asked_s - self._built_s > FRESH_S:
+                self._built_s = self._asked_s
+                snapshot = self._core.snapshot()
+                self._follow_members(snapshot.ring)
+                await asyncio.sleep(0)
+                plain = snapshot.plain()
+                await asyncio.sleep(0)
+                self._state = self._build(plain)
+        await asyncio.sleep(0)
         return self._state
 
     async def stop(self) -> None:

@@ -9,13 +9,18 @@ random: all nodes find the same ring.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, cycle, islice, pairwise
+from operator import or_
+from typing import Self
 
 from ringleader.topology.hop_table import HopTable, Order, bits, hops_of
 
 NUM_STARTS, STEPS_PER_NODE = 16, 8
 """A search goes wrong early and notices late, so many short tries find more than one
-long one: 512 steps each for 64 nodes, 0.1 s for all. Home networks need one step per
+long one: 512 steps each for 64 nodes, 0.05 s for all. Home networks need one step per
 node."""
 
 MAX_PASSES = 20
@@ -23,6 +28,9 @@ MAX_PASSES = 20
 
 MAX_STRETCH = 3
 """Nodes that are moved together."""
+
+Change = Callable[[HopTable, list[int], int], list[int]]
+"""Returns a ring that is not worse; no hop is slower than the last argument."""
 
 
 def good_ring(hops: HopTable) -> Order:
@@ -32,104 +40,134 @@ def good_ring(hops: HopTable) -> Order:
     ring = None
     while low < high:
         middle = (low + high + 1) // 2
-        found = _find_ring(hops, hops.reachable(speeds[middle]))
+        found = _find_ring(Ways.at(speeds[middle], hops))
         if found is None:
             high = middle - 1
         else:
             ring = found
             low = max(middle, speeds.index(hops.slowest(found)))
     if ring is None:
-        ring = _find_ring(hops, hops.reachable(speeds[0]))
+        ring = _find_ring(Ways.at(speeds[0], hops))
     assert ring is not None, "with all hops allowed the first path is a ring"
     return _turn(hops, _improve(hops, list(ring), speeds[low]))
 
 
-def _find_ring(hops: HopTable, reach: list[int]) -> list[int] | None:
-    """Return a ring of the hops in ``reach``, or None if none was found in time."""
-    into = _turned_around(reach)
-    if not all(reach) or not all(into):
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """The hops of a given rate or faster; nodes are bits of masks."""
+
+    reach: list[int]
+    """reach[a]: the nodes that a reaches."""
+    into: list[int]
+    """into[a]: the nodes that reach a."""
+    few_exits: list[int]
+    """few_exits[k]: the nodes that reach at most k others."""
+    few_sources: list[int]
+    host: Order
+
+    @classmethod
+    def at(cls, rate: int, hops: HopTable) -> Self:
+        """Return the hops of at least ``rate``."""
+        reach, into = hops.reachable(rate), hops.reached_from(rate)
+        return cls(reach, into, _with_few(reach), _with_few(into), hops.host)
+
+
+def _with_few(masks: list[int]) -> list[int]:
+    """Return, per k, the nodes whose mask holds at most k."""
+    exactly = [0] * len(masks)
+    for node, mask in enumerate(masks):
+        exactly[mask.bit_count()] |= 1 << node
+    return [*accumulate(exactly, or_)]
+
+
+def _find_ring(ways: Ways) -> list[int] | None:
+    """Return a ring of these hops, or None if none was found in time."""
+    if not all(ways.reach) or not all(ways.into):
         return None
-    starts = sorted(range(hops.size), key=lambda a: (reach[a].bit_count(), a))
-    tries = (_walk(hops, reach, into, start) for start in starts[:NUM_STARTS])
+    nodes = range(len(ways.reach))
+    starts = sorted(nodes, key=lambda a: ways.reach[a].bit_count())
+    tries = (_walk(ways, start) for start in starts[:NUM_STARTS])
     return next((ring for ring in tries if ring is not None), None)
 
 
-def _walk(
-    hops: HopTable, reach: list[int], into: list[int], start: int
-) -> list[int] | None:
+def _walk(ways: Ways, start: int) -> list[int] | None:
     """Search depth-first for a path through all nodes that returns to ``start``."""
-    whole = (1 << hops.size) - 1
-    order, seen = [start], 1 << start
-    choices = [_choices(hops, reach, into, order, seen)]
-    for _ in range(STEPS_PER_NODE * hops.size):
-        if seen == whole and reach[order[-1]] >> start & 1:
+    size = len(ways.reach)
+    order, new = [start], (1 << size) - 1 & ~(1 << start)
+    choices = [_choices(ways, order, new)]
+    for _ in range(STEPS_PER_NODE * size):
+        if not new and ways.reach[order[-1]] >> start & 1:
             return order
         there = next(choices[-1], None)
         if there is None:
             choices.pop()
-            seen ^= 1 << order.pop()
+            new |= 1 << order.pop()
             if not choices:
                 return None
             continue
         order.append(there)
-        seen |= 1 << there
-        choices.append(_choices(hops, reach, into, order, seen))
+        new &= ~(1 << there)
+        choices.append(_choices(ways, order, new))
     return None
 
 
-def _turned_around(reach: list[int]) -> list[int]:
-    """Return, per node, the nodes that reach it."""
-    into = [0] * len(reach)
-    for a, mask in enumerate(reach):
-        for b in bits(mask):
-            into[b] |= 1 << a
-    return into
+def _choices(ways: Ways, order: list[int], new: int) -> Iterator[int]:
+    """Return the next nodes after the end of ``order``, the most urgent first.
 
-
-def _choices(
-    hops: HopTable, reach: list[int], into: list[int], order: list[int], seen: int
-) -> Iterator[int]:
-    """Return the next nodes after the end of ``order``, the most urgent first."""
-    start, at = order[0], order[-1]
-    new = (1 << hops.size) - 1 & ~seen
-    ahead = reach[at] & (hops.host[at] & new or new)
-    here, from_here, to_start = 1 << at, new | 1 << at, new | 1 << start
-    must = 0  # nodes that only this one can still reach
-    left = new
-    while left:  # as bits(new), without a generator: most of the time is spent here
-        low = left & -left
-        left ^= low
-        node = low.bit_length() - 1
-        sources = into[node] & from_here
-        if not sources or not reach[node] & to_start:
-            return iter(())
-        if sources == here:
-            must |= low
+    None if a node that is ``new`` cannot be reached or left any more, or the start not
+    be reached. Only neighbours of the last two nodes have lost a way, and only nodes
+    with few ways can have lost all.
+    """
+    reach, into = ways.reach, ways.into
+    start, before, at = order[0], order[-2:][0], order[-1]
+    if not into[start] & new:
+        return iter(())
+    lost = (reach[before] | reach[at]) & new & ways.few_sources[len(order)]
+    must = _cut_off(into, lost, new)  # nodes that at most this one can still reach
+    lost = into[at] & new & ways.few_exits[len(order)]
+    if must & ~reach[at] or _cut_off(reach, lost, new | 1 << start):
+        return iter(())
+    ahead = reach[at] & (ways.host[at] & new or new)
     if must:
         ahead &= must if must & (must - 1) == 0 else 0
-    urgency = sorted(bits(ahead), key=lambda b: ((reach[b] & new).bit_count(), b))
-    return iter(urgency)
+    return iter(sorted(bits(ahead), key=lambda b: (reach[b] & new).bit_count()))
+
+
+def _cut_off(ways: list[int], nodes: int, others: int) -> int:
+    """Return those of ``nodes`` that have no way to one of ``others``."""
+    found = 0
+    while nodes:  # as bits(nodes), without a generator: most time is spent here
+        low = nodes & -nodes
+        nodes ^= low
+        if not ways[low.bit_length() - 1] & others:
+            found |= low
+    return found
 
 
 def _improve(hops: HopTable, ring: list[int], at_least: int) -> list[int]:
-    for _ in range(MAX_PASSES):
-        before = hops.total(ring)
-        ring = _reverse_stretches(hops, _move_stretches(hops, ring, at_least), at_least)
-        if hops.total(ring) == before:
+    """Apply one kind of change after the other until none changes anything."""
+    moves = range(1, min(MAX_STRETCH, len(ring) - 2) + 1)
+    changes: list[Change] = [partial(_move_stretches, length) for length in moves]
+    changes += [_reverse_stretches, _better_direction]
+    num_idle = 0
+    for change in islice(cycle(changes), MAX_PASSES * len(changes)):
+        before, ring = ring, change(hops, ring, at_least)
+        num_idle = num_idle + 1 if ring == before else 0
+        if num_idle == len(changes):
             break
     return ring
 
 
-def _move_stretches(hops: HopTable, ring: list[int], at_least: int) -> list[int]:
-    """Move up to three consecutive nodes elsewhere where that is better."""
-    size = len(ring)
-    for length in range(1, min(MAX_STRETCH, size - 2) + 1):
-        for _ in range(size):
-            stretch, rest = ring[:length], ring[length:]
-            where = _better_place(hops, stretch, rest, at_least)
-            if where is not None:
-                ring = rest[:where] + stretch + rest[where:]
-            ring = ring[1:] + ring[:1]
+def _move_stretches(
+    length: int, hops: HopTable, ring: list[int], at_least: int
+) -> list[int]:
+    """Move this many consecutive nodes elsewhere where that is better."""
+    for _ in range(len(ring)):
+        stretch, rest = ring[:length], ring[length:]
+        where = _better_place(hops, stretch, rest, at_least)
+        if where is not None:
+            ring = rest[:where] + stretch + rest[where:]
+        ring = ring[1:] + ring[:1]
     return ring
 
 
@@ -139,16 +177,17 @@ def _better_place(
     """Return the index in ``rest`` where the segment gains most; None to keep it."""
     gain, rate = hops.gain, hops.rate
     first, last = stretch[0], stretch[-1]
-    closing = gain[rest[-1]][rest[0]]
-    best = gain[rest[-1]][first] + gain[last][rest[0]] - closing
+    leave = gain[last]
+    best = gain[rest[-1]][first] + leave[rest[0]] - gain[rest[-1]][rest[0]]
     found = None
     if rate[rest[-1]][rest[0]] < at_least:
         return None
-    for i in range(1, len(rest)):
-        a, b = rest[i - 1], rest[i]
-        more = gain[a][first] + gain[last][b] - gain[a][b]
-        is_fast = rate[a][first] >= at_least and rate[last][b] >= at_least
-        if more > best and is_fast and _fits(hops, rest[:i] + stretch + rest[i:]):
+    for i, (a, b) in enumerate(pairwise(rest), 1):
+        row = gain[a]
+        more = row[first] + leave[b] - row[b]
+        if more <= best or rate[a][first] < at_least or rate[last][b] < at_least:
+            continue
+        if _fits(hops, rest[:i] + stretch + rest[i:]):
             best, found = more, i
     return found
 
@@ -158,34 +197,42 @@ def _fits(hops: HopTable, ring: list[int]) -> bool:
 
 
 def _reverse_stretches(hops: HopTable, ring: list[int], at_least: int) -> list[int]:
-    """Reverse segments where that is better; hops differ by direction."""
-    size = len(ring)
-    for i in range(size - 1):
-        for j in range(i + 2, size + 1):
-            turned = ring[:i] + ring[i:j][::-1] + ring[j:]
-            if _is_better(hops, (ring, turned), (i, j), at_least):
-                ring = turned
+    """Reverse segments where that is better."""
+    for i in range(len(ring) - 1):
+        ring = _reverse_from(i, hops, ring, at_least)
     return ring
 
 
-def _is_better(
-    hops: HopTable,
-    rings: tuple[list[int], list[int]],
-    at: tuple[int, int],
-    at_least: int,
-) -> bool:
-    """Return whether the second ring, which differs between ``at``, is better."""
-    (old, new), (i, j) = rings, at
-    size = len(old)
-    differing = range(i - 1, min(j, size))  # of the hops that differ; -1 wraps around
-    before = after = 0
-    for k in differing:
-        a, b = new[k], new[(k + 1) % size]
-        if hops.rate[a][b] < at_least:
-            return False
-        after += hops.gain[a][b]
-        before += hops.gain[old[k]][old[(k + 1) % size]]
-    return after > before and _fits(hops, new)
+def _reverse_from(i: int, hops: HopTable, ring: list[int], at_least: int) -> list[int]:
+    """Reverse segments that begin at ``i`` where that is better.
+
+    Hops differ by direction. The gains inside the segment, as it is and reversed, grow
+    with it.
+    """
+    gain, rate = hops.gain, hops.rate
+    size = len(ring)
+    kept = turned = 0
+    for j in range(i + 2, size + (i > 0)):  # not all nodes, whose ends are one hop
+        first, a, last = ring[i], ring[j - 2], ring[j - 1]
+        if rate[last][a] < at_least:
+            break  # longer segments hold this hop, too
+        kept, turned = kept + gain[a][last], turned + gain[last][a]
+        before, after = ring[i - 1], ring[j % size]
+        if rate[before][last] < at_least or rate[first][after] < at_least:
+            continue
+        old = gain[before][first] + kept + gain[last][after]
+        new = gain[before][last] + turned + gain[first][after]
+        if new > old:
+            changed = ring[:i] + ring[i:j][::-1] + ring[j:]
+            if _fits(hops, changed):
+                ring, kept, turned = changed, turned, kept
+    return ring
+
+
+def _better_direction(hops: HopTable, ring: list[int], at_least: int) -> list[int]:
+    back = ring[::-1]
+    is_better = hops.slowest(back) >= at_least and hops.total(back) > hops.total(ring)
+    return back if is_better else ring
 
 
 def _turn(hops: HopTable, ring: Sequence[int]) -> Order:

@@ -58,19 +58,17 @@ class HopTable:
         number = {each: i for i, each in enumerate(ids)}
         host = _hosts(number, same_host)
 
-        rate = []
-        for i, a in enumerate(ids):
-            usual = [MEMORY_BYTES_PER_S * (host[i] >> j & 1) for j in range(len(ids))]
-            found = [bandwidth.get((a, b), usual[j]) for j, b in enumerate(ids)]
-            rate.append(tuple([int(max(0.0, min(each, 1e15))) for each in found]))
-        wait = []
-        for a in ids:
-            found = [latency.get((a, b), 0.0) for b in ids]
-            capped = [max(0.0, min(each, MAX_LATENCY_S)) for each in found]
-            wait.append([int(each * 1e9) for each in capped])
-        pairs = [list(zip(r, w, strict=True)) for r, w in zip(rate, wait, strict=True)]
-        gain = tuple(tuple((r << LATENCY_BITS) - w for r, w in row) for row in pairs)
-        return cls(tuple(rate), gain, host)
+        known, waits = _whole(bandwidth, 1e15), _whole(latency, MAX_LATENCY_S, 1e9)
+        inside = int(MEMORY_BYTES_PER_S)
+        rate, gain = [], []
+        for a, near in zip(ids, host, strict=True):
+            usual = [inside * (near >> j & 1) for j in range(len(ids))]
+            row = [known.get((a, b), r) for b, r in zip(ids, usual, strict=True)]
+            wait = [waits.get((a, b), 0) for b in ids]
+            both = zip(row, wait, strict=True)
+            rate.append(tuple(row))
+            gain.append(tuple([(r << LATENCY_BITS) - w for r, w in both]))
+        return cls(tuple(rate), tuple(gain), host)
 
     def slowest(self, order: Sequence[int]) -> int:
         """Return bytes per second of the slowest hop of a ring."""
@@ -87,10 +85,11 @@ class HopTable:
 
     def reachable(self, at_least: int) -> list[int]:
         """Return, per node, the nodes it reaches at this rate, as bit masks."""
-        return [
-            sum(1 << b for b, r in enumerate(row) if r >= at_least and b != a)
-            for a, row in enumerate(self.rate)
-        ]
+        return _masks(self.rate, at_least)
+
+    def reached_from(self, at_least: int) -> list[int]:
+        """Return, per node, the nodes that reach it at this rate, as bit masks."""
+        return _masks(zip(*self.rate, strict=True), at_least)
 
     def keeps_hosts_together(self, order: Sequence[int]) -> bool:
         """Return whether the nodes of each host are adjacent in the ring."""
@@ -110,6 +109,20 @@ def bits(mask: int) -> Iterable[int]:
         low = mask & -mask
         yield low.bit_length() - 1
         mask ^= low
+
+
+def _masks(rates: Iterable[Sequence[int]], at_least: int) -> list[int]:
+    """Return, per row, where it is that fast, without the diagonal."""
+    marks = ["".join(["01"[r >= at_least] for r in reversed(row)]) for row in rates]
+    return [int(mark, 2) & ~(1 << a) for a, mark in enumerate(marks)]
+
+
+def _whole(
+    values: Mapping[tuple[Id, Id], float], most: float, per_unit: float = 1.0
+) -> dict[tuple[Id, Id], int]:
+    """Return the values as integers between 0 and ``most``; many are equal."""
+    levels = {v: int(max(0.0, min(v, most)) * per_unit) for v in set(values.values())}
+    return {pair: levels[value] for pair, value in values.items()}
 
 
 def _hosts(number: Mapping[Id, int], same_host: Iterable[Collection[Id]]) -> Order:

@@ -27,7 +27,7 @@ def ring_order(
 def mlx_hostfile(ring: Mapping[NodeId, NodeState]) -> str:
     """Return a ring, given in its order, for ``mlx.launch``; empty if it is none.
 
-    The order of a view was found when the view began; finding it again takes 50 ms of a
+    The order of a view was found when the view began; finding it again takes 20 ms of a
     core with 50 nodes.
     """
     if not _build_nodes(ring).can_form_ring():

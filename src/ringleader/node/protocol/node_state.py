@@ -8,6 +8,7 @@ further agreement.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -191,7 +192,10 @@ class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 MAX_STATE_BYTES = 32 << 10
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(NodeState)
+MAX_KEPT = 128
+"""Decoded states that are kept, at most 4 MB of payloads. Most members of a view have
+the state of the view before."""
+_decode = lru_cache(MAX_KEPT)(msgspec.msgpack.Decoder(NodeState).decode)
 
 
 def encode(state: NodeState) -> bytes:
@@ -200,12 +204,15 @@ def encode(state: NodeState) -> bytes:
 
 
 def decode(data: bytes, node: NodeId) -> NodeState:
-    """Decode the state of ``node``; raises ``ProtocolError`` naming the node."""
+    """Decode the state of ``node``; raises ``ProtocolError`` naming the node.
+
+    Equal bytes give the same object: nobody may change what is in it.
+    """
     if len(data) > MAX_STATE_BYTES:
         text = f"sent a node state of {len(data)} bytes; limit {MAX_STATE_BYTES}"
         raise ProtocolError(node, text)
     try:
-        return _DECODER.decode(data)
+        return _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ProtocolError(node, f"sent an invalid node state ({exc})") from exc
 
