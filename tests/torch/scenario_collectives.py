@@ -126,6 +126,35 @@ def plain_collectives(rank: int, size: int) -> None:
     dist.barrier()
 
 
+def calls_that_repeat(rank: int, size: int) -> None:
+    """Calls like earlier ones, whose memory has had another dtype, length or layout."""
+    room, ranks = torch.zeros(1024, dtype=torch.uint8), range(size)
+    for turn in range(3):
+        for dtype in (torch.float32, torch.float64, torch.int32):
+            for count in (4, 6):
+                whole = room.view(dtype)[: count * size]
+                part = torch.full((count,), rank + turn, dtype=dtype)
+                dist.all_gather_into_tensor(whole, part)
+                wanted = torch.arange(size).repeat_interleave(count).double() + turn
+                check(whole, wanted, what="all_gather_into_tensor")
+                dist.reduce_scatter_tensor(part, whole)
+                check(part, torch.full((count,), size * (rank + turn)).double())
+                dist.all_reduce(part)
+                total = sum(size * (r + turn) for r in ranks)
+                check(part, torch.full((count,), total).double(), what="all_reduce")
+                part.fill_(rank)
+                dist.broadcast(part, turn % size)
+                check(part, torch.full((count,), turn % size).double())
+                sent = (torch.arange(count * size) + rank).to(dtype)
+                dist.all_to_all_single(whole, sent)
+                mine = [torch.arange(count * size).chunk(size)[rank] + r for r in ranks]
+                check(whole, torch.cat(mine).double(), what="all_to_all_single")
+                gaps = room.view(dtype)[: 2 * count : 2]  # as long as part
+                gaps.fill_(1)
+                dist.all_reduce(gaps)
+                check(gaps, torch.full((count,), size).double(), what="with gaps")
+
+
 def all_to_all(rank: int, size: int) -> None:
     pieces = everybodys(size)
     out = torch.empty(ROWS * size, WIDTH)

@@ -48,6 +48,7 @@ from ringleader.backend.intra_host import (
     unavailable_reason,
 )
 from ringleader.backend.name import NAME
+from ringleader.backend.repeated_calls import RepeatedCalls
 from ringleader.backend.staging import HostStaging, is_one_chunk, run_on_host
 from ringleader.backend.torch_options import (
     Reduction,
@@ -103,6 +104,8 @@ class RingleaderGroup(ProcessGroup):
         """Other collectives inside a host, for some tensors; on all ranks or none."""
         self._coalesced: list[BackendWork] | None = None
         self._error_context = error_context.ErrorContext(group, self._identity)
+        self._repeated = RepeatedCalls(group, self._error_context)
+        self._allow_repeated()
         register_devices(self, available_devices())
 
     @classmethod
@@ -124,7 +127,13 @@ class RingleaderGroup(ProcessGroup):
         wrapped = cls(group, store, ranks, is_staged=is_staged)
         if intra_host:
             wrapped.layer = IntraHostLayer.create(intra_host, group, store)
+            wrapped._allow_repeated()
         return wrapped
+
+    def _allow_repeated(self) -> None:
+        self._repeated.is_allowed = (
+            not self.is_staged and self.layer is None and self._coalesced is None
+        )
 
     # -- identity ------------------------------------------------------------------
 
@@ -165,6 +174,8 @@ class RingleaderGroup(ProcessGroup):
     def allreduce(
         self, tensors: Any, opts: Any = None, **named: Any
     ) -> BackendWork | None:
+        if self._repeated.all_reduce(tensors, opts):
+            return None
         opts = options_of(AllreduceOptions, opts, named)
         tensor, op = single_tensor(tensors, "all_reduce"), reduction(opts.reduceOp)
         if op.factor is None and self._is_plain(opts, tensor, width=1):
@@ -247,6 +258,8 @@ class RingleaderGroup(ProcessGroup):
     def broadcast(
         self, tensors: Any, opts: Any = None, **named: Any
     ) -> BackendWork | None:
+        if self._repeated.broadcast(tensors, opts):
+            return None
         opts = options_of(BroadcastOptions, opts, named)
         tensor, root = single_tensor(tensors, "broadcast"), opts.rootRank
         if self._is_plain(opts, tensor, width=1):
@@ -301,6 +314,8 @@ class RingleaderGroup(ProcessGroup):
     def all_gather_single(
         self, output: Tensor, source: Tensor, opts: Any = None
     ) -> BackendWork | None:
+        if self._repeated.all_gather(output, source, opts):
+            return None
         opts = options_of(AllgatherOptions, opts)
         if self._is_plain(opts, source):
             whole = unwrap(output)
@@ -338,6 +353,8 @@ class RingleaderGroup(ProcessGroup):
     def reduce_scatter_single(
         self, output: Tensor, source: Tensor, opts: Any = None
     ) -> BackendWork | None:
+        if self._repeated.reduce_scatter(output, source, opts):
+            return None
         opts = options_of(ReduceScatterOptions, opts)
         op = reduction(opts.reduceOp)
         if op.factor is None and self._is_plain(opts, source):
@@ -424,6 +441,9 @@ class RingleaderGroup(ProcessGroup):
         input_split_sizes: Sequence[int] = (),
         opts: Any = None,
     ) -> BackendWork | None:
+        splits = output_split_sizes or input_split_sizes
+        if self._repeated.all_to_all(output, source, splits, opts):
+            return None
         opts = options_of(AllToAllOptions, opts)
         out, whole, size = unwrap(output), unwrap(source), self.group.size
         if (
@@ -438,6 +458,8 @@ class RingleaderGroup(ProcessGroup):
         return self._start(opts, ins, outs, self._all_to_all, [output])
 
     def barrier(self, opts: Any = None) -> BackendWork | None:
+        if self._repeated.barrier(opts):
+            return None
         opts = options_of(BarrierOptions, opts)
         if not opts.asyncOp and self._coalesced is None and timeout_of(opts) is None:
             return self._run_now(self.group.barrier)
@@ -604,9 +626,11 @@ class RingleaderGroup(ProcessGroup):
 
     def _start_coalescing(self, device: object = None) -> None:
         self._coalesced = []  # drops what an exception interrupted
+        self._allow_repeated()
 
     def _end_coalescing(self, device: object = None) -> BackendWork:
         handles, self._coalesced = self._coalesced, None
+        self._allow_repeated()
         if handles is None:
             raise ConfigError("_end_coalescing without _start_coalescing")
         return BackendWork.of_all(
@@ -624,10 +648,10 @@ class RingleaderGroup(ProcessGroup):
     _set_default_timeout = set_timeout
 
     def _set_sequence_number_for_group(self) -> None:
-        self._sequence = 0
+        self._sequence = self._repeated.count = 0
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._sequence
+        return self._sequence + self._repeated.count
 
     def abort(self) -> None:
         if self.layer is not None:

@@ -145,8 +145,9 @@ def combine_and_divide(combine: Combine, divide: Divide | None) -> Combine:
 def add_in_order(blocks: Sequence[Array], result: Array, combine: Combine) -> None:
     """Combine ``blocks`` in rank order into ``result``: equal bits on all ranks."""
     combine(blocks[0], blocks[1], result)
-    for block in blocks[2:]:
-        combine(result, block, result)
+    if len(blocks) > 2:
+        for block in blocks[2:]:
+            combine(result, block, result)
 
 
 def quiet_context() -> Context:

@@ -229,9 +229,11 @@ class Executor:
         return PreparedCall(self._observed(shape, run), observer, run, shape)
 
     def _observed(self, shape: Call, run: Prepared) -> Prepared:
-        """``run``, with numpy quiet and each of its runs observed."""
+        """``run``, with numpy quiet if it computes, and each of its runs observed."""
         if self._waiter.observer is not None:
             run = self._waiter.observer.watch(shape, run)
+        if shape.reduce_op == "none":
+            return run
         return partial(self._quiet.run, run)  # type: ignore[call-arg]
 
     def run_prepared(

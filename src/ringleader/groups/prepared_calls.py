@@ -8,6 +8,7 @@ travels is the same, so the ranks need not agree on who runs a call prepared.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,15 +21,17 @@ from ringleader.groups.runner import Runner
 from ringleader.groups.tensors import Tensors
 from ringleader.groups.work import DONE, Work
 
-Key = tuple[str, Hashable, torch.dtype | None, tuple[int, ...], tuple[int, ...]]
-"""(operation, its other arguments, dtype, lengths of lists, elements per tensor)."""
+Key = tuple[Hashable, ...]
+"""(operation, its other arguments, dtype, elements of one or two tensors); with lists:
+(operation, others, dtype, lengths of lists, elements per tensor)."""
 Kind = tuple[Key, Addresses]
 """What a call shares with others like it, and what is its own."""
 
 MAX_PREPARED = 256
 """Prepared operations kept; a model has far fewer sizes of tensors."""
-NO_TENSORS: Kind = (("barrier", None, None, (), ()), ())
+NO_TENSORS: Kind = (("barrier",), ())
 """The kind of a barrier."""
+_COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
 
 
 class PreparedCalls:
@@ -58,6 +61,13 @@ class PreparedCalls:
             return self._queue(prepared, kind[1], given)
         return DONE if self._run_now(prepared.run, kind[1]) else None
 
+    def repeat(self, kind: Kind | None) -> bool:
+        """Do what ``run`` does for a synchronous call; return whether it has run."""
+        if kind is None:
+            return False
+        prepared = self.kept.get(kind[0])
+        return prepared is not None and self._run_now(prepared.run, kind[1])
+
     def _queue(
         self,
         prepared: PreparedCall,
@@ -81,7 +91,7 @@ class PreparedCalls:
         """Prepare calls of this kind, like ``call``, unless that was tried before."""
         key = kind[0]
         if key not in self.kept:
-            prepared = self._executor.prepare(call, key[-1])
+            prepared = self._executor.prepare(call, _counts(key))
             if len(self.kept) >= MAX_PREPARED:
                 self.kept.clear()
             self.kept[key] = prepared
@@ -93,6 +103,9 @@ def kind_of(operation: str, others: Hashable, *given: Tensors) -> Kind | None:
     Prepared calls work on memory as it is: on dense CPU tensors of one dtype that are
     contiguous and not empty. The general path raises for what is no tensor at all.
     """
+    first, *rest = given
+    if isinstance(first, Tensor) and len(rest) == 1 and isinstance(rest[0], Tensor):
+        return kind_of_two(operation, others, first, rest[0])
     lists, counts, addresses = [], [], []
     dtype = None
     try:
@@ -119,21 +132,50 @@ def kind_of(operation: str, others: Hashable, *given: Tensors) -> Kind | None:
 def kind_of_one(operation: str, others: Hashable, tensor: Tensor) -> Kind | None:
     """``kind_of`` for one tensor; a third of its time."""
     try:
-        address = _address(tensor)
-        key = (operation, others, tensor.dtype, (), (tensor.numel(),))
+        dtype = tensor.dtype
+        if (
+            tensor.is_cpu
+            and tensor.is_contiguous()
+            and not tensor.is_neg()
+            and (dtype not in _COMPLEX or not tensor.is_conj())
+            and (address := tensor.data_ptr())
+        ):
+            return (operation, others, dtype, tensor.numel()), (address,)
+    except (AttributeError, TypeError, RuntimeError):  # no tensor, or one without data
+        pass
+    return None
+
+
+def kind_of_two(operation: str, others: Hashable, a: Tensor, b: Tensor) -> Kind | None:
+    """``kind_of`` for two tensors; half of its time."""
+    try:
+        dtype = a.dtype
+        if (
+            a.is_cpu
+            and b.is_cpu
+            and b.dtype is dtype
+            and a.is_contiguous()
+            and b.is_contiguous()
+            and not a.is_neg()
+            and not b.is_neg()
+            and (dtype not in _COMPLEX or not (a.is_conj() or b.is_conj()))
+            and (first := a.data_ptr())
+            and (second := b.data_ptr())
+        ):
+            key = (operation, others, dtype, a.numel(), b.numel())
+            return key, (first, second)
     except (AttributeError, TypeError, RuntimeError):
-        return None
-    return (key, (address,)) if address else None
+        pass
+    return None
 
 
 def _address(tensor: Tensor) -> int:
     """Where the values of ``tensor`` lie, one after another; 0 if they do not."""
-    if (
-        tensor.is_cpu
-        and tensor.layout is torch.strided
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
-        and not tensor.is_conj()
-    ):
-        return tensor.data_ptr()
-    return 0
+    kind = kind_of_one("", None, tensor)
+    return 0 if kind is None else kind[1][0]
+
+
+def _counts(key: Key) -> tuple[int, ...]:
+    """The elements of each tensor of a call of this kind."""
+    counts: Any = key[-1] if isinstance(key[-1], tuple) else key[3:]
+    return tuple(counts)

@@ -19,8 +19,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from threading import get_ident
 
 from ringleader.deadline import Deadline
+from ringleader.engine import gil_interval
 from ringleader.engine.arrays_by_address import Addresses
 from ringleader.engine.engine import HeaderMismatch, Prepared
 from ringleader.engine.waiter import NAP_S, Waiter
@@ -31,7 +33,7 @@ from ringleader.errors import (
     PeerLost,
     RingleaderError,
 )
-from ringleader.groups import gil_interval, mismatch
+from ringleader.groups import mismatch
 from ringleader.groups.caller_observer import installed
 from ringleader.groups.control_channel import ControlChannel
 from ringleader.groups.messages import Outgoing, PendingRecv
@@ -89,7 +91,7 @@ class Runner:
         nests: bool = False,
     ) -> Work:
         """Run ``body`` after earlier operations, or as part of this thread's one."""
-        if self._owner == threading.get_ident():
+        if self._owner == get_ident():
             return self._nested(body, nests=nests)
         if not async_op and not self._queue and self.lock.acquire(blocking=False):
             try:
@@ -123,26 +125,30 @@ class Runner:
         return DONE
 
     def run_prepared(self, prepared: Prepared, addresses: Addresses) -> bool:
-        """Run a prepared operation now; return False if others come first."""
+        """Run a prepared operation now; return False if others come first.
+
+        It shortens the switch interval itself, if it needs to.
+        """
         # A keyword argument of acquire doubles its cost.
         if self._queue or not self.lock.acquire(False):
             return False
         try:
-            self._owner = threading.get_ident()
-            gil_interval.begin()
+            self._owner = get_ident()
             if self.failure is not None or self.control.aborted is not None:
                 self.check()
             prepared(addresses)
         except BaseException as exc:
             raise self.broken(exc) from exc
         finally:
-            self._leave()
+            self._owner = 0
+            if self._hang_up is not None:
+                self._leave()
             self.lock.release()
         return True
 
     def deliver(self, item: Outgoing | PendingRecv, *, async_op: bool) -> Work:
         """Send or receive one message, concurrently with all other operations."""
-        if self._owner == threading.get_ident():
+        if self._owner == get_ident():
             raise ConfigError("a message cannot be part of an operation")
         self.check()
         self.control.post(item)
@@ -167,7 +173,7 @@ class Runner:
     ) -> None:
         """Run one operation, with the lock held; its failure ends the group."""
         try:
-            self._owner, self._deadline = threading.get_ident(), deadline
+            self._owner, self._deadline = get_ident(), deadline
             self._nests = nests
             gil_interval.begin()
             self.check()  # the first thread to see an abort tells the peers
@@ -179,11 +185,11 @@ class Runner:
         except BaseException as exc:
             raise self.broken(exc) from exc
         finally:
+            gil_interval.end()
             self._leave()
 
     def _leave(self) -> None:
         """End an operation, and the group if it was closed during the operation."""
-        gil_interval.end()
         self._owner, self._nests = 0, False
         if self._hang_up is not None:
             hang_up, self._hang_up = self._hang_up, None
@@ -350,7 +356,7 @@ class Runner:
         self._news.put(None)
         self.control.wake()
         reason = GroupAborted("closed while an operation was running")
-        if self._owner == threading.get_ident():
+        if self._owner == get_ident():
             self.control.aborted = self.control.aborted or reason
             self._hang_up = hang_up
             return

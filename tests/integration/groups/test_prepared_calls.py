@@ -177,7 +177,7 @@ class Watch:
             assert (work is not None) == (kind[0] in self._known), kind
             self._known.add(kind[0])
         if kind is not None and work is not None:
-            self.operations.add(kind[0][0])
+            self.operations.add(str(kind[0][0]))
         return work
 
     def _must_be_prepared(self, key: Key, tensors: Sequence[Tensor]) -> bool:

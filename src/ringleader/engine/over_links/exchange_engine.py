@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ringleader.engine import gil_interval
 from ringleader.engine.arrays import Bytes, bytes_of, storage_dtype
 from ringleader.engine.arrays_by_address import Addresses, ChunksByAddress
 from ringleader.engine.call import Call
@@ -101,7 +102,7 @@ class ExchangeEngine:
             if divide is not None:
                 divide(tensor)
 
-        return run
+        return gil_interval.shortened(run)
 
     def _prepare_barrier(self, next_header: NextHeader) -> Prepared:
         views, swap = MessageViews(self._buffers, self._rank, 1), self._swap
@@ -109,7 +110,7 @@ class ExchangeEngine:
         def run(_: Addresses) -> None:
             swap(views, next_header())
 
-        return run
+        return gil_interval.shortened(run)
 
     def progress(self, _call: Call) -> Runs:
         """Calls are too short to have a part that is final before the end."""

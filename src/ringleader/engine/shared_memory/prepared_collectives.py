@@ -168,7 +168,7 @@ def _all_reduce(views: _Views) -> Exchange:
         mine[k][...] = chunks[0]
 
     def use(k: int, chunks: Chunks) -> None:
-        (tensor,) = chunks
+        tensor = chunks[0]
         add_in_order(by_turn[k], tensor, combine)
         if divide is not None:
             divide(tensor)
@@ -200,16 +200,15 @@ def _reduce_scatter(views: _Views) -> Exchange:
 
 def _all_gather(views: _Views) -> Exchange:
     me, lengths = views.rank, views.call.lengths
-    exchanges = views.arena.exchanges
+    exchanges, own = views.arena.exchanges, 1 + me
     mine = views.of(exchanges[me], 0, lengths[me])
     theirs = [(1 + p, views.of(exchanges[p], 0, lengths[p])) for p in views.peers]
 
     def fill(k: int, chunks: Chunks) -> None:
-        source = chunks[0]
-        mine[k][...] = source
-        chunks[1 + me][...] = source
+        mine[k][...] = chunks[0]
 
     def use(k: int, chunks: Chunks) -> None:
+        chunks[own][...] = chunks[0]
         for out, blocks in theirs:
             chunks[out][...] = blocks[k]
 

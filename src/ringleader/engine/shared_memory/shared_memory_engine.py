@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ringleader.engine import gil_interval
 from ringleader.engine.arrays import storage_dtype
 from ringleader.engine.arrays_by_address import Addresses, ChunksByAddress
 from ringleader.engine.call import Call, present
@@ -22,6 +23,10 @@ from ringleader.engine.shared_memory.relay_call import (
 ONE_SHOT_BYTES = 64 << 10
 """Up to this size one exchange beats a relay, with two, three and four ranks; see
 docs/decisions/0005-relay.md."""
+
+HELD_ELEMENTS = 500
+"""numpy keeps the GIL for so many elements: a call without larger tensors gives it to
+other threads only while it waits, which the arena knows."""
 
 RUN: dict[str, Callable[[Arena, Call, bytes], None]] = {
     "all_reduce": slot_collectives.all_reduce,
@@ -113,7 +118,10 @@ class SharedMemoryEngine:
             return self._prepare_relay(call, next_header)
         if call.operation == "reduce_scatter" and self._is_scatter_relayed(call):
             return None
-        return prepared_collectives.prepare(self.arena, call, next_header)
+        run = prepared_collectives.prepare(self.arena, call, next_header)
+        if run is None or max(call.tensors, default=0) <= HELD_ELEMENTS:
+            return run
+        return gil_interval.shortened(run)
 
     def _prepare_relay(self, call: Call, next_header: NextHeader) -> Prepared:
         arena, relay = self.arena, self.relay
@@ -128,9 +136,10 @@ class SharedMemoryEngine:
             arena.complete = 0
             relay.all_reduce(header, array, array, how)
 
+        hurried = gil_interval.shortened(run)
         if helpers is None or helped is None:
-            return run
-        return lambda addresses: helpers.run(lambda: run(addresses))
+            return hurried
+        return lambda addresses: helpers.run(lambda: hurried(addresses))
 
     def progress(self, _call: Call) -> Runs:
         """The beginning of the result, as far as it is complete."""

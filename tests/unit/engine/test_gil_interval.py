@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 import torch
 
+from ringleader.engine import gil_interval
 from ringleader.errors import PeerLost
-from ringleader.groups import gil_interval
 from ringleader.groups.group import Group, handle_of
 from ringleader.testing.threaded_world import run_threads, run_world, world
 
@@ -169,26 +169,37 @@ def test_a_failed_operation_gives_it_back() -> None:
             assert interval_s() == USUAL_S
 
 
-def test_a_prepared_small_operation_hurries_too(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("transport", "count"), [("tcp", 2), ("shm", 2), ("shm", 2000), ("shm", 100_000)]
+)
+def test_a_prepared_operation_hurries_too(
+    transport: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second all_reduce of a size takes a way of its own."""
-    num_begun = 0
+    """The second all_reduce of a size takes a way of its own.
+
+    In shared memory a small one hurries once it has to wait, as rank 0 does here.
+    """
+    hurries = threading.Event()
     begin = gil_interval.begin
 
-    def count() -> None:
-        nonlocal num_begun
-        num_begun += 1
+    def note() -> None:
         begin()
+        hurries.set()
 
-    monkeypatch.setattr(gil_interval, "begin", count)
+    with world(2, transport) as (group, other):
 
-    def live(group: Group) -> None:
-        for _ in range(3):
-            group.all_reduce(torch.ones(2))
+        def twice(group: Group) -> None:
+            for _ in range(2):
+                group.all_reduce(torch.ones(count))
 
-    run_world(2, live)
-    assert num_begun == 6
+        run_threads([lambda: twice(group), lambda: twice(other)])
+        monkeypatch.setattr(gil_interval, "begin", note)
+        waits = threading.Thread(target=group.all_reduce, args=[torch.ones(count)])
+        waits.start()
+        assert hurries.wait(SOON_S)
+        assert interval_s() == SHORT_S
+        other.all_reduce(torch.ones(count))
+        waits.join(SOON_S)
     assert interval_s() == USUAL_S
 
 

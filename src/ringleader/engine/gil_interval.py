@@ -10,8 +10,12 @@ only while operations run, and restored unless the program has set it meanwhile.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import ParamSpec
 
 from ringleader.settings import switch_interval_s
+
+P = ParamSpec("P")
 
 _running: list[None] = []
 """One entry per running operation; append and pop need no lock."""
@@ -44,6 +48,19 @@ def end() -> None:
             sys.setswitchinterval(usual_s)
             if _running:  # an operation began meanwhile
                 _shorten()
+
+
+def shortened(run: Callable[P, None]) -> Callable[P, None]:
+    """``run``, between ``begin`` and ``end``."""
+
+    def hurry(*args: P.args, **kwargs: P.kwargs) -> None:
+        begin()
+        try:
+            run(*args, **kwargs)
+        finally:
+            end()
+
+    return hurry
 
 
 def _shorten() -> None:
