@@ -218,7 +218,8 @@ def predictions(
 
     The profile chooses an algorithm, the measured links have that of the group.
     """
-    from ringleader.collectives.cost_model import LinkCost, predict_s, profile
+    from ringleader.collectives.cost_model import LinkCost, predict_s
+    from ringleader.collectives.schedule_profile import profile
     from ringleader.simulation.collectives.wire_profile import PROFILES, predict_on
 
     wire, size = PROFILES[PROFILE_OF[rate]], len(seen)
@@ -260,7 +261,8 @@ def copy_speed(host_s: float, size: int) -> float:
 
 def step_latency(steps_s: float, size: int) -> float:
     """Return the latency that explains the time of a small ring without a wire."""
-    from ringleader.collectives.cost_model import Network, predict_s, profile
+    from ringleader.collectives.cost_model import Network, predict_s
+    from ringleader.collectives.schedule_profile import profile
 
     shape = profile("all_reduce", "ring", size, 0, 2)
     network = Network.unknown(size)

@@ -7,14 +7,13 @@ from functools import lru_cache
 from ringleader.collectives import hierarchy
 from ringleader.collectives.algorithm import algorithms, program
 from ringleader.collectives.config import AUTO, CollectiveConfig, parse_strategy
-from ringleader.collectives.cost_model import (
-    Network,
+from ringleader.collectives.cost_model import Network, predict_s
+from ringleader.collectives.schedule import Program
+from ringleader.collectives.schedule_profile import (
     ScheduleProfile,
-    predict_s,
     profile,
     profile_programs,
 )
-from ringleader.collectives.schedule import Program
 from ringleader.errors import ConfigError
 
 HIERARCHICAL = frozenset(

@@ -12,14 +12,11 @@ one host share its cores, so their copies and additions are summed instead.
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Self
 
-from ringleader.collectives.algorithm import program
-from ringleader.collectives.schedule import Kind, Program
+from ringleader.collectives.schedule_profile import ScheduleProfile
 
 WIRE_FAN_IN = 0.2
 """Extra wire time for each further sender to a rank from other hosts: concurrent TCP
@@ -100,91 +97,6 @@ class Network:
         return list(hosts.values())
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleProfile:
-    """The quantities that determine a schedule's time; shares are of the tensor."""
-
-    depth: int
-    messages: int
-    """The most messages that any rank sends and receives."""
-    sent: tuple[float, ...]
-    received: tuple[float, ...]
-    reduced: tuple[float, ...]
-    links: dict[tuple[int, int], float]
-    fan_in: int
-    """The most peers that send to one rank."""
-    is_exchange: bool = False
-    """Whether the exchange engine runs it: one call to and from every peer."""
-
-
-@lru_cache(maxsize=1024)
-def profile(
-    operation: str, algorithm: str, size: int, root: int, arity: int
-) -> ScheduleProfile:
-    """Return the profile of a named algorithm."""
-    programs = [
-        program(operation, algorithm, r, size, root=root, arity=arity)
-        for r in range(size)
-    ]
-    return replace(
-        profile_programs(operation, programs), is_exchange=algorithm == "exchange"
-    )
-
-
-def profile_programs(operation: str, programs: list[Program]) -> ScheduleProfile:
-    """Return the profile of any schedule; chunks count as equal shares."""
-    size = len(programs)
-    chunks = 1 + max((m.chunk for p in programs for m in p), default=0)
-    if operation == "all_to_all":
-        chunks = size  # each rank's tensor has n parts
-    sent, received, reduced = [0.0] * size, [0.0] * size, [0.0] * size
-    links: dict[tuple[int, int], float] = {}
-    for rank, moves in enumerate(programs):
-        for move in moves:
-            if move.kind is Kind.SEND:
-                sent[rank] += 1 / chunks
-                pair = (rank, move.peer)
-                links[pair] = links.get(pair, 0.0) + 1 / chunks
-            else:
-                received[rank] += 1 / chunks
-                reduced[rank] += (move.kind is Kind.REDUCE) / chunks
-    messages = max((len(p) for p in programs), default=0)
-    return ScheduleProfile(
-        _depth(programs),
-        messages,
-        tuple(sent),
-        tuple(received),
-        tuple(reduced),
-        links,
-        max(Counter(to for _, to in links).values(), default=0),
-    )
-
-
-def _depth(programs: list[Program]) -> int:
-    """Return the length of the longest chain of dependent messages."""
-    ready: dict[tuple[int, int], int] = {}
-    wires: dict[tuple[int, int], deque[int]] = {}
-    at = [0] * len(programs)
-    moving = True
-    while moving:
-        moving = False
-        for rank, moves in enumerate(programs):
-            while at[rank] < len(moves):
-                move = moves[at[rank]]
-                here = (rank, move.chunk)
-                if move.kind is Kind.SEND:
-                    wire = wires.setdefault((rank, move.peer), deque())
-                    wire.append(ready.get(here, 0) + 1)
-                else:
-                    wire = wires.setdefault((move.peer, rank), deque())
-                    if not wire:
-                        break
-                    ready[here] = max(ready.get(here, 0), wire.popleft())
-                at[rank] += 1
-                moving = True
-    return max(ready.values(), default=0)
-
-
 def predict_s(
     shape: ScheduleProfile,
     num_bytes: int,
@@ -255,24 +167,27 @@ def _shared_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float
 def _wire_s(shape: ScheduleProfile, num_bytes: int, network: Network) -> float:
     """Return the time of the busiest link or network card; a host has one card."""
     slowest = 0.0
-    sent: dict[int, float] = {}
-    received: dict[int, float] = {}
-    fastest: dict[int, float] = {}
-    fan_in: Counter[int] = Counter()
-    for (a, b), share in shape.links.items():
+    sent = dict.fromkeys(network.hosts, 0.0)
+    received, fastest = dict(sent), dict(sent)
+    fan_in = [0] * network.size
+    for (a, b), share in shape.links.items():  # of 256 ranks there may be 65,000
         link, source, to = network.links[a][b], network.hosts[a], network.hosts[b]
         if link is None or source == to:
             continue
+        bandwidth = link.bandwidth
         fan_in[b] += 1
-        slowest = max(slowest, share / link.bandwidth)
-        sent[source] = sent.get(source, 0.0) + share
-        received[to] = received.get(to, 0.0) + share
-        for host in (source, to):
-            fastest[host] = max(fastest.get(host, 0.0), link.bandwidth)
+        if share / bandwidth > slowest:
+            slowest = share / bandwidth
+        sent[source] += share
+        received[to] += share
+        if bandwidth > fastest[source]:
+            fastest[source] = bandwidth
+        if bandwidth > fastest[to]:
+            fastest[to] = bandwidth
     for host, bandwidth in fastest.items():
-        busiest = max(sent.get(host, 0.0), received.get(host, 0.0))
-        slowest = max(slowest, busiest / bandwidth)
-    more = max(fan_in.values(), default=1) - 1
+        if bandwidth > 0.0:
+            slowest = max(slowest, max(sent[host], received[host]) / bandwidth)
+    more = max(1, *fan_in) - 1
     return num_bytes * slowest * (1 + WIRE_FAN_IN * more)
 
 

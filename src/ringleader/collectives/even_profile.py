@@ -1,8 +1,8 @@
 """Profiles of an all_reduce for networks with equal links and one rank per host.
 
-``cost_model.profile`` builds the programs of all ranks: four million moves for a ring
-of 1,024. Where all ranks have the same program up to rotation, that of one is enough:
-no rank or link has more to do. Other algorithms have few moves.
+``schedule_profile.profile`` lists the links of all ranks: a million if each of 1,024
+sends to every other. Where all ranks have the same program up to rotation, those of one
+are enough: no rank or link has more to do. Other algorithms have few links.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from ringleader.collectives.algorithm import program
-from ringleader.collectives.cost_model import ScheduleProfile, profile
 from ringleader.collectives.schedule import Kind
+from ringleader.collectives.schedule_profile import ScheduleProfile, profile
 
 DEPTHS: dict[str, Callable[[int], int]] = {
     "ring": lambda size: 2 * (size - 1),

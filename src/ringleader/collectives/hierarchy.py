@@ -52,13 +52,15 @@ def all_reduce(
     outside = across(hosts.index(host), len(hosts))
     departures = list(dict.fromkeys(m.chunk for m in outside)) or [0]
     arrivals = {m.chunk: i for i, m in enumerate(outside) if m.kind is not Kind.SEND}
+    to_root = local_reduce(me, len(host), 0)
+    from_root = local_broadcast(me, len(host), 0)
     moves: Program = []
     for chunk in departures:
-        moves += _translate(local_reduce(me, len(host), 0), host, chunk)
+        moves += _translate(to_root, host, chunk)
     if me == 0:
         moves += (Move(m.kind, local_roots[m.peer], m.chunk) for m in outside)
     for chunk in sorted(departures, key=lambda c: arrivals.get(c, -1)):
-        moves += _translate(local_broadcast(me, len(host), 0), host, chunk)
+        moves += _translate(from_root, host, chunk)
     return moves
 
 

@@ -13,13 +13,14 @@ from ringleader.collectives.algorithm_selection import (
     hierarchy_program,
 )
 from ringleader.collectives.config import CollectiveConfig
-from ringleader.collectives.cost_model import LinkCost, Network, predict_s, profile
+from ringleader.collectives.cost_model import LinkCost, Network, predict_s
 from ringleader.collectives.schedule import Program
 from ringleader.collectives.schedule_checker import (
     check_all_reduce,
     check_broadcast,
     check_reduce,
 )
+from ringleader.collectives.schedule_profile import profile
 from ringleader.errors import ConfigError
 
 MIB = 1 << 20

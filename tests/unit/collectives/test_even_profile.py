@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ringleader.collectives.algorithm import algorithms
-from ringleader.collectives.cost_model import Network, predict_s, profile
+from ringleader.collectives.cost_model import Network, predict_s
 from ringleader.collectives.even_profile import DEPTHS, even_profile
+from ringleader.collectives.schedule_profile import profile
 
 
 @pytest.mark.parametrize("algorithm", algorithms("all_reduce"))

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ringleader.collectives.cost_model import Network, predict_s, profile
+from ringleader.collectives.cost_model import Network, predict_s
+from ringleader.collectives.schedule_profile import profile
 from ringleader.ids import NodeId, short
 from ringleader.training.data.assignment import Quotas, quotas
 from ringleader.training.data.balance import Balance, step_s
