@@ -87,10 +87,14 @@ SMALL = Bar(at_most_s=20e-6, text="<= 20 us")
 def rows(device: str) -> list[Row]:
     """Return all rows that are measured on ``device``."""
     if device == "cuda":
-        bar = Bar(faster=2.0, text=">= 2x Gloo")
+        bar = Bar(faster=2.5, text=">= 2.5x Gloo")
+        tasks = {"all_gather_into_tensor": all_gather, "broadcast": broadcast}
+        tasks["reduce_scatter_tensor"] = reduce_scatter
         return [
-            Row(f"all_reduce {n} MiB", all_reduce, n * MIB, bar if n >= 16 else None)
-            for n in (1, 4, 16, 64, 256)
+            *(Row(f"all_reduce {n} MiB", all_reduce, n * MIB, bar) for n in (1, 4, 16)),
+            *(Row(f"all_reduce {n} MiB", all_reduce, n * MIB, bar) for n in (64, 256)),
+            *(Row(f"{name} 16 MiB", task, 16 * MIB) for name, task in tasks.items()),
+            Row("FSDP2 forward, backward, SGD", fsdp),
         ]
     return [
         Row("all_reduce 4 B", all_reduce, 4, Bar(1 / 0.15, text="<= 0.15 of Gloo")),

@@ -2,14 +2,16 @@
 
     python benchmarks/training_step.py [--ranks 2x1] [--ranks 2x8 --ranks 4x4]
     PYTHONPATH=src python benchmarks/training_step.py --ranks 2x8 --ranks 4x4 --no-file
+    PYTHONPATH=src python benchmarks/training_step.py --device cuda --ranks 2x1 -k DDP
 
 The model is a transformer of 27 million parameters; a step is forward, backward and
 SGD. The same step is also timed without communication: DDP with a hook that sends
 nothing, and FSDP2 on torch's "fake" backend, which only copies. What the backend adds
 is the difference, round by round. ``--ranks 2x8`` means 2 ranks with 8 compute threads
-each. Both backends exist for the whole run and take turns; a time is the median over
-the rounds, with the quartiles beside it; one round is a batch of steps on the slowest
-rank. The gradients of DDP and the loss of FSDP2 are compared with one process first.
+each. With ``--device cuda`` all ranks are processes on one GPU. Both backends exist for
+the whole run and take turns; a time is the median over the rounds, with the quartiles
+beside it; one round is a batch of steps on the slowest rank. The gradients of DDP and
+the loss of FSDP2 are compared with one process first.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import os
 import re
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -92,29 +94,30 @@ def backward(model: nn.Module, batch: Tensor, share: float = 1.0) -> None:
     torch.autograd.backward([loss_of(model, batch) * share])
 
 
-def make_step(model: nn.Module, batch: Tensor) -> partial[None]:
-    """Return one step of training."""
+def make_step(seat: Seat, model: nn.Module, batch: Tensor) -> Callable[[], None]:
+    """Return one step of training: forward, backward and the optimizer."""
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    return partial(step, model, batch, optimizer)
 
+    def step() -> None:
+        optimizer.zero_grad()
+        backward(model, batch)
+        optimizer.step()
+        seat.settle()
 
-def step(model: nn.Module, batch: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Run forward, backward and the optimizer."""
-    optimizer.zero_grad()
-    backward(model, batch)
-    optimizer.step()
+    return step
 
 
 def ddp(seat: Seat, _: int, *, length: int, is_silent: bool) -> Task:
     """DistributedDataParallel with its defaults; ``is_silent``: nothing is sent."""
-    model = nn.parallel.DistributedDataParallel(make_model())
-    batch = make_batch(seat.rank, length)
+    model = nn.parallel.DistributedDataParallel(make_model().to(seat.device))
+    batch = make_batch(seat.rank, length).to(seat.device)
 
     def check() -> None:
         backward(model, batch)
-        alone = make_model()
+        alone = make_model().to(seat.device)
         for rank in range(seat.ranks):
-            backward(alone, make_batch(rank, length), 1 / seat.ranks)
+            each = make_batch(rank, length).to(seat.device)
+            backward(alone, each, 1 / seat.ranks)
         for found, wanted in zip(model.parameters(), alone.parameters(), strict=True):
             assert found.grad is not None
             assert wanted.grad is not None
@@ -125,8 +128,8 @@ def ddp(seat: Seat, _: int, *, length: int, is_silent: bool) -> Task:
     if is_silent:
         # A lambda: torch checks annotations, which are strings in this module.
         model.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))
-        return Task(lambda: None, make_step(model, batch))
-    return Task(check, make_step(model, batch))
+        return Task(lambda: None, make_step(seat, model, batch))
+    return Task(check, make_step(seat, model, batch))
 
 
 def _done(tensor: Tensor) -> torch.futures.Future[Tensor]:
@@ -145,21 +148,21 @@ def fsdp(seat: Seat, _: int, *, length: int, is_silent: bool) -> Task:
         import_module("torch.testing._internal.distributed.fake_pg")  # registers it
 
         group = dist.new_group(backend="fake")
-    mesh = DeviceMesh.from_group(group, "cpu")
-    model = make_model()
+    mesh = DeviceMesh.from_group(group, seat.device.type)
+    model = make_model().to(seat.device)
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    batch = make_batch(seat.rank, length)
+    batch = make_batch(seat.rank, length).to(seat.device)
 
     def check() -> None:
         with torch.no_grad():
             found = loss_of(model, batch).item()
-            wanted = loss_of(make_model(), batch).item()
+            wanted = loss_of(make_model().to(seat.device), batch).item()
         if abs(found - wanted) > 1e-4 * abs(wanted):
             raise ArithmeticError(f"the loss is {found} and not {wanted}")
 
-    return Task((lambda: None) if is_silent else check, make_step(model, batch))
+    return Task((lambda: None) if is_silent else check, make_step(seat, model, batch))
 
 
 STRATEGIES: dict[str, MakeTask] = {"DDP": ddp, "FSDP2": fsdp}
@@ -230,6 +233,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument(
         "--ranks", action="append", metavar="RxT", help="ranks x threads (2x1)"
     )
+    made.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     made.add_argument("--rounds", type=int, default=7)
     made.add_argument("--length", type=int, default=64, help="tokens per rank")
     made.add_argument("--batch-s", type=float, default=0.5, help="a round takes this")
@@ -248,7 +252,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ranks, threads = map(int, shape.split("x"))
         groups = [
             RankGroup(
-                Competitor(title=name, backend=name, ranks=ranks, threads=threads)
+                Competitor(
+                    title=name,
+                    backend=name,
+                    device=options.device,
+                    ranks=ranks,
+                    threads=threads,
+                )
             )
             for name in (OURS, GLOO)
         ]
@@ -264,7 +274,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\nmedians of {options.rounds} rounds; load before {load:.1f}")
     results = {"machine": machine(), "load_before": round(load, 2), "rows": rows}
     if not options.no_file:
-        save(dated(f"training-step-{os.cpu_count()}-cores"), results)
+        place = "cuda" if options.device == "cuda" else f"{os.cpu_count()}-cores"
+        save(dated(f"training-step-{place}"), results)
     return 0
 
 

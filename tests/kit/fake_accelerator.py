@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -203,6 +204,18 @@ class Accelerator:
 
         queue.ask(copy)
 
+    def compute_later(
+        self, queue: Queue, kernel: Callable[[], object], tensors: list[Tensor]
+    ) -> None:
+        """Note down a kernel on these tensors."""
+        for tensor in tensors:
+            self._place(queue, tensor)
+
+        def run() -> None:
+            kernel()
+
+        queue.ask(run)
+
     def _place(self, queue: Queue, tensor: Tensor) -> Callable[[], Tensor]:
         """The tensor as the device finds it when it gets there."""
         for array, storage in self._host:
@@ -231,9 +244,10 @@ class Accelerator:
 
 
 class _Later(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Turns copies into notes; on a device nothing else but views may happen."""
+    """Turns copies and sums into notes; else only views may happen on a device."""
 
     VIEWS = ("detach", "view", "slice", "alias")
+    KERNELS = ("add", "mul", "maximum", "minimum", "bitwise_or", "div")
 
     def __init__(self, device: Accelerator, queue: Queue) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -257,6 +271,16 @@ class _Later(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._device.copy_later(self._queue, fresh, args[0])
             return fresh
         every = [*args, *(kwargs or {}).values()]
+        if name in self.KERNELS:
+            given = dict(kwargs or {})
+            out = given.setdefault("out", None)
+            if out is None:
+                out = given["out"] = torch.zeros_like(args[0])
+                self._device.record_stream(out)
+            kernel = partial(getattr(torch, name), *args, **given)
+            tensors = [each for each in (*args, out) if isinstance(each, Tensor)]
+            self._device.compute_later(self._queue, kernel, tensors)
+            return out
         is_host = all(self._device.is_host(t) for t in every if isinstance(t, Tensor))
         assert name in self.VIEWS or is_host, f"{func} is not simulated"
         return func(*args, **(kwargs or {}))

@@ -1,13 +1,14 @@
 """CUDA tensors on a real GPU: values, streams, unlike devices, DDP, a lost rank.
 
-Two processes share one GPU. Needs torch and numpy only, for machines where nothing can
-be installed:  PYTHONPATH=src python -m tests.torch.check_cuda [auto|tcp]
+Several processes share one GPU. Needs torch and numpy only, for machines where nothing
+can be installed:  PYTHONPATH=src python -m tests.torch.check_cuda [auto|tcp] [ranks]
 """
 
 # ruff: noqa: T201 - a program that reports what it does
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import sys
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,10 +29,11 @@ from torch import Tensor, nn
 from ringleader.backend.device import CudaDevice
 from ringleader.groups.group import handle_of
 
-RANKS = 2
+RANKS = int(sys.argv[2]) if len(sys.argv) > 2 else 2
 LIMIT_S = 60.0
 COUNTS = (1, 1000, 16_385, 300_001, 5_000_003)
-"""Alone in an exchange, just beyond it, one piece of a relay, many."""
+"""Alone in an exchange, just beyond it, one piece of a relay, many; from 1 MiB on in
+device memory, in two pieces of which the last tensor is if its items have 8 bytes."""
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
 OPS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX)
 
@@ -146,8 +149,16 @@ def one_rank_on_the_cpu(rank: int) -> None:
             check(f"{count}", tensor, reference(count, dist.ReduceOp.SUM))
 
 
+def memory_is_shared(_: int) -> None:
+    """Else the other checks would prove little."""
+    group: Any = dist.distributed_c10d._get_default_group()
+    is_shared = group.exchange is not None and group.exchange.is_open
+    if is_shared != (os.environ["RINGLEADER_TRANSPORT"] == "auto"):
+        raise AssertionError("device memory is shared over shared memory, and only so")
+
+
 def other_collectives(rank: int) -> None:
-    for count in (3000, 2_000_000):
+    for count in (3000, 2_000_000, 3_000_001):
         every = torch.cat([values(count, r) for r in range(RANKS)])
         out = torch.empty(RANKS * count, dtype=torch.float64, device="cuda")
         dist.all_gather_into_tensor(out, values(count, rank).cuda())
@@ -161,6 +172,9 @@ def other_collectives(rank: int) -> None:
         check("broadcast", tensor, values(count, 1))
         given = values(RANKS * count, rank).cuda()
         dist.all_to_all_single(out, given)
+        lists = [torch.empty_like(tensor) for _ in range(RANKS)]
+        dist.all_gather(lists, values(count, rank).cuda())
+        check("all_gather of a list", torch.cat(lists), every)
         parts = [values(RANKS * count, r).chunk(RANKS)[rank] for r in range(RANKS)]
         check("all_to_all", out, torch.cat(parts))
         both = [values(count, rank, t).cuda() for t in range(2)]
@@ -194,12 +208,62 @@ def ddp_trains_as_one_process_does(rank: int) -> None:
         raise ArithmeticError(f"DDP is off by {worst:g}")
 
 
-def groups_come_and_go(rank: int) -> None:
-    for turn in range(4):
+def fsdp_trains_as_one_process_does(rank: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    def make() -> nn.Sequential:
+        torch.manual_seed(0)
+        layers = [nn.Linear(300, 900), nn.Tanh(), nn.Linear(900, 300)]
+        return nn.Sequential(*layers).double().cuda()
+
+    batches = [torch.randn(RANKS, 8, 300).double().cuda() for _ in range(3)]
+    for batch in batches:
+        dist.broadcast(batch, 0)
+    alone, sharded = make(), make()
+    mesh = init_device_mesh("cuda", (RANKS,))
+    for layer in sharded:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    for model in (alone, sharded):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in batches:
+            mine = batch.flatten(0, 1) if model is alone else batch[rank]
+            optimizer.zero_grad()
+            model(mine).square().mean().backward()
+            optimizer.step()
+    pairs = zip(alone.parameters(), sharded.parameters(), strict=True)
+    gathered = [(a, b.full_tensor()) for a, b in pairs]  # type: ignore[attr-defined]
+    worst = max((a - b).abs().max().item() for a, b in gathered)
+    if not worst < 1e-12:
+        raise ArithmeticError(f"FSDP2 is off by {worst:g}")
+
+
+def memory_of_groups_is_freed(rank: int) -> None:
+    def allocated() -> int:
+        torch.cuda.synchronize()
+        dist.barrier()  # all ranks have dropped what they mapped
+        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+        return torch.cuda.memory_allocated()
+
+    before = allocated()
+    for turn in range(3):
         group = dist.new_group(list(range(RANKS)))
         tensor = values(300_001, rank, turn).cuda()
         dist.all_reduce(tensor, group=group)
-        wanted = reference(300_001, dist.ReduceOp.SUM, turn)
+        check(f"{turn}", tensor, reference(300_001, dist.ReduceOp.SUM, turn))
+        del tensor
+        dist.destroy_process_group(group)
+    if allocated() > before:
+        raise AssertionError(f"{allocated() - before} bytes are still allocated")
+
+
+def groups_come_and_go(rank: int) -> None:
+    for turn in range(4):
+        group = dist.new_group(list(range(RANKS)))
+        tensor = values(100_001, rank, turn).cuda()  # by a relay
+        dist.all_reduce(tensor, group=group)
+        wanted = reference(100_001, dist.ReduceOp.SUM, turn)
         check(f"group {turn}", tensor, wanted)
         relay = handle_of(group.group).relay(tensor.nbytes)
         views = relay.memory if relay else []  # over TCP there is none
@@ -239,12 +303,15 @@ def a_lost_rank_is_named(rank: int) -> None:
         took_s = time.monotonic() - started_s
         if "rank 1" not in str(exc) or took_s > 5:
             raise
+        tensor = torch.ones(5_000_000, device="cuda") * 3  # the device still works
+        check("afterwards", tensor.sum(), torch.tensor(15e6).double())
         return
     raise AssertionError("no error, though rank 1 is gone")
 
 
 CHECKS: tuple[Callable[[int], None], ...] = (
     all_reduce_has_the_right_values,
+    memory_is_shared,
     a_factor_is_not_forgotten,
     mistakes_do_not_end_the_group,
     many_are_in_flight,
@@ -253,6 +320,8 @@ CHECKS: tuple[Callable[[int], None], ...] = (
     one_rank_on_the_cpu,
     other_collectives,
     ddp_trains_as_one_process_does,
+    fsdp_trains_as_one_process_does,
+    memory_of_groups_is_freed,
     groups_come_and_go,
     memory_that_cannot_be_pinned_is_survived,
     a_lost_rank_is_named,
@@ -261,6 +330,7 @@ CHECKS: tuple[Callable[[int], None], ...] = (
 
 def live(rank: int, transport: str, store: str, pipe: Connection) -> None:
     """One rank; tells what it has checked, or what went wrong."""
+    faulthandler.dump_traceback_later(2 * LIMIT_S)
     os.environ["RINGLEADER_TRANSPORT"] = transport
     warnings.simplefilter("ignore", FutureWarning)  # names that torch has renamed
     from ringleader.backend.register import register
@@ -284,7 +354,7 @@ def live(rank: int, transport: str, store: str, pipe: Connection) -> None:
     pipe.send(None)
 
 
-def main(transport: str = "auto") -> int:
+def main(transport: str = "auto", _ranks: str = "") -> int:
     """0 if every check holds on rank 0, which sees all of them."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:

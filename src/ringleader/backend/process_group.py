@@ -41,6 +41,7 @@ from ringleader.backend import (
 from ringleader.backend.completion_pool import CompletionPool
 from ringleader.backend.device import available_devices, device_of
 from ringleader.backend.device_backend import can_subclass, register_devices
+from ringleader.backend.device_exchange import DeviceExchange, Question, is_short
 from ringleader.backend.intra_host import (
     IntraHostLayer,
     Steps,
@@ -102,6 +103,8 @@ class RingleaderGroup(ProcessGroup):
         """Whether any rank may stage its tensors: then all ranks use its chunks."""
         self.layer: IntraHostLayer | None = None
         """Other collectives inside a host, for some tensors; on all ranks or none."""
+        self.exchange: DeviceExchange | None = None
+        """Collectives of tensors that are on one GPU; on all ranks or none."""
         self._coalesced: list[BackendWork] | None = None
         self._error_context = error_context.ErrorContext(group, self._identity)
         self._repeated = RepeatedCalls(group, self._error_context)
@@ -128,6 +131,8 @@ class RingleaderGroup(ProcessGroup):
         if intra_host:
             wrapped.layer = IntraHostLayer.create(intra_host, group, store)
             wrapped._allow_repeated()
+        if all(rank.has_cuda for rank in facts) and handle_of(group).shares_memory:
+            wrapped.exchange = DeviceExchange(group)
         return wrapped
 
     def _allow_repeated(self) -> None:
@@ -224,10 +229,12 @@ class RingleaderGroup(ProcessGroup):
             width = 1 if relay is None else 0
             body = _all_reduce(self.group, op)
             return self._start(opts, both, both, body, both, width=width)
+        how = self._call_options(opts)
+        how["attempt"] = self._question(opts, both, both)
         with self._error_context:
             _check_reduction(opts, tensor.dtype)
             work, deliver = self._stage(tensor.device).all_reduce(
-                self.group, relay, tensor, op.name, **self._call_options(opts)
+                self.group, relay, tensor, op.name, **how
             )
             return self._make_handle(work, both, deliver)
 
@@ -240,7 +247,7 @@ class RingleaderGroup(ProcessGroup):
         error_out: Tensor | None = None,
     ) -> BackendWork:
         """Reduce ``tensor``, encoded by ``codec`` on the way; see Group.all_reduce."""
-        opts = AllreduceOptions()
+        opts = ReduceOptions()  # not those of a call that an exchange may do
         opts.asyncOp = True
 
         def body(_: Tensors, outs: Tensors, **how: Any) -> Work:
@@ -529,6 +536,7 @@ class RingleaderGroup(ProcessGroup):
         return (
             not opts.asyncOp
             and (not self.is_staged or (width == 1 and is_one_chunk(tensor.nbytes)))
+            and (self.exchange is None or is_short(tensor.nbytes))
             and self._coalesced is None
             and tensor.is_cpu
             and (self.layer is None or not self.layer.serves(tensor))
@@ -564,16 +572,24 @@ class RingleaderGroup(ProcessGroup):
         """Run one operation; ``width`` as in ``HostStaging.run``."""
         how, deliver = self._call_options(opts), None
         device = next((t.device for t in (*outs, *ins)), _CPU)
+        question = self._question(opts, ins, outs)
         with self._error_context:
             if device != _CPU:
                 _check_reduction(opts, (*outs, *ins)[0].dtype)
-                stage = self._stage(device)
+                stage, how["attempt"] = self._stage(device), question
                 work, deliver = stage.run(self.group, ins, outs, body, width, **how)
             elif self.is_staged:
+                how["before"] = question and question.decline
                 work = run_on_host(self.group, ins, outs, body, width, **how)
             else:
                 work = body(ins, outs, **how)
             return self._make_handle(work, result, deliver)
+
+    def _question(self, opts: Any, ins: Tensors, outs: Tensors) -> Question | None:
+        """Return what ranks agree on before such a call, if they have to."""
+        return (
+            None if self.exchange is None else self.exchange.question(opts, ins, outs)
+        )
 
     def _start_all(
         self,
@@ -664,6 +680,8 @@ class RingleaderGroup(ProcessGroup):
         self.group.close()
         for stage in self._staging.values():
             stage.close()
+        if self.exchange is not None:
+            self.exchange.close()
         self._completion_pool.close()
 
 

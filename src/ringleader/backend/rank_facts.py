@@ -35,16 +35,24 @@ class RankFacts:
     host: str
     intra_host: str = ""
     """The inner layer that it asks for; with a leading "!" where that cannot run."""
+    has_cuda: bool = False
 
     @classmethod
     def here(cls, intra_host: str = "") -> RankFacts:
         """Return the facts of this rank."""
-        has_accelerator = len(available_devices()) > 1
-        return cls(has_accelerator, torch.__version__, socket.gethostname(), intra_host)
+        kinds = {device.type for device in available_devices()} - {"cpu"}
+        return cls(
+            bool(kinds),
+            torch.__version__,
+            socket.gethostname(),
+            intra_host,
+            has_cuda="cuda" in kinds,
+        )
 
     def encode(self) -> bytes:
         """Return a row of fixed length."""
-        flag, host = int(self.has_accelerator), self.host[:64].replace(" ", "?")
+        flag = 2 if self.has_cuda else int(self.has_accelerator)
+        host = self.host[:64].replace(" ", "?")
         text = f"{flag} {self.torch[:40]} {host or '?'} {self.intra_host[:8]}"
         return text.encode("ascii", "replace")[:_ROW_BYTES].ljust(_ROW_BYTES)
 
@@ -53,7 +61,7 @@ class RankFacts:
         """Read a row; what cannot be printed becomes a question mark."""
         text = "".join(c if c.isprintable() else "?" for c in row.decode("latin-1"))
         flag, version, host, intra_host = [*text.split(), "", "", "", ""][:4]
-        return cls(flag == "1", version, host, intra_host)
+        return cls(flag in ("1", "2"), version, host, intra_host, has_cuda=flag == "2")
 
 
 def exchange(group: Group, intra_host: str = "") -> list[RankFacts]:

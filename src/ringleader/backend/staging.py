@@ -35,6 +35,8 @@ AHEAD = NUM_SLOTS - 1
 
 Body = Callable[[list[Tensor], list[Tensor]], object]
 """Runs the collective on host tensors: (inputs, outputs)."""
+Attempt = Callable[[Device, list[Event]], Event | None]
+"""Does the operation without host memory, after these events, or returns None."""
 
 
 class HostStaging:
@@ -90,9 +92,17 @@ class HostStaging:
         )
 
     def _start(
-        self, group: Group, run: Callable[[Event], Event], **how: Any
+        self,
+        group: Group,
+        run: Callable[[Event], Event],
+        *,
+        attempt: Attempt | None = None,
+        **how: Any,
     ) -> tuple[Work, Callable[[], None]]:
-        """Start ``run``, which gets the event "inputs are ready" and returns "done"."""
+        """Start ``run``, which gets the event "inputs are ready" and returns "done".
+
+        It is not called if ``attempt`` succeeds.
+        """
         device = self._device
         done: list[Event] = []
         with device.guard():
@@ -100,7 +110,10 @@ class HostStaging:
 
         def job() -> None:
             with device.guard(), torch.no_grad():
-                done.append(run(ready))
+                last = [] if self._last is None else [self._last]
+                ended = attempt and attempt(device, [ready, *last])
+                self._last = ended or run(ready)
+                done.append(self._last)
 
         def deliver() -> None:
             with device.guard():
@@ -258,15 +271,22 @@ def run_on_host(
     outs: Sequence[Tensor],
     body: Callable[..., Work],
     width: int,
+    *,
+    before: Callable[[], None] | None = None,
     **how: Any,
 ) -> Work:
-    """Run ``body`` on CPU tensors, in the same chunks as ranks that stage theirs."""
+    """Run ``body`` on CPU tensors, in the same chunks as ranks that stage theirs.
+
+    ``before`` is called first, as part of the operation.
+    """
     runs = _runs([*ins, *outs], width)
-    if len(runs) == 1:
+    if len(runs) == 1 and before is None:
         return body(ins, outs, **how)
     flat = {id(t): t.detach().contiguous().view(-1) for t in (*ins, *outs)}
 
     def job() -> None:
+        if before is not None:
+            before()
         for run in runs:
             part = {key: tensor[run] for key, tensor in flat.items()}
             body([part[id(t)] for t in ins], [part[id(t)] for t in outs])

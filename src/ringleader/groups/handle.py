@@ -133,6 +133,11 @@ class GroupHandle:
 
     # -- accelerators --------------------------------------------------------------
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all ranks share memory; equal on all of them."""
+        return self.executor.shared is not None
+
     def relay(self, num_bytes: int) -> Relay | None:
         """The relay that an all_reduce of ``num_bytes`` uses; None if it uses none.
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from ringleader.backend import process_group, rank_facts, staging
+from ringleader.backend import device_exchange, process_group, rank_facts, staging
 from ringleader.backend.create import create_process_group as form
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.backend.work import BackendWork
@@ -24,8 +24,13 @@ COUNT = 5000
 """Several chunks of 2 KiB."""
 
 
-@pytest.fixture(autouse=True)
-def a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=["long", "short"])
+def a_machine_with_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Ranks agree on the path of long calls; here also of short ones."""
+    if request.param == "short":
+        monkeypatch.setattr(device_exchange, "MIN_BYTES", 0)
     devices = [torch.device("cpu"), torch.device("cuda")]
     for module in (process_group, rank_facts):
         monkeypatch.setattr(module, "available_devices", lambda: devices)

@@ -1,0 +1,94 @@
+"""The slots of all ranks of a group in the memory of one GPU, which all of them map."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ringleader.backend import device_memory
+from ringleader.backend.device import Device
+from ringleader.backend.device_memory import GRANT_BYTES
+from ringleader.groups.group import Group
+
+SLOT_BYTES = 32 << 20
+"""More than a bucket of DDP, which then is one piece."""
+NUM_SLOTS = 2
+
+
+class DeviceSlots:
+    """Two slots per rank, used in turn. Created by ``open``, on all ranks or none."""
+
+    def __init__(self, memory: list[Tensor]) -> None:
+        room = len(memory[0]) // NUM_SLOTS
+        self._slots = [
+            [each[k * room : (k + 1) * room] for each in memory]
+            for k in range(NUM_SLOTS)
+        ]
+        self._turn = 0
+
+    @classmethod
+    def open(
+        cls, group: Group, device: Device, where: torch.device
+    ) -> tuple[DeviceSlots | None, str]:
+        """Allocate and map the memory of all ranks: (slots, "") or (None, reason)."""
+        own, grants, reason = _allocate(group, device, where)
+        rows, memory = _all_gather(group, grants), [own]
+        if not reason:
+            at = group.rank * GRANT_BYTES
+            given = [row[at : at + GRANT_BYTES] for row in rows]
+            memory, reason = _map(own, group.rank, given)
+        told = _all_gather(group, bytes([bool(reason)]))
+        if any(map(any, told)):
+            device_memory.refuse(where)  # memory that was granted in vain is not freed
+            first = next(peer for peer, row in enumerate(told) if any(row))
+            return None, reason or f"rank {first} cannot share device memory"
+        for each in memory:
+            device.record_stream(each)
+        return cls(memory), ""
+
+    def current(self) -> list[Tensor]:
+        """Return the slot of each rank for the current piece."""
+        return self._slots[self._turn % NUM_SLOTS]
+
+    def advance(self) -> None:
+        """Go on to the next piece."""
+        self._turn += 1
+
+
+def _allocate(
+    group: Group, device: Device, where: torch.device
+) -> tuple[Tensor, bytes, str]:
+    """Return our memory, a grant for each rank, and why there are none, if so."""
+    grants, own = [bytes(GRANT_BYTES)] * group.size, torch.empty(0, device=where)
+    try:
+        own = torch.empty(NUM_SLOTS * SLOT_BYTES, dtype=torch.uint8, device=where)
+        device.record_event().synchronize()  # the memory was another tensor's
+        for peer in range(group.size):
+            if peer != group.rank:
+                grants[peer] = device_memory.grant(own)
+    except RuntimeError as exc:
+        reason = f"rank {group.rank} cannot share device memory: {exc}"
+        return own, bytes(GRANT_BYTES * group.size), reason
+    return own, b"".join(grants), ""
+
+
+def _map(own: Tensor, rank: int, given: list[bytes]) -> tuple[list[Tensor], str]:
+    """Return the memory of all ranks, and why it is not complete, if so."""
+    memory: list[Tensor] = []
+    try:
+        for peer, row in enumerate(given):
+            is_own = peer == rank
+            memory.append(
+                own if is_own else device_memory.open_grant(row, own.device, len(own))
+            )
+    except RuntimeError as exc:
+        return memory, f"rank {rank} cannot map memory of rank {len(memory)}: {exc}"
+    return memory, ""
+
+
+def _all_gather(group: Group, mine: bytes) -> list[bytes]:
+    """Return all ranks' bytes, which have the same length."""
+    rows = bytearray(len(mine) * group.size)
+    row = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    group.all_gather(torch.frombuffer(rows, dtype=torch.uint8), row)
+    return [bytes(rows[at : at + len(mine)]) for at in range(0, len(rows), len(mine))]
