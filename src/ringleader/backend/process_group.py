@@ -49,7 +49,7 @@ from ringleader.backend.intra_host import (
     unavailable_reason,
 )
 from ringleader.backend.name import NAME
-from ringleader.backend.repeated_calls import RepeatedCalls
+from ringleader.backend.repeated_calls import RAN, RepeatedCalls
 from ringleader.backend.staging import HostStaging, is_one_chunk, run_on_host
 from ringleader.backend.torch_options import (
     Reduction,
@@ -179,8 +179,8 @@ class RingleaderGroup(ProcessGroup):
     def allreduce(
         self, tensors: Any, opts: Any = None, **named: Any
     ) -> BackendWork | None:
-        if self._repeated.all_reduce(tensors, opts):
-            return None
+        if work := self._repeated.all_reduce(tensors, opts):
+            return None if work is RAN else self._make_handle(work, list(tensors))
         opts = options_of(AllreduceOptions, opts, named)
         tensor, op = single_tensor(tensors, "all_reduce"), reduction(opts.reduceOp)
         if op.factor is None and self._is_plain(opts, tensor, width=1):
@@ -265,8 +265,8 @@ class RingleaderGroup(ProcessGroup):
     def broadcast(
         self, tensors: Any, opts: Any = None, **named: Any
     ) -> BackendWork | None:
-        if self._repeated.broadcast(tensors, opts):
-            return None
+        if work := self._repeated.broadcast(tensors, opts):
+            return None if work is RAN else self._make_handle(work, list(tensors))
         opts = options_of(BroadcastOptions, opts, named)
         tensor, root = single_tensor(tensors, "broadcast"), opts.rootRank
         if self._is_plain(opts, tensor, width=1):
@@ -321,8 +321,8 @@ class RingleaderGroup(ProcessGroup):
     def all_gather_single(
         self, output: Tensor, source: Tensor, opts: Any = None
     ) -> BackendWork | None:
-        if self._repeated.all_gather(output, source, opts):
-            return None
+        if work := self._repeated.all_gather(output, source, opts):
+            return None if work is RAN else self._make_handle(work, [output])
         opts = options_of(AllgatherOptions, opts)
         if self._is_plain(opts, source):
             whole = unwrap(output)
@@ -360,8 +360,8 @@ class RingleaderGroup(ProcessGroup):
     def reduce_scatter_single(
         self, output: Tensor, source: Tensor, opts: Any = None
     ) -> BackendWork | None:
-        if self._repeated.reduce_scatter(output, source, opts):
-            return None
+        if work := self._repeated.reduce_scatter(output, source, opts):
+            return None if work is RAN else self._make_handle(work, [output])
         opts = options_of(ReduceScatterOptions, opts)
         op = reduction(opts.reduceOp)
         if op.factor is None and self._is_plain(opts, source):
@@ -449,24 +449,31 @@ class RingleaderGroup(ProcessGroup):
         opts: Any = None,
     ) -> BackendWork | None:
         splits = output_split_sizes or input_split_sizes
-        if self._repeated.all_to_all(output, source, splits, opts):
-            return None
+        if work := self._repeated.all_to_all(output, source, splits, opts):
+            return None if work is RAN else self._make_handle(work, [output])
         opts = options_of(AllToAllOptions, opts)
         out, whole, size = unwrap(output), unwrap(source), self.group.size
         if (
-            self._is_plain(opts, whole)
+            not self.is_staged
+            and whole.is_cpu
             and is_split(out, output_split_sizes, size)
             and is_split(whole, input_split_sizes, size)
         ):
-            splits = (output_split_sizes or None, input_split_sizes or None)
-            return self._run_now(self.group.all_to_all, out, whole, *splits)
+            given = (out, whole, output_split_sizes or None, input_split_sizes or None)
+            if self._is_plain(opts, whole):
+                return self._run_now(self.group.all_to_all, *given)
+
+            def body(_i: Tensors, _o: Tensors, **how: Any) -> Work:
+                return self.group.all_to_all(*given, **how)
+
+            return self._start(opts, [whole], [out], body, [output])
         outs = split(out, output_split_sizes, size)
         ins = split(whole, input_split_sizes, size)
         return self._start(opts, ins, outs, self._all_to_all, [output])
 
     def barrier(self, opts: Any = None) -> BackendWork | None:
-        if self._repeated.barrier(opts):
-            return None
+        if work := self._repeated.barrier(opts):
+            return None if work is RAN else self._make_handle(work, None)
         opts = options_of(BarrierOptions, opts)
         if not opts.asyncOp and self._coalesced is None and timeout_of(opts) is None:
             return self._run_now(self.group.barrier)
@@ -615,7 +622,10 @@ class RingleaderGroup(ProcessGroup):
         return {"timeout_s": timeout_of(opts), "async_op": is_async}
 
     def _make_handle(
-        self, work: Work, result: Tensors | None, deliver: Callable[[], None] | None
+        self,
+        work: Work,
+        result: Tensors | None,
+        deliver: Callable[[], None] | None = None,
     ) -> BackendWork:
         handle = BackendWork(
             [work],

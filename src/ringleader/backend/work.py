@@ -91,7 +91,7 @@ class BackendWork(TorchWork):
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Wait for success; raises our typed error if an operation failed."""
-        limit_s = timeout.total_seconds()
+        limit_s = 0.0 if timeout is NO_TIMEOUT else timeout.total_seconds()
         deadline = Deadline.after(limit_s) if limit_s > 0 else None
         for part in self._parts:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from ringleader.engine.arrays_by_address import Addresses
@@ -14,6 +15,20 @@ NextHeader = Callable[[], bytes]
 """Begins the next operation of the group and returns its header."""
 Prepared = Callable[[Addresses], None]
 """Does one call on the tensors at these addresses."""
+Finish = Callable[[], None]
+"""Does the rest of a call that has begun; it may wait."""
+Start = Callable[[Addresses], Finish | None]
+"""Begins a call, waiting no longer than a peer that keeps step needs; returns the rest
+of it, None if it has ended."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forms:
+    """Functions that do calls of one kind, with everything looked up already."""
+
+    run: Prepared
+    start: Start | None = None
+    """None if such a call cannot be interrupted."""
 
 
 class Engine(Protocol):
@@ -23,8 +38,8 @@ class Engine(Protocol):
         """Do ``call``. An exception leaves the engine unusable."""
         ...
 
-    def prepare(self, call: Call, next_header: NextHeader) -> Prepared | None:
-        """A function that does calls like ``call`` with everything looked up already.
+    def prepare(self, call: Call, next_header: NextHeader) -> Forms | None:
+        """Functions that do calls like ``call``.
 
         None if the general path costs little more. ``next_header`` numbers each run.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ringleader.engine.call import Call
-from ringleader.engine.engine import NextHeader, Prepared, Runs
+from ringleader.engine.engine import Forms, NextHeader, Runs
 from ringleader.engine.float_view import FloatView
 
 
@@ -23,7 +23,7 @@ class SingleRankEngine:
         if call.error_out is not None:
             call.error_out.fill(0)
 
-    def prepare(self, _call: Call, _next_header: NextHeader) -> Prepared | None:
+    def prepare(self, _call: Call, _next_header: NextHeader) -> Forms | None:
         """Nothing to prepare."""
         return None
 

@@ -20,7 +20,7 @@ from ringleader.deadline import Deadline
 from ringleader.engine.arrays import Array
 from ringleader.engine.arrays_by_address import Addresses
 from ringleader.engine.call import Call
-from ringleader.engine.engine import Engine, Prepared
+from ringleader.engine.engine import Engine, Finish, Prepared, Start
 from ringleader.engine.observer import Observer, observed
 from ringleader.engine.over_links.coded_engine import CodedEngine
 from ringleader.engine.over_links.exchange_engine import ExchangeEngine
@@ -35,6 +35,7 @@ from ringleader.errors import ConfigError
 from ringleader.groups.control_channel import ControlChannel
 from ringleader.groups.header_template import HeaderTemplates
 from ringleader.groups.progress import Progress
+from ringleader.groups.started_calls import watched_start
 from ringleader.transport.mesh import Mesh
 from ringleader.wire import header as wire
 from ringleader.wire.names import ALGORITHMS
@@ -63,6 +64,8 @@ class PreparedCall:
     """The function, not observed."""
     shape: Call
     """A call of this kind, without its arrays."""
+    start: Start | None
+    """Begins such a call, observed by ``observer``."""
 
 
 class Executor:
@@ -220,13 +223,26 @@ class Executor:
         shape = replace(
             call, inputs=nothing, outputs=nothing, copy_back=[], tensors=tensors
         )
-        run = engine.prepare(shape, self._templates.of(call))
-        if run is None:
+        forms = engine.prepare(shape, self._templates.of(call))
+        if forms is None:
             return None
+        run, start, observer = forms.run, forms.start, self._waiter.observer
         if call.num_bytes > TRACKED_BYTES or call.num_results != call.count:
             run = self._tracked(shape, run)
-        observer = self._waiter.observer
-        return PreparedCall(self._observed(shape, run), observer, run, shape)
+        if start is not None:
+            start = watched_start(start, shape, observer, self._quiet, self._note)
+        return PreparedCall(self._observed(shape, run), observer, run, shape, start)
+
+    def _note(self, running: Call | None) -> None:
+        self._running = running
+
+    def finish(self, finish: Finish, deadline: Deadline) -> None:
+        """Do the rest of a call that has begun."""
+        self._waiter.given = deadline
+        try:
+            finish()
+        finally:
+            self._waiter.given = None
 
     def _observed(self, shape: Call, run: Prepared) -> Prepared:
         """``run``, with numpy quiet if it computes, and each of its runs observed."""
@@ -243,11 +259,7 @@ class Executor:
         run = prepared.run
         if prepared.observer is not self._waiter.observer:
             run = self._observed(prepared.shape, prepared.plain)
-        self._waiter.given = deadline
-        try:
-            run(addresses)
-        finally:
-            self._waiter.given = None
+        self.finish(partial(run, addresses), deadline)
 
     def _tracked(self, call: Call, run: Prepared) -> Prepared:
         """``run``, with its progress known after a failure."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from ringleader.deadline import Deadline
 from ringleader.engine.arrays_by_address import Addresses
 from ringleader.engine.call import Call
+from ringleader.engine.engine import Finish
 from ringleader.groups.executor import Executor, PreparedCall
 from ringleader.groups.runner import Runner
 from ringleader.groups.tensors import Tensors
@@ -74,15 +75,23 @@ class PreparedCalls:
         addresses: Addresses,
         given: tuple[Tensors | None, ...],
     ) -> Work:
-        run = self._executor.run_prepared
-        # Lists are the caller's, who may empty them before the call has ended.
+        executor = self._executor
+        # Lists are the caller's, who may empty them before the call has ended. The
+        # functions below keep the memory alive until then.
         held = [
             each if isinstance(each, Tensor) else list(each or ()) for each in given
         ]
 
+        def end(finish: Finish, deadline: Deadline, _held: object = held) -> None:
+            executor.finish(finish, deadline)
+
+        if prepared.start is not None:
+            work = self._runner.start_prepared(prepared.start, addresses, end)
+            if work is not None:
+                return work
+
         def body(deadline: Deadline, _held: object = held) -> None:
-            """``_held`` keeps the memory alive until the call has ended."""
-            run(prepared, addresses, deadline)
+            executor.run_prepared(prepared, addresses, deadline)
 
         limit_s = self._runner.waiter.default_s
         return self._runner.call(body, limit_s, async_op=True)

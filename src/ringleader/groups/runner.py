@@ -18,13 +18,14 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import get_ident
 
 from ringleader.deadline import Deadline
 from ringleader.engine import gil_interval
 from ringleader.engine.arrays_by_address import Addresses
-from ringleader.engine.engine import HeaderMismatch, Prepared
+from ringleader.engine.engine import Finish, HeaderMismatch, Prepared, Start
 from ringleader.engine.waiter import NAP_S, Waiter
 from ringleader.errors import (
     ConfigError,
@@ -145,6 +146,44 @@ class Runner:
                 self._leave()
             self.lock.release()
         return True
+
+    def start_prepared(
+        self,
+        start: Start,
+        addresses: Addresses,
+        end: Callable[[Finish, Deadline], None],
+    ) -> Work | None:
+        """Begin a prepared operation now and queue ``end`` of the rest, if any.
+
+        Returns None if others come first. It never waits for long, so groups and
+        messages may be used in any order, as if the operation had been queued.
+        """
+        self.check()
+        if self._queue or installed.observer is not None:
+            return None
+        if not self.lock.acquire(False):
+            return None
+        work = Work(self._help)
+        try:
+            self._owner = get_ident()
+            finish = start(addresses)
+            if finish is None:
+                return DONE
+            limit = Deadline.after(self.waiter.default_s)
+            job = Job(partial(end, finish), limit, work, nests=False)
+            self._queue.appendleft(job)  # others may have queued theirs meanwhile
+        except Exception as exc:  # noqa: BLE001 - the work raises it
+            work.finish(same_again(self.broken(exc)))
+            return work
+        except BaseException as exc:
+            raise self.broken(exc) from exc
+        finally:
+            self._owner = 0
+            if self._hang_up is not None:
+                self._leave()
+            self.lock.release()
+        self._ensure_thread()
+        return work
 
     def deliver(self, item: Outgoing | PendingRecv, *, async_op: bool) -> Work:
         """Send or receive one message, concurrently with all other operations."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from ringleader.errors import DeadlineExceeded
+from ringleader.errors import CallMismatch, DeadlineExceeded
 from ringleader.groups.group import Group, handle_of
 from ringleader.groups.prepared_calls import Key, Kind
 from ringleader.groups.tensors import Tensors
@@ -267,6 +268,80 @@ def test_a_queued_call_keeps_the_tensors_of_a_list_that_is_emptied() -> None:
         assert None not in [ref() for ref in kept], "the other rank has not called"
         assert gather(groups[1])[0].tolist() == [1.0] * 4
         work.wait()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_groups_may_be_used_in_different_orders_by_calls_that_are_not_waited_for(
+    transport: str,
+) -> None:
+    """A small call begins in its caller, who must not wait there for a peer."""
+
+    def live(both: tuple[Group, Group]) -> None:
+        order = both if both[0].rank == 0 else both[::-1]
+        for turn in range(20):
+            tensors = [torch.full((3,), 1.0 + turn) for _ in order]
+            works = [
+                group.all_reduce(tensor, async_op=True)
+                for group, tensor in zip(order, tensors, strict=True)
+            ]
+            for work in works:
+                work.wait()
+            assert all(t.tolist() == [2.0 + 2 * turn] * 3 for t in tensors)
+
+    with world(2, transport) as first, world(2, transport) as second:
+        pairs = list(zip(first, second, strict=True))
+        run_threads([lambda p=p: live(p) for p in pairs])  # type: ignore[misc]
+
+
+OPERATIONS_OF_ONE: dict[str, Callable[..., Work]] = {
+    "all_reduce": lambda group, **how: group.all_reduce(torch.ones(3), **how),
+    "broadcast": lambda group, **how: group.broadcast(torch.ones(3), 1, **how),
+    "all_to_all": lambda group, **how: group.all_to_all(
+        torch.ones(4), torch.ones(4), **how
+    ),
+    "barrier": lambda group, **how: group.barrier(**how),
+}
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("name", OPERATIONS_OF_ONE)
+def test_a_peer_may_come_to_a_call_long_after_it_was_started(
+    name: str, transport: str
+) -> None:
+    """It comes once the caller has gone on and told it to; other calls queue up."""
+    call, told = OPERATIONS_OF_ONE[name], threading.Event()
+
+    def first(group: Group) -> None:
+        call(group)
+        call(group)
+        works = [call(group, async_op=True) for _ in range(6)]
+        told.set()
+        call(group)  # after those that have begun
+        assert all(work.done() for work in works)
+
+    def second(group: Group) -> None:
+        call(group)
+        call(group)
+        assert told.wait(WITHIN_S)
+        for _ in range(7):
+            call(group)
+
+    with world(2, transport) as groups:
+        run_threads([lambda: first(groups[0]), lambda: second(groups[1])])
+
+
+def test_a_call_that_fails_as_it_begins_raises_where_it_is_waited_for() -> None:
+    def live(group: Group) -> str:
+        for count in (3, 4):
+            group.all_reduce(torch.ones(count))
+        work = group.all_reduce(torch.ones(3 + group.rank), async_op=True)
+        with pytest.raises(CallMismatch) as caught:
+            work.wait()
+        return str(caught.value)
+
+    with world(2, "shm") as groups:
+        texts = run_threads([lambda g=g: live(g) for g in groups])  # type: ignore[misc]
+    assert all("all_reduce" in text for text in texts)
 
 
 def late_call(group: Group, ready: Ready) -> str:

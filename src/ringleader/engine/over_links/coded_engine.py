@@ -10,7 +10,7 @@ from ringleader.codec.codec import Codec
 from ringleader.codec.registry import make_codec
 from ringleader.engine.arrays import Bytes, bytes_of
 from ringleader.engine.call import Call, PlanKey
-from ringleader.engine.engine import NextHeader, Prepared, Runs
+from ringleader.engine.engine import Forms, NextHeader, Runs
 from ringleader.engine.observer import ObservedCodec
 from ringleader.engine.over_links.coded_frames import (
     CodedPlan,
@@ -168,7 +168,7 @@ class CodedEngine:
             plan = self._plans[key] = CodedPlan(program, raw_peers)
         return plan
 
-    def prepare(self, _call: Call, _next_header: NextHeader) -> Prepared | None:
+    def prepare(self, _call: Call, _next_header: NextHeader) -> Forms | None:
         """Encoding takes much longer than what preparing could save."""
         return None
 

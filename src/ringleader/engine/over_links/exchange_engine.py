@@ -15,7 +15,7 @@ from ringleader.engine import gil_interval
 from ringleader.engine.arrays import Bytes, bytes_of, storage_dtype
 from ringleader.engine.arrays_by_address import Addresses, ChunksByAddress
 from ringleader.engine.call import Call
-from ringleader.engine.engine import HeaderMismatch, NextHeader, Prepared, Runs
+from ringleader.engine.engine import Forms, HeaderMismatch, NextHeader, Runs
 from ringleader.engine.observer import now_s
 from ringleader.engine.reductions import add_in_order
 from ringleader.engine.waiter import Waiter
@@ -78,7 +78,7 @@ class ExchangeEngine:
         if divide is not None:
             divide(out)
 
-    def prepare(self, call: Call, next_header: NextHeader) -> Prepared | None:
+    def prepare(self, call: Call, next_header: NextHeader) -> Forms | None:
         """A barrier, or an all_reduce of one message, with all views made."""
         if call.operation == "barrier":
             return self._prepare_barrier(next_header)
@@ -102,15 +102,15 @@ class ExchangeEngine:
             if divide is not None:
                 divide(tensor)
 
-        return gil_interval.shortened(run)
+        return Forms(gil_interval.shortened(run))
 
-    def _prepare_barrier(self, next_header: NextHeader) -> Prepared:
+    def _prepare_barrier(self, next_header: NextHeader) -> Forms:
         views, swap = MessageViews(self._buffers, self._rank, 1), self._swap
 
         def run(_: Addresses) -> None:
             swap(views, next_header())
 
-        return gil_interval.shortened(run)
+        return Forms(gil_interval.shortened(run))
 
     def progress(self, _call: Call) -> Runs:
         """Calls are too short to have a part that is final before the end."""

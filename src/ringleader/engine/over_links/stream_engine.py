@@ -14,7 +14,7 @@ import numpy as np
 from ringleader.collectives.schedule import Kind, split
 from ringleader.engine.arrays import Array, Bytes, bytes_of, storage_dtype
 from ringleader.engine.call import Call, PeerHeaders, PlanKey
-from ringleader.engine.engine import NextHeader, Prepared, Runs
+from ringleader.engine.engine import Forms, NextHeader, Runs
 from ringleader.engine.over_links.flow import Flow, Plan, Windows
 from ringleader.engine.over_links.lanes import IncomingHeader, OutgoingHeader, move_all
 from ringleader.engine.over_links.programs import Programs
@@ -253,7 +253,7 @@ class StreamEngine:
         starts = range(0, count * size, size)
         return [self._inbox[i : i + size].view(dtype) for i in starts]
 
-    def prepare(self, _call: Call, _next_header: NextHeader) -> Prepared | None:
+    def prepare(self, _call: Call, _next_header: NextHeader) -> Forms | None:
         """Calls here are long enough that preparing them gains nothing."""
         return None
 

@@ -113,23 +113,28 @@ class Arena:
                 return
         gil_interval.begin()
         try:
-            self._wait(take, peer)
+            if _spin(take):
+                return
+            observer = self._waiter.observer
+            if observer is None:
+                self._wait_long(take, peer)
+            else:
+                since_s = now_s()
+                self._wait_long(take, peer)
+                observer.waited(peer, since_s, now_s())
         finally:
             gil_interval.end()
 
-    def _wait(self, take: Take, peer: int) -> None:
-        for i in range(SPINS):
+    def takes_soon(self, take: Take) -> bool:
+        """Take a signal that comes before a wait would sleep; return whether it did."""
+        for _ in range(EAGER_SPINS):
             if take(False):
-                return
-            if not i & 7:
-                relax()
-        observer = self._waiter.observer
-        if observer is None:
-            self._wait_long(take, peer)
-        else:
-            since_s = now_s()
-            self._wait_long(take, peer)
-            observer.waited(peer, since_s, now_s())
+                return True
+        gil_interval.begin()
+        try:
+            return _spin(take)
+        finally:
+            gil_interval.end()
 
     def _wait_long(self, take: Take, peer: int) -> None:
         if self._shm_peers[peer].has_semaphores:
@@ -220,6 +225,16 @@ class Arena:
             self._unread[self._uncredited[peer].popleft()].discard(peer)
         return k
 
+    def can_claim(self) -> bool:
+        """Return whether ``claim_oneway`` would not wait."""
+        unread = self._unread[self._published % self.geometry.num_oneways]
+        while unread:
+            peer = next(iter(unread))
+            if not self.take[Signal.CREDIT][peer](False):
+                return False
+            self._unread[self._uncredited[peer].popleft()].discard(peer)
+        return True
+
     def announce(self, k: int, readers: Sequence[int]) -> None:
         """Tell ``readers`` that one-way slot ``k`` is filled for them."""
         self._unread[k].update(readers)
@@ -231,16 +246,14 @@ class Arena:
     def consume(self, header: bytes, peer: int, use: Callable[[Bytes], None]) -> None:
         """Use the slot that ``peer`` published for this rank, and return a credit."""
         self.check()
-        slot = self.oneways[peer][self.await_oneway(peer)]
+        self.wait(self.take[Signal.ONEWAY][peer], peer)
+        slot = self.oneways[peer][self.announced(peer)]
         self.expect(peer, slot, header)
         use(slot.content)
         self._shm_peers[peer].post[Signal.CREDIT]()
 
-    def await_oneway(self, peer: int) -> int:
-        """Return the slot of ``peer`` that it has filled next for this rank."""
-        take = self.take[Signal.ONEWAY][peer]
-        if not take(False):
-            self.wait(take, peer)
+    def announced(self, peer: int) -> int:
+        """Return the slot that the ONEWAY signal just taken from ``peer`` is about."""
         k = self._shm_peers[peer].announced()
         if k >= self.geometry.num_oneways:
             raise ProtocolError(peer, f"announced slot {k} in shared memory")
@@ -249,6 +262,15 @@ class Arena:
     def credit(self, peer: int) -> Callable[[], None]:
         """The function that tells ``peer`` that this rank has read a slot of it."""
         return self._shm_peers[peer].post[Signal.CREDIT]
+
+
+def _spin(take: Take) -> bool:
+    for i in range(SPINS):
+        if take(False):
+            return True
+        if not i & 7:
+            relax()
+    return False
 
 
 def _exchanges(segment: Segment, geometry: Geometry) -> list[Slot]:

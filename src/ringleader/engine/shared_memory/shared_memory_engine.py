@@ -8,7 +8,7 @@ from ringleader.engine import gil_interval
 from ringleader.engine.arrays import storage_dtype
 from ringleader.engine.arrays_by_address import Addresses, ChunksByAddress
 from ringleader.engine.call import Call, present
-from ringleader.engine.engine import NextHeader, Prepared, Runs
+from ringleader.engine.engine import Forms, NextHeader, Prepared, Runs
 from ringleader.engine.shared_memory import prepared_collectives, slot_collectives
 from ringleader.engine.shared_memory.arena import Arena
 from ringleader.engine.shared_memory.helpers import HELPED_BYTES, Helpers, helped_call
@@ -26,7 +26,8 @@ docs/decisions/0005-relay.md."""
 
 HELD_ELEMENTS = 500
 """numpy keeps the GIL for so many elements: a call without larger tensors gives it to
-other threads only while it waits, which the arena knows."""
+other threads only while it waits, which the arena knows. Larger ones are not begun in
+the caller of an asynchronous call either, who wants to compute meanwhile."""
 
 RUN: dict[str, Callable[[Arena, Call, bytes], None]] = {
     "all_reduce": slot_collectives.all_reduce,
@@ -112,16 +113,16 @@ class SharedMemoryEngine:
         room = self.arena.geometry.helped_part_bytes(num_threads)
         return helped_call(call.dtype, call.reduce_op, size, room)
 
-    def prepare(self, call: Call, next_header: NextHeader) -> Prepared | None:
+    def prepare(self, call: Call, next_header: NextHeader) -> Forms | None:
         """A call of one slot with all views made, or a relay with its plan kept."""
         if call.operation == "all_reduce" and self.is_relayed(call.num_bytes):
-            return self._prepare_relay(call, next_header)
+            return Forms(self._prepare_relay(call, next_header))
         if call.operation == "reduce_scatter" and self._is_scatter_relayed(call):
             return None
-        run = prepared_collectives.prepare(self.arena, call, next_header)
-        if run is None or max(call.tensors, default=0) <= HELD_ELEMENTS:
-            return run
-        return gil_interval.shortened(run)
+        forms = prepared_collectives.prepare(self.arena, call, next_header)
+        if forms is None or max(call.tensors, default=0) <= HELD_ELEMENTS:
+            return forms
+        return Forms(gil_interval.shortened(forms.run))
 
     def _prepare_relay(self, call: Call, next_header: NextHeader) -> Prepared:
         arena, relay = self.arena, self.relay
