@@ -52,6 +52,5 @@ def _own_ports() -> Iterator[int]:
         first = pid % _NUM_PARTS * width
         start = random.SystemRandom().randrange(width)
         mine = [_PORTS[first + (start + i) % width] for i in range(width)]
-        _turns.clear()
-        _turns[pid] = itertools.cycle(mine)
+        _turns.setdefault(pid, itertools.cycle(mine))  # two threads may come at once
     return _turns[pid]

@@ -66,7 +66,12 @@ def test_ranks_with_certificates_of_one_authority_form_a_group() -> None:
         group.close()
 
 
-def test_a_rank_at_a_host_that_is_not_in_its_certificate_is_refused() -> None:
+def test_ranks_with_other_certificates_are_refused_with_the_reason() -> None:
+    """At the same time, because the refusing rank waits until its deadline."""
+    run_threads([come_from_another_host, come_from_another_authority])
+
+
+def come_from_another_host() -> None:
     """The dialled name is right; the accepting side checks that of the dialer."""
     first, second = form([issue("one.lab", "two.lab"), issue("two.lab")], limit_s=6.0)
     assert isinstance(second, PeerRefused), second
@@ -76,7 +81,8 @@ def test_a_rank_at_a_host_that_is_not_in_its_certificate_is_refused() -> None:
     assert "its certificate is for two.lab, and not for 127.0.0.1" in str(first)
 
 
-def test_a_rank_of_another_authority_is_refused_with_the_reason_on_both_sides() -> None:
+def come_from_another_authority() -> None:
+    """Both sides say why."""
     foreign = issue("one.lab", ca=TestCa(), trusts=CA)
     first, second = form([issue("one.lab"), foreign], limit_s=6.0)
     assert "does not accept our certificate" in str(second)

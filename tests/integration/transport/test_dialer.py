@@ -19,6 +19,7 @@ from ringleader.errors import (
     PeerUnreachable,
     ProtocolError,
 )
+from ringleader.testing.threaded_world import run_threads
 from ringleader.transport import dialer, tcp_socket
 from ringleader.transport.dialer import MAX_ADDRESSES, Dialer, Endpoint
 from ringleader.transport.free_ports import free_ports
@@ -108,7 +109,12 @@ def test_who_comes_later_is_found() -> None:
     assert found == [where]
 
 
-def test_when_none_answers_all_are_named() -> None:
+def test_at_the_deadline_the_best_reason_is_told() -> None:
+    """Two cases at the same time, because both wait for it."""
+    run_threads([name_all_that_do_not_answer, prefer_a_refusal_to_silence])
+
+
+def name_all_that_do_not_answer() -> None:
     with silence() as silent:
         refused = nobody()
         with pytest.raises(PeerUnreachable) as caught:
@@ -163,7 +169,7 @@ def test_who_is_refused_everywhere_says_so() -> None:
         assert calls == [one, other], "each is asked once"
 
 
-def test_a_refusal_says_more_than_the_silence_of_the_other_addresses() -> None:
+def prefer_a_refusal_to_silence() -> None:
     with server() as refusing:
 
         def greet(_sock: socket.socket, _deadline: Deadline) -> wire.HelloReply:

@@ -498,7 +498,12 @@ def test_the_expected_nodes_find_each_other() -> None:
         )
 
 
-def test_a_member_that_answers_as_another_is_not_spoken_to() -> None:
+def test_who_does_not_speak_as_expected_is_told_why() -> None:
+    """Three pairs at the same time, because one of each waits until its deadline."""
+    run_threads([answer_as_another, come_without_tls, come_with_tls])
+
+
+def answer_as_another() -> None:
     with open_listeners(2, tls=True) as listeners:
         expected = endpoints(listeners, issue(), member(1))
         waited, refused = outcomes(
@@ -535,7 +540,7 @@ def test_a_member_that_comes_as_another_is_refused_and_the_true_one_is_not() -> 
         assert_connected([made[0], made[2]])
 
 
-def test_a_rank_that_does_not_encrypt_is_told_so_by_one_that_does() -> None:
+def come_without_tls() -> None:
     with open_listeners(1, tls=True) as listeners, open_listeners(1) as plain:
         _, refused = outcomes(
             lambda: join(0, [listeners[0], plain[0]], limit_s=5.0),
@@ -547,7 +552,7 @@ def test_a_rank_that_does_not_encrypt_is_told_so_by_one_that_does() -> None:
         assert "does not speak TLS" in listeners[0].rejected[0]
 
 
-def test_a_rank_that_encrypts_does_not_speak_to_one_that_does_not() -> None:
+def come_with_tls() -> None:
     with open_listeners(1) as plain, open_listeners(1, tls=True) as listeners:
         _, refused = outcomes(
             lambda: join(0, [plain[0], listeners[0]], limit_s=5.0),

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -162,8 +163,12 @@ def test_async_it_runs_while_the_caller_goes_on() -> None:
 # -- the limit ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("async_op", [False, True])
-def test_all_calls_share_one_deadline(async_op: bool) -> None:
+def test_all_calls_share_one_deadline() -> None:
+    """With and without ``async_op``, at the same time: most of it is waiting."""
+    run_threads([partial(share_one_deadline, async_op=each) for each in (False, True)])
+
+
+def share_one_deadline(*, async_op: bool) -> None:
     """Each call alone would be in time; and their own limits do not count."""
 
     def live(group: Group) -> tuple[BaseException, float]:

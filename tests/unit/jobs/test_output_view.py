@@ -42,9 +42,9 @@ def test_memory_is_bounded_without_any_line_end() -> None:
     view = PlainView()
     said = "".join(view.feed(LAPTOP, b"x" * 10_000) for _ in range(100))
     assert said.count("x") >= 1_000_000 - MAX_LINE - 10_000
-    for step in range(100_000):
+    for step in range(20_000):
         view.feed(STUDIO, b"\r%5d" % step)
-    assert view.finish().endswith("studio:1 | 99999\n")
+    assert view.finish().endswith("studio:1 | 19999\n")
 
 
 def shown(screen: str) -> list[str]:
