@@ -131,7 +131,11 @@ def up(  # noqa: PLR0913 - one parameter per option of the command
 
             install_service(config, yes=yes)
         is_new = _start(config, is_installed=install, allowed=bool(allowed))
-        _report(home, Deadline.after(wait), is_new=is_new, as_json=as_json)
+        seen = _wait_for_others(home, Deadline.after(wait))
+        if seen is not None and as_json:
+            typer.echo(_json(seen))
+        elif seen is not None:
+            _report(home, seen, is_new=is_new)
 
 
 def _cluster(home: Path) -> str:
@@ -244,21 +248,29 @@ def _connect(home: Path) -> AgentClient:
     return agent
 
 
-def _report(home: Path, deadline: Deadline, *, is_new: bool, as_json: bool) -> None:
-    """Wait for other machines and print what the user has now."""
-    from ringleader.cli.up_report import describe
+def _wait_for_others(home: Path, deadline: Deadline) -> Snapshot | None:
+    """Wait for other machines; None where the agent cannot be asked."""
     from ringleader.node.launch.resident_agent import ask_snapshot
 
     if not hasattr(socket, "AF_UNIX"):  # Windows
         typer.echo("Up. Commands cannot ask it on this system; it ends with: down")
-        return
+        return None
     with _connect(home) as agent:
         while True:
             seen = ask_snapshot(agent)
             if len(seen.ring) > 1 or (deadline.is_over() and seen.leader):
-                break
+                return seen
             time.sleep(_POLL_S)
-    typer.echo(_json(seen) if as_json else describe(seen, is_new=is_new))
+
+
+def _report(home: Path, seen: Snapshot, *, is_new: bool) -> None:
+    """Print what the user has now."""
+    from ringleader.cli.up_report import describe, warmth
+    from ringleader.node.launch.resident_agent import find_resident
+
+    record = find_resident(home)
+    how = warmth(record) if record else ""
+    typer.echo(describe(seen, is_new=is_new, warmth=how))
 
 
 def _json(seen: Snapshot) -> str:

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 from ringleader.ids import NodeId, short
 
 if TYPE_CHECKING:  # slow to import; --help needs none of them
+    from ringleader.node.protocol.resident_record import ResidentRecord
     from ringleader.node.protocol.snapshot import NodeRow, Snapshot
 
 
-def describe(seen: Snapshot, *, is_new: bool) -> str:
-    """Return the cluster, who is in it, and what this machine allows."""
+def describe(seen: Snapshot, *, is_new: bool, warmth: str = "") -> str:
+    """Return the cluster, who is in it, and what this machine allows.
+
+    ``warmth`` is the sentence of that name, if there is one.
+    """
     here = next(row for row in seen.nodes if row.is_here)
     others = [row for row in seen.nodes if row.in_view and not row.is_here]
     state = "Up" if is_new else "Already up"
@@ -21,10 +25,21 @@ def describe(seen: Snapshot, *, is_new: bool) -> str:
         f"{state}: {where} in cluster {seen.cluster}, process {seen.pid}.",
         _others(others),
         allows(seen.cluster, accepts_jobs=here.accepts_jobs),
+        *([warmth] if warmth else []),
         "It ends with: ringleader down",
     ]
     lines += [f"! {each}" for each in seen.troubles]
     return "\n".join(lines)
+
+
+def warmth(record: ResidentRecord) -> str:
+    """Return in one sentence whether runs start sooner here; empty without --warm."""
+    if record.warm:
+        return "Warm: runs on this machine are forks of a process that has torch."
+    if record.config.warm:
+        text = "Not warm yet: a process imports torch, which takes a few seconds."
+        return f"{text} Until then runs start as usual."
+    return ""
 
 
 def _others(others: list[NodeRow]) -> str:

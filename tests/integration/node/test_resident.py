@@ -181,6 +181,7 @@ def test_a_warm_run_finishes_although_the_agent_is_killed(
     while not (find_resident(machine.home) or pytest.fail("it ended")).warm:
         assert not deadline.is_over()
         time.sleep(0.05)
+    assert "Warm: " in machine.run("up", "--wait", "0")
     children = psutil.Process(agent).children()
     (warm,) = (each for each in children if "warm_process" in str(each.cmdline()))
     words = [sys.executable, "-m", "ringleader", "run", "--here", "--nodes", "1"]

@@ -7,7 +7,6 @@ end. Here the cluster decides about all three: see ``failure_policy``.
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from signal import Signals
@@ -36,6 +35,7 @@ from ringleader.deadline import Deadline
 from ringleader.node.launch.elastic_rendezvous import AgentRendezvous
 from ringleader.node.launch.failure_report import first_failure
 from ringleader.node.launch.interrupts import Interrupts
+from ringleader.node.launch.launch_folder import launch_folder
 
 MONITOR_S = 0.1
 SHUTDOWN_S = 5
@@ -158,8 +158,8 @@ def run_workers(handler: AgentRendezvous, workers: Workers) -> RunResult:
     settings.export(_TORCH_SIGNALS)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="ringleader-") as folder:
-        logs = DefaultLogsSpecs(log_dir=folder)
+    with launch_folder() as folder:
+        logs = DefaultLogsSpecs(log_dir=str(folder))
         agent = ElasticAgent(handler, spec, logs, workers.start_s)
         patience_s = agent.shutdown_s + LEAVE_S
         with Interrupts(agent.live_workers, _signal_error, patience_s):
