@@ -1,8 +1,10 @@
 """How many threads help each rank of a host with large copies and additions.
 
-Helpers only ever use cores that would be idle: with the threads that the ranks have
-already, they take at most half of the cores. The other half is left to loaders, to the
-system and to other programs, which nobody tells us of.
+Helpers only ever use cores that would be idle. Threads beside those of torch take, with
+all threads that the ranks have already, at most half of the cores. The other half is
+left to loaders, to the system and to other programs, which nobody tells us of. Where
+torch's own threads take more than that, and no more than there are cores, they help a
+thread that does nothing but communicate: they wait for it anyway.
 """
 
 from __future__ import annotations
@@ -37,30 +39,42 @@ class RankCores:
     """False if the number of torch's threads cannot be set for one thread alone."""
 
 
-Decision = tuple[int, str]
-"""(helper threads per rank, reason)."""
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How many threads help every rank, and when."""
+
+    count: int
+    reason: str
+    in_background: bool = True
+    """Whether they help the background thread, too, while the program computes."""
 
 
 def choose_helper_threads(ranks: Sequence[RankCores]) -> Decision:
     """Return the helpers of every rank of a group on one host.
 
-    The number is equal for all: that of the rank that can have the fewest.
+    The decision is equal for all: that of the rank that can have the fewest.
     """
     if len(ranks) > MAX_RANKS:
-        return 0, f"{len(ranks)} ranks: parts of more than {MAX_RANKS} are too small"
+        reason = f"{len(ranks)} ranks: parts of more than {MAX_RANKS} are too small"
+        return Decision(0, reason)
     decisions = [_choose(rank, ranks) for rank in range(len(ranks))]
-    fewest = min(range(len(ranks)), key=lambda rank: decisions[rank][0])
-    count, reason = decisions[fewest]
-    is_unequal = any(other != count for other, _ in decisions)
-    return count, f"rank {fewest}: {reason}" if is_unequal else reason
+    fewest = min(
+        range(len(ranks)),
+        key=lambda rank: (decisions[rank].in_background, decisions[rank].count),
+    )
+    found = decisions[fewest]
+    count = min(each.count for each in decisions)
+    is_unequal = any(each != found for each in decisions)
+    reason = f"rank {fewest}: {found.reason}" if is_unequal else found.reason
+    return Decision(count, reason, found.in_background)
 
 
 def _choose(rank: int, ranks: Sequence[RankCores]) -> Decision:
     own = ranks[rank]
     if own.asked is not None and (own.can_help or own.asked == 0):
-        return own.asked, f"RINGLEADER_HELPER_THREADS is {own.asked}"
+        return Decision(own.asked, f"RINGLEADER_HELPER_THREADS is {own.asked}")
     if not own.can_help:
-        return 0, "torch's OpenMP library was not found in this process"
+        return Decision(0, "torch's OpenMP library was not found in this process")
     sharing = [each for each in ranks if each.cores & own.cores]
     # Ranks outside the group are taken to be like this one, and on the same cores.
     unseen = max(0, max(each.num_local for each in ranks) - len(ranks))
@@ -70,10 +84,14 @@ def _choose(rank: int, ranks: Sequence[RankCores]) -> Decision:
     helpers = min(MAX_HELPERS, (cores // 2 - used) // num_ranks)
     limit = f" (of {len(own.cores)}, by cgroup quota)" if cores < len(own.cores) else ""
     state = f"{num_ranks} ranks with {used} threads on {cores} cores{limit}"
+    if own.torch_threads > 1 and used <= cores:
+        # As many threads as torch has: a team of another size would end and start
+        # threads at every call.
+        count = min(MAX_HELPERS, own.torch_threads - 1)
+        if helpers < 1:
+            reason = f"{state}; torch's own threads, while their rank waits"
+            return Decision(count, reason, in_background=False)
+        return Decision(count, f"{state}; as many threads as torch has")
     if helpers < 1:
-        return 0, f"{state} leave none idle, as half are left to others"
-    if own.torch_threads > 1:
-        # Another number of threads than torch's own would end and start some of them
-        # at every call.
-        return own.torch_threads - 1, f"{state}; as many threads as torch has"
-    return helpers, f"{state}; half of the cores are left to others"
+        return Decision(0, f"{state} leave none idle, as half are left to others")
+    return Decision(helpers, f"{state}; half of the cores are left to others")

@@ -17,7 +17,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import get_ident
@@ -37,7 +36,9 @@ from ringleader.errors import (
 from ringleader.groups import mismatch
 from ringleader.groups.caller_observer import installed
 from ringleader.groups.control_channel import ControlChannel
+from ringleader.groups.job import Job
 from ringleader.groups.messages import Outgoing, PendingRecv
+from ringleader.groups.postponed_calls import PostponedCalls
 from ringleader.groups.work import DONE, Work, same_again
 from ringleader.transport.link import relax, wait_ready
 
@@ -47,17 +48,6 @@ ATTRIBUTE_S = 0.1
 """Time to wait for a notice that explains a lost connection."""
 LINGER_S = 1.0
 """Time that the background thread stays idle before it ends."""
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One operation in the queue."""
-
-    body: Callable[[Deadline], None]
-    deadline: Deadline
-    work: Work
-    nests: bool
-    """Whether ``body`` calls further operations."""
 
 
 class Runner:
@@ -70,6 +60,8 @@ class Runner:
         self.failure: RingleaderError | None = None
         self._name = f"ringleader-engine-{name}"
         self._queue: deque[Job] = deque()
+        self.postponed: PostponedCalls | None = None
+        """Set if the end of a backward pass runs what was queued during it."""
         self._wanted = 0
         self._thread: threading.Thread | None = None
         self._thread_lock = threading.Lock()
@@ -94,6 +86,7 @@ class Runner:
         """Run ``body`` after earlier operations, or as part of this thread's one."""
         if self._owner == get_ident():
             return self._nested(body, nests=nests)
+        number = 0 if self.postponed is None else self.postponed.issue()
         if not async_op and not self._queue and self.lock.acquire(blocking=False):
             try:
                 self._run(body, Deadline.after(timeout_s), nests=nests)
@@ -101,9 +94,11 @@ class Runner:
                 self.lock.release()
             return DONE
         self.check()
-        job = Job(body, Deadline.after(timeout_s), Work(self._help), nests)
+        job = Job(body, Deadline.after(timeout_s), Work(self._help), nests, number)
         self._queue.append(job)
         if async_op:
+            if self.postponed is not None:
+                self.postponed.postpone(self._catch_up)
             if installed.observer is not None:
                 installed.observer.queued()
             self._ensure_thread()
@@ -135,6 +130,8 @@ class Runner:
             return False
         try:
             self._owner = get_ident()
+            if self.postponed is not None:
+                self.postponed.issue()
             if self.failure is not None or self.control.aborted is not None:
                 self.check()
             prepared(addresses)
@@ -166,11 +163,12 @@ class Runner:
         work = Work(self._help)
         try:
             self._owner = get_ident()
+            number = 0 if self.postponed is None else self.postponed.issue()
             finish = start(addresses)
             if finish is None:
                 return DONE
             limit = Deadline.after(self.waiter.default_s)
-            job = Job(partial(end, finish), limit, work, nests=False)
+            job = Job(partial(end, finish), limit, work, False, number)
             self._queue.appendleft(job)  # others may have queued theirs meanwhile
         except Exception as exc:  # noqa: BLE001 - the work raises it
             work.finish(same_again(self.broken(exc)))
@@ -182,6 +180,8 @@ class Runner:
             if self._hang_up is not None:
                 self._leave()
             self.lock.release()
+        if self.postponed is not None:
+            self.postponed.postpone(self._catch_up)
         self._ensure_thread()
         return work
 
@@ -201,6 +201,11 @@ class Runner:
     def message_work(self) -> Work:
         """A handle for a message; a thread that waits for it moves control frames."""
         return Work(self._help)
+
+    def is_in_background(self) -> bool:
+        """Whether this is the background thread, beside which the program computes."""
+        thread = self._thread
+        return thread is not None and thread.ident == get_ident()
 
     def check(self) -> None:
         """Raise the error that ended the group, if it has ended."""
@@ -285,6 +290,13 @@ class Runner:
 
     # -- the queue -----------------------------------------------------------------
 
+    def _catch_up(self) -> None:
+        """Run postponed jobs at the end of a backward pass."""
+        assert self.postponed is not None
+        self.postponed.run_issued(self._queue, self._help)
+        if self._queue:
+            self._ensure_thread()
+
     def _help(self, work: Work) -> None:
         """Run queued jobs and move frames, in a thread that waits for ``work``."""
         self._wanted += 1
@@ -342,16 +354,21 @@ class Runner:
         while self.failure is None and not self._closing:
             with contextlib.suppress(Empty):
                 if not self._serve_once():
-                    self._news.get(timeout=LINGER_S)
+                    self._news.get(timeout=self._left_s() or LINGER_S)
                 continue
             with self._thread_lock:
-                if self._news.empty():
+                if self._news.empty() and not self._queue:
                     self._thread = None
                     return
 
+    def _left_s(self) -> float:
+        """Time for which queued jobs are postponed."""
+        return 0.0 if self.postponed is None else self.postponed.left_s()
+
     def _serve_once(self) -> bool:
         """Run one job or move frames; return False if there is nothing to do."""
-        if not (self._queue or self.control.aborted or self.control.has_pending()):
+        is_due = bool(self._queue) and not self._left_s()
+        if not (is_due or self.control.aborted or self.control.has_pending()):
             return False  # the thread that waits for a job often runs it
         if self._wanted:
             relax()  # a waiting caller runs the queue sooner than this thread
@@ -359,7 +376,7 @@ class Runner:
             if self.control.aborted is not None:
                 self.broken(self.control.aborted)
                 return True
-            if self._queue:
+            if is_due and self._queue:
                 self._run_job(self._queue.popleft())
                 return True
             if self.control.has_pending():

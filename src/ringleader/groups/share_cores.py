@@ -20,6 +20,7 @@ from ringleader.deadline import Deadline
 from ringleader.engine.openmp import find_set_threads
 from ringleader.engine.shared_memory.helpers import Helpers
 from ringleader.groups.group import Group, handle_of
+from ringleader.groups.postponed_calls import PostponedCalls
 from ringleader.settings import helper_threads
 from ringleader.settings.launch import local_size
 
@@ -43,11 +44,19 @@ def share_cores(formed: Group, num_local: int, deadline: Deadline) -> None:
     mine = torch.frombuffer(bytearray(encode(here(num_local))), dtype=torch.uint8)
     rows = [torch.empty_like(mine) for _ in range(formed.size)]
     formed.all_gather(rows, mine, algorithm="shm", timeout_s=deadline.left_s())
-    count, reason = choose_helper_threads([decode(bytes(r.tolist())) for r in rows])
-    _log.info("%d helper threads per rank in shared memory: %s", count, reason)
+    chosen = choose_helper_threads([decode(bytes(r.tolist())) for r in rows])
+    text = "%d helper threads per rank in shared memory: %s"
+    _log.info(text, chosen.count, chosen.reason)
     set_threads = find_set_threads()
-    if count and set_threads is not None:
-        shared.use_helpers(Helpers(count, set_threads))
+    if not chosen.count or set_threads is None:
+        return
+    runner, is_computing = handle_of(formed).runner, None
+    if not chosen.in_background:
+        is_computing = runner.is_in_background
+        counters = [segment.num_issued for segment in shared.arena.segments]
+        own = counters.pop(formed.rank)
+        runner.postponed = PostponedCalls(own, counters)
+    shared.use_helpers(Helpers(chosen.count, set_threads, is_computing))
 
 
 def here(num_local: int) -> RankCores:

@@ -1,7 +1,8 @@
 """Segment is memory shared by the ranks of one host, backed by a file without a name.
 
 Layout of the segment of one rank in a group of n:
-    page 0        0: incarnation (16 bytes), 16: signal mode, 64: sleep flag
+    page 0        0: incarnation (16 bytes), 16: signal mode, 64: sleep flag,
+                  128: operations that the rank has issued (8 bytes)
     signals       n * NUM_SIGNALS semaphores, SEM_STRIDE bytes apart; those of
                   ``dst`` are posted by the owner and awaited by rank ``dst``
     areas         see Geometry: slots that only the owner fills, except where a
@@ -29,6 +30,7 @@ if sys.platform != "win32":
     import fcntl
 
 PAGE = 4096
+ISSUED_AT = 128
 SEM_STRIDE = 128
 """Two cache lines, so that two semaphores never share one."""
 
@@ -158,6 +160,9 @@ class Segment:
         self.bytes: NDArray[np.uint8] = np.frombuffer(mapping, dtype=np.uint8)
         self.view = memoryview(mapping)
         self.address = int(self.bytes.ctypes.data)
+        self.num_issued = self.view[ISSUED_AT : ISSUED_AT + 8].cast("Q")
+        """One number: the operations that its rank has issued; see
+        groups/postponed_calls.py."""
 
 
 def create(geometry: Geometry, incarnation: bytes) -> tuple[int, Segment]:

@@ -9,6 +9,7 @@ import pytest
 from ringleader.collectives.helper_threads import (
     MAX_HELPERS,
     MAX_RANKS,
+    Decision,
     RankCores,
     choose_helper_threads,
 )
@@ -30,8 +31,8 @@ def ranks(size: int, cores: int, **facts: object) -> list[RankCores]:
         (2, 16, 1, 3),
         (4, 16, 1, 1),
         (8, 16, 1, 0),
-        (2, 16, 8, 0),
         (2, 16, 3, 2),
+        (2, 16, 9, 0),
         (2, 128, 1, MAX_HELPERS),
         (MAX_RANKS + 1, 128, 1, 0),
     ],
@@ -39,21 +40,40 @@ def ranks(size: int, cores: int, **facts: object) -> list[RankCores]:
 def test_ranks_and_helpers_take_at_most_half_of_the_cores(
     size: int, cores: int, torch_threads: int, helpers: int
 ) -> None:
-    count, reason = choose_helper_threads(
-        ranks(size, cores, torch_threads=torch_threads)
-    )
-    assert count == helpers
-    assert f"{size} ranks" in reason
+    found = choose_helper_threads(ranks(size, cores, torch_threads=torch_threads))
+    assert found.count == helpers
+    assert found.in_background
+    assert f"{size} ranks" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("size", "cores", "torch_threads", "helpers"),
+    [(2, 16, 8, 7), (4, 16, 4, 3), (2, 4, 2, 1), (2, 32, 14, MAX_HELPERS)],
+)
+def test_torchs_own_threads_help_a_rank_that_waits(
+    size: int, cores: int, torch_threads: int, helpers: int
+) -> None:
+    found = choose_helper_threads(ranks(size, cores, torch_threads=torch_threads))
+    assert found.count == helpers
+    assert not found.in_background
+
+
+def test_background_threads_are_helped_on_all_ranks_or_none() -> None:
+    mixed = ranks(2, 16, torch_threads=3)
+    assert choose_helper_threads(mixed).in_background
+    mixed[1] = replace(mixed[1], torch_threads=8)
+    found = choose_helper_threads(mixed)
+    assert (found.count, found.in_background) == (2, False)
 
 
 def test_a_quota_counts_like_fewer_cores() -> None:
-    count, reason = choose_helper_threads(ranks(2, 16, quota=3.5))
-    assert count == 0
-    assert "3 cores (of 16, by cgroup quota)" in reason
+    found = choose_helper_threads(ranks(2, 16, quota=3.5))
+    assert found.count == 0
+    assert "3 cores (of 16, by cgroup quota)" in found.reason
 
 
 def test_ranks_outside_the_group_are_counted() -> None:
-    assert choose_helper_threads(ranks(2, 16, num_local=8))[0] == 0
+    assert choose_helper_threads(ranks(2, 16, num_local=8)).count == 0
 
 
 def test_ranks_that_are_bound_to_cores_of_their_own_do_not_share_them() -> None:
@@ -61,23 +81,22 @@ def test_ranks_that_are_bound_to_cores_of_their_own_do_not_share_them() -> None:
         RankCores(cores=frozenset(range(r * 8, r * 8 + 8)), num_local=2)
         for r in range(2)
     ]
-    assert choose_helper_threads(bound)[0] == 3
+    assert choose_helper_threads(bound).count == 3
 
 
 def test_the_rank_with_the_fewest_decides_and_is_named() -> None:
     mixed = ranks(2, 16)
     mixed[1] = replace(mixed[1], asked=1)
-    assert choose_helper_threads(mixed) == (
-        1,
-        "rank 1: RINGLEADER_HELPER_THREADS is 1",
+    assert choose_helper_threads(mixed) == Decision(
+        1, "rank 1: RINGLEADER_HELPER_THREADS is 1"
     )
 
 
 def test_what_is_asked_for_is_done_unless_it_is_impossible() -> None:
-    assert choose_helper_threads(ranks(2, 2, asked=2))[0] == 2
-    count, reason = choose_helper_threads(ranks(2, 16, asked=2, can_help=False))
-    assert count == 0
-    assert "OpenMP" in reason
+    assert choose_helper_threads(ranks(2, 2, asked=2)).count == 2
+    found = choose_helper_threads(ranks(2, 16, asked=2, can_help=False))
+    assert found.count == 0
+    assert "OpenMP" in found.reason
 
 
 def test_parts_of_a_relay_are_large_enough_to_be_shared() -> None:

@@ -44,10 +44,22 @@ _ADDED_AS: dict[torch.dtype, torch.dtype] = {
 class Helpers:
     """The helper threads of one rank in one group. One thread at a time calls it."""
 
-    def __init__(self, count: int, set_threads: SetThreads) -> None:
+    def __init__(
+        self,
+        count: int,
+        set_threads: SetThreads,
+        is_computing: Callable[[], bool] | None = None,
+    ) -> None:
         self.num_threads = count + 1
         """The helpers and the thread that calls."""
         self._set_threads = set_threads
+        self._is_computing = is_computing
+        """Whether the program computes while the calling thread communicates, so that
+        no core is idle; None if there are idle cores even then."""
+
+    def are_free(self) -> bool:
+        """Whether the calling thread may use them now."""
+        return self._is_computing is None or not self._is_computing()
 
     def run(self, function: Callable[[], None]) -> None:
         """Call ``function``; torch's operations in it use all threads."""

@@ -41,9 +41,11 @@ class RelayCall:
     """Bytes of a part; 0 for the relay's own."""
 
 
-def plain_call(combine: Combine, divide: Divide | None) -> RelayCall:
+def plain_call(
+    combine: Combine, divide: Divide | None, part_bytes: int = 0
+) -> RelayCall:
     """Return a call that the calling thread does alone."""
-    return RelayCall(combine=combine, divide=divide)
+    return RelayCall(combine=combine, divide=divide, part_bytes=part_bytes)
 
 
 def device_call(

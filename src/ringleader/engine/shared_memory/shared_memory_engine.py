@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from ringleader.engine import gil_interval
 from ringleader.engine.arrays import storage_dtype
 from ringleader.engine.arrays_by_address import Addresses, ChunksByAddress
@@ -59,7 +61,6 @@ class SharedMemoryEngine:
     def use_helpers(self, helpers: Helpers) -> None:
         """Share large copies and additions among threads; all ranks must, at once."""
         self._helpers = helpers
-        self.arena.copy = helped_copy
 
     @property
     def has_helpers(self) -> bool:
@@ -70,48 +71,61 @@ class SharedMemoryEngine:
         """Large sums by the relay, everything else by its own function."""
         self.arena.complete = 0
         helpers = self._helpers
-        if helpers is None or _largest_bytes(call) < HELPED_BYTES:
-            self._run(call, header)
-        else:
-            helpers.run(lambda: self._run(call, header))
+        if (
+            helpers is None
+            or _largest_bytes(call) < HELPED_BYTES
+            or not helpers.are_free()
+        ):
+            self._run(call, header, is_helped=False)
+            return
+        self.arena.copy = helped_copy
+        try:
+            helpers.run(lambda: self._run(call, header, is_helped=True))
+        finally:
+            self.arena.copy = np.copyto
 
-    def _run(self, call: Call, header: bytes) -> None:
+    def _run(self, call: Call, header: bytes, *, is_helped: bool) -> None:
         if call.operation == "all_reduce" and self.is_relayed(call.num_bytes):
-            self._relay_all_reduce(call, header)
+            self._relay_all_reduce(call, header, is_helped=is_helped)
         elif call.operation == "reduce_scatter" and self._is_scatter_relayed(call):
+            plain, helped = self._ways(call, _longest_bytes(call))
             self.relay.reduce_scatter(
                 header,
                 [present(s) for s in call.inputs],
                 present(call.outputs[self.arena.rank]),
-                self._helped(call, _longest_bytes(call)) or self._plain(call),
+                helped if helped is not None and is_helped else plain,
             )
         else:
             RUN[call.operation](self.arena, call, header)
 
-    def _relay_all_reduce(self, call: Call, header: bytes) -> None:
+    def _relay_all_reduce(self, call: Call, header: bytes, *, is_helped: bool) -> None:
         relay, size = self.relay, self.arena.size
         copier = call.device_copier
         if copier is None:
-            how = self._helped(call, call.num_bytes // size) or self._plain(call)
+            plain, helped = self._ways(call, call.num_bytes // size)
+            how = helped if helped is not None and is_helped else plain
             relay.all_reduce(header, call.input, call.output, how)
         else:
             dtype = storage_dtype(call.dtype)
             how = device_call(call.combine(), call.divide(size), copier)
             relay.all_reduce_device(header, copier, call.count, dtype, how)
 
-    def _plain(self, call: Call) -> RelayCall:
-        return plain_call(call.combine(), call.divide(self.arena.size))
+    def _ways(self, call: Call, part_bytes: int) -> tuple[RelayCall, RelayCall | None]:
+        """How one thread, and how helpers share, a relay with parts of this size.
+
+        Both have the same parts, so each rank may choose; they are equal on all ranks.
+        """
+        size, helpers = self.arena.size, self._helpers
+        combine, divide = call.combine(), call.divide(size)
+        if helpers is not None and part_bytes >= HELPED_BYTES:
+            room = self.arena.geometry.helped_part_bytes(helpers.num_threads)
+            helped = helped_call(call.dtype, call.reduce_op, size, room)
+            if helped is not None:
+                return plain_call(combine, divide, room), helped
+        return plain_call(combine, divide), None
 
     def _is_scatter_relayed(self, call: Call) -> bool:
         return self.arena.size * _longest_bytes(call) > self._one_shot_bytes
-
-    def _helped(self, call: Call, part_bytes: int) -> RelayCall | None:
-        """How helpers share a relay with parts of this size; equal on all ranks."""
-        if self._helpers is None or part_bytes < HELPED_BYTES:
-            return None
-        size, num_threads = self.arena.size, self._helpers.num_threads
-        room = self.arena.geometry.helped_part_bytes(num_threads)
-        return helped_call(call.dtype, call.reduce_op, size, room)
 
     def prepare(self, call: Call, next_header: NextHeader) -> Forms | None:
         """A call of one slot with all views made, or a relay with its plan kept."""
@@ -128,19 +142,25 @@ class SharedMemoryEngine:
         arena, relay = self.arena, self.relay
         dtype = storage_dtype(call.dtype)
         chunks = ChunksByAddress(call.tensors, [call.count], dtype)
-        helped = self._helped(call, call.num_bytes // arena.size)
-        how, helpers = helped or self._plain(call), self._helpers
+        plain, helped = self._ways(call, call.num_bytes // arena.size)
+        helpers = self._helpers
 
-        def run(addresses: Addresses) -> None:
+        def run(addresses: Addresses, how: RelayCall = plain) -> None:
             header = next_header()
             (array,) = chunks[addresses]
             arena.complete = 0
             relay.all_reduce(header, array, array, how)
 
-        hurried = gil_interval.shortened(run)
         if helpers is None or helped is None:
-            return hurried
-        return lambda addresses: helpers.run(lambda: hurried(addresses))
+            return gil_interval.shortened(run)
+
+        def run_helped(addresses: Addresses) -> None:
+            if helpers.are_free():
+                helpers.run(lambda: run(addresses, helped))
+            else:
+                run(addresses)
+
+        return gil_interval.shortened(run_helped)
 
     def progress(self, _call: Call) -> Runs:
         """The beginning of the result, as far as it is complete."""

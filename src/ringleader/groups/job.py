@@ -1,0 +1,22 @@
+"""Job: one operation in the queue of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ringleader.deadline import Deadline
+from ringleader.groups.work import Work
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One operation in the queue."""
+
+    body: Callable[[Deadline], None]
+    deadline: Deadline
+    work: Work
+    nests: bool
+    """Whether ``body`` calls further operations."""
+    number: int = 0
+    """Of all operations of the group, if calls may be postponed."""

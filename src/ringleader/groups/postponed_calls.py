@@ -1,0 +1,100 @@
+"""Asynchronous calls of a backward pass that its thread runs itself, at the end.
+
+Where torch's threads take every core, a background thread that communicates during a
+backward pass takes time from one of them, and all others wait for that one. At the end
+of the pass they are all idle and share the work: see
+docs/decisions/0023-communication-after-backward.md.
+
+Nothing may wait for the end of a pass for ever: the background thread runs what has
+been postponed for POSTPONED_S. And the end of a pass may not wait for ever for a rank
+that does something else first: it runs an operation only once all ranks have issued
+it, and leaves it to the background thread after PATIENCE_S. Every rank counts the
+operations that it has issued, in its segment of the shared memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+
+import torch
+
+from ringleader.deadline import Deadline
+from ringleader.engine.observer import now_s
+from ringleader.groups.caller_observer import installed
+from ringleader.groups.job import Job
+from ringleader.groups.work import Work
+from ringleader.transport.link import relax
+
+POSTPONED_S = 0.5
+"""Longer than most models compute between two buckets. It delays only a program in
+which an operation of a backward pass on one rank waits for the end of another's."""
+PATIENCE_S = 0.05
+"""How much later another rank may come to the same operation. DDP waits in any case; a
+program that has other things to do after the pass loses this."""
+SPINS, NAP_S = 200, 5e-5
+"""Looks at the counters before sleeping between two of them."""
+
+
+class PostponedCalls:
+    """The operations that ranks have issued, and until when they are postponed."""
+
+    def __init__(self, mine: memoryview, theirs: Sequence[memoryview]) -> None:
+        """Begin to count, at the same operation on all ranks."""
+        self._mine, self._theirs = mine, theirs
+        self._num_issued = 0
+        self._pass = -1
+        """The last backward pass that will call at its end."""
+        self._until_s = 0.0
+
+    def issue(self) -> int:
+        """Count an operation of this rank and return its number."""
+        self._num_issued += 1
+        self._mine[0] = self._num_issued
+        return self._num_issued
+
+    def postpone(self, at_end: Callable[[], None]) -> None:
+        """Postpone queued operations if this thread is in a backward pass.
+
+        ``at_end`` is called in this thread when the pass has computed all gradients.
+        """
+        current = torch._C._current_graph_task_id()
+        if current != -1 and current != self._pass:
+            engine = torch.autograd.Variable._execution_engine
+            try:
+                engine.queue_callback(at_end)
+            except RuntimeError:  # a pass that takes no callbacks
+                current = -1
+        self._pass = current
+        self._until_s = now_s() + POSTPONED_S if current != -1 else 0.0
+
+    def left_s(self) -> float:
+        """Time for which the background thread leaves the queue alone."""
+        return max(0.0, self._until_s - now_s()) if self._until_s else 0.0
+
+    def run_issued(self, queue: deque[Job], run: Callable[[Work], None]) -> None:
+        """Run the jobs of ``queue`` that all ranks have issued or issue soon.
+
+        The others are left to the background thread.
+        """
+        patience, observer = Deadline.after(PATIENCE_S), installed.observer
+        waiting = nullcontext() if observer is None else observer.waiting()
+        with waiting, suppress(IndexError):  # the queue is empty
+            while self._await_issued(queue[0].number, patience):
+                run(queue[0].work)
+        self._until_s = 0.0
+
+    def _await_issued(self, number: int, patience: Deadline) -> bool:
+        """Return whether all ranks have issued operation ``number`` in time."""
+        num_looks = 0
+        while not all(each[0] >= number for each in self._theirs):
+            if patience.is_over():
+                return False
+            num_looks += 1
+            if num_looks < SPINS:
+                relax()
+            else:
+                time.sleep(NAP_S)
+        return True

@@ -1,0 +1,146 @@
+"""Operations of a backward pass run at its end, and nothing waits for ever for that."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ringleader.engine.openmp import find_set_threads
+from ringleader.engine.shared_memory.helpers import HELPED_BYTES, Helpers
+from ringleader.groups import postponed_calls
+from ringleader.groups.group import Group, handle_of
+from ringleader.groups.postponed_calls import PostponedCalls
+from ringleader.groups.work import Work
+from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
+
+WITHIN_S = 240.0
+"""On two cores that others use, too, teams of threads wait long for each other."""
+
+
+def use_own_threads(group: Group) -> list[int]:
+    """Do what share_cores does where torch's threads take all cores.
+
+    Returns a list to which the thread of every relay is appended.
+    """
+    handle, set_threads = handle_of(group), find_set_threads()
+    shared = handle.executor.shared
+    assert shared is not None
+    assert set_threads is not None
+    counters = [segment.num_issued for segment in shared.arena.segments]
+    own = counters.pop(group.rank)
+    handle.runner.postponed = PostponedCalls(own, counters)
+    shared.use_helpers(Helpers(1, set_threads, handle.runner.is_in_background))
+    threads: list[int] = []
+    run = shared.relay._run
+
+    def seen(*args: object, **named: object) -> None:
+        threads.append(threading.get_ident())
+        run(*args, **named)  # type: ignore[arg-type]
+
+    shared.relay._run = seen  # type: ignore[method-assign]
+    group.barrier()
+    return threads
+
+
+def values(group: Group) -> Tensor:
+    count = 3 * group.size * HELPED_BYTES // 4 + 7
+    return torch.full((count,), float(group.rank + 1))
+
+
+def expected(group: Group) -> float:
+    return group.size * (group.size + 1) / 2
+
+
+def backward(*hooks: Callable[[], object]) -> None:
+    """Run a backward pass that calls ``hooks`` in this order."""
+    value = torch.ones(1, requires_grad=True)
+    result = value
+    for hook in reversed(hooks):
+        result = result * 2
+        result.register_hook(lambda _, hook=hook: hook() and None)  # type: ignore[no-untyped-call]
+    result.backward()  # type: ignore[no-untyped-call]
+
+
+def compute_in_backward(group: Group, _: Ready) -> None:
+    """Every operation runs in the thread of the backward pass, at its end."""
+    postponed_calls.POSTPONED_S = postponed_calls.PATIENCE_S = WITHIN_S
+    threads = use_own_threads(group)
+    tensors = [values(group), values(group)]
+    works: list[Work] = []
+
+    def start(tensor: Tensor) -> None:
+        works.append(group.all_reduce(tensor, async_op=True))
+
+    for _repeat in range(3):  # the later ones are prepared calls
+        for tensor in tensors:
+            tensor.fill_(group.rank + 1)
+        works.clear()
+        backward(*(lambda t=t: start(t) for t in tensors), lambda: check_queued(works))
+        assert len(works) == 2
+        assert all(work.done() for work in works)
+        for tensor in tensors:
+            assert bool((tensor == expected(group)).all())
+    assert threads == [threading.get_ident()] * 6
+
+
+def check_queued(works: list[Work]) -> None:
+    assert not any(work.done() for work in works)
+
+
+def test_the_end_of_a_backward_pass_runs_what_it_queued(
+    fork_server: ForkServer,
+) -> None:
+    with spawn_ranks(
+        2,
+        compute_in_backward,
+        transport="shm",
+        timeout_s=WITHIN_S,
+        fork_server=fork_server,
+    ) as ranks:
+        for rank in ranks:
+            rank.result(within_s=WITHIN_S)
+
+
+def send_after_backward(group: Group, _: Ready) -> bool:
+    """Rank 1 comes to the operation only after it has heard of rank 0's end."""
+    use_own_threads(group)
+    tensor, word = values(group), torch.zeros(1)
+    if group.rank == 0:
+        works: list[Work] = []
+        backward(lambda: works.append(group.all_reduce(tensor, async_op=True)))
+        group.send(word, 1)
+        works[0].wait()
+    else:
+        group.recv(word, 0)
+        group.all_reduce(tensor)
+    return bool((tensor == expected(group)).all())
+
+
+def wait_in_backward(group: Group, _: Ready) -> bool:
+    """Rank 0's pass ends only after the operation that it has queued."""
+    use_own_threads(group)
+    tensor, word = values(group), torch.zeros(1)
+    if group.rank == 0:
+        works: list[Work] = []
+        backward(
+            lambda: works.append(group.all_reduce(tensor, async_op=True)),
+            lambda: group.recv(word, 1),
+        )
+        works[0].wait()
+    else:
+        group.all_reduce(tensor)
+        group.send(word, 0)
+    return bool((tensor == expected(group)).all())
+
+
+def test_no_rank_waits_for_ever_for_the_end_of_a_backward_pass(
+    fork_server: ForkServer,
+) -> None:
+    for body in (send_after_backward, wait_in_backward):
+        with spawn_ranks(
+            2, body, transport="shm", timeout_s=WITHIN_S, fork_server=fork_server
+        ) as ranks:
+            assert all(rank.result(within_s=WITHIN_S) for rank in ranks)
