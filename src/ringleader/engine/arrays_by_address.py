@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from ringleader.engine.arrays import Array, array_at
+from ringleader.engine.arrays import array_at, bytes_of
 
 Addresses = tuple[int, ...]
 """Where the tensors of a call begin: its inputs, then its outputs."""
-Chunks = list[Array]
-"""The chunks of a call, in the order of its tensors."""
+Chunks = list[Any]
+"""The chunks of a call, in the order of its tensors; see the classes below."""
 
 MAX_CHUNKS = 64
 """Chunks kept per prepared call; a view costs a microsecond to make again."""
 
 
 class ChunksByAddress(dict[Addresses, Chunks]):
-    """The chunks of calls of one kind, by address. Programs reuse few addresses."""
+    """The arrays of calls of one kind, by address. Programs reuse few addresses."""
 
     def __init__(
         self, tensors: Sequence[int], lengths: Sequence[int], dtype: np.dtype[Any]
@@ -47,6 +47,20 @@ class ChunksByAddress(dict[Addresses, Chunks]):
         arrays = [array_at(address, count, self._dtype) for address, count in pairs]
         chunks = [arrays[i][start:stop] for i, start, stop in self._places]
         self[addresses] = chunks
+        return chunks
+
+
+class BytesByAddress(ChunksByAddress):
+    """The bytes of every chunk, then the array of every chunk.
+
+    A call that copies a kilobyte without numpy, whose code is seldom in the cache after
+    all that torch has done meanwhile, is 1 to 2 us faster (2026-11-17).
+    """
+
+    def __missing__(self, addresses: Addresses) -> Chunks:
+        arrays = super().__missing__(addresses)
+        all_bytes = [bytes_of(array) for array in arrays]
+        chunks = self[addresses] = [*all_bytes, *arrays]
         return chunks
 
 

@@ -101,14 +101,14 @@ def _all_reduce(views: Views) -> Exchange:
     count, combine = views.call.count, views.call.combine()
     divide = views.call.divide(views.size)
     by_rank = [views.of(slots, 0, count) for slots in views.arena.exchanges]
-    mine = by_rank[views.rank]
+    mine = views.bytes_of(views.arena.exchanges[views.rank], 0, count)
     by_turn = list(zip(*by_rank, strict=True))
 
     def fill(k: int, chunks: Chunks) -> None:
-        mine[k][...] = chunks[0]
+        mine[k][:] = chunks[0]
 
     def use(k: int, chunks: Chunks) -> None:
-        tensor = chunks[0]
+        tensor = chunks[1]
         add_in_order(by_turn[k], tensor, combine)
         if divide is not None:
             divide(tensor)
@@ -120,15 +120,18 @@ def _reduce_scatter(views: Views) -> Exchange:
     me, size, lengths = views.rank, views.size, views.call.lengths
     combine, divide = views.call.combine(), views.call.divide(size)
     exchanges, room = views.arena.exchanges, max(lengths)
-    outgoing = [(p, views.of(exchanges[me], p * room, lengths[p])) for p in views.peers]
+    outgoing = [
+        (p, views.bytes_of(exchanges[me], p * room, lengths[p])) for p in views.peers
+    ]
     incoming = [views.of(exchanges[p], me * room, lengths[me]) for p in views.peers]
+    mine, result = size + 1 + me, size + 1 + size  # arrays follow all bytes
 
     def fill(k: int, chunks: Chunks) -> None:
         for p, blocks in outgoing:
-            blocks[k][...] = chunks[p]
+            blocks[k][:] = chunks[p]
 
     def use(k: int, chunks: Chunks) -> None:
-        held, out = chunks[me], chunks[size]
+        held, out = chunks[mine], chunks[result]
         for blocks in incoming:
             combine(held, blocks[k], out)
             held = out
@@ -141,16 +144,16 @@ def _reduce_scatter(views: Views) -> Exchange:
 def _all_gather(views: Views) -> Exchange:
     me, lengths = views.rank, views.call.lengths
     exchanges, own = views.arena.exchanges, 1 + me
-    mine = views.of(exchanges[me], 0, lengths[me])
-    theirs = [(1 + p, views.of(exchanges[p], 0, lengths[p])) for p in views.peers]
+    mine = views.bytes_of(exchanges[me], 0, lengths[me])
+    theirs = [(1 + p, views.bytes_of(exchanges[p], 0, lengths[p])) for p in views.peers]
 
     def fill(k: int, chunks: Chunks) -> None:
-        mine[k][...] = chunks[0]
+        mine[k][:] = chunks[0]
 
     def use(k: int, chunks: Chunks) -> None:
-        chunks[own][...] = chunks[0]
+        chunks[own][:] = chunks[0]
         for out, blocks in theirs:
-            chunks[out][...] = blocks[k]
+            chunks[out][:] = blocks[k]
 
     return [lengths[me], *lengths], fill, use
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from ringleader.engine.arrays import Array
 from ringleader.engine.arrays_by_address import Addresses, Chunks
@@ -23,10 +24,12 @@ Do = Callable[[bytes, Chunks], object]
 Try = Callable[[bytes, Chunks], bool]
 """Does the same unless it would have to wait for long; returns whether it did."""
 Step = tuple[Do, Try]
+Blocks = Sequence[Array] | Sequence[memoryview]
+"""The contents of the slots of one rank."""
 OneWay = tuple[list[int], list[Step]]
 """(lengths of the chunks, steps)."""
-Use = Callable[[Array, Chunks], object]
-"""Uses what a peer has published."""
+Use = Callable[[Any, Chunks], object]
+"""Uses what a peer has published: its bytes, or an array."""
 
 
 def prepare(views: Views, next_header: NextHeader) -> Forms:
@@ -70,14 +73,14 @@ def _publish(
     """Publish a chunk; ``count`` replaces that of the header."""
     arena = views.arena
     slots = arena.oneways[views.rank]
-    headers, blocks = [s.header for s in slots], views.of(slots, 0, length)
+    headers, blocks = [s.header for s in slots], views.bytes_of(slots, 0, length)
     claim, can_claim, announce = arena.claim_oneway, arena.can_claim, arena.announce
 
     def publish(header: bytes, chunks: Chunks) -> None:
         if count is not None:
             header = _stamp(header, count)
         k = claim()
-        blocks[k][...] = chunks[chunk]
+        blocks[k][:] = chunks[chunk]
         headers[k][:] = header
         announce(k, readers)
 
@@ -91,12 +94,11 @@ def _publish(
 
 
 def _consume(
-    views: Views, length: int, peer: int, use: Use, count: int | None = None
+    views: Views, blocks: Blocks, peer: int, use: Use, count: int | None = None
 ) -> Step:
-    """Use what ``peer`` published; ``count`` replaces that of the header."""
+    """Use one of the ``blocks`` of ``peer``; ``count`` replaces that of the header."""
     arena = views.arena
-    slots = arena.oneways[peer]
-    headers, blocks = [s.header for s in slots], views.of(slots, 0, length)
+    headers = [slot.header for slot in arena.oneways[peer]]
     take, credit = arena.take[Signal.ONEWAY][peer], arena.credit(peer)
     wait, takes_soon, announced = arena.wait, arena.takes_soon, arena.announced
 
@@ -123,6 +125,18 @@ def _consume(
     return wait_and_consume, attempt
 
 
+def _receive(
+    views: Views, length: int, peer: int, chunk: int, count: int | None = None
+) -> Step:
+    """Copy what ``peer`` published to a chunk."""
+
+    def copy(block: memoryview, chunks: Chunks) -> None:
+        chunks[chunk][:] = block
+
+    blocks = views.bytes_of(views.arena.oneways[peer], 0, length)
+    return _consume(views, blocks, peer, copy, count)
+
+
 def _local(do: Callable[[Chunks], object]) -> Step:
     """A step that concerns no peer."""
 
@@ -143,7 +157,7 @@ def _broadcast(views: Views) -> OneWay:
     assert root is not None
     if views.rank == root:
         return [count], [_publish(views, 0, count, views.peers)]
-    return [count], [_consume(views, count, root, _copy_to(0))]
+    return [count], [_receive(views, count, root, 0)]
 
 
 def _reduce(views: Views) -> OneWay:
@@ -154,11 +168,14 @@ def _reduce(views: Views) -> OneWay:
     combine, divide = views.call.combine(), views.call.divide(views.size)
 
     def add(block: Array, chunks: Chunks) -> None:
-        combine(chunks[0], block, chunks[0])
+        combine(chunks[1], block, chunks[1])  # the array follows the bytes
 
-    steps = [_consume(views, count, p, add) for p in views.peers]
+    oneways = views.arena.oneways
+    steps = [
+        _consume(views, views.of(oneways[p], 0, count), p, add) for p in views.peers
+    ]
     if divide is not None:
-        steps.append(_local(lambda chunks: divide(chunks[0])))
+        steps.append(_local(lambda chunks: divide(chunks[1])))
     return [count], steps
 
 
@@ -167,7 +184,7 @@ def _gather(views: Views) -> OneWay:
     assert root is not None
     if views.rank != root:
         return [count], [_publish(views, 0, count, [root])]
-    steps = [_consume(views, count, p, _copy_to(1 + p)) for p in views.peers]
+    steps = [_receive(views, count, p, 1 + p) for p in views.peers]
     return [count] * (1 + views.size), [*steps, _copy_own(0, 1 + root)]
 
 
@@ -175,7 +192,7 @@ def _scatter(views: Views) -> OneWay:
     count, root = views.call.count, views.call.root
     assert root is not None
     if views.rank != root:
-        return [count], [_consume(views, count, root, _copy_to(0))]
+        return [count], [_receive(views, count, root, 0)]
     steps = [_publish(views, p, count, [p]) for p in views.peers]
     return [count] * (views.size + 1), [*steps, _copy_own(root, views.size)]
 
@@ -187,23 +204,15 @@ def _all_to_all(views: Views) -> OneWay:
     for i in range(1, n):
         dst, src = (me + i) % n, (me - i) % n
         sent, received = pairs[dst][0], pairs[src][1]
-        copy = _copy_to(n + src)
         steps.append(_publish(views, dst, sent, [dst], sent))
-        steps.append(_consume(views, received, src, copy, received))
+        steps.append(_receive(views, received, src, n + src, received))
     lengths = [pairs[p][0] for p in range(n)] + [pairs[p][1] for p in range(n)]
     return lengths, [*steps, _copy_own(me, n + me)]
 
 
-def _copy_to(chunk: int) -> Use:
-    def use(block: Array, chunks: Chunks) -> None:
-        chunks[chunk][...] = block
-
-    return use
-
-
 def _copy_own(source: int, out: int) -> Step:
     def copy(chunks: Chunks) -> None:
-        chunks[out][...] = chunks[source]
+        chunks[out][:] = chunks[source]
 
     return _local(copy)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ringleader.engine.arrays import Array, storage_dtype
-from ringleader.engine.arrays_by_address import ChunksByAddress
+from ringleader.engine.arrays import Array, bytes_of, storage_dtype
+from ringleader.engine.arrays_by_address import BytesByAddress
 from ringleader.engine.call import Call
 from ringleader.engine.shared_memory.arena import Arena, Slot
 
@@ -27,6 +27,12 @@ class Views:
         b = a + length * self.dtype.itemsize
         return [slot.content[a:b].view(self.dtype) for slot in slots]
 
-    def chunks(self, lengths: list[int]) -> ChunksByAddress:
+    def bytes_of(
+        self, slots: Sequence[Slot], start: int, length: int
+    ) -> list[memoryview]:
+        """Their bytes."""
+        return [bytes_of(array) for array in self.of(slots, start, length)]
+
+    def chunks(self, lengths: list[int]) -> BytesByAddress:
         """The chunks of the tensors of a call, by its addresses."""
-        return ChunksByAddress(self.call.tensors, lengths, self.dtype)
+        return BytesByAddress(self.call.tensors, lengths, self.dtype)
