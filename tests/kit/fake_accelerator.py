@@ -271,7 +271,8 @@ class _Later(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._device.copy_later(self._queue, fresh, args[0])
             return fresh
         every = [*args, *(kwargs or {}).values()]
-        if name in self.KERNELS:
+        is_host = all(self._device.is_host(t) for t in every if isinstance(t, Tensor))
+        if name in self.KERNELS and not is_host:
             given = dict(kwargs or {})
             out = given.setdefault("out", None)
             if out is None:
@@ -281,7 +282,6 @@ class _Later(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensors = [each for each in (*args, out) if isinstance(each, Tensor)]
             self._device.compute_later(self._queue, kernel, tensors)
             return out
-        is_host = all(self._device.is_host(t) for t in every if isinstance(t, Tensor))
         assert name in self.VIEWS or is_host, f"{func} is not simulated"
         return func(*args, **(kwargs or {}))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -21,7 +21,7 @@ from ringleader.engine.shared_memory.relay import Relay
 from ringleader.errors import ConfigError
 from ringleader.groups import calls
 from ringleader.groups.control_channel import ControlChannel
-from ringleader.groups.executor import Executor
+from ringleader.groups.executor import MAX_KEPT, Executor
 from ringleader.groups.prepared_calls import PreparedCalls
 from ringleader.groups.runner import Runner
 from ringleader.groups.work import Work
@@ -49,6 +49,8 @@ class GroupHandle:
     """The rank in the whole program of each rank of this group."""
     is_view: bool = False
     """True if the ranks are numbers in a view: no ranks of the program."""
+    relayed: dict[int, bool] = field(default_factory=dict)
+    """Bytes of an all_reduce -> whether a relay does it, as found before."""
     is_open: bool = True
     """False from the moment when its connections begin to close."""
     on_close: Callable[[], None] = lambda: None
@@ -75,6 +77,7 @@ class GroupHandle:
     @network.setter
     def network(self, network: Network) -> None:
         self.executor.network = network
+        self.relayed.clear()
         self.prepared.clear()
 
     def observe(self, observer: Observer | None) -> None:
@@ -146,9 +149,14 @@ class GroupHandle:
         shared = self.executor.shared
         if shared is None or not shared.is_relayed(num_bytes):
             return None
-        call = calls.example("all_reduce", num_bytes)
-        self.executor.choose(call)
-        return shared.relay if call.algorithm == "shm" else None
+        is_relayed = self.relayed.get(num_bytes)
+        if is_relayed is None:
+            call = calls.example("all_reduce", num_bytes)
+            self.executor.choose(call)
+            if len(self.relayed) >= MAX_KEPT:
+                self.relayed.clear()
+            is_relayed = self.relayed[num_bytes] = call.algorithm == "shm"
+        return shared.relay if is_relayed else None
 
     def all_reduce_device(
         self,

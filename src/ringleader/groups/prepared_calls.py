@@ -60,7 +60,11 @@ class PreparedCalls:
             return None
         if async_op:
             return self._queue(prepared, kind[1], given)
-        return DONE if self._run_now(prepared.run, kind[1]) else None
+        if self._run_now(prepared.run, kind[1]):
+            return DONE
+        if self._runner.has_time_here():  # as a part of that operation
+            return self._queue(prepared, kind[1], given, async_op=False)
+        return None
 
     def repeat(self, kind: Kind | None) -> bool:
         """Do what ``run`` does for a synchronous call; return whether it has run."""
@@ -74,6 +78,8 @@ class PreparedCalls:
         prepared: PreparedCall,
         addresses: Addresses,
         given: tuple[Tensors | None, ...],
+        *,
+        async_op: bool = True,
     ) -> Work:
         executor = self._executor
         # Lists are the caller's, who may empty them before the call has ended. The
@@ -94,7 +100,7 @@ class PreparedCalls:
             executor.run_prepared(prepared, addresses, deadline)
 
         limit_s = self._runner.waiter.default_s
-        return self._runner.call(body, limit_s, async_op=True)
+        return self._runner.call(body, limit_s, async_op=async_op)
 
     def keep(self, kind: Kind, call: Call) -> None:
         """Prepare calls of this kind, like ``call``, unless that was tried before."""

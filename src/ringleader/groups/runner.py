@@ -106,6 +106,10 @@ class Runner:
             job.work.wait()
         return job.work
 
+    def has_time_here(self) -> bool:
+        """Whether this thread runs an operation whose deadline is not over."""
+        return self._owner == get_ident() and not self._deadline.is_over()
+
     def _nested(self, body: Callable[[Deadline], None], *, nests: bool) -> Work:
         """Run ``body`` as part of the operation that this thread runs."""
         if not self._nests:

@@ -196,8 +196,16 @@ def share_one_deadline(*, async_op: bool) -> None:
     assert max(took_s for _, took_s in results) > LIMIT_S * 0.9
 
 
-def test_a_call_after_the_deadline_fails_even_if_it_need_not_wait() -> None:
+@pytest.mark.parametrize("num_before", [0, 2])
+def test_a_call_after_the_deadline_fails_even_if_it_need_not_wait(
+    num_before: int,
+) -> None:
+    """Also a call that is prepared, since there were others of its kind."""
+
     def live(group: Group) -> None:
+        for _ in range(num_before):
+            group.all_reduce(torch.ones(2))
+
         def body() -> None:
             time.sleep(SHORT_S * 1.1)
             group.all_reduce(torch.ones(2))
