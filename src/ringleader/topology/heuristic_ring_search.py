@@ -177,17 +177,17 @@ def _better_place(
     """Return the index in ``rest`` where the segment gains most; None to keep it."""
     gain, rate = hops.gain, hops.rate
     first, last = stretch[0], stretch[-1]
-    leave = gain[last]
+    leave, leave_rate = gain[last], rate[last]
     best = gain[rest[-1]][first] + leave[rest[0]] - gain[rest[-1]][rest[0]]
     found = None
     if rate[rest[-1]][rest[0]] < at_least:
         return None
     for i, (a, b) in enumerate(pairwise(rest), 1):
+        if leave_rate[b] < at_least or rate[a][first] < at_least:
+            continue
         row = gain[a]
         more = row[first] + leave[b] - row[b]
-        if more <= best or rate[a][first] < at_least or rate[last][b] < at_least:
-            continue
-        if _fits(hops, rest[:i] + stretch + rest[i:]):
+        if more > best and _fits(hops, rest[:i] + stretch + rest[i:]):
             best, found = more, i
     return found
 

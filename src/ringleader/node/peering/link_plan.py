@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import combinations
 
 from ringleader.ids import NodeId
 from ringleader.membership.member import Member
@@ -39,11 +41,10 @@ def mlx_hostfile(ring: Mapping[NodeId, NodeState]) -> str:
 def build_graph(known: Mapping[NodeId, NodeState]) -> ClusterGraph:
     """Return the graph of the nodes and links that the node states describe."""
     made = _build_nodes(known)
-    for a in known:
-        for b in known:
-            link = link_between(known, a, b) if a < b else None
-            if link is not None and known[a].host != known[b].host:
-                made.set_link(a, b, link)
+    for a, b in combinations(sorted(known), 2):
+        link = link_between(known, a, b)
+        if link is not None and link is not SHARED_MEMORY:
+            made.set_link(a, b, link)
     return made
 
 
@@ -81,14 +82,15 @@ def to_measure(known: Mapping[NodeId, NodeState], mine: NodeId) -> list[NodeId]:
     few nodes ask the same one at the same time.
     """
     nodes = sorted(known)
-    index = nodes.index(mine)
-    pairs = [
-        pair
-        for schedule_round in measurement_rounds(len(nodes))
-        for pair in schedule_round
-    ]
-    others = [nodes[b] for a, b in pairs if a == index]
+    others = [nodes[b] for b in _asked_by(nodes.index(mine), len(nodes))]
     return [other for other in others if link_between(known, mine, other) is None]
+
+
+@lru_cache(8)
+def _asked_by(index: int, num_nodes: int) -> list[int]:
+    """Return whom a node asks, in order. Most views have as many nodes as before."""
+    rounds = measurement_rounds(num_nodes)
+    return [b for pairs in rounds for a, b in pairs if a == index]
 
 
 def is_measured(known: Mapping[NodeId, NodeState], nodes: Sequence[NodeId]) -> bool:
